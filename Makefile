@@ -1,0 +1,53 @@
+# make demo: set everything up and do the main job.  make test: set up what tests need and pass them.
+PYTHON ?= python3.11
+BIN := .venv/bin
+UV := $(BIN)/python -m uv
+# TORCH=full also installs triton and the CUDA compilers that torch.compile wants on a GPU.
+TORCH ?= trimmed
+OVERRIDES_trimmed := --overrides overrides.txt
+OVERRIDES_full :=
+
+.PHONY: demo test lint type format ui screenshots constraints clean
+
+demo: .venv/ready
+	$(BIN)/python run.py experiment=quickstart
+	@echo
+	@echo "Browse it: make ui"
+
+ui: .venv/ready
+	$(BIN)/python run.py job=ui
+
+test: .venv/ready
+	$(BIN)/python -m pytest
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+type: .venv/ready
+	$(BIN)/mypy
+
+format: .venv/ready
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+screenshots: .venv/ready
+	$(BIN)/python docs/screenshots.py
+
+.venv/ready: pyproject.toml constraints.txt overrides.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
+	$(UV) pip install --quiet --python $(BIN)/python --constraint constraints.txt \
+		$(OVERRIDES_$(TORCH)) --editable '.[xla,joblib,dev]'
+	touch $@
+
+# Exact pins for everything but torch, its CUDA packages and torch_xla, which pyproject.toml pins.
+constraints:
+	$(UV) pip compile --quiet --upgrade --no-emit-index-url --no-annotate --no-header --all-extras \
+		--overrides overrides.txt pyproject.toml --output-file constraints.new
+	grep -vE '^(torch|torch-xla|triton|nvidia-.*|cuda-.*)==' constraints.new > constraints.txt
+	$(BIN)/python -m pip freeze | grep '^uv==' >> constraints.txt
+	rm constraints.new
+
+clean:
+	rm -rf .venv mlruns .mypy_cache .ruff_cache

@@ -1,0 +1,7 @@
+"""python -m layerparity equals run.py."""
+
+import sys
+
+from layerparity.cli import main
+
+sys.exit(main())

@@ -1,0 +1,248 @@
+"""GpuBackend: placement by accelerate, modules moved or offloaded, tensors sent and fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from layerparity.backends._gpu import compiling, devices, numerics, offload, planning
+from layerparity.backends._gpu.memory import (
+    SPREAD,
+    Limits,
+    budget,
+    check_strategy,
+    parse_limits,
+    size_text,
+)
+from layerparity.backends.base import Backend, Placed
+from layerparity.errors import UserError
+
+if TYPE_CHECKING:
+    from layerparity.backends.gpu import Settings
+    from layerparity.config import Config
+
+
+def from_config(settings: Settings, config: Config) -> GpuBackend:
+    """Return the backend of a configuration. Raises UserError for what cannot be read."""
+    check_strategy(config.device_map.strategy)
+    return GpuBackend(
+        name="gpu",
+        default_kind="golden",
+        attn_implementation=config.attn_implementation or "sdpa",
+        experts_implementation=config.experts_implementation,
+        strategy=config.device_map.strategy,
+        limits=parse_limits(config.max_memory),
+        folder=offload.OffloadFolder(config.offload_folder),
+        dtype=getattr(torch, config.dtype.value),
+        tp_degree=config.tp_degree,
+        threads=config.threads,
+        compiles=settings.compile,
+    )
+
+
+@dataclass(frozen=True)
+class Put:
+    """A stage that was put: its module, where its weights are, where it runs, their bytes."""
+
+    module: nn.Module
+    device: str
+    runs_on: str
+    size: int
+
+
+@dataclass
+class GpuBackend(Backend):
+    """The GPUs of this machine, or its CPU; see `Backend` for what each method promises."""
+
+    strategy: str = "auto"
+    limits: Limits = field(default_factory=Limits)
+    folder: offload.OffloadFolder = field(default_factory=lambda: offload.OffloadFolder(None))
+    dtype: torch.dtype = torch.float32
+    tp_degree: int = 1
+    threads: int | None = None
+    compiles: bool = False
+    _switches: numerics.Switches | None = None
+    _memory: dict[int | str, int] = field(default_factory=dict)
+    _device: dict[str, str] = field(default_factory=dict)
+    _put: dict[str, Put] = field(default_factory=dict)
+
+    def open(self) -> None:
+        """Check the GPUs and the compiler, forbid TF32. Raises UserError with the cure."""
+        self._measure()
+        if self.compiles:
+            compiling.require_tools(on_cuda=self._on_cuda)
+        if self._switches is None:
+            self._switches = numerics.set_exact(self.threads)
+
+    def close(self) -> None:
+        """Remove offloaded weights and set torch's switches back."""
+        self._release_all()
+        if self._switches is not None:
+            numerics.restore(self._switches)
+            self._switches = None
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+
+    @property
+    def device_label(self) -> str:
+        """Where stages compute: ``cpu``, or GPUs by index and name."""
+        names = [gpu.name for gpu in devices.gpus()] if self._on_cuda else []
+        return devices.label(self._computing(), names)
+
+    def check(self, model: nn.Module) -> None:
+        """Refuse tensor parallelism."""
+        if self.tp_degree > 1:
+            raise UserError(
+                f"tp_degree={self.tp_degree}: tensor parallel runs are only on the neuron backend "
+                "for now: use tp_degree=1, and device_map=balanced for several GPUs."
+            )
+
+    def place(self, model: nn.Module, stages: Mapping[str, str]) -> list[Placed]:
+        """Plan the stages over the devices with accelerate's planner.
+
+        Raises UserError where max_memory is too small, saying how much is needed, and where weights
+        that go to disk cannot be written.
+        """
+        modules = {stage: model.get_submodule(path) for stage, path in stages.items()}
+        sizes = {stage: planning.stage_bytes(m, self.dtype) for stage, m in modules.items()}
+        whole = set(getattr(model, "_no_split_modules", None) or ())
+        blocks = {stage for stage, module in modules.items() if type(module).__name__ in whole}
+        self._release_all()
+        self._measure()
+        self._device = planning.plan_devices(sizes, self.strategy, self._memory, blocks)
+        placed = planning.placement(sizes, self._device)
+        self._refuse_compiled_offload()
+        on_disk = sum(row.bytes for row in placed if row.device == "disk")
+        if on_disk:
+            self.folder.open(on_disk)
+        self._tell(placed)
+        return placed
+
+    def put(self, stage: str, module: nn.Module) -> None:
+        """Move a stage's module to its device, or leave its weights on the CPU or on disk.
+
+        Offloaded weights stand on the meta device afterwards, except while their module runs. A
+        stage that is put again, with new weights, forgets the old ones.
+        """
+        self.release(stage)
+        size = planning.stage_bytes(module, self.dtype)
+        device, runs_on = self._device[stage], self._runs_on(stage)
+        try:
+            if device == "disk":
+                offload.to_disk(module, self.folder.of(stage), runs_on)
+            elif device != runs_on:
+                offload.to_cpu(module, runs_on)
+            else:
+                module.to(device)
+        except torch.cuda.OutOfMemoryError as error:
+            raise UserError(
+                f"{device} is full: {stage} needs {size_text(size)}. Lower max_memory so that "
+                "other devices take more, or free the GPU."
+            ) from error
+        self._put[stage] = Put(module, device, runs_on, size)
+
+    def release(self, stage: str) -> None:
+        """Forget a stage that was put: its offloaded weights are dropped, its hooks removed."""
+        put = self._put.pop(stage, None)
+        if put is not None and put.device != put.runs_on:
+            offload.detach(put.module)
+            self.folder.clear(stage)
+
+    def send(self, stage: str, value: Any) -> Any:
+        """Return tensors, nested in tuples, lists and dicts, where the stage computes."""
+        return _moved(value, torch.device(self._runs_on(stage)))
+
+    def fetch(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Wait for each GPU once and return the tensors on the CPU.
+
+        A tensor that was on the CPU already keeps its memory: it is not a copy.
+        """
+        for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
+            torch.cuda.synchronize(device)
+        return {name: each.detach().cpu().contiguous() for name, each in tensors.items()}
+
+    def compile(self, module: nn.Module, arguments: Sequence[Any]) -> Any:
+        """Return ``module`` compiled for these arguments where that was asked for."""
+        return compiling.compile_stage(module, arguments) if self.compiles else module
+
+    def facts(self) -> dict[str, str]:
+        """Return GPUs, versions and threads, as tags."""
+        return devices.facts(devices.gpus())
+
+    def numerics(self) -> dict[str, str]:
+        """Return the switches that change numbers."""
+        compiled = {"torch_compile": "inductor"} if self.compiles else {}
+        return numerics.described(self._on_cuda) | compiled
+
+    def memory_table(self) -> list[devices.DeviceMemory]:
+        """Return one line for each device in use: modules put there, and its memory in bytes."""
+        counted: dict[str, list[int]] = {}
+        for put in self._put.values():
+            counted.setdefault(put.device, []).append(put.size)
+        return [
+            devices.device_memory(device, len(sizes), sum(sizes), self.folder.path)
+            for device, sizes in sorted(counted.items())
+        ]
+
+    def _release_all(self) -> None:
+        for stage in list(self._put):
+            self.release(stage)
+        self.folder.remove()
+
+    @property
+    def _on_cuda(self) -> bool:
+        return any(device != "cpu" for device in self._computing())
+
+    def _measure(self) -> None:
+        # A run on the CPU leaves the GPUs alone: asking one for its memory opens a context on it.
+        free = devices.free_gpu_memory() if self.strategy != "cpu" else []
+        host = devices.free_host_memory()
+        self._memory = budget(self.strategy, self.limits, free, host)
+
+    def _computing(self) -> list[str]:
+        if self._device:
+            return [self._runs_on(stage) for stage in self._device]
+        keys = self._memory or {"cpu": 0}
+        return [f"cuda:{key}" for key in keys if isinstance(key, int)] or ["cpu"]
+
+    def _runs_on(self, stage: str) -> str:
+        return planning.execution_device(self._device[stage], self._memory)
+
+    def _refuse_compiled_offload(self) -> None:
+        moved = [stage for stage, device in self._device.items() if device != self._runs_on(stage)]
+        if self.compiles and moved:
+            raise UserError(
+                f"{moved[0]} does not fit where it runs, and offloaded weights cannot be compiled: "
+                "raise max_memory, run fewer layers, or use backend.compile=false."
+            )
+
+    def _tell(self, placed: list[Placed]) -> None:
+        if self.strategy in SPREAD and "cpu" in self._computing():
+            self.warnings.append(
+                f"device_map={self.strategy}: no GPU here, everything runs on the CPU."
+            )
+        for row in placed:
+            runs_on = planning.execution_device(row.device, self._memory)
+            if row.device != runs_on:
+                where = str(self.folder.path) if row.device == "disk" else "the CPU"
+                self.warnings.append(
+                    f"{len(row.stages)} of {len(self._device)} stages ({size_text(row.bytes)}) "
+                    f"wait on {where} and are copied to {runs_on} whenever they run: slow."
+                )
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    """Return a value with the tensors in it on ``device``; what is no container stays as it is."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {key: _moved(each, device) for key, each in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_moved(each, device) for each in value))
+    if isinstance(value, list | tuple):
+        return type(value)(_moved(each, device) for each in value)
+    return value

@@ -1,0 +1,117 @@
+"""Memory: how ``max_memory`` is written, and how many bytes each device may hold for a strategy."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from layerparity.errors import UserError, nearest
+
+SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")
+# More than any machine holds, and still an integer that accelerate can add to.
+UNLIMITED = 2**62
+# What is left beside the weights is for activations and the cache.
+SHARE = 0.9
+
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_ENTRY = re.compile(
+    r"^(?:(?P<device>\d+|cpu)\s*:\s*)?(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[KMGT]?i?B)$",
+    re.IGNORECASE,
+)
+_CUDA = re.compile(r"^cuda:(\d+)$")
+_FORMS = "Write max_memory=40GB (every GPU) or 'max_memory=\"0:60GB,1:60GB,cpu:100GB\"'."
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What ``max_memory`` says, in bytes: for every GPU, for GPUs by index, for the CPU."""
+
+    every: int | None = None
+    gpus: dict[int, int] = field(default_factory=dict)
+    cpu: int | None = None
+
+
+def parse_limits(text: str | None) -> Limits:
+    """Read ``40GB`` or ``0:60GB,1:60GB,cpu:100GB``; GB is 10^9 bytes and GiB 2^30.
+
+    Raises UserError with the right form.
+    """
+    found: dict[str, int] = {}
+    for part in text.split(",") if text is not None else ():
+        match = _ENTRY.match(part.strip())
+        if match is None or match["unit"].upper() not in _UNITS:
+            raise UserError(f"max_memory has '{part.strip()}', which is not a size. {_FORMS}")
+        device = match["device"]
+        key = "every GPU" if device is None else f"{int(device)}" if device.isdigit() else "cpu"
+        if key in found:
+            raise UserError(f"max_memory limits {key} twice. {_FORMS}")
+        found[key] = int(float(match["number"]) * _UNITS[match["unit"].upper()])
+    every, cpu = found.pop("every GPU", None), found.pop("cpu", None)
+    if every is not None and found:
+        raise UserError(f"max_memory limits every GPU and single GPUs: choose one. {_FORMS}")
+    return Limits(every, {int(key): size for key, size in found.items()}, cpu)
+
+
+def check_strategy(strategy: str) -> None:
+    """Raise UserError unless ``strategy`` is one of accelerate's, ``cpu`` or ``cuda:N``."""
+    if strategy not in (*SPREAD, "cpu") and not _CUDA.match(strategy):
+        known = [*SPREAD, "cpu", "cuda:0"]
+        raise UserError(
+            f"device_map={strategy} is unknown.{nearest(strategy, known)} "
+            f"Known: {', '.join(SPREAD)}, cpu, cuda:N."
+        )
+
+
+def budget(
+    strategy: str, limits: Limits, gpus: Sequence[int], cpu: int = UNLIMITED
+) -> dict[int | str, int]:
+    """Return the bytes each device may hold under a strategy: GPUs by index, and ``cpu``.
+
+    ``gpus`` and ``cpu`` are the free bytes of the machine, or of a pretended one. Raises UserError
+    for a GPU that is not there, and for a limit on a device the strategy does not use.
+    """
+    _check_gpus(strategy, limits, len(gpus))
+    if strategy == "cpu":
+        return {"cpu": UNLIMITED if limits.cpu is None else limits.cpu}
+    memory: dict[int | str, int] = {}
+    single = _CUDA.match(strategy)
+    for index in [int(single[1])] if single else range(len(gpus)):
+        allowed = limits.gpus.get(index, 0) if limits.gpus else limits.every
+        free = gpus[index]
+        memory[index] = int(SHARE * free) if allowed is None else min(allowed, free)
+    if single:
+        return memory
+    memory = {index: size for index, size in memory.items() if size > 0}
+    # Without a GPU everything runs on the CPU, as device_map=cpu would; with one, the CPU is where
+    # weights wait that no GPU has room for.
+    own = int(SHARE * cpu) if memory else UNLIMITED
+    return {**memory, "cpu": own if limits.cpu is None else limits.cpu}
+
+
+def _check_gpus(strategy: str, limits: Limits, count: int) -> None:
+    if strategy == "cpu":
+        if limits.every is not None or limits.gpus:
+            raise UserError("device_map=cpu uses no GPU: write max_memory=cpu:40GB, or leave it.")
+        return
+    single = _CUDA.match(strategy)
+    asked = [int(single[1])] if single else []
+    for index in [*asked, *limits.gpus]:
+        if index >= count:
+            here = f"this machine has {count} GPU{'' if count == 1 else 's'}"
+            cure = f"the last one is cuda:{count - 1}" if count else "use device_map=cpu"
+            where = "" if index in asked else " in max_memory"
+            raise UserError(f"cuda:{index} was asked for{where}; {here}: {cure}.")
+    if single and (limits.cpu is not None or set(limits.gpus) - set(asked)):
+        raise UserError(
+            f"device_map={strategy} uses only {strategy}: write max_memory={asked[0]}:40GB, "
+            "or use device_map=auto."
+        )
+
+
+def size_text(size: int) -> str:
+    """Return bytes as ``max_memory`` reads them, rounded up, such as ``7.34GB``."""
+    unit = next((u for u in ("TB", "GB", "MB", "KB") if size >= _UNITS[u]), "B")
+    return f"{math.ceil(size / _UNITS[unit] * 100) / 100:g}{unit}"

@@ -1,0 +1,57 @@
+"""Numerics: the switches of torch that change numbers, set for a run and given back after it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Switches:
+    """What was set before a run: torch's matmul precision, cuDNN's TF32, the threads."""
+
+    matmul_precision: str
+    cudnn_tf32: bool
+    threads: int
+
+
+def set_exact(threads: int | None) -> Switches:
+    """Forbid TF32 (float32 must be float32 in a golden), set the threads; return what was set."""
+    before = Switches(
+        torch.get_float32_matmul_precision(),
+        torch.backends.cudnn.allow_tf32,
+        torch.get_num_threads(),
+    )
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    if threads is not None:
+        torch.set_num_threads(threads)
+    return before
+
+
+def restore(switches: Switches) -> None:
+    """Set the switches back."""
+    torch.set_float32_matmul_precision(switches.matmul_precision)
+    torch.backends.cudnn.allow_tf32 = switches.cudnn_tf32
+    torch.set_num_threads(switches.threads)
+
+
+def described(on_cuda: bool) -> dict[str, str]:
+    """Return the switches for a run's fingerprint; those of CUDA only where it computes."""
+    told: dict[str, object] = {
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+    }
+    if on_cuda:
+        matmul = torch.backends.cuda.matmul
+        cudnn = torch.backends.cudnn
+        told |= {
+            "cuda_matmul_tf32": matmul.allow_tf32,
+            "cuda_matmul_bf16_reduction": matmul.allow_bf16_reduced_precision_reduction,
+            "cuda_matmul_fp16_reduction": matmul.allow_fp16_reduced_precision_reduction,
+            "cudnn_tf32": cudnn.allow_tf32,
+            "cudnn_benchmark": cudnn.benchmark,
+            "cudnn_deterministic": cudnn.deterministic,
+        }
+    return {name: str(value) for name, value in told.items()}

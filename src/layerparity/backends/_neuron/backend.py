@@ -1,0 +1,162 @@
+"""NeuronBackend: a runtime, the distributed environment around it, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from layerparity.backends._neuron import distributed, sharding
+from layerparity.backends._neuron.notices import recorded
+from layerparity.backends._neuron.runtime import NEURON, STAND_IN, Compile, Runtime
+from layerparity.backends._neuron.xla import XlaRuntime
+from layerparity.backends.base import Affinity, Backend, Placed
+from layerparity.errors import UserError
+from layerparity.models import static_experts
+
+if TYPE_CHECKING:
+    from layerparity.backends.neuron import Settings
+    from layerparity.config import Config
+
+_ATTENTION = ("sdpa", "eager")
+_EXPERTS = (static_experts.NAME, "batched_mm", "eager")
+
+
+def from_config(settings: Settings, config: Config, machine: Affinity) -> NeuronBackend:
+    """Return the backend for a machine that `detect` found; see `neuron.build`."""
+    exports = Compile(settings.compile) is Compile.export
+    if exports and config.tp_degree > 1:
+        raise UserError("backend.compile=export runs unsharded: use tp_degree=1, or compile=lazy.")
+    runtime = XlaRuntime(machine.device == NEURON, config.tp_degree, settings.excess_precision)
+    runtime.prepare()
+    static_experts.register()
+    return NeuronBackend(
+        name="neuron",
+        default_kind="candidate",
+        attn_implementation=config.attn_implementation or "sdpa",
+        experts_implementation=config.experts_implementation or static_experts.NAME,
+        runtime=runtime,
+        exports=exports,
+    )
+
+
+@dataclass
+class NeuronBackend(Backend):
+    """A Neuron machine or its stand-in; see `Backend` for what each method promises."""
+
+    runtime: Runtime = field(kw_only=True)
+    exports: bool = False
+    _stack: ExitStack | None = None
+    _granted: distributed.Granted | None = None
+    _plan: dict[str, str] = field(default_factory=dict)
+    _paths: dict[str, str] = field(default_factory=dict)
+    _sharded: int = 0
+
+    def open(self) -> None:
+        """Initialise the distributed environment, then take the device."""
+        if self._stack is not None:
+            return
+        with ExitStack() as stack:
+            stack.enter_context(recorded(self.warnings))
+            self.runtime.load()
+            self._granted = distributed.initialise(self.runtime)
+            stack.callback(distributed.teardown)
+            self.runtime.start()
+            distributed.check_collectives(self.runtime)
+            self._stack = stack.pop_all()
+
+    def close(self) -> None:
+        """Tear the distributed environment down; XLA's device stays with the process."""
+        if self._stack is not None:
+            self._stack.close()
+            self._stack = None
+
+    @property
+    def device_label(self) -> str:
+        """``Neuron``, or a name that says that it is not."""
+        return NEURON if self.runtime.is_neuron else STAND_IN
+
+    def check(self, model: nn.Module) -> None:
+        """Refuse implementations that cannot compile, and models that cannot be sharded."""
+        config: Any = model.config
+        has_experts = any(hasattr(each, "_is_expert_parallel") for each in model.modules())
+        _refuse_unless("attn_implementation", self.attn_implementation, _ATTENTION)
+        if has_experts:
+            _refuse_unless("experts_implementation", self.experts_implementation, _EXPERTS)
+        if self.runtime.tp_degree > 1 and self.runtime.is_neuron:
+            raise UserError(
+                f"tp_degree={self.runtime.tp_degree}: sharding is on XLA:CPU only for now: use "
+                "tp_degree=1, or backend.runtime=xla_cpu."
+            )
+        sharding.check(config, self.runtime.tp_degree)
+
+    def place(self, model: nn.Module, stages: Mapping[str, str]) -> list[Placed]:
+        """Put every stage on the one device; with tp_degree > 1 its shards lie side by side."""
+        config: Any = model.config
+        self._plan = sharding.plan_of(config) if self.runtime.tp_degree > 1 else {}
+        self._paths = dict(stages)
+        size = sum(_bytes(model.get_submodule(path)) for path in stages.values())
+        return [Placed(self.device_label, tuple(stages), size)]
+
+    def put(self, stage: str, module: nn.Module) -> None:
+        """Move a stage's module to the device, in-place, and shard it where that was asked."""
+        if self.runtime.tp_degree > 1 and not self._plan:
+            raise UserError("tp_degree > 1 needs port=hf, which knows what to shard.")
+        path = self._paths.get(stage, stage)
+        shards = sharding.split_dimensions(self._plan, path, module)
+        self.runtime.move(module, shards)
+        self._sharded += len(shards)
+
+    def send(self, stage: str, value: Any) -> Any:
+        """Return tensors, or nested tuples, lists and dicts of them, on the device."""
+        if isinstance(value, torch.Tensor):
+            return self.runtime.send(value)
+        if isinstance(value, dict):
+            return {key: self.send(stage, each) for key, each in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(self.send(stage, each) for each in value)
+        return value
+
+    def fetch(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Synchronise once, then return the tensors on the CPU; an empty dict synchronises too."""
+        self.runtime.sync()
+        return {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+
+    def compile(self, module: nn.Module, arguments: Sequence[Any]) -> Callable[..., Any]:
+        """Return the module, or with ``compile=export`` the module as one graph."""
+        return self.runtime.export(module) if self.exports else module
+
+    def counters(self) -> dict[str, Any]:
+        """Return ``compiles``, ``aten_fallbacks`` and ``aten_names`` since `open`."""
+        return self.runtime.counters()
+
+    def facts(self) -> dict[str, str]:
+        """Return versions, the device, the degree granted, compiles and fallbacks, as tags."""
+        granted = self._granted
+        if granted is None:
+            return {}
+        return {
+            **self.runtime.facts(),
+            "rank": str(granted.rank),
+            "world_size": str(granted.world_size),
+            "tp_granted": str(granted.tp_degree),
+            "sharded_parameters": str(self._sharded),
+        }
+
+    def numerics(self) -> dict[str, str]:
+        """Return the flags that change numbers and how stages are compiled."""
+        return {**self.runtime.numerics(), "compile": "export" if self.exports else "lazy"}
+
+
+def _refuse_unless(key: str, value: str | None, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise UserError(f"{key}={value} does not compile on XLA: use one of {', '.join(known)}.")
+
+
+def _bytes(module: nn.Module) -> int:
+    tensors = [*module.parameters(), *module.buffers()]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

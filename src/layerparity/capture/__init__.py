@@ -1,0 +1,1 @@
+"""Capture: from tensors at sites to records on disk."""

@@ -1,0 +1,33 @@
+"""Wanted: which sites a run stores, by shell patterns over site addresses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Include and exclude patterns; each may match the address in a block or the whole address.
+
+    ``mlp.gate:*`` asks for it in every block, ``layers.3.mlp.gate:*`` in one.
+    """
+
+    name: str
+    include: tuple[str, ...]
+    exclude: tuple[str, ...] = ()
+
+    def __call__(self, layer: int | None, local: str) -> bool:
+        """Say whether a site, given by block and address inside it, is wanted."""
+        names = [local]
+        if layer is not None:
+            names.append(f"layers.{layer}{'' if local.startswith(':') else '.'}{local}")
+        return self._any(self.include, names) and not self._any(self.exclude, names)
+
+    def _any(self, patterns: tuple[str, ...], names: list[str]) -> bool:
+        return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+
+    def fingerprint(self) -> str:
+        """Return the capture set as text: observing a compiled graph changes its fusion."""
+        extra = f" without {','.join(self.exclude)}" if self.exclude else ""
+        return f"{self.name}: {','.join(self.include)}{extra}"

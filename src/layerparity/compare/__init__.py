@@ -1,0 +1,1 @@
+"""Compare: from two runs' records to rows, a verdict and a report."""

@@ -1,0 +1,106 @@
+"""Parity: compare two sides, from stored runs to a `Comparison`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from layerparity.compare.align import Pair, Plan, plan
+from layerparity.compare.comparison import Comparison
+from layerparity.compare.coverage import doubt_block_outputs, whole_model
+from layerparity.compare.dumps import open_dump
+from layerparity.compare.evaluate import Measured, measure
+from layerparity.compare.fingerprints import refuse_strangers, refuse_unfinished
+from layerparity.compare.judge import judge
+from layerparity.compare.sides import Union
+from layerparity.compare.stored import RunLike, RunSource, Source
+from layerparity.compare.tolerances.base import Tolerance
+from layerparity.errors import UserError
+from layerparity.manifest import FILE_NAME
+from layerparity.site import Kind
+from layerparity.verdict import Outcome, Row, sum_up
+
+Progress = Callable[[int, int, str], None]
+
+
+def compare_runs(
+    golden: Sequence[RunLike],
+    candidate: Sequence[RunLike],
+    tolerance: Tolerance,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Compare the union of some runs with the union of others.
+
+    Either side holds runs, or folders of dumps, oldest first: where two hold one site the last
+    counts. ``progress`` is called with (sites done, sites to do, site). Raises UserError where the
+    runs cannot be compared, or the golden cannot be believed.
+    """
+    left, right = open_side("golden", golden), open_side("candidate", candidate)
+    refuse_strangers(left, right)
+    planned = plan(left, right)
+    comparison = _evaluate(planned, left, right, tolerance, progress)
+    comparison.warnings[:0] = _warnings(left, right)
+    return comparison
+
+
+def open_side(role: str, runs: Sequence[RunLike]) -> Union:
+    """Open the runs of one side. Raises UserError for none, or one that is not finished."""
+    if not runs:
+        raise UserError(f"There is no {role} run to compare: make one, or give {role}=<run>.")
+    for run in runs:
+        refuse_unfinished(run)
+    return Union([_open(run) for run in runs])
+
+
+def _open(run: RunLike) -> Source:
+    if (Path(run.folder) / FILE_NAME).is_file():
+        return RunSource(run)
+    return open_dump(run)
+
+
+def _evaluate(
+    planned: Plan, left: Union, right: Union, tolerance: Tolerance, progress: Progress | None
+) -> Comparison:
+    rows, token_errors = list(planned.settled), {}
+    for done, pair in enumerate(planned.pairs):
+        if progress:
+            progress(done, len(planned.pairs), str(pair.site))
+        measured = measure(pair, left, right)
+        rows.append(_row(pair, measured, tolerance))
+        if measured.token_errors:
+            token_errors[str(pair.site)] = measured.token_errors
+    if progress:
+        progress(len(planned.pairs), len(planned.pairs), "")
+    rows = doubt_block_outputs(sorted(rows, key=lambda row: row.site))
+    layers = max(each.model.num_layers for each in (*left.manifests, *right.manifests))
+    return Comparison(
+        golden=left.describe(),
+        candidate=right.describe(),
+        tolerance=tolerance.name,
+        limits=tolerance.limits(),
+        rows=rows,
+        verdict=sum_up(rows, planned.total, whole_model(rows, layers)),
+        token_errors=token_errors,
+    )
+
+
+def _row(pair: Pair, measured: Measured, tolerance: Tolerance) -> Row:
+    if measured.nothing:
+        return Row(pair.site, pair.kind, Outcome.INCONCLUSIVE, measured.nothing)
+    outcome, reason = judge(pair.kind, measured.metrics, tolerance)
+    if pair.kind is Kind.EXACT and outcome is Outcome.FAIL:
+        reason = f"an exact site: {reason}"
+    return Row(pair.site, pair.kind, outcome, reason, measured.metrics)
+
+
+def _warnings(left: Union, right: Union) -> list[str]:
+    found = [*left.warnings, *right.warnings]
+    for role, side in (("golden", left), ("candidate", right)):
+        if not side.proved:
+            found.append(
+                f"The {role} is a dump without fingerprints: nothing proves that both were fed the "
+                "same inputs and had the same weights."
+            )
+        if any(manifest.synthetic for manifest in side.manifests):
+            found.append(f"The {role}'s inputs are synthetic: real ones may show other errors.")
+    return found

@@ -1,0 +1,140 @@
+"""The verdict of a comparison in words: headline, why, first divergence, how to make it again."""
+
+from __future__ import annotations
+
+import re
+
+from layerparity.compare.comparison import Comparison, Side
+from layerparity.compare.report.measures import REL_L2
+from layerparity.compare.report.stages import Stage, called, severity, stages
+from layerparity.verdict import Outcome, Row
+
+GLYPH = {
+    Outcome.PASS: "✓",
+    Outcome.FAIL: "✕",
+    Outcome.INCONCLUSIVE: "?",
+    Outcome.MISSING: "∅",
+    Outcome.SKIPPED: "–",
+}
+_JUDGED = (Outcome.PASS, Outcome.FAIL)
+_SINGLE_WORD = re.compile(r"[\w./:@+-]+")
+
+
+def headline(comparison: Comparison) -> str:
+    """Return ``PASS``, ``FAIL at <first failing site>`` or ``INCONCLUSIVE``."""
+    verdict = comparison.verdict
+    word = verdict.outcome.value.upper()
+    return f"{word} at {verdict.first_failure}" if verdict.first_failure else word
+
+
+def because(comparison: Comparison) -> str:
+    """Return one or two sentences that say what the verdict rests on."""
+    counts = comparison.verdict.counts
+    judged = sum(counts.get(each.value, 0) for each in _JUDGED)
+    if comparison.verdict.outcome is Outcome.FAIL:
+        failed = counts.get(Outcome.FAIL.value, 0)
+        verb = "fails" if failed == 1 else "fail"
+        share = f"{failed} of the {_sites(judged)} judged"
+        return f"{share} {verb} the {comparison.tolerance} tolerance."
+    if comparison.verdict.outcome is Outcome.PASS:
+        verb = "is" if judged == 1 else "are"
+        within = f"All {_sites(judged)} judged {verb} within the {comparison.tolerance} tolerance."
+        return f"{within} {_extent(comparison)}"
+    if not judged:
+        return "No site could be judged."
+    open_ends = [
+        f"{_sites(counts[each.value])} {each.value}"
+        for each in (Outcome.MISSING, Outcome.INCONCLUSIVE)
+        if counts.get(each.value)
+    ]
+    return f"Nothing judged fails, but this is no pass: {' and '.join(open_ends) or 'see below'}."
+
+
+def whole_model(comparison: Comparison) -> str:
+    """Return the verdict on the whole model, to stand beside a label that says so."""
+    return comparison.verdict.whole_model.removeprefix("whole model: ") or "not judged"
+
+
+def run_text(side: Side) -> str:
+    """Return a side's run id; of a sweep's many, the first and how many more there are."""
+    first, *more = side.run.split(",")
+    return side.run if len(more) < 2 else f"{first} and {len(more)} more"
+
+
+def feed_note(comparison: Comparison) -> str:
+    """Say what later failures mean under the candidate's feed; empty where it is unknown."""
+    return {
+        "isolated": "Every block was fed the golden's own input, so an error is the block's own.",
+        "chained": "Each block was fed by the block before it, so what follows the first "
+        "failure may only be inherited.",
+    }.get(comparison.candidate.feed, "")
+
+
+def first_failure(comparison: Comparison) -> Row | None:
+    """Return the first failing row in forward order, or None where nothing fails."""
+    failed = [row for row in comparison.rows if row.outcome is Outcome.FAIL]
+    return min(failed, key=lambda row: row.site, default=None)
+
+
+def largest_error(comparison: Comparison) -> Row | None:
+    """Return the row with the largest relative L2 error, or None where there is no error at all."""
+    measured = [row for row in comparison.rows if REL_L2.name in row.metrics and severity(row)]
+    return max(measured, key=severity, default=None)
+
+
+def stage_of(row: Row, comparison: Comparison) -> Stage:
+    """Return the stage that a row of the comparison belongs to."""
+    return next(stage for stage in stages(comparison.rows) if row in stage.rows)
+
+
+def divergence_text(row: Row, stage: Stage) -> str:
+    """Say where in its block the first failure stands and which sites before it were still good."""
+    before = stage.rows[: stage.rows.index(row)]
+    good = [called(each.site.local) for each in before if each.outcome is Outcome.PASS]
+    place = row.site.path if stage.layer is None else called(row.site.local)
+    start = f"The first site to fail is the {place} of {stage.name}."
+    if stage.layer is None:
+        start = f"The first site to fail is {row.site}."
+    return f"{start} Good before it in the same block: {', '.join(good)}." if good else start
+
+
+def reproduce(comparison: Comparison) -> list[tuple[str, str]]:
+    """Return (purpose, command) pairs: this comparison, and the first failing block alone."""
+    golden, candidate = _name(comparison.golden), _name(comparison.candidate)
+    compare = f"python run.py job=compare golden={golden} candidate={candidate}"
+    commands = [("This comparison", f"{compare} tolerance={_quoted(comparison.tolerance)}")]
+    first = first_failure(comparison)
+    side = comparison.candidate
+    # A folder of dumps has no port: there is no model here that could run the block again.
+    if first is not None and first.site.layer is not None and side.port and side.backend:
+        alone = f"python run.py backend={_quoted(side.backend)} scope=single"
+        commands.append(("The failing block alone", f"{alone} layer={first.site.layer}"))
+    return commands
+
+
+def followable(url: str) -> str:
+    """Return an address that a browser may follow, or an empty string (``javascript:`` may not)."""
+    return url if url.startswith(("http://", "https://")) and not re.search(r"[\s<>]", url) else ""
+
+
+def _extent(comparison: Comparison) -> str:
+    row = largest_error(comparison)
+    if row is None:
+        return "No value differs."
+    return f"The largest relative L2 error is {REL_L2.show(row.metrics[REL_L2.name])}."
+
+
+def _sites(count: int) -> str:
+    return f"{count} site{'' if count == 1 else 's'}"
+
+
+def _name(side: Side) -> str:
+    return _quoted(side.run or side.name)
+
+
+def _quoted(value: str) -> str:
+    """Quote a value for the shell and for Hydra's grammar, where it is not a single plain word."""
+    if _SINGLE_WORD.fullmatch(value):
+        return value
+    inner = value.replace("\\", "\\\\").replace('"', '\\"').replace("'", "'\\''")
+    return f"'\"{inner}\"'"

@@ -1,0 +1,133 @@
+"""The report as one HTML page that needs nothing beside itself: no script, no font, no address."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from layerparity.compare.comparison import Comparison
+from layerparity.compare.report import headline as words
+from layerparity.compare.report.colour import stylesheet
+from layerparity.compare.report.columns import Columns
+from layerparity.compare.report.error_by_layer import error_by_layer
+from layerparity.compare.report.measures import (
+    REL_L2,
+    beyond,
+    limit_text,
+    numeral,
+    present,
+)
+from layerparity.compare.report.metric_heatmap import metric_heatmap
+from layerparity.compare.report.stages import Stage, called, fold, severity, stages
+from layerparity.compare.report.token_heatmap import binning, token_heatmap
+from layerparity.verdict import Outcome
+
+_TEMPLATE = "report.html.j2"
+_BLOCK_OUT = ":out"
+
+
+@dataclass(frozen=True)
+class TokenMap:
+    """A token x layer figure: the site it shows, its markup, the tokens in one of its rows."""
+
+    local: str
+    figure: str
+    per_row: int
+
+
+def render_html(comparison: Comparison) -> str:
+    """Return the whole report as HTML text (UTF-8), readable from a file, a mail or an iframe."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(link=words.followable, called=called, numeral=numeral)
+    return environment.get_template(_TEMPLATE).render(_context(comparison))
+
+
+def _context(comparison: Comparison) -> dict[str, Any]:
+    found = stages(comparison.rows)
+    columns = Columns(found)
+    measures = present(comparison.rows)
+    return {
+        "comparison": comparison,
+        "words": words,
+        "glyph": {outcome.value: glyph for outcome, glyph in words.GLYPH.items()},
+        "heat_css": stylesheet(),
+        "sides": _sides(comparison),
+        "focus": _focus(comparison),
+        "folds": fold(found),
+        "opened": _opened(found),
+        "measures": measures,
+        "rel_l2": REL_L2,
+        "error_by_layer": error_by_layer(columns, comparison.limits.get(REL_L2.name)),
+        "metric_heatmap": metric_heatmap(columns, comparison.limits),
+        "token_maps": _token_maps(columns, comparison),
+        "limits": [limit_text(name, value) for name, value in comparison.limits.items()],
+        "beyond": lambda row, measure: beyond(row, measure, comparison.limits),
+        "glossary": [measure for measure in measures if measure.meaning],
+    }
+
+
+def _sides(comparison: Comparison) -> list[tuple[str, str, str]]:
+    """Return (what, golden's, candidate's) for all that either side has beside its run."""
+    golden, candidate = comparison.golden, comparison.candidate
+    names = ("model", "backend", "device", "dtype", "port", "scope", "feed")
+    pairs = [(name, getattr(golden, name), getattr(candidate, name)) for name in names]
+    return [pair for pair in pairs if pair[1] or pair[2]]
+
+
+def _focus(comparison: Comparison) -> dict[str, Any] | None:
+    """Return what the first section shows: the first failing row, else the largest error."""
+    row = words.first_failure(comparison)
+    failed = row is not None
+    row = row or words.largest_error(comparison)
+    if row is None:
+        return None
+    stage = words.stage_of(row, comparison)
+    text = words.divergence_text(row, stage) if failed else f"The largest error is at {row.site}."
+    rest = [each for each in stages(comparison.rows) if each.outcome is Outcome.FAIL]
+    return {
+        "row": row,
+        "stage": stage,
+        "failed": failed,
+        "text": text,
+        "also": len(rest) - 1,
+        "measures": present([row]),
+    }
+
+
+def _opened(found: list[Stage]) -> str:
+    """Return the key of the one stage whose table stands open: the first that fails, if any."""
+    return next((stage.key for stage in found if stage.outcome is Outcome.FAIL), "")
+
+
+def _token_maps(columns: Columns, comparison: Comparison) -> list[TokenMap]:
+    """Return the map of the blocks' output and one of the component that ended worst."""
+    maps = []
+    for local in dict.fromkeys((_BLOCK_OUT, _worst_component(comparison))):
+        figure = token_heatmap(columns, comparison.token_errors, local) if local else ""
+        if figure:
+            per_row = binning(columns, comparison.token_errors, local)
+            maps.append(TokenMap(local, figure, per_row))
+    return maps
+
+
+def _worst_component(comparison: Comparison) -> str:
+    """Return the class of site inside the blocks that fails first, else the one with most error."""
+    inside = [
+        row
+        for row in sorted(comparison.rows, key=lambda row: row.site)
+        if str(row.site) in comparison.token_errors
+        and row.site.layer is not None
+        and row.site.local != _BLOCK_OUT
+    ]
+    failed = [row for row in inside if row.outcome is Outcome.FAIL]
+    chosen = failed[0] if failed else max(inside, key=severity, default=None)
+    return chosen.site.local if chosen else ""

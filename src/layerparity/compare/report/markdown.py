@@ -1,0 +1,128 @@
+"""The report as Markdown, for a ticket or a chat: the verdict, its grounds, one line per layer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from layerparity.compare.comparison import Comparison, Side
+from layerparity.compare.report import headline as words
+from layerparity.compare.report.measures import REL_L2, limit_text, present
+from layerparity.compare.report.stages import Fold, fold, stages
+from layerparity.verdict import Outcome, Row
+
+_MOST_FAILURES = 20
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!])")
+
+
+def render_markdown(comparison: Comparison) -> str:
+    """Return the report as GitHub-flavoured Markdown, ending in a newline."""
+    parts = [
+        f"# {_plain(words.headline(comparison))}",
+        _plain(words.because(comparison)),
+        f"Whole model: {_plain(words.whole_model(comparison))}",
+        _list(comparison.verdict.notes),
+        _titled("Warnings", _list(comparison.warnings)),
+        _titled("Runs", _runs(comparison)),
+        _titled("Coverage", _coverage(comparison)),
+        _titled("First divergence", _divergence(comparison)),
+        _titled("By layer", _layers(comparison)),
+        _titled("Failing sites", _failures(comparison)),
+        _titled(f"Limits (tolerance={_plain(comparison.tolerance)})", _limits(comparison)),
+        _titled("Reproduce", _commands(comparison)),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _runs(comparison: Comparison) -> str:
+    names = ("model", "backend", "device", "dtype", "port", "scope", "feed")
+    sides = (comparison.golden, comparison.candidate)
+    lines = [["name", *(_linked(side) for side in sides)]]
+    lines += [["run", *(_plain(words.run_text(side)) for side in sides)]]
+    lines += [[name, *(_plain(getattr(side, name)) for side in sides)] for name in names]
+    return _table(["", "golden", "candidate"], (line for line in lines if any(line[1:])))
+
+
+def _coverage(comparison: Comparison) -> str:
+    verdict = comparison.verdict
+    counts = [f"{count} {name}" for name, count in verdict.counts.items()]
+    return f"{' + '.join(counts)} = {verdict.total} sites asked for."
+
+
+def _divergence(comparison: Comparison) -> str:
+    row = words.first_failure(comparison)
+    if row is None:
+        return ""
+    text = words.divergence_text(row, words.stage_of(row, comparison))
+    metrics = [f"{m.label} {m.show(row.metrics[m.name])}" for m in present([row])]
+    parts = [text, words.feed_note(comparison), row.reason, " · ".join(metrics)]
+    return "\n\n".join(_plain(part) for part in parts if part)
+
+
+def _layers(comparison: Comparison) -> str:
+    folds = fold(stages(comparison.rows))
+    header = ["layer", "outcome", "worst site", REL_L2.label, "sites"]
+    return _table(header, (_layer(each) for each in folds)) if folds else ""
+
+
+def _layer(each: Fold) -> list[str]:
+    count = sum(len(stage.rows) for stage in each.stages)
+    return [
+        _plain(each.name),
+        _outcome(each.outcome),
+        f"`{each.worst.site}`",
+        _rel_l2(each.worst),
+        str(count),
+    ]
+
+
+def _failures(comparison: Comparison) -> str:
+    failed = [row for row in comparison.rows if row.outcome is Outcome.FAIL]
+    failed.sort(key=lambda row: row.site)
+    lines = [[f"`{r.site}`", _rel_l2(r), _plain(r.reason)] for r in failed[:_MOST_FAILURES]]
+    if not lines:
+        return ""
+    rest = len(failed) - len(lines)
+    table = _table(["site", REL_L2.label, "reason"], lines)
+    return f"{table}\n\nand {rest} more in the HTML report." if rest else table
+
+
+def _limits(comparison: Comparison) -> str:
+    return _list(limit_text(name, limit) for name, limit in comparison.limits.items())
+
+
+def _commands(comparison: Comparison) -> str:
+    lines = [f"{command}  # {purpose}" for purpose, command in words.reproduce(comparison)]
+    return "\n".join(["```sh", *lines, "```"])
+
+
+def _rel_l2(row: Row) -> str:
+    value = row.metrics.get(REL_L2.name)
+    return "–" if value is None else REL_L2.show(value)
+
+
+def _outcome(outcome: Outcome) -> str:
+    return f"{words.GLYPH[outcome]} {outcome.value}"
+
+
+def _linked(side: Side) -> str:
+    name, url = _plain(side.name), words.followable(side.url)
+    return f"[{name}](<{url}>)" if url else name
+
+
+def _titled(title: str, body: str) -> str:
+    return f"## {title}\n\n{body}" if body else ""
+
+
+def _list(items: Iterable[str]) -> str:
+    return "\n".join(f"- {_plain(item)}" for item in items)
+
+
+def _table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    rule = ["---"] * len(header)
+    return "\n".join(f"| {' | '.join(line)} |" for line in (header, rule, *lines))
+
+
+def _plain(text: str) -> str:
+    """Escape what Markdown or HTML would read as markup, and keep a cell on one line."""
+    return _SPECIAL.sub(r"\\\1", " ".join(text.split()))

@@ -1,0 +1,156 @@
+"""The metrics as a reader meets them: label, meaning, which way is worse, how to write a value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from layerparity.site import Kind
+from layerparity.verdict import Row
+
+
+def numeral(value: float) -> str:
+    """Write a number in few characters: ``0``, ``12``, ``0.0312``, ``4.1e-7``, ``NaN``, ``∞``."""
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    if value == int(value) and abs(value) < 1e6:
+        return str(int(value))
+    return f"{value:.3g}" if 1e-3 <= abs(value) < 1e4 else power(value)
+
+
+def power(value: float, digits: int = 1) -> str:
+    """Write a finite number with an exponent of no more places than it needs: ``4.1e-7``."""
+    mantissa, exponent = f"{value:.{digits}e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One metric, and what a reader must know of it.
+
+    ``ideal`` is its value for identical tensors, ``bound`` the side a limit is on, and ``wrong`` an
+    error that nobody takes for rounding.
+    """
+
+    name: str
+    label: str
+    meaning: str
+    ideal: float = 0.0
+    bound: str = "below"
+    wrong: float = 1.0
+
+    def badness(self, value: float) -> float:
+        """Return the distance from the ideal (0 is bit-equal); NaN stays NaN."""
+        if self.ideal == math.inf:
+            # Decibels back to the ratio error / signal. The metric ends at the cap: no difference.
+            return 0.0 if value >= _CAP_DB else 10.0 ** (-max(value, -_CAP_DB) / 20)
+        return abs(value - self.ideal)
+
+    def allowed(self, limit: float) -> float:
+        """Return the largest badness that a limit lets pass."""
+        return limit if self.bound == "within" else self.badness(limit)
+
+    def show(self, value: float) -> str:
+        """Write a value so that one close to its ideal is never rounded onto it."""
+        gap = value - self.ideal
+        if self.ideal == 1 and 0 < abs(gap) < 1e-3:
+            return f"1{'−' if gap < 0 else '+'}{power(abs(gap), 0)}"
+        if self.ideal == 100 and 0 < -gap < 1:
+            return f"{value:.6g}" if -gap > 1e-4 else "<100"
+        return numeral(value)
+
+    def side(self, limit: float) -> str:
+        """Write a limit in words, such as ``below 0.01``."""
+        around = " of 1" if self.bound == "within" else ""
+        return f"{self.bound} {numeral(limit)}{around}"
+
+    def beyond(self, value: float, limit: float) -> bool:
+        """Say whether a value lies on the wrong side of a limit; NaN always does."""
+        if self.bound == "within":
+            return not self.badness(value) <= limit
+        return not (value < limit if self.bound == "below" else value > limit)
+
+
+_CAP_DB = 320.0
+MEASURES = (
+    Measure("rel_l2", "rel L2", "‖candidate − golden‖ / ‖golden‖, over all elements."),
+    Measure("max_abs_diff", "max |Δ|", "Largest absolute difference of one element."),
+    Measure("mean_abs_diff", "mean |Δ|", "Mean of the absolute differences."),
+    Measure("median_abs_diff", "median |Δ|", "Median of the absolute differences, to 0.4 %."),
+    Measure("std_abs_diff", "std |Δ|", "Standard deviation of the absolute differences."),
+    Measure(
+        "cosine_distance",
+        "1 − cosine",
+        "One minus the cosine of the angle between the two tensors. Blind to scale: "
+        "read it with the norm ratio.",
+    ),
+    Measure(
+        "pearson",
+        "Pearson",
+        "Linear correlation of the elements. Blind to scale and offset.",
+        ideal=1.0,
+        bound="above",
+    ),
+    Measure(
+        "similarity_percentage",
+        "similar %",
+        "Percentage of the elements with |Δ| ≤ 0.00001 + 1 % of the golden's value. It falls "
+        "quickly in bfloat16 although nothing is wrong.",
+        ideal=100.0,
+        bound="above",
+    ),
+    Measure("norm_ratio", "norm ratio", "‖candidate‖ / ‖golden‖.", ideal=1.0, bound="within"),
+    Measure(
+        "snr_db",
+        "SNR dB",
+        "Signal to noise: 20·log₁₀(‖golden‖ / ‖candidate − golden‖). 6 dB are one bit; it ends at "
+        "320 dB, which is no difference at all.",
+        ideal=math.inf,
+        bound="above",
+    ),
+    Measure(
+        "ulp_distance",
+        "ULP",
+        "Largest distance of one element, in representable numbers of the candidate's dtype.",
+        wrong=1e5,
+    ),
+    Measure(
+        "nonfinite_disagreement",
+        "NaN/Inf Δ",
+        "Elements that are NaN or infinite on one side only, or differently.",
+    ),
+    Measure("unequal", "unequal", "Elements that are not the same to the bit."),
+    Measure(
+        "set_agreement",
+        "set agreement",
+        "Share of the tokens whose sets of chosen experts are equal; their order is not looked at.",
+        ideal=1.0,
+        bound="above",
+    ),
+)
+BY_NAME = {measure.name: measure for measure in MEASURES}
+REL_L2 = BY_NAME["rel_l2"]
+
+
+def present(rows: Iterable[Row]) -> list[Measure]:
+    """Return the measures that some row has: the known ones in reading order, then any others."""
+    names = {name for row in rows for name in row.metrics}
+    known = [measure for measure in MEASURES if measure.name in names]
+    others = sorted(names - BY_NAME.keys())
+    return known + [Measure(name, name.replace("_", " "), "") for name in others]
+
+
+def beyond(row: Row, measure: Measure, limits: dict[str, float]) -> bool:
+    """Say whether a row's value breaks its limit; the limits speak of real numbers only."""
+    if row.kind is not Kind.REAL or measure.name not in limits or measure.name not in BY_NAME:
+        return False
+    return measure.beyond(row.metrics[measure.name], limits[measure.name])
+
+
+def limit_text(name: str, limit: float) -> str:
+    """Write a metric's limit in words, such as ``max |Δ| below 0.01``."""
+    measure = BY_NAME.get(name)
+    return f"{measure.label} {measure.side(limit)}" if measure else f"{name} {numeral(limit)}"

@@ -1,0 +1,144 @@
+"""Stages: a comparison's rows by block, and by module outside the blocks, in forward order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from layerparity.compare.report.measures import BY_NAME, REL_L2
+from layerparity.site import Site
+from layerparity.verdict import Outcome, Row
+
+_RANK = {
+    Outcome.FAIL: 4,
+    Outcome.INCONCLUSIVE: 3,
+    Outcome.MISSING: 2,
+    Outcome.PASS: 1,
+    Outcome.SKIPPED: 0,
+}
+_CALLED = {
+    ":in": "block in",
+    ":out": "block out",
+    "self_attn:out": "attention out",
+    "mlp:out": "MLP out",
+    "mlp.gate:logits": "router logits",
+    "mlp.gate:choices": "router choices",
+    "mlp.gate:weights": "router weights",
+}
+_FEW = 16
+_SHORT = {"embed_tokens": "embed", "lm_head": "head"}
+
+
+def called(local: str) -> str:
+    """Return the plain name of a site inside its block: ``mlp:out`` is the ``MLP out``."""
+    return _CALLED.get(local, local)
+
+
+def severity(row: Row) -> float:
+    """Return a row's relative L2, else its worst other error; NaN is infinite, none is -1."""
+    if REL_L2.name in row.metrics:
+        found = [row.metrics[REL_L2.name]]
+    else:
+        found = [BY_NAME[n].badness(v) for n, v in row.metrics.items() if n in BY_NAME]
+    return max((math.inf if math.isnan(value) else value for value in found), default=-1.0)
+
+
+def worst(rows: Sequence[Row]) -> Row:
+    """Return the row that ended worst, and among equals the one with the largest error.
+
+    A disagreement of sets is no error in the same unit, so it speaks only where no error does.
+    """
+    return max(
+        rows, key=lambda row: (_RANK[row.outcome], REL_L2.name in row.metrics, severity(row))
+    )
+
+
+def forward_order(rows: Sequence[Row]) -> list[Row]:
+    """Sort rows by place in the model; the phases and decode steps of one site stand together."""
+    return sorted(rows, key=lambda row: (Site(row.site.path, row.site.end), row.site))
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One block, or one module outside them, with its rows (at least one) in forward order."""
+
+    key: str
+    layer: int | None
+    rows: tuple[Row, ...]
+
+    @property
+    def name(self) -> str:
+        """What a reader calls it: ``layer 3`` or ``embed_tokens``."""
+        return self.key if self.layer is None else f"layer {self.layer}"
+
+    @property
+    def tick(self) -> str:
+        """Shortest label, for an axis: ``3`` or ``embed``."""
+        return _SHORT.get(self.key, self.key) if self.layer is None else str(self.layer)
+
+    @property
+    def worst(self) -> Row:
+        """The row that ended worst."""
+        return worst(self.rows)
+
+    @property
+    def outcome(self) -> Outcome:
+        """How the stage ends: as its worst row."""
+        return self.worst.outcome
+
+
+def stages(rows: Sequence[Row]) -> list[Stage]:
+    """Group rows by stage, in forward order; nothing is dropped."""
+    groups: dict[str, list[Row]] = {}
+    for row in forward_order(rows):
+        layer = row.site.layer
+        groups.setdefault(row.site.path if layer is None else f"layers.{layer}", []).append(row)
+    return [Stage(key, found[0].site.layer, tuple(found)) for key, found in groups.items()]
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Neighbouring blocks that end alike, told in one line; most often just one stage."""
+
+    stages: tuple[Stage, ...]
+
+    @property
+    def name(self) -> str:
+        """``layer 3``, ``layers 4-61`` or ``embed_tokens``."""
+        first, last = self.stages[0], self.stages[-1]
+        return first.name if len(self.stages) == 1 else f"layers {first.layer}–{last.layer}"
+
+    @property
+    def worst(self) -> Row:
+        """The row that ended worst."""
+        return worst([stage.worst for stage in self.stages])
+
+    @property
+    def outcome(self) -> Outcome:
+        """How all of the stages end."""
+        return self.stages[0].outcome
+
+
+def fold(found: Sequence[Stage]) -> list[Fold]:
+    """Put neighbouring blocks of one outcome together where there are too many to read.
+
+    The first failing stage and what stands outside the blocks keep lines of their own.
+    """
+    if len(found) <= _FEW:
+        return [Fold((stage,)) for stage in found]
+    first = next((stage for stage in found if stage.outcome is Outcome.FAIL), None)
+    groups: list[list[Stage]] = []
+    for stage in found:
+        last = groups[-1][-1] if groups else None
+        if last is not None and last is not first and _alike(last, stage):
+            groups[-1].append(stage)
+        else:
+            groups.append([stage])
+    return [Fold(tuple(group)) for group in groups]
+
+
+def _alike(before: Stage, after: Stage) -> bool:
+    if before.layer is None or after.layer is None:
+        return False
+    return after.layer == before.layer + 1 and after.outcome is before.outcome

@@ -1,0 +1,110 @@
+"""The comparison as tables: a short one for the terminal, and one row per site for MLflow."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from layerparity.compare.comparison import Comparison
+from layerparity.compare.report import headline as words
+from layerparity.compare.report.measures import REL_L2, numeral, present
+from layerparity.compare.report.stages import Fold, fold, forward_order, stages
+from layerparity.verdict import Outcome, Row
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_STYLE = {
+    Outcome.PASS: "green",
+    Outcome.FAIL: "bold red",
+    Outcome.INCONCLUSIVE: "yellow",
+    Outcome.MISSING: "magenta",
+    Outcome.SKIPPED: "dim",
+}
+
+
+def closing_table(comparison: Comparison, verbose: bool = False) -> Table:
+    """Return what a compare job ends with: the verdict above, a line per layer, counts below.
+
+    Neighbouring layers that end alike share a line where there are many; ``verbose`` gives every
+    site a line instead. Only ASCII is used for what must be read, so that it survives a log file.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    style = _STYLE[comparison.verdict.outcome]
+    table = Table(
+        title=Text(words.headline(comparison), style=style),
+        caption=Text(_caption(comparison)),
+        title_justify="left",
+        caption_justify="left",
+    )
+    for name in ("layer", "outcome", "worst site" if not verbose else "site"):
+        table.add_column(name, overflow="fold")
+    table.add_column("rel L2", justify="right", no_wrap=True)
+    table.add_column("reason", overflow="fold")
+    lines = _every_site(comparison) if verbose else _by_layer(comparison)
+    for name, row in lines:
+        outcome = Text(row.outcome.value, style=_STYLE[row.outcome])
+        # Text, not str: rich would read "[...]" in a reason as its own markup.
+        table.add_row(Text(name), outcome, Text(str(row.site)), _rel_l2(row), Text(_reason(row)))
+    return table
+
+
+def per_site_table(comparison: Comparison) -> dict[str, list[Any]]:
+    """Return one row per site in forward order, as columns of equal length.
+
+    Columns: site, layer (None outside the blocks), component, kind, outcome, reason, then every
+    metric that some row has. A metric is a float, None where the row has no such metric, and the
+    text ``NaN``, ``inf`` or ``-inf`` where it is not finite, because JSON would drop it.
+    """
+    rows = forward_order(comparison.rows)
+    columns: dict[str, list[Any]] = {
+        "site": [str(row.site) for row in rows],
+        "layer": [row.site.layer for row in rows],
+        "component": [row.site.local for row in rows],
+        "kind": [row.kind.value for row in rows],
+        "outcome": [row.outcome.value for row in rows],
+        "reason": [row.reason for row in rows],
+    }
+    for measure in present(rows):
+        columns[measure.name] = [_storable(row.metrics.get(measure.name)) for row in rows]
+    return columns
+
+
+def _by_layer(comparison: Comparison) -> list[tuple[str, Row]]:
+    return [(_ascii(each), each.worst) for each in fold(stages(comparison.rows))]
+
+
+def _every_site(comparison: Comparison) -> list[tuple[str, Row]]:
+    return [(stage.name, row) for stage in stages(comparison.rows) for row in stage.rows]
+
+
+def _ascii(each: Fold) -> str:
+    return each.name.replace("–", "-")
+
+
+def _caption(comparison: Comparison) -> str:
+    verdict = comparison.verdict
+    counts = " + ".join(f"{n} {name}" for name, n in verdict.counts.items() if n)
+    lines = [f"{counts or 'nothing'} = {verdict.total} sites asked for"]
+    lines.append(f"whole model: {words.whole_model(comparison)}")
+    lines += [*verdict.notes, *(f"warning: {each}" for each in comparison.warnings)]
+    return "\n".join(lines)
+
+
+def _reason(row: Row) -> str:
+    return "" if row.outcome is Outcome.PASS else row.reason
+
+
+def _rel_l2(row: Row) -> str:
+    value = row.metrics.get(REL_L2.name)
+    if value is None:
+        return "-"
+    return numeral(value) if math.isfinite(value) else str(_storable(value))
+
+
+def _storable(value: float | None) -> float | str | None:
+    if value is None or math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else str(value)

@@ -1,0 +1,93 @@
+"""Sides: the runs that stand together as golden or as candidate, seen as one set of records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from layerparity.compare.comparison import Side
+from layerparity.compare.stored import Source
+from layerparity.manifest import Manifest, Record
+from layerparity.site import Site
+
+
+class Found(NamedTuple):
+    """A record, and the run or dump that holds it."""
+
+    source: Source
+    record: Record
+
+
+class Union:
+    """The union of several runs' records by site; of a site held twice, the last run's counts.
+
+    Sources stand oldest first. ``warnings`` say what was decided between them.
+    """
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self.sources = list(sources)
+        self.records: dict[Site, Found] = {}
+        self.warnings = [text for source in sources for text in source.warnings]
+        doubled: dict[Site, Source] = {}
+        for source in self.sources:
+            for record in source.manifest.records:
+                if record.site in self.records:
+                    doubled[record.site] = source
+                self.records[record.site] = Found(source, record)
+        if doubled:
+            site, newest = next(iter(doubled.items()))
+            self.warnings.append(
+                f"{len(doubled)} sites stand in more than one run (such as {site}): "
+                f"the newest counts, there '{newest.run.name}'."
+            )
+
+    @property
+    def manifests(self) -> list[Manifest]:
+        """The manifests, oldest first."""
+        return [source.manifest for source in self.sources]
+
+    @property
+    def proved(self) -> bool:
+        """Whether every source has fingerprints."""
+        return all(source.proved for source in self.sources)
+
+    def hash_at(self, site: Site, first: Source) -> str | None:
+        """Return the hash of a site's values: by ``first`` if it has one, else by the newest."""
+        order = [first, *reversed(self.sources)]
+        return next((held for each in order if (held := each.manifest.hash_at(site))), None)
+
+    def running(self, stage: str, first: Source) -> Source:
+        """Return ``first`` if it knows of a stage's weights, else the newest run that does."""
+        order = [first, *reversed(self.sources)]
+        known = (each for each in order if stage in each.manifest.weights)
+        return next(known, first)
+
+    def skipped(self) -> dict[str, str]:
+        """Return why sites, by their text, were captured by no run."""
+        reasons = {site: why for each in self.manifests for site, why in each.skipped.items()}
+        held = {str(site) for site in self.records}
+        return {site: why for site, why in reasons.items() if site not in held}
+
+    def describe(self) -> Side:
+        """Return what a report says of the side."""
+        runs = [source.run for source in self.sources]
+        scopes = [_scope(manifest.scope) for manifest in self.manifests]
+        return Side(
+            run=",".join(run.id for run in runs),
+            name=runs[0].name if len(runs) == 1 else f"{runs[0].name} and {len(runs) - 1} more",
+            url=runs[0].url,
+            model=_distinct([manifest.model.name for manifest in self.manifests]),
+            scope=scopes[0] if len(scopes) == 1 else f"{scopes[0]} ... {scopes[-1]}",
+            **{
+                key: _distinct([getattr(manifest, key) for manifest in self.manifests])
+                for key in ("backend", "device", "dtype", "port", "feed")
+            },
+        )
+
+
+def _scope(scope: dict[str, object]) -> str:
+    return " ".join(f"{key}={value}" for key, value in scope.items() if value not in (None, ""))
+
+
+def _distinct(values: list[str]) -> str:
+    return ", ".join(dict.fromkeys(values))

@@ -1,0 +1,159 @@
+"""The root of a run's configuration: every key of a command, with its type and default.
+
+Groups (``backend``, ``scope``, ...) are typed beside the code that reads them; each plug-in's
+``Settings`` is found by `register`, so adding a plug-in adds its schema.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING
+
+from layerparity import registry
+from layerparity.tracking.config import TrackingConfig
+
+PLUGIN_GROUPS = {
+    "backend": "backends",
+    "inputs": "inputs",
+    "job": "jobs",
+    "port": "ports",
+    "tolerance": "compare.tolerances",
+}
+
+
+class DType(Enum):
+    """Floating type a run computes in; torch's names."""
+
+    float64 = "float64"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+class RunKind(Enum):
+    """Whether a run is believed or judged; auto: gpu makes a golden, neuron a candidate."""
+
+    auto = "auto"
+    golden = "golden"
+    candidate = "candidate"
+
+
+class FeedMode(Enum):
+    """isolated: each block is fed the golden's input to it; chained: the block before it."""
+
+    auto = "auto"
+    isolated = "isolated"
+    chained = "chained"
+
+
+class ScopeKind(Enum):
+    """How much of the model a run covers."""
+
+    single = "single"
+    range = "range"
+    full = "full"
+
+
+@dataclass
+class ScopeSettings:
+    """conf/scope: which blocks run."""
+
+    kind: ScopeKind = MISSING
+
+
+@dataclass
+class DeviceMapSettings:
+    """conf/device_map: accelerate's placement strategy, and the device for ``cuda:N``."""
+
+    strategy: str = MISSING
+
+
+@dataclass
+class ModelSettings:
+    """conf/model: a Hugging Face folder, or an architecture without weights.
+
+    ``path`` may be relative to the current directory; ``shipped`` names a checkpoint that comes
+    with layerparity; ``architecture`` holds config.json's values where there is no folder.
+    """
+
+    name: str = MISSING
+    path: str | None = None
+    shipped: str | None = None
+    architecture: dict[str, Any] | None = None
+
+
+@dataclass
+class CaptureSettings:
+    """conf/capture: which sites are stored; shell patterns over a site's local address."""
+
+    name: str = MISSING
+    include: list[str] = field(default_factory=list)
+    exclude: list[str] = field(default_factory=list)
+
+
+@dataclass
+class PromptSettings:
+    """What the model is asked. ``file`` holds one prompt, or a JSON list of prompts."""
+
+    text: str | None = None
+    file: str | None = None
+    texts: list[str] = field(default_factory=list)
+    chat: bool = False
+
+
+@dataclass
+class GenerateSettings:
+    """Greedy generation after the prefill, on full scope."""
+
+    max_new_tokens: int = 0
+
+
+@dataclass
+class Config:
+    """Every key of a command."""
+
+    job: Any = MISSING
+    backend: Any = MISSING
+    scope: ScopeSettings = field(default_factory=ScopeSettings)
+    device_map: DeviceMapSettings = field(default_factory=DeviceMapSettings)
+    model: ModelSettings = field(default_factory=ModelSettings)
+    inputs: Any = MISSING
+    port: Any = MISSING
+    capture: CaptureSettings = field(default_factory=CaptureSettings)
+    tolerance: Any = MISSING
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    prompt: PromptSettings = field(default_factory=PromptSettings)
+    generate: GenerateSettings = field(default_factory=GenerateSettings)
+    layer: int | None = None
+    start: int | None = None
+    end: int | None = None
+    component: str | None = None
+    tp_degree: int = 1
+    seq_len: int | None = None
+    dtype: DType = DType.float32
+    attn_implementation: str | None = None
+    experts_implementation: str | None = None
+    max_memory: str | None = None
+    offload_folder: str | None = None
+    threads: int | None = None
+    kind: RunKind = RunKind.auto
+    feed: FeedMode = FeedMode.auto
+    golden: str | None = None
+    candidate: str | None = None
+    name: str | None = None
+    reuse: bool = False
+
+
+def register() -> None:
+    """Store every schema with Hydra: the root, and each plug-in's ``Settings``."""
+    store = ConfigStore.instance()
+    store.store(name="schema", node=Config)
+    for group, package in PLUGIN_GROUPS.items():
+        for name in registry.names(package):
+            settings = getattr(registry.load(package, name), "Settings", None)
+            if settings is not None:
+                store.store(group=f"schema/{group}", name=name, node=settings)

@@ -1,0 +1,61 @@
+"""Files that are either whole or absent, and the hashes that prove it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Yield a path to write to; move it to ``path``, synced, only if the block succeeds."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    os.close(handle)
+    part = Path(name)
+    try:
+        yield part
+        with part.open("rb") as written:
+            os.fsync(written.fileno())
+        # mkstemp makes private files; artifacts are read by the UI's user too.
+        part.chmod(0o644)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 text so that a crash leaves the old file or the new one, never half of it."""
+    with whole_file(path) as part:
+        part.write_text(text, encoding="utf-8")
+
+
+def sha256_file(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes, as hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sha256_text(text: str) -> str:
+    """Return the SHA-256 of a text's UTF-8 bytes, as hex."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def tensor_sha256(tensor: torch.Tensor) -> str:
+    """Return the SHA-256 of a CPU tensor's bytes in row-major order, as hex."""
+    import torch
+
+    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.sha256(flat.numpy().data).hexdigest()

@@ -1,0 +1,1 @@
+"""Inputs: one file per source of what a run is fed."""

@@ -1,0 +1,40 @@
+"""inputs=random: seeded hidden states, or ids at the embedding; marked synthetic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from layerparity.inputs.base import Inputs, Request, positions
+
+
+@dataclass
+class Settings:
+    """conf/inputs/random.yaml: seed, batch size, and the standard deviation of hidden states."""
+
+    name: str = "random"
+    seed: int = 0
+    batch: int = 1
+    scale: float = 1.0
+
+
+def prepare(settings: Settings, request: Request) -> Inputs:
+    """Return normal hidden states [batch, seq_len, hidden] for the first stage.
+
+    At the embedding, uniform token ids. The CPU generator makes them, so a seed means the same
+    values on every machine.
+    """
+    import torch
+
+    length = request.config.seq_len or 32
+    generator = torch.Generator().manual_seed(settings.seed)
+    mask = torch.ones((settings.batch, length), dtype=torch.int64)
+    site = request.site_of(request.stages[0])
+    inputs = Inputs("random", mask, positions(mask), synthetic=True)
+    if request.stages[0] == "embed_tokens":
+        ids = torch.randint(0, int(request.model["vocab_size"]), mask.shape, generator=generator)
+        inputs.token_ids, inputs.given = ids, {site: ids}
+    else:
+        shape = (settings.batch, length, int(request.model["hidden_size"]))
+        inputs.given = {site: torch.randn(shape, generator=generator) * settings.scale}
+    inputs.chosen = f"random, seed {settings.seed}, synthetic"
+    return inputs

@@ -1,0 +1,160 @@
+"""Compare a golden run with a candidate, judge every site, and keep the verdict with its report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from layerparity import console
+from layerparity.config import Config, RunKind
+from layerparity.errors import Exit, UserError
+from layerparity.manifest import FILE_NAME
+
+if TYPE_CHECKING:
+    from layerparity.compare.comparison import Comparison
+    from layerparity.compare.stored import RunLike
+    from layerparity.tracking.store import Store
+
+KIND = "comparison"
+LIMIT = 50
+MENTIONED = 3
+_SERIES = ("rel_l2", "max_abs_diff", "cosine_distance", "similarity_percentage", "set_agreement")
+
+
+@dataclass
+class Settings:
+    """conf/job/compare.yaml; the name maps are for folders of dumps."""
+
+    name: str = "compare"
+    golden_names: str | None = None
+    candidate_names: str | None = None
+
+
+def run(config: Config) -> Exit:
+    """Compare two runs, or two sets of runs; return the exit status of the verdict."""
+    from layerparity.tracking.store import open_store
+
+    store = open_store(config.tracking)
+    golden, candidate = _sides(config, store)
+    console.say(f"golden:    {_called(golden)}\ncandidate: {_called(candidate)}")
+    comparison = _compare(golden, candidate, config.tolerance)
+    _log(config, store, comparison, golden, candidate)
+    return comparison.verdict.exit
+
+
+def _sides(config: Config, store: Store) -> tuple[Sequence[RunLike], Sequence[RunLike]]:
+    """Return the two sides that were asked for, or the newest that fit each other."""
+    from layerparity.compare.choose import newest_pair
+
+    named = {
+        kind: _named(store, reference, kind, names)
+        for kind, reference, names in (
+            (RunKind.golden, config.golden, config.job.golden_names),
+            (RunKind.candidate, config.candidate, config.job.candidate_names),
+        )
+    }
+    golden, candidate = named[RunKind.golden], named[RunKind.candidate]
+    if golden is not None and candidate is not None:
+        return golden, candidate
+    goldens = [golden] if golden is not None else _kept(store, RunKind.golden)
+    candidates = [candidate] if candidate is not None else _kept(store, RunKind.candidate)
+    if not goldens and not candidates:
+        store.find("latest", RunKind.golden.value)
+    golden, candidate, passed = newest_pair(goldens, candidates)
+    for why in passed[:MENTIONED]:
+        console.say(f"passed over: {why}")
+    return golden, candidate
+
+
+def _named(
+    store: Store, reference: str | None, kind: RunKind, names: str | None
+) -> Sequence[RunLike] | None:
+    from layerparity.compare.stored import stored_at
+
+    if reference is None:
+        return None
+    folder = Path(reference).expanduser()
+    if folder.is_dir() and not (folder / FILE_NAME).is_file():
+        return [stored_at(folder, Path(names) if names else None)]
+    if names:
+        raise UserError(f"job.{kind.value}_names is for a folder of dumps; {reference} is a run.")
+    return store.find(reference, kind=kind.value)
+
+
+def _kept(store: Store, kind: RunKind) -> list[Sequence[RunLike]]:
+    """Return the finished runs of a kind, newest first, each sweep as one set."""
+    sets: list[Sequence[RunLike]] = []
+    sweeps: set[str] = set()
+    for kept in store.runs(kind=kind.value, limit=LIMIT):
+        if not kept.finished or kept.parent in sweeps:
+            continue
+        if kept.parent is None:
+            sets.append([kept])
+            continue
+        sweeps.add(kept.parent)
+        sets.append(store.find(kept.parent, kind=kind.value))
+    return sets
+
+
+def _compare(golden: Sequence[RunLike], candidate: Sequence[RunLike], tolerance: Any) -> Comparison:
+    from layerparity.compare.parity import compare_runs
+
+    with console.counting("sites") as count:
+        return compare_runs(golden, candidate, tolerance, progress=count)
+
+
+def _log(
+    config: Config,
+    store: Store,
+    comparison: Comparison,
+    golden: Sequence[RunLike],
+    candidate: Sequence[RunLike],
+) -> None:
+    from layerparity.compare.report.html import render_html
+    from layerparity.compare.report.markdown import render_markdown
+    from layerparity.compare.report.table import closing_table, per_site_table
+
+    verdict = comparison.verdict
+    tags = {
+        "verdict": verdict.outcome.value,
+        "first_failure": verdict.first_failure,
+        "whole_model": verdict.whole_model,
+        "golden": " ".join(run.id for run in golden),
+        "candidate": " ".join(run.id for run in candidate),
+        "tolerance": comparison.tolerance,
+    }
+    name = config.name or f"compare-{comparison.candidate.name}"
+    params = {"golden": comparison.golden.name, "candidate": comparison.candidate.name}
+    with store.start(name, KIND, tags, {**params, "limits": comparison.limits}) as active:
+        active.log_text(comparison.to_json(), "comparison.json")
+        active.log_text(render_html(comparison), "report.html")
+        active.log_text(render_markdown(comparison), "report.md")
+        active.log_table(per_site_table(comparison), "sites.json")
+        active.log_metrics(_metrics(comparison))
+        active.set_tags({"mlflow.note.content": render_markdown(comparison)})
+    console.show(closing_table(comparison))
+    console.say(f"report: {active.link('artifacts/report.html')}")
+    console.say(f"        {active.folder / 'report.html'}")
+    console.say(f"run:    {active.url}")
+
+
+def _metrics(comparison: Comparison) -> Iterator[tuple[str, float, int]]:
+    for row in comparison.rows:
+        if row.site.layer is None or row.site.phase != "prefill":
+            continue
+        label = (row.site.component or "block") + f".{row.site.end}"
+        for name in _SERIES:
+            if name in row.metrics:
+                yield f"layer/{label} {name}", row.metrics[name], row.site.layer
+    for outcome, count in comparison.verdict.counts.items():
+        yield f"summary/{outcome}", float(count), 0
+    errors = [row.metrics["rel_l2"] for row in comparison.rows if "rel_l2" in row.metrics]
+    if errors:
+        yield "summary/worst rel_l2", max(errors), 0
+
+
+def _called(runs: Sequence[RunLike]) -> str:
+    first = f"{runs[0].name} {runs[0].id[:8]}"
+    return first if len(runs) == 1 else f"{first} and {len(runs) - 1} more of its sweep"

@@ -1,0 +1,54 @@
+"""Serve the MLflow UI of the tracking store on this machine until Ctrl-C."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from typing import Any
+
+from layerparity import console
+from layerparity.errors import Exit, UserError
+
+
+@dataclass
+class Settings:
+    """conf/job/ui.yaml. ``host`` must be a loopback address."""
+
+    name: str = "ui"
+    port: int = 5000
+    host: str = "127.0.0.1"
+
+
+def run(config: Any) -> Exit:
+    """Serve ``config.tracking`` as ``config.job`` says; a server's address is only printed."""
+    from layerparity.tracking.config import SERVER, read_config
+
+    tracking = read_config(config.tracking)
+    if tracking.name == SERVER:
+        console.say(f"The runs are on the tracking server: {tracking.address}")
+        return Exit.OK
+    _check_loopback(config.job.host, config.job.port)
+    from layerparity.tracking.interrupt import terminable
+    from layerparity.tracking.server import running
+
+    try:
+        with terminable(), running(tracking, config.job.port, config.job.host) as server:
+            console.say(f"MLflow UI of {tracking.root}: {server.address}  (Ctrl-C ends it)")
+            server.wait()
+    except KeyboardInterrupt:
+        console.say("The UI has ended.")
+    return Exit.OK
+
+
+def _check_loopback(host: str, port: int) -> None:
+    if host == "localhost":
+        return
+    try:
+        loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = False
+    if not loopback:
+        raise UserError(
+            f"The UI has no password and does not serve {host}. From your machine run "
+            f"'ssh -L {port}:127.0.0.1:{port} THIS_MACHINE' and open http://127.0.0.1:{port}"
+        )

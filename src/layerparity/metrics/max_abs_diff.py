@@ -1,0 +1,33 @@
+"""Largest absolute difference of any element, in the tensor's own units."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from layerparity.metrics.base import FLOATING, Chunk
+from layerparity.site import Kind
+
+
+@dataclass(frozen=True)
+class MaxAbsDiff:
+    """max |candidate - golden|."""
+
+    kinds: tuple[Kind, ...] = FLOATING
+
+    def start(self) -> float:
+        """Return NaN: nothing was seen."""
+        return float("nan")
+
+    def update(self, state: float, chunk: Chunk) -> float:
+        """Return the larger of what was seen."""
+        if not chunk.count:
+            return state
+        # max() keeps its first argument against NaN, so the first chunk replaces the start.
+        return max(float(chunk.abs_diff.max()), state)
+
+    def compute(self, state: float) -> float:
+        """Return the largest difference."""
+        return state
+
+
+METRIC = MaxAbsDiff()

@@ -1,0 +1,1 @@
+"""Models: reading checkpoints, building skeletons, and what is known of each family."""

@@ -1,0 +1,99 @@
+"""From stored names to module weights: the one file that calls transformers' internal loader.
+
+A test pins what is used of it: `get_model_conversion_mapping`, `rename_source_key` and
+`convert_and_load_state_dict_in_model` are not public and may move in a later version.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from layerparity.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+
+class Conversion:
+    """How a checkpoint's tensors become a model's parameters: renamed, stacked, concatenated."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+
+        self.model = model
+        self.rules = get_model_conversion_mapping(model)
+        self._expected = model.state_dict()
+
+    def targets(self, stored_names: Iterable[str]) -> dict[str, str]:
+        """Return the module weight each stored tensor goes into, by stored name.
+
+        A stacked weight has several sources. A name with no home maps to itself, renamed.
+        """
+        from transformers.core_model_loading import (
+            WeightConverter,
+            WeightRenaming,
+            rename_source_key,
+        )
+
+        renamings = [rule for rule in self.rules if isinstance(rule, WeightRenaming)]
+        converters = [rule for rule in self.rules if isinstance(rule, WeightConverter)]
+        prefix = self.model.base_model_prefix
+        return {
+            name: rename_source_key(name, renamings, converters, prefix, self._expected)[0]
+            for name in stored_names
+        }
+
+    def load(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        dtype: torch.dtype,
+        keep: Mapping[str, torch.dtype],
+    ) -> None:
+        """Put stored tensors into the model's parameters, on the CPU, cast to ``dtype``.
+
+        ``keep`` maps a pattern of module weights to the dtype they hold instead. Raises UserError
+        where a tensor's shape does not fit or experts are missing from a stack.
+        """
+        from transformers.core_model_loading import convert_and_load_state_dict_in_model
+        from transformers.modeling_utils import LoadStateDictConfig
+
+        settings = LoadStateDictConfig(
+            device_map={"": "cpu"},
+            dtype=dtype,
+            dtype_plan=dict(keep),
+            # The rules collect tensors while they run, so each load needs rules of its own.
+            weight_mapping=copy.deepcopy(self.rules),
+        )
+        with _quiet_progress():
+            report, _ = convert_and_load_state_dict_in_model(self.model, dict(tensors), settings)
+        _raise_on(report)
+
+
+def _raise_on(report: Any) -> None:
+    for name, stored, expected in sorted(report.mismatched_keys, key=str):
+        raise UserError(
+            f"{name}: the checkpoint gives shape {list(stored)}, the architecture wants "
+            f"{list(expected)}: the checkpoint and its config.json do not belong together."
+        )
+    for name, message in report.conversion_errors.items():
+        first = str(message).strip().splitlines()[-1]
+        raise UserError(f"{name} cannot be built from the checkpoint: {first}")
+
+
+class _quiet_progress:  # noqa: N801
+    """transformers shows a bar for every load; one per block would drown ours."""
+
+    def __enter__(self) -> None:
+        from transformers.utils import logging
+
+        self.was_on = logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()
+
+    def __exit__(self, *_: object) -> None:
+        from transformers.utils import logging
+
+        if self.was_on:
+            logging.enable_progress_bar()

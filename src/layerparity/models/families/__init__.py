@@ -1,0 +1,1 @@
+"""Families: one file per architecture, named after the checkpoint's model_type."""

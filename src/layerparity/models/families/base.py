@@ -1,0 +1,133 @@
+"""Family: what the framework knows of one architecture, and the layout most of them share.
+
+A family's file is named after the checkpoint's ``model_type`` and holds ``FAMILY``. An unknown
+model type gets the shared layout; what a block lacks is skipped and said so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from layerparity import registry
+from layerparity.errors import UserError, nearest
+from layerparity.site import Kind, Site, SiteSpec
+
+if TYPE_CHECKING:
+    from torch import nn
+
+HIDDEN = SiteSpec(("batch", "token", "channel"))
+HEADS = SiteSpec(("batch", "token", "head", "channel"))
+EXPERTS = SiteSpec(("batch", "token", "expert"))
+CHOICES = SiteSpec(("batch", "token", "expert"), Kind.INDEX_SET)
+TOKENS = SiteSpec(("batch", "token"), Kind.EXACT)
+
+
+@dataclass(frozen=True)
+class Tap:
+    """Where a site is observed in a block: a module's input or output, or the attention interface.
+
+    ``module`` is the path inside the block; ``pick`` the element of a tuple; ``attention`` the name
+    of an argument at the attention interface (``query``, ``key`` or ``context``).
+    """
+
+    local: str
+    module: str
+    spec: SiteSpec = HIDDEN
+    pick: int | None = None
+    of_input: bool = False
+    attention: str | None = None
+
+
+# The shared layout, in the order in which a forward pass reaches it.
+TAPS = (
+    Tap("input_layernorm:out", "input_layernorm"),
+    Tap("self_attn.q_proj:out", "self_attn.q_proj"),
+    Tap("self_attn.k_proj:out", "self_attn.k_proj"),
+    Tap("self_attn.v_proj:out", "self_attn.v_proj"),
+    Tap("self_attn.q_norm:out", "self_attn.q_norm"),
+    Tap("self_attn.k_norm:out", "self_attn.k_norm"),
+    Tap("self_attn:q_rotated", "self_attn", HEADS, attention="query"),
+    Tap("self_attn:k_rotated", "self_attn", HEADS, attention="key"),
+    Tap("self_attn:context", "self_attn", HEADS, attention="context"),
+    Tap("self_attn:out", "self_attn", pick=0),
+    Tap("post_attention_layernorm:in", "post_attention_layernorm", of_input=True),
+    Tap("post_attention_layernorm:out", "post_attention_layernorm"),
+    Tap("mlp.gate:logits", "mlp.gate", EXPERTS, pick=0),
+    Tap("mlp.gate:choices", "mlp.gate", CHOICES, pick=2),
+    Tap("mlp.gate:weights", "mlp.gate", EXPERTS, pick=1),
+    Tap("mlp.experts:out", "mlp.experts"),
+    Tap("mlp:out", "mlp"),
+)
+
+# What a user may call a component, and the module it is.
+COMPONENTS = {
+    "attention": "self_attn",
+    "self_attn": "self_attn",
+    "moe": "mlp",
+    "mlp": "mlp",
+    "input_layernorm": "input_layernorm",
+    "post_attention_layernorm": "post_attention_layernorm",
+}
+OUTSIDE = {
+    "embedding": "embed_tokens",
+    "embed_tokens": "embed_tokens",
+    "norm": "norm",
+    "head": "lm_head",
+    "lm_head": "lm_head",
+}
+# The site whose values a component takes as its input.
+_INPUT_OF = {
+    "": ":in",
+    "input_layernorm": ":in",
+    "self_attn": "input_layernorm:out",
+    "post_attention_layernorm": "post_attention_layernorm:in",
+    "mlp": "post_attention_layernorm:out",
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """One architecture: where its sites are and which small tensors must stay float32."""
+
+    model_type: str
+    taps: tuple[Tap, ...] = TAPS
+    float32_patterns: tuple[str, ...] = ()
+
+    def stage(self, component: str, layer: int | None) -> str:
+        """Return the stage of a component the user named. Raises UserError with the known names."""
+        if component in OUTSIDE:
+            return OUTSIDE[component]
+        if component not in COMPONENTS:
+            known = [*COMPONENTS, *OUTSIDE]
+            raise UserError(
+                f"component={component} is unknown.{nearest(component, known)} "
+                f"Known: {', '.join(known)}."
+            )
+        return f"layers.{layer}.{COMPONENTS[component]}"
+
+    def input_site(self, stage: str, num_layers: int) -> Site:
+        """Return the site whose values a stage is fed."""
+        if stage == "embed_tokens":
+            return Site("embed_tokens", "in")
+        if stage == "norm":
+            return Site(f"layers.{num_layers - 1}", "out")
+        if stage == "lm_head":
+            return Site("norm", "out")
+        site = Site(stage, "in")
+        path, _, end = _INPUT_OF[site.component].partition(":")
+        block = f"layers.{site.layer}"
+        return Site(f"{block}.{path}" if path else block, end)
+
+    def present(self, block: nn.Module) -> list[Tap]:
+        """Return the taps whose module the block has."""
+        modules = {name for name, _ in block.named_modules()}
+        return [tap for tap in self.taps if tap.module in modules]
+
+
+def family_of(model_type: str) -> Family:
+    """Return the family of a model type: its own file's, or the shared layout."""
+    if model_type in registry.names("models.families"):
+        family: Family = registry.load("models.families", model_type).FAMILY
+        return family
+    return Family(model_type)

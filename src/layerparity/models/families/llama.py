@@ -1,0 +1,8 @@
+"""Llama: dense blocks, no QK norm, full rotary."""
+
+from layerparity.models.families.base import TAPS, Family
+
+FAMILY = Family(
+    "llama",
+    taps=tuple(tap for tap in TAPS if ".gate" not in tap.module and "experts" not in tap.local),
+)

@@ -1,0 +1,143 @@
+"""Skeleton: the whole architecture on the meta device, filled stage by stage from a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from layerparity.errors import UserError
+from layerparity.models.checkpoint import Checkpoint
+from layerparity.models.conversion import Conversion
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from transformers import PretrainedConfig, PreTrainedModel
+
+
+def read_config(values: Mapping[str, Any]) -> PretrainedConfig:
+    """Return transformers' configuration of an architecture. Raises UserError for unknown ones."""
+    from transformers import AutoConfig
+
+    values = dict(values)
+    model_type = values.pop("model_type", None)
+    try:
+        return AutoConfig.for_model(model_type, **values)
+    except (ValueError, KeyError) as error:
+        raise UserError(
+            f"transformers does not know the model type '{model_type}', and code from a checkpoint "
+            "is never run: check config.json's model_type."
+        ) from error
+
+
+class Skeleton:
+    """A causal language model without weights; `load` fills one stage, `unload` empties it."""
+
+    def __init__(
+        self,
+        config: PretrainedConfig,
+        dtype: torch.dtype,
+        attn_implementation: str,
+        experts_implementation: str | None,
+        float32_patterns: tuple[str, ...] = (),
+    ) -> None:
+        self.config = config
+        self.dtype = dtype
+        self.float32_patterns = float32_patterns
+        self.model = _build(config, dtype, attn_implementation, experts_implementation)
+        self.conversion = Conversion(self.model)
+        self._sources: dict[str, list[str]] | None = None
+
+    @property
+    def base(self) -> nn.Module:
+        """The decoder without its head: embedding, blocks, final norm."""
+        return self.model.base_model
+
+    @property
+    def base_prefix(self) -> str:
+        """Prefix of the decoder's parameters inside the model, with its dot, such as ``model.``."""
+        return f"{self.model.base_model_prefix}."
+
+    def path(self, stage: str) -> str:
+        """Return the module path of a stage (``layers.3.mlp``, ``lm_head``) inside the model."""
+        return stage if stage == "lm_head" else self.base_prefix + stage
+
+    def module(self, stage: str) -> nn.Module:
+        """Return a stage's module. Raises UserError where the architecture has none."""
+        try:
+            return self.model.get_submodule(self.path(stage))
+        except AttributeError as error:
+            raise UserError(f"{self.config.model_type} has no module '{stage}'.") from error
+
+    def has(self, stage: str) -> bool:
+        """Say whether the architecture has a module at this stage."""
+        try:
+            self.model.get_submodule(self.path(stage))
+        except AttributeError:
+            return False
+        return True
+
+    def sources(self, checkpoint: Checkpoint, stage: str) -> list[str]:
+        """Return the stored names of the tensors a stage needs.
+
+        Raises UserError where the checkpoint lacks one of them.
+        """
+        if self._sources is None:
+            self._sources = {}
+            for name, target in self.conversion.targets(checkpoint.tensors).items():
+                self._sources.setdefault(target, []).append(name)
+        wanted = self._weights(stage)
+        missing = [weight for weight in wanted if weight not in self._sources]
+        if missing:
+            raise UserError(
+                f"The checkpoint holds nothing for {missing[0]}"
+                + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
+                + f" of {stage}: it is incomplete, or its names are not {self.config.model_type}'s."
+            )
+        return sorted(name for weight in wanted for name in self._sources[weight])
+
+    def load(self, checkpoint: Checkpoint, stage: str) -> dict[str, str]:
+        """Fill a stage from the checkpoint; return the SHA-256 of each stored tensor it used."""
+        import torch
+
+        values, hashes = checkpoint.read(self.sources(checkpoint, stage))
+        keep = dict.fromkeys(self.float32_patterns, torch.float32)
+        if stage == "lm_head" and self._tied:
+            # The head gets a tensor of its own: the embedding may stand on another device.
+            values = {"lm_head.weight": next(iter(values.values()))}
+        self.conversion.load(values, self.dtype, keep)
+        left = [name for name, value in self.module(stage).state_dict().items() if value.is_meta]
+        if left:
+            raise UserError(f"{stage}.{left[0]} was not filled from the checkpoint.")
+        return hashes
+
+    def unload(self, stage: str) -> None:
+        """Give a stage's memory back: its parameters go to the meta device again."""
+        self.module(stage).to("meta")
+
+    def _weights(self, stage: str) -> list[str]:
+        path = self.path(stage)
+        if stage == "lm_head" and self._tied:
+            return [f"{self.base_prefix}embed_tokens.weight"]
+        return [f"{path}.{name}" for name in self.module(stage).state_dict()]
+
+    @property
+    def _tied(self) -> bool:
+        return bool(getattr(self.config, "tie_word_embeddings", False))
+
+
+def _build(
+    config: PretrainedConfig,
+    dtype: torch.dtype,
+    attn_implementation: str,
+    experts_implementation: str | None,
+) -> PreTrainedModel:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    options: dict[str, Any] = {"attn_implementation": attn_implementation}
+    if experts_implementation is not None:
+        options["experts_implementation"] = experts_implementation
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, **options)
+    return model.eval().requires_grad_(False)

@@ -1,0 +1,1 @@
+"""Ports: one file per implementation that can be run and judged."""

@@ -1,0 +1,97 @@
+"""Observe: a stage of a transformers model as a function that returns (output, {site: tensor})."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from layerparity.models.families.base import Tap
+
+
+class ObservedStage(nn.Module):
+    """A stage's module whose forward also returns what its taps saw.
+
+    As a plain function of tensors it can be run eagerly, traced or exported: the observed tensors
+    are outputs, which is all that a compiled graph can show.
+    """
+
+    def __init__(self, module: nn.Module, taps: list[tuple[str, Tap]]) -> None:
+        """``taps`` pairs each tap with its module path inside ``module``."""
+        super().__init__()
+        self.module = module
+        self.taps = taps
+
+    def forward(
+        self, given: torch.Tensor, arguments: dict[str, Any]
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Return the stage's output and the tensors at its taps, by local site address."""
+        seen: dict[str, torch.Tensor] = {}
+        with ExitStack() as stack:
+            for path, tap in self.taps:
+                stack.enter_context(_watch(self.module.get_submodule(path), tap, seen))
+            output = self.module(given, **arguments)
+        return _first(output), seen
+
+
+def _first(output: Any) -> torch.Tensor:
+    return output[0] if isinstance(output, tuple) else output
+
+
+@contextmanager
+def _watch(module: nn.Module, tap: Tap, seen: dict[str, torch.Tensor]) -> Iterator[None]:
+    if tap.attention is not None:
+        name = tap.attention
+        with _attention(module, lambda values: _note(seen, tap, values[name])):
+            yield
+        return
+    if tap.of_input:
+        handle = module.register_forward_pre_hook(lambda _, args: _note(seen, tap, args[0]))
+    else:
+        handle = module.register_forward_hook(lambda _, __, output: _note(seen, tap, output))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _note(seen: dict[str, torch.Tensor], tap: Tap, value: Any) -> None:
+    # Returns nothing on purpose: a hook that returns a value replaces the module's output.
+    if isinstance(value, tuple):
+        picked = tap.pick if tap.pick is not None else 0
+        if picked >= len(value):
+            return
+        value = value[picked]
+    elif tap.pick:
+        return
+    if isinstance(value, torch.Tensor):
+        # A copy: what follows may write into the tensor, or hand it on as its own output.
+        seen[tap.local] = value.clone()
+
+
+@contextmanager
+def _attention(module: nn.Module, note: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+    """Wrap transformers' attention look-up, where rotated queries and keys pass by."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as INTERFACE
+
+    look_up = INTERFACE.get_interface
+
+    def wrapped(*args: Any, **kwargs: Any) -> Callable[..., Any]:
+        attend = look_up(*args, **kwargs)
+
+        def observed(owner: nn.Module, query: Any, key: Any, *rest: Any, **named: Any) -> Any:
+            result = attend(owner, query, key, *rest, **named)
+            if owner is module:
+                note({"query": query, "key": key, "context": _first(result)})
+            return result
+
+        return observed
+
+    INTERFACE.get_interface = wrapped
+    try:
+        yield
+    finally:
+        INTERFACE.get_interface = look_up

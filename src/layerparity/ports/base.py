@@ -1,0 +1,105 @@
+"""Port: the implementation that is judged; how a backend's blocks are built, loaded and run.
+
+A port's file holds ``Settings`` (for conf/port) and ``build(settings, assets) -> Port``. At bottom
+a port is a function that returns ``(output, {site: tensor})``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from layerparity.site import SiteSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from layerparity.backends.base import Backend, Placed
+    from layerparity.config import Config
+    from layerparity.models.checkpoint import Checkpoint
+    from layerparity.models.families.base import Family
+
+
+@dataclass(frozen=True)
+class Assets:
+    """What a port is built from: the checkpoint, its family, the machine, and what to observe."""
+
+    checkpoint: Checkpoint
+    family: Family
+    backend: Backend
+    config: Config
+    wanted: Any
+
+
+@dataclass
+class Call:
+    """One pass over the batch.
+
+    ``attention_mask`` [batch, seen tokens] and ``position_ids`` [batch, token] are int64 on the
+    CPU; ``tokens`` is the number of new tokens; ``cache`` is whatever the port keeps between
+    passes, or None for a pass without one.
+    """
+
+    attention_mask: torch.Tensor
+    position_ids: torch.Tensor
+    cache: Any = None
+
+    @property
+    def batch(self) -> int:
+        """Number of sequences."""
+        return int(self.position_ids.shape[0])
+
+    @property
+    def tokens(self) -> int:
+        """Number of new tokens in each sequence."""
+        return int(self.position_ids.shape[1])
+
+
+@dataclass
+class Observed:
+    """What a stage gave: its output, and tensors by site address inside the stage's block.
+
+    ``output`` stays on the device. ``tensors`` are on the CPU in canonical layout; ``specs`` name
+    their axes. ``unseen`` gives a reason for each wanted site the port cannot show.
+    """
+
+    output: torch.Tensor
+    tensors: dict[str, torch.Tensor]
+    specs: dict[str, SiteSpec]
+    unseen: dict[str, str] = field(default_factory=dict)
+
+
+class Port(ABC):
+    """An implementation of a model, run stage by stage.
+
+    A stage is ``embed_tokens``, ``layers.N``, a component such as ``layers.N.mlp``, ``norm`` or
+    ``lm_head``.
+    """
+
+    @abstractmethod
+    def place(self, stages: Sequence[str]) -> list[Placed]:
+        """Check that the stages can be loaded and run, and decide where each one goes.
+
+        Nothing is read but headers. Raises UserError with the cure.
+        """
+
+    @abstractmethod
+    def load(self, stage: str) -> dict[str, str]:
+        """Load a stage's weights; return the SHA-256 of every checkpoint tensor used, by name."""
+
+    @abstractmethod
+    def begin(self, call: Call) -> None:
+        """Prepare a pass: masks, positions and rotary tables for every stage."""
+
+    @abstractmethod
+    def run(self, stage: str, given: torch.Tensor) -> Observed:
+        """Run one stage on ``given`` ([batch, token] ids, or [batch, token, channel] states)."""
+
+    @abstractmethod
+    def new_cache(self, batch: int, max_tokens: int) -> Any:
+        """Return a static cache for ``max_tokens`` tokens a sequence. Raises UserError without."""
+
+    def release(self, stage: str) -> None:  # noqa: B027
+        """Give a stage's memory back."""

@@ -1,0 +1,26 @@
+"""Plug-ins by name: one module in a package is one backend, family, port, metric, inputs or job."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from types import ModuleType
+
+from layerparity.errors import UserError, nearest
+
+
+def names(package: str) -> list[str]:
+    """Return the names of the plug-ins in ``layerparity.<package>``, sorted; none is imported."""
+    path = importlib.import_module(f"layerparity.{package}").__path__
+    found = (module.name for module in pkgutil.iter_modules(path))
+    return sorted(name for name in found if not name.startswith("_") and name != "base")
+
+
+def load(package: str, name: str) -> ModuleType:
+    """Import one plug-in. Raises UserError with the nearest known name where there is none."""
+    known = names(package)
+    if name not in known:
+        raise UserError(
+            f"There is no '{name}' in {package}.{nearest(name, known)} Known: {', '.join(known)}."
+        )
+    return importlib.import_module(f"layerparity.{package}.{name}")

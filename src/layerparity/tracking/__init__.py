@@ -1,0 +1,1 @@
+"""Tracking: the only room that imports mlflow."""

@@ -1,0 +1,153 @@
+"""ActiveRun: a run that is being written, its numbers to MLflow and its files to one folder."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from layerparity.files import write_text
+from layerparity.tracking import names, spool
+from layerparity.tracking.connection import Connection
+from layerparity.tracking.pictures import write_picture
+from layerparity.tracking.stored import FINISHED, KILLED
+
+if TYPE_CHECKING:
+    from mlflow.entities import Metric
+
+WHOLE_RUN = "summary/"
+_METRICS_PER_REQUEST = 1000
+_TEXTS_PER_REQUEST = 100
+_T = TypeVar("_T")
+
+
+@dataclass
+class ActiveRun:
+    """One open run; its files are written to ``folder``, from where ``remote`` ones are uploaded.
+
+    Every method raises UserError where the disk is full or the server stops answering.
+    """
+
+    connection: Connection
+    id: str
+    name: str
+    folder: Path
+    remote: bool = False
+    parent: str | None = None
+    _nonfinite: int = 0
+    _tables: list[dict[str, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        with self.connection.plainly():
+            self.folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def url(self) -> str:
+        """The run's page in the MLflow UI."""
+        return self.link()
+
+    def link(self, tab: str = "") -> str:
+        """Return a tab of the run's page: ``model-metrics``, ``artifacts``, ``artifacts/PATH``."""
+        return self.connection.run_url(self.id, tab)
+
+    def log_metrics(self, values: Iterable[tuple[str, float, int]]) -> None:
+        """Log points (name, value, step), step being the layer.
+
+        NaN and Inf are counted in the tag ``nonfinite`` instead of being stored as 1.8e308. In a
+        child of a sweep all but ``summary/...`` goes onto the parent too: its row is the one that
+        charts show.
+        """
+        from mlflow.entities import Metric
+
+        now, metrics, skipped = int(time.time() * 1000), [], 0
+        for name, value, step in values:
+            if math.isfinite(value):
+                metrics.append(Metric(names.clean(name), float(value), now, int(step)))
+            else:
+                skipped += 1
+        self._send(self.id, metrics)
+        if self.parent:
+            self._send(self.parent, [m for m in metrics if not m.key.startswith(WHOLE_RUN)])
+        if skipped:
+            self._nonfinite += skipped
+            self.set_tags({"nonfinite": self._nonfinite})
+
+    def log_params(self, params: Mapping[str, object]) -> None:
+        """Log nested parameters under dotted names; long values are cut (config.yaml has them)."""
+        from mlflow.entities import Param
+
+        flat = [Param(*pair) for pair in names.flat_params(params).items()]
+        with self.connection.plainly():
+            for chunk in _chunks(flat, _TEXTS_PER_REQUEST):
+                self.connection.client.log_batch(self.id, params=chunk)
+
+    def set_tags(self, tags: Mapping[str, object]) -> None:
+        """Set tags under our prefix; ``mlflow.note.content`` and its like keep their names."""
+        from mlflow.entities import RunTag
+
+        own = [RunTag(*pair) for pair in names.own_tags(tags).items()]
+        with self.connection.plainly():
+            for chunk in _chunks(own, _TEXTS_PER_REQUEST):
+                self.connection.client.log_batch(self.id, tags=chunk)
+
+    def log_text(self, text: str, path: str) -> None:
+        """Write text to a path inside the run's folder."""
+        with self.connection.plainly():
+            write_text(self.folder / path, text)
+
+    def log_table(self, columns: Mapping[str, Sequence[object]], path: str) -> None:
+        """Write columns of one length as a table that the UI pages through, to a ``.json`` path."""
+        rows = [[_plain(cell) for cell in row] for row in zip(*columns.values(), strict=True)]
+        self.log_text(json.dumps({"columns": list(columns), "data": rows}, allow_nan=False), path)
+        self._tables.append({"path": path, "type": "table"})
+        self.set_tags({"mlflow.loggedArtifacts": json.dumps(self._tables)})
+
+    def log_image(self, png: bytes, key: str, step: int = 0) -> None:
+        """Add a PNG to the series ``key``, which the UI shows with a slider over the steps."""
+        with self.connection.plainly():
+            write_picture(self.folder, png, key, step)
+        self.set_tags({"mlflow.loggedImages": "true"})
+
+    def publish(self) -> None:
+        """Upload the files where the artifact store is remote; a local one has them already."""
+        if self.remote:
+            with self.connection.plainly():
+                spool.upload(self.connection.client, self.id, self.folder)
+
+    def end(self, status: str = FINISHED, error: BaseException | None = None) -> None:
+        """Close the run: FINISHED, FAILED or KILLED, with the error in one line as a tag."""
+        if error is not None:
+            self.set_tags({"error": _reason(status, error)})
+        with self.connection.plainly():
+            self.connection.client.set_terminated(self.id, status)
+        if self.remote and status == FINISHED:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _send(self, run_id: str, metrics: Sequence[Metric]) -> None:
+        with self.connection.plainly():
+            for chunk in _chunks(metrics, _METRICS_PER_REQUEST):
+                self.connection.client.log_batch(run_id, metrics=chunk)
+
+
+def _reason(status: str, error: BaseException) -> str:
+    if status != KILLED:
+        return names.one_line(error)
+    return "stopped by Ctrl-C" if isinstance(error, KeyboardInterrupt) else "stopped by SIGTERM"
+
+
+def _plain(cell: object) -> object:
+    if isinstance(cell, float) and not math.isfinite(cell):
+        return str(cell)
+    return cell if isinstance(cell, (str, int, float, bool, type(None))) else str(cell)
+
+
+def _chunks(items: Iterable[_T], size: int) -> Iterator[list[_T]]:
+    rest = iter(items)
+    while chunk := list(islice(rest, size)):
+        yield chunk

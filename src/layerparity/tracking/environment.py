@@ -1,0 +1,42 @@
+"""What MLflow reads from the environment: no telemetry, no chatter, and patience with a limit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+QUIET = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    # MLflow logs a traceback of errors that it also raises; we report what was raised.
+    "MLFLOW_LOGGING_LEVEL": "CRITICAL",
+    # The default server keeps job executors: 15 processes and 3 GB for a page of charts.
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+}
+TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"
+TRANSFER_TIMEOUT_S = 120
+
+
+def prepare(timeout_s: int) -> None:
+    """Set the variables; must run before mlflow is imported. The user's own values stay."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    # One retry: with MLflow's seven, a server that is gone holds a run for four minutes.
+    os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "1"
+    os.environ["MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR"] = "1"
+    os.environ["MLFLOW_HTTP_REQUEST_BACKOFF_JITTER"] = "0"
+    os.environ[TIMEOUT] = str(timeout_s)
+
+
+@contextmanager
+def transfer() -> Iterator[None]:
+    """Allow a request as long as a file of many gigabytes needs."""
+    before = os.environ.get(TIMEOUT, "")
+    os.environ[TIMEOUT] = str(TRANSFER_TIMEOUT_S)
+    try:
+        yield
+    finally:
+        os.environ[TIMEOUT] = before

@@ -1,0 +1,104 @@
+"""What a user's words for a run mean: an id, a name, ``latest`` or a folder."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from layerparity.errors import UserError, nearest
+from layerparity.tracking import filters
+from layerparity.tracking.stored import FINISHED, StoredRun, from_folder
+
+if TYPE_CHECKING:
+    from layerparity.tracking.store import Store
+
+LATEST = "latest"
+_ID = re.compile(r"[0-9a-f]{4,32}")
+_HOW_TO_LIST = "'python run.py job=ui' shows all runs"
+
+
+def find(store: Store, reference: str, kind: str | None) -> list[StoredRun]:
+    """Return what `Store.find` promises."""
+    if reference == LATEST:
+        return _latest(store, kind)
+    if _is_path(reference):
+        return [_folder(Path(reference).expanduser())]
+    found = _by_id(store, reference) or _by_name(store, reference, kind)
+    if found is not None:
+        return expand(store, found, kind)
+    if Path(reference).is_dir():
+        return [_folder(Path(reference))]
+    raise _not_found(store, reference)
+
+
+def expand(store: Store, run: StoredRun, kind: str | None) -> list[StoredRun]:
+    """Return a run as a set: a sweep is its finished children, those of ``kind`` if it has any.
+
+    Raises UserError for a sweep of which nothing finished.
+    """
+    if run.kind != "sweep":
+        return [run]
+    children = store.children(run.id)
+    finished = [child for child in children if child.finished]
+    if not finished:
+        raise UserError(
+            f"None of the {len(children)} runs of the sweep '{run.name}' finished: run it again."
+        )
+    return [child for child in finished if child.kind == kind] or finished
+
+
+def _latest(store: Store, kind: str | None) -> list[StoredRun]:
+    clauses = [filters.status_is(FINISHED)]
+    if kind:
+        clauses.append(filters.tag_is("kind", kind))
+    found = store.search(clauses, limit=1)
+    if not found:
+        raise _not_found(store, LATEST, kind)
+    parent = store.get(found[0].parent) if found[0].parent else None
+    return expand(store, parent or found[0], kind)
+
+
+def _is_path(reference: str) -> bool:
+    return "/" in reference or reference.startswith((".", "~"))
+
+
+def _folder(path: Path) -> StoredRun:
+    if not path.exists():
+        raise UserError(f"There is no folder {path}: give a run's id, its name, or a folder.")
+    if not path.is_dir():
+        raise UserError(f"{path} is a file: give the folder that holds it.")
+    return from_folder(path.resolve())
+
+
+def _by_id(store: Store, reference: str) -> StoredRun | None:
+    if not _ID.fullmatch(reference):
+        return None
+    found = store.search([filters.id_starts(reference)], limit=2)
+    if len(found) > 1:
+        both = " and ".join(f"{run.id} ({run.name})" for run in found)
+        raise UserError(f"'{reference}' begins the ids {both}: give more of it.")
+    return found[0] if found else None
+
+
+def _by_name(store: Store, reference: str, kind: str | None) -> StoredRun | None:
+    """Return the newest run so called, one of the asked kind (or a sweep) before any other."""
+    clause = filters.equals("attributes.run_name", reference)
+    named = [run for run in store.search([clause], limit=50) if run.name == reference]
+    of_kind = (run for run in named if run.kind in (kind, "sweep"))
+    return next(of_kind, None) or next(iter(named), None)
+
+
+def _not_found(store: Store, reference: str, kind: str | None = None) -> UserError:
+    recent = store.runs(limit=100)
+    place = store.config.place
+    if not recent:
+        return UserError(
+            f"There are no runs in {place}: make a golden first: "
+            "python run.py backend=gpu scope=full device_map=cpu"
+        )
+    if reference == LATEST:
+        wanted = f"{kind} run" if kind else "run"
+        return UserError(f"There is no finished {wanted} in {place}; {_HOW_TO_LIST}.")
+    hint = nearest(reference, [run.name for run in recent])
+    return UserError(f"There is no run '{reference}' in {place}.{hint} {_HOW_TO_LIST}.")

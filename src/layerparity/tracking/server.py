@@ -1,0 +1,145 @@
+"""The MLflow UI of the embedded store as a child process: started, awaited, ended as a group."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO
+
+from layerparity.errors import UserError
+from layerparity.tracking import database, environment
+from layerparity.tracking.config import TrackingConfig, read_config
+from layerparity.tracking.store import open_store
+
+LOOPBACK = "127.0.0.1"
+START_SECONDS = 120
+STOP_SECONDS = 10
+
+
+@dataclass
+class Server:
+    """A running UI: its address and its process, whose output goes to ``log``."""
+
+    address: str
+    process: subprocess.Popen[bytes]
+    log: IO[str]
+
+    def wait(self) -> None:
+        """Wait for ever. Raises UserError with its last words if the server ends by itself."""
+        self.process.wait()
+        raise UserError(f"The MLflow UI ended by itself: {self.last_words()}")
+
+    def last_words(self) -> str:
+        """Return the last line the server wrote."""
+        self.log.seek(0)
+        lines = [line.strip() for line in self.log if line.strip()]
+        return lines[-1] if lines else "it said nothing."
+
+
+@contextmanager
+def serve(raw: object, port: int) -> Iterator[str]:
+    """Serve the embedded store on loopback for a block; yield the address once it answers."""
+    with running(read_config(raw), port, LOOPBACK) as server:
+        yield server.address
+
+
+@contextmanager
+def running(config: TrackingConfig, port: int, host: str) -> Iterator[Server]:
+    """Yield the UI of the embedded store, answering; end its whole process group after the block.
+
+    Raises UserError where the port is taken or not allowed, or the server does not start.
+    """
+    check_port(host, port)
+    if not (config.root / database.FILE_NAME).exists():
+        open_store(config)
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
+        server = Server(address, _launch(config, host, port, log), log)
+        try:
+            _await(server)
+            yield server
+        finally:
+            _stop(server.process)
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise UserError unless a server may listen on this port now."""
+    cure = f"choose another with job.port={port + 1 if 1023 < port < 65535 else 5001}"
+    if not 0 < port < 65536:
+        raise UserError(f"There is no port {port}: {cure}.")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        # As the server does it: a port whose last connections linger may be used again.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            taken = error.errno == errno.EADDRINUSE
+            reason = "is in use" if taken else f"cannot be used ({error.strerror})"
+            raise UserError(f"Port {port} on {host} {reason}: {cure}.") from error
+
+
+def _launch(config: TrackingConfig, host: str, port: int, log: IO[str]) -> subprocess.Popen[bytes]:
+    arguments = {
+        "--backend-store-uri": database.database_uri(config.root),
+        # For runs that others log through this server; ours say themselves where they lie.
+        "--artifacts-destination": str(config.root / database.ARTIFACTS),
+        "--host": host,
+        "--port": str(port),
+        # More than one worker makes each request slower: the work is sqlite's.
+        "--workers": "1",
+    }
+    command = [sys.executable, "-m", "mlflow", "server"]
+    for pair in arguments.items():
+        command.extend(pair)
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        # What it reports is only shown if it fails to start.
+        env={**os.environ, **environment.QUIET, "MLFLOW_LOGGING_LEVEL": "INFO"},
+        # A group of its own: Ctrl-C reaches us alone, and we end all of its processes.
+        start_new_session=True,
+    )
+
+
+def _await(server: Server) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while server.process.poll() is None and time.monotonic() < deadline:
+        if answers(server.address):
+            return
+        time.sleep(0.2)
+    raise UserError(f"The MLflow UI did not start: {server.last_words()}")
+
+
+def answers(address: str) -> bool:
+    """Return whether an MLflow server answers at an address."""
+    try:
+        with urllib.request.urlopen(f"{address}/health", timeout=2) as reply:  # noqa: S310
+            return bool(reply.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End the server and its workers, by force if they take too long."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+            process.wait(timeout=STOP_SECONDS)
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue

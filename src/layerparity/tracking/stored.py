@@ -1,0 +1,98 @@
+"""StoredRun: a run that was kept, and where its artifacts lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from layerparity.manifest import FILE_NAME, Manifest
+from layerparity.tracking.names import PARENT_TAG, PREFIX
+from layerparity.tracking.owner import is_gone
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
+FINISHED = "FINISHED"
+FAILED = "FAILED"
+KILLED = "KILLED"
+RUNNING = "RUNNING"
+INTERRUPTED = "INTERRUPTED"
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A kept run; ``tags`` are ours, without their prefix; ``id`` is empty for a bare folder.
+
+    ``status`` is MLflow's (RUNNING, FINISHED, FAILED, KILLED), or INTERRUPTED for a run that MLflow
+    believes to be running while its process on this machine is gone.
+    """
+
+    id: str
+    name: str
+    status: str
+    tags: dict[str, str]
+    start_time: datetime
+    url: str = ""
+    parent: str | None = None
+    locate: Callable[[str], Path] = field(default=Path, repr=False, compare=False)
+
+    @property
+    def kind(self) -> str:
+        """golden, candidate, comparison, sweep, ...; empty for a bare folder without a manifest."""
+        return self.tags.get("kind", "")
+
+    @property
+    def folder(self) -> Path:
+        """The artifacts: in place where they are local, else downloaded once into the cache."""
+        return self.locate("")
+
+    def file(self, path: str) -> Path:
+        """Return where one file of the artifacts lies; from a server only that file is fetched."""
+        return self.locate(path)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end."""
+        return self.status == FINISHED
+
+
+def from_mlflow(run: Run, url: str, locate: Callable[[str], Path]) -> StoredRun:
+    """Return MLflow's run as ours."""
+    tags = {k.removeprefix(PREFIX): v for k, v in run.data.tags.items() if k.startswith(PREFIX)}
+    return StoredRun(
+        id=run.info.run_id,
+        name=run.info.run_name or "",
+        status=_status(run.info.status, tags.get("owner", "")),
+        tags=tags,
+        start_time=datetime.fromtimestamp(run.info.start_time / 1000, tz=UTC),
+        url=url,
+        parent=run.data.tags.get(PARENT_TAG),
+        locate=locate,
+    )
+
+
+def from_folder(folder: Path) -> StoredRun:
+    """Return a folder of artifacts that is in no store; its manifest, if any, names the kind."""
+    manifest = Manifest.read(folder) if (folder / FILE_NAME).is_file() else None
+    return StoredRun(
+        id="",
+        name=folder.name,
+        status=FINISHED,
+        tags=_tags(manifest) if manifest else {},
+        start_time=datetime.fromtimestamp(folder.stat().st_mtime, tz=UTC),
+        locate=lambda path: folder / path,
+    )
+
+
+def _tags(manifest: Manifest) -> dict[str, str]:
+    named = ("kind", "backend", "device", "port", "dtype", "fingerprint")
+    return {"model": manifest.model.name, **{name: getattr(manifest, name) for name in named}}
+
+
+def _status(status: str, owner: str) -> str:
+    if status == RUNNING and owner.count(":") >= 2 and is_gone(owner):
+        return INTERRUPTED
+    return status

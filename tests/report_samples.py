@@ -1,0 +1,197 @@
+"""Comparisons that look like real ones: few layers or many, clean or with one broken component."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from layerparity.compare.comparison import Comparison, Side
+from layerparity.site import Kind, Site
+from layerparity.verdict import Outcome, Row, sum_up
+
+LOCALS = (
+    ":in",
+    "self_attn:out",
+    "mlp.gate:logits",
+    "mlp.gate:choices",
+    "mlp.gate:weights",
+    "mlp:out",
+    ":out",
+)
+COMPONENTS = ("input_layernorm:out", "self_attn.q_proj:out", "self_attn:context")
+LIMITS = {
+    "max_abs_diff": 0.01,
+    "mean_abs_diff": 0.001,
+    "similarity_percentage": 95.0,
+    "cosine_distance": 0.01,
+    "pearson": 0.99,
+}
+
+
+def real_metrics(rel_l2: float, scale: float = 1.0) -> dict[str, float]:
+    """Return metrics that belong together for noise of a relative size; 0 is bit-equal."""
+    snr = -20 * math.log10(rel_l2) if rel_l2 else 320.0
+    return {
+        "max_abs_diff": 4.2 * rel_l2 * scale,
+        "mean_abs_diff": 0.8 * rel_l2 * scale,
+        "median_abs_diff": 0.67 * rel_l2 * scale,
+        "std_abs_diff": 0.6 * rel_l2 * scale,
+        "rel_l2": rel_l2,
+        "cosine_distance": rel_l2**2 / 2,
+        "pearson": 1 - rel_l2**2 / 2,
+        "similarity_percentage": 100.0 * math.exp(-20 * rel_l2),
+        "norm_ratio": 1 + rel_l2 / 7,
+        "snr_db": snr,
+        "ulp_distance": float(round(rel_l2 * 2**23)),
+        "nonfinite_disagreement": 0.0,
+    }
+
+
+def side(kind: str, **changes: str) -> Side:
+    values = {
+        "run": f"{kind[:1] * 4}3f9a27be1d4c06a5b8c7d6e5f40312",
+        "name": f"{kind}-tiny-minimax-m2",
+        "backend": "gpu" if kind == "golden" else "neuron",
+        "device": "cpu" if kind == "golden" else "XLA:CPU, not Neuron",
+        "dtype": "float32",
+        "port": "hf",
+        "url": f"http://127.0.0.1:5000/#/experiments/1/runs/{kind}",
+        "model": "tiny_minimax_m2",
+        "scope": "full",
+        "feed": "isolated",
+    }
+    return Side(**{**values, **changes})
+
+
+def sample(
+    layers: int = 6,
+    broken: str = "",
+    tokens: int = 64,
+    extra: tuple[str, ...] = (),
+    feed: str = "isolated",
+    seed: int = 7,
+) -> Comparison:
+    """Return a comparison of ``layers`` blocks; ``broken`` is the site at which it goes wrong."""
+    chance = random.Random(seed)
+    names = ["embed_tokens:out"]
+    for layer in range(layers):
+        inside = LOCALS[:1] + extra + LOCALS[1:]
+        names += [f"layers.{layer}{'' if x[0] == ':' else '.'}{x}" for x in inside]
+    names += ["norm:out", "lm_head:out"]
+    rows, token_errors = [], {}
+    for site in sorted(Site.parse(name) for name in names):
+        size = _size(site, broken, feed, chance)
+        rows.append(_row(site, size, bool(broken)))
+        if rows[-1].kind is Kind.REAL:
+            token_errors[str(site)] = _tokens(size, tokens, site, chance)
+    return Comparison(
+        golden=side("golden"),
+        candidate=side("candidate", feed=feed),
+        tolerance="fixed",
+        limits=dict(LIMITS),
+        rows=rows,
+        verdict=sum_up(rows, len(rows), "whole model: fail" if broken else "whole model: pass"),
+        token_errors=token_errors,
+    )
+
+
+def judged(rows: list[Row], token_errors: dict[str, list[float]] | None = None) -> Comparison:
+    """Return a comparison of rows made by hand."""
+    whole = "whole model: inconclusive, 1 of 62 blocks compared"
+    return Comparison(
+        golden=side("golden"),
+        candidate=side("candidate"),
+        tolerance="fixed",
+        limits=dict(LIMITS),
+        rows=rows,
+        verdict=sum_up(rows, len(rows), whole, ("layer class sliding was never exercised",)),
+        token_errors=token_errors or {},
+    )
+
+
+def real(site: str, rel_l2: float, outcome: Outcome = Outcome.PASS, reason: str = "") -> Row:
+    return Row(Site.parse(site), Kind.REAL, outcome, reason, real_metrics(rel_l2))
+
+
+def every_oddity() -> Comparison:
+    """Return NaN, infinities, rows without metrics, a gap in the layers, and a decode step."""
+    nan = {"rel_l2": math.nan, "max_abs_diff": math.inf, "pearson": math.nan, "snr_db": -math.inf}
+    site = Site.parse
+    rows = [
+        real("layers.0:in", 0.0),
+        Row(site("layers.0.mlp:out"), Kind.REAL, Outcome.FAIL, "NaN", real_metrics(0.1) | nan),
+        Row(site("layers.0:out"), Kind.REAL, Outcome.FAIL, "", {"rel_l2": math.inf, "novel": 3.0}),
+        Row(site("layers.1:out"), Kind.REAL, Outcome.MISSING, "the candidate holds no such site"),
+        Row(site("layers.2.mlp.gate:choices"), Kind.INDEX_SET, Outcome.SKIPPED, "not observable"),
+        real("layers.4:out", 2e-7),
+        real("layers.4:out@decode.3", 4e-7),
+        Row(site("norm:out"), Kind.EXACT, Outcome.INCONCLUSIVE, "why not", {"unequal": 2.0}),
+    ]
+    tokens = {
+        "layers.0:out": [math.nan, 0.0, math.inf, 1e-3],
+        "layers.0.mlp:out": [math.nan] * 4,
+        "layers.4:out": [1e-7, 0.0, 0.0, 0.0],
+        "layers.4:out@decode.3": [1e-5],
+    }
+    return judged(rows, tokens)
+
+
+def all_zero() -> Comparison:
+    names = [f"layers.{layer}{end}" for layer in range(4) for end in (":in", ".mlp:out", ":out")]
+    return judged([real(name, 0.0) for name in names], {name: [0.0] * 10 for name in names})
+
+
+def _size(site: Site, broken: str, feed: str, chance: random.Random) -> float:
+    if site.local == ":in" and feed == "isolated":
+        return 0.0
+    noise = 3e-7 * math.exp(chance.gauss(0, 0.35))
+    if not broken:
+        return noise
+    guilty = Site.parse(broken)
+    if site == guilty:
+        return 0.31
+    later = site > guilty
+    same = site.layer == guilty.layer
+    if feed == "chained" and later:
+        return 0.06 * math.exp(chance.gauss(0, 0.2)) * (1 + 0.02 * ((site.layer or 0) + 1))
+    return 0.041 if same and later else noise
+
+
+def _row(site: Site, size: float, any_broken: bool) -> Row:
+    if site.local == "mlp.gate:choices":
+        agree = 1.0 if size < 1e-3 else 0.83
+        outcome = Outcome.PASS if agree == 1.0 else Outcome.FAIL
+        reason = "" if agree == 1.0 else "the expert sets of 11 of 64 tokens differ"
+        return Row(site, Kind.INDEX_SET, outcome, reason, {"set_agreement": agree})
+    metrics = real_metrics(size, 1.0 + (site.layer or 0) / 3)
+    if metrics["max_abs_diff"] < 0.01:
+        return Row(site, Kind.REAL, Outcome.PASS, "", metrics)
+    reason = (
+        f"max_abs_diff {metrics['max_abs_diff']:.3g} is not below 0.01; "
+        f"cosine_distance {metrics['cosine_distance']:.3g}"
+    )
+    return Row(site, Kind.REAL, Outcome.FAIL, reason, metrics)
+
+
+def _tokens(size: float, tokens: int, site: Site, chance: random.Random) -> list[float]:
+    if size > 1e-3 and site.local == "mlp:out":
+        # Like a wrong rotation: the error grows with the position.
+        grown = [0.02 + 1.6 * (token + 1) / tokens for token in range(tokens)]
+        return [size * share * math.exp(chance.gauss(0, 0.2)) for share in grown]
+    return [size * math.exp(chance.gauss(0, 0.5)) for _ in range(tokens)]
+
+
+CASES = {
+    "pass": sample(),
+    "fail": sample(broken="layers.3.mlp:out"),
+    "chained": sample(20, "layers.7.self_attn:out", feed="chained"),
+    "components": sample(extra=COMPONENTS),
+    "oddities": every_oddity(),
+    "zeros": all_zero(),
+    "empty": judged([]),
+    "embedding only": judged([real("embed_tokens:out", 0.0)]),
+    "one site": judged([real("layers.5:out", 3e-7, Outcome.INCONCLUSIVE, "not alone")]),
+}
+every_case = pytest.mark.parametrize("comparison", CASES.values(), ids=CASES.keys())

@@ -1,0 +1,148 @@
+"""Stored runs as a real job leaves them, made from a few tensors, for tests of what reads them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from layerparity.compare.stored import StoredRun
+from layerparity.files import sha256_text, tensor_sha256
+from layerparity.manifest import FILE_NAME, INPUTS_FILE, Feed, Manifest, ModelPrint, Record
+from layerparity.site import Kind, Site
+
+HIDDEN = ("batch", "token", "channel")
+MODEL = ModelPrint("tiny", "minimax_m2", 2, "config-0")
+STAGES = ("embed_tokens", "layers.0", "layers.1", "norm", "lm_head")
+
+
+def block_input(stage: str) -> Site:
+    """Return the site whose values a stage is fed: for a component, some site of its block."""
+    site = Site(stage, "in")
+    if site.component in ("", stage):
+        return site
+    return Site(f"layers.{site.layer}.post_attention_layernorm", "out")
+
+
+def sites(
+    seed: int = 0, batch: int = 2, tokens: int = 5, width: int = 8
+) -> dict[str, torch.Tensor]:
+    """Return the default sites of a model of two blocks, float32, with routing; chained by hand."""
+    maker = torch.Generator().manual_seed(seed)
+
+    def real(size: int = width) -> torch.Tensor:
+        return torch.randn(batch, tokens, size, generator=maker)
+
+    made = {
+        "embed_tokens:in": torch.arange(batch * tokens).view(batch, tokens),
+        "embed_tokens:out": real(),
+    }
+    state = made["embed_tokens:out"]
+    for layer in range(2):
+        block = f"layers.{layer}"
+        made[f"{block}:in"] = state
+        made[f"{block}.self_attn:out"] = real()
+        made[f"{block}.mlp.gate:logits"] = real(4)
+        made[f"{block}.mlp.gate:choices"] = torch.tensor([0, 2]).expand(batch, tokens, 2).clone()
+        made[f"{block}.mlp.gate:weights"] = real(2)
+        made[f"{block}.mlp:out"] = real()
+        state = made[f"{block}:out"] = real()
+    made["norm:out"] = real()
+    made["lm_head:out"] = real(11)
+    return made
+
+
+def make_run(
+    folder: Path,
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    name: str = "",
+    stages: Sequence[str] = STAGES,
+    feed: str = "chained",
+    fed: Mapping[str, torch.Tensor] | None = None,
+    mask: torch.Tensor | None = None,
+    weights: Mapping[str, Mapping[str, str]] | None = None,
+    axes: Mapping[str, tuple[str, ...]] | None = None,
+    status: str = "FINISHED",
+    **manifest: Any,
+) -> StoredRun:
+    """Write a run's folder and return it.
+
+    ``tensors`` are by site text. A stage is fed ``fed[site]``, else the tensor at its input site,
+    from a golden where ``feed`` is isolated and else from the stage before (tokens come first).
+    ``weights`` are digests by stored name by stage; every stage has some. Other keywords replace
+    the manifest's fields.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    records = [
+        _store(folder, Site.parse(text), tensor, (axes or {}).get(text))
+        for text, tensor in tensors.items()
+    ]
+    inputs = {"token_ids": torch.arange(4).view(1, 4)}
+    if mask is not None:
+        inputs["attention_mask"] = mask.long()
+    save_file(inputs, folder / INPUTS_FILE)
+    used = {stage: dict((weights or {}).get(stage, {f"{stage}.w": "1"})) for stage in stages}
+    (folder / "weights.json").write_text(json.dumps(used))
+    made = Manifest(
+        model=MODEL,
+        kind="golden",
+        backend="gpu",
+        device="cpu",
+        port="hf",
+        dtype="float32",
+        scope={"kind": "full"},
+        feed=feed,
+        fingerprint="f",
+        stages=list(stages),
+        inputs={key: tensor_sha256(value) for key, value in inputs.items()},
+        feeds=_feeds(stages, tensors, fed or {}, feed),
+        weights={stage: sha256_text(json.dumps(each)) for stage, each in used.items()},
+        numerics={"capture": "default: *"},
+        records=records,
+    )
+    (folder / FILE_NAME).write_text(replace(made, **manifest).to_json())
+    return StoredRun(folder.name, name or folder.name, folder, status=status)
+
+
+def _feeds(
+    stages: Sequence[str],
+    tensors: Mapping[str, torch.Tensor],
+    fed: Mapping[str, torch.Tensor],
+    mode: str,
+) -> list[Feed]:
+    feeds = []
+    for index, stage in enumerate(stages):
+        site = block_input(stage)
+        value = fed.get(str(site), tensors.get(str(site)))
+        digest = "unknown" if value is None else tensor_sha256(value)
+        chained = mode == "chained" and index > 0
+        first = "tokens" if stage == "embed_tokens" else "golden"
+        feeds.append(Feed(stage, site, digest, "chain" if chained else first))
+    return feeds
+
+
+def _store(folder: Path, site: Site, tensor: torch.Tensor, axes: tuple[str, ...] | None) -> Record:
+    file = f"tensors/{site.path}.{site.end}.{site.step}.safetensors"
+    (folder / "tensors").mkdir(exist_ok=True)
+    save_file({str(site): tensor.contiguous()}, folder / file)
+    return Record(
+        site=site,
+        axes=axes or HIDDEN[: tensor.dim()],
+        kind=_kind(site),
+        shape=tuple(tensor.shape),
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        file=file,
+        sha256=tensor_sha256(tensor),
+    )
+
+
+def _kind(site: Site) -> Kind:
+    if site.end == "choices":
+        return Kind.INDEX_SET
+    return Kind.EXACT if site.path in ("embed_tokens", "tokens") else Kind.REAL

@@ -1,0 +1,78 @@
+"""Capture: patterns, statistics, and files that are whole or absent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from layerparity.capture.recorder import Recorder
+from layerparity.capture.stats import CHUNK, statistics
+from layerparity.capture.wanted import Wanted
+from layerparity.errors import UserError
+from layerparity.files import tensor_sha256
+from layerparity.site import Kind, Site, SiteSpec
+
+SPEC = SiteSpec(("batch", "token", "channel"))
+
+
+def test_patterns_match_inside_a_block_and_whole() -> None:
+    wanted = Wanted("x", (":in", "mlp.gate:*", "layers.3.self_attn:*"), ("layers.5.*",))
+    assert wanted(layer=0, local=":in")
+    assert wanted(layer=0, local="mlp.gate:logits")
+    assert wanted(layer=3, local="self_attn:out")
+    assert not wanted(layer=2, local="self_attn:out")
+    assert not wanted(layer=5, local="mlp.gate:logits")
+    assert not wanted(layer=0, local=":out")
+
+
+def test_statistics_against_torch() -> None:
+    values = torch.randn(3, CHUNK // 2 + 7, generator=torch.Generator().manual_seed(0)) * 5 + 2
+    found = statistics(values)
+    exact = values.double()
+    assert found["mean"] == pytest.approx(float(exact.mean()), rel=1e-12)
+    assert found["std"] == pytest.approx(float(exact.std(unbiased=False)), rel=1e-9)
+    assert found["min"] == float(values.min())
+    assert found["max"] == float(values.max())
+    assert found["l2"] == pytest.approx(float(exact.norm()), rel=1e-12)
+    assert found["nan"] == found["inf"] == 0
+
+
+def test_statistics_count_what_is_not_finite() -> None:
+    values = torch.tensor([1.0, float("nan"), 3.0, float("inf"), -float("inf")])
+    found = statistics(values)
+    assert (found["nan"], found["inf"], found["mean"], found["max"]) == (1, 2, 2.0, 3.0)
+
+
+@pytest.mark.parametrize("values", [torch.empty(0), torch.full((3,), float("nan"))])
+def test_statistics_of_nothing(values: torch.Tensor) -> None:
+    found = statistics(values)
+    assert found["mean"] == found["std"] == found["min"] == found["max"] == 0.0
+
+
+def test_records_describe_what_lies_on_disk(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    site = Site.parse("layers.1.mlp:out")
+    value = torch.randn(1, 4, 8).to(torch.bfloat16)
+    (record,) = recorder.write("layers.1", {site: value}, {site: SPEC})
+    stored = load_file(tmp_path / record.file)[str(site)]
+    assert torch.equal(stored, value)
+    assert record.sha256 == tensor_sha256(stored)
+    assert (record.shape, record.dtype, record.kind) == ((1, 4, 8), "bfloat16", Kind.REAL)
+    assert record.stats["rms"] == pytest.approx(float(value.double().square().mean().sqrt()))
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import safetensors.torch
+
+    def fails(tensors, path):
+        Path(path).write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(safetensors.torch, "save_file", fails)
+    site = Site.parse("layers.1:out")
+    with pytest.raises(UserError, match="free some disk space"):
+        Recorder(tmp_path).write("layers.1", {site: torch.ones(1, 1, 1)}, {site: SPEC})
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

@@ -1,0 +1,143 @@
+"""A checkpoint folder is judged by its headers before a tensor is read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from layerparity.errors import UserError
+from layerparity.files import tensor_sha256
+from layerparity.models.checkpoint import Checkpoint
+from layerparity.models.skeleton import Skeleton, read_config
+
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture
+def folder(made: Callable[[str], Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made("minimax_m2"), tmp_path / "copy"))
+
+
+def fill(folder: Path, stage: str = "layers.1") -> Skeleton:
+    checkpoint = Checkpoint(folder)
+    skeleton = Skeleton(read_config(checkpoint.config), torch.float32, "sdpa", None)
+    skeleton.load(checkpoint, stage)
+    return skeleton
+
+
+def edit(folder: Path, change: Callable[[dict], None]) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    change(tensors)
+    save_file(tensors, folder / WEIGHTS)
+
+
+def test_published_names_and_hashes(folder: Path) -> None:
+    checkpoint = Checkpoint(folder)
+    name = "model.layers.0.block_sparse_moe.experts.3.w2.weight"
+    values, hashes = checkpoint.read([name])
+    assert hashes[name] == tensor_sha256(load_file(folder / WEIGHTS)[name])
+    assert values[name].shape == checkpoint.tensors[name].shape
+
+
+def test_sharded_reads_like_whole(folder: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path / "shards", max_shard_size="100KB")
+    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
+    whole = fill(folder).module("layers.1").state_dict()
+    shards = fill(tmp_path / "shards").module("layers.1").state_dict()
+    assert all(torch.equal(whole[name], shards[name]) for name in whole)
+
+
+def missing_folder(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def no_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def no_safetensors(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+
+
+def pickled(folder: Path) -> None:
+    (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
+
+
+def truncated(folder: Path) -> None:
+    data = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(data[: len(data) // 2])
+
+
+def not_safetensors(folder: Path) -> None:
+    (folder / WEIGHTS).write_bytes(b"\xff" * 4096)
+
+
+def lying_header(folder: Path) -> None:
+    data = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(data.replace(b'"data_offsets"', b'"data_offsetz"', 1))
+
+
+def tensor_missing(folder: Path) -> None:
+    edit(folder, lambda t: t.pop("model.layers.1.self_attn.q_norm.weight"))
+
+
+def expert_missing(folder: Path) -> None:
+    edit(folder, lambda t: t.pop("model.layers.1.block_sparse_moe.experts.2.w2.weight"))
+
+
+def wrong_shape(folder: Path) -> None:
+    edit(folder, lambda t: t.update({"model.layers.1.self_attn.q_norm.weight": torch.ones(63)}))
+
+
+def index_names_absent_shard(folder: Path) -> None:
+    index = {"weight_map": {"lm_head.weight": "model-00009-of-00009.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def index_names_absent_tensor(folder: Path) -> None:
+    index = {"weight_map": {"model.layers.9.x": WEIGHTS}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def index_leaves_the_folder(folder: Path) -> None:
+    index = {"weight_map": {"lm_head.weight": "../elsewhere.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def unknown_type(folder: Path) -> None:
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**raw, "model_type": "nobody_knows"}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (missing_folder, "No checkpoint folder"),
+        (no_config, "no config.json"),
+        (no_safetensors, "no .safetensors file"),
+        (pickled, "pickle checkpoint, which is never opened"),
+        (truncated, "cut off"),
+        (not_safetensors, "not a safetensors file"),
+        (lying_header, "damaged header"),
+        (tensor_missing, r"holds nothing for model.layers.1.self_attn.q_norm.weight"),
+        (expert_missing, "mlp.experts.down_proj"),
+        (wrong_shape, r"shape \[63\].*\[64\]"),
+        (index_names_absent_shard, "model-00009-of-00009"),
+        (index_names_absent_tensor, "model.layers.9.x"),
+        (index_leaves_the_folder, "outside its folder"),
+        (unknown_type, "nobody_knows"),
+    ],
+)
+def test_damage_is_named(folder: Path, damage: Callable[[Path], None], says: str) -> None:
+    damage(folder)
+    with pytest.raises(UserError, match=says):
+        fill(folder)

@@ -1,0 +1,182 @@
+"""The command line: help, completion, exit statuses, and mistakes answered with their cure."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, Ended
+
+from layerparity import help as help_text
+from layerparity.command import check, quoted
+from layerparity.errors import UserError
+
+GROUPS = [*help_text.GROUPS, "job", "experiment"]
+
+PROBE = """
+import json, resource, sys
+sys.argv = ["run.py", *{arguments!r}]
+sys.path.insert(0, {src!r})
+from layerparity.cli import main
+code = main()
+spent = resource.getrusage(resource.RUSAGE_SELF)
+heavy = [n for n in ("torch", "mlflow", "transformers", "torch_xla") if n in sys.modules]
+print(json.dumps([code, spent.ru_utime + spent.ru_stime, heavy]), file=sys.stderr)
+"""
+
+
+def probe(folder: Path, *arguments: str, **environment: str) -> tuple[int, float, list[str], str]:
+    """Run a command in a fresh process: its exit, CPU seconds, heavy imports and output."""
+    code = textwrap.dedent(PROBE).format(arguments=list(arguments), src=str(ROOT / "src"))
+    # Bytecode is cached as on any user's machine; what is measured is our imports.
+    kept = {**os.environ, **environment}
+    kept.pop("PYTHONDONTWRITEBYTECODE", None)
+    kept["PYTHONPYCACHEPREFIX"] = str(folder / "bytecode")
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env=kept,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    exit_code, seconds, heavy = json.loads(ended.stderr.strip().splitlines()[-1])
+    return exit_code, seconds, heavy, ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "says"),
+    [
+        (["--help"], 0, "experiment="),
+        (["layre=3"], 2, "Did you mean 'layer'?"),
+        (["--cfg", "job"], 0, "tp_degree: 1"),
+    ],
+)
+def test_light_commands_import_nothing_heavy(
+    tmp_path: Path, arguments: list[str], exit_code: int, says: str
+) -> None:
+    probe(tmp_path, *arguments)
+    ended, seconds, heavy, output = probe(tmp_path, *arguments)
+    assert (ended, heavy) == (exit_code, [])
+    assert says in output
+    assert seconds < 1.0
+
+
+def test_completion_offers_choices_and_imports_nothing_heavy(tmp_path: Path) -> None:
+    line = {"COMP_LINE": "run.py backend=", "COMP_POINT": "15"}
+    probe(tmp_path, "-sc", "query=bash", **line)
+    ended, seconds, heavy, output = probe(tmp_path, "-sc", "query=bash", **line)
+    assert (ended, heavy) == (0, [])
+    assert "backend=gpu" in output
+    assert "backend=neuron" in output
+    assert seconds < 1.0
+
+
+def test_help_has_a_line_for_every_choice() -> None:
+    text = help_text.text()
+    for group in GROUPS:
+        options = help_text.options(group)
+        assert options, group
+        for name, line in options.items():
+            assert line, f"{group}/{name} has no first line"
+            assert f"{name} " in text
+            assert line in text
+
+
+@pytest.mark.parametrize(
+    "value", ["a, b", "x=y", 'say "hi"', "it's", "back\\slash", " padded ", "{"]
+)
+def test_the_quoted_answer_is_taken_as_it_stands(value: str) -> None:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    (word,) = shlex.split(quoted(f"prompt.text={value}"))
+    assert OverridesParser.create().parse_override(word).value() == value
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["backend=nueron"], "There is no backend 'nueron'. Did you mean 'neuron'?"),
+        (["experiment=quikstart"], "Did you mean 'quickstart'?"),
+        (["job=compair"], "Did you mean 'compare'?"),
+        (["--multi-run"], "--multi-run"),
+        (["compare"], "Did you mean job=compare?"),
+        (["layre=3"], "Did you mean 'layer'?"),
+        (["inputs=random", "inputs.sed=1"], "Did you mean 'inputs.seed'?"),
+        (["tp_degree=two"], "tp_degree: Value 'two'"),
+        (["device_map=0"], "There is no device_map '0'."),
+        (["prompt.text=hi, there"], """'prompt.text="hi, there"'"""),
+        (["prompt.text=a=b"], """'prompt.text="a=b"'"""),
+        (['prompt.text=say "hi" now'], r"""'prompt.text="say \"hi\" now"'"""),
+        (["max_memory=0:60GB,1:60GB"], """'max_memory="0:60GB,1:60GB"'"""),
+        (["model.path=/data/a=b"], """'model.path="/data/a=b"'"""),
+    ],
+)
+def test_mistakes_cost_one_line(cli: Callable[..., Ended], arguments: list[str], says: str) -> None:
+    ended = cli(*arguments)
+    assert ended.exit == 2
+    assert says in ended.err
+    assert len(ended.err.strip().splitlines()) == 1
+    assert ended.out == ""
+    assert list(Path.cwd().iterdir()) == []
+
+
+def test_a_list_may_be_swept() -> None:
+    check(["-m", "layer=0,1"])
+    with pytest.raises(UserError, match="add -m"):
+        check(["layer=0,1"])
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [f"{group}={name}" for group in GROUPS for name in help_text.options(group)]
+    + ["device_map=cuda:3"],
+)
+def test_every_yaml_composes(choice: str) -> None:
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from omegaconf import OmegaConf
+
+    from layerparity import config, search_path
+    from layerparity.resources import shipped
+
+    config.register()
+    search_path.register()
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(shipped("conf")), version_base="1.3"):
+        made = OmegaConf.to_object(compose("config", overrides=[choice]))
+    assert isinstance(made, config.Config)
+    if choice == "device_map=cuda:3":
+        assert made.device_map.strategy == "cuda:3"
+
+
+def test_experiments_are_found_from_the_current_folder_too(
+    cli: Callable[..., Ended], tmp_path: Path
+) -> None:
+    own = tmp_path / "experiments"
+    own.mkdir()
+    (own / "mine.yaml").write_text("# @package _global_\n# Mine?\ntp_degree: 7\n")
+    ended = cli("--cfg", "job", "experiment=mine")
+    assert ended.exit == 0
+    assert "tp_degree: 7" in ended.out
+    assert "Mine?" in help_text.text()
+
+
+def test_two_doors_are_one(tmp_path: Path) -> None:
+    for command in ([str(ROOT / "run.py")], ["-m", "layerparity"]):
+        ended = subprocess.run(
+            [sys.executable, *command, "--version"],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+            capture_output=True,
+            check=False,
+            text=True,
+        )
+        assert ended.stdout.startswith("layerparity "), ended.stderr

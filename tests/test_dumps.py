@@ -1,0 +1,226 @@
+"""Folders of .safetensors or .npy files as sides: their name maps, and what is wrong with some."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from runs import make_run, sites
+from safetensors.torch import save_file
+
+from layerparity.compare.comparison import Comparison
+from layerparity.compare.parity import compare_runs
+from layerparity.compare.stored import StoredRun, stored_at
+from layerparity.compare.tolerances.fixed import FixedTolerance
+from layerparity.errors import Exit, UserError
+from layerparity.site import Kind
+from layerparity.verdict import Outcome
+
+MAP = {"layer_{n}_output": "layers.{n}:out", "layer_{n}_mlp": "layers.{n}.mlp:out"}
+KEPT = {":out": "output", ".mlp:out": "mlp"}
+
+
+@pytest.fixture
+def golden(tmp_path: Path) -> StoredRun:
+    return make_run(tmp_path / "golden", sites())
+
+
+def values(offset: float = 0.0) -> dict[str, torch.Tensor]:
+    """The blocks' and MLPs' outputs under the names of somebody's script."""
+    made = sites()
+    return {
+        f"layer_{layer}_{name}": made[f"layers.{layer}{end}"] + offset
+        for layer in range(2)
+        for end, name in KEPT.items()
+    }
+
+
+def dump(
+    folder: Path, tensors: dict[str, torch.Tensor], names: object = MAP, form: str = "npy"
+) -> StoredRun:
+    folder.mkdir(parents=True)
+    if form == "npy":
+        for name, tensor in tensors.items():
+            np.save(folder / f"{name}.npy", tensor.numpy())
+    else:
+        save_file(tensors, folder / "all.safetensors")
+    if names is not None:
+        (folder / "names.json").write_text(json.dumps(names))
+    return stored_at(folder)
+
+
+def compare(golden: StoredRun, candidate: StoredRun) -> Comparison:
+    return compare_runs([golden], [candidate], FixedTolerance())
+
+
+@pytest.mark.parametrize("form", ["npy", "safetensors"])
+def test_a_dump_against_a_run(golden: StoredRun, tmp_path: Path, form: str) -> None:
+    found = compare(golden, dump(tmp_path / "dump", values(), form=form))
+    judged = {str(row.site) for row in found.rows if row.outcome is Outcome.PASS}
+    assert judged == {f"layers.{n}{end}" for n in range(2) for end in KEPT}
+    assert found.verdict.exit is Exit.OK
+    assert "nothing proves that both were fed the same" in " ".join(found.warnings)
+    skipped = {row.reason for row in found.rows if row.outcome is Outcome.SKIPPED}
+    assert skipped == {"not captured by the candidate (capture=dump)"}
+    assert found.candidate.backend == "dump"
+
+
+def test_a_wrong_dump_fails(golden: StoredRun, tmp_path: Path) -> None:
+    tensors = values()
+    tensors["layer_1_mlp"] = tensors["layer_1_mlp"] * 1.1
+    found = compare(golden, dump(tmp_path / "dump", tensors))
+    assert found.verdict.first_failure == "layers.1.mlp:out"
+
+
+def test_a_dump_as_golden_and_on_both_sides(golden: StoredRun, tmp_path: Path) -> None:
+    left = dump(tmp_path / "left", values())
+    right = dump(tmp_path / "right", values(1e-6), form="safetensors")
+    assert compare(left, golden).verdict.exit is Exit.OK
+    both = compare(left, right)
+    assert both.verdict.exit is Exit.OK
+    assert "2 of 2 blocks compared" in both.verdict.whole_model
+    assert len(both.token_errors["layers.0:out"]) == 10
+
+
+def test_a_run_lends_a_dump_its_axes_kind_and_mask(tmp_path: Path) -> None:
+    mask = torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 1, 1]])
+    golden = make_run(tmp_path / "golden", sites(), mask=mask)
+    tensors = {
+        "embedded": sites()["embed_tokens:out"].clone(),
+        "picked": sites()["layers.0.mlp.gate:choices"],
+    }
+    tensors["embedded"][0, 0] = 9.0
+    names = {"embedded": "embed_tokens:out", "picked": "layers.0.mlp.gate:choices"}
+    found = compare(golden, dump(tmp_path / "dump", tensors, names))
+    kinds = {str(row.site): row.kind for row in found.rows if row.outcome is Outcome.PASS}
+    assert kinds == {
+        "embed_tokens:out": Kind.EXACT,
+        "layers.0.mlp.gate:choices": Kind.INDEX_SET,
+    }
+
+
+def test_files_in_folders_and_single_tensors_by_the_files_name(
+    golden: StoredRun, tmp_path: Path
+) -> None:
+    folder = tmp_path / "dump"
+    for layer in range(2):
+        inside = folder / f"single_layer_{layer:02d}"
+        inside.mkdir(parents=True)
+        save_file({"hidden": values()[f"layer_{layer}_output"]}, inside / "output.safetensors")
+        save_file({"hidden": values()[f"layer_{layer}_mlp"]}, inside / "mlp.safetensors")
+    (folder / "names.yaml").write_text(
+        "single_layer_{n}/output: layers.{n}:out\nsingle_layer_{n}/mlp/hidden: layers.{n}.mlp:out\n"
+    )
+    assert compare(golden, stored_at(folder)).verdict.exit is Exit.OK
+
+
+def test_a_map_elsewhere(golden: StoredRun, tmp_path: Path) -> None:
+    dump(tmp_path / "dump", values(), names=None)
+    elsewhere = tmp_path / "my.json"
+    elsewhere.write_text(json.dumps(MAP))
+    assert compare(golden, stored_at(tmp_path / "dump", elsewhere)).verdict.exit is Exit.OK
+    with pytest.raises(UserError, match="There is no name map"):
+        compare(golden, stored_at(tmp_path / "dump", tmp_path / "no.json"))
+
+
+def test_a_finished_run_works_by_path(golden: StoredRun) -> None:
+    assert compare(stored_at(golden.folder), golden).verdict.exit is Exit.OK
+
+
+def test_tensors_the_map_leaves_out_are_said(golden: StoredRun, tmp_path: Path) -> None:
+    found = compare(golden, dump(tmp_path / "dump", {**values(), "extra": torch.zeros(1)}))
+    assert any("no site for 1 tensors" in text and "extra" in text for text in found.warnings)
+
+
+def test_shapes_that_do_not_fit_are_said(golden: StoredRun, tmp_path: Path) -> None:
+    tensors = {name: tensor.flatten(0, 1) for name, tensor in values().items()}
+    found = compare(golden, dump(tmp_path / "dump", tensors))
+    reasons = {row.reason for row in found.rows if row.outcome is Outcome.INCONCLUSIVE}
+    assert reasons == {"shape [2, 5, 8] against [10, 8]"}
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (None, r"names.json, which says .*Write one such as \{"),
+        ({}, "should map tensor names to sites"),
+        (["layer_0_output"], "should map tensor names to sites"),
+        ({"layer_0_output": 3}, "should map tensor names to sites"),
+        ({"layer_0_outputs": "layers.0:out"}, "no tensor is named .*Did you mean 'layer_0_output'"),
+        ({"layer_{n}_output": "layers.{n}"}, "is not a site"),
+        ({"layer_{n}_output": "layers.{m}:out"}, "is not a site"),
+        ({"layer_{n}_output": "norm:out"}, "both layer_0_output and layer_1_output claim norm:out"),
+    ],
+)
+def test_bad_maps(golden: StoredRun, tmp_path: Path, names: object, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        compare(golden, dump(tmp_path / "dump", values(), names))
+
+
+def test_a_map_that_is_no_yaml(golden: StoredRun, tmp_path: Path) -> None:
+    run = dump(tmp_path / "dump", values())
+    (run.folder / "names.json").write_text("{broken")
+    with pytest.raises(UserError, match="neither JSON nor YAML"):
+        compare(golden, run)
+
+
+def test_pickles_are_never_opened(golden: StoredRun, tmp_path: Path) -> None:
+    run = dump(tmp_path / "dump", {})
+    (run.folder / "layer_0_output.pt").write_bytes(b"\x80\x04.")
+    with pytest.raises(UserError, match=r"Pickles .* are never opened"):
+        compare(golden, run)
+
+
+def test_arrays_of_objects_are_never_unpickled(golden: StoredRun, tmp_path: Path) -> None:
+    run = dump(tmp_path / "dump", values())
+    objects = np.array([{"a": 1}], dtype=object)
+    np.save(run.folder / "layer_0_output.npy", objects, allow_pickle=True)
+    with pytest.raises(UserError, match="cannot be read as numbers"):
+        compare(golden, run)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x93NUMPY", b"nonsense"])
+def test_damaged_arrays(golden: StoredRun, tmp_path: Path, content: bytes) -> None:
+    run = dump(tmp_path / "dump", values())
+    (run.folder / "layer_0_output.npy").write_bytes(content)
+    with pytest.raises(UserError, match="cannot be read as numbers"):
+        compare(golden, run)
+
+
+def test_a_truncated_array_and_text(golden: StoredRun, tmp_path: Path) -> None:
+    run = dump(tmp_path / "dump", values())
+    path = run.folder / "layer_0_output.npy"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-8])
+    with pytest.raises(UserError, match="cannot be read as numbers"):
+        compare(golden, run)
+    np.save(path, np.array(["a", "b"]))
+    with pytest.raises(UserError, match="cannot be read as numbers"):
+        compare(golden, run)
+
+
+def test_a_damaged_safetensors_file(golden: StoredRun, tmp_path: Path) -> None:
+    run = dump(tmp_path / "dump", values(), form="safetensors")
+    path = run.folder / "all.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(UserError, match="missing or damaged"):
+        compare(golden, run)
+
+
+def test_big_endian_and_narrow_arrays_are_read(golden: StoredRun, tmp_path: Path) -> None:
+    run = dump(tmp_path / "dump", values())
+    path = run.folder / "layer_0_output.npy"
+    np.save(path, np.load(path).astype(">f8"))
+    assert compare(golden, run).verdict.exit is Exit.OK
+
+
+def test_a_link_out_of_the_dump_is_refused(golden: StoredRun, tmp_path: Path) -> None:
+    run = dump(tmp_path / "dump", values())
+    outside = tmp_path / "outside.npy"
+    np.save(outside, np.zeros(3))
+    (run.folder / "link.npy").symlink_to(outside)
+    with pytest.raises(UserError, match="outside its folder"):
+        compare(golden, run)

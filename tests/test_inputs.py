@@ -1,0 +1,164 @@
+"""Inputs: prompts, token files, random states, and refusals before anything runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+from layerparity.config import Config, GenerateSettings, PromptSettings
+from layerparity.errors import UserError
+from layerparity.inputs import auto, prompt, random, tokens
+from layerparity.inputs.base import Request, batch, positions
+from layerparity.resources import shipped
+from layerparity.site import Site
+
+TINY = shipped("checkpoints") / "tiny_minimax_m2"
+MODEL = json.loads((TINY / "config.json").read_text())
+
+
+def request(stages: tuple[str, ...] = ("embed_tokens",), **keys) -> Request:
+    return Request(
+        config=Config(**keys),
+        model_folder=TINY,
+        model=MODEL,
+        stages=stages,
+        site_of=lambda stage: Site(stage, "in"),
+        golden=lambda reference: None,
+    )
+
+
+def prompted(**keys) -> Request:
+    seq_len = keys.pop("seq_len", None)
+    return request(prompt=PromptSettings(**keys), seq_len=seq_len)
+
+
+def test_left_padding_and_positions() -> None:
+    made = batch([[5, 6, 7], [8]], None, 0)
+    assert made.token_ids.tolist() == [[5, 6, 7], [0, 0, 8]]
+    assert made.attention_mask.tolist() == [[1, 1, 1], [0, 0, 1]]
+    assert made.position_ids.tolist() == [[0, 1, 2], [0, 0, 0]]
+    assert torch.equal(made.position_ids, positions(made.attention_mask))
+
+
+def test_seq_len_truncates_and_pads() -> None:
+    assert batch([[5, 6, 7]], 2, 0).token_ids.tolist() == [[5, 6]]
+    assert batch([[5, 6, 7]], 5, 0).token_ids.tolist() == [[0, 0, 5, 6, 7]]
+
+
+def test_prompts_become_one_batch() -> None:
+    made = prompt.prepare(
+        prompt.Settings(), prompted(texts=["One machine", "Another machine, far"])
+    )
+    assert made.token_ids.shape[0] == 2
+    assert made.source == "prompt"
+    assert int(made.attention_mask[0, 0]) == 0
+    assert int(made.attention_mask[:, -1].min()) == 1
+
+
+def test_chat_template_is_rendered() -> None:
+    plain = prompt.prepare(prompt.Settings(), prompted(text="Hello"))
+    chat = prompt.prepare(prompt.Settings(), prompted(text="Hello", chat=True))
+    assert chat.token_ids.shape[1] > plain.token_ids.shape[1]
+
+
+def test_prompt_files(tmp_path: Path) -> None:
+    text = tmp_path / "one.txt"
+    text.write_text('commas, = and "quotes"\n')
+    assert prompt.prompts(prompted(file=str(text))) == ['commas, = and "quotes"']
+    many = tmp_path / "many.json"
+    many.write_text('["a", "b"]')
+    assert prompt.prompts(prompted(file=str(many))) == ["a", "b"]
+
+
+def test_token_files_agree(tmp_path: Path) -> None:
+    rows = [[5, 6, 7, 8], [9, 10, 11, 12]]
+    (tmp_path / "t.json").write_text(json.dumps(rows))
+    np.save(tmp_path / "t.npy", np.array(rows))
+    save_file({"input_ids": np.array(rows)}, tmp_path / "t.safetensors")
+    for name in ("t.json", "t.npy", "t.safetensors"):
+        made = tokens.prepare(tokens.Settings(file=str(tmp_path / name)), request())
+        assert made.token_ids.tolist() == rows
+
+
+def test_random_states_are_seeded_and_synthetic() -> None:
+    asked = request(("layers.3",), seq_len=4)
+    one = random.prepare(random.Settings(seed=1, batch=2), asked)
+    two = random.prepare(random.Settings(seed=1, batch=2), asked)
+    other = random.prepare(random.Settings(seed=2, batch=2), asked)
+    site = Site("layers.3", "in")
+    assert one.synthetic
+    assert one.given[site].shape == (2, 4, MODEL["hidden_size"])
+    assert torch.equal(one.given[site], two.given[site])
+    assert not torch.equal(one.given[site], other.given[site])
+
+
+def broken(tmp_path: Path, name: str, content: bytes) -> str:
+    (tmp_path / name).write_bytes(content)
+    return str(tmp_path / name)
+
+
+def test_mistakes_say_the_cure(tmp_path: Path) -> None:
+    context = MODEL["max_position_embeddings"]
+    cases = [
+        (prompt, prompt.Settings(), prompted(text="word " * context), f"seq_len={context}"),
+        (prompt, prompt.Settings(), prompted(text="hi", seq_len=context + 1), "context is"),
+        (prompt, prompt.Settings(), prompted(text="a", file="b"), "Give one of"),
+        (prompt, prompt.Settings(), prompted(text=""), "holds no token"),
+        (prompt, prompt.Settings(), prompted(file=str(tmp_path / "no.txt")), "cannot be read"),
+        (prompt, prompt.Settings(), request(("layers.3",)), "inputs=golden"),
+        (tokens, tokens.Settings(), request(), "inputs.file="),
+        (
+            tokens,
+            tokens.Settings(file=broken(tmp_path, "a.json", b"[[1.5]]")),
+            request(),
+            "token ids",
+        ),
+        (
+            tokens,
+            tokens.Settings(file=broken(tmp_path, "b.json", b"{")),
+            request(),
+            "cannot be read",
+        ),
+        (
+            tokens,
+            tokens.Settings(file=broken(tmp_path, "c.json", b"[[999999]]")),
+            request(),
+            "999999",
+        ),
+        (tokens, tokens.Settings(file=broken(tmp_path, "d.npy", b"\x93NUMPY")), request(), "read"),
+        (auto, auto.Settings(), request(("layers.3",)), "python run.py backend=gpu"),
+    ]
+    for source, settings, asked, says in cases:
+        with pytest.raises(UserError) as refusal:
+            source.prepare(settings, asked)
+        assert says in str(refusal.value)
+
+
+def test_a_long_prompt_is_cut_by_seq_len() -> None:
+    made = prompt.prepare(prompt.Settings(), prompted(text="word " * 2000, seq_len=16))
+    assert made.token_ids.shape == (1, 16)
+
+
+def test_generation_needs_room_in_the_context() -> None:
+    asked = request(
+        prompt=PromptSettings(text="hi"),
+        generate=GenerateSettings(MODEL["max_position_embeddings"]),
+    )
+    with pytest.raises(UserError, match="to generate"):
+        prompt.prepare(prompt.Settings(), asked)
+
+
+def test_a_pickle_npy_is_not_opened(tmp_path: Path) -> None:
+    np.save(tmp_path / "evil.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    with pytest.raises(UserError, match="cannot be read"):
+        tokens.prepare(tokens.Settings(file=str(tmp_path / "evil.npy")), request())
+
+
+def test_parts_of_a_request() -> None:
+    assert request(("layers.0",)).from_tokens
+    assert not request(("layers.0.mlp",)).from_tokens

@@ -1,0 +1,155 @@
+"""The Neuron path through the door, for real on XLA:CPU (not Neuron), with the shipped model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from conftest import Ended
+from safetensors.torch import load_file
+
+from layerparity.compare.comparison import Comparison
+from layerparity.manifest import Manifest
+from layerparity.site import Kind
+
+pytest.importorskip("torch_xla", reason="needs the extra xla: pip install 'layerparity[xla]'")
+
+Cli = Callable[..., Ended]
+LIMIT = 5e-6
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("store")
+
+
+@pytest.fixture
+def run(cli: Cli, store: Path) -> Iterator[Cli]:
+    """The command line over a store with one full golden run of every component."""
+    folder = f"tracking.folder={store}"
+    if not (store / "mlflow.db").exists():
+        made = cli(
+            "backend=gpu",
+            "device_map=cpu",
+            folder,
+            "capture=components",
+            "generate.max_new_tokens=6",
+        )
+        assert made.exit == 0, made.err
+    yield lambda *arguments: cli(folder, *arguments)
+
+
+def newest(store: Path, name: str) -> Path:
+    return max(store.rglob(name), key=lambda path: path.stat().st_mtime).parent
+
+
+def tags(store: Path) -> dict[str, str]:
+    """Return the tags of the newest run that is whole."""
+    from layerparity.tracking.config import TrackingConfig
+    from layerparity.tracking.store import open_store
+
+    run_id = newest(store, "manifest.json").parent.name
+    kept = open_store(TrackingConfig(folder=str(store))).get(run_id)
+    assert kept is not None
+    return kept.tags
+
+
+def compared(run: Cli, store: Path) -> Comparison:
+    """Compare the newest pair; every floating site agrees to LIMIT and all pass."""
+    judged = run("job=compare")
+    assert judged.exit == 0, judged.out + judged.err
+    text = (newest(store, "comparison.json") / "comparison.json").read_text()
+    comparison = Comparison.from_json(text)
+    assert comparison.verdict.counts["fail"] == comparison.verdict.counts["missing"] == 0
+    errors = {r.site: r.metrics["rel_l2"] for r in comparison.rows if "rel_l2" in r.metrics}
+    worst = max(errors, key=lambda site: errors[site])
+    assert errors[worst] <= LIMIT, f"{worst}: {errors[worst]}"
+    return comparison
+
+
+def test_full_model_compiles_each_shape_once(run: Cli, store: Path) -> None:
+    """Six blocks are one graph; the embedding, the norm and the head are one each."""
+    made = run("backend=neuron", "capture=components")
+    assert made.exit == 0, made.out + made.err
+    assert Manifest.read(newest(store, "manifest.json")).device == "XLA:CPU, not Neuron"
+    found = tags(store)
+    assert found["fact.compiles"] == "4"
+    assert found["fact.aten_fallbacks"] == "none"
+    comparison = compared(run, store)
+    assert comparison.verdict.whole_model == "whole model: pass"
+    assert sum(row.kind is Kind.REAL for row in comparison.rows) > 100
+
+
+def test_range_then_golden_then_compare(cli: Cli, tmp_path: Path) -> None:
+    """The three commands of the README, from an empty store, candidate first."""
+    scope = ("scope=range", "start=0", "end=3")
+    assert cli("backend=neuron", *scope).exit == 0
+    assert cli("backend=gpu", "device_map=cpu", *scope).exit == 0
+    comparison = compared(cli, tmp_path / "mlruns")
+    assert comparison.verdict.counts["pass"] == comparison.verdict.total
+
+
+def test_sweep_over_layers_is_one_candidate(run: Cli, store: Path) -> None:
+    made = run("-m", "backend=neuron", "scope=single", "layer=range(0,6)")
+    assert made.exit == 0, made.out + made.err
+    assert made.out.count("FINISHED") == 6
+    comparison = compared(run, store)
+    assert {row.site.layer for row in comparison.rows if row.metrics} == set(range(6))
+    assert tags(store)["fact.aten_fallbacks"] == "none"
+
+
+def test_exported_to_one_graph_gives_the_same_sites(run: Cli, store: Path) -> None:
+    scope = ("backend=neuron", "capture=components", "scope=single", "layer=2")
+    sites = {}
+    for mode in ("lazy", "export"):
+        made = run(*scope, f"backend.compile={mode}")
+        assert made.exit == 0, made.out + made.err
+        folder = newest(store, "manifest.json")
+        assert Manifest.read(folder).numerics["compile"] == mode
+        sites[mode] = load_file(folder / "tensors/layers.2.safetensors")
+        compared(run, store)
+    assert sites["lazy"].keys() == sites["export"].keys()
+    for name, lazy in sites["lazy"].items():
+        error = (sites["export"][name] - lazy).double().norm() / lazy.double().norm()
+        assert float(error) <= LIMIT, name
+
+
+def test_capture_changes_no_number(run: Cli, store: Path) -> None:
+    """Capture on and capture off are different graphs; the blocks' outputs agree all the same."""
+    outputs = {}
+    for capture in ("blocks", "components"):
+        assert run("backend=neuron", "scope=single", "layer=3", f"capture={capture}").exit == 0
+        folder = newest(store, "manifest.json")
+        outputs[capture] = load_file(folder / "tensors/layers.3.safetensors")["layers.3:out"]
+    difference = (outputs["blocks"] - outputs["components"]).norm() / outputs["blocks"].norm()
+    assert float(difference) <= LIMIT
+
+
+def test_block_outputs_alone_are_no_pass(run: Cli, store: Path) -> None:
+    assert run("backend=neuron", "scope=single", "layer=3", "capture=blocks").exit == 0
+    judged = run("job=compare")
+    assert judged.exit == 4
+    assert "inconclusive" in judged.out
+
+
+def test_generation_on_both_sides(run: Cli, store: Path) -> None:
+    """Token by token with a static cache: a bounded number of graphs, and the same words."""
+    golden = json.loads((next(store.rglob("generated.json"))).read_text())
+    made = run("backend=neuron", "inputs=prompt", "generate.max_new_tokens=6")
+    assert made.exit == 0, made.out + made.err
+    written = json.loads((newest(store, "generated.json") / "generated.json").read_text())
+    assert written == golden
+    assert tags(store)["fact.aten_fallbacks"] == "none"
+    # Embedding, block, norm and head, each for the prefill and for one token at a time.
+    assert int(tags(store)["fact.compiles"]) <= 10
+    comparison = compared(run, store)
+    steps = {row.site.step for row in comparison.rows if row.site.phase == "decode" and row.metrics}
+    assert steps == set(range(6))
+
+
+def test_tp_degree_is_never_ignored(run: Cli) -> None:
+    ended = run("backend=neuron", "tp_degree=2")
+    assert ended.exit == 2
+    assert "tp_degree" in ended.err

@@ -1,0 +1,77 @@
+"""Planning a scope needs no weights, and refuses keys that do not belong to it."""
+
+from __future__ import annotations
+
+import pytest
+
+from layerparity.config import Config, GenerateSettings, ScopeKind, ScopeSettings
+from layerparity.errors import UserError
+from layerparity.models.families.base import family_of
+from layerparity.plan import scope_of
+from layerparity.site import Site
+
+FAMILY = family_of("minimax_m2")
+
+
+def plan(kind: str, **keys):
+    return scope_of(Config(scope=ScopeSettings(ScopeKind[kind]), **keys), 6, FAMILY)
+
+
+def test_full_runs_from_embedding_to_logits() -> None:
+    stages = plan("full").stages
+    assert stages[0] == "embed_tokens"
+    assert stages[1:7] == tuple(f"layers.{n}" for n in range(6))
+    assert stages[7:] == ("norm", "lm_head")
+
+
+def test_end_is_inclusive() -> None:
+    assert plan("range", start=1, end=3).stages == ("layers.1", "layers.2", "layers.3")
+    assert plan("range", start=2, end=2).stages == ("layers.2",)
+
+
+def test_components_narrow_a_single_layer() -> None:
+    assert plan("single", layer=4).stages == ("layers.4",)
+    assert plan("single", layer=4, component="attention").stages == ("layers.4.self_attn",)
+    assert plan("single", layer=4, component="moe").stages == ("layers.4.mlp",)
+    norm = "post_attention_layernorm"
+    assert plan("single", layer=4, component=norm).stages == (f"layers.4.{norm}",)
+    assert plan("single", component="embedding").stages == ("embed_tokens",)
+    assert plan("single", component="head").stages == ("lm_head",)
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "cure"),
+    [
+        ("single", {"layer": 6}, "0 to 5"),
+        ("single", {"layer": -1}, "0 to 5"),
+        ("single", {}, "layer=N"),
+        ("single", {"layer": 1, "component": "atention"}, "Did you mean 'attention'"),
+        ("single", {"layer": 1, "component": "head"}, "leave layer= out"),
+        ("range", {"start": 3, "end": 1}, "swap them"),
+        ("range", {"start": 0}, "start=A end=B"),
+        ("range", {"start": 0, "end": 9}, "0 to 5"),
+        ("full", {"start": 2}, "scope=range"),
+        ("full", {"layer": 2}, "scope=single"),
+        ("range", {"start": 0, "end": 1, "component": "moe"}, "scope=single"),
+        ("single", {"layer": 0, "generate": GenerateSettings(4)}, "scope=full"),
+    ],
+)
+def test_mistakes_say_the_cure(kind: str, keys: dict, cure: str) -> None:
+    with pytest.raises(UserError, match=cure):
+        plan(kind, **keys)
+
+
+@pytest.mark.parametrize(
+    ("stage", "site"),
+    [
+        ("embed_tokens", "embed_tokens:in"),
+        ("layers.3", "layers.3:in"),
+        ("layers.3.self_attn", "layers.3.input_layernorm:out"),
+        ("layers.3.mlp", "layers.3.post_attention_layernorm:out"),
+        ("layers.3.input_layernorm", "layers.3:in"),
+        ("norm", "layers.5:out"),
+        ("lm_head", "norm:out"),
+    ],
+)
+def test_what_feeds_a_stage(stage: str, site: str) -> None:
+    assert FAMILY.input_site(stage, 6) == Site.parse(site)

@@ -1,0 +1,190 @@
+"""The HTML report: complete, self-contained, safe and of bounded size."""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from report_samples import CASES, COMPONENTS, every_case, judged, real, sample, side
+
+from layerparity.compare.comparison import Comparison
+from layerparity.compare.report import headline
+from layerparity.compare.report.html import render_html
+from layerparity.verdict import Outcome
+
+
+class Page(HTMLParser):
+    """Collects elements and text, and checks that every element is closed in order."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.words = ""
+        self.feed(html)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if not {"style", "title", "desc"} & set(self.open):
+            self.words += f"{data} "
+
+    def find(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+def words_of(comparison: Comparison) -> str:
+    return " ".join(Page(render_html(comparison)).words.split())
+
+
+@every_case
+def test_page_is_well_formed_and_needs_nothing_beside_itself(comparison: Comparison) -> None:
+    html = render_html(comparison)
+    page = Page(html)
+    loading = {"src", "srcset", "data", "poster", "action", "background", "xlink:href"}
+    for tag, attributes in page.elements:
+        assert tag not in ("script", "link", "img", "iframe", "object", "embed", "base")
+        assert not loading & attributes.keys()
+        assert tag == "a" or "href" not in attributes
+        assert not [name for name in attributes if name.startswith("on")]
+    assert "@import" not in html
+    assert set(re.findall(r"url\((.)", html)) <= {"#"}
+    addresses = re.sub(r'href="http[^"]*"|xmlns="http://www.w3.org/2000/svg"', "", html)
+    assert "://" not in addresses
+
+
+@every_case
+def test_every_image_is_named_and_every_heading_in_order(comparison: Comparison) -> None:
+    page = Page(render_html(comparison))
+    drawings = [svg for svg in page.find("svg") if "aria-hidden" not in svg]
+    assert all(svg["role"] == "img" and svg["aria-label"] for svg in drawings)
+    assert [name for name, _ in page.elements].count("h1") == 1
+    names = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(names) == len(set(names))
+    inside = {a["href"][1:] for a in page.find("a") if (a["href"] or "").startswith("#")}
+    assert inside <= set(names)
+
+
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("pass", "PASS"),
+        ("fail", "FAIL at layers.3.mlp:out"),
+        ("chained", "FAIL at layers.7.self_attn:out"),
+        ("one site", "INCONCLUSIVE"),
+        ("empty", "INCONCLUSIVE"),
+    ],
+)
+def test_title_and_headline_are_the_verdict(name: str, title: str) -> None:
+    html = render_html(CASES[name])
+    assert f"<title>{title} · layerparity</title>" in html
+    heading = re.search(r"<h1.*?</h1>", html, re.DOTALL)
+    assert heading
+    shown = " ".join(re.sub(r"<[^>]+>", " ", heading[0]).split())
+    assert shown.endswith(title)
+
+
+def test_first_divergence_is_named_with_its_reason_and_what_was_good_before() -> None:
+    words = words_of(CASES["fail"])
+    assert "The first site to fail is the MLP out of layer 3." in words
+    assert "Good before it in the same block: block in, attention out, router logits" in words
+    row = headline.first_failure(CASES["fail"])
+    assert row
+    assert row.reason in words
+    assert "an error is the block's own" in words
+    assert "may only be inherited" in words_of(CASES["chained"])
+
+
+def test_counts_and_their_sum_and_the_whole_model_are_shown() -> None:
+    words = words_of(CASES["oddities"])
+    counts = "✓ pass 3 ✕ fail 2 ? inconclusive 1 ∅ missing 1 – skipped 1 sites asked for 8"
+    assert counts in words
+    assert "Whole model inconclusive, 1 of 62 blocks compared" in words
+    assert "layer class sliding was never exercised" in words
+
+
+def test_every_row_with_every_metric_is_in_the_page() -> None:
+    comparison = CASES["oddities"]
+    html = render_html(comparison)
+    for row in comparison.rows:
+        assert f"<code>{row.site}</code>" in html
+        assert row.reason in html
+    cells = re.findall(r'<td class="number[^>]*>([^<]*)', html)
+    assert {"NaN", "∞", "−∞", "3"} <= set(cells)
+
+
+def test_strings_of_others_are_escaped_and_odd_addresses_are_no_links() -> None:
+    evil = '<script>alert("x")</script>&amp;'
+    comparison = replace(
+        judged([real("layers.0.mlp:out", 0.2, Outcome.FAIL, evil)], {"layers.0.mlp:out": [0.2]}),
+        golden=side("golden", name=evil, url="javascript:alert(1)", device=evil),
+        candidate=side("candidate", run=evil, url='http://x/"><script>'),
+        tolerance=evil,
+        warnings=[evil],
+    )
+    html = render_html(comparison)
+    assert "<script" not in html
+    assert "javascript:" not in html
+    page = Page(html)
+    assert page.words.count(evil) >= 7
+    assert [a for a in page.find("a") if not (a["href"] or "").startswith("#")] == []
+
+
+def test_links_to_the_runs_are_kept() -> None:
+    assert f'<a href="{CASES["pass"].golden.url}"' in render_html(CASES["pass"])
+
+
+def test_only_the_first_failing_layer_stands_open() -> None:
+    details = re.findall(r"<details( open)?", render_html(CASES["chained"]))
+    assert details.count(" open") == 1
+    assert re.findall(r"<details( open)", render_html(CASES["pass"])) == []
+
+
+def test_a_sweep_of_many_runs_is_named_by_the_first_of_them() -> None:
+    many = replace(CASES["pass"], candidate=side("candidate", run=",".join(map(str, range(62)))))
+    assert "0 and 61 more" in words_of(many)
+
+
+def test_size_stays_bounded() -> None:
+    real_size = sample(62, "layers.31.mlp:out", 512, COMPONENTS, "chained")
+    assert len([r for r in real_size.rows if r.site.layer == 0]) == 10
+    assert len(render_html(real_size).encode()) < 3_000_000
+    assert len(render_html(sample(62, tokens=4096)).encode()) < 3_000_000
+
+
+def test_a_stored_comparison_gives_the_same_page() -> None:
+    comparison = CASES["oddities"]
+    again = Comparison.from_json(comparison.to_json())
+    assert render_html(again) == render_html(comparison)
+    assert math.isnan(again.rows[1].metrics["rel_l2"])
+
+
+def test_commands_quote_what_the_shell_or_hydra_would_split() -> None:
+    comparison = replace(CASES["fail"], golden=side("golden", run="my runs/it's,one"))
+    commands = [command for _, command in headline.reproduce(comparison)]
+    start = "python run.py job=compare golden='\"my runs/it'\\''s,one\"' candidate=cccc3f9a"
+    assert commands[0].startswith(start)
+    assert commands[1] == "python run.py backend=neuron scope=single layer=3"
+
+
+def test_report_imports_nothing_heavy() -> None:
+    modules = ("html", "markdown", "table")
+    code = "".join(f"import layerparity.compare.report.{name}\n" for name in modules)
+    code += "import sys; print({'torch', 'mlflow', 'rich', 'transformers'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

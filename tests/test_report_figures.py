@@ -1,0 +1,220 @@
+"""The figures of the report: well-formed, honest about zero, NaN, gaps and binning."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from itertools import pairwise
+from xml.etree import ElementTree
+
+import pytest
+from report_samples import (
+    CASES,
+    COMPONENTS,
+    LIMITS,
+    all_zero,
+    every_case,
+    every_oddity,
+    judged,
+    real,
+    sample,
+)
+from test_report import words_of
+
+from layerparity.compare.comparison import Comparison
+from layerparity.compare.report.colour import STEPS, ink_on, luminance, ramp, stylesheet
+from layerparity.compare.report.columns import Columns
+from layerparity.compare.report.error_by_layer import error_by_layer
+from layerparity.compare.report.measures import BY_NAME, numeral
+from layerparity.compare.report.metric_heatmap import metric_heatmap
+from layerparity.compare.report.shade import Shade
+from layerparity.compare.report.stages import called, fold, stages
+from layerparity.compare.report.token_heatmap import Bins, binning, token_heatmap
+from layerparity.verdict import Outcome
+
+
+def columns(comparison: Comparison) -> Columns:
+    return Columns(stages(comparison.rows))
+
+
+def parsed(markup: str) -> ElementTree.Element:
+    return ElementTree.fromstring(f"<all>{markup}</all>")
+
+
+def hovers(markup: str) -> list[str]:
+    return re.findall(r"<title>([^<]*)</title>", markup)
+
+
+@every_case
+def test_figures_are_well_formed(comparison: Comparison) -> None:
+    across = columns(comparison)
+    figures = [
+        error_by_layer(across, 1e-3),
+        metric_heatmap(across, comparison.limits),
+        *(token_heatmap(across, comparison.token_errors, x) for x in (":out", "mlp:out")),
+    ]
+    for figure in figures:
+        if figure:
+            assert len(parsed(figure).findall(".//{*}svg[@role='img']")) == 1
+            assert "nan" not in re.sub(r"<title>[^<]*</title>", "", figure)
+
+
+def test_names_from_elsewhere_do_not_break_a_figure() -> None:
+    row = replace(real("layers.0:out", 0.1), metrics={"rel_l2": 0.1, '<b a="c">&': 1.0})
+    assert "<b" not in metric_heatmap(columns(judged([row])), {})
+    assert len(parsed(metric_heatmap(columns(judged([row])), {}))) == 2
+
+
+def test_no_data_gives_no_figure() -> None:
+    empty = columns(judged([]))
+    assert error_by_layer(empty) == metric_heatmap(empty, {}) == ""
+    assert token_heatmap(columns(CASES["pass"]), {}, ":out") == ""
+
+
+def test_error_by_layer_draws_every_class_of_site_with_its_own_shape() -> None:
+    figure = error_by_layer(columns(sample(extra=COMPONENTS)))
+    key = " ".join(parsed(figure).find("ul").itertext())
+    for name in ("block out", "attention out", "MLP out", "router logits", "outside the blocks"):
+        assert name in key
+    assert "3 more in the table" in key
+    shapes = re.findall(r'<path class="dot \w+" d="([^"]+)"', figure[: figure.index("</ul>")])
+    assert len(shapes) == len(set(shapes)) == 7
+
+
+def test_error_by_layer_puts_zero_and_nan_in_lanes_of_their_own() -> None:
+    zero = error_by_layer(columns(all_zero()))
+    assert "exactly 0" in zero
+    assert "NaN or ∞" not in zero
+    odd = error_by_layer(columns(every_oddity()))
+    assert "exactly 0" in odd
+    assert "NaN or ∞" in odd
+    assert "layers.0.mlp:out: rel L2 NaN, fail" in hovers(odd)
+    assert "layers.4:out@decode.3: rel L2 4.0e-7, pass" in hovers(odd), "the worst of the steps"
+
+
+def test_error_by_layer_draws_no_line_across_a_layer_that_was_not_compared() -> None:
+    rows = [real(f"layers.{layer}:out", 1e-6) for layer in (0, 1, 4, 5)]
+    line = re.findall(r'class="line s0" d="([^"]*)"', error_by_layer(columns(judged(rows))))[-1]
+    assert re.sub(r"[^ML]", "", line) == "MLML"
+
+
+def test_error_by_layer_rises_with_the_error_and_marks_failure_and_limit() -> None:
+    figure = error_by_layer(columns(CASES["fail"]), limit=1e-3)
+    heights = {
+        title: float(y)
+        for y, title in re.findall(r"translate\([\d.]+ ([\d.]+)\)\"><title>([^<]*)", figure)
+    }
+    failed = heights.pop("layers.3.mlp:out: rel L2 0.31, fail")
+    assert all(failed < y for name, y in heights.items() if "layers" in name)
+    assert ">limit<" in figure
+    assert "first failure: layer 3" in hovers(figure)
+    assert "first failure" not in error_by_layer(columns(CASES["pass"]))
+
+
+def test_metric_heatmap_shows_the_worst_value_of_a_layer() -> None:
+    figure = metric_heatmap(columns(CASES["fail"]), LIMITS)
+    titles = hovers(figure)
+    assert "layers.3.mlp:out: rel L2 0.31, fail" in titles
+    assert "layers.3:out: rel L2 0.041, fail" not in titles
+    assert len([title for title in titles if ": Pearson " in title]) == 9
+    assert ">0.31</text>" in figure, "printed where cells are wide enough"
+    wide = metric_heatmap(columns(sample(62)), LIMITS)
+    assert not re.search(r'class="value', wide)
+
+
+def test_metric_heatmap_marks_what_is_beyond_its_limit() -> None:
+    corners = re.compile(r"h7v7z")
+    assert len(corners.findall(metric_heatmap(columns(CASES["fail"]), LIMITS))) == len(LIMITS)
+    assert not corners.findall(metric_heatmap(columns(CASES["pass"]), LIMITS))
+
+
+def test_token_heatmap_keeps_the_largest_error_of_a_row_and_says_how_many_it_holds() -> None:
+    errors = [1e-7] * 4096
+    errors[1000] = 0.5
+    rows = [real("layers.0:out", 1e-4)]
+    across = columns(judged(rows))
+    figure = token_heatmap(across, {"layers.0:out": errors}, ":out")
+    assert binning(across, {"layers.0:out": errors}, ":out") == 43
+    cells = [title for title in hovers(figure) if title.startswith("layer 0, tokens")]
+    assert len(cells) == Bins(4096).count == 96
+    assert [cell for cell in cells if cell.endswith(": 0.5")] == ["layer 0, tokens 989–1031: 0.5"]
+
+
+def test_token_heatmap_appends_decode_steps_and_keeps_nan() -> None:
+    comparison = every_oddity()
+    titles = hovers(token_heatmap(columns(comparison), comparison.token_errors, ":out"))
+    assert "layer 4, token 4: 1.0e-5" in titles
+    assert "layer 0, token 0: NaN" in titles
+
+
+def test_report_says_that_tokens_are_binned_and_which_component_is_shown() -> None:
+    words = words_of(sample(3, "layers.1.self_attn:out", tokens=200))
+    assert "Each row is 3 tokens and shows the largest of their errors." in words
+    after = words[words.index("Token × layer") :]
+    assert after.index("block out") < after.index("attention out")
+    assert "This comparison holds no errors by token." in words_of(judged([]))
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_colours_are_even_steps_of_lightness_with_readable_text(dark: bool) -> None:
+    colours = ramp(dark)
+    assert len(set(colours)) == STEPS
+    # CIE lightness, by another formula than the one that made the colours.
+    light = [116 * luminance(c) ** (1 / 3) - 16 for c in colours]
+    steps = [after - before for before, after in pairwise(light)]
+    assert all(step > 0 for step in steps) if dark else all(step < 0 for step in steps)
+    assert max(map(abs, steps)) < 2 * min(map(abs, steps))
+    for colour in colours:
+        pair = sorted((luminance(colour), luminance(ink_on(colour))))
+        assert (pair[1] + 0.05) / (pair[0] + 0.05) >= 4.5
+    assert f"--q{STEPS - 1}:{ramp()[-1]}" in stylesheet()
+
+
+def test_shade_keeps_rounding_pale_and_wrong_dark() -> None:
+    clean = Shade.over([2e-7, 3e-7, 5e-7, 0.0, math.nan])
+    assert clean.step(5e-7) < STEPS / 4
+    wrong = Shade.over([0.8, 0.9])
+    assert wrong.step(0.8) > 3 * STEPS / 4
+    both = Shade.over([1e-7, 0.3])
+    assert (both.step(1e-7), both.step(0.3)) == (0, STEPS - 1)
+    assert both.classes(0.0)[0] != both.classes(1e-7)[0] != both.classes(math.nan)[0]
+    growing = [1e-6, 6e-5]
+    free, limited = Shade.over(growing), Shade.over(growing, limit=0.01)
+    assert limited.step(6e-5) < STEPS / 2 < free.step(6e-5)
+    assert Shade.over([]).step(1.0) == STEPS - 1
+    assert Shade.over([5e-324, 1e308]).step(1e308) == STEPS - 1
+
+
+def test_numbers_close_to_their_ideal_are_not_rounded_onto_it() -> None:
+    assert BY_NAME["pearson"].show(1 - 3e-12) == "1−3e-12"
+    assert BY_NAME["norm_ratio"].show(1 + 2e-7) == "1+2e-7"
+    assert BY_NAME["similarity_percentage"].show(100 - 1e-7) == "<100"
+    assert BY_NAME["similarity_percentage"].show(99.9876) == "99.9876"
+    assert BY_NAME["pearson"].show(1.0) == "1"
+    shown = [numeral(x) for x in (0.0, 12.0, 0.03125, 4.2e-7, -math.inf, math.nan, 1e300)]
+    assert shown == ["0", "12", "0.0312", "4.2e-7", "−∞", "NaN", "1.0e300"]
+
+
+def test_limits_are_broken_as_the_tolerance_breaks_them() -> None:
+    difference, pearson = BY_NAME["max_abs_diff"], BY_NAME["pearson"]
+    assert [difference.beyond(x, 0.01) for x in (0.009, 0.01, math.nan)] == [False, True, True]
+    assert [pearson.beyond(x, 0.99) for x in (0.999, 0.99, math.nan)] == [False, True, True]
+    ratio = BY_NAME["norm_ratio"]
+    assert [ratio.beyond(x, 0.01) for x in (0.995, 1.02, math.nan)] == [False, True, True]
+
+
+def test_snr_of_equal_tensors_is_no_error_and_never_overflows() -> None:
+    snr = BY_NAME["snr_db"]
+    assert snr.badness(320.0) == snr.badness(math.inf) == 0.0
+    assert math.isclose(snr.badness(20.0), 0.1)
+    assert math.isfinite(snr.badness(-math.inf))
+
+
+def test_layers_fold_only_where_there_are_many_and_never_hide_the_first_failure() -> None:
+    assert len(fold(stages(CASES["fail"].rows))) == 9
+    folded = fold(stages(sample(62, "layers.31.mlp:out", feed="chained").rows))
+    names = ["embed_tokens", "layers 0–30", "layer 31", "layers 32–61", "norm", "lm_head"]
+    assert [each.name for each in folded] == names
+    assert folded[1].outcome is Outcome.PASS
+    assert called(folded[2].worst.site.local) == "MLP out"

@@ -1,0 +1,106 @@
+"""The report as Markdown, as a terminal table, and as columns for MLflow."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+
+from report_samples import CASES, every_case, every_oddity, judged, real, sample, side
+from rich.console import Console
+
+from layerparity.compare.comparison import Comparison
+from layerparity.compare.report.markdown import render_markdown
+from layerparity.compare.report.table import closing_table, per_site_table
+from layerparity.verdict import Outcome
+
+
+def printed(comparison: Comparison, verbose: bool = False) -> str:
+    target = io.StringIO()
+    Console(file=target, width=120).print(closing_table(comparison, verbose))
+    return target.getvalue()
+
+
+@every_case
+def test_markdown_begins_with_the_verdict_and_has_whole_tables(comparison: Comparison) -> None:
+    text = render_markdown(comparison)
+    verdict = comparison.verdict
+    assert text.startswith(f"# {verdict.outcome.value.upper()}")
+    assert text.endswith("```\n")
+    assert f"= {verdict.total} sites asked for." in text
+    width = None
+    for line in text.splitlines():
+        if line.startswith("|"):
+            bars = len(re.findall(r"(?<!\\)\|", line))
+            assert width in (None, bars)
+            width = bars
+        else:
+            width = None
+
+
+def test_markdown_names_the_first_divergence_and_the_layers() -> None:
+    text = render_markdown(CASES["fail"])
+    assert text.startswith("# FAIL at layers.3.mlp:out\n")
+    assert "The first site to fail is the MLP out of layer 3." in text
+    assert "| layer 3 | ✕ fail | `layers.3.mlp:out` | 0.31 | 7 |" in text
+    assert "python run.py job=compare golden=gggg3f9a27be1d4c06a5b8c7d6e5f40312 candidate=" in text
+    assert "| layers 0–30 | ✓ pass |" in render_markdown(sample(62, "layers.31.mlp:out"))
+
+
+def test_markdown_escapes_what_would_be_markup_and_keeps_cells_on_one_line() -> None:
+    evil = "a|b\n<img src=x> [x](javascript:y) `c`"
+    comparison = replace(
+        judged([real("layers.0.mlp:out", 0.2, Outcome.FAIL, evil)]),
+        golden=side("golden", name=evil, url="javascript:x"),
+    )
+    text = render_markdown(comparison)
+    assert "a\\|b \\<img src=x\\> \\[x\\](javascript:y) \\`c\\`" in text
+    assert "<img" not in text.replace("\\<img", "")
+
+
+def test_markdown_limits_the_list_of_failing_sites() -> None:
+    text = render_markdown(sample(62, "layers.2.mlp:out", feed="chained"))
+    failing = text[text.index("## Failing sites") : text.index("## Limits")]
+    assert failing.count("\n| `") == 20
+    assert re.search(r"and \d+ more in the HTML report", failing)
+
+
+def test_closing_table_is_short_and_has_verdict_counts_and_whole_model() -> None:
+    text = printed(sample(62, "layers.31.mlp:out", feed="chained"))
+    assert text.startswith("FAIL at layers.31.mlp:out")
+    assert len(text.splitlines()) < 25
+    assert re.search(r"layer 31 .* fail .* layers\.31\.mlp:out .* 0\.31", text)
+    assert re.search(r"\d+ pass \+ \d+ fail = 437 sites asked for", text)
+    assert "whole model: fail" in text
+
+
+def test_closing_table_has_a_line_for_each_layer_and_verbose_one_for_each_site() -> None:
+    short, long = printed(CASES["fail"]), printed(CASES["fail"], verbose=True)
+    assert all(f"layer {layer} " in short for layer in range(6))
+    assert "layers.3:out" not in short
+    assert all(str(row.site) in long for row in CASES["fail"].rows)
+
+
+def test_closing_table_shows_brackets_as_they_are_and_nan_as_text() -> None:
+    reason = "shape [2, 64] and [bold]not[/bold] markup [/]"
+    text = printed(judged([real("layers.0.mlp:out", 0.2, Outcome.FAIL, reason)]))
+    assert reason in text
+    assert " NaN " in printed(every_oddity())
+
+
+def test_per_site_table_has_equal_columns_and_loses_no_value() -> None:
+    comparison = every_oddity()
+    table = per_site_table(comparison)
+    assert {len(column) for column in table.values()} == {len(comparison.rows)}
+    assert list(table)[:6] == ["site", "layer", "component", "kind", "outcome", "reason"]
+    assert set(table["site"]) == {str(row.site) for row in comparison.rows}
+    bad = table["site"].index("layers.0.mlp:out")
+    assert table["rel_l2"][bad] == "NaN"
+    assert table["max_abs_diff"][bad] == "inf"
+    assert table["novel"][bad] is None
+    assert table["unequal"][table["site"].index("norm:out")] == 2.0
+    assert table["layer"] == [0, 0, 0, 1, 2, 4, 4, None]
+
+
+def test_per_site_table_of_nothing_has_its_columns() -> None:
+    assert per_site_table(judged([]))["site"] == []

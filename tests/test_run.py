@@ -1,0 +1,248 @@
+"""job=run and job=compare through the door, on the CPU, with the shipped model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Ended
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from layerparity.manifest import Manifest
+from layerparity.resources import shipped
+from layerparity.site import Site
+
+TINY = shipped("checkpoints") / "tiny_minimax_m2"
+CPU = ("backend=gpu", "device_map=cpu")
+Cli = Callable[..., Ended]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with one golden run of everything, made by the first test that asks."""
+    return tmp_path_factory.mktemp("store")
+
+
+@pytest.fixture
+def run(cli: Cli, store: Path) -> Iterator[Cli]:
+    """The command line over a store that holds a golden run with every component."""
+    folder = f"tracking.folder={store}"
+    if not (store / "mlflow.db").exists():
+        made = cli(
+            *CPU, folder, "capture=components", "generate.max_new_tokens=6", "name=the-golden"
+        )
+        assert made.exit == 0, made.err
+    yield lambda *arguments: cli(folder, *arguments)
+
+
+def newest(store: Path) -> Path:
+    """Return the artifact folder of the newest run that is whole."""
+    return max(store.rglob("manifest.json"), key=lambda path: path.stat().st_mtime).parent
+
+
+def golden_folder(store: Path) -> Path:
+    return min(store.rglob("manifest.json"), key=lambda path: path.stat().st_mtime).parent
+
+
+def test_the_golden_is_what_transformers_computes(run: Cli, store: Path) -> None:
+    folder = golden_folder(store)
+    inputs = load_file(folder / "inputs.safetensors")
+    model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+    with torch.no_grad():
+        expected = model(inputs["token_ids"], output_hidden_states=True)
+    logits = load_file(folder / "tensors/lm_head.safetensors")["lm_head:out"]
+    assert torch.allclose(logits, expected.logits, rtol=0, atol=2e-5)
+    block = load_file(folder / "tensors/layers.3.safetensors")
+    assert torch.allclose(block["layers.3:in"], expected.hidden_states[3], rtol=1e-5, atol=1e-5)
+
+
+def test_generation_is_stored_with_its_text_and_logits(run: Cli, store: Path) -> None:
+    folder = golden_folder(store)
+    manifest = Manifest.read(folder)
+    steps = [r.site for r in manifest.records if r.site.phase == "decode"]
+    assert Site("lm_head", "out", "decode", 5) in steps
+    last = load_file(folder / "tensors/decode.5.safetensors")
+    assert last["tokens:out@decode.5"].tolist() == [[int(last["lm_head:out@decode.5"].argmax())]]
+    assert (folder / "tensors/decode.0.safetensors").is_file()
+    (pair,) = json.loads((folder / "generated.json").read_text())
+    assert pair["generated"].strip()
+
+
+def test_a_run_keeps_what_describes_it(run: Cli, store: Path) -> None:
+    folder = golden_folder(store)
+    present = {path.name for path in folder.iterdir()}
+    assert {"manifest.json", "config.yaml", "weights.json", "inputs.safetensors"} <= present
+    manifest = Manifest.read(folder)
+    assert manifest.device == "cpu"
+    assert set(manifest.weights) == set(manifest.stages)
+    fed = {feed.stage: feed.source for feed in manifest.feeds}
+    assert fed["embed_tokens"] == "tokens"
+    assert fed["layers.2"] == "chain"
+
+
+def test_an_isolated_component_agrees_with_the_golden(run: Cli, store: Path) -> None:
+    for component in ("attention", "moe", "post_attention_layernorm"):
+        made = run(*CPU, "kind=candidate", "scope=single", "layer=4", f"component={component}")
+        assert made.exit == 0, made.err
+        manifest = Manifest.read(newest(store))
+        assert [feed.source for feed in manifest.feeds] == ["golden"]
+        used = json.loads((newest(store) / "weights.json").read_text())
+        assert all(".layers.4." in name for names in used.values() for name in names)
+        judged = run("job=compare")
+        assert judged.exit == 0, judged.out + judged.err
+        assert "PASS" in judged.out
+
+
+def test_head_and_embedding_are_components_too(run: Cli, store: Path) -> None:
+    for component in ("embedding", "norm", "head"):
+        made = run(*CPU, "kind=candidate", "scope=single", f"component={component}")
+        assert made.exit == 0, made.err
+        assert run("job=compare").exit == 0
+
+
+def test_range_reads_only_its_blocks(run: Cli, store: Path) -> None:
+    made = run(*CPU, "kind=candidate", "scope=range", "start=2", "end=3")
+    assert made.exit == 0, made.err
+    folder = newest(store)
+    assert Manifest.read(folder).feed == "isolated"
+    used = json.loads((folder / "weights.json").read_text())
+    assert set(used) == {"layers.2", "layers.3"}
+    judged = run("job=compare")
+    assert judged.exit == 0
+    assert "2 of 6 blocks" in judged.out
+
+
+def test_reuse_returns_the_finished_run(run: Cli, store: Path) -> None:
+    arguments = (*CPU, "kind=candidate", "scope=single", "layer=1", "reuse=true")
+    assert run(*arguments).exit == 0
+    before = len(list(store.rglob("manifest.json")))
+    again = run(*arguments)
+    assert again.exit == 0
+    assert "Reusing run" in again.out
+    assert len(list(store.rglob("manifest.json"))) == before
+
+
+def test_a_wrong_candidate_fails_and_names_the_site(run: Cli, store: Path, tmp_path: Path) -> None:
+    """A dump in which one number of one attention output is wrong: exit 1, the site named."""
+    from safetensors.torch import save_file
+
+    block = load_file(golden_folder(store) / "tensors/layers.2.safetensors")
+    names = [":in", ":out", ".self_attn:out", ".mlp:out"]
+    tensors = {f"layers.2{name}": block[f"layers.2{name}"].clone() for name in names}
+    tensors["layers.2.self_attn:out"][0, 3] += 0.5
+    dump = tmp_path / "dump"
+    dump.mkdir()
+    save_file({f"t{n}": value for n, value in enumerate(tensors.values())}, dump / "x.safetensors")
+    (tmp_path / "map.json").write_text(
+        json.dumps({f"t{n}": name for n, name in enumerate(tensors)})
+    )
+    judged = run(
+        "job=compare",
+        "golden=the-golden",
+        f"candidate={dump}",
+        f"job.candidate_names={tmp_path / 'map.json'}",
+    )
+    assert judged.exit == 1, judged.out + judged.err
+    assert "FAIL" in judged.out
+    assert "layers.2.self_attn:out" in judged.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["scope=single", "layer=6"], "0 to 5"),
+        (["scope=range", "start=4", "end=2"], "swap them"),
+        (["start=1"], "scope=range"),
+        (["model=checkpoint"], "model.path="),
+        (["model=checkpoint", "model.path=nowhere"], "No checkpoint folder"),
+        (["model=minimax_m2"], "without weights"),
+        (["device_map=cuda:9"], "device_map=cpu"),
+        (["tp_degree=2"], "tp_degree=1"),
+        (["feed=isolated", "inputs=prompt"], "feed=isolated"),
+        (["inputs=golden", "golden=no-such-run", "kind=candidate"], "no-such-run"),
+        (["job=compare", "golden=nothing", "candidate=the-golden"], "no run 'nothing'"),
+        (["tracking=server"], "tracking.uri="),
+    ],
+)
+def test_mistakes_exit_2_and_log_nothing(
+    run: Cli, store: Path, arguments: list[str], says: str
+) -> None:
+    before = {path.parent for path in store.rglob("artifacts")}
+    backend = [] if any(a.startswith("device_map") for a in arguments) else ["device_map=cpu"]
+    ended = run("backend=gpu", *backend, *arguments)
+    assert ended.exit == 2, ended.out + ended.err
+    assert says in ended.err
+    assert "Traceback" not in ended.err
+    assert {path.parent for path in store.rglob("artifacts")} == before
+
+
+def test_an_empty_store_says_what_to_run_first(cli: Cli) -> None:
+    ended = cli("job=compare")
+    assert ended.exit == 2
+    assert "backend=gpu" in ended.err
+
+
+def test_an_unwritable_artifact_folder_is_named(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "mlruns").write_text("a file where the folder should be")
+    ended = cli(*CPU)
+    assert ended.exit == 2
+    assert "mlruns" in ended.err
+
+
+def test_a_damaged_checkpoint_leaves_no_finished_run(cli: Cli, tmp_path: Path) -> None:
+    import shutil
+
+    from safetensors.torch import save_file
+
+    copy = Path(shutil.copytree(TINY, tmp_path / "copy"))
+    tensors = load_file(copy / "model.safetensors")
+    del tensors["model.layers.3.self_attn.k_norm.weight"]
+    save_file(tensors, copy / "model.safetensors", {"format": "pt"})
+    ended = cli(*CPU, "model=checkpoint", f"model.path={copy}")
+    assert ended.exit == 2, ended.out
+    assert "k_norm" in ended.err
+    assert list(tmp_path.rglob("manifest.json")) == []
+    assert "There are no runs" in cli("job=compare").err
+
+
+def test_a_nan_in_the_golden_is_refused(run: Cli, store: Path, tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    block = load_file(golden_folder(store) / "tensors/layers.2.safetensors")
+    value = block["layers.2.mlp:out"].clone()
+    value[0, 0, 0] = float("nan")
+    dump = tmp_path / "dump"
+    dump.mkdir()
+    save_file({"layers.2.mlp:out": value}, dump / "x.safetensors")
+    (dump / "names.json").write_text(json.dumps({"layers.2.mlp:out": "layers.2.mlp:out"}))
+    ended = run(
+        "job=compare",
+        f"golden={dump}",
+        f"job.golden_names={dump / 'names.json'}",
+        "candidate=the-golden",
+    )
+    assert ended.exit == 2, ended.out
+    assert "NaN" in ended.err
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_any_checkpoint_runs_and_compares(
+    cli: Cli, made: Callable[[str], Path], family: str, tmp_path: Path
+) -> None:
+    (tmp_path / "ids.json").write_text("[[5, 6, 7, 8, 9], [20, 21, 22]]")
+    shared = (
+        *CPU,
+        "model=checkpoint",
+        f"model.path={made(family)}",
+        "inputs=tokens",
+        "inputs.file=ids.json",
+    )
+    assert cli(*shared).exit == 0
+    ended = cli(*shared, "kind=candidate", "attn_implementation=eager")
+    assert ended.exit == 0, ended.err
+    judged = cli("job=compare")
+    assert judged.exit == 0, judged.out + judged.err

@@ -1,0 +1,166 @@
+"""Sweeps: a multirun has one parent run, which ends as its children and the command did."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from omegaconf import OmegaConf
+from stores import fresh_config
+
+from layerparity import sweep
+from layerparity.tracking.store import open_store
+
+CONFIG = """
+defaults:
+  - _self_
+  - job: run
+name: null
+layer: 0
+tracking: {name: embedded, folder: '%s', experiment: layerparity}
+hydra:
+  run: {dir: .}
+  output_subdir: null
+  sweep: {dir: '%s', subdir: .}
+  job: {chdir: false}
+  callbacks: {sweep_parent: {_target_: layerparity.sweep.SweepParent}}
+"""
+
+
+@pytest.fixture
+def tracking(tmp_path):
+    return fresh_config(tmp_path / "runs")
+
+
+@pytest.fixture
+def multirun(tmp_path, tracking, monkeypatch):
+    """Return a function that runs a real Hydra multirun of a function over ``layer``."""
+    import hydra
+    from hydra.core.global_hydra import GlobalHydra
+
+    (tmp_path / "conf" / "job").mkdir(parents=True)
+    text = CONFIG % (tracking.folder, tmp_path / "sweeps")
+    (tmp_path / "conf" / "config.yaml").write_text(text)
+    for job in ("run", "compare"):
+        (tmp_path / "conf" / "job" / f"{job}.yaml").write_text(f"name: {job}\n")
+    monkeypatch.chdir(tmp_path)
+
+    def run(job, *overrides):
+        monkeypatch.setattr(sys, "argv", ["run.py", "-m", *overrides])
+        monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+        GlobalHydra.instance().clear()
+        try:
+            hydra.main(
+                version_base="1.3", config_path=str(tmp_path / "conf"), config_name="config"
+            )(job)()
+        finally:
+            rows = sweep.close_parent()
+        return rows
+
+    yield run
+    assert sweep.PARENT_VARIABLE not in os.environ
+    assert sweep.close_parent() == []
+
+
+def child_run(config):
+    """Do what job=run does with the parent's id."""
+    parent = os.environ.get(sweep.PARENT_VARIABLE)
+    store = open_store(config.tracking)
+    tags = {"backend": "neuron", "scope": f"layer {config.layer}"}
+    with store.start(f"layer {config.layer}", "candidate", tags, {}, parent=parent) as run:
+        run.log_metrics([("layer/x", float(config.layer), config.layer)])
+        if config.layer == 13:
+            raise KeyboardInterrupt
+        if config.layer == 7:
+            raise ValueError("no such luck")
+
+
+def the_sweep(tracking):
+    (found,) = open_store(tracking).runs(kind="sweep")
+    return found
+
+
+def test_a_multirun_has_one_parent(multirun, tracking):
+    rows = multirun(child_run, "layer=range(0,3)")
+    store, parent = open_store(tracking), the_sweep(tracking)
+    assert [row[:2] for row in rows] == [(f"layer {n}", "FINISHED") for n in range(3)]
+    assert [row.url for row in rows] == [run.url for run in store.find(parent.id)]
+    assert parent.name == "sweep layer=range(0,3)" and parent.status == "FINISHED"
+    assert (parent.tags["children"], parent.tags["children.finished"]) == ("3", "3")
+    assert parent.tags["backend"] == "neuron", "what all children share"
+    assert "scope" not in parent.tags
+    points = store._connection.client.get_metric_history(parent.id, "layer/x")
+    assert {point.step: point.value for point in points} == {0: 0.0, 1: 1.0, 2: 2.0}
+
+
+def test_a_failed_child_fails_the_parent(multirun, tracking):
+    with pytest.raises(ValueError, match="no such luck"):
+        multirun(child_run, "layer=6,7,8")
+    parent = the_sweep(tracking)
+    assert parent.status == "FAILED" and parent.tags["children.failed"] == "1"
+    assert parent.tags["error"] == "ValueError: no such luck"
+
+
+def test_ctrl_c_kills_the_parent(multirun, tracking):
+    with pytest.raises(KeyboardInterrupt):
+        multirun(child_run, "layer=12,13,14")
+    parent = the_sweep(tracking)
+    assert (parent.status, parent.tags["error"]) == ("KILLED", "stopped by Ctrl-C")
+    assert (parent.tags["children"], parent.tags["children.killed"]) == ("2", "1")
+
+
+def test_the_name_of_a_sweep_can_be_chosen(multirun, tracking):
+    multirun(child_run, "layer=0,1", "name=mine")
+    assert [run.name for run in open_store(tracking).find("mine")] == ["layer 0", "layer 1"]
+
+
+def test_other_jobs_have_no_parent(multirun, tracking):
+    seen = []
+    assert multirun(lambda config: seen.append(config.layer), "job=compare", "layer=0,1") == []
+    assert seen == [0, 1]
+    assert open_store(tracking).runs() == []
+
+
+def start(tracking, monkeypatch):
+    monkeypatch.delenv(sweep.PARENT_VARIABLE, raising=False)
+    hydra = {"runtime": {"choices": {"job": "run"}}, "overrides": {"task": []}}
+    config = OmegaConf.create({"hydra": hydra, "tracking": vars(tracking), "layer": 0})
+    sweep.SweepParent().on_multirun_start(config)
+    return config
+
+
+def test_a_job_that_ended_before_it_had_a_run_fails_the_parent(tracking, monkeypatch):
+    child_run(start(tracking, monkeypatch))
+    assert [row.status for row in sweep.close_parent(failed=True)] == ["FINISHED"]
+    assert the_sweep(tracking).status == "FAILED"
+
+
+def test_a_sweep_without_children_is_no_success(tracking, monkeypatch):
+    start(tracking, monkeypatch)
+    assert sweep.close_parent() == []
+    assert the_sweep(tracking).status == "FAILED"
+
+
+def test_an_outer_parent_is_not_inherited(tracking, monkeypatch):
+    monkeypatch.setenv(sweep.PARENT_VARIABLE, "left over")
+    config = OmegaConf.create({"hydra": {"runtime": {"choices": {"job": "compare"}}}})
+    sweep.SweepParent().on_multirun_start(config)
+    assert sweep.PARENT_VARIABLE not in os.environ
+
+
+def test_composing_imports_no_mlflow():
+    program = """
+        import sys
+        from types import SimpleNamespace as N
+        from layerparity import sweep
+        from layerparity.jobs import ui
+        from layerparity.tracking import config, interrupt, store
+        sweep.SweepParent().on_multirun_start(N(hydra=N(runtime=N(choices={"job": "compare"}))))
+        sweep.close_parent()
+        print([name for name in ("mlflow", "torch", "sqlalchemy") if name in sys.modules])
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    assert subprocess.check_output(command, text=True) == "[]\n"

@@ -1,0 +1,480 @@
+"""Tracking: runs end as they should, are found by what a person types, and stores fail politely."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from stores import free_port, fresh_config, fresh_store
+
+from layerparity.errors import UserError
+from layerparity.tracking import database, names, owner
+from layerparity.tracking.config import TrackingConfig, read_config
+from layerparity.tracking.interrupt import terminable
+from layerparity.tracking.store import open_store
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """A store for tests that do not mind what else is in it."""
+    return fresh_store(tmp_path_factory.mktemp("shared"))
+
+
+@pytest.fixture
+def store(tmp_path):
+    return fresh_store(tmp_path / "runs")
+
+
+def make(store, name, kind="golden", parent=None, **tags):
+    with store.start(name, kind, tags, {}, parent=parent) as run:
+        (run.folder / "tensors.bin").write_bytes(name.encode())
+    return run
+
+
+def history(store, run_id, name):
+    points = store._connection.client.get_metric_history(run_id, name)
+    return {point.step: point.value for point in points}
+
+
+def raw_run(store, run_id):
+    return store._connection.client.get_run(run_id)
+
+
+# How a run ends.
+
+
+def test_a_run_keeps_its_tags_parameters_points_and_files_in_place(store):
+    params = {"model": {"name": "m", "layers": [1, 2]}, "none": None, "long": "x" * 9000}
+    with store.start("first", "golden", {"backend": "gpu"}, params) as run:
+        run.log_metrics([("layer/mlp[0]", layer / 2, layer) for layer in range(3)])
+        run.set_tags({"verdict": "pass", "mlflow.note.content": "note"})
+        (run.folder / "tensors.bin").write_bytes(b"1234")
+        inode = (run.folder / "tensors.bin").stat().st_ino
+    found = store.get(run.id)
+    assert (found.name, found.status, found.kind) == ("first", "FINISHED", "golden")
+    assert found.tags["backend"] == "gpu" and found.tags["verdict"] == "pass"
+    assert found.url == run.url
+    assert (found.folder / "tensors.bin").stat().st_ino == inode, "tensors were copied"
+    assert found.file("tensors.bin").read_bytes() == b"1234"
+    assert found.folder.is_relative_to(store.config.root / "artifacts")
+    data = raw_run(store, run.id).data
+    assert data.params["model.layers"] == "[1, 2]" and data.params["none"] == "null"
+    assert data.params["long"].endswith("(whole in config.yaml)")
+    assert data.tags["mlflow.note.content"] == "note"
+    assert history(store, run.id, "layer/mlp_0_") == {0: 0.0, 1: 0.5, 2: 1.0}
+
+
+def test_an_exception_ends_the_run_as_failed_and_says_why(shared):
+    with pytest.raises(ZeroDivisionError), shared.start("bad", "golden", {}, {}) as run:
+        raise ZeroDivisionError("first line\nsecond line")
+    found = shared.get(run.id)
+    assert found.status == "FAILED" and not found.finished
+    assert found.tags["error"] == "ZeroDivisionError: first line"
+
+
+def test_sigterm_ends_the_run_as_killed_and_gives_the_handler_back(shared):
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended, shared.start("stopped", "golden", {}, {}) as run:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+    assert ended.value.code == 143
+    assert shared.get(run.id).status == "KILLED"
+    assert shared.get(run.id).tags["error"] == "stopped by SIGTERM"
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_ctrl_c_ends_the_run_as_killed(shared):
+    with pytest.raises(KeyboardInterrupt), shared.start("stopped", "golden", {}, {}) as run:
+        raise KeyboardInterrupt
+    assert shared.get(run.id).status == "KILLED"
+
+
+def test_a_second_sigterm_does_not_cut_the_closing_short():
+    with pytest.raises(SystemExit), terminable():
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.05)
+
+
+def test_a_killed_process_is_told_from_a_running_one():
+    with subprocess.Popen(["sleep", "60"]) as child:
+        tag = f"{socket.gethostname()}:{child.pid}:{owner._started(child.pid)}"
+        assert not owner.is_gone(tag)
+        child.kill()
+        # Not yet waited for: a zombie is gone as well.
+        deadline = time.monotonic() + 5
+        while not owner.is_gone(tag) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert owner.is_gone(tag)
+    assert owner.is_gone(tag)
+    assert not owner.is_gone(f"elsewhere:{child.pid}:1"), "another host's processes are unknown"
+    assert not owner.is_gone(owner.owner())
+    assert owner.is_gone(f"{owner.owner()}9"), "same pid, another start"
+
+
+def test_nonfinite_points_are_counted_not_stored(shared):
+    with shared.start("nan", "golden", {}, {}) as run:
+        points = [("layer/x", math.nan, 0), ("layer/x", math.inf, 1), ("layer/x", 2.0, 2)]
+        run.log_metrics(points)
+        run.log_metrics([("layer/x", -math.inf, 3)])
+    assert history(shared, run.id, "layer/x") == {2: 2.0}
+    assert shared.get(run.id).tags["nonfinite"] == "3"
+
+
+def test_tables_and_pictures_are_written_as_the_ui_reads_them(shared):
+    image = pytest.importorskip("PIL.Image")
+    png = io.BytesIO()
+    image.new("RGB", (600, 300)).save(png, "PNG")
+    with shared.start("pages", "comparison", {}, {}) as run:
+        run.log_table({"site": ["a", "b"], "error": [1.0, math.nan]}, "rows.json")
+        run.log_image(png.getvalue(), "heat/map", step=3)
+    table = json.loads((run.folder / "rows.json").read_text())
+    assert table == {"columns": ["site", "error"], "data": [["a", 1.0], ["b", "nan"]]}
+    tags = raw_run(shared, run.id).data.tags
+    assert json.loads(tags["mlflow.loggedArtifacts"]) == [{"path": "rows.json", "type": "table"}]
+    pictures = sorted(path.name for path in (run.folder / "images").iterdir())
+    assert [name.split("+")[:3] for name in pictures] == [["heat~map", "step", "3"]] * 2
+    assert {name.rsplit(".")[-1] for name in pictures} == {"png", "webp"}
+
+
+@pytest.mark.parametrize(
+    ("name", "accepted"),
+    [
+        ("layer/mlp.gate:logits", "layer/mlp.gate:logits"),
+        ("lm_head:out@decode.3", "lm_head:out_decode.3"),
+        ("/a//b/", "a/b"),
+        ("../../x", "x"),
+        ("..x", "_..x"),
+        ("", "_"),
+    ],
+)
+def test_names_become_what_mlflow_accepts(name, accepted):
+    validation = pytest.importorskip("mlflow.utils.validation")
+    assert names.clean(name) == accepted
+    validation._validate_metric_name(names.clean(name))
+
+
+def test_long_names_stay_apart():
+    one, two = names.clean("x" * 300 + "a"), names.clean("x" * 300 + "b")
+    assert one != two and len(one) == names.MAX_NAME
+
+
+# How a run is found.
+
+
+def test_find_by_id_prefix_name_latest_and_folder(store):
+    first, second = make(store, "same"), make(store, "same")
+    make(store, "other", kind="candidate")
+    assert [run.id for run in store.find(first.id)] == [first.id]
+    assert [run.id for run in store.find(first.id[:8])] == [first.id]
+    assert [run.id for run in store.find("same")] == [second.id], "the newest so called"
+    assert [run.id for run in store.find("latest", kind="golden")] == [second.id]
+    assert [run.name for run in store.find("latest")] == ["other"]
+    (bare,) = store.find(str(first.folder))
+    assert (bare.id, bare.folder, bare.status) == ("", first.folder, "FINISHED")
+
+
+def test_find_says_what_is_there_instead(store, tmp_path):
+    with pytest.raises(UserError, match=r"There are no runs in .*python run\.py backend=gpu"):
+        store.find("latest", kind="golden")
+    make(store, "golden-full")
+    with pytest.raises(UserError, match=r"no run 'goldn-full'.*Did you mean 'golden-full'\?"):
+        store.find("goldn-full")
+    with pytest.raises(UserError, match="no finished candidate run"):
+        store.find("latest", kind="candidate")
+    with pytest.raises(UserError, match="There is no folder"):
+        store.find(str(tmp_path / "nowhere"))
+    (tmp_path / "file.npy").touch()
+    with pytest.raises(UserError, match="is a file"):
+        store.find(str(tmp_path / "file.npy"))
+
+
+def test_an_ambiguous_id_names_both(store, monkeypatch):
+    first, second = make(store, "a"), make(store, "b")
+    monkeypatch.setattr("layerparity.tracking.filters.id_starts", lambda prefix: "status != 'X'")
+    with pytest.raises(UserError, match="begins the ids") as told:
+        store.find("abcd")
+    assert first.id in str(told.value) and second.id in str(told.value)
+
+
+def test_a_name_of_the_asked_kind_comes_first(store):
+    golden = make(store, "mine", kind="golden")
+    make(store, "mine", kind="candidate")
+    assert store.find("mine", kind="golden")[0].id == golden.id
+
+
+def test_a_failed_run_is_found_by_name_but_is_not_the_latest(store):
+    good = make(store, "twice")
+    with pytest.raises(ValueError), store.start("twice", "golden", {}, {}):
+        raise ValueError
+    assert store.find("twice")[0].status == "FAILED"
+    assert store.find("latest", kind="golden")[0].id == good.id
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "it's",
+        'say "x"',
+        "both ' and \"",
+        "back\\",
+        "100%",
+        "a;b",
+        "layer=range(0,6)",
+        "ü 名",
+        "-- x",
+    ],
+)
+def test_any_name_can_be_found(shared, name):
+    run = make(shared, name, fingerprint=name)
+    make(shared, name[:-1] + "~")
+    assert [each.id for each in shared.find(name)] == [run.id]
+    assert shared.by_fingerprint(name).id == run.id
+
+
+def test_newest_and_fingerprints_see_finished_runs_only(store):
+    good = make(store, "one", model="m", fingerprint="f" * 64)
+    make(store, "two", model="other")
+    with pytest.raises(ValueError), store.start("x", "golden", {"fingerprint": "f" * 64}, {}):
+        raise ValueError
+    assert store.newest("golden", {"model": "m"}).id == good.id
+    assert store.newest("golden", {"model": "none"}) is None
+    assert store.by_fingerprint("f" * 64).id == good.id
+    assert store.by_fingerprint("0" * 64) is None
+
+
+# Sweeps as sets of runs.
+
+
+def test_a_sweep_is_its_finished_children_in_natural_order(store):
+    parent = store.begin("all layers", "sweep", {}, {})
+    made = {n: make(store, f"layer {n}", "candidate", parent.id) for n in (10, 9, 1)}
+    with pytest.raises(ValueError), store.start("layer 2", "candidate", {}, {}, parent=parent.id):
+        raise ValueError
+    parent.end("FAILED")
+    expected = [made[n].id for n in (1, 9, 10)]
+    assert [run.id for run in store.find("all layers")] == expected
+    assert [run.id for run in store.find("latest", kind="candidate")] == expected
+    assert [run.status for run in store.children(parent.id)].count("FAILED") == 1
+    assert all(run.parent == parent.id for run in store.find(parent.id))
+
+
+def test_a_sweep_of_both_kinds_gives_the_asked_kind(store):
+    parent = store.begin("both", "sweep", {}, {})
+    make(store, "g", "golden", parent.id)
+    make(store, "c", "candidate", parent.id)
+    assert [run.name for run in store.find("both", kind="golden")] == ["g"]
+    assert [run.name for run in store.find("both")] == ["c", "g"]
+
+
+def test_a_sweep_without_finished_children_says_so(store):
+    store.begin("empty", "sweep", {}, {}).end("FAILED")
+    with pytest.raises(UserError, match="None of the 0 runs of the sweep 'empty' finished"):
+        store.find("empty")
+
+
+def test_the_parent_shows_its_childrens_layers(store):
+    parent = store.begin("all", "sweep", {}, {})
+    for layer in range(3):
+        with store.start(f"layer {layer}", "candidate", {}, {}, parent=parent.id) as child:
+            child.log_metrics([("layer/x", layer + 0.5, layer), ("summary/seconds", 1.0, 0)])
+    assert history(store, parent.id, "layer/x") == {0: 0.5, 1: 1.5, 2: 2.5}
+    assert history(store, parent.id, "summary/seconds") == {}
+
+
+def test_a_reused_run_is_adopted_with_its_series(store):
+    with store.start("old", "candidate", {}, {}) as old:
+        old.log_metrics([("layer/x", 7.0, 4), ("summary/seconds", 1.0, 0)])
+    parent = store.begin("new sweep", "sweep", {}, {})
+    store.adopt(parent.id, store.get(old.id))
+    new = make(store, "new", "candidate", parent.id)
+    assert {run.id for run in store.find("new sweep")} == {old.id, new.id}
+    assert history(store, parent.id, "layer/x") == {4: 7.0}
+    assert history(store, parent.id, "summary/seconds") == {}
+
+
+# Stores that cannot be used.
+
+
+def test_a_file_where_the_folder_should_be(tmp_path):
+    (tmp_path / "runs").write_text("")
+    with pytest.raises(UserError, match=r"is not a folder.*tracking.folder"):
+        open_store(TrackingConfig(folder=str(tmp_path / "runs")))
+
+
+def test_a_file_that_is_no_database_is_answered_at_once(tmp_path):
+    (tmp_path / database.FILE_NAME).write_text("not a database " * 100)
+    began = time.monotonic()
+    with pytest.raises(UserError, match=r"cannot be used.*not a database.*tracking.folder"):
+        open_store(TrackingConfig(folder=str(tmp_path)))
+    assert time.monotonic() - began < 30, "MLflow retried it"
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs a folder that nobody can write to")
+def test_a_folder_that_cannot_be_written_to():
+    with pytest.raises(UserError, match=r"Cannot write to /proc/runs .*tracking.folder"):
+        open_store(TrackingConfig(folder="/proc/runs"))
+
+
+def test_a_database_that_cannot_be_written_to(tmp_path, monkeypatch):
+    config = fresh_config(tmp_path)
+    connect = sqlite3.connect
+    monkeypatch.setattr(
+        sqlite3,
+        "connect",
+        lambda path, **kw: connect(f"file:{path}?mode=ro", uri=True, **kw),
+    )
+    with pytest.raises(UserError, match=r"cannot be used.*readonly"):
+        open_store(config)
+
+
+def test_a_store_of_another_mlflow(tmp_path):
+    config = fresh_config(tmp_path)
+    with sqlite3.connect(tmp_path / database.FILE_NAME) as base:
+        base.execute("UPDATE alembic_version SET version_num = 'ffffffffffff'")
+    base.close()
+    with pytest.raises(UserError, match="another version of MLflow made them"):
+        open_store(config)
+
+
+def test_a_path_that_no_address_can_hold(tmp_path):
+    with pytest.raises(UserError, match="free of"):
+        open_store(TrackingConfig(folder=str(tmp_path / "50%")))
+
+
+def test_a_path_with_spaces_quotes_and_letters(tmp_path):
+    store = fresh_store(tmp_path / "it's ü runs")
+    run = make(store, "x")
+    assert store.get(run.id).folder == run.folder
+    assert run.folder.is_relative_to(tmp_path / "it's ü runs")
+
+
+def test_a_deleted_experiment_says_how_to_get_it_back(tmp_path):
+    config = fresh_config(tmp_path, experiment="gone")
+    link = open_store(config)._connection
+    link.client.delete_experiment(link.experiment_id)
+    with pytest.raises(UserError, match="'gone' was deleted"):
+        open_store(config)
+
+
+def test_an_interrupted_first_start_leaves_nothing(tmp_path):
+    def stopped(uri):
+        Path(uri.removeprefix("sqlite:///")).write_text("half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        database.make(tmp_path, stopped)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_moved_store_keeps_working(tmp_path):
+    old = fresh_store(tmp_path / "here")
+    run = make(old, "carried over")
+    (tmp_path / "here").rename(tmp_path / "there")
+    new = open_store(TrackingConfig(folder=str(tmp_path / "there")))
+    assert new.find("carried over")[0].folder == (
+        tmp_path / "there" / run.folder.relative_to(tmp_path / "here")
+    )
+    assert make(new, "second").folder.is_relative_to(tmp_path / "there")
+    assert not (tmp_path / "here").exists()
+
+
+def test_gone_artifacts_are_named(store):
+    run = make(store, "x")
+    run.folder.rename(run.folder.with_name("elsewhere"))
+    with pytest.raises(UserError, match=f"artifacts of run {run.id} are gone"):
+        _ = store.get(run.id).folder
+
+
+def test_sqlite_is_in_wal_mode(store):
+    with sqlite3.connect(store.config.root / database.FILE_NAME) as base:
+        assert base.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    base.close()
+
+
+# Servers.
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": "server"}, "needs its address"),
+        ({"name": "server", "uri": "ftp://x"}, "needs its address"),
+        ({"uri": "http://x"}, "is for a server"),
+        ({"name": "embeded"}, "Did you mean 'embedded'"),
+    ],
+)
+def test_contradicting_settings(changes, message):
+    with pytest.raises(UserError, match=message):
+        read_config(TrackingConfig(**changes))
+
+
+@pytest.mark.parametrize("uri", [f"http://127.0.0.1:{free_port()}", "http://nowhere.invalid:1"])
+def test_a_server_that_is_not_there(uri, tmp_path):
+    config = TrackingConfig(name="server", uri=uri, folder=str(tmp_path))
+    began = time.monotonic()
+    with pytest.raises(UserError, match="does not answer: start it"):
+        open_store(config)
+    assert time.monotonic() - began < 12
+
+
+def test_a_server_that_never_answers(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        uri = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        config = TrackingConfig(name="server", uri=uri, folder=str(tmp_path), timeout_s=1)
+        began = time.monotonic()
+        with pytest.raises(UserError, match="does not answer: start it"):
+            open_store(config)
+        # Two requests of a second each, and the pause between them.
+        assert time.monotonic() - began < 15
+
+
+# Processes.
+
+WRITER = """
+import os, signal, sys
+from layerparity.tracking.config import TrackingConfig
+from layerparity.tracking.store import open_store
+
+store = open_store(TrackingConfig(folder=sys.argv[1]))
+for number in range(3):
+    with store.start(f"{sys.argv[2]}-{number}", "golden", {}, {"number": number}) as run:
+        run.log_metrics((f"layer/{m}", float(s), s) for m in range(5) for s in range(62))
+        (run.folder / "tensors.bin").write_bytes(b"x")
+        if sys.argv[2] == "killed" and number == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_processes_that_start_at_once_on_a_fresh_store_lose_nothing(tmp_path):
+    writers = ("a", "b", "c", "killed")
+    command = [sys.executable, "-c", textwrap.dedent(WRITER), str(tmp_path)]
+    children = [
+        subprocess.Popen([*command, name], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        for name in writers
+    ]
+    said = [child.communicate(timeout=500)[0].decode() for child in children]
+    assert [child.returncode for child in children] == [0, 0, 0, -signal.SIGKILL], said
+    assert said == [""] * 4, "MLflow is to be quiet"
+    store = open_store(TrackingConfig(folder=str(tmp_path)))
+    runs = {run.name: run for run in store.runs()}
+    assert sorted(runs) == sorted(f"{name}-{number}" for name in writers for number in range(3))
+    for name, run in runs.items():
+        assert run.status == ("INTERRUPTED" if name == "killed-2" else "FINISHED")
+        assert (run.folder / "tensors.bin").read_bytes() == b"x"
+        for metric in range(5):
+            assert history(store, run.id, f"layer/{metric}") == {s: float(s) for s in range(62)}

@@ -1,0 +1,190 @@
+"""The UI job: it answers, shows runs and ends with its children; and remote stores."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from types import SimpleNamespace
+
+import pytest
+from stores import free_port, fresh_config
+
+from layerparity.errors import Exit, UserError
+from layerparity.jobs import ui
+from layerparity.tracking import server
+from layerparity.tracking.config import TrackingConfig
+from layerparity.tracking.store import open_store
+
+
+def job(tracking, **settings):
+    return ui.run(SimpleNamespace(tracking=tracking, job=ui.Settings(**settings)))
+
+
+def get(url):
+    with urllib.request.urlopen(url, timeout=30) as reply:
+        return reply.read()
+
+
+def group_members(group):
+    """Return the pids of a process group that still run."""
+    listed = subprocess.check_output(["ps", "-eo", "pgid=,stat=,pid="], text=True)
+    rows = (line.split() for line in listed.splitlines())
+    return [pid for pgid, stat, pid in rows if pgid == str(group) and "Z" not in stat]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """An embedded store with one run, and the address of its UI."""
+    config = fresh_config(tmp_path_factory.mktemp("ui"))
+    with open_store(config).start("shown", "golden", {"backend": "gpu"}, {}) as run:
+        run.log_metrics([("layer/x", 1.0, 0), ("layer/x", 2.0, 1)])
+        run.log_text("<h1>report</h1>", "report.html")
+    with server.serve(config, free_port()) as address:
+        yield address, run
+
+
+def test_the_ui_serves_the_run_and_its_report_in_place(served):
+    address, run = served
+    assert b"<html" in get(address)
+    shown = json.loads(get(f"{address}/api/2.0/mlflow/runs/get?run_id={run.id}"))["run"]
+    assert shown["info"]["run_name"] == "shown" and shown["info"]["status"] == "FINISHED"
+    report = get(f"{address}/get-artifact?path=report.html&run_uuid={run.id}")
+    assert report == b"<h1>report</h1>"
+
+
+def test_a_taken_port_is_named_with_the_cure(served, tmp_path):
+    port = int(served[0].rsplit(":", 1)[1])
+    with pytest.raises(UserError, match=rf"Port {port} .*is in use.*job\.port={port + 1}"):
+        job(TrackingConfig(folder=str(tmp_path / "none")), port=port)
+    assert not (tmp_path / "none").exists(), "nothing is made before the port is known to be free"
+
+
+@pytest.mark.parametrize("port", [-1, 0, 70000])
+def test_a_port_that_does_not_exist(port):
+    with pytest.raises(UserError, match=rf"There is no port {port}.*job\.port=5001"):
+        job(TrackingConfig(), port=port)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "example.org", "192.168.0.7", "::"])
+def test_only_loopback_is_served(host):
+    with pytest.raises(UserError, match=r"ssh -L 5000:127\.0\.0\.1:5000"):
+        job(TrackingConfig(), host=host)
+
+
+def test_a_servers_address_is_printed(capsys):
+    tracking = TrackingConfig(name="server", uri="http://127.0.0.1:5999/")
+    assert job(tracking) is Exit.OK
+    assert "http://127.0.0.1:5999" in capsys.readouterr().out
+
+
+def test_a_store_that_the_ui_cannot_open_says_why(tmp_path, monkeypatch):
+    config = fresh_config(tmp_path)
+    monkeypatch.setattr(server, "_launch", _failing)
+    with (
+        pytest.raises(UserError, match="did not start: the last words"),
+        server.serve(config, free_port()),
+    ):
+        pass
+
+
+def _failing(config, host, port, log):
+    command = [sys.executable, "-c", "print('first'); print('the last words')"]
+    return subprocess.Popen(command, stdout=log, start_new_session=True)
+
+
+def test_sigterm_ends_the_ui_with_all_its_processes(tmp_path):
+    config, port = fresh_config(tmp_path), free_port()
+    program = (
+        "import sys; from types import SimpleNamespace; from layerparity.jobs import ui;"
+        "from layerparity.tracking.config import TrackingConfig;"
+        "ui.run(SimpleNamespace(tracking=TrackingConfig(folder=sys.argv[1]),"
+        "job=ui.Settings(port=int(sys.argv[2]))))"
+    )
+    command = [sys.executable, "-c", program, config.folder, str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert f"http://127.0.0.1:{port}" in process.stdout.readline().decode()
+        listing = ["ps", "-o", "pid=", "--ppid", str(process.pid)]
+        (group,) = subprocess.check_output(listing, text=True).split()
+        assert group_members(group)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 128 + signal.SIGTERM
+    assert group_members(group) == []
+    server.check_port("127.0.0.1", port)
+
+
+# A remote store: the same server, spoken to over HTTP, in an experiment that was made through it.
+
+
+@pytest.fixture
+def remote(served, tmp_path):
+    config = TrackingConfig("server", served[0], str(tmp_path / "local"), "remote", timeout_s=30)
+    return open_store(config)
+
+
+def test_a_remote_run_is_uploaded_and_fetched_again(remote):
+    with remote.start("far", "golden", {"backend": "gpu"}, {"a": 1}) as run:
+        (run.folder / "tensors").mkdir()
+        (run.folder / "tensors" / "0.bin").write_bytes(b"0123")
+        (run.folder / "tensors" / ".1.bin.part").write_bytes(b"half")
+        run.log_metrics([("layer/x", 1.0, 0)])
+        assert run.folder.is_relative_to(remote.config.root / "spool")
+    assert not run.folder.exists(), "what was uploaded stays in the spool"
+    (found,) = remote.find("far")
+    assert found.status == "FINISHED" and found.tags["backend"] == "gpu"
+    assert found.file("tensors/0.bin").read_bytes() == b"0123"
+    assert not (remote.config.root / "cache" / "runs").exists(), "more was fetched than asked for"
+    files = [path for path in found.folder.rglob("*") if path.is_file()]
+    assert [path.relative_to(found.folder).as_posix() for path in files] == ["tensors/0.bin"]
+    inode = found.folder.stat().st_ino
+    assert remote.get(run.id).folder.stat().st_ino == inode, "it was fetched twice"
+
+
+def test_a_server_that_goes_away_costs_seconds_and_no_files(remote, monkeypatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "2")
+    began = time.monotonic()
+    with (
+        pytest.raises(UserError, match="does not answer"),
+        remote.start("cut off", "golden", {}, {}) as run,
+    ):
+        (run.folder / "0.bin").write_bytes(b"0123")
+        store = run.connection.client._tracking_client.store
+        gone = f"http://127.0.0.1:{free_port()}"
+        monkeypatch.setattr(store, "get_host_creds", lambda: SimpleHost(gone))
+        run.log_metrics([("layer/x", 1.0, 0)])
+    assert time.monotonic() - began < 20
+    assert (run.folder / "0.bin").read_bytes() == b"0123"
+
+
+def SimpleHost(address):
+    from mlflow.utils.rest_utils import MlflowHostCreds
+
+    return MlflowHostCreds(address)
+
+
+def test_an_address_that_is_no_mlflow_server(tmp_path):
+    command = [sys.executable, "-m", "http.server", "0", "--bind", "127.0.0.1"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=tmp_path, env=environment
+    )
+    try:
+        port = int(process.stdout.readline().split(b" port ")[1].split()[0])
+        config = TrackingConfig("server", f"http://127.0.0.1:{port}", str(tmp_path))
+        with pytest.raises(UserError, match="does not answer like an MLflow server"):
+            open_store(config)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_an_ipv6_port_can_be_checked():
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    with pytest.raises(UserError, match="There is no port"):
+        server.check_port("::1", 0)
