@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from layerparity.backends import gpu
-from layerparity.config import Config, DeviceMapSettings, DType
+from layerparity.config import Config, DeviceMapSettings, DType, GenerateSettings
 from layerparity.errors import UserError
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
@@ -240,6 +240,15 @@ def test_a_released_stage_can_be_put_again_with_other_weights(opened, tmp_path, 
     assert not list(tmp_path.rglob("*.dat"))
 
 
+def test_a_stage_that_failed_half_way_starts_with_an_empty_folder(tmp_path):
+    from layerparity.backends._gpu.offload import OffloadFolder
+
+    folder = OffloadFolder(str(tmp_path))
+    folder.open(0)
+    (folder.of("layers.0") / "index.json").write_text("{}")
+    assert not list(folder.of("layers.0").iterdir())
+
+
 def test_released_stages_give_the_same_bits(family, expected, opened, monkeypatch):
     no_gpu(monkeypatch)
     backend = opened("auto", max_memory="cpu:60KB")
@@ -334,7 +343,7 @@ def test_a_plan_over_pretended_gpus(monkeypatch):
     assert sorted(stage for row in placed for stage in row.stages) == sorted(STAGES)
     last = placed[-1].device[-1]
     assert backend.device_label == f"cuda:0-{last} {int(last) + 1}x NVIDIA H200"
-    assert not backend.warnings
+    assert backend.spreads and not backend.warnings
 
 
 def test_what_waits_on_the_cpu_is_said(monkeypatch):
@@ -346,7 +355,7 @@ def test_what_waits_on_the_cpu_is_said(monkeypatch):
     assert backend.warnings[0].startswith(f"{count} of 6 stages")
     assert "wait on the CPU and are copied to cuda:0" in backend.warnings[0]
     # What waits on the CPU computes on the GPU, and the label says where a run computes.
-    assert backend.device_label == "cuda:0 NVIDIA H200"
+    assert backend.device_label == "cuda:0 NVIDIA H200" and not backend.spreads
 
 
 def test_the_label_before_and_after_a_single_gpu_is_placed(monkeypatch):
@@ -416,14 +425,14 @@ def test_tf32_is_off_while_open_and_given_back():
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.allow_tf32 = True
     try:
-        backend = build("cpu", threads=1)
+        backend = build("cpu", threads=before[1] + 1)
         backend.open()
         backend.open()
         assert backend.numerics()["float32_matmul_precision"] == "highest"
         assert torch.get_float32_matmul_precision() == "highest"
         assert not torch.backends.cuda.matmul.allow_tf32
         assert not torch.backends.cudnn.allow_tf32
-        assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == before[1] + 1
         backend.close()
         assert torch.get_float32_matmul_precision() == "high"
         assert torch.backends.cudnn.allow_tf32
@@ -489,6 +498,7 @@ def test_a_compiled_stage_shows_what_its_hooks_saw(opened):
         with torch.no_grad(), torch._dynamo.config.patch(recompile_limit=1):
             want, seen = stage(given, arguments)
             compiled = backend.compile(stage, (given, arguments))
+            assert not isinstance(compiled, torch.nn.Module)
             got, watched = compiled(given, arguments)
             other = compiled(given * 2, arguments)
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
@@ -518,6 +528,11 @@ def test_a_cache_is_not_compiled(opened):
         opened("cpu", compiled=True).compile(
             torch.nn.Identity(), (torch.ones(1), {"past_key_values": object()})
         )
+
+
+def test_generation_is_not_compiled_and_said_so_on_building():
+    with pytest.raises(UserError, match="cannot take a cache"):
+        build("cpu", compiled=True, generate=GenerateSettings(max_new_tokens=4))
 
 
 def test_without_a_compiler_the_install_line_is_named(monkeypatch):

@@ -197,6 +197,16 @@ def test_the_rest_goes_to_the_cpu_then_to_disk():
     assert held(chosen, BIG)["cpu"] <= 60 * GB
 
 
+def test_what_waits_elsewhere_runs_where_accelerate_keeps_room_for_it():
+    from layerparity.backends._gpu.planning import execution_device
+
+    memory = {2: GB, 1: GB, "cpu": GB}
+    assert [execution_device(each, memory) for each in ("cuda:2", "cpu", "disk")] == [
+        *("cuda:2", "cuda:1", "cuda:1")
+    ]
+    assert execution_device("disk", {"cpu": GB}) == "cpu"
+
+
 @pytest.mark.parametrize(("strategy", "key"), [("cpu", "cpu"), ("cuda:3", 3)])
 def test_a_single_device_takes_all_or_says_what_is_needed(strategy, key):
     assert set(plan(BIG, strategy, {key: 460 * GB}).values()) == {strategy}

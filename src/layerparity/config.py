@@ -77,13 +77,15 @@ class ModelSettings:
     """conf/model: a Hugging Face folder, or an architecture without weights.
 
     ``path`` may be relative to the current directory; ``shipped`` names a checkpoint that comes
-    with layerparity; ``architecture`` holds config.json's values where there is no folder.
+    with layerparity; ``architecture`` holds config.json's values where there is no folder;
+    ``prompt`` is what the model is asked where the command gives no prompt.
     """
 
     name: str = MISSING
     path: str | None = None
     shipped: str | None = None
     architecture: dict[str, Any] | None = None
+    prompt: str | None = None
 
 
 @dataclass

@@ -49,7 +49,7 @@ class Backend(ABC):
 
     @abstractmethod
     def open(self) -> None:
-        """Make the machine ready (distributed environment, device). Raises UserError with the cure."""
+        """Make the machine ready (environment, device). Raises UserError with the cure."""
 
     @abstractmethod
     def close(self) -> None:
@@ -59,6 +59,11 @@ class Backend(ABC):
     @abstractmethod
     def device_label(self) -> str:
         """What the run really ran on, such as ``cpu`` or ``XLA:CPU, not Neuron``."""
+
+    @property
+    def spreads(self) -> bool:
+        """Whether stages compute on more than one device."""
+        return False
 
     def check(self, model: nn.Module) -> None:  # noqa: B027
         """Refuse, with the cure, a model this backend cannot run as asked (tp_degree, heads)."""
@@ -73,6 +78,13 @@ class Backend(ABC):
     @abstractmethod
     def put(self, stage: str, module: nn.Module) -> None:
         """Move a stage's loaded module (on the CPU until now) to its place, in-place."""
+
+    def release(self, stage: str) -> None:  # noqa: B027
+        """Give back what `put` took for a stage."""
+
+    def memory_table(self) -> Sequence[object]:
+        """Return a line of text for each device's memory, after stages were put there."""
+        return ()
 
     @abstractmethod
     def send(self, stage: str, value: Any) -> Any:

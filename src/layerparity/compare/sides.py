@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from layerparity.compare.comparison import Side
@@ -85,8 +85,14 @@ class Union:
         )
 
 
-def _scope(scope: dict[str, object]) -> str:
-    return " ".join(f"{key}={value}" for key, value in scope.items() if value not in (None, ""))
+def _scope(scope: Mapping[str, object]) -> str:
+    """Return a scope as a user would say it: full, range 0..3, single 4 moe."""
+    kind, start, end = scope.get("kind", ""), scope.get("start"), scope.get("end")
+    if kind == "range":
+        return f"range {start}..{end}"
+    if kind == "full" or start is None:
+        return " ".join(str(each) for each in (kind, scope.get("component")) if each)
+    return " ".join(str(each) for each in (kind, start, scope.get("component") or "")).strip()
 
 
 def _distinct(values: list[str]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from layerparity.errors import UserError
 from layerparity.inputs.base import Inputs, Request, batch, check_length
 
-DEFAULT_PROMPT = "The first machine said to the second:"
+DEFAULT_PROMPT = "The first machine asked the second one a question, and the answer was"
 
 
 @dataclass
@@ -48,7 +48,9 @@ def prompts(request: Request) -> list[str]:
         return _from_file(Path(prompt.file))
     if prompt.texts:
         return list(prompt.texts)
-    return [prompt.text if prompt.text is not None else DEFAULT_PROMPT]
+    if prompt.text is not None:
+        return [prompt.text]
+    return [request.config.model.prompt or DEFAULT_PROMPT]
 
 
 def load_tokenizer(folder: Path) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from layerparity import console
 from layerparity.config import Config, RunKind
 from layerparity.errors import Exit, UserError
 from layerparity.manifest import FILE_NAME
+from layerparity.site import Kind
 
 if TYPE_CHECKING:
     from layerparity.compare.comparison import Comparison
@@ -20,7 +22,11 @@ if TYPE_CHECKING:
 KIND = "comparison"
 LIMIT = 50
 MENTIONED = 3
-_SERIES = ("rel_l2", "max_abs_diff", "cosine_distance", "similarity_percentage", "set_agreement")
+# The charts label their axes with few decimals: small numbers are drawn as powers of ten, and
+# equality, which has none, at the foot.
+_POWERS = ("rel_l2", "max_abs_diff")
+_AS_THEY_ARE = ("similarity_percentage", "set_agreement")
+_FOOT = -16.0
 
 
 @dataclass
@@ -142,17 +148,23 @@ def _log(
 
 def _metrics(comparison: Comparison) -> Iterator[tuple[str, float, int]]:
     for row in comparison.rows:
-        if row.site.layer is None or row.site.phase != "prefill":
+        fed = row.kind is Kind.EXACT
+        if fed or row.site.layer is None or row.site.phase != "prefill":
             continue
         label = (row.site.component or "block") + f".{row.site.end}"
-        for name in _SERIES:
-            if name in row.metrics:
-                yield f"layer/{label} {name}", row.metrics[name], row.site.layer
+        for name in (name for name in _AS_THEY_ARE if name in row.metrics):
+            yield f"layer/{label} {name}", row.metrics[name], row.site.layer
+        for name in (name for name in _POWERS if name in row.metrics):
+            yield f"layer/{label} log10 {name}", _power(row.metrics[name]), row.site.layer
     for outcome, count in comparison.verdict.counts.items():
         yield f"summary/{outcome}", float(count), 0
     errors = [row.metrics["rel_l2"] for row in comparison.rows if "rel_l2" in row.metrics]
     if errors:
-        yield "summary/worst rel_l2", max(errors), 0
+        yield "summary/log10 worst rel_l2", _power(max(errors)), 0
+
+
+def _power(value: float) -> float:
+    return max(math.log10(value), _FOOT) if value > 0 else value if math.isnan(value) else _FOOT
 
 
 def _called(runs: Sequence[RunLike]) -> str:

@@ -51,10 +51,6 @@ def run(config: Config) -> Exit:
     """Make one run. Nothing is logged before the command is known to make sense."""
     from layerparity.tracking.store import open_store
 
-    if config.threads:
-        import torch
-
-        torch.set_num_threads(config.threads)
     # The backend comes first: it decides what may be imported, and by whom.
     backend = registry.load("backends", config.backend.name).build(config.backend, config)
     store = open_store(config.tracking)
@@ -130,6 +126,8 @@ def _log(prepared: Prepared, store: Any, fingerprint: str) -> Exit:
     with store.start(name, config.kind.value, tags, params, parent=parent) as active:
         began = time.perf_counter()
         manifest, outcome = _execute(prepared, port, active, fingerprint)
+        for line in prepared.backend.memory_table():
+            console.say(str(line))
         _keep.finish(prepared, active, manifest, outcome, time.perf_counter() - began)
     console.say(f"{active.name}  {active.id}\n{active.url}")
     return Exit.OK

@@ -79,6 +79,7 @@ class HfPort(Port):
     def release(self, stage: str) -> None:
         """Forget the stage's weights."""
         self._stages.pop(stage, None)
+        self.assets.backend.release(stage)
         self.skeleton.unload(stage)
 
     def begin(self, call: Call) -> None:
@@ -123,7 +124,10 @@ class HfPort(Port):
         if layer is None or component not in ("", "self_attn"):
             return {}
         arguments = self._arguments[layer]
-        key = (layer if self._spreads else 0, *(id(value) for value in arguments.values()))
+        key = (
+            layer if self.assets.backend.spreads else 0,
+            *(id(value) for value in arguments.values()),
+        )
         if key not in self._sent:
             # Blocks share their masks and tables: one copy on the device serves them all.
             self._sent[key] = self.assets.backend.send(stage, arguments)
@@ -131,10 +135,6 @@ class HfPort(Port):
         if self._call is not None and self._call.cache is not None:
             sent["past_key_values"] = self._call.cache.device
         return sent
-
-    @property
-    def _spreads(self) -> bool:
-        return getattr(self.assets.backend, "spreads", False)
 
     def _canonical(self, stage: str, output: Any, seen: dict[str, torch.Tensor]) -> Observed:
         assert self._call is not None

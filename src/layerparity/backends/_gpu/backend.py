@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 def from_config(settings: Settings, config: Config) -> GpuBackend:
     """Return the backend of a configuration. Raises UserError for what cannot be read."""
     check_strategy(config.device_map.strategy)
+    if settings.compile and config.generate.max_new_tokens:
+        raise UserError(compiling.NO_CACHE)
     return GpuBackend(
         name="gpu",
         default_kind="golden",
@@ -92,6 +94,11 @@ class GpuBackend(Backend):
         """Where stages compute: ``cpu``, or GPUs by index and name."""
         names = [gpu.name for gpu in devices.gpus()] if self._on_cuda else []
         return devices.label(self._computing(), names)
+
+    @property
+    def spreads(self) -> bool:
+        """Whether the placed stages compute on more than one device."""
+        return len(set(self._computing())) > 1
 
     def check(self, model: nn.Module) -> None:
         """Refuse tensor parallelism."""

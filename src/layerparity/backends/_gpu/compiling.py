@@ -22,6 +22,10 @@ from torch import nn
 
 from layerparity.errors import UserError
 
+NO_CACHE = (
+    "torch.compile cannot take a cache: use generate.max_new_tokens=0, or backend.compile=false."
+)
+
 
 def require_tools(on_cuda: bool) -> None:
     """Raise UserError, with the install line, where torch.compile lacks what it needs here."""
@@ -46,10 +50,7 @@ def compile_stage(module: nn.Module, arguments: Sequence[Any]) -> Callable[..., 
     UserError where the stage cannot be one graph.
     """
     if not _is_plain(arguments):
-        raise UserError(
-            "torch.compile cannot take a cache: use generate.max_new_tokens=0, or "
-            "backend.compile=false."
-        )
+        raise UserError(NO_CACHE)
     from torch._dynamo.exc import UserError as ExportError
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
@@ -65,7 +66,13 @@ def compile_stage(module: nn.Module, arguments: Sequence[Any]) -> Callable[..., 
         ) from error
     sys.stderr.write(said.getvalue())
     # A break in the graph, or too many recompilations, would silently run eagerly.
-    return torch.compile(exported.module(), fullgraph=True)
+    compiled = torch.compile(exported.module(), fullgraph=True)
+
+    def run(given: torch.Tensor, kwargs: dict[str, Any]) -> Any:
+        # A plain function, so that nobody takes it for a module that is still to be compiled.
+        return compiled(given, kwargs)
+
+    return run
 
 
 def _is_plain(value: Any) -> bool:

@@ -30,7 +30,8 @@ class OffloadFolder:
         if self.path is None:
             try:
                 self.parent.mkdir(parents=True, exist_ok=True)
-                self.path = Path(tempfile.mkdtemp(prefix="layerparity-", dir=self.parent))
+                made = tempfile.mkdtemp(prefix="layerparity-offload-", dir=self.parent)
+                self.path = Path(made)
             except OSError as error:
                 raise UserError(
                     f"Offloaded weights cannot be written to {self.parent} ({error.strerror}): "

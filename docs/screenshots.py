@@ -1,0 +1,71 @@
+"""python docs/screenshots.py (or make screenshots): the pictures in docs/images, taken anew.
+
+Runs the quickstart in an empty folder, opens its report and the MLflow UI in headless Chromium.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+IMAGES = ROOT / "docs" / "images"
+PORT = 5077
+# The last button beside the title of the panel that MLflow opens on the right: it closes it.
+_ASSISTANT = "//*[text()='MLflow Assistant']/ancestor::*[.//button][1]//button"
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "src")]
+
+from browser import browser, missing, text_of, wait_for  # noqa: E402
+
+from layerparity.tracking.config import TrackingConfig  # noqa: E402
+from layerparity.tracking.server import serve  # noqa: E402
+from layerparity.tracking.store import open_store  # noqa: E402
+
+
+def main() -> int:
+    """Make the pictures; say what is missing where they cannot be made."""
+    if missing():
+        print(missing(), file=sys.stderr)
+        return 2
+    IMAGES.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="layerparity-pictures-") as folder:
+        command = [sys.executable, str(ROOT / "run.py"), "experiment=quickstart"]
+        subprocess.run(command, cwd=folder, check=True)
+        tracking = TrackingConfig(folder=str(Path(folder) / "mlruns"))
+        comparison = open_store(tracking).newest("comparison")
+        assert comparison is not None
+        _report(comparison.folder / "report.html")
+        with serve(tracking, PORT) as address:
+            _charts(address, comparison.url)
+    return 0
+
+
+def _report(page: Path) -> None:
+    with browser(1200, 1500) as driver:
+        driver.get(page.as_uri())
+        _save(driver, "report.png")
+
+
+def _charts(address: str, url: str) -> None:
+    with browser(1500, 1000) as driver:
+        path, _, query = url.split("#", 1)[1].partition("?")
+        driver.get(f"{address}/#{path}/model-metrics?{query}")
+        wait_for(driver, lambda d: "rel_l2" in text_of(d))
+        for button in driver.find_elements("xpath", _ASSISTANT)[-1:]:
+            button.click()
+        # The charts draw themselves after their titles are there.
+        time.sleep(8)
+        _save(driver, "mlflow.png")
+
+
+def _save(driver: Any, name: str) -> None:
+    driver.save_screenshot(str(IMAGES / name))
+    print(IMAGES / name)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

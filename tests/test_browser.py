@@ -1,0 +1,58 @@
+"""A browser opens the MLflow UI of a finished demo and finds the charts and the report in it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from browser import browser, missing, text_of, wait_for
+from conftest import Ended
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "all is there")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_charts_and_report_are_in_the_ui(cli: Callable[..., Ended], tmp_path: Path) -> None:
+    pytest.importorskip("torch_xla", reason="the demo's candidate needs the extra xla")
+    from layerparity.tracking.config import TrackingConfig
+    from layerparity.tracking.server import serve
+    from layerparity.tracking.store import open_store
+
+    demo = cli("experiment=quickstart")
+    assert demo.exit == 0, demo.out + demo.err
+    tracking = TrackingConfig(folder=str(tmp_path / "mlruns"))
+    store = open_store(tracking)
+    comparison = store.newest("comparison")
+    golden = store.newest("golden")
+    assert comparison is not None
+    assert golden is not None
+    with serve(tracking, free_port()) as address, browser() as driver:
+
+        def page(run_url: str, tab: str) -> None:
+            path, _, query = run_url.split("#", 1)[1].partition("?")
+            driver.get(f"{address}/#{path}{tab}?{query}")
+
+        page(comparison.url, "/model-metrics")
+        wait_for(driver, lambda d: "block.out log10 rel_l2" in text_of(d))
+        drawn = "return document.querySelectorAll('.js-plotly-plot .scatterlayer .point').length"
+        wait_for(driver, lambda d: d.execute_script(drawn) > 6)
+
+        page(comparison.url, "/artifacts/report.html")
+        frame = wait_for(driver, lambda d: d.find_element("css selector", "iframe"))
+        driver.switch_to.frame(frame)
+        wait_for(driver, lambda d: "PASS" in text_of(d))
+        assert "candidate-neuron-full" in text_of(driver)
+        assert driver.execute_script("return document.querySelectorAll('svg').length") >= 3
+        driver.switch_to.default_content()
+
+        page(golden.url, "")
+        wait_for(driver, lambda d: "golden-gpu-full" in text_of(d))
+        page(golden.url, "/model-metrics")
+        wait_for(driver, lambda d: "mlp.out rms" in text_of(d))
