@@ -15,8 +15,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
 PORT = 5077
-# The last button beside the title of the panel that MLflow opens on the right: it closes it.
-_ASSISTANT = "//*[text()='MLflow Assistant']/ancestor::*[.//button][1]//button"
+# MLflow opens a chat panel on the right unless the browser remembers that it was closed.
+_NO_PANEL = "localStorage.setItem('mlflow.assistant.panelOpen', 'false')"
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "src")]
 
 from browser import browser, missing, text_of, wait_for  # noqa: E402
@@ -52,11 +52,11 @@ def _report(page: Path) -> None:
 
 def _charts(address: str, url: str) -> None:
     with browser(1500, 1000) as driver:
+        driver.get(address)
+        driver.execute_script(_NO_PANEL)
         path, _, query = url.split("#", 1)[1].partition("?")
         driver.get(f"{address}/#{path}/model-metrics?{query}")
         wait_for(driver, lambda d: "rel_l2" in text_of(d))
-        for button in driver.find_elements("xpath", _ASSISTANT)[-1:]:
-            button.click()
         # The charts draw themselves after their titles are there.
         time.sleep(8)
         _save(driver, "mlflow.png")

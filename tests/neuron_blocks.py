@@ -13,8 +13,14 @@ BATCH, TOKENS = 2, 12
 
 def command(**keys: Any) -> SimpleNamespace:
     """Return the part of a command's configuration that a backend reads."""
-    defaults = {"tp_degree": 1, "attn_implementation": None, "experts_implementation": None}
-    return SimpleNamespace(**{**defaults, **keys})
+    unset = (
+        "attn_implementation",
+        "experts_implementation",
+        "max_memory",
+        "offload_folder",
+        "threads",
+    )
+    return SimpleNamespace(**{"tp_degree": 1, **dict.fromkeys(unset), **keys})
 
 
 def minimax(experts: str = "eager", attention: str = "sdpa", **keys: Any) -> Any:

@@ -9,7 +9,7 @@ import layerparity
 
 ROOT = Path(layerparity.__file__).parent
 FLOORS = [
-    {"errors", "resources", "console", "__init__"},
+    {"errors", "resources", "console", "revision", "__init__"},
     {"site", "files", "registry"},
     {"manifest", "verdict"},
     {"tracking", "metrics"},

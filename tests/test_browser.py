@@ -55,4 +55,4 @@ def test_charts_and_report_are_in_the_ui(cli: Callable[..., Ended], tmp_path: Pa
         page(golden.url, "")
         wait_for(driver, lambda d: "golden-gpu-full" in text_of(d))
         page(golden.url, "/model-metrics")
-        wait_for(driver, lambda d: "mlp.out rms" in text_of(d))
+        wait_for(driver, lambda d: "block.out rms" in text_of(d))

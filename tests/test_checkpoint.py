@@ -141,3 +141,25 @@ def test_damage_is_named(folder: Path, damage: Callable[[Path], None], says: str
     damage(folder)
     with pytest.raises(UserError, match=says):
         fill(folder)
+
+
+def test_the_real_model_has_its_published_size() -> None:
+    """228,689,748,992 parameters on the meta device: no figure is quoted, it is computed."""
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from omegaconf import OmegaConf
+
+    from layerparity import config, search_path
+    from layerparity.resources import shipped
+
+    config.register()
+    search_path.register()
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(shipped("conf")), version_base="1.3"):
+        composed = compose("config", overrides=["model=minimax_m2"])
+    architecture = OmegaConf.to_container(composed.model.architecture)
+    skeleton = Skeleton(read_config(architecture), torch.bfloat16, "sdpa", None)
+    assert sum(p.numel() for p in skeleton.model.parameters()) == 228_689_748_992
+    block = skeleton.module("layers.7")
+    assert sum(p.numel() for p in block.parameters()) == 3_668_718_592
+    assert skeleton.config.rope_parameters["partial_rotary_factor"] == 0.5

@@ -110,6 +110,7 @@ def test_the_quoted_answer_is_taken_as_it_stands(value: str) -> None:
         (["compare"], "Did you mean job=compare?"),
         (["layre=3"], "Did you mean 'layer'?"),
         (["inputs=random", "inputs.sed=1"], "Did you mean 'inputs.seed'?"),
+        (["inputs=auto", "inputs.file=x"], "belongs to another inputs="),
         (["tp_degree=two"], "tp_degree: Value 'two'"),
         (["device_map=0"], "There is no device_map '0'."),
         (["prompt.text=hi, there"], """'prompt.text="hi, there"'"""),

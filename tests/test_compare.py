@@ -71,7 +71,7 @@ def test_a_comparison_survives_json(golden: StoredRun) -> None:
     again = Comparison.from_json(found.to_json())
     assert again == found
     assert (again.tolerance, again.limits["max_abs_diff"]) == ("fixed", 0.01)
-    assert (again.golden.name, again.golden.scope) == ("golden", "kind=full")
+    assert (again.golden.name, again.golden.scope) == ("golden", "full")
 
 
 def test_a_wrong_component_fails_and_is_named_first(golden: StoredRun, tmp_path: Path) -> None:

@@ -246,3 +246,29 @@ def test_any_checkpoint_runs_and_compares(
     assert ended.exit == 0, ended.err
     judged = cli("job=compare")
     assert judged.exit == 0, judged.out + judged.err
+
+
+def test_reuse_tells_random_seeds_apart(run: Cli, store: Path) -> None:
+    shared = (*CPU, "scope=single", "layer=2", "inputs=random", "seq_len=4", "reuse=true")
+    assert run(*shared, "inputs.seed=1").exit == 0
+    assert "Reusing" not in run(*shared, "inputs.seed=2").out
+    assert "Reusing" in run(*shared, "inputs.seed=1").out
+
+
+def test_bf16_under_fixed_limits_carries_a_warning(run: Cli, store: Path) -> None:
+    made = run(*CPU, "kind=candidate", "scope=single", "layer=2", "dtype=bfloat16")
+    assert made.exit == 0, made.err
+    run("job=compare")
+    report = max(store.rglob("report.md"), key=lambda path: path.stat().st_mtime)
+    assert "16-bit rounding" in report.read_text()
+
+
+def test_a_candidate_is_tagged_with_its_verdict(run: Cli, store: Path) -> None:
+    from layerparity.tracking.config import TrackingConfig
+    from layerparity.tracking.store import open_store
+
+    assert run(*CPU, "kind=candidate", "scope=single", "layer=5", "name=judged").exit == 0
+    assert run("job=compare", "candidate=judged").exit == 0
+    (kept,) = open_store(TrackingConfig(folder=str(store))).find("judged")
+    assert kept.tags["verdict"] == "pass"
+    assert kept.tags["git_commit"]

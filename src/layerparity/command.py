@@ -90,6 +90,9 @@ def explain(error: Exception) -> UserError:
     full = _FULL_KEY.search(message)
     if match and ("not in" in message or "to append" in message.lower()):
         key = full[1] if full else (match[1] or match[2])
+        group = key.partition(".")[0]
+        if key in keys():
+            return UserError(f"'{key}' belongs to another {group}= than the one chosen here.")
         return UserError(f"There is no key '{key}'.{nearest(key, keys())} --help lists them.")
     first = str(error.__cause__ or error).strip().splitlines()[0]
     where = f"{full[1]}: " if full else ""

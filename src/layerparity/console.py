@@ -36,10 +36,10 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> 
 
 
 def show(renderable: Any) -> None:
-    """Print anything rich can render, at least 100 columns wide where there is no terminal."""
+    """Print anything rich can render, 160 columns wide where there is no terminal."""
     from rich.console import Console
 
-    Console(width=None if sys.stdout.isatty() else 120, highlight=False).print(renderable)
+    Console(width=None if sys.stdout.isatty() else 160, highlight=False).print(renderable)
 
 
 class Progress:

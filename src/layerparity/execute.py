@@ -23,6 +23,14 @@ LOGITS = SiteSpec(("batch", "token", "vocabulary"))
 NEW_TOKENS = SiteSpec(("batch", "token"), Kind.EXACT)
 
 
+@dataclass(frozen=True)
+class Passed:
+    """What one stage hands to the next: a tensor on the device, and its copy on the CPU."""
+
+    device: torch.Tensor
+    host: torch.Tensor
+
+
 @dataclass
 class Outcome:
     """What a pass through the stages leaves beside its tensors."""
@@ -56,7 +64,7 @@ class Execution:
             room = call.tokens + self.max_new_tokens
             call.cache = self.port.new_cache(call.batch, room)
         self.port.begin(call)
-        previous: torch.Tensor | None = None
+        previous: Passed | None = None
         for stage in self.stages:
             began = time.perf_counter()
             self._load(stage, outcome)
@@ -65,7 +73,7 @@ class Execution:
             self.progress(stage)
         if self.max_new_tokens:
             assert previous is not None
-            outcome.new_tokens = self._generate(call, previous)
+            outcome.new_tokens = self._generate(call, previous.host)
         return outcome
 
     def _load(self, stage: str, outcome: Outcome) -> None:
@@ -74,19 +82,18 @@ class Execution:
         lines = "\n".join(f"{name} {digest}" for name, digest in sorted(used.items()))
         outcome.weights[stage] = sha256_text(lines)
 
-    def _stage(self, stage: str, previous: torch.Tensor | None, outcome: Outcome) -> torch.Tensor:
-        """Feed, run and record one stage; return its output on the device."""
+    def _stage(self, stage: str, previous: Passed | None, outcome: Outcome) -> Passed:
+        """Feed, run and record one stage; return its output."""
         source_site = self.site_of(stage)
         given = self._given(stage, source_site)
-        chained = given is None
-        fed = previous if given is None else given
+        fed = previous if given is None else Passed(given, given)
         assert fed is not None, f"{stage} has neither given values nor a stage before it"
-        observed = self.port.run(stage, fed)
-        host = fed.detach().cpu()
-        source = "chain" if chained else self._source_name()
-        outcome.feeds.append(Feed(stage, source_site, tensor_sha256(host), source))
-        self._record(stage, host, observed, outcome)
-        return observed.output
+        observed = self.port.run(stage, fed.device)
+        output = Passed(observed.output, observed.output.detach().cpu())
+        source = "chain" if given is None else self._source_name()
+        outcome.feeds.append(Feed(stage, source_site, tensor_sha256(fed.host), source))
+        self._record(stage, {"in": fed.host, "out": output.host}, observed, outcome)
+        return output
 
     def _given(self, stage: str, site: Site) -> torch.Tensor | None:
         for candidate in (site, Site(stage, "in")):
@@ -97,11 +104,12 @@ class Execution:
     def _source_name(self) -> str:
         return {"golden": "golden", "random": "random"}.get(self.inputs.source, "tokens")
 
-    def _record(self, stage: str, fed: torch.Tensor, observed: Observed, outcome: Outcome) -> None:
+    def _record(
+        self, stage: str, ends: dict[str, torch.Tensor], observed: Observed, outcome: Outcome
+    ) -> None:
         owner = Site(stage, "in")
         tensors: dict[Site, torch.Tensor] = {}
         specs: dict[Site, SiteSpec] = {}
-        ends = {"in": fed, "out": observed.output.detach().cpu()}
         for end in _boundary(stage):
             site = Site(stage, end)
             if self._wants(site):

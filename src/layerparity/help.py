@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from layerparity import registry
 from layerparity.config import Config
 from layerparity.resources import shipped
 from layerparity.search_path import experiment_folders
@@ -45,8 +46,18 @@ def text() -> str:
     for folder in experiment_folders():
         parts.append(_section("Experiments (experiment=)", folder))
     parts += [_section(f"{group}=", shipped("conf") / group) for group in GROUPS]
-    parts += [_keys(), _ENDING]
+    parts += [_machine(), _keys(), _ENDING]
     return "\n".join(parts)
+
+
+def _machine() -> str:
+    """Say how well each backend fits the machine this runs on, and why."""
+    lines = ["On this machine"]
+    for name in registry.names("backends"):
+        fit = registry.load("backends", name).affinity()
+        how = ("cannot run", "stands in", "fits")[fit.score]
+        lines.append(f"  {name:<8}{how:<11}{fit.device}: {fit.reason}")
+    return "\n".join(lines) + "\n"
 
 
 def options(group: str) -> dict[str, str]:

@@ -39,7 +39,7 @@ def compare_runs(
     refuse_strangers(left, right)
     planned = plan(left, right)
     comparison = _evaluate(planned, left, right, tolerance, progress)
-    comparison.warnings[:0] = _warnings(left, right)
+    comparison.warnings[:0] = [*_warnings(left, right), *_narrow(tolerance, left, right)]
     return comparison
 
 
@@ -91,6 +91,15 @@ def _row(pair: Pair, measured: Measured, tolerance: Tolerance) -> Row:
     if pair.kind is Kind.EXACT and outcome is Outcome.FAIL:
         reason = f"an exact site: {reason}"
     return Row(pair.site, pair.kind, outcome, reason, measured.metrics)
+
+
+def _narrow(tolerance: Tolerance, left: Union, right: Union) -> list[str]:
+    dtypes = {each.dtype for each in (*left.manifests, *right.manifests)}
+    if tolerance.name != "fixed" or not dtypes & {"bfloat16", "float16"}:
+        return []
+    return [
+        "The fixed tolerance does not know how far 16-bit rounding goes: it may fail a correct run."
+    ]
 
 
 def _warnings(left: Union, right: Union) -> list[str]:

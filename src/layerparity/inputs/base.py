@@ -51,6 +51,7 @@ class Inputs:
     """One batch.
 
     ``attention_mask`` and ``position_ids`` are int64 [batch, token]; a mask of 0 marks padding.
+    ``origin`` identifies fed values that token ids do not: a golden's fingerprint, or a seed.
     ``token_ids`` is int64 [batch, token], or None where hidden states are fed. ``given`` holds the
     values stages are fed from outside, by site: ids, or floating [batch, token, channel].
     """
@@ -63,6 +64,7 @@ class Inputs:
     texts: list[str] = field(default_factory=list)
     synthetic: bool = False
     chosen: str = ""
+    origin: str = ""
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return what the run keeps of its inputs."""

@@ -55,6 +55,7 @@ def from_run(folder: Path, manifest: Manifest, request: Request, name: str) -> I
         token_ids=kept.get("token_ids"),
         given=given,
         synthetic=manifest.synthetic,
+        origin=manifest.fingerprint,
         chosen=f"the inputs recorded by golden run {name}",
     )
 

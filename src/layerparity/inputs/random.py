@@ -30,6 +30,7 @@ def prepare(settings: Settings, request: Request) -> Inputs:
     mask = torch.ones((settings.batch, length), dtype=torch.int64)
     site = request.site_of(request.stages[0])
     inputs = Inputs("random", mask, positions(mask), synthetic=True)
+    inputs.origin = f"seed {settings.seed} scale {settings.scale}"
     if request.stages[0] == "embed_tokens":
         ids = torch.randint(0, int(request.model["vocab_size"]), mask.shape, generator=generator)
         inputs.token_ids, inputs.given = ids, {site: ids}

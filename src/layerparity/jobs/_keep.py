@@ -14,13 +14,13 @@ from layerparity.errors import UserError
 from layerparity.files import sha256_text, whole_file, write_text
 from layerparity.inputs import golden as golden_inputs
 from layerparity.manifest import FILE_NAME, INPUTS_FILE, Manifest, ModelPrint, Record
+from layerparity.revision import git_commit
 
 if TYPE_CHECKING:
     from layerparity.execute import Outcome
     from layerparity.jobs.run import Prepared
 
 VERSIONED = ("torch", "transformers", "accelerate", "safetensors", "mlflow", "torch_xla")
-_SERIES = ("rms", "min", "max")
 
 
 def model_print(prepared: Prepared) -> ModelPrint:
@@ -60,6 +60,7 @@ def fingerprint(prepared: Prepared) -> str:
                 "files": [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files],
                 "inputs": prepared.inputs.hashes(),
                 "given": sorted(str(site) for site in prepared.inputs.given),
+                "origin": prepared.inputs.origin,
                 "stages": prepared.scope.stages,
                 "kind": prepared.config.kind.value,
                 "dtype": prepared.config.dtype.value,
@@ -91,9 +92,9 @@ def golden_for(store: Any, reference: str | None, checkpoint: Any, request: Any)
         found = store.find(reference, kind=RunKind.golden.value)
         return found[0] if found else None
     for run in store.runs(kind=RunKind.golden.value, limit=50):
-        if run.status != "FINISHED" or not (run.folder / FILE_NAME).is_file():
+        if not run.finished:
             continue
-        manifest = Manifest.read(run.folder)
+        manifest = Manifest.read(run.file(FILE_NAME).parent)
         same = manifest.model.config_sha256 == checkpoint.config_sha256
         if same and golden_inputs.covers(manifest, request):
             return run
@@ -122,6 +123,7 @@ def tags(prepared: Prepared, mark: str) -> dict[str, str]:
         "feed": config.feed.value,
         "inputs": prepared.inputs.source,
         "fingerprint": mark,
+        "git_commit": git_commit(),
         "synthetic": str(prepared.inputs.synthetic).lower(),
         **{f"version.{name}": version for name, version in versions().items()},
         **{f"fact.{name}": value for name, value in backend.facts().items()},
@@ -190,8 +192,9 @@ def _metrics(made: Manifest, outcome: Outcome, seconds: float) -> Iterator[tuple
         if layer is None or record.site.phase != "prefill":
             continue
         label = (record.site.component or "block") + f".{record.site.end}"
-        for name in _SERIES:
-            yield f"layer/{label} {name}", record.stats[name], layer
+        yield f"layer/{label} rms", record.stats["rms"], layer
+        largest = max(abs(record.stats["min"]), abs(record.stats["max"]))
+        yield f"layer/{label} max abs", largest, layer
     for index, (stage, spent) in enumerate(outcome.seconds.items()):
         tail = stage.removeprefix("layers.").split(".")[0]
         step = int(tail) if tail.isdigit() else index

@@ -140,6 +140,10 @@ def _log(
         active.log_table(per_site_table(comparison), "sites.json")
         active.log_metrics(_metrics(comparison))
         active.set_tags({"mlflow.note.content": render_markdown(comparison)})
+    for run in candidate:
+        kept = store.get(run.id)
+        if kept is not None:
+            store.tag(kept, {"verdict": verdict.outcome.value, "compared_in": active.id})
     console.show(closing_table(comparison))
     console.say(f"report: {active.link('artifacts/report.html')}")
     console.say(f"        {active.folder / 'report.html'}")

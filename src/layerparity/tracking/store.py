@@ -136,6 +136,12 @@ class Store:
         unique = {run.id: run for run in own + adopted}
         return sorted(unique.values(), key=lambda run: (names.natural(run.name), run.start_time))
 
+    def tag(self, run: StoredRun, tags: Mapping[str, object]) -> None:
+        """Set tags of ours on a run that has ended."""
+        with self._connection.plainly():
+            for tag, value in names.own_tags(tags).items():
+                self._connection.client.set_tag(run.id, tag, value)
+
     def adopt(self, parent: str, run: StoredRun) -> None:
         """Make a run that is reused a member of this sweep too, with its per-layer series."""
         from layerparity.tracking.active import WHOLE_RUN

@@ -22,12 +22,16 @@ if TYPE_CHECKING:
     from layerparity.backends.neuron import Settings
     from layerparity.config import Config
 
+_GPU_ONLY = ("max_memory", "offload_folder", "threads")
 _ATTENTION = ("sdpa", "eager")
 _EXPERTS = (static_experts.NAME, "batched_mm", "eager")
 
 
 def from_config(settings: Settings, config: Config, machine: Affinity) -> NeuronBackend:
     """Return the backend for a machine that `detect` found; see `neuron.build`."""
+    for key in _GPU_ONLY:
+        if getattr(config, key) is not None:
+            raise UserError(f"{key} is for backend=gpu: leave it out with backend=neuron.")
     exports = Compile(settings.compile) is Compile.export
     if exports and config.tp_degree > 1:
         raise UserError("backend.compile=export runs unsharded: use tp_degree=1, or compile=lazy.")

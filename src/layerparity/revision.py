@@ -1,0 +1,24 @@
+"""Revision: the git commit of this code, where it runs from a checkout."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+
+def git_commit() -> str:
+    """Return the checkout's commit, with ``+changes`` where files differ; empty outside git."""
+    folder = Path(__file__).resolve().parents[2]
+    if not (folder / ".git").exists() or shutil.which("git") is None:
+        return ""
+    commit = _git(folder, "rev-parse", "HEAD")
+    changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return commit + ("+changes" if commit and changed else "")
+
+
+def _git(folder: Path, *words: str) -> str:
+    ended = subprocess.run(
+        ["git", "-C", str(folder), *words], capture_output=True, text=True, check=False
+    )
+    return ended.stdout.strip()
