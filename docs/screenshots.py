@@ -16,7 +16,10 @@ ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
 PORT = 5077
 # MLflow opens a chat panel on the right unless the browser remembers that it was closed.
-_NO_PANEL = "localStorage.setItem('mlflow.assistant.panelOpen', 'false')"
+_NO_PANEL = """
+localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true');
+localStorage.setItem('mlflow.assistant.panelOpen_v1', 'false');
+"""
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "src")]
 
 from browser import browser, missing, text_of, wait_for  # noqa: E402
@@ -45,7 +48,7 @@ def main() -> int:
 
 
 def _report(page: Path) -> None:
-    with browser(1200, 1500) as driver:
+    with browser(1200, 2650) as driver:
         driver.get(page.as_uri())
         _save(driver, "report.png")
 
@@ -53,7 +56,9 @@ def _report(page: Path) -> None:
 def _charts(address: str, url: str) -> None:
     with browser(1500, 1000) as driver:
         driver.get(address)
+        time.sleep(4)
         driver.execute_script(_NO_PANEL)
+        driver.get("about:blank")
         path, _, query = url.split("#", 1)[1].partition("?")
         driver.get(f"{address}/#{path}/model-metrics?{query}")
         wait_for(driver, lambda d: "rel_l2" in text_of(d))
