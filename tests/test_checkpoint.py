@@ -113,6 +113,11 @@ def index_leaves_the_folder(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
+def in_eight_bits(folder: Path) -> None:
+    name = "model.layers.1.self_attn.v_proj.weight"
+    edit(folder, lambda t: t.update({name: t[name].to(torch.float8_e4m3fn)}))
+
+
 def unknown_type(folder: Path) -> None:
     raw = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**raw, "model_type": "nobody_knows"}))
@@ -135,6 +140,7 @@ def unknown_type(folder: Path) -> None:
         (index_names_absent_tensor, "model.layers.9.x"),
         (index_leaves_the_folder, "outside its folder"),
         (unknown_type, "nobody_knows"),
+        (in_eight_bits, "v_proj.weight is stored as F8_E4M3.*bfloat16 first"),
     ],
 )
 def test_damage_is_named(folder: Path, damage: Callable[[Path], None], says: str) -> None:
@@ -163,3 +169,8 @@ def test_the_real_model_has_its_published_size() -> None:
     block = skeleton.module("layers.7")
     assert sum(p.numel() for p in block.parameters()) == 3_668_718_592
     assert skeleton.config.rope_parameters["partial_rotary_factor"] == 0.5
+
+
+def test_tensors_without_a_place_are_noticed(folder: Path) -> None:
+    edit(folder, lambda t: t.update({"model.layers.1.self_attn.surprise.weight": torch.ones(2)}))
+    assert fill(folder).homeless == ["model.layers.1.self_attn.surprise.weight"]

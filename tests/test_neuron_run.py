@@ -16,7 +16,7 @@ from layerparity.compare.comparison import Comparison
 from layerparity.manifest import Manifest
 from layerparity.site import Kind
 
-pytest.importorskip("torch_xla", reason="needs the extra xla: pip install 'layerparity[xla]'")
+pytest.importorskip("torch_xla", reason="pip install torch==2.9.1 torch_xla==2.9.0")
 
 Cli = Callable[..., Ended]
 LIMIT = 5e-6

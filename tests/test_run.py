@@ -166,6 +166,8 @@ def test_a_wrong_candidate_fails_and_names_the_site(run: Cli, store: Path, tmp_p
         (["inputs=golden", "golden=no-such-run", "kind=candidate"], "no-such-run"),
         (["job=compare", "golden=nothing", "candidate=the-golden"], "no run 'nothing'"),
         (["tracking=server"], "tracking.uri="),
+        (["attn_implementation=foo"], "foo"),
+        (["experts_implementation=foo"], "foo"),
     ],
 )
 def test_mistakes_exit_2_and_log_nothing(
@@ -272,3 +274,51 @@ def test_a_candidate_is_tagged_with_its_verdict(run: Cli, store: Path) -> None:
     (kept,) = open_store(TrackingConfig(folder=str(store))).find("judged")
     assert kept.tags["verdict"] == "pass"
     assert kept.tags["git_commit"]
+
+
+def test_a_tensor_without_a_place_is_said(cli: Cli, tmp_path: Path) -> None:
+    import shutil
+
+    from safetensors.torch import save_file
+
+    copy = Path(shutil.copytree(TINY, tmp_path / "copy"))
+    tensors = load_file(copy / "model.safetensors")
+    tensors["model.layers.2.extra.weight"] = torch.ones(3)
+    save_file(tensors, copy / "model.safetensors", {"format": "pt"})
+    ended = cli(*CPU, "model=checkpoint", f"model.path={copy}", "scope=single", "layer=0")
+    assert ended.exit == 0, ended.err
+    assert "note: The checkpoint's model.layers.2.extra.weight" in ended.out
+
+
+def test_float64_runs(run: Cli) -> None:
+    assert run(*CPU, "dtype=float64", "scope=single", "layer=0", "inputs=prompt").exit == 0
+
+
+def test_a_named_sweep_keeps_its_runs_apart(run: Cli) -> None:
+    made = run("-m", *CPU, "kind=candidate", "scope=single", "layer=0,1", "name=nightly")
+    assert made.exit == 0, made.err
+    assert "nightly single 0" in made.out
+    assert "nightly single 1" in made.out
+    judged = run("job=compare", "candidate=nightly")
+    assert judged.exit == 0, judged.out + judged.err
+    assert "2 of 6 blocks" in judged.out
+
+
+def test_the_newest_candidate_is_judged_even_if_a_newer_golden_exists(run: Cli) -> None:
+    assert run(*CPU, "kind=candidate", "scope=single", "layer=4").exit == 0
+    other = run(*CPU, "scope=range", "start=0", "end=0", "prompt.text=Another question")
+    assert other.exit == 0, other.err
+    judged = run("job=compare")
+    assert "candidate-gpu-single-4" in judged.out
+    assert "passed over" in judged.out
+    assert judged.exit == 0
+
+
+def test_what_the_golden_never_ran_is_no_pass(run: Cli) -> None:
+    assert run(*CPU, "scope=single", "layer=0", "name=short-golden", "inputs=prompt").exit == 0
+    made = run(*CPU, "kind=candidate", "scope=range", "start=0", "end=1", "inputs=prompt")
+    assert made.exit == 0, made.err
+    judged = run("job=compare", "golden=short-golden")
+    assert judged.exit == 4, judged.out + judged.err
+    assert "the golden did not run this part of the model" in judged.out
+    assert run("job=compare").exit == 0

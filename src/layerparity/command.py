@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from layerparity import config
 from layerparity import help as help_text
-from layerparity import registry
-from layerparity.config import PLUGIN_GROUPS, Config
 from layerparity.errors import UserError, nearest
 
 _KEY = re.compile(r"^[+~]{0,2}([\w./@]+)=(.*)$", re.DOTALL)
@@ -91,31 +89,14 @@ def explain(error: Exception) -> UserError:
     if match and ("not in" in message or "to append" in message.lower()):
         key = full[1] if full else (match[1] or match[2])
         group = key.partition(".")[0]
-        if key in keys():
+        if key in config.every_key():
             return UserError(f"'{key}' belongs to another {group}= than the one chosen here.")
-        return UserError(f"There is no key '{key}'.{nearest(key, keys())} --help lists them.")
+        return UserError(
+            f"There is no key '{key}'.{nearest(key, config.every_key())} --help lists them."
+        )
     first = str(error.__cause__ or error).strip().splitlines()[0]
     where = f"{full[1]}: " if full else ""
     return UserError(f"{where}{first}")
-
-
-def keys() -> list[str]:
-    """Return every key a command may set, nested ones with their dots."""
-    found = set(_walk(Config, ""))
-    for group, package in PLUGIN_GROUPS.items():
-        for name in registry.names(package):
-            settings = getattr(registry.load(package, name), "Settings", None)
-            found.update(_walk(settings, f"{group}.") if settings else ())
-    return sorted(found)
-
-
-def _walk(schema: Any, prefix: str) -> Iterable[str]:
-    for item in dataclasses.fields(schema):
-        name = f"{prefix}{item.name}"
-        yield name
-        factory = item.default_factory
-        if factory is not dataclasses.MISSING and dataclasses.is_dataclass(factory):
-            yield from _walk(factory, f"{name}.")
 
 
 def _bare_word(word: str) -> str:
@@ -125,4 +106,4 @@ def _bare_word(word: str) -> str:
     for group in help_text.GROUPS:
         if word in help_text.options(group):
             return f" Did you mean {group}={word}?"
-    return nearest(word, keys()) or " --help lists the keys."
+    return nearest(word, config.every_key()) or " --help lists the keys."

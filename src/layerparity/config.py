@@ -6,6 +6,8 @@ Groups (``backend``, ``scope``, ...) are typed beside the code that reads them; 
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -159,3 +161,22 @@ def register() -> None:
             settings = getattr(registry.load(package, name), "Settings", None)
             if settings is not None:
                 store.store(group=f"schema/{group}", name=name, node=settings)
+
+
+def every_key() -> list[str]:
+    """Return every key a command may set, nested ones with their dots."""
+    found = set(_walk(Config, ""))
+    for group, package in PLUGIN_GROUPS.items():
+        for name in registry.names(package):
+            settings = getattr(registry.load(package, name), "Settings", None)
+            found.update(_walk(settings, f"{group}.") if settings else ())
+    return sorted(found)
+
+
+def _walk(schema: Any, prefix: str) -> Iterable[str]:
+    for item in dataclasses.fields(schema):
+        name = f"{prefix}{item.name}"
+        yield name
+        factory = item.default_factory
+        if factory is not dataclasses.MISSING and dataclasses.is_dataclass(factory):
+            yield from _walk(factory, f"{name}.")

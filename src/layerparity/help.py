@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from layerparity import registry
-from layerparity.config import Config
+from layerparity.config import Config, every_key
 from layerparity.resources import shipped
 from layerparity.search_path import experiment_folders
 
@@ -94,13 +94,7 @@ def _keys() -> str:
             continue
         default = getattr(item.default, "value", item.default)
         shown.append(f"{item.name}={'null' if default is None else str(default).lower()}")
-    nested = [
-        "prompt.text",
-        "prompt.file",
-        "prompt.texts",
-        "prompt.chat",
-        "generate.max_new_tokens",
-    ]
+    nested = sorted(key for key in every_key() if "." in key and not key.endswith(".name"))
     lines, line = [], " "
     for word in [*shown, *nested]:
         if len(line) + len(word) > 98:

@@ -13,6 +13,7 @@ from layerparity.site import Kind, Site
 SCHEMA = 1
 FILE_NAME = "manifest.json"
 INPUTS_FILE = "inputs.safetensors"
+PROMPTS_FILE = "prompts.json"
 
 
 @dataclass(frozen=True)

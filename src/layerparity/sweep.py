@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydra.experimental.callback import Callback
 
+from layerparity import console
+
 if TYPE_CHECKING:
     from layerparity.tracking.active import ActiveRun
     from layerparity.tracking.store import Store
@@ -47,6 +49,7 @@ class SweepParent(Callback):
         name = config.get("name") or "sweep " + " ".join(overrides)
         parent = store.begin(name[:200], "sweep", {}, {"overrides": overrides})
         os.environ[PARENT_VARIABLE] = parent.id
+        console.say(f"{parent.name}  {parent.id}\n{parent.url}")
         _open.append((store, parent))
 
 

@@ -80,6 +80,9 @@ def _absent(site: Site, golden: Union, candidate: Union) -> Row:
     """Return the row of a site that one side lacks."""
     left, right = golden.records.get(site), candidate.records.get(site)
     if right is not None:
+        unrun = _unrun(site, golden)
+        if unrun:
+            return Row(site, right.record.kind, Outcome.INCONCLUSIVE, unrun)
         why = golden.skipped().get(str(site), "")
         reason = "not captured by the golden" + (f": {why}" if why else "")
         return Row(site, right.record.kind, Outcome.SKIPPED, reason)
@@ -91,6 +94,23 @@ def _absent(site: Site, golden: Union, candidate: Union) -> Row:
     if reason:
         return Row(site, kind, Outcome.SKIPPED, reason)
     return Row(site, kind, Outcome.MISSING, "the candidate covers it but holds no tensor of it")
+
+
+def _unrun(site: Site, golden: Union) -> str:
+    """Return what the golden never ran of a site the candidate was asked for, or nothing.
+
+    A site that only the candidate captured is no loss; a block or a step that has no golden is
+    one, unless the golden is a dump, which is what somebody happened to have.
+    """
+    if not golden.proved:
+        return ""
+    covering = [each for each in golden.manifests if stage_of(each, site)]
+    if not covering:
+        return "the golden did not run this part of the model"
+    steps = {(record.site.phase, record.site.step) for each in covering for record in each.records}
+    if steps and (site.phase, site.step) not in steps:
+        return f"the golden ran no {site.phase} step {site.step}"
+    return ""
 
 
 def _not_asked(site: Site, golden: Manifest, candidates: list[Manifest]) -> str:

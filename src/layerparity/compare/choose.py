@@ -2,42 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from layerparity.compare.align import plan
 from layerparity.compare.fingerprints import refuse_strangers
 from layerparity.compare.parity import open_side
 from layerparity.compare.stored import RunLike
 from layerparity.errors import UserError
+from layerparity.verdict import Outcome
 
 RunSet = Sequence[RunLike]
 
 
-def obstacle(golden: RunSet, candidate: RunSet) -> str:
-    """Return why two sides cannot be compared, or an empty string; reads manifests only."""
+def obstacle(golden: RunSet, candidate: RunSet, in_full: bool) -> str:
+    """Return why two sides cannot be compared, or an empty string; reads manifests only.
+
+    ``in_full`` also asks that the golden ran all that the candidate ran.
+    """
     try:
         left, right = open_side("golden", golden), open_side("candidate", candidate)
         refuse_strangers(left, right)
-        plan(left, right)
+        planned = plan(left, right)
     except UserError as error:
         return str(error)
-    return ""
+    short = [row for row in planned.settled if row.outcome is Outcome.INCONCLUSIVE]
+    return f"{short[0].site}: {short[0].reason}" if short and in_full else ""
 
 
 def newest_pair(
-    goldens: Iterable[RunSet], candidates: Sequence[RunSet]
+    goldens: Sequence[RunSet], candidates: Sequence[RunSet]
 ) -> tuple[RunSet, RunSet, list[str]]:
-    """Return the newest golden, the newest candidate that fits it, and what was passed over.
+    """Return a golden, the newest candidate that fits one, and the pairs that were passed over.
 
-    Both come newest first. Raises UserError with the newest pair's obstacle where none fits.
+    Both come newest first. A golden that covers the whole candidate is preferred to a newer one
+    that does not. Raises UserError with the newest pair's obstacle where none fits.
     """
     passed: list[str] = []
-    for golden in goldens:
-        for candidate in candidates:
-            against = obstacle(golden, candidate)
-            if not against:
-                return golden, candidate, passed
-            passed.append(f"{_name(candidate)} does not fit {_name(golden)}: {against}")
+    for candidate in candidates:
+        for in_full in (True, False):
+            for golden in goldens:
+                against = obstacle(golden, candidate, in_full)
+                if not against:
+                    return golden, candidate, passed
+                if in_full:
+                    pair = f"{_name(candidate)} does not fit {_name(golden)}"
+                    passed.append(f"{pair}: {against}")
     if not candidates:
         raise UserError(
             "There is no finished candidate run to compare: make one "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 from layerparity.config import FeedMode
 from layerparity.errors import UserError
 from layerparity.inputs.base import Inputs, Request
-from layerparity.manifest import INPUTS_FILE, Manifest, Record
+from layerparity.manifest import INPUTS_FILE, PROMPTS_FILE, Manifest, Record
 from layerparity.site import Site
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def from_run(folder: Path, manifest: Manifest, request: Request, name: str) -> I
         position_ids=kept["position_ids"],
         token_ids=kept.get("token_ids"),
         given=given,
+        texts=_texts(folder),
         synthetic=manifest.synthetic,
         origin=manifest.fingerprint,
         chosen=f"the inputs recorded by golden run {name}",
@@ -88,6 +90,11 @@ def golden_command(request: Request) -> str:
     path = request.config.model.path
     model = f" model={request.config.model.name}" + (f" model.path={path}" if path else "")
     return f"python run.py backend=gpu device_map=cpu scope=full{model}{extra}"
+
+
+def _texts(folder: Path) -> list[str]:
+    path = folder / PROMPTS_FILE
+    return list(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else []
 
 
 def _fed(request: Request) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from layerparity.config import Config, RunKind
 from layerparity.errors import UserError
 from layerparity.files import sha256_text, whole_file, write_text
 from layerparity.inputs import golden as golden_inputs
-from layerparity.manifest import FILE_NAME, INPUTS_FILE, Manifest, ModelPrint, Record
+from layerparity.manifest import FILE_NAME, INPUTS_FILE, PROMPTS_FILE, Manifest, ModelPrint, Record
 from layerparity.revision import git_commit
 
 if TYPE_CHECKING:
@@ -87,18 +87,31 @@ def versions() -> dict[str, str]:
 
 
 def golden_for(store: Any, reference: str | None, checkpoint: Any, request: Any) -> Any:
-    """Return the golden run asked for, or the newest that holds the scope's inputs, or None."""
+    """Return the golden run asked for, or the newest that holds the scope's inputs, or None.
+
+    A golden in the run's own dtype is preferred to a newer one in another.
+    """
     if reference is not None and reference != "latest":
         found = store.find(reference, kind=RunKind.golden.value)
         return found[0] if found else None
-    for run in store.runs(kind=RunKind.golden.value, limit=50):
-        if not run.finished:
-            continue
-        manifest = Manifest.read(run.file(FILE_NAME).parent)
-        same = manifest.model.config_sha256 == checkpoint.config_sha256
-        if same and golden_inputs.covers(manifest, request):
+    fitting = (
+        run
+        for run in store.runs(kind=RunKind.golden.value, limit=50)
+        if run.finished and _feeds(run, checkpoint, request)
+    )
+    other = None
+    for run in fitting:
+        if run.tags.get("dtype") == request.config.dtype.value:
             return run
-    return None
+        other = other or run
+    return other
+
+
+def _feeds(run: Any, checkpoint: Any, request: Any) -> bool:
+    """Say whether a run is of this architecture and recorded what the scope is fed."""
+    made = Manifest.read(run.file(FILE_NAME).parent)
+    same = made.model.config_sha256 == checkpoint.config_sha256
+    return same and golden_inputs.covers(made, request)
 
 
 def run_name(prepared: Prepared) -> str:
@@ -173,6 +186,8 @@ def finish(
     folder = active.folder
     with whole_file(folder / INPUTS_FILE) as part:
         save_file({n: t.contiguous() for n, t in prepared.inputs.tensors().items()}, part)
+    if prepared.inputs.texts:
+        write_text(folder / PROMPTS_FILE, json.dumps(prepared.inputs.texts, ensure_ascii=False))
     write_text(folder / "weights.json", json.dumps(outcome.tensors_used, indent=1))
     write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(params(prepared.config))))
     if outcome.new_tokens is not None:

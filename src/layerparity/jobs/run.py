@@ -121,6 +121,9 @@ def _log(prepared: Prepared, store: Any, fingerprint: str) -> Exit:
     port = _build_port(prepared)
     parent = os.environ.get(PARENT_VARIABLE)
     name = config.name or _keep.run_name(prepared)
+    if config.name and parent:
+        # The sweep itself bears the name; its runs add what tells them apart.
+        name = f"{config.name} {prepared.scope.describe()}"
     tags = _keep.tags(prepared, fingerprint)
     params = _keep.params(config)
     with store.start(name, config.kind.value, tags, params, parent=parent) as active:
@@ -141,6 +144,8 @@ def _build_port(prepared: Prepared) -> Port:
     chosen = prepared.config.port
     port: Port = registry.load("ports", chosen.name).build(chosen, assets)
     placed = port.place(prepared.scope.stages)
+    for warning in prepared.backend.warnings:
+        console.say(f"note: {warning}")
     rows = [(p.device, len(p.stages), console.bytes_text(p.bytes)) for p in placed]
     console.table("Placement", ("device", "modules", "weights"), rows)
     return port

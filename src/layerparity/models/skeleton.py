@@ -46,6 +46,7 @@ class Skeleton:
         self.float32_patterns = float32_patterns
         self.model = _build(config, dtype, attn_implementation, experts_implementation)
         self.conversion = Conversion(self.model)
+        self.homeless: list[str] = []
         self._sources: dict[str, list[str]] | None = None
 
     @property
@@ -80,12 +81,10 @@ class Skeleton:
     def sources(self, checkpoint: Checkpoint, stage: str) -> list[str]:
         """Return the stored names of the tensors a stage needs.
 
-        Raises UserError where the checkpoint lacks one of them.
+        Raises UserError where the checkpoint lacks one of them, or stores it in 8 bits.
         """
         if self._sources is None:
-            self._sources = {}
-            for name, target in self.conversion.targets(checkpoint.tensors).items():
-                self._sources.setdefault(target, []).append(name)
+            self._sources = self._map(checkpoint)
         wanted = self._weights(stage)
         missing = [weight for weight in wanted if weight not in self._sources]
         if missing:
@@ -94,7 +93,9 @@ class Skeleton:
                 + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
                 + f" of {stage}: it is incomplete, or its names are not {self.config.model_type}'s."
             )
-        return sorted(name for weight in wanted for name in self._sources[weight])
+        names = sorted(name for weight in wanted for name in self._sources[weight])
+        _refuse_narrow(checkpoint, names)
+        return names
 
     def load(self, checkpoint: Checkpoint, stage: str) -> dict[str, str]:
         """Fill a stage from the checkpoint; return the SHA-256 of each stored tensor it used."""
@@ -115,6 +116,17 @@ class Skeleton:
         """Give a stage's memory back: its parameters go to the meta device again."""
         self.module(stage).to("meta")
 
+    def _map(self, checkpoint: Checkpoint) -> dict[str, list[str]]:
+        """Return the stored names behind each module weight; what fits none is `homeless`."""
+        sources: dict[str, list[str]] = {}
+        expected = set(self.model.state_dict())
+        for name, target in self.conversion.targets(checkpoint.tensors).items():
+            if target in expected:
+                sources.setdefault(target, []).append(name)
+            else:
+                self.homeless.append(name)
+        return sources
+
     def _weights(self, stage: str) -> list[str]:
         path = self.path(stage)
         if stage == "lm_head" and self._tied:
@@ -124,6 +136,18 @@ class Skeleton:
     @property
     def _tied(self) -> bool:
         return bool(getattr(self.config, "tie_word_embeddings", False))
+
+
+def _refuse_narrow(checkpoint: Checkpoint, names: list[str]) -> None:
+    """Refuse weights in 8 bits: without their scales they are noise."""
+    narrow = [
+        name for name in names if checkpoint.tensors[name].dtype.startswith(("F8", "I8", "U8"))
+    ]
+    if narrow:
+        raise UserError(
+            f"{narrow[0]} is stored as {checkpoint.tensors[narrow[0]].dtype}, and quantised "
+            "weights cannot be run yet: convert the checkpoint to bfloat16 first."
+        )
 
 
 def _build(
@@ -138,6 +162,10 @@ def _build(
     options: dict[str, Any] = {"attn_implementation": attn_implementation}
     if experts_implementation is not None:
         options["experts_implementation"] = experts_implementation
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, **options)
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype, **options)
+    except (ValueError, ImportError, KeyError) as error:
+        # transformers names the implementations it knows, or the package that one of them needs.
+        raise UserError(str(error).strip("'\"").splitlines()[0]) from error
     return model.eval().requires_grad_(False)

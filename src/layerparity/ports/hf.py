@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from layerparity.config import DType
+from layerparity.errors import UserError
 from layerparity.models.families.base import HIDDEN, Family, Tap
 from layerparity.models.skeleton import Skeleton, read_config
 from layerparity.ports.base import Assets, Call, Observed, Port
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     import torch
     from transformers.cache_utils import Cache
 
-    from layerparity.backends.base import Placed
+    from layerparity.backends.base import Backend, Placed
 
 _OUTPUT = "__output__"
 CHOICES = "mlp.gate:choices"
@@ -46,7 +48,7 @@ class HfPort(Port):
             read_config(assets.checkpoint.config),
             getattr(torch, config.dtype.value),
             config.attn_implementation or backend.attn_implementation,
-            config.experts_implementation or backend.experts_implementation,
+            config.experts_implementation or _experts(backend, config.dtype),
             assets.family.float32_patterns,
         )
         self._stages: dict[str, Any] = {}
@@ -61,6 +63,7 @@ class HfPort(Port):
         backend.check(self.skeleton.model)
         for stage in stages:
             self.skeleton.sources(self.assets.checkpoint, stage)
+        self._mention_homeless()
         return backend.place(
             self.skeleton.model, {stage: self.skeleton.path(stage) for stage in stages}
         )
@@ -100,19 +103,36 @@ class HfPort(Port):
         assert self._call is not None, "begin() comes before run()"
         backend = self.assets.backend
         arguments = self._arguments_of(stage)
+        if given.is_floating_point():
+            # What a golden recorded may be wider, or narrower, than this run.
+            given = given.to(self.skeleton.dtype)
         sent = backend.send(stage, given)
         runnable = self._stages[stage]
-        with torch.no_grad():
-            if not isinstance(runnable, torch.nn.Module):
+        if isinstance(runnable, torch.nn.Module):
+            runnable = self._stages[stage] = backend.compile(runnable, (sent, arguments))
+        try:
+            with torch.no_grad():
                 output, seen = runnable(sent, arguments)
-            else:
-                self._stages[stage] = backend.compile(runnable, (sent, arguments))
-                output, seen = self._stages[stage](sent, arguments)
+        except torch.OutOfMemoryError as error:
+            raise UserError(
+                f"{stage} ran out of memory while computing: use a smaller seq_len or batch, or "
+                "max_memory= to leave more room beside the weights."
+            ) from error
         if self._call.cache is not None and _is_block(stage):
             self._call.cache.note(stage, self._call.tokens)
         fetched = backend.fetch({**seen, _OUTPUT: output})
         fetched.pop(_OUTPUT)
         return self._canonical(stage, output, fetched)
+
+    def _mention_homeless(self) -> None:
+        """Say which of the checkpoint's tensors the architecture has no place for."""
+        names = self.skeleton.homeless
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            self.assets.backend.warnings.append(
+                f"The checkpoint's {names[0]}{more} belong to no module of "
+                f"{self.skeleton.config.model_type}: they are not used."
+            )
 
     def new_cache(self, batch: int, max_tokens: int) -> HfCache:
         """Return transformers' static cache with a host-side twin that only counts."""
@@ -185,6 +205,12 @@ def taps_of(family: Family, skeleton: Skeleton, stage: str, wanted: Any) -> list
         if below and wanted(layer=site.layer, local=tap.local):
             found.append((tap.module.removeprefix(inside).removeprefix("."), tap))
     return found
+
+
+def _experts(backend: Backend, dtype: DType) -> str | None:
+    # The grouped matrix product that is transformers' default does not exist in float64.
+    chosen = backend.experts_implementation
+    return "eager" if chosen is None and dtype is DType.float64 else chosen
 
 
 def _is_block(stage: str) -> bool:

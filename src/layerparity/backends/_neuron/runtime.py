@@ -26,8 +26,9 @@ STAND_IN = "XLA:CPU, not Neuron"
 DEVICE_FILES = Path("/dev")
 
 GET_XLA = (
-    "on Linux x86_64, pip install 'layerparity[xla]' gets it, with XLA:CPU as a stand-in for "
-    "Neuron; on Trainium, install torch-neuronx 2.9 and neuronx-distributed from AWS's own index"
+    "on Linux x86_64, pip install torch==2.9.1 torch_xla==2.9.0 gets it, with XLA:CPU as a "
+    "stand-in for Neuron; on Trainium, install torch-neuronx 2.9 and neuronx-distributed from "
+    "AWS's own index"
 )
 USE_STAND_IN = "for the stand-in, use backend.runtime=xla_cpu"
 

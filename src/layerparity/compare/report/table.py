@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from layerparity.compare.comparison import Comparison
@@ -14,6 +15,7 @@ from layerparity.verdict import Outcome, Row
 if TYPE_CHECKING:
     from rich.table import Table
 
+_REASONS = 3
 _STYLE = {
     Outcome.PASS: "green",
     Outcome.FAIL: "bold red",
@@ -88,6 +90,8 @@ def _caption(comparison: Comparison) -> str:
     verdict = comparison.verdict
     counts = " + ".join(f"{n} {name}" for name, n in verdict.counts.items() if n)
     lines = [f"{counts or 'nothing'} = {verdict.total} sites asked for"]
+    skipped = Counter(r.reason for r in comparison.rows if r.outcome is Outcome.SKIPPED)
+    lines += [f"skipped: {n} {reason}" for reason, n in skipped.most_common(_REASONS)]
     lines.append(f"whole model: {words.whole_model(comparison)}")
     lines += [*verdict.notes, *(f"warning: {each}" for each in comparison.warnings)]
     return "\n".join(lines)
