@@ -441,7 +441,7 @@ def test_affinity_is_cheap() -> None:
 def test_without_torch_xla_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch_xla", None)
     assert neuron.affinity().score == 0
-    with pytest.raises(UserError, match=r"torch_xla is not installed.*layerparity\[xla\].*AWS"):
+    with pytest.raises(UserError, match=r"torch_xla is not installed.*torch_xla==2.9.0.*AWS"):
         neuron.build(neuron.Settings(), command())
 
 
