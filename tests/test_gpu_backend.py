@@ -5,6 +5,7 @@ Tests of a real GPU are skipped where there is none.
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections import namedtuple
@@ -17,6 +18,9 @@ from layerparity.backends import gpu
 from layerparity.config import Config, DeviceMapSettings, DType, GenerateSettings
 from layerparity.errors import UserError
 
+needs_compiler = pytest.mark.skipif(
+    shutil.which("g++") is None, reason="needs a compiler: apt-get install g++ python3-dev"
+)
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 GB = 10**9
 
@@ -485,6 +489,7 @@ class Watched(torch.nn.Module):
             handle.remove()
 
 
+@needs_compiler
 def test_a_compiled_stage_shows_what_its_hooks_saw(opened):
     backend = opened("cpu", compiled=True)
     model = filled(minimax)
@@ -514,6 +519,7 @@ def test_a_stage_is_left_alone_unless_compiling_was_asked_for(opened):
     assert "torch_compile" not in backend.numerics()
 
 
+@needs_compiler
 def test_a_shape_that_depends_on_data_is_refused_in_one_line(opened, capfd):
     backend = opened("cpu", compiled=True)
     model = filled(minimax, experts="eager")
@@ -523,6 +529,7 @@ def test_a_shape_that_depends_on_data_is_refused_in_one_line(opened, capfd):
     assert "aten" not in capfd.readouterr().err
 
 
+@needs_compiler
 def test_a_cache_is_not_compiled(opened):
     with pytest.raises(UserError, match=r"cannot take a cache: use generate\.max_new_tokens=0"):
         opened("cpu", compiled=True).compile(
@@ -551,6 +558,7 @@ def test_without_triton_cuda_names_the_cure(monkeypatch):
         build("cuda:0", compiled=True).open()
 
 
+@needs_compiler
 def test_offloaded_weights_are_not_compiled(opened, monkeypatch):
     no_gpu(monkeypatch)
     with pytest.raises(UserError, match="offloaded weights cannot be compiled: raise max_memory"):
