@@ -322,3 +322,38 @@ def test_what_the_golden_never_ran_is_no_pass(run: Cli) -> None:
     assert judged.exit == 4, judged.out + judged.err
     assert "the golden did not run this part of the model" in judged.out
     assert run("job=compare").exit == 0
+
+
+def test_what_was_only_fed_is_no_evidence(run: Cli) -> None:
+    shared = ("scope=single", "layer=3", "golden=the-golden", "name=only-fed")
+    assert run(*CPU, "kind=candidate", *shared, 'capture.include=[":in"]').exit == 0
+    judged = run("job=compare", "golden=the-golden", "candidate=only-fed")
+    assert judged.exit == 4, judged.out + judged.err
+
+
+def test_a_run_that_stores_nothing_is_refused(run: Cli) -> None:
+    ended = run(*CPU, "kind=candidate", "scope=single", "layer=3", 'capture.include=["mlp:ou"]')
+    assert ended.exit == 2
+    assert "capture.include=" in ended.err
+
+
+def test_a_sweep_with_a_failed_part_is_no_pass(run: Cli) -> None:
+    made = run("-m", *CPU, "kind=candidate", "scope=single", "layer=0,1,9", "golden=the-golden")
+    assert made.exit == 2
+    judged = run("job=compare", "golden=the-golden", "candidate=latest")
+    assert judged.exit == 4, judged.out + judged.err
+    assert "what did not finish was not compared" in judged.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["seq_len=0"], "seq_len=0"),
+        (["seq_len=7", "inputs=golden", "golden=the-golden", "kind=candidate"], "29 tokens"),
+        (["tp_degree=0"], "tp_degree=0"),
+    ],
+)
+def test_numbers_that_cannot_be_meant(run: Cli, arguments: list[str], says: str) -> None:
+    ended = run(*CPU, *arguments)
+    assert ended.exit == 2, ended.out
+    assert says in ended.err

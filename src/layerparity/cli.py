@@ -34,6 +34,10 @@ def main() -> int:
     except UserError as error:
         console.complain(f"layerparity: {error}")
         return Exit.USER
+    except Exception:
+        traceback.print_exc()
+        console.complain("layerparity: an internal error; the traceback above belongs in a report.")
+        return Exit.INTERNAL
     except KeyboardInterrupt:
         console.complain("layerparity: interrupted; what was not finished is marked so.")
         return 128 + signal.SIGINT

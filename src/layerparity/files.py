@@ -12,10 +12,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import torch
 
 
 @contextmanager

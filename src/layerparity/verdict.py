@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -80,15 +80,27 @@ def sum_up(rows: list[Row], total: int, whole_model: str, notes: tuple[str, ...]
     """Return the verdict of rows over ``total`` sites that were asked for.
 
     A failure decides; else a missing, inconclusive or wholly unjudged comparison is inconclusive.
+    What a stage was fed judges nothing: something it computed must have passed.
     """
     counts = Counter(row.outcome.value for row in rows)
     failures = sorted(row.site for row in rows if row.outcome is Outcome.FAIL)
     if failures:
         outcome = Outcome.FAIL
-    elif counts["missing"] or counts["inconclusive"] or not counts["pass"]:
+    elif counts["missing"] or counts["inconclusive"] or not _computed(rows):
         outcome = Outcome.INCONCLUSIVE
     else:
         outcome = Outcome.PASS
     full = {each.value: counts[each.value] for each in Outcome}
     first = str(failures[0]) if failures else ""
     return Verdict(total, full, outcome, whole_model, first, notes)
+
+
+def open_to_doubt(verdict: Verdict) -> Verdict:
+    """Return a pass as inconclusive: something that was asked for is not among its rows."""
+    if verdict.outcome is not Outcome.PASS:
+        return verdict
+    return replace(verdict, outcome=Outcome.INCONCLUSIVE)
+
+
+def _computed(rows: list[Row]) -> bool:
+    return any(row.outcome is Outcome.PASS and row.site.end != "in" for row in rows)

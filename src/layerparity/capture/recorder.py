@@ -56,10 +56,11 @@ class Recorder:
         return fresh
 
     def _save(self, path: Path, tensors: dict[str, torch.Tensor]) -> None:
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
 
         try:
             with whole_file(path) as part:
                 save_file(tensors, part)
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
             raise UserError(f"{path} cannot be written ({error}): free some disk space.") from error

@@ -27,6 +27,15 @@ class Wanted:
     def _any(self, patterns: tuple[str, ...], names: list[str]) -> bool:
         return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
+    @classmethod
+    def parse(cls, text: str) -> Wanted | None:
+        """Read what `fingerprint` wrote; None for anything else."""
+        name, colon, patterns = text.partition(": ")
+        include, _, exclude = patterns.partition(" without ")
+        if not colon:
+            return None
+        return cls(name, tuple(include.split(",")), tuple(exclude.split(",") if exclude else ()))
+
     def fingerprint(self) -> str:
         """Return the capture set as text: observing a compiled graph changes its fusion."""
         extra = f" without {','.join(self.exclude)}" if self.exclude else ""

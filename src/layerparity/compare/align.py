@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from layerparity.capture.wanted import Wanted
 from layerparity.compare.fingerprints import differs_at
 from layerparity.compare.sides import Found, Union
 from layerparity.compare.stages import is_feed, stage_of
@@ -121,11 +122,18 @@ def _not_asked(site: Site, golden: Manifest, candidates: list[Manifest]) -> str:
         return f"the candidate ran no {site.phase} step {site.step}"
     capture = covering[-1].numerics.get("capture", "") if covering else ""
     wanted = golden.numerics.get("capture", "")
-    if capture == wanted:
+    if capture == wanted or _asked_for(site, covering):
         return ""
     # Of "blocks: :in,:out" the name says enough, unless both have it.
     name = capture.partition(":")[0]
     return f"not captured by the candidate (capture={capture if wanted.startswith(name) else name})"
+
+
+def _asked_for(site: Site, covering: list[Manifest]) -> bool:
+    """Say whether some run's own patterns wanted a site, whatever the golden's were."""
+    local = site.local if site.layer is not None else str(site)
+    asked = (Wanted.parse(each.numerics.get("capture", "")) for each in covering)
+    return any(each is not None and each(layer=site.layer, local=local) for each in asked)
 
 
 def _adopt(golden: Found, candidate: Found) -> tuple[Found, Found]:

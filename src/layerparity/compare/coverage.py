@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from layerparity.site import Kind, Site
+from layerparity.site import Site
 from layerparity.verdict import Outcome, Row
 
 _JUDGED = (Outcome.PASS, Outcome.FAIL)
 _OPEN = (Outcome.INCONCLUSIVE, Outcome.MISSING)
+# What a block adds to the residual stream, before it drowns there.
+_EVIDENCE = ("self_attn:out", "mlp:out")
 _ENDS = ("embed_tokens", "norm", "lm_head")
 BLOCK_ALONE = "block output alone cannot show a bug inside; use capture=default"
 
@@ -21,7 +23,7 @@ def doubt_block_outputs(rows: list[Row]) -> list[Row]:
     inside = {
         (row.site.layer, row.site.phase, row.site.step)
         for row in rows
-        if row.kind is Kind.REAL and row.outcome in _JUDGED and row.site.component
+        if row.outcome in _JUDGED and row.site.local in _EVIDENCE
     }
     return [_doubted(row) if _alone(row, inside) else row for row in rows]
 

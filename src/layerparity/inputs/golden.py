@@ -12,6 +12,7 @@ from layerparity.config import FeedMode
 from layerparity.errors import UserError
 from layerparity.inputs.base import Inputs, Request
 from layerparity.manifest import INPUTS_FILE, PROMPTS_FILE, Manifest, Record
+from layerparity.models.checkpoint import config_sha256
 from layerparity.site import Site
 
 if TYPE_CHECKING:
@@ -35,7 +36,10 @@ def prepare(settings: Settings, request: Request) -> Inputs:
             f"{request.stages[0]}. Make one first: {golden_command(request)}"
         )
     folder = Path(found.folder)
-    return from_run(folder, Manifest.read(folder), request, str(found.name))
+    manifest = Manifest.read(folder)
+    if manifest.model.config_sha256 != config_sha256(request.model):
+        raise UserError(f"Golden run {found.name} is of another model: {manifest.model.name}.")
+    return from_run(folder, manifest, request, str(found.name))
 
 
 def from_run(folder: Path, manifest: Manifest, request: Request, name: str) -> Inputs:
@@ -47,6 +51,12 @@ def from_run(folder: Path, manifest: Manifest, request: Request, name: str) -> I
             f"fed. Make one that does: {golden_command(request)}"
         )
     kept = _load(folder / INPUTS_FILE)
+    length = kept["attention_mask"].shape[1]
+    if request.config.seq_len not in (None, length):
+        raise UserError(
+            f"Golden run {name} has {length} tokens, not seq_len={request.config.seq_len}: leave "
+            "seq_len out, or make a golden run with it."
+        )
     records = [_record(manifest, request, stage) for stage in _fed(request)]
     given = Recorded(folder, {record.site: record for record in records if record is not None})
     return Inputs(

@@ -68,6 +68,8 @@ def fingerprint(prepared: Prepared) -> str:
                 "device": prepared.backend.device_label,
                 "feed": prepared.config.feed.value,
                 "numerics": numerics(prepared),
+                "threads": prepared.config.threads,
+                "git_commit": git_commit(),
                 "versions": versions(),
             },
             sort_keys=True,
@@ -109,7 +111,11 @@ def golden_for(store: Any, reference: str | None, checkpoint: Any, request: Any)
 
 def _feeds(run: Any, checkpoint: Any, request: Any) -> bool:
     """Say whether a run is of this architecture and recorded what the scope is fed."""
-    made = Manifest.read(run.file(FILE_NAME).parent)
+    try:
+        made = Manifest.read(run.file(FILE_NAME).parent)
+    except UserError as error:
+        console.say(f"note: golden run {run.name} is passed over: {error}")
+        return False
     same = made.model.config_sha256 == checkpoint.config_sha256
     return same and golden_inputs.covers(made, request)
 

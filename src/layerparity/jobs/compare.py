@@ -13,6 +13,7 @@ from layerparity.config import Config, RunKind
 from layerparity.errors import Exit, UserError
 from layerparity.manifest import FILE_NAME
 from layerparity.site import Kind
+from layerparity.verdict import open_to_doubt
 
 if TYPE_CHECKING:
     from layerparity.compare.comparison import Comparison
@@ -46,6 +47,9 @@ def run(config: Config) -> Exit:
     golden, candidate = _sides(config, store)
     console.say(f"golden:    {_called(golden)}\ncandidate: {_called(candidate)}")
     comparison = _compare(golden, candidate, config.tolerance)
+    for words in _unfinished(store, candidate):
+        comparison.warnings.append(words)
+        comparison.verdict = open_to_doubt(comparison.verdict)
     _log(config, store, comparison, golden, candidate)
     return comparison.verdict.exit
 
@@ -94,7 +98,11 @@ def _kept(store: Store, kind: RunKind) -> list[Sequence[RunLike]]:
     sets: list[Sequence[RunLike]] = []
     sweeps: set[str] = set()
     for kept in store.runs(kind=kind.value, limit=LIMIT):
-        if not kept.finished or kept.parent in sweeps:
+        if not kept.finished:
+            if not sets:
+                console.say(f"passed over: {kept.name} ({kept.id[:8]}) is {kept.status}")
+            continue
+        if kept.parent in sweeps:
             continue
         if kept.parent is None:
             sets.append([kept])
@@ -102,6 +110,17 @@ def _kept(store: Store, kind: RunKind) -> list[Sequence[RunLike]]:
         sweeps.add(kept.parent)
         sets.append(store.find(kept.parent, kind=kind.value))
     return sets
+
+
+def _unfinished(store: Store, runs: Sequence[RunLike]) -> list[str]:
+    """Return a line for each sweep among the runs that did not finish as a whole."""
+    parents = {str(run.parent) for run in runs if getattr(run, "parent", None)}
+    found = [store.get(parent) for parent in sorted(parents)]
+    return [
+        f"The sweep {each.name} ended as {each.status}: what did not finish was not compared."
+        for each in found
+        if each is not None and not each.finished
+    ]
 
 
 def _compare(golden: Sequence[RunLike], candidate: Sequence[RunLike], tolerance: Any) -> Comparison:

@@ -26,6 +26,16 @@ if TYPE_CHECKING:
     from layerparity.models.checkpoint import Checkpoint
 
 
+_BETWEEN_STAGES = (
+    "embedding_multiplier",
+    "logits_scaling",
+    "logit_scale",
+    "scale_emb",
+    "final_logit_softcapping",
+    "lm_head_multiplier",
+)
+
+
 @dataclass
 class Settings:
     """conf/job/run.yaml."""
@@ -74,7 +84,7 @@ def prepare(config: Config, backend: Backend, store: Any) -> Prepared:
     """Decide scope, kind, inputs and capture, and say what was chosen."""
     checkpoint = open_checkpoint(config.model)
     family = family_of(str(checkpoint.config.get("model_type")))
-    num_layers = int(checkpoint.config["num_hidden_layers"])
+    num_layers = _num_layers(checkpoint.config)
     scope = scope_of(config, num_layers, family)
     if config.kind is RunKind.auto:
         config.kind = RunKind(backend.default_kind)
@@ -105,6 +115,18 @@ def prepare(config: Config, backend: Backend, store: Any) -> Prepared:
     return Prepared(config, checkpoint, family, backend, scope, request, inputs, wanted)
 
 
+def _num_layers(config: dict[str, Any]) -> int:
+    """Return the number of blocks. Raises UserError for a layout that cannot be run by stages."""
+    model_type = config.get("model_type")
+    if "num_hidden_layers" not in config:
+        raise UserError(f"{model_type} is not laid out as embedding, blocks, norm and head.")
+    # Between the stages nothing is computed, so a model that scales there would come out wrong.
+    scaled = [key for key in _BETWEEN_STAGES if config.get(key) not in (None, 1, 1.0)]
+    if scaled:
+        raise UserError(f"{model_type} scales between its stages ({scaled[0]}): not supported yet.")
+    return int(config["num_hidden_layers"])
+
+
 def _settle_feed(config: Config, inputs: Inputs) -> None:
     if config.feed is FeedMode.auto:
         isolated = inputs.source == "golden"
@@ -129,6 +151,8 @@ def _log(prepared: Prepared, store: Any, fingerprint: str) -> Exit:
     with store.start(name, config.kind.value, tags, params, parent=parent) as active:
         began = time.perf_counter()
         manifest, outcome = _execute(prepared, port, active, fingerprint)
+        if not manifest.records:
+            raise UserError("The run stored no site: capture.include= matches none of the scope's.")
         for line in prepared.backend.memory_table():
             console.say(str(line))
         _keep.finish(prepared, active, manifest, outcome, time.perf_counter() - began)

@@ -160,6 +160,8 @@ def _build(
     from transformers import AutoModelForCausalLM
 
     options: dict[str, Any] = {"attn_implementation": attn_implementation}
+    # Without a word transformers asks on the terminal whether to run a checkpoint's own code.
+    options["trust_remote_code"] = False
     if experts_implementation is not None:
         options["experts_implementation"] = experts_implementation
     try:

@@ -202,7 +202,8 @@ def taps_of(family: Family, skeleton: Skeleton, stage: str, wanted: Any) -> list
     found = []
     for tap in family.present(skeleton.module(f"layers.{site.layer}")):
         below = tap.module == inside or tap.module.startswith(f"{inside}.") or not inside
-        if below and wanted(layer=site.layer, local=tap.local):
+        own_output = inside != "" and tap.local == f"{inside}:out"
+        if below and (own_output or wanted(layer=site.layer, local=tap.local)):
             found.append((tap.module.removeprefix(inside).removeprefix("."), tap))
     return found
 
