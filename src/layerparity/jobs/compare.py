@@ -114,7 +114,8 @@ def _kept(store: Store, kind: RunKind) -> list[Sequence[RunLike]]:
 
 def _unfinished(store: Store, runs: Sequence[RunLike]) -> list[str]:
     """Return a line for each sweep among the runs that did not finish as a whole."""
-    parents = {str(run.parent) for run in runs if getattr(run, "parent", None)}
+    # A folder or a dump has no parent; only a tracked run of a sweep has.
+    parents = {str(parent) for run in runs if (parent := getattr(run, "parent", None))}
     found = [store.get(parent) for parent in sorted(parents)]
     return [
         f"The sweep {each.name} ended as {each.status}: what did not finish was not compared."
