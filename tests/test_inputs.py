@@ -131,6 +131,9 @@ def test_mistakes_say_the_cure(tmp_path: Path) -> None:
             "999999",
         ),
         (tokens, tokens.Settings(file=broken(tmp_path, "d.npy", b"\x93NUMPY")), request(), "read"),
+        (tokens, tokens.Settings(file=broken(tmp_path, "e.json", b"5")), request(), "read"),
+        (tokens, tokens.Settings(file=broken(tmp_path, "f.json", b"[[5], 6]")), request(), "ids"),
+        (tokens, tokens.Settings(file=broken(tmp_path, "g.safetensors", b"x")), request(), "read"),
         (auto, auto.Settings(), request(("layers.3",)), "python run.py backend=gpu"),
     ]
     for source, settings, asked, says in cases:

@@ -253,3 +253,12 @@ def test_metrics_are_frozen() -> None:
     metric: Metric = metrics_for(Kind.REAL)["rel_l2"]
     with pytest.raises(AttributeError):
         metric.kinds = ()  # type: ignore[misc]
+
+
+def test_equality_is_judged_in_the_narrower_dtype():
+    wide = torch.randn(64)
+    narrow = wide.to(torch.bfloat16)
+    for golden, candidate in ((narrow, wide), (wide, narrow)):
+        stream = Stream(Kind.EXACT)
+        stream.feed(Chunk(golden, candidate))
+        assert stream.results()["unequal"] == 0

@@ -39,17 +39,23 @@ def prepare(settings: Settings, request: Request) -> Inputs:
 
 
 def _rows(path: Path) -> list[list[int]]:
+    from safetensors import SafetensorError
+
     try:
         value = _read(path)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise UserError(
             f"{path} cannot be read as token ids ({error}); it wants {FORM}."
         ) from error
     rows = [value] if value and not isinstance(value[0], list) else value
-    whole = bool(rows) and all(row and all(type(i) is int for i in row) for row in rows)
+    whole = bool(rows) and all(_is_row(row) for row in rows)
     if not whole:
         raise UserError(f"{path} does not hold token ids; it wants {FORM}.")
     return rows
+
+
+def _is_row(row: Any) -> bool:
+    return isinstance(row, list) and bool(row) and all(type(each) is int for each in row)
 
 
 def _read(path: Path) -> list[Any]:

@@ -27,8 +27,10 @@ class Unequal:
 
     def update(self, state: int, chunk: Chunk) -> int:
         """Add the chunk's unequal elements."""
-        candidate = chunk.candidate.reshape(-1)
-        golden = chunk.golden.reshape(-1).to(candidate.dtype)
+        # In the narrower of the two: the wider may hold digits that the other never had.
+        narrower = min((chunk.candidate, chunk.golden), key=lambda side: side.element_size()).dtype
+        candidate = chunk.candidate.reshape(-1).to(narrower)
+        golden = chunk.golden.reshape(-1).to(narrower)
         kind = _BITS[candidate.element_size()]
         return state + int(torch.count_nonzero(golden.view(kind) != candidate.view(kind)))
 
