@@ -161,3 +161,28 @@ def test_tp_degree_is_never_ignored(run: Cli) -> None:
     ended = run("backend=neuron", "tp_degree=2")
     assert ended.exit == 2
     assert "tp_degree" in ended.err
+
+
+def test_tp_degree_2_on_llama_agrees_with_one_device(
+    cli: Cli, made: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """SPMD needs a process of its own: XLA reads the number of devices once."""
+    (tmp_path / "ids.json").write_text("[[5, 6, 7, 8, 9, 10, 11, 12]]")
+    shared = [
+        "model=checkpoint",
+        f"model.path={made('llama')}",
+        "inputs=tokens",
+        "inputs.file=ids.json",
+        f"tracking.folder={tmp_path / 'mlruns'}",
+    ]
+    assert cli("backend=gpu", "device_map=cpu", *shared).exit == 0
+    command = [sys.executable, str(ROOT / "run.py"), "backend=neuron", "tp_degree=2", *shared]
+    sharded = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert sharded.returncode == 0, sharded.stdout + sharded.stderr
+    assert int(tags(tmp_path / "mlruns")["fact.sharded_parameters"]) > 0
+    compared(cli, tmp_path / "mlruns")
+    refused = subprocess.run(
+        [*command, "tp_degree=3"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert refused.returncode == 2
+    assert "does not divide" in refused.stderr
