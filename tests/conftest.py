@@ -60,3 +60,20 @@ def cli(
         return Ended(code, said.out, said.err)
 
     return run
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for the runs of a file's tests."""
+    return tmp_path_factory.mktemp("store")
+
+
+@pytest.fixture
+def run(cli: Callable[..., Ended], store: Path) -> Callable[..., Ended]:
+    """The command line over a store with one full golden run of every component, ``the-golden``."""
+    folder = f"tracking.folder={store}"
+    if not (store / "mlflow.db").exists():
+        golden = ("capture=components", "generate.max_new_tokens=6", "name=the-golden")
+        ended = cli("backend=gpu", "device_map=cpu", folder, *golden)
+        assert ended.exit == 0, ended.err
+    return lambda *arguments: cli(folder, *arguments)

@@ -10,8 +10,19 @@ from pathlib import Path
 
 from conftest import ROOT
 
-NAMES = ("quickstart", "golden", "candidate", "compare", "sweeps", "experiments", "tracking")
-LAST = ("troubleshooting", "install", "architecture")
+NAMES = (
+    "quickstart",
+    "golden",
+    "candidate",
+    "compare",
+    "weights",
+    "bisect",
+    "sweeps",
+    "experiments",
+    "tracking",
+    "ports",
+)
+LAST = ("troubleshooting", "benchmarks", "install", "architecture")
 PAGES = [
     ROOT / "README.md",
     *(ROOT / "docs" / f"{name}.md" for name in (*NAMES, *LAST)),

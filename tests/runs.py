@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from layerparity.compare.stored import StoredRun
 from layerparity.files import sha256_text, tensor_sha256
 from layerparity.manifest import FILE_NAME, INPUTS_FILE, Feed, Manifest, ModelPrint, Record
 from layerparity.site import Kind, Site
+from layerparity.tracking.stored import StoredRun, from_folder
 
 HIDDEN = ("batch", "token", "channel")
 MODEL = ModelPrint("tiny", "minimax_m2", 2, "config-0")
@@ -98,7 +98,7 @@ def make_run(
         dtype="float32",
         scope={"kind": "full"},
         feed=feed,
-        fingerprint="f",
+        fingerprint=str(folder),
         stages=list(stages),
         inputs={key: tensor_sha256(value) for key, value in inputs.items()},
         feeds=_feeds(stages, tensors, fed or {}, feed),
@@ -107,7 +107,7 @@ def make_run(
         records=records,
     )
     (folder / FILE_NAME).write_text(replace(made, **manifest).to_json())
-    return StoredRun(folder.name, name or folder.name, folder, status=status)
+    return replace(from_folder(folder), name=name or folder.name, status=status)
 
 
 def _feeds(

@@ -9,14 +9,15 @@ import layerparity
 
 ROOT = Path(layerparity.__file__).parent
 FLOORS = [
-    {"errors", "resources", "console", "revision", "__init__"},
-    {"site", "files", "registry"},
-    {"manifest", "verdict"},
+    {"errors", "resources", "console", "revision", "quoting", "__init__"},
+    {"site", "files", "tensor_files", "registry", "numerics"},
+    {"manifest", "verdict", "noise", "shown"},
     {"tracking", "metrics"},
     {"config"},
-    {"models", "capture"},
-    {"backends", "inputs", "compare"},
-    {"ports", "plan"},
+    {"models", "capture", "again", "faults"},
+    {"backends", "inputs", "compare", "causes"},
+    {"ports", "plan", "bisect"},
+    {"reference", "selftest"},
     {"execute"},
     {"sweep"},
     {"jobs"},

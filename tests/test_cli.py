@@ -15,8 +15,9 @@ import pytest
 from conftest import ROOT, Ended
 
 from layerparity import help as help_text
-from layerparity.command import check, quoted
+from layerparity.command import check
 from layerparity.errors import UserError
+from layerparity.quoting import quoted
 
 GROUPS = [*help_text.GROUPS, "job", "experiment"]
 
@@ -27,8 +28,8 @@ sys.path.insert(0, {src!r})
 from layerparity.cli import main
 code = main()
 spent = resource.getrusage(resource.RUSAGE_SELF)
-heavy = [n for n in ("torch", "mlflow", "transformers", "torch_xla") if n in sys.modules]
-print(json.dumps([code, spent.ru_utime + spent.ru_stime, heavy]), file=sys.stderr)
+heavy = {{"torch", "mlflow", "transformers", "torch_xla", "numba"}} & set(sys.modules)
+print(json.dumps([code, spent.ru_utime + spent.ru_stime, sorted(heavy)]), file=sys.stderr)
 """
 
 

@@ -13,15 +13,16 @@ import torch
 from runs import MODEL, STAGES, make_run, sites
 from safetensors.torch import save_file
 
+from layerparity.compare.choose import obstacle
 from layerparity.compare.comparison import Comparison
 from layerparity.compare.coverage import BLOCK_ALONE
 from layerparity.compare.judge import judge
 from layerparity.compare.parity import compare_runs
-from layerparity.compare.stored import StoredRun, stored_at
 from layerparity.compare.tolerances.fixed import FixedTolerance, Settings
 from layerparity.errors import Exit, UserError
 from layerparity.manifest import Manifest
 from layerparity.site import Kind
+from layerparity.tracking.stored import StoredRun, from_folder
 from layerparity.verdict import Outcome, Row
 
 BLOCKS = ("layers.0", "layers.1")
@@ -66,8 +67,8 @@ def test_the_same_run_twice_passes_everywhere(golden: StoredRun, tmp_path: Path)
     assert not found.warnings
 
 
-def test_a_comparison_survives_json(golden: StoredRun) -> None:
-    found = compare(golden, golden)
+def test_a_comparison_survives_json(golden: StoredRun, tmp_path: Path) -> None:
+    found = compare(golden, make_run(tmp_path / "candidate", sites()))
     again = Comparison.from_json(found.to_json())
     assert again == found
     assert (again.tolerance, again.limits["max_abs_diff"]) == ("fixed", 0.01)
@@ -107,9 +108,10 @@ def test_nan_in_the_golden_is_refused(golden: StoredRun, tmp_path: Path) -> None
         compare(broken, golden)
 
 
-def test_progress_is_told(golden: StoredRun) -> None:
+def test_progress_is_told(golden: StoredRun, tmp_path: Path) -> None:
     seen: list[tuple[int, int, str]] = []
-    compare_runs([golden], [golden], FixedTolerance(), lambda *told: seen.append(told))
+    other = make_run(tmp_path / "candidate", sites())
+    compare_runs([golden], [other], FixedTolerance(), lambda *told: seen.append(told))
     count = len(sites())
     assert seen[0] == (0, count, "embed_tokens:in")
     assert seen[-1] == (count, count, "")
@@ -155,8 +157,10 @@ def test_padding_is_found_by_the_name_of_the_axis(tmp_path: Path) -> None:
 
 
 def test_a_mask_that_does_not_fit_is_inconclusive(golden: StoredRun, tmp_path: Path) -> None:
-    odd = make_run(tmp_path / "odd", sites(), mask=torch.ones(2, 3))
-    found = compare(odd, odd)
+    odd, even = (
+        make_run(tmp_path / name, sites(), mask=torch.ones(2, 3)) for name in ("odd", "even")
+    )
+    found = compare(odd, even)
     assert row(found, "norm:out").reason == "attention mask [2, 3] against [2, 5, 8]"
 
 
@@ -256,6 +260,34 @@ def test_unfinished_runs_are_refused(golden: StoredRun) -> None:
         compare(replace(golden, status="FAILED"), golden)
 
 
+def test_a_run_is_not_compared_with_itself(golden: StoredRun, tmp_path: Path) -> None:
+    said = "'golden' is on both sides.*proves nothing: give another as golden= or candidate="
+    with pytest.raises(UserError, match=said):
+        compare(golden, golden)
+    with pytest.raises(UserError, match=said):
+        compare(golden, make_run(tmp_path / "c", sites()), golden)
+    assert "on both sides" in obstacle([golden], [golden], in_full=False)
+
+
+def test_two_runs_of_one_experiment_are_said(tmp_path: Path) -> None:
+    def made(name: str, kind: str, torch_version: str, **manifest: Any) -> StoredRun:
+        run = make_run(tmp_path / name, sites(), kind=kind, **manifest)
+        return replace(run, tags={"version.torch": torch_version})
+
+    one, same = made("one", "golden", "2.9"), made("same", "candidate", "2.9")
+    (warning,) = compare(one, same).warnings
+    assert warning.startswith("Both sides are the same experiment (gpu on cpu, port hf, float32")
+    others = [
+        made("newer", "candidate", "2.10"),
+        made("other", "candidate", "2.9", backend="neuron"),
+        made("eager", "candidate", "2.9", numerics={"capture": "default: *", "attn": "eager"}),
+        make_run(tmp_path / "unknown", sites()),
+    ]
+    assert [compare(one, other).warnings for other in others] == [[], [], [], []]
+    twin = make_run(tmp_path / "twin", sites(), fingerprint=str(others[-1].folder))
+    assert "same experiment" in compare(others[-1], twin).warnings[0]
+
+
 def test_no_run_at_all_is_refused(golden: StoredRun) -> None:
     with pytest.raises(UserError, match="no candidate run to compare: make one"):
         compare_runs([golden], [], FixedTolerance())
@@ -328,6 +360,58 @@ def test_a_chain_starts_where_it_was_fed(golden: StoredRun, tmp_path: Path) -> N
     assert row(found, "layers.1:in").kind is Kind.REAL
 
 
+def test_an_isolated_golden_proves_a_chain_only_as_far_as_it_made_it(tmp_path: Path) -> None:
+    tensors = within(BLOCKS, sites())
+    chained = make_run(tmp_path / "c", tensors, stages=BLOCKS)
+    # The golden's layer 1 was fed what its own layer 0 gave.
+    whole = make_run(tmp_path / "whole", tensors, stages=BLOCKS, feed="isolated")
+    assert compare(whole, chained).verdict.exit is Exit.OK
+    foreign = {"layers.1:in": torch.ones(2, 5, 8)}
+    fed = {"layers.0:in": tensors["layers.0:in"], **foreign}
+    apart = make_run(tmp_path / "apart", tensors, stages=BLOCKS, feed="isolated", fed=fed)
+    found = compare(apart, chained)
+    reason = row(found, "layers.1.mlp:out").reason
+    assert "the golden's chain starts at layers.1:in" in reason
+    assert "the candidate's at layers.0:in" in reason
+    assert row(found, "layers.1.mlp:out").outcome is Outcome.INCONCLUSIVE
+    assert row(found, "layers.0.mlp:out").outcome is Outcome.PASS
+
+
+def test_a_golden_of_several_runs_must_be_one_chain(tmp_path: Path) -> None:
+    first = make_run(tmp_path / "0", within(("layers.0",), sites()), stages=("layers.0",))
+    late = within(("layers.1",), sites())
+    fed = {"layers.1:in": torch.ones(2, 5, 8)}
+    second = make_run(tmp_path / "1", late, stages=("layers.1",), feed="isolated", fed=fed)
+    candidate = make_run(tmp_path / "c", within(BLOCKS, sites()), stages=BLOCKS)
+    found = compare_runs([first, second], [candidate], FixedTolerance())
+    reason = row(found, "layers.1.mlp:out").reason
+    assert "the golden's chain starts at layers.1:in" in reason and "from outside" in reason
+    # The other way round, a candidate that was fed the golden's own values in the middle.
+    isolated_1 = make_run(tmp_path / "i", late, stages=("layers.1",), feed="isolated")
+    assert compare(candidate, isolated_1).verdict.exit is Exit.OK
+
+
+def test_other_weights_in_the_chain_of_another_golden_run_count(tmp_path: Path) -> None:
+    weights = {"layers.0": {"layers.0.w": "2"}}
+    first = within(("layers.0",), sites())
+    parts = [
+        make_run(tmp_path / "0", first, stages=("layers.0",), weights=weights),
+        make_run(tmp_path / "1", within(("layers.1",), sites()), stages=("layers.1",)),
+    ]
+    candidate = make_run(tmp_path / "c", within(BLOCKS, sites()), stages=BLOCKS)
+    with pytest.raises(UserError, match=r"these differ: weights of layers.0 \(layers.0.w\)\. Make"):
+        compare_runs(parts, [candidate], FixedTolerance())
+    late = {"layers.1": {"layers.1.w": "2"}}
+    parts = [
+        make_run(tmp_path / "2", first, stages=("layers.0",)),
+        make_run(
+            tmp_path / "3", within(("layers.1",), sites()), stages=("layers.1",), weights=late
+        ),
+    ]
+    found = compare_runs(parts, [candidate], FixedTolerance())
+    assert "weights of layers.1 (layers.1.w)" in row(found, "layers.1.mlp:out").reason
+
+
 def test_a_golden_without_the_fed_site_proves_nothing(tmp_path: Path) -> None:
     tensors = within(("layers.1",), sites())
     del tensors["layers.1:in"]
@@ -383,9 +467,7 @@ def test_a_folder_without_manifest_or_map(golden: StoredRun, tmp_path: Path) -> 
     with pytest.raises(
         UserError, match=r"neither manifest.json.* nor names.json.*layer_\{n\}_output"
     ):
-        compare(golden, stored_at(tmp_path / "empty"))
-    with pytest.raises(UserError, match="There is no folder"):
-        stored_at(tmp_path / "nowhere")
+        compare(golden, from_folder(tmp_path / "empty"))
 
 
 # Coverage
@@ -491,8 +573,8 @@ def test_other_axes_are_said(golden: StoredRun, tmp_path: Path) -> None:
 
 def test_an_empty_tensor_is_inconclusive(tmp_path: Path) -> None:
     tensors = {**sites(), "norm:out": torch.empty(2, 0, 8)}
-    run = make_run(tmp_path / "g", tensors)
-    found = row(compare(run, run), "norm:out")
+    runs = [make_run(tmp_path / name, tensors) for name in "gc"]
+    found = row(compare(*runs), "norm:out")
     assert (found.outcome, found.metrics) == (Outcome.INCONCLUSIVE, {})
 
 
@@ -500,8 +582,9 @@ def test_an_empty_tensor_is_inconclusive(tmp_path: Path) -> None:
 def test_constant_and_denormal_tensors_pass_against_themselves(
     tmp_path: Path, value: float
 ) -> None:
-    run = make_run(tmp_path / "g", {**sites(), "norm:out": torch.full((2, 5, 8), value)})
-    assert row(compare(run, run), "norm:out").outcome is Outcome.PASS
+    tensors = {**sites(), "norm:out": torch.full((2, 5, 8), value)}
+    runs = [make_run(tmp_path / name, tensors) for name in "gc"]
+    assert row(compare(*runs), "norm:out").outcome is Outcome.PASS
 
 
 def test_decode_steps_and_tokens(tmp_path: Path) -> None:
@@ -511,7 +594,7 @@ def test_decode_steps_and_tokens(tmp_path: Path) -> None:
     tensors["tokens:out@decode.0"] = torch.tensor([[1, 2, 3, 4, 5], [1, 2, 3, 4, 5]])
     mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
     golden = make_run(tmp_path / "g", tensors, mask=mask)
-    assert compare(golden, golden).verdict.exit is Exit.OK
+    assert compare(golden, make_run(tmp_path / "same", tensors, mask=mask)).verdict.exit is Exit.OK
     other = {**tensors, "tokens:out@decode.0": tensors["tokens:out@decode.0"].clone()}
     other["tokens:out@decode.0"][0, 0] = 9
     found = row(compare(golden, make_run(tmp_path / "c", other, mask=mask)), "tokens:out@decode.0")
@@ -531,6 +614,30 @@ def test_the_children_of_a_sweep_are_one_candidate(golden: StoredRun, tmp_path: 
     assert {each.site.layer for each in found.rows} == {0, 1}
     assert "2 of 2 blocks compared" in found.verdict.whole_model
     assert found.candidate.name == "layers.0 and 1 more"
+    assert [made.stages for made in found.candidate.made] == [("layers.0",), ("layers.1",)]
+
+
+def test_a_side_is_named_by_its_sweep_its_run_or_its_folder(
+    golden: StoredRun, tmp_path: Path
+) -> None:
+    parts = [isolated(tmp_path / stage, stage) for stage in BLOCKS]
+    swept = [replace(part, parent="5weep", id=f"id{n}") for n, part in enumerate(parts)]
+    found = compare(golden, *swept)
+    assert (found.golden.named, found.golden.run) == (str(golden.folder), str(golden.folder))
+    assert (found.candidate.named, found.candidate.run) == ("5weep", "id0,id1")
+    assert compare(golden, swept[0]).candidate.named == "id0"
+    assert compare(golden, *parts).candidate.named == ""
+
+
+def test_the_configuration_of_a_run_comes_with_it(golden: StoredRun, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "c", sites())
+    config = run.folder / "config.yaml"
+    config.write_text("backend: {name: neuron}\ndtype: float16\nname: null\nlayer: 3\n")
+    (made,) = compare(golden, run).candidate.made
+    assert made.settings == {"backend": "neuron", "dtype": "float16", "layer": 3}
+    config.write_text("a: [")
+    with pytest.raises(UserError, match=r"config.yaml is damaged"):
+        compare(golden, run)
 
 
 def test_of_a_site_held_twice_the_newest_counts(golden: StoredRun, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,10 @@ from safetensors.torch import save_file
 
 from layerparity.compare.comparison import Comparison
 from layerparity.compare.parity import compare_runs
-from layerparity.compare.stored import StoredRun, stored_at
 from layerparity.compare.tolerances.fixed import FixedTolerance
 from layerparity.errors import Exit, UserError
 from layerparity.site import Kind
+from layerparity.tracking.stored import StoredRun, from_folder
 from layerparity.verdict import Outcome
 
 MAP = {"layer_{n}_output": "layers.{n}:out", "layer_{n}_mlp": "layers.{n}.mlp:out"}
@@ -49,7 +50,7 @@ def dump(
         save_file(tensors, folder / "all.safetensors")
     if names is not None:
         (folder / "names.json").write_text(json.dumps(names))
-    return stored_at(folder)
+    return from_folder(folder)
 
 
 def compare(golden: StoredRun, candidate: StoredRun) -> Comparison:
@@ -114,20 +115,38 @@ def test_files_in_folders_and_single_tensors_by_the_files_name(
     (folder / "names.yaml").write_text(
         "single_layer_{n}/output: layers.{n}:out\nsingle_layer_{n}/mlp/hidden: layers.{n}.mlp:out\n"
     )
-    assert compare(golden, stored_at(folder)).verdict.exit is Exit.OK
+    assert compare(golden, from_folder(folder)).verdict.exit is Exit.OK
 
 
 def test_a_map_elsewhere(golden: StoredRun, tmp_path: Path) -> None:
-    dump(tmp_path / "dump", values(), names=None)
+    bare = dump(tmp_path / "dump", values(), names=None)
     elsewhere = tmp_path / "my.json"
     elsewhere.write_text(json.dumps(MAP))
-    assert compare(golden, stored_at(tmp_path / "dump", elsewhere)).verdict.exit is Exit.OK
+    assert compare(golden, replace(bare, names=elsewhere)).verdict.exit is Exit.OK
     with pytest.raises(UserError, match="There is no name map"):
-        compare(golden, stored_at(tmp_path / "dump", tmp_path / "no.json"))
+        compare(golden, replace(bare, names=tmp_path / "no.json"))
 
 
-def test_a_finished_run_works_by_path(golden: StoredRun) -> None:
-    assert compare(stored_at(golden.folder), golden).verdict.exit is Exit.OK
+def test_a_finished_run_works_by_path(golden: StoredRun, tmp_path: Path) -> None:
+    found = compare(from_folder(golden.folder), make_run(tmp_path / "c", sites()))
+    assert found.verdict.exit is Exit.OK
+
+
+def test_one_folder_is_both_sides_only_under_two_maps(tmp_path: Path) -> None:
+    made = {f"{who}_{name}": value for who in ("mine", "his") for name, value in values().items()}
+    folder = dump(tmp_path / "both", made, names=None)
+    sides = []
+    for who in ("mine", "his"):
+        path = tmp_path / f"{who}.json"
+        path.write_text(json.dumps({f"{who}_{name}": site for name, site in MAP.items()}))
+        sides.append(replace(folder, names=path))
+    found = compare(*sides)
+    assert found.verdict.exit is Exit.OK
+    assert [side.made[0].names for side in (found.golden, found.candidate)] == [
+        str(side.names) for side in sides
+    ]
+    with pytest.raises(UserError, match=r"'both' is on both sides.*proves nothing"):
+        compare(sides[0], sides[0])
 
 
 def test_tensors_the_map_leaves_out_are_said(golden: StoredRun, tmp_path: Path) -> None:

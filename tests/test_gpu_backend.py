@@ -8,18 +8,21 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections import namedtuple
 from pathlib import Path
 
 import pytest
 import torch
 
-from layerparity.backends import gpu
+from layerparity.backends import _nvidia, gpu
 from layerparity.config import Config, DeviceMapSettings, DType, GenerateSettings
 from layerparity.errors import UserError
 
+HEADER = Path(sysconfig.get_paths()["include"]) / "Python.h"
 needs_compiler = pytest.mark.skipif(
-    shutil.which("g++") is None, reason="needs a compiler: apt-get install g++ python3-dev"
+    shutil.which("g++") is None or not HEADER.is_file(),
+    reason="needs a compiler and Python's headers: apt-get install g++ python3-dev",
 )
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 GB = 10**9
@@ -283,8 +286,6 @@ def test_an_unwritable_folder_is_named_before_anything_loads(opened, tmp_path, m
 
 
 def test_a_disk_too_small_is_named_before_anything_loads(opened, tmp_path, monkeypatch):
-    import shutil
-
     no_gpu(monkeypatch)
     usage = namedtuple("usage", "total used free")(GB, GB, 100)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
@@ -459,13 +460,52 @@ def test_facts_and_memory_are_told(opened):
     assert all(isinstance(value, str) for value in facts.values())
 
 
-def test_the_driver_version_is_read(tmp_path):
-    from layerparity.backends._gpu.devices import driver_version
+INFORMATION = """\
+Model: \t\t NVIDIA H200
+IRQ:   \t\t 17
+GPU UUID: \t GPU-00000000-0000-0000-0000-000000000000
+Device Minor: \t {minor}
+"""
 
+
+@pytest.fixture
+def driver(tmp_path, monkeypatch):
+    """Pretend to have the files of a driver with three GPUs, two of which are given to us."""
+    for name in ("nvidia0", "nvidia2", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
     told = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release Build\n"
     (tmp_path / "version").write_text(told + "GCC version:  gcc version 12.2.0\n")
-    assert driver_version(tmp_path / "version") == "550.54.15"
-    assert driver_version(tmp_path / "absent") == "unknown"
+    for minor in range(3):
+        folder = tmp_path / "gpus" / f"0000:{minor}1:00.0"
+        folder.mkdir(parents=True)
+        (folder / "information").write_text(INFORMATION.format(minor=minor))
+    monkeypatch.setattr(_nvidia, "DEVICE_FILES", tmp_path)
+    monkeypatch.setattr(_nvidia, "DRIVER", tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return tmp_path
+
+
+def test_the_driver_version_is_read(driver):
+    assert _nvidia.driver_version() == "550.54.15"
+    (driver / "version").unlink()
+    assert _nvidia.driver_version() == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("visible", "count"), [(None, 2), ("1", 1), ("0,1,2", 2), ("0,-1,1", 1), ("", 0), ("-1", 0)]
+)
+def test_gpus_are_counted_from_the_drivers_files(driver, monkeypatch, visible, count):
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert _nvidia.gpu_names() == ["NVIDIA H200"] * count
+
+
+def test_a_gpu_without_a_listing_still_counts(driver):
+    shutil.rmtree(driver / "gpus")
+    assert _nvidia.gpu_names() == ["NVIDIA GPU"] * 2
+    (driver / "nvidia0").unlink()
+    (driver / "nvidia2").unlink()
+    assert _nvidia.gpu_names() == []
 
 
 # ---------------------------------------------------------------- torch.compile
@@ -549,6 +589,13 @@ def test_without_a_compiler_the_install_line_is_named(monkeypatch):
     build("cpu").open()
 
 
+def test_without_pythons_headers_the_install_line_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", sys.executable)
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    with pytest.raises(UserError, match=r"Python\.h is missing: apt-get install .*python3-dev"):
+        build("cpu", compiled=True).open()
+
+
 def test_without_triton_cuda_names_the_cure(monkeypatch):
     import importlib.util
 
@@ -568,28 +615,51 @@ def test_offloaded_weights_are_not_compiled(opened, monkeypatch):
 # ---------------------------------------------------------------- imports, and the real thing
 
 
+def python(code, *arguments):
+    """Run code in a process of its own, which nothing was imported into yet; return its output."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        env={
+            "PYTHONPATH": str(Path(gpu.__file__).parents[2]),
+            "PATH": "/usr/bin:/bin",
+            "OMP_NUM_THREADS": "1",
+        },
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_affinity_and_settings_import_no_torch_and_building_no_torch_xla():
-    code = """
+    python("""
 import sys
 from layerparity.backends import gpu
-said = gpu.affinity()
-assert "torch" not in sys.modules or said.score == 2, "affinity imported torch"
+gpu.affinity()
+assert "torch" not in sys.modules, "affinity imported torch"
 gpu.Settings()
 from layerparity.config import Config, DeviceMapSettings
 gpu.build(gpu.Settings(), Config(device_map=DeviceMapSettings("cpu")))
 assert "transformers" not in sys.modules
 import accelerate.big_modeling
 assert "torch_xla" not in sys.modules
+""")
+
+
+def test_where_there_is_a_gpu_the_help_names_it_and_imports_nothing_heavy(driver):
+    code = """
+import sys
+from pathlib import Path
+from layerparity.backends import _nvidia
+_nvidia.DEVICE_FILES = _nvidia.DRIVER = Path(sys.argv[1])
+from layerparity import help
+print(help.text())
+heavy = [name for name in ("torch", "mlflow", "transformers", "torch_xla") if name in sys.modules]
+assert not heavy, heavy
 """
-    source = Path(gpu.__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env={"PYTHONPATH": str(source), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    (line,) = (line for line in python(code, str(driver)).splitlines() if "NVIDIA" in line)
+    assert line.split() == ["gpu", "fits", "cuda:", "2", "GPUs:", "NVIDIA", "H200"]
 
 
 def test_affinity_says_what_is_here():

@@ -28,7 +28,7 @@ def request(stages: tuple[str, ...] = ("embed_tokens",), **keys) -> Request:
         model=MODEL,
         stages=stages,
         site_of=lambda stage: Site(stage, "in"),
-        golden=lambda reference: None,
+        golden=lambda reference: [],
     )
 
 

@@ -175,11 +175,11 @@ class Twice(torch.nn.Module):
 
 
 def test_export_keeps_structure_and_never_confuses_arguments(exporting: Any) -> None:
-    from layerparity.backends._neuron.xla_export import export_and_run
+    from layerparity.backends._neuron.xla_export import Exported
 
     x, y = (exporting.send("norm", torch.full((2, 3), value)) for value in (1.0, 10.0))
     named = {"scale": 3.0, "nothing": None, "bias": x}
-    output, seen = export_and_run(Twice(), (x, x, named))
+    output, seen = Exported(Twice())(x, x, named)
     assert output.cpu().eq(5).all()
     assert list(seen) == ["same", "in", "bias"]
     assert seen["bias"].cpu().eq(2).all()
@@ -189,6 +189,21 @@ def test_export_keeps_structure_and_never_confuses_arguments(exporting: Any) -> 
     assert graph(x, y, {**named, "bias": y})[1]["bias"].cpu().eq(11).all()
     longer = exporting.send("norm", torch.ones(5, 3))
     assert graph(longer, longer, {**named, "bias": longer})[0].shape == (5, 3)
+
+
+class Attends(torch.nn.Module):
+    def forward(self, x: Any, mask: Any) -> Any:
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+
+def test_an_exported_row_that_sees_no_key_is_no_nan(exporting: Any) -> None:
+    """A padded row; its NaN would reach the real ones in the next block."""
+    x = torch.randn(1, 1, 3, 4)
+    mask = torch.tensor([[False, False, False], [False, True, False], [False, True, True]])
+    sent = (exporting.send("norm", x), exporting.send("norm", mask[None, None]))
+    got = exporting.compile(Attends(), sent)(*sent).cpu()
+    torch.testing.assert_close(got, Attends()(x, mask[None, None]))
+    assert got[0, 0, 0].eq(0).all()
 
 
 def test_lowering_loses_no_fallback_counted_before(exporting: Any) -> None:

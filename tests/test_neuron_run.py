@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,10 @@ from safetensors.torch import load_file
 
 from layerparity.compare.comparison import Comparison
 from layerparity.manifest import Manifest
+from layerparity.quoting import quoted
 from layerparity.site import Kind
+from layerparity.tracking.config import TrackingConfig
+from layerparity.tracking.store import Store, open_store
 
 pytest.importorskip("torch_xla", reason="pip install torch==2.9.1 torch_xla==2.9.0")
 
@@ -22,45 +26,24 @@ Cli = Callable[..., Ended]
 LIMIT = 5e-6
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("store")
-
-
-@pytest.fixture
-def run(cli: Cli, store: Path) -> Iterator[Cli]:
-    """The command line over a store with one full golden run of every component."""
-    folder = f"tracking.folder={store}"
-    if not (store / "mlflow.db").exists():
-        made = cli(
-            "backend=gpu",
-            "device_map=cpu",
-            folder,
-            "capture=components",
-            "generate.max_new_tokens=6",
-        )
-        assert made.exit == 0, made.err
-    yield lambda *arguments: cli(folder, *arguments)
-
-
 def newest(store: Path, name: str) -> Path:
     return max(store.rglob(name), key=lambda path: path.stat().st_mtime).parent
 
 
+def tracked(store: Path) -> Store:
+    return open_store(TrackingConfig(folder=str(store)))
+
+
 def tags(store: Path) -> dict[str, str]:
     """Return the tags of the newest run that is whole."""
-    from layerparity.tracking.config import TrackingConfig
-    from layerparity.tracking.store import open_store
-
-    run_id = newest(store, "manifest.json").parent.name
-    kept = open_store(TrackingConfig(folder=str(store))).get(run_id)
+    kept = tracked(store).get(newest(store, "manifest.json").parent.name)
     assert kept is not None
     return kept.tags
 
 
-def compared(run: Cli, store: Path) -> Comparison:
-    """Compare the newest pair; every floating site agrees to LIMIT and all pass."""
-    judged = run("job=compare")
+def compared(run: Cli, store: Path, *sides: str) -> Comparison:
+    """Compare these sides, or the newest pair; every floating site agrees to LIMIT, all pass."""
+    judged = run("job=compare", *sides)
     assert judged.exit == 0, judged.out + judged.err
     text = (newest(store, "comparison.json") / "comparison.json").read_text()
     comparison = Comparison.from_json(text)
@@ -106,6 +89,20 @@ def test_sweep_over_layers_is_one_candidate(run: Cli, store: Path) -> None:
     comparison = compared(run, store)
     assert {row.site.layer for row in comparison.rows if row.metrics} == set(range(6))
     assert tags(store)["fact.aten_fallbacks"] == "none"
+
+
+@pytest.mark.parametrize("name", ["two-blocks", None], ids=["given", "its own"])
+def test_a_sweep_given_by_name_is_one_candidate(run: Cli, store: Path, name: str | None) -> None:
+    """Not the newest candidate, so it is found by its parent's name and nothing else."""
+    named = (f"name={name}",) if name else ()
+    swept = run("-m", "backend=neuron", "scope=single", "layer=1,2", *named)
+    assert swept.exit == 0, swept.out + swept.err
+    (parent,) = tracked(store).runs(kind="sweep", limit=1)
+    assert name is None or parent.name == name
+    assert run("backend=neuron", "scope=single", "layer=4").exit == 0
+    for reference in (parent.name, parent.id):
+        comparison = compared(run, store, *shlex.split(quoted(f"candidate={reference}")))
+        assert {row.site.layer for row in comparison.rows if row.metrics} == {1, 2}
 
 
 def test_exported_to_one_graph_gives_the_same_sites(run: Cli, store: Path) -> None:

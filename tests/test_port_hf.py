@@ -198,6 +198,23 @@ def test_only_the_stage_is_read(made: Callable[[str], Path]) -> None:
     assert all(value.is_meta for value in port.skeleton.module("layers.1").parameters())
 
 
+@pytest.mark.parametrize("family", ["minimax_m2", "llama", "qwen3_moe"])
+def test_released_stages_give_the_same_bits_again(made: Callable[[str], Path], family: str) -> None:
+    """One stage in memory at a time, and the whole model twice, as a sweep over prompts would."""
+    ids, call = padded_batch()
+    expected, _ = run_all(port_of(made(family)), ids, call)
+    port = port_of(made(family))
+    for _ in range(2):
+        port.begin(call)
+        state = ids
+        for stage in stages(port):
+            port.load(stage)
+            state = port.run(stage, state).output
+            port.release(stage)
+        assert torch.equal(state, expected)
+        assert all(value.is_meta for value in port.skeleton.model.parameters())
+
+
 def test_bf16_keeps_the_router_bias_in_float32(made: Callable[[str], Path]) -> None:
     port = port_of(made("minimax_m2"), DType.bfloat16)
     port.load("layers.0")

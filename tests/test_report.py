@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,9 +13,10 @@ from html.parser import HTMLParser
 import pytest
 from report_samples import CASES, COMPONENTS, every_case, judged, real, sample, side
 
-from layerparity.compare.comparison import Comparison
+from layerparity.compare.comparison import Comparison, Made
 from layerparity.compare.report import headline
 from layerparity.compare.report.html import render_html
+from layerparity.compare.report.reproduce import reproduce
 from layerparity.verdict import Outcome
 
 
@@ -115,7 +117,6 @@ def test_counts_and_their_sum_and_the_whole_model_are_shown() -> None:
     counts = "✓ pass 3 ✕ fail 2 ? inconclusive 1 ∅ missing 1 – skipped 1 sites asked for 8"
     assert counts in words
     assert "Whole model inconclusive, 1 of 62 blocks compared" in words
-    assert "layer class sliding was never exercised" in words
 
 
 def test_every_row_with_every_metric_is_in_the_page() -> None:
@@ -175,11 +176,86 @@ def test_a_stored_comparison_gives_the_same_page() -> None:
 
 
 def test_commands_quote_what_the_shell_or_hydra_would_split() -> None:
-    comparison = replace(CASES["fail"], golden=side("golden", run="my runs/it's,one"))
-    commands = [command for _, command in headline.reproduce(comparison)]
-    start = "python run.py job=compare golden='\"my runs/it'\\''s,one\"' candidate=cccc3f9a"
-    assert commands[0].startswith(start)
-    assert commands[1] == "python run.py backend=neuron scope=single layer=3"
+    comparison = replace(CASES["fail"], golden=side("golden", run="my runs/it's,one\\x"))
+    (_, whole), (purpose, alone) = reproduce(comparison)
+    assert read(whole) == {
+        "job": "compare",
+        "golden": "my runs/it's,one\\x",
+        "candidate": comparison.candidate.run,
+        "tolerance": "fixed",
+    }
+    assert purpose == "The failing block alone"
+    assert "it's,one" in read(alone)["golden"]
+    assert "my runs" not in whole.split("'")[0]
+
+
+def test_a_sweep_is_named_by_its_parent_and_its_block_made_as_it_was() -> None:
+    children = [
+        Made(
+            f"{layer:032x}",
+            True,
+            (f"layers.{layer}",),
+            {
+                "backend": "neuron",
+                "model": "checkpoint",
+                "model.path": "/data/my model",
+                "dtype": "bfloat16",
+                "tp_degree": 2 + layer,
+                "prompt.text": "hi",
+                "layer": layer,
+                "scope": "single",
+                "name": "nightly",
+                "tracking.folder": "elsewhere",
+            },
+        )
+        for layer in range(6)
+    ]
+    swept = side("candidate", run=",".join(each.named for each in children), named="abcdef01" * 4)
+    golden = side("golden", run="1,2", named="12345678" * 4)
+    kept = {"tolerance": "fixed", "tolerance.pearson": 0.9, "tracking.folder": "/data/my runs"}
+    comparison = replace(
+        CASES["fail"], golden=golden, candidate=replace(swept, made=tuple(children)), settings=kept
+    )
+    (_, whole), (_, alone) = reproduce(comparison)
+    sides = {"golden": "12345678" * 4, "candidate": "abcdef01" * 4}
+    assert read(whole) == {"job": "compare", **sides, **kept}
+    assert read(alone) == {
+        "backend": "neuron",
+        "scope": "single",
+        "layer": 3,
+        "model": "checkpoint",
+        "model.path": "/data/my model",
+        "dtype": "bfloat16",
+        "tp_degree": 5,
+        "inputs": "golden",
+        "golden": "12345678" * 4,
+        "tracking.folder": "/data/my runs",
+    }
+
+
+def test_what_no_golden_run_recorded_is_made_by_the_candidates_whole_run_again() -> None:
+    dump = side("golden", named="/d", made=(Made("/d", False, ("layers.3",), {}, "/maps/n.json"),))
+    settings = {"backend": "neuron", "scope": "range", "start": 3, "end": 4, "inputs.seed": 7}
+    made = Made("c", True, ("layers.3", "layers.4"), settings)
+    comparison = replace(
+        CASES["fail"], golden=dump, candidate=side("candidate", named="c", made=(made,))
+    )
+    (_, whole), (purpose, again) = reproduce(comparison)
+    assert read(whole)["job.golden_names"] == "/maps/n.json"
+    assert (purpose, read(again)) == ("The candidate again", settings)
+    nothing = replace(made, settings={})
+    comparison.candidate = side("candidate", named="c", made=(nothing,))
+    assert [purpose for purpose, _ in reproduce(comparison)] == ["This comparison"]
+
+
+def read(line: str) -> dict[str, object]:
+    """Return what a shell and then Hydra make of a command line."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    python, run, *words = shlex.split(line)
+    assert (python, run) == ("python", "run.py")
+    parsed = OverridesParser.create().parse_overrides(words)
+    return {each.key_or_group: each.value() for each in parsed}
 
 
 def test_report_imports_nothing_heavy() -> None:

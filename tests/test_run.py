@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,24 +19,6 @@ from layerparity.site import Site
 TINY = shipped("checkpoints") / "tiny_minimax_m2"
 CPU = ("backend=gpu", "device_map=cpu")
 Cli = Callable[..., Ended]
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with one golden run of everything, made by the first test that asks."""
-    return tmp_path_factory.mktemp("store")
-
-
-@pytest.fixture
-def run(cli: Cli, store: Path) -> Iterator[Cli]:
-    """The command line over a store that holds a golden run with every component."""
-    folder = f"tracking.folder={store}"
-    if not (store / "mlflow.db").exists():
-        made = cli(
-            *CPU, folder, "capture=components", "generate.max_new_tokens=6", "name=the-golden"
-        )
-        assert made.exit == 0, made.err
-    yield lambda *arguments: cli(folder, *arguments)
 
 
 def newest(store: Path) -> Path:
@@ -84,24 +66,38 @@ def test_a_run_keeps_what_describes_it(run: Cli, store: Path) -> None:
     assert fed["layers.2"] == "chain"
 
 
+def judged(run: Cli, store: Path, name: str) -> None:
+    """Compare the candidate of a name and check that it, and no other, was compared and passed."""
+    from layerparity.tracking.config import TrackingConfig
+    from layerparity.tracking.store import open_store
+
+    opened = open_store(TrackingConfig(folder=str(store)))
+    (candidate,) = opened.find(name)
+    ended = run("job=compare", "golden=the-golden", f"candidate={candidate.id}")
+    assert ended.exit == 0, ended.out + ended.err
+    assert "PASS" in ended.out
+    assert f"candidate: {name} {candidate.id[:8]}" in ended.out
+    assert opened.runs(kind="comparison")[0].tags["candidate"] == candidate.id
+
+
 def test_an_isolated_component_agrees_with_the_golden(run: Cli, store: Path) -> None:
     for component in ("attention", "moe", "post_attention_layernorm"):
-        made = run(*CPU, "kind=candidate", "scope=single", "layer=4", f"component={component}")
+        words = ("scope=single", "layer=4", f"component={component}", f"name=one-{component}")
+        made = run(*CPU, "kind=candidate", *words)
         assert made.exit == 0, made.err
         manifest = Manifest.read(newest(store))
         assert [feed.source for feed in manifest.feeds] == ["golden"]
         used = json.loads((newest(store) / "weights.json").read_text())
         assert all(".layers.4." in name for names in used.values() for name in names)
-        judged = run("job=compare")
-        assert judged.exit == 0, judged.out + judged.err
-        assert "PASS" in judged.out
+        judged(run, store, f"one-{component}")
 
 
 def test_head_and_embedding_are_components_too(run: Cli, store: Path) -> None:
     for component in ("embedding", "norm", "head"):
-        made = run(*CPU, "kind=candidate", "scope=single", f"component={component}")
+        words = ("scope=single", f"component={component}", f"name=one-{component}")
+        made = run(*CPU, "kind=candidate", *words)
         assert made.exit == 0, made.err
-        assert run("job=compare").exit == 0
+        judged(run, store, f"one-{component}")
 
 
 def test_range_reads_only_its_blocks(run: Cli, store: Path) -> None:

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from stores import fresh_config
 
 from layerparity import sweep
+from layerparity.tracking.config import TrackingConfig
 from layerparity.tracking.store import open_store
 
 CONFIG = """
@@ -154,13 +155,78 @@ def test_an_outer_parent_is_not_inherited(tracking, monkeypatch):
 def test_composing_imports_no_mlflow():
     program = """
         import sys
-        from types import SimpleNamespace as N
+        from omegaconf import OmegaConf
         from layerparity import sweep
         from layerparity.jobs import ui
-        from layerparity.tracking import config, interrupt, store
-        sweep.SweepParent().on_multirun_start(N(hydra=N(runtime=N(choices={"job": "compare"}))))
+        from layerparity.tracking import interrupt, store
+        config = OmegaConf.create({"hydra": {"runtime": {"choices": {"job": "compare"}}}})
+        sweep.SweepParent().on_multirun_start(config)
         sweep.close_parent()
         print([name for name in ("mlflow", "torch", "sqlalchemy") if name in sys.modules])
     """
     command = [sys.executable, "-c", textwrap.dedent(program)]
     assert subprocess.check_output(command, text=True) == "[]\n"
+
+
+def test_a_part_that_was_refused_has_a_row(cli, tmp_path):
+    made = cli(
+        "-m", "backend=gpu", "device_map=cpu", "scope=single", "layer=0,9", "kind=candidate",
+        "inputs=prompt", "name=mine",
+    )  # fmt: skip
+    assert made.exit == 2, made.err
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in made.out.splitlines()]
+    refused = [row for row in rows if row[1:2] == ["REFUSED"]]
+    assert [row[0] for row in refused] == ["layer=9"]
+    assert "layer=9 is out of range" in refused[0][2]
+    assert [row[0] for row in rows if row[1:2] == ["FINISHED"]] == ["mine single 0"]
+    (parent,) = open_store(the_config(tmp_path)).runs(kind="sweep")
+    assert (parent.status, parent.tags["children.refused"]) == ("FAILED", "1")
+
+
+def test_a_part_that_failed_as_a_run_has_one_row(cli, tmp_path, monkeypatch):
+    from layerparity.errors import UserError
+    from layerparity.jobs import _keep
+
+    def fail(*arguments):
+        raise UserError("no room")
+
+    monkeypatch.setattr(_keep, "finish", fail)
+    made = cli("-m", "backend=gpu", "device_map=cpu", "scope=single", "layer=0,0", "inputs=prompt")
+    assert made.exit == 2, made.err
+    assert "REFUSED" not in made.out and made.out.count("FAILED") == 2
+
+
+def test_a_sweep_of_only_reused_parts_is_the_latest(cli, tmp_path):
+    words = ("backend=gpu", "device_map=cpu", "scope=single", "kind=candidate", "inputs=prompt")
+    for layer in ("0", "0"):
+        assert cli(*words, f"layer={layer}", "name=before", "reuse=true").exit == 0
+    assert cli("-m", *words, "layer=0", "reuse=true", "name=again").exit == 0
+    store = open_store(the_config(tmp_path))
+    (sweep_run,) = store.runs(kind="sweep")
+    (found,) = store.find("latest", "candidate")
+    assert found.name == "before"
+    assert found.parent == sweep_run.id, "found as a part of the sweep"
+    assert cli(*words, "layer=0", "name=after", "capture=blocks").exit == 0
+    assert [run.name for run in store.find("latest", "candidate")] == ["after"]
+
+
+@pytest.mark.parametrize("job", ["run", "compare"])
+def test_a_sweep_that_cannot_begin_costs_one_line(cli, job):
+    ended = cli("-m", f"job={job}", "scope=single", "layer=0,1", "tracking.folder=/proc/x")
+    assert ended.exit == 2, ended.err
+    (line,) = ended.err.strip().splitlines()
+    assert "Cannot write to /proc/x/sweeps" in line and "tracking.folder=FOLDER" in line
+    assert ended.out == ""
+
+
+def test_a_store_that_cannot_be_opened_ends_the_sweep(cli, tmp_path):
+    (tmp_path / "mlruns").mkdir()
+    (tmp_path / "mlruns" / "mlflow.db").write_text("no database")
+    ended = cli("-m", "scope=single", "layer=0,1")
+    assert ended.exit == 2, ended.err
+    (line,) = ended.err.strip().splitlines()
+    assert "mlflow.db cannot be used" in line
+
+
+def the_config(folder):
+    return TrackingConfig(folder=str(folder / "mlruns"))

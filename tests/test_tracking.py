@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import os
@@ -20,7 +19,7 @@ from stores import free_port, fresh_config, fresh_store
 
 from layerparity.errors import UserError
 from layerparity.tracking import database, names, owner
-from layerparity.tracking.config import TrackingConfig, read_config
+from layerparity.tracking.config import UI_FILE, TrackingConfig, read_config
 from layerparity.tracking.interrupt import terminable
 from layerparity.tracking.store import open_store
 
@@ -135,20 +134,13 @@ def test_nonfinite_points_are_counted_not_stored(shared):
     assert shared.get(run.id).tags["nonfinite"] == "3"
 
 
-def test_tables_and_pictures_are_written_as_the_ui_reads_them(shared):
-    image = pytest.importorskip("PIL.Image")
-    png = io.BytesIO()
-    image.new("RGB", (600, 300)).save(png, "PNG")
+def test_tables_are_written_as_the_ui_reads_them(shared):
     with shared.start("pages", "comparison", {}, {}) as run:
         run.log_table({"site": ["a", "b"], "error": [1.0, math.nan]}, "rows.json")
-        run.log_image(png.getvalue(), "heat/map", step=3)
     table = json.loads((run.folder / "rows.json").read_text())
     assert table == {"columns": ["site", "error"], "data": [["a", 1.0], ["b", "nan"]]}
     tags = raw_run(shared, run.id).data.tags
     assert json.loads(tags["mlflow.loggedArtifacts"]) == [{"path": "rows.json", "type": "table"}]
-    pictures = sorted(path.name for path in (run.folder / "images").iterdir())
-    assert [name.split("+")[:3] for name in pictures] == [["heat~map", "step", "3"]] * 2
-    assert {name.rsplit(".")[-1] for name in pictures} == {"png", "webp"}
 
 
 @pytest.mark.parametrize(
@@ -186,6 +178,29 @@ def test_find_by_id_prefix_name_latest_and_folder(store):
     assert [run.name for run in store.find("latest")] == ["other"]
     (bare,) = store.find(str(first.folder))
     assert (bare.id, bare.folder, bare.status) == ("", first.folder, "FINISHED")
+
+
+def test_a_run_is_taken_before_a_folder_of_its_name_and_said(store, tmp_path, monkeypatch, capsys):
+    run = make(store, "both")
+    monkeypatch.chdir(tmp_path)
+    for name in ("both", "only", "latest"):
+        (tmp_path / name).mkdir()
+    assert [each.id for each in store.find("both")] == [run.id]
+    assert "'both' is taken as the run; the folder here is ./both" in capsys.readouterr().out
+    assert [each.id for each in store.find("latest")] == [run.id]
+    assert "./latest" in capsys.readouterr().out
+    assert [each.folder for each in store.find("only")] == [tmp_path / "only"]
+    assert [each.folder for each in store.find("./both")] == [tmp_path / "both"]
+    assert capsys.readouterr().out == ""
+
+
+def test_links_lead_where_the_ui_was_last_served(store):
+    run = make(store, "seen")
+    assert store.find(run.id)[0].url.startswith("http://127.0.0.1:5000/#/")
+    (store.config.root / UI_FILE).write_text("http://127.0.0.1:5017\n")
+    assert store.find(run.id)[0].url.startswith("http://127.0.0.1:5017/#/")
+    server = TrackingConfig(name="server", uri="http://there:80/", folder=store.config.folder)
+    assert server.address == "http://there:80"
 
 
 def test_find_says_what_is_there_instead(store, tmp_path):
@@ -251,8 +266,8 @@ def test_newest_and_fingerprints_see_finished_runs_only(store):
     make(store, "two", model="other")
     with pytest.raises(ValueError), store.start("x", "golden", {"fingerprint": "f" * 64}, {}):
         raise ValueError
-    assert store.newest("golden", {"model": "m"}).id == good.id
-    assert store.newest("golden", {"model": "none"}) is None
+    assert store.newest("golden").id != good.id
+    assert store.newest("candidate") is None
     assert store.by_fingerprint("f" * 64).id == good.id
     assert store.by_fingerprint("0" * 64) is None
 
@@ -302,7 +317,9 @@ def test_a_reused_run_is_adopted_with_its_series(store):
     parent = store.begin("new sweep", "sweep", {}, {})
     store.adopt(parent.id, store.get(old.id))
     new = make(store, "new", "candidate", parent.id)
-    assert {run.id for run in store.find("new sweep")} == {old.id, new.id}
+    found = store.find("new sweep")
+    assert {run.id for run in found} == {old.id, new.id}
+    assert {run.parent for run in found} == {parent.id}
     assert history(store, parent.id, "layer/x") == {4: 7.0}
     assert history(store, parent.id, "summary/seconds") == {}
 

@@ -98,15 +98,17 @@ def _failing(config, host, port, log):
     return subprocess.Popen(command, stdout=log, start_new_session=True)
 
 
+PROGRAM = (
+    "import sys; from types import SimpleNamespace; from layerparity.jobs import ui;"
+    "from layerparity.tracking.config import TrackingConfig;"
+    "ui.run(SimpleNamespace(tracking=TrackingConfig(folder=sys.argv[1]),"
+    "job=ui.Settings(port=int(sys.argv[2]))))"
+)
+
+
 def test_sigterm_ends_the_ui_with_all_its_processes(tmp_path):
     config, port = fresh_config(tmp_path), free_port()
-    program = (
-        "import sys; from types import SimpleNamespace; from layerparity.jobs import ui;"
-        "from layerparity.tracking.config import TrackingConfig;"
-        "ui.run(SimpleNamespace(tracking=TrackingConfig(folder=sys.argv[1]),"
-        "job=ui.Settings(port=int(sys.argv[2]))))"
-    )
-    command = [sys.executable, "-c", program, config.folder, str(port)]
+    command = [sys.executable, "-c", PROGRAM, config.folder, str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert f"http://127.0.0.1:{port}" in process.stdout.readline().decode()
         listing = ["ps", "-o", "pid=", "--ppid", str(process.pid)]
@@ -114,6 +116,21 @@ def test_sigterm_ends_the_ui_with_all_its_processes(tmp_path):
         assert group_members(group)
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == 128 + signal.SIGTERM
+    assert group_members(group) == []
+    server.check_port("127.0.0.1", port)
+
+
+def test_a_killed_ui_takes_its_server_with_it(tmp_path):
+    config, port = fresh_config(tmp_path), free_port()
+    command = [sys.executable, "-c", PROGRAM, config.folder, str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert f"http://127.0.0.1:{port}" in process.stdout.readline().decode()
+        listing = ["ps", "-o", "pid=", "--ppid", str(process.pid)]
+        (group,) = subprocess.check_output(listing, text=True).split()
+        process.kill()
+    deadline = time.monotonic() + 30
+    while group_members(group) and time.monotonic() < deadline:
+        time.sleep(0.2)
     assert group_members(group) == []
     server.check_port("127.0.0.1", port)
 
@@ -143,6 +160,14 @@ def test_a_remote_run_is_uploaded_and_fetched_again(remote):
     assert [path.relative_to(found.folder).as_posix() for path in files] == ["tensors/0.bin"]
     inode = found.folder.stat().st_ino
     assert remote.get(run.id).folder.stat().st_ino == inode, "it was fetched twice"
+
+
+def test_half_a_run_leaves_no_files_behind(remote):
+    with pytest.raises(ValueError, match="halfway"), remote.start("half", "golden", {}, {}) as run:
+        (run.folder / "0.bin").write_bytes(b"0123")
+        raise ValueError("halfway")
+    assert not run.folder.exists()
+    assert remote.get(run.id).status == "FAILED"
 
 
 def test_a_server_that_goes_away_costs_seconds_and_no_files(remote, monkeypatch):

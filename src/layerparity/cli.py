@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 import tempfile
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -49,7 +51,7 @@ def _hydra(arguments: list[str]) -> int:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from layerparity import command, config, search_path
+    from layerparity import command, config, search_path, sweep
     from layerparity.resources import shipped
 
     # argparse takes key=value only in one piece, so "a=1 -m b=2" would be refused.
@@ -69,58 +71,90 @@ def _hydra(arguments: list[str]) -> int:
             door()
         except (HydraException, OmegaConfBaseException) as error:
             raise command.explain(error) from error
+        except sweep.CannotBegin as stopped:
+            raise stopped.reason from None
         finally:
-            _close_sweep(failed=_noted() is not Exit.OK)
+            _close_sweep()
         return _noted()
 
 
 def _job(composed: Any) -> int:
     """Run one job and note how it ended; the same in this process and in a launcher's worker."""
-    code = Exit.INTERNAL
+    code, why = Exit.INTERNAL, "stopped"
     try:
         code = _dispatch(composed)
     except UserError as error:
+        code, why = Exit.USER, str(error)
         console.complain(f"layerparity: {error}")
-        code = Exit.USER
-    except Exception:
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
         traceback.print_exc()
         console.complain("layerparity: an internal error; the traceback above belongs in a report.")
     finally:
-        _note(code)
+        _note(code, why)
     return int(code)
 
 
 def _dispatch(composed: Any) -> Exit:
+    from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     from layerparity import command, registry
 
     try:
-        made = OmegaConf.to_object(composed)
-    except OmegaConfBaseException as error:
-        raise command.explain(error) from error
-    ended: Exit = registry.load("jobs", made.job.name).run(made)  # type: ignore[union-attr]
+        made: Any = OmegaConf.to_object(composed)
+        _check_steps(getattr(made.job, "steps", ()))
+        ended: Exit = registry.load("jobs", made.job.name).run(made)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise _where(error, command.explain(error)) from error
+    except UserError as error:
+        raise _where(error, error) from error
     return ended
 
 
-def _note(code: Exit) -> None:
+def _check_steps(steps: Sequence[str]) -> None:
+    """Raise UserError for the first word of a sequence's step that cannot be meant."""
+    from layerparity import command
+
+    for number, step in enumerate(steps, start=1):
+        try:
+            command.check_overrides(step.split(), multirun=False)
+        except UserError as error:
+            error.add_note(f"Step {number} of {len(steps)} ({step})")
+            raise
+
+
+def _where(error: Exception, told: UserError) -> UserError:
+    """Return a message with the notes of an exception, which say where it is from, before it."""
+    return UserError(": ".join([*getattr(error, "__notes__", ()), str(told)]))
+
+
+def _note(code: Exit, why: str) -> None:
     """Append a job's exit to a file: a launcher's workers are other processes."""
+    from layerparity import sweep
+
+    line = json.dumps({"exit": int(code), "part": sweep.part(), "why": why.split("\n", 1)[0]})
     with Path(os.environ[_EXITS]).open("a", encoding="utf-8") as exits:
-        exits.write(f"{int(code)}\n")
+        exits.write(f"{line}\n")
+
+
+def _notes() -> list[dict[str, Any]]:
+    path = Path(os.environ[_EXITS])
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return [json.loads(line) for line in lines]
 
 
 def _noted() -> Exit:
-    path = Path(os.environ[_EXITS])
-    lines = path.read_text(encoding="utf-8").split() if path.is_file() else []
-    return max((Exit(int(line)) for line in lines), key=_SEVERITY.index, default=Exit.OK)
+    return max((Exit(note["exit"]) for note in _notes()), key=_SEVERITY.index, default=Exit.OK)
 
 
-def _close_sweep(failed: bool) -> None:
-    """End the sweep's parent run, if this command opened one, and show its children."""
+def _close_sweep() -> None:
+    """End the sweep's parent run, if this command opened one, and show its parts."""
     from layerparity import sweep
 
-    rows = sweep.close_parent(failed)
+    refused = {note["part"]: note["why"] for note in _notes() if note["exit"] != Exit.OK}
+    rows = sweep.close_parent(failed=_noted() is not Exit.OK, refused=refused)
     if rows:
         console.table("Sweep", ("run", "status", "link"), rows)
 

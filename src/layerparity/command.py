@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Sequence
 from typing import Any
 
 from layerparity import config
 from layerparity import help as help_text
 from layerparity.errors import UserError, nearest
+from layerparity.quoting import quoted
 
-_KEY = re.compile(r"^[+~]{0,2}([\w./@]+)=(.*)$", re.DOTALL)
 _STRUCT = re.compile(r"(?:Key '([\w.]+)' (?:is )?not in|Could not override '([^']+)')")
 _FULL_KEY = re.compile(r"full_key: ([\w.\[\]]+)")
 
@@ -70,17 +69,6 @@ def _check_choice(override: Any) -> None:
         )
 
 
-def quoted(argument: str) -> str:
-    """Return an argument as it must be typed so that its value is taken as it stands."""
-    match = _KEY.match(argument)
-    if match is None:
-        return shlex.quote(argument)
-    # Hydra's grammar halves backslashes before a quote and leaves all others alone.
-    value = re.sub(r'(\\*)("|$)', lambda m: m[1] * 2 + ('\\"' if m[2] else ""), match[2])
-    key = argument[: len(argument) - len(match[2]) - 1]
-    return shlex.quote(f'{key}="{value}"')
-
-
 def explain(error: Exception) -> UserError:
     """Return Hydra's composition error as one short message with the cure."""
     message = f"{error} {error.__cause__ or ''}"
@@ -91,8 +79,9 @@ def explain(error: Exception) -> UserError:
         group = key.partition(".")[0]
         if key in config.every_key():
             return UserError(f"'{key}' belongs to another {group}= than the one chosen here.")
+        own = f" A key of a port of your own takes a plus: +{key}=." if group == "port" else ""
         return UserError(
-            f"There is no key '{key}'.{nearest(key, config.every_key())} --help lists them."
+            f"There is no key '{key}'.{nearest(key, config.every_key())} --help lists them.{own}"
         )
     first = str(error.__cause__ or error).strip().splitlines()[0]
     where = f"{full[1]}: " if full else ""

@@ -44,6 +44,13 @@ class RunKind(Enum):
     candidate = "candidate"
 
 
+class What(Enum):
+    """What job=compare compares: stored runs, or a port's weights with the checkpoint's."""
+
+    runs = "runs"
+    weights = "weights"
+
+
 class FeedMode(Enum):
     """isolated: each block is fed the golden's input to it; chained: the block before it."""
 
@@ -117,6 +124,21 @@ class GenerateSettings:
 
 
 @dataclass
+class ReferenceSettings:
+    """What a golden run computes beside itself, so that a candidate can be told from noise.
+
+    ``dtypes`` are the candidates' floating types that get a noise floor; empty: the run's own, and
+    bfloat16. ``chained`` follows rounding through the whole chain as well as block by block;
+    ``components`` serves candidates that run one component alone.
+    """
+
+    make: bool = True
+    dtypes: list[DType] = field(default_factory=list)
+    chained: bool = True
+    components: bool = True
+
+
+@dataclass
 class Config:
     """Every key of a command."""
 
@@ -132,6 +154,7 @@ class Config:
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     prompt: PromptSettings = field(default_factory=PromptSettings)
     generate: GenerateSettings = field(default_factory=GenerateSettings)
+    reference: ReferenceSettings = field(default_factory=ReferenceSettings)
     layer: int | None = None
     start: int | None = None
     end: int | None = None
@@ -148,6 +171,8 @@ class Config:
     feed: FeedMode = FeedMode.auto
     golden: str | None = None
     candidate: str | None = None
+    what: What = What.runs
+    run: str | None = None
     name: str | None = None
     reuse: bool = False
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from typing import Any
 
 _LOG_EVERY_SECONDS = 5.0
@@ -40,6 +41,13 @@ def show(renderable: Any) -> None:
     from rich.console import Console
 
     Console(width=None if sys.stdout.isatty() else 160, highlight=False).print(renderable)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Let nothing be printed to standard output inside: the work of a job that makes hundreds."""
+    with redirect_stdout(io.StringIO()):
+        yield
 
 
 class Progress:

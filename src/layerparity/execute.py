@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from layerparity.capture.recorder import Recorder
 from layerparity.capture.wanted import Wanted
 from layerparity.files import sha256_text, tensor_sha256
 from layerparity.inputs.base import Inputs
-from layerparity.manifest import Feed
+from layerparity.manifest import Feed, WeightPrint
 from layerparity.models.families.base import HIDDEN, TOKENS
 from layerparity.ports.base import Call, Observed, Port
+from layerparity.shown import Shown, Specs, Tensors
 from layerparity.site import DECODE, PREFILL, Kind, Site, SiteSpec
 
 if TYPE_CHECKING:
     import torch
 
+    from layerparity.reference import References
+
 LOGITS = SiteSpec(("batch", "token", "vocabulary"))
-NEW_TOKENS = SiteSpec(("batch", "token"), Kind.EXACT)
+# The next token is a choice like a router's: near a tie, rounding decides.
+NEW_TOKENS = SiteSpec(("batch", "token", "choice"), Kind.INDEX_SET)
 
 
 @dataclass(frozen=True)
@@ -38,9 +42,11 @@ class Outcome:
     feeds: list[Feed] = field(default_factory=list)
     weights: dict[str, str] = field(default_factory=dict)
     tensors_used: dict[str, dict[str, str]] = field(default_factory=dict)
+    effective: dict[str, dict[str, WeightPrint]] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     new_tokens: torch.Tensor | None = None
+    reference: str = ""
 
 
 @dataclass
@@ -55,36 +61,45 @@ class Execution:
     recorder: Recorder
     progress: Callable[[str], None]
     max_new_tokens: int = 0
+    references: References | None = None
 
     def run(self) -> Outcome:
         """Load and run every stage once, then generate where asked."""
         outcome = Outcome()
         call = Call(self.inputs.attention_mask, self.inputs.position_ids)
-        if self.max_new_tokens:
-            room = call.tokens + self.max_new_tokens
+        room = call.tokens + self.max_new_tokens if self.max_new_tokens else 0
+        if room:
             call.cache = self.port.new_cache(call.batch, room)
         self.port.begin(call)
+        if self.references is not None:
+            self.references.begin(call, room)
         previous: Passed | None = None
         for stage in self.stages:
             began = time.perf_counter()
             self._load(stage, outcome)
-            previous = self._stage(stage, previous, outcome)
+            previous, tensors, specs = self._stage(stage, previous, None, outcome)
+            self.recorder.write(stage, tensors, specs)
             outcome.seconds[stage] = time.perf_counter() - began
             self.progress(stage)
         if self.max_new_tokens:
             assert previous is not None
-            outcome.new_tokens = self._generate(call, previous.host)
+            outcome.new_tokens = self._generate(call, previous.host, outcome)
+        if self.references is not None:
+            outcome.reference = self.references.finish()
         return outcome
 
     def _load(self, stage: str, outcome: Outcome) -> None:
         used = self.port.load(stage)
         outcome.tensors_used[stage] = used
+        outcome.effective[stage] = self.port.effective_weights(stage)
         lines = "\n".join(f"{name} {digest}" for name, digest in sorted(used.items()))
         outcome.weights[stage] = sha256_text(lines)
 
-    def _stage(self, stage: str, previous: Passed | None, outcome: Outcome) -> Passed:
-        """Feed, run and record one stage; return its output."""
-        source_site = self.site_of(stage)
+    def _stage(
+        self, stage: str, previous: Passed | None, step: int | None, outcome: Outcome
+    ) -> tuple[Passed, Tensors, Specs]:
+        """Feed and run one stage; return its output, and what it showed at the wanted sites."""
+        source_site = _at(self.site_of(stage), step)
         given = self._given(stage, source_site)
         fed = previous if given is None else Passed(given, given)
         assert fed is not None, f"{stage} has neither given values nor a stage before it"
@@ -92,11 +107,15 @@ class Execution:
         output = Passed(observed.output, observed.output.detach().cpu())
         source = "chain" if given is None else self._source_name()
         outcome.feeds.append(Feed(stage, source_site, tensor_sha256(fed.host), source))
-        self._record(stage, {"in": fed.host, "out": output.host}, observed, outcome)
-        return output
+        ends = {"in": fed.host, "out": output.host}
+        tensors, specs = self._seen(stage, ends, observed, step, outcome)
+        if self.references is not None:
+            shown = Shown(stage, fed.host, given is None, tensors, specs, step)
+            self.references.evaluate(shown)
+        return output, tensors, specs
 
     def _given(self, stage: str, site: Site) -> torch.Tensor | None:
-        for candidate in (site, Site(stage, "in")):
+        for candidate in (site, replace(site, path=stage, end="in")):
             if candidate in self.inputs.given:
                 return self.inputs.given[candidate]
         return None
@@ -104,57 +123,82 @@ class Execution:
     def _source_name(self) -> str:
         return {"golden": "golden", "random": "random"}.get(self.inputs.source, "tokens")
 
-    def _record(
-        self, stage: str, ends: dict[str, torch.Tensor], observed: Observed, outcome: Outcome
-    ) -> None:
+    def _seen(
+        self,
+        stage: str,
+        ends: dict[str, torch.Tensor],
+        observed: Observed,
+        step: int | None,
+        outcome: Outcome,
+    ) -> tuple[Tensors, Specs]:
+        """Return the tensors of a stage's wanted sites, with their specs."""
         owner = Site(stage, "in")
-        tensors: dict[Site, torch.Tensor] = {}
-        specs: dict[Site, SiteSpec] = {}
+        tensors: Tensors = {}
+        specs: Specs = {}
         for end in _boundary(stage):
-            site = Site(stage, end)
+            site = _at(Site(stage, end), step)
             if self._wants(site):
                 tensors[site], specs[site] = ends[end], _boundary_spec(stage, end)
         for local, value in observed.tensors.items():
-            site = _inside(owner.layer, local)
+            site = _at(_inside(owner.layer, local), step)
             tensors[site], specs[site] = value, observed.specs[local]
         for local, reason in observed.unseen.items():
-            outcome.skipped[str(_inside(owner.layer, local))] = reason
-        self.recorder.write(stage, tensors, specs)
+            outcome.skipped[str(_at(_inside(owner.layer, local), step))] = reason
+        return tensors, specs
 
     def _wants(self, site: Site) -> bool:
-        local = site.local if site.layer is not None else str(site)
+        local = site.local if site.layer is not None else f"{site.path}:{site.end}"
         return self.wanted(layer=site.layer, local=local)
 
-    def _generate(self, call: Call, logits: torch.Tensor) -> torch.Tensor:
-        """Decode greedily; store each step's logits; return the new tokens [batch, new tokens]."""
+    def _generate(self, call: Call, logits: torch.Tensor, outcome: Outcome) -> torch.Tensor:
+        """Decode greedily, every step captured; return the new tokens [batch, new tokens].
+
+        Where a golden's tokens are given, each step goes on from them (teacher forcing), so that
+        one flip does not end the comparison; the tokens returned are the run's own choices.
+        """
         import torch
 
         rows = [_greedy(logits)]
-        self._record_step(0, rows[0], None)
+        tensors, specs = _chosen(0, rows[0])
+        self.recorder.write("decode.0", tensors, specs)
         mask = call.attention_mask
         for step in range(1, self.max_new_tokens):
             mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
-            positions = mask.sum(-1, keepdim=True) - 1
-            self.port.begin(Call(mask, positions, call.cache))
-            state: torch.Tensor = rows[-1]
+            self._begin_step(Call(mask, mask.sum(-1, keepdim=True) - 1, call.cache))
+            token = self._forced(step - 1, rows[-1])
+            state = Passed(token, token)
+            tensors, specs = {}, {}
             for stage in self.stages:
-                state = self.port.run(stage, state).output
-            rows.append(_greedy(state))
-            self._record_step(step, rows[-1], state)
+                state, fresh, fresh_specs = self._stage(stage, state, step, outcome)
+                # One stage's output is the next one's input, and a file holds no tensor twice.
+                tensors |= {site: value.clone() for site, value in fresh.items()}
+                specs |= fresh_specs
+            rows.append(_greedy(state.host))
+            chosen, chosen_specs = _chosen(step, rows[-1])
+            self.recorder.write(f"decode.{step}", tensors | chosen, specs | chosen_specs)
             self.progress(f"token {step + 1}")
         return torch.cat(rows, dim=1)
 
-    def _record_step(self, step: int, token: torch.Tensor, logits: torch.Tensor | None) -> None:
-        """Store the token chosen at a decode step, and the logits it was chosen from.
+    def _forced(self, step: int, own: torch.Tensor) -> torch.Tensor:
+        """Return the token the golden chose at a step, int64 [batch, 1]; the run's own without."""
+        given = self.inputs.given.get(Site("tokens", "out", DECODE, step))
+        return own if given is None else given.squeeze(-1)
 
-        Step 0 is chosen from the prefill's logits, which have a site of their own.
-        """
-        chosen = Site("tokens", "out", DECODE, step)
-        tensors, specs = {chosen: token}, {chosen: NEW_TOKENS}
-        if logits is not None:
-            site = Site("lm_head", "out", DECODE, step)
-            tensors[site], specs[site] = logits.detach().cpu(), LOGITS
-        self.recorder.write(f"decode.{step}", tensors, specs)
+    def _begin_step(self, call: Call) -> None:
+        self.port.begin(call)
+        if self.references is not None:
+            self.references.begin_step(call)
+
+
+def _at(site: Site, step: int | None) -> Site:
+    """Return a prefill site as it is at a decode step."""
+    return site if step is None else replace(site, phase=DECODE, step=step)
+
+
+def _chosen(step: int, token: torch.Tensor) -> tuple[Tensors, Specs]:
+    """Return the token chosen at a decode step; step 0 is chosen from the prefill's logits."""
+    site = Site("tokens", "out", DECODE, step)
+    return {site: token.unsqueeze(-1)}, {site: NEW_TOKENS}
 
 
 def _greedy(logits: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from layerparity.errors import UserError
+
 if TYPE_CHECKING:
     import torch
 
@@ -38,12 +40,6 @@ def write_text(path: Path, text: str) -> None:
         part.write_text(text, encoding="utf-8")
 
 
-def sha256_file(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes, as hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def sha256_text(text: str) -> str:
     """Return the SHA-256 of a text's UTF-8 bytes, as hex."""
     return hashlib.sha256(text.encode()).hexdigest()
@@ -55,3 +51,11 @@ def tensor_sha256(tensor: torch.Tensor) -> str:
 
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     return hashlib.sha256(flat.numpy().data).hexdigest()
+
+
+def inside(folder: Path, name: str) -> Path:
+    """Return the path of a file that a manifest names. Raises UserError outside its folder."""
+    path = folder / name
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise UserError(f"The manifest in {folder} names a file outside its folder: {name}.")
+    return path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ SCHEMA = 1
 FILE_NAME = "manifest.json"
 INPUTS_FILE = "inputs.safetensors"
 PROMPTS_FILE = "prompts.json"
+EFFECTIVE_FILE = "effective_weights.json"
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,42 @@ class ModelPrint:
     config_sha256: str
 
 
+@dataclass(frozen=True)
+class WeightPrint:
+    """What a graph holds of one tensor of the checkpoint.
+
+    ``sha256`` covers the values widened to float32, in row-major order; ``dtype`` is what they are
+    held in. ``stats`` are mean, std, min, max and l2; ``sketch`` is a fixed random projection of
+    the values less their mean, at most 64 numbers. ``target`` is the place in the model, such as
+    ``layers.0.mlp.experts.gate_up_proj``. ``checkpoint`` says how the values stand to the stored
+    tensor of dtype ``stored``: ``equal``, ``rounded`` (equal once rounded), ``differs``, or empty
+    where nobody looked; ``expected`` is the print they should have had, where they differ.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    sha256: str
+    stats: dict[str, float] = field(default_factory=dict)
+    sketch: tuple[float, ...] = ()
+    target: str = ""
+    checkpoint: str = ""
+    stored: str = ""
+    expected: WeightPrint | None = None
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> WeightPrint:
+        """Read what `dataclasses.asdict` gave. Raises TypeError or KeyError where it is damaged."""
+        expected = raw.get("expected")
+        return cls(
+            **{
+                **raw,
+                "shape": tuple(raw["shape"]),
+                "sketch": tuple(raw["sketch"]),
+                "expected": None if expected is None else cls.from_dict(expected),
+            }
+        )
+
+
 @dataclass
 class Manifest:
     """Everything a comparison needs to know of a run beside its tensors."""
@@ -78,6 +116,9 @@ class Manifest:
     numerics: dict[str, str] = field(default_factory=dict)
     records: list[Record] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
+    reference: str = ""
+    layer_classes: dict[int, str] = field(default_factory=dict)
+    layer_experts: dict[int, int] = field(default_factory=dict)
     schema: int = SCHEMA
 
     def record(self, site: Site) -> Record | None:
@@ -109,6 +150,8 @@ class Manifest:
             raw["model"] = ModelPrint(**raw["model"])
             raw["feeds"] = [Feed(**{**f, "site": _site(f["site"])}) for f in raw["feeds"]]
             raw["records"] = [_record(r) for r in raw["records"]]
+            for name in ("layer_classes", "layer_experts"):
+                raw[name] = {int(layer): each for layer, each in raw.get(name, {}).items()}
             return cls(**raw)
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{source} is damaged ({error}): make the run again.") from error
@@ -120,6 +163,15 @@ class Manifest:
         if not path.is_file():
             raise UserError(f"No {FILE_NAME} in {folder}: the run did not finish; run it again.")
         return cls.from_json(path.read_text(encoding="utf-8"), str(path))
+
+
+def scope_text(scope: Mapping[str, Any]) -> str:
+    """Return a manifest's scope as a user would say it: full, range 0..3, single 4 moe."""
+    kind, start, end = scope.get("kind", ""), scope.get("start"), scope.get("end")
+    if kind == "range":
+        return f"range {start}..{end}"
+    parts = (kind, None if kind == "full" else start, scope.get("component"))
+    return " ".join(str(part) for part in parts if part not in (None, ""))
 
 
 def _site(raw: dict[str, Any]) -> Site:

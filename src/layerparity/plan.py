@@ -7,6 +7,7 @@ from typing import Any
 
 from layerparity.config import Config, ScopeKind
 from layerparity.errors import UserError
+from layerparity.manifest import scope_text
 from layerparity.models.families.base import OUTSIDE, Family
 
 
@@ -22,12 +23,7 @@ class Scope:
 
     def describe(self) -> str:
         """Return the scope as a user would say it."""
-        if self.kind == "full":
-            return "full"
-        if self.kind == "range":
-            return f"range {self.start}..{self.end}"
-        inside = f" {self.component}" if self.component else ""
-        return f"single {self.start}{inside}" if self.start is not None else f"single{inside}"
+        return scope_text(self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
         """Return what the manifest keeps."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from functools import cache
 from types import ModuleType
 
 from layerparity.errors import UserError, nearest
@@ -11,9 +12,14 @@ from layerparity.errors import UserError, nearest
 
 def names(package: str) -> list[str]:
     """Return the names of the plug-ins in ``layerparity.<package>``, sorted; none is imported."""
+    return list(_names(package))
+
+
+@cache
+def _names(package: str) -> tuple[str, ...]:
     path = importlib.import_module(f"layerparity.{package}").__path__
     found = (module.name for module in pkgutil.iter_modules(path))
-    return sorted(name for name in found if not name.startswith("_") and name != "base")
+    return tuple(sorted(name for name in found if not name.startswith("_") and name != "base"))
 
 
 def load(package: str, name: str) -> ModuleType:

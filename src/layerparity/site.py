@@ -107,8 +107,3 @@ class Site:
             place = _WITHIN_BLOCK.index(inside) if known else len(_WITHIN_BLOCK)
         # A block's sites sort between the embedding (0) and the final norm (1).
         return (phase, 0, self.layer + 1, place, end, self.path)
-
-
-def layer_site(layer: int, component: str, end: str) -> Site:
-    """Return the prefill site of a component of a block; an empty component is the block itself."""
-    return Site(f"layers.{layer}" + (f".{component}" if component else ""), end)

@@ -61,7 +61,6 @@ class Verdict:
     outcome: Outcome
     whole_model: str
     first_failure: str = ""
-    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         counted = sum(self.counts.values())
@@ -76,7 +75,7 @@ class Verdict:
         return Exit.FAILED if self.outcome is Outcome.FAIL else Exit.INCONCLUSIVE
 
 
-def sum_up(rows: list[Row], total: int, whole_model: str, notes: tuple[str, ...] = ()) -> Verdict:
+def sum_up(rows: list[Row], total: int, whole_model: str) -> Verdict:
     """Return the verdict of rows over ``total`` sites that were asked for.
 
     A failure decides; else a missing, inconclusive or wholly unjudged comparison is inconclusive.
@@ -92,7 +91,7 @@ def sum_up(rows: list[Row], total: int, whole_model: str, notes: tuple[str, ...]
         outcome = Outcome.PASS
     full = {each.value: counts[each.value] for each in Outcome}
     first = str(failures[0]) if failures else ""
-    return Verdict(total, full, outcome, whole_model, first, notes)
+    return Verdict(total, full, outcome, whole_model, first)
 
 
 def open_to_doubt(verdict: Verdict) -> Verdict:

@@ -38,7 +38,8 @@ class Placed:
 class Backend(ABC):
     """One kind of machine, opened for one run.
 
-    ``warnings`` collects what a library said when it changed the layout or the numerics.
+    ``warnings`` collects what a library said when it changed the layout or the numerics;
+    ``unused`` are keys of a command that change nothing here.
     """
 
     name: str = ""
@@ -46,6 +47,7 @@ class Backend(ABC):
     attn_implementation: str = "sdpa"
     experts_implementation: str | None = None
     warnings: list[str] = field(default_factory=list)
+    unused: tuple[str, ...] = ()
 
     @abstractmethod
     def open(self) -> None:

@@ -5,11 +5,11 @@ Nothing heavy is imported until `build`; the rooms behind it are in ``_gpu``.
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from layerparity.backends import _nvidia
 from layerparity.backends.base import Affinity
 
 if TYPE_CHECKING:
@@ -26,15 +26,11 @@ class Settings:
 
 
 def affinity() -> Affinity:
-    """Return how well this backend fits; torch is imported only where there is a GPU driver."""
-    if "torch" in sys.modules or _has_driver():
-        import torch
-
-        count = torch.cuda.device_count()
-        if count:
-            name = torch.cuda.get_device_name(0)
-            return Affinity(2, "cuda", f"{count} GPU{'s' if count > 1 else ''}: {name}")
-    return Affinity(1, "cpu", "no GPU here: device_map=cpu runs on the CPU")
+    """Return how well this backend fits; torch is asked only where it is imported already."""
+    names = _names_by_torch() if "torch" in sys.modules else _nvidia.gpu_names()
+    if not names:
+        return Affinity(1, "cpu", "no GPU here: device_map=cpu runs on the CPU")
+    return Affinity(2, "cuda", f"{len(names)} GPU{'s' if len(names) > 1 else ''}: {names[0]}")
 
 
 def build(settings: Settings, config: Config) -> GpuBackend:
@@ -48,9 +44,7 @@ def build(settings: Settings, config: Config) -> GpuBackend:
     return from_config(settings, config)
 
 
-def _has_driver() -> bool:
-    try:
-        ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-    except OSError:
-        return False
-    return True
+def _names_by_torch() -> list[str]:
+    import torch
+
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]

@@ -61,5 +61,5 @@ def newest_pair(
 
 
 def _name(runs: RunSet) -> str:
-    first = f"{runs[0].name} ({runs[0].id[:8]})"
+    first = f"{runs[0].name} ({runs[0].id[:8] or runs[0].folder})"
     return first if len(runs) == 1 else f"{first} and {len(runs) - 1} more"

@@ -6,12 +6,32 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from layerparity.compare.findings import Coverage, WeightFinding
 from layerparity.verdict import Outcome, Row, Verdict
 
 
 @dataclass(frozen=True)
+class Made:
+    """How one run of a side was made.
+
+    ``named`` is its id, or its folder. ``settings`` are the keys of a command line that differ from
+    the defaults. ``names`` is a dump's name map, where it is not in the dump's folder.
+    """
+
+    named: str
+    proved: bool
+    stages: tuple[str, ...]
+    settings: dict[str, Any]
+    names: str = ""
+
+
+@dataclass(frozen=True)
 class Side:
-    """One of the two runs: where to find it and what it really ran on."""
+    """One of the two runs: where to find it, how it was made and what it really ran on.
+
+    ``named`` names all of it on a command line: a run's id, the id of the sweep or a folder; it is
+    empty where nothing does. ``made`` holds its runs, oldest first.
+    """
 
     run: str
     name: str
@@ -23,6 +43,8 @@ class Side:
     model: str = ""
     scope: str = ""
     feed: str = ""
+    named: str = ""
+    made: tuple[Made, ...] = ()
 
 
 @dataclass
@@ -31,6 +53,10 @@ class Comparison:
 
     ``token_errors`` holds, for each floating site by its text, the relative L2 error of every real
     (unpadded) token in batch-major order: ``||candidate - golden|| / ||golden||`` per token.
+    ``settings`` are the keys of the compare command that differ from the defaults, its two sides
+    left out. ``profiles`` holds, for each failed site, what its groups (heads, channels, experts,
+    positions) deviate by. ``weights`` are the findings on the weights that both graphs really used;
+    ``coverage`` says what of the model was never exercised.
     """
 
     golden: Side
@@ -41,6 +67,10 @@ class Comparison:
     verdict: Verdict
     token_errors: dict[str, list[float]] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    weights: list[WeightFinding] = field(default_factory=list)
+    coverage: Coverage = field(default_factory=Coverage)
+    profiles: dict[str, dict[str, list[float]]] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Return the comparison as JSON text that `from_json` reads back."""
@@ -53,6 +83,10 @@ class Comparison:
             "verdict": {**asdict(self.verdict), "outcome": self.verdict.outcome.value},
             "token_errors": self.token_errors,
             "warnings": self.warnings,
+            "settings": self.settings,
+            "weights": [asdict(each) for each in self.weights],
+            "coverage": asdict(self.coverage),
+            "profiles": self.profiles,
         }
         return json.dumps(raw, indent=1)
 
@@ -61,14 +95,23 @@ class Comparison:
         """Read what `to_json` wrote."""
         raw: dict[str, Any] = json.loads(text)
         verdict = raw["verdict"]
-        verdict.update(outcome=Outcome(verdict["outcome"]), notes=tuple(verdict["notes"]))
+        verdict.update(outcome=Outcome(verdict["outcome"]))
         return cls(
-            golden=Side(**raw["golden"]),
-            candidate=Side(**raw["candidate"]),
+            golden=_side(raw["golden"]),
+            candidate=_side(raw["candidate"]),
             tolerance=raw["tolerance"],
             limits=raw["limits"],
             rows=[Row.from_dict(row) for row in raw["rows"]],
             verdict=Verdict(**verdict),
             token_errors=raw["token_errors"],
             warnings=raw["warnings"],
+            settings=raw["settings"],
+            weights=[WeightFinding(**each) for each in raw.get("weights", [])],
+            coverage=Coverage.from_dict(raw["coverage"]) if "coverage" in raw else Coverage(),
+            profiles=raw.get("profiles", {}),
         )
+
+
+def _side(raw: dict[str, Any]) -> Side:
+    made = tuple(Made(**{**each, "stages": tuple(each["stages"])}) for each in raw["made"])
+    return Side(**{**raw, "made": made})

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from layerparity.compare.stored import inside, read_tensor, tensor_names
 from layerparity.errors import UserError
+from layerparity.files import inside
+from layerparity.tensor_files import read_tensor, tensor_names
 
 if TYPE_CHECKING:
     import torch
 
 _SUFFIXES = (".npy", ".safetensors")
+_CURE = "dump it again"
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Dumped:
 
     def read(self) -> torch.Tensor:
         """Return the tensor, mapped from its file. Raises UserError where it cannot be read."""
-        return read_tensor(self.path, self.key) if self.key else _read_npy(self.path)
+        return read_tensor(self.path, self.key, _CURE) if self.key else _read_npy(self.path)
 
 
 def find(folder: Path) -> list[Dumped]:
@@ -52,7 +54,7 @@ def _in_file(folder: Path, path: Path) -> list[Dumped]:
     stem = relative.with_suffix("").as_posix()
     if path.suffix == ".npy":
         return [Dumped(path, "", (stem,))]
-    keys = tensor_names(path)
+    keys = tensor_names(path, _CURE)
     alone = (stem,) if len(keys) == 1 else ()
     return [Dumped(path, key, (f"{stem}/{key}", *alone)) for key in keys]
 

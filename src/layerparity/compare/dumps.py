@@ -48,7 +48,7 @@ def open_dump(run: RunLike) -> DumpSource:
     where it, or a tensor it names, cannot be used.
     """
     folder = Path(run.folder)
-    path = find_map(folder, getattr(run, "names", None))
+    path = find_map(folder, run.names)
     tensors = find(folder)
     source = DumpSource(run, match(read_map(path), tensors, path))
     used = {id(tensor) for tensor in source._tensors.values()}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from layerparity.compare.align import Pair
+from layerparity.compare.calibrate import Calibration
 from layerparity.compare.rows import by_token, chunks, has_tokens, real_tokens
 from layerparity.compare.sides import Found, Union
 from layerparity.errors import UserError
@@ -23,21 +24,27 @@ NOTHING = "no element to compare"
 
 @dataclass
 class Measured:
-    """A site's metrics by name, relative L2 error of each real token, and why there are none."""
+    """A site's metrics by name, relative L2 error of each real token, and why there are none.
+
+    ``profiles`` are the calibrated metrics by group; ``lacking`` says why there are none of them.
+    """
 
     metrics: dict[str, float] = field(default_factory=dict)
     token_errors: list[float] = field(default_factory=list)
     nothing: str = ""
+    profiles: dict[str, list[float]] = field(default_factory=dict)
+    lacking: str = ""
 
 
-def measure(pair: Pair, golden: Union, candidate: Union) -> Measured:
+def measure(pair: Pair, golden: Union, candidate: Union, calibration: Calibration) -> Measured:
     """Return a pair's metrics over its real tokens; tensors are read, checked and let go.
 
     Routing weights are compared at the tokens whose expert sets agree. Raises UserError where the
     golden holds NaN or Inf, or a tensor is damaged.
     """
-    left, right = _load(pair.golden), _load(pair.candidate)
+    left, right = _load_both(pair)
     axes, mask = pair.golden.record.axes, _mask(pair)
+    real = mask
     routed = pair.site.end == WEIGHTS and pair.kind is Kind.REAL
     if routed:
         mask = _agreeing(pair.site, golden, candidate, mask)
@@ -46,14 +53,20 @@ def measure(pair: Pair, golden: Union, candidate: Union) -> Measured:
     stream, errors, broken = Stream(pair.kind), [], 0
     for chunk in chunks(left, right, axes, mask):
         stream.feed(chunk)
-        broken += _nonfinite(chunk) if pair.kind in FLOATING else 0
+        broken += chunk.numbers.golden_nonfinite if pair.kind in FLOATING else 0
         if has_tokens(axes) and left.is_floating_point() and not routed:
             errors += token_errors(chunk)
     if broken:
         raise UserError(_unbelievable(pair, broken))
     if not stream.elements:
         return Measured(nothing=NONE_AGREES if routed else NOTHING)
-    return Measured(stream.results(), errors)
+    metrics = stream.results()
+    if metrics.get("nonfinite_disagreement"):
+        return Measured(metrics, errors)
+    calibrated = calibration.of(pair, left, right, real)
+    return Measured(
+        metrics | calibrated.metrics, errors, "", calibrated.profiles, calibrated.lacking
+    )
 
 
 def token_errors(chunk: Chunk) -> list[float]:
@@ -61,28 +74,30 @@ def token_errors(chunk: Chunk) -> list[float]:
 
     0 where both rows are zero; Inf where only the golden's is, or a value is not finite.
     """
-    rows = chunk.golden.shape[0]
-    if chunk.finite is None:
-        diff, golden = chunk.diff.view(rows, -1), chunk.golden64.view(rows, -1)
-    else:
-        golden = chunk.golden.double().view(rows, -1)
-        diff = chunk.candidate.double().view(rows, -1) - golden
-    error = torch.linalg.vector_norm(diff, dim=1)
-    ratio = error / torch.linalg.vector_norm(golden, dim=1)
-    ratio[error == 0] = 0.0
-    return _short(ratio.nan_to_num(nan=math.inf, posinf=math.inf).tolist())
+    golden, error = np.sqrt(chunk.row_squares)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(error == 0, 0.0, error / golden)
+    return _short(ratio)
 
 
-def _short(values: Iterable[float]) -> list[float]:
+def _short(values: np.ndarray) -> list[float]:
     # A comparison holds one for every token of every site: six digits keep its file readable.
-    return [float(f"{value:.6g}") for value in values]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        digits = 5 - np.floor(np.log10(values))
+        # Powers of ten up to 10^22 are exact, and so the quotient is the decimal's nearest float.
+        scale = 10.0 ** np.clip(digits, 0, 22)
+        short = np.round(values * scale) / scale
+    for odd in np.flatnonzero((values != 0) & ~((digits >= 0) & (digits <= 22))):
+        short[odd] = float(f"{values[odd]:.6g}")
+    return short.tolist()
 
 
-def _nonfinite(chunk: Chunk) -> int:
-    """Count the golden's values that are NaN or Inf."""
-    if chunk.finite is None:
-        return 0
-    return int(torch.count_nonzero(~torch.isfinite(chunk.golden)))
+def _load_both(pair: Pair) -> tuple[torch.Tensor, torch.Tensor]:
+    """Load both sides at once: a hash keeps one core busy, and lets go of the interpreter."""
+    with ThreadPoolExecutor(1) as other:
+        right = other.submit(_load, pair.candidate)
+        left = _load(pair.golden)
+        return left, right.result()
 
 
 def _load(found: Found) -> torch.Tensor:

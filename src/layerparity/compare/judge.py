@@ -7,8 +7,15 @@ from layerparity.site import Kind
 from layerparity.verdict import Outcome
 
 
-def judge(kind: Kind, metrics: dict[str, float], tolerance: Tolerance) -> tuple[Outcome, str]:
+NO_REFERENCE = "nothing says how large its rounding may be"
+
+
+def judge(
+    kind: Kind, metrics: dict[str, float], tolerance: Tolerance, lacking: str = ""
+) -> tuple[Outcome, str]:
     """Return how a site ends and why, given its metrics by name.
+
+    ``lacking`` says why a tolerance may lack what it judges by: then the site is inconclusive.
 
     Exact sites and masks are judged by equality, NaN and Inf by agreement, whatever the tolerance.
     """
@@ -17,6 +24,8 @@ def judge(kind: Kind, metrics: dict[str, float], tolerance: Tolerance) -> tuple[
     else:
         disagreeing = metrics.get("nonfinite_disagreement", 0.0)
         broken = _apart(disagreeing, "are NaN or Inf on one side only")
+        if not broken and tolerance.lacks(kind, metrics):
+            return Outcome.INCONCLUSIVE, lacking or NO_REFERENCE
         broken = broken or tolerance.broken(kind, metrics)
     return (Outcome.FAIL, "; ".join(broken)) if broken else (Outcome.PASS, "")
 

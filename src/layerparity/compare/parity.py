@@ -6,15 +6,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from layerparity.compare.align import Pair, Plan, plan
+from layerparity.compare.calibrate import Calibration
 from layerparity.compare.comparison import Comparison
 from layerparity.compare.coverage import doubt_block_outputs, whole_model
 from layerparity.compare.dumps import open_dump
 from layerparity.compare.evaluate import Measured, measure
-from layerparity.compare.fingerprints import refuse_strangers, refuse_unfinished
+from layerparity.compare.exercised import with_coverage
+from layerparity.compare.fingerprints import (
+    refuse_strangers,
+    refuse_unfinished,
+    same_experiment,
+)
 from layerparity.compare.judge import judge
 from layerparity.compare.sides import Union
 from layerparity.compare.stored import RunLike, RunSource, Source
 from layerparity.compare.tolerances.base import Tolerance
+from layerparity.compare.weights import with_weights
 from layerparity.errors import UserError
 from layerparity.manifest import FILE_NAME
 from layerparity.site import Kind
@@ -40,7 +47,7 @@ def compare_runs(
     planned = plan(left, right)
     comparison = _evaluate(planned, left, right, tolerance, progress)
     comparison.warnings[:0] = [*_warnings(left, right), *_narrow(tolerance, left, right)]
-    return comparison
+    return with_coverage(with_weights(comparison, left, right), left, right)
 
 
 def open_side(role: str, runs: Sequence[RunLike]) -> Union:
@@ -61,12 +68,16 @@ def _open(run: RunLike) -> Source:
 def _evaluate(
     planned: Plan, left: Union, right: Union, tolerance: Tolerance, progress: Progress | None
 ) -> Comparison:
-    rows, token_errors = list(planned.settled), {}
+    rows, token_errors, profiles = list(planned.settled), {}, {}
+    calibration = Calibration(left, right)
     for done, pair in enumerate(planned.pairs):
         if progress:
             progress(done, len(planned.pairs), str(pair.site))
-        measured = measure(pair, left, right)
-        rows.append(_row(pair, measured, tolerance))
+        measured = measure(pair, left, right, calibration)
+        row = _row(pair, measured, tolerance)
+        rows.append(row)
+        if row.outcome is Outcome.FAIL and measured.profiles:
+            profiles[str(pair.site)] = measured.profiles
         if measured.token_errors:
             token_errors[str(pair.site)] = measured.token_errors
     if progress:
@@ -81,13 +92,14 @@ def _evaluate(
         rows=rows,
         verdict=sum_up(rows, planned.total, whole_model(rows, layers)),
         token_errors=token_errors,
+        profiles=profiles,
     )
 
 
 def _row(pair: Pair, measured: Measured, tolerance: Tolerance) -> Row:
     if measured.nothing:
         return Row(pair.site, pair.kind, Outcome.INCONCLUSIVE, measured.nothing)
-    outcome, reason = judge(pair.kind, measured.metrics, tolerance)
+    outcome, reason = judge(pair.kind, measured.metrics, tolerance, measured.lacking)
     if pair.kind is Kind.EXACT and outcome is Outcome.FAIL:
         reason = f"an exact site: {reason}"
     return Row(pair.site, pair.kind, outcome, reason, measured.metrics)
@@ -103,7 +115,7 @@ def _narrow(tolerance: Tolerance, left: Union, right: Union) -> list[str]:
 
 
 def _warnings(left: Union, right: Union) -> list[str]:
-    found = [*left.warnings, *right.warnings]
+    found = [*left.warnings, *right.warnings, *same_experiment(left, right)]
     for role, side in (("golden", left), ("candidate", right)):
         if not side.proved:
             found.append(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from layerparity.compare.comparison import Side
-from layerparity.compare.stored import Source
-from layerparity.manifest import Manifest, Record
+from layerparity.again import settings_of
+from layerparity.compare.comparison import Made, Side
+from layerparity.compare.stored import Source, reference
+from layerparity.manifest import Manifest, Record, scope_text
 from layerparity.site import Site
 
 
@@ -51,31 +52,29 @@ class Union:
         """Whether every source has fingerprints."""
         return all(source.proved for source in self.sources)
 
-    def hash_at(self, site: Site, first: Source) -> str | None:
-        """Return the hash of a site's values: by ``first`` if it has one, else by the newest."""
-        order = [first, *reversed(self.sources)]
-        return next((held for each in order if (held := each.manifest.hash_at(site))), None)
-
-    def running(self, stage: str, first: Source) -> Source:
-        """Return ``first`` if it knows of a stage's weights, else the newest run that does."""
-        order = [first, *reversed(self.sources)]
-        known = (each for each in order if stage in each.manifest.weights)
-        return next(known, first)
-
     def skipped(self) -> dict[str, str]:
         """Return why sites, by their text, were captured by no run."""
         reasons = {site: why for each in self.manifests for site, why in each.skipped.items()}
         held = {str(site) for site in self.records}
         return {site: why for site, why in reasons.items() if site not in held}
 
+    def _named(self) -> str:
+        """Return what names the side on a command line: a run, or the sweep of several."""
+        runs = [source.run for source in self.sources]
+        sweeps = {run.parent for run in runs}
+        (sweep,) = sweeps if len(sweeps) == 1 else ("",)
+        return reference(runs[0]) if len(runs) == 1 else sweep or ""
+
     def describe(self) -> Side:
         """Return what a report says of the side."""
         runs = [source.run for source in self.sources]
-        scopes = [_scope(manifest.scope) for manifest in self.manifests]
+        scopes = [scope_text(manifest.scope) for manifest in self.manifests]
         return Side(
-            run=",".join(run.id for run in runs),
+            run=",".join(reference(run) for run in runs),
             name=runs[0].name if len(runs) == 1 else f"{runs[0].name} and {len(runs) - 1} more",
             url=runs[0].url,
+            named=self._named(),
+            made=tuple(_made(source) for source in self.sources),
             model=_distinct([manifest.model.name for manifest in self.manifests]),
             scope=scopes[0] if len(scopes) == 1 else f"{scopes[0]} ... {scopes[-1]}",
             **{
@@ -85,14 +84,10 @@ class Union:
         )
 
 
-def _scope(scope: Mapping[str, object]) -> str:
-    """Return a scope as a user would say it: full, range 0..3, single 4 moe."""
-    kind, start, end = scope.get("kind", ""), scope.get("start"), scope.get("end")
-    if kind == "range":
-        return f"range {start}..{end}"
-    if kind == "full" or start is None:
-        return " ".join(str(each) for each in (kind, scope.get("component")) if each)
-    return " ".join(str(each) for each in (kind, start, scope.get("component") or "")).strip()
+def _made(source: Source) -> Made:
+    names = str(source.run.names or "")
+    stages = tuple(source.manifest.stages)
+    return Made(reference(source.run), source.proved, stages, settings_of(source.config), names)
 
 
 def _distinct(values: list[str]) -> str:

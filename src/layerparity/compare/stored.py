@@ -4,32 +4,30 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from layerparity.errors import UserError
-from layerparity.files import tensor_sha256
-from layerparity.manifest import INPUTS_FILE, Manifest, Record
+from layerparity.files import inside, tensor_sha256
+from layerparity.manifest import EFFECTIVE_FILE, INPUTS_FILE, Manifest, Record, WeightPrint
+from layerparity.tensor_files import read_tensor, tensor_names
 
 if TYPE_CHECKING:
     import torch
-    from safetensors import safe_open
 
-FINISHED = "FINISHED"
+CONFIG_FILE = "config.yaml"
 MASK = "attention_mask"
 WEIGHTS_FILE = "weights.json"
 
 
 class RunLike(Protocol):
-    """What comparing needs to know of a run: `StoredRun`, or what tracking hands over."""
+    """What comparing needs to know of a run: tracking's `StoredRun` is one."""
 
     @property
     def id(self) -> str:
-        """The run's id."""
+        """The run's id; empty for a bare folder."""
 
     @property
     def name(self) -> str:
@@ -45,26 +43,28 @@ class RunLike(Protocol):
 
     @property
     def status(self) -> str:
-        """FINISHED, or anything else: such a run is refused."""
+        """How the run ended, in a word for messages."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end: any other is refused."""
+
+    @property
+    def parent(self) -> str | None:
+        """The id of the sweep that the run was found as a part of."""
+
+    @property
+    def tags(self) -> Mapping[str, str]:
+        """What tracking knows of the run."""
+
+    @property
+    def names(self) -> Path | None:
+        """A dump's name map, where it is not in the dump's folder."""
 
 
-@dataclass(frozen=True)
-class StoredRun:
-    """A run in a folder. ``names`` is a dump's name map, where it is not in the dump's folder."""
-
-    id: str
-    name: str
-    folder: Path
-    url: str = ""
-    status: str = FINISHED
-    names: Path | None = None
-
-
-def stored_at(folder: Path, names: Path | None = None) -> StoredRun:
-    """Return the run, or dump, that a folder holds. Raises UserError where there is no folder."""
-    if not folder.is_dir():
-        raise UserError(f"There is no folder {folder}: give a run's id, name or exported folder.")
-    return StoredRun(str(folder), folder.resolve().name, folder, names=names)
+def reference(run: RunLike) -> str:
+    """Return what names a run on a command line: its id, or its folder."""
+    return run.id or str(run.folder)
 
 
 class Source(ABC):
@@ -95,6 +95,24 @@ class Source(ABC):
         """
         return {}
 
+    @cached_property
+    def effective(self) -> dict[str, dict[str, WeightPrint]]:
+        """Return the prints of the weights that each stage's graph held, by stored name, by stage.
+
+        Empty where the run does not say.
+        """
+        return {}
+
+    @cached_property
+    def used(self) -> dict[str, dict[str, str]]:
+        """Return the digests of the checkpoint's tensors that each stage used, by stage."""
+        return {}
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """Return the configuration that the run was made with; empty where it is not kept."""
+        return {}
+
 
 class RunSource(Source):
     """A finished run's folder. Raises UserError where its manifest is missing or damaged."""
@@ -119,17 +137,42 @@ class RunSource(Source):
     def tensors_used(self, stage: str) -> dict[str, str]:
         """Return what weights.json lists for the stage, for what holds it and what it holds."""
         found: dict[str, str] = {}
-        for name, used in self._used.items():
+        for name, used in self.used.items():
             if f"{name}.".startswith(f"{stage}.") or f"{stage}.".startswith(f"{name}."):
                 found.update(used)
         return found
 
     @cached_property
-    def _used(self) -> dict[str, dict[str, str]]:
+    def effective(self) -> dict[str, dict[str, WeightPrint]]:
+        """Return what effective_weights.json holds. Raises UserError where it is damaged."""
+        path = Path(self.run.folder) / EFFECTIVE_FILE
+        try:
+            raw = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+            return {
+                stage: {name: WeightPrint.from_dict(each) for name, each in held.items()}
+                for stage, held in raw.items()
+            }
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise UserError(f"{path} is damaged ({error}): make the run again.") from error
+
+    @cached_property
+    def used(self) -> dict[str, dict[str, str]]:
+        """Return what weights.json holds. Raises UserError where it is damaged."""
         path = Path(self.run.folder) / WEIGHTS_FILE
         try:
             return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         except ValueError as error:
+            raise UserError(f"{path} is damaged ({error}): make the run again.") from error
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """Return what config.yaml holds. Raises UserError where it is damaged."""
+        import yaml
+
+        path = Path(self.run.folder) / CONFIG_FILE
+        try:
+            return yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        except (ValueError, yaml.YAMLError) as error:
             raise UserError(f"{path} is damaged ({error}): make the run again.") from error
 
     @cached_property
@@ -139,36 +182,3 @@ class RunSource(Source):
         if not path.is_file() or MASK not in tensor_names(path):
             return None
         return read_tensor(path, MASK).bool()
-
-
-def inside(folder: Path, name: str) -> Path:
-    """Return the path of a file that a manifest names. Raises UserError outside its folder."""
-    path = folder / name
-    if not path.resolve().is_relative_to(folder.resolve()):
-        raise UserError(f"The manifest in {folder} names a file outside its folder: {name}.")
-    return path
-
-
-def read_tensor(path: Path, key: str) -> torch.Tensor:
-    """Return one tensor of a safetensors file. Raises UserError where file or tensor is missing."""
-    with _opened(path) as file:
-        if key not in file.keys():  # noqa: SIM118 - the handle is no mapping
-            raise UserError(f"{path} holds no tensor '{key}': it is damaged; make the run again.")
-        return file.get_tensor(key)
-
-
-def tensor_names(path: Path) -> list[str]:
-    """Return the names of a safetensors file's tensors. Raises UserError where it is damaged."""
-    with _opened(path) as file:
-        return list(file.keys())
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[safe_open]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            yield file
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{path} is missing or damaged ({error}).") from error

@@ -26,8 +26,8 @@ def prepare(settings: Settings, request: Request) -> Inputs:
     explicit = asked.text is not None or asked.file is not None or bool(asked.texts)
     if not explicit and (_is_candidate(request) or not request.from_tokens):
         found = request.golden(request.config.golden)
-        if found is not None:
-            return golden.prepare(golden.Settings(run=found.id), request)
+        if found:
+            return golden.from_runs(found, request)
     if request.from_tokens:
         return prompt.prepare(prompt.Settings(), request)
     raise UserError(

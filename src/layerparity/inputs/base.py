@@ -5,7 +5,7 @@ A source's file holds ``Settings`` (for conf/inputs) and ``prepare(settings, req
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 class Request:
     """What a source needs to know: the command, the model's folder and limits, the runs there are.
 
-    ``first_stage`` is where the scope begins; ``golden`` finds a golden run's artifact folder, or
-    None, and ``site_of`` names the site a stage takes its values from.
+    ``stages`` are the scope's, in order; ``site_of`` names the site a stage takes its values from;
+    ``golden`` finds the stored golden runs that a name means, or the newest that fit for None: one
+    run, the finished children of a sweep, or none.
     """
 
     config: Config
@@ -33,7 +34,7 @@ class Request:
     model: dict[str, Any]
     stages: tuple[str, ...]
     site_of: Callable[[str], Site]
-    golden: Callable[[str | None], Any]
+    golden: Callable[[str | None], Sequence[Any]]
 
     @property
     def max_tokens(self) -> int:
@@ -53,7 +54,8 @@ class Inputs:
     ``attention_mask`` and ``position_ids`` are int64 [batch, token]; a mask of 0 marks padding.
     ``origin`` identifies fed values that token ids do not: a golden's fingerprint, or a seed.
     ``token_ids`` is int64 [batch, token], or None where hidden states are fed. ``given`` holds the
-    values stages are fed from outside, by site: ids, or floating [batch, token, channel].
+    values stages are fed from outside, by site: ids, or floating [batch, token, channel]. ``runs``
+    are the ids (or folders) of the runs that recorded them.
     """
 
     source: str
@@ -65,6 +67,7 @@ class Inputs:
     synthetic: bool = False
     chosen: str = ""
     origin: str = ""
+    runs: tuple[str, ...] = ()
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return what the run keeps of its inputs."""

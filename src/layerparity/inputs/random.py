@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+from layerparity.errors import UserError
 from layerparity.inputs.base import Inputs, Request, positions
 
 
@@ -21,10 +23,11 @@ def prepare(settings: Settings, request: Request) -> Inputs:
     """Return normal hidden states [batch, seq_len, hidden] for the first stage.
 
     At the embedding, uniform token ids. The CPU generator makes them, so a seed means the same
-    values on every machine.
+    values on every machine. Raises UserError for numbers that make no batch.
     """
     import torch
 
+    _check(settings)
     length = request.config.seq_len or 32
     generator = torch.Generator().manual_seed(settings.seed)
     mask = torch.ones((settings.batch, length), dtype=torch.int64)
@@ -39,3 +42,12 @@ def prepare(settings: Settings, request: Request) -> Inputs:
         inputs.given = {site: torch.randn(shape, generator=generator) * settings.scale}
     inputs.chosen = f"random, seed {settings.seed}, synthetic"
     return inputs
+
+
+def _check(settings: Settings) -> None:
+    if settings.batch < 1:
+        raise UserError(f"inputs.batch={settings.batch}: give 1 or more.")
+    if not (math.isfinite(settings.scale) and settings.scale > 0):
+        raise UserError(f"inputs.scale={settings.scale}: give a number above 0.")
+    if not 0 <= settings.seed < 2**63:
+        raise UserError(f"inputs.seed={settings.seed}: give 0 to {2**63 - 1}.")

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerparity import __version__, console
+from layerparity import __version__, console, ports
 from layerparity.config import Config, RunKind
 from layerparity.errors import UserError
 from layerparity.files import sha256_text, whole_file, write_text
-from layerparity.inputs import golden as golden_inputs
-from layerparity.manifest import FILE_NAME, INPUTS_FILE, PROMPTS_FILE, Manifest, ModelPrint, Record
+from layerparity.jobs._effective import effective_text, layers_of
+from layerparity.manifest import (
+    EFFECTIVE_FILE,
+    FILE_NAME,
+    INPUTS_FILE,
+    PROMPTS_FILE,
+    Manifest,
+    ModelPrint,
+    Record,
+)
 from layerparity.revision import git_commit
+from layerparity.sweep import part
 
 if TYPE_CHECKING:
     from layerparity.execute import Outcome
@@ -50,24 +61,28 @@ def numerics(prepared: Prepared) -> dict[str, str]:
 
 
 def fingerprint(prepared: Prepared) -> str:
-    """Return the hash of everything that determines a run's numbers."""
+    """Return the hash of everything that determines a run's numbers.
+
+    Of the checkpoint's files, size and times stand for their bytes.
+    """
     files = sorted({stored.file for stored in prepared.checkpoint.tensors.values()})
     return sha256_text(
         json.dumps(
             {
                 "version": __version__,
                 "model": asdict(model_print(prepared)),
-                "files": [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files],
+                "files": [_stamp(file) for file in files],
                 "inputs": prepared.inputs.hashes(),
                 "given": sorted(str(site) for site in prepared.inputs.given),
                 "origin": prepared.inputs.origin,
                 "stages": prepared.scope.stages,
                 "kind": prepared.config.kind.value,
                 "dtype": prepared.config.dtype.value,
-                "port": prepared.config.port.name,
+                "port": ports.identity(prepared.config.port),
                 "device": prepared.backend.device_label,
                 "feed": prepared.config.feed.value,
                 "numerics": numerics(prepared),
+                "reference": _references(prepared.config),
                 "threads": prepared.config.threads,
                 "git_commit": git_commit(),
                 "versions": versions(),
@@ -75,6 +90,20 @@ def fingerprint(prepared: Prepared) -> str:
             sort_keys=True,
         )
     )
+
+
+def _stamp(file: Path) -> tuple[str, int, int, int]:
+    """Return name, size and both times: the second one changes even where the first is set back."""
+    state = file.stat()
+    return file.name, state.st_size, state.st_mtime_ns, state.st_ctime_ns
+
+
+def _references(config: Config) -> dict[str, Any]:
+    """Return what a golden computes beside itself; a candidate computes nothing."""
+    if config.kind is not RunKind.golden:
+        return {}
+    made = asdict(config.reference)
+    return made | {"dtypes": [dtype.value for dtype in config.reference.dtypes]}
 
 
 def versions() -> dict[str, str]:
@@ -86,38 +115,6 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
-
-
-def golden_for(store: Any, reference: str | None, checkpoint: Any, request: Any) -> Any:
-    """Return the golden run asked for, or the newest that holds the scope's inputs, or None.
-
-    A golden in the run's own dtype is preferred to a newer one in another.
-    """
-    if reference is not None and reference != "latest":
-        found = store.find(reference, kind=RunKind.golden.value)
-        return found[0] if found else None
-    fitting = (
-        run
-        for run in store.runs(kind=RunKind.golden.value, limit=50)
-        if run.finished and _feeds(run, checkpoint, request)
-    )
-    other = None
-    for run in fitting:
-        if run.tags.get("dtype") == request.config.dtype.value:
-            return run
-        other = other or run
-    return other
-
-
-def _feeds(run: Any, checkpoint: Any, request: Any) -> bool:
-    """Say whether a run is of this architecture and recorded what the scope is fed."""
-    try:
-        made = Manifest.read(run.file(FILE_NAME).parent)
-    except UserError as error:
-        console.say(f"note: golden run {run.name} is passed over: {error}")
-        return False
-    same = made.model.config_sha256 == checkpoint.config_sha256
-    return same and golden_inputs.covers(made, request)
 
 
 def run_name(prepared: Prepared) -> str:
@@ -138,9 +135,11 @@ def tags(prepared: Prepared, mark: str) -> dict[str, str]:
         "model_type": str(prepared.checkpoint.config.get("model_type")),
         "config_sha256": prepared.checkpoint.config_sha256,
         "dtype": config.dtype.value,
-        "port": config.port.name,
+        "port": ports.label(config.port),
         "feed": config.feed.value,
         "inputs": prepared.inputs.source,
+        **({"inputs_from": " ".join(prepared.inputs.runs)} if prepared.inputs.runs else {}),
+        **({"part": part()} if part() else {}),
         "fingerprint": mark,
         "git_commit": git_commit(),
         "synthetic": str(prepared.inputs.synthetic).lower(),
@@ -166,7 +165,7 @@ def manifest(prepared: Prepared, outcome: Outcome, records: list[Record], mark: 
         kind=config.kind.value,
         backend=prepared.backend.name,
         device=prepared.backend.device_label,
-        port=config.port.name,
+        port=ports.label(config.port),
         dtype=config.dtype.value,
         scope=prepared.scope.to_dict(),
         feed=config.feed.value,
@@ -179,32 +178,54 @@ def manifest(prepared: Prepared, outcome: Outcome, records: list[Record], mark: 
         numerics=numerics(prepared),
         records=records,
         skipped=outcome.skipped,
+        **layers_of(prepared.checkpoint),
+        reference=outcome.reference,
     )
 
 
 def finish(
     prepared: Prepared, active: Any, made: Manifest, outcome: Outcome, seconds: float
 ) -> None:
-    """Write everything that describes the run; the manifest last, which makes it whole."""
+    """Write everything that describes the run; the manifest last, which makes it whole.
+
+    Raises UserError where the disk refuses.
+    """
+    with _written(active.folder):
+        describe(prepared, active.folder, outcome)
+    active.log_metrics(_metrics(made, outcome, seconds))
+    active.set_tags({f"fact.{name}": value for name, value in prepared.backend.facts().items()})
+    with _written(active.folder):
+        write_text(active.folder / FILE_NAME, made.to_json())
+    _closing_table(made, outcome, seconds)
+
+
+def describe(prepared: Prepared, folder: Path, outcome: Outcome) -> None:
+    """Write what describes a run beside its tensors, the manifest apart."""
     from omegaconf import OmegaConf
     from safetensors.torch import save_file
 
-    folder = active.folder
-    with whole_file(folder / INPUTS_FILE) as part:
-        save_file({n: t.contiguous() for n, t in prepared.inputs.tensors().items()}, part)
+    with whole_file(folder / INPUTS_FILE) as part_file:
+        save_file({n: t.contiguous() for n, t in prepared.inputs.tensors().items()}, part_file)
     if prepared.inputs.texts:
         write_text(folder / PROMPTS_FILE, json.dumps(prepared.inputs.texts, ensure_ascii=False))
     write_text(folder / "weights.json", json.dumps(outcome.tensors_used, indent=1))
+    write_text(folder / EFFECTIVE_FILE, effective_text(prepared.checkpoint, outcome.effective))
     write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(params(prepared.config))))
     if outcome.new_tokens is not None:
-        _texts(prepared, active, outcome.new_tokens)
+        _texts(prepared, folder, outcome.new_tokens)
     warn = prepared.backend.warnings
     if warn:
         write_text(folder / "warnings.txt", "\n".join(warn) + "\n")
-    active.log_metrics(_metrics(made, outcome, seconds))
-    active.set_tags({f"fact.{name}": value for name, value in prepared.backend.facts().items()})
-    _closing_table(made, outcome, seconds)
-    write_text(folder / FILE_NAME, made.to_json())
+
+
+@contextmanager
+def _written(folder: Path) -> Iterator[None]:
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{folder} cannot be written ({error}): free some disk space.") from error
 
 
 def _metrics(made: Manifest, outcome: Outcome, seconds: float) -> Iterator[tuple[str, float, int]]:
@@ -239,7 +260,7 @@ def _closing_table(made: Manifest, outcome: Outcome, seconds: float) -> None:
     console.table(f"{len(made.records)} sites in {seconds:.1f} s", columns, shown)
 
 
-def _texts(prepared: Prepared, active: Any, tokens: Any) -> None:
+def _texts(prepared: Prepared, folder: Path, tokens: Any) -> None:
     from layerparity.inputs.prompt import load_tokenizer
 
     try:
@@ -250,6 +271,6 @@ def _texts(prepared: Prepared, active: Any, tokens: Any) -> None:
     texts = [tokenizer.decode(row, skip_special_tokens=True) for row in tokens.tolist()]
     prompts = prepared.inputs.texts or [""] * len(texts)
     pairs = [{"prompt": p, "generated": t} for p, t in zip(prompts, texts, strict=False)]
-    write_text(active.folder / "generated.json", json.dumps(pairs, indent=1, ensure_ascii=False))
+    write_text(folder / "generated.json", json.dumps(pairs, indent=1, ensure_ascii=False))
     for pair in pairs:
         console.say(f"generated: {pair['prompt']}|{pair['generated']}")

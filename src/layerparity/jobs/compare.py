@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerparity import console
-from layerparity.config import Config, RunKind
+from layerparity.config import Config, RunKind, What
 from layerparity.errors import Exit, UserError
+from layerparity.jobs import _keep
+from layerparity.jobs._limits import with_limits
+from layerparity.jobs._weights import check_weights
 from layerparity.manifest import FILE_NAME
 from layerparity.site import Kind
 from layerparity.verdict import open_to_doubt
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 KIND = "comparison"
 LIMIT = 50
 MENTIONED = 3
+_REPEATED = ("tolerance", "tracking")
 # The charts label their axes with few decimals: small numbers are drawn as powers of ten, and
 # equality, which has none, at the foot.
 _POWERS = ("rel_l2", "max_abs_diff")
@@ -43,14 +47,18 @@ def run(config: Config) -> Exit:
     """Compare two runs, or two sets of runs; return the exit status of the verdict."""
     from layerparity.tracking.store import open_store
 
+    if config.what is What.weights:
+        return check_weights(config, KIND)
     store = open_store(config.tracking)
     golden, candidate = _sides(config, store)
     console.say(f"golden:    {_called(golden)}\ncandidate: {_called(candidate)}")
-    comparison = _compare(golden, candidate, config.tolerance)
+    tolerance = with_limits(config.tolerance, store, candidate)
+    comparison = _compare(golden, candidate, tolerance)
     for words in _unfinished(store, candidate):
         comparison.warnings.append(words)
         comparison.verdict = open_to_doubt(comparison.verdict)
-    _log(config, store, comparison, golden, candidate)
+    comparison.settings = settings_to_judge(config)
+    log(config, store, comparison, candidate)
     return comparison.verdict.exit
 
 
@@ -81,16 +89,14 @@ def _sides(config: Config, store: Store) -> tuple[Sequence[RunLike], Sequence[Ru
 def _named(
     store: Store, reference: str | None, kind: RunKind, names: str | None
 ) -> Sequence[RunLike] | None:
-    from layerparity.compare.stored import stored_at
-
     if reference is None:
         return None
-    folder = Path(reference).expanduser()
-    if folder.is_dir() and not (folder / FILE_NAME).is_file():
-        return [stored_at(folder, Path(names) if names else None)]
-    if names:
+    found = store.find(reference, kind=kind.value)
+    if not names:
+        return found
+    if found[0].id or (found[0].folder / FILE_NAME).is_file():
         raise UserError(f"job.{kind.value}_names is for a folder of dumps; {reference} is a run.")
-    return store.find(reference, kind=kind.value)
+    return [replace(found[0], names=Path(names).absolute())]
 
 
 def _kept(store: Store, kind: RunKind) -> list[Sequence[RunLike]]:
@@ -114,8 +120,7 @@ def _kept(store: Store, kind: RunKind) -> list[Sequence[RunLike]]:
 
 def _unfinished(store: Store, runs: Sequence[RunLike]) -> list[str]:
     """Return a line for each sweep among the runs that did not finish as a whole."""
-    # A folder or a dump has no parent; only a tracked run of a sweep has.
-    parents = {str(parent) for run in runs if (parent := getattr(run, "parent", None))}
+    parents = {run.parent for run in runs if run.parent}
     found = [store.get(parent) for parent in sorted(parents)]
     return [
         f"The sweep {each.name} ended as {each.status}: what did not finish was not compared."
@@ -131,13 +136,23 @@ def _compare(golden: Sequence[RunLike], candidate: Sequence[RunLike], tolerance:
         return compare_runs(golden, candidate, tolerance, progress=count)
 
 
-def _log(
+def settings_to_judge(config: Config) -> dict[str, Any]:
+    """Return what was set of how to judge, always the tolerance, and where runs are kept."""
+    from layerparity.again import settings_of
+
+    found = settings_of(_keep.params(config))
+    kept = {k: v for k, v in found.items() if k.partition(".")[0] in _REPEATED}
+    return {"tolerance": config.tolerance.name, **kept}
+
+
+def log(
     config: Config,
     store: Store,
     comparison: Comparison,
-    golden: Sequence[RunLike],
     candidate: Sequence[RunLike],
+    links: Mapping[str, str] | None = None,
 ) -> None:
+    """Keep a comparison as a run, with its report; ``links`` are tags that name other runs."""
     from layerparity.compare.report.html import render_html
     from layerparity.compare.report.markdown import render_markdown
     from layerparity.compare.report.table import closing_table, per_site_table
@@ -147,9 +162,10 @@ def _log(
         "verdict": verdict.outcome.value,
         "first_failure": verdict.first_failure,
         "whole_model": verdict.whole_model,
-        "golden": " ".join(run.id for run in golden),
-        "candidate": " ".join(run.id for run in candidate),
+        "golden": " ".join(comparison.golden.run.split(",")),
+        "candidate": " ".join(comparison.candidate.run.split(",")),
         "tolerance": comparison.tolerance,
+        **(links or {}),
     }
     name = config.name or f"compare-{comparison.candidate.name}"
     params = {"golden": comparison.golden.name, "candidate": comparison.candidate.name}
@@ -161,7 +177,7 @@ def _log(
         active.log_metrics(_metrics(comparison))
         active.set_tags({"mlflow.note.content": render_markdown(comparison)})
     for run in candidate:
-        kept = store.get(run.id)
+        kept = store.get(run.id) if run.id else None
         if kept is not None:
             store.tag(kept, {"verdict": verdict.outcome.value, "compared_in": active.id})
     console.show(closing_table(comparison))
@@ -192,5 +208,5 @@ def _power(value: float) -> float:
 
 
 def _called(runs: Sequence[RunLike]) -> str:
-    first = f"{runs[0].name} {runs[0].id[:8]}"
+    first = f"{runs[0].name} {runs[0].id[:8] or runs[0].folder}"
     return first if len(runs) == 1 else f"{first} and {len(runs) - 1} more of its sweep"

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerparity import console, registry
+from layerparity import console, ports, registry
 from layerparity.capture.recorder import Recorder
 from layerparity.capture.wanted import Wanted
 from layerparity.config import Config, FeedMode, RunKind
 from layerparity.errors import Exit, UserError
 from layerparity.inputs.base import Inputs, Request
-from layerparity.jobs import _keep
+from layerparity.jobs import _given, _goldens, _keep, _reuse
 from layerparity.manifest import Manifest
 from layerparity.models.families.base import Family, family_of
 from layerparity.models.resolve import open_checkpoint
@@ -23,17 +24,9 @@ from layerparity.sweep import PARENT_VARIABLE
 
 if TYPE_CHECKING:
     from layerparity.backends.base import Backend
+    from layerparity.execute import Outcome
     from layerparity.models.checkpoint import Checkpoint
-
-
-_BETWEEN_STAGES = (
-    "embedding_multiplier",
-    "logits_scaling",
-    "logit_scale",
-    "scale_emb",
-    "final_logit_softcapping",
-    "lm_head_multiplier",
-)
+    from layerparity.reference import References
 
 
 @dataclass
@@ -59,6 +52,12 @@ class Prepared:
 
 def run(config: Config) -> Exit:
     """Make one run. Nothing is logged before the command is known to make sense."""
+    make(config)
+    return Exit.OK
+
+
+def make(config: Config) -> str:
+    """Make one run, or find the one that is reused, and return its id."""
     from layerparity.tracking.store import open_store
 
     # The backend comes first: it decides what may be imported, and by whom.
@@ -68,13 +67,13 @@ def run(config: Config) -> Exit:
     try:
         prepared = prepare(config, backend, store)
         fingerprint = _keep.fingerprint(prepared)
-        again = store.by_fingerprint(fingerprint) if config.reuse else None
+        again = _reuse.reusable(store, fingerprint) if config.reuse else None
         if again is not None:
             parent = os.environ.get(PARENT_VARIABLE)
             if parent:
                 store.adopt(parent, again)
             console.say(f"Reusing run {again.name} ({again.id}): same fingerprint.\n{again.url}")
-            return Exit.OK
+            return again.id
         return _log(prepared, store, fingerprint)
     finally:
         backend.close()
@@ -88,21 +87,18 @@ def prepare(config: Config, backend: Backend, store: Any) -> Prepared:
     scope = scope_of(config, num_layers, family)
     if config.kind is RunKind.auto:
         config.kind = RunKind(backend.default_kind)
-    if config.feed is FeedMode.isolated and config.generate.max_new_tokens:
-        raise UserError("Generation feeds each block the one before it: use feed=chained.")
-    if config.generate.max_new_tokens:
-        config.feed = FeedMode.chained
     request = Request(
         config=config,
         model_folder=checkpoint.folder,
         model=checkpoint.config,
         stages=scope.stages,
         site_of=lambda stage: family.input_site(stage, num_layers),
-        golden=lambda reference: _keep.golden_for(store, reference, checkpoint, request),
+        golden=lambda reference: _goldens.golden_for(store, reference, checkpoint, request),
     )
     inputs: Inputs = registry.load("inputs", config.inputs.name).prepare(config.inputs, request)
     if inputs.source in ("prompt", "tokens") and scope.stages[0] == "layers.0":
         scope = scope.with_embedding()
+    _given.refuse_unused(backend, inputs)
     _settle_feed(config, inputs)
     wanted = Wanted(
         config.capture.name, tuple(config.capture.include), tuple(config.capture.exclude)
@@ -120,10 +116,6 @@ def _num_layers(config: dict[str, Any]) -> int:
     model_type = config.get("model_type")
     if "num_hidden_layers" not in config:
         raise UserError(f"{model_type} is not laid out as embedding, blocks, norm and head.")
-    # Between the stages nothing is computed, so a model that scales there would come out wrong.
-    scaled = [key for key in _BETWEEN_STAGES if config.get(key) not in (None, 1, 1.0)]
-    if scaled:
-        raise UserError(f"{model_type} scales between its stages ({scaled[0]}): not supported yet.")
     return int(config["num_hidden_layers"])
 
 
@@ -138,9 +130,9 @@ def _settle_feed(config: Config, inputs: Inputs) -> None:
         )
 
 
-def _log(prepared: Prepared, store: Any, fingerprint: str) -> Exit:
+def _log(prepared: Prepared, store: Any, fingerprint: str) -> str:
     config = prepared.config
-    port = _build_port(prepared)
+    port = build_port(prepared)
     parent = os.environ.get(PARENT_VARIABLE)
     name = config.name or _keep.run_name(prepared)
     if config.name and parent:
@@ -150,23 +142,22 @@ def _log(prepared: Prepared, store: Any, fingerprint: str) -> Exit:
     params = _keep.params(config)
     with store.start(name, config.kind.value, tags, params, parent=parent) as active:
         began = time.perf_counter()
-        manifest, outcome = _execute(prepared, port, active, fingerprint)
+        manifest, outcome = execute(prepared, port, active.folder, fingerprint)
         if not manifest.records:
             raise UserError("The run stored no site: capture.include= matches none of the scope's.")
         for line in prepared.backend.memory_table():
             console.say(str(line))
         _keep.finish(prepared, active, manifest, outcome, time.perf_counter() - began)
     console.say(f"{active.name}  {active.id}\n{active.url}")
-    return Exit.OK
+    return str(active.id)
 
 
-def _build_port(prepared: Prepared) -> Port:
+def build_port(prepared: Prepared) -> Port:
     """Return the port, its weights found and its stages placed: the last chance to refuse."""
     assets = Assets(
         prepared.checkpoint, prepared.family, prepared.backend, prepared.config, prepared.wanted
     )
-    chosen = prepared.config.port
-    port: Port = registry.load("ports", chosen.name).build(chosen, assets)
+    port = ports.build(prepared.config.port, assets)
     placed = port.place(prepared.scope.stages)
     for warning in prepared.backend.warnings:
         console.say(f"note: {warning}")
@@ -175,11 +166,29 @@ def _build_port(prepared: Prepared) -> Port:
     return port
 
 
-def _execute(prepared: Prepared, port: Port, active: Any, fingerprint: str) -> tuple[Manifest, Any]:
+def _references(prepared: Prepared, port: Port, folder: Path) -> References | None:
+    """Return what is computed beside a golden run; a candidate, or another machine's, has none."""
+    from layerparity.ports.hf import HfPort
+
+    config = prepared.config
+    wanted = config.reference.make and config.kind is RunKind.golden
+    if not wanted or not isinstance(port, HfPort) or config.backend.name != "gpu":
+        return None
+    from layerparity.reference import References, floor_dtypes
+
+    asked = [dtype.value for dtype in config.reference.dtypes]
+    dtypes = floor_dtypes(port, asked)
+    return References(port, folder, dtypes, config.reference.chained, config.reference.components)
+
+
+def execute(
+    prepared: Prepared, port: Port, folder: Path, fingerprint: str
+) -> tuple[Manifest, Outcome]:
+    """Run the scope, its tensors kept in ``folder``; return what describes them."""
     from layerparity.execute import Execution
 
     config, stages = prepared.config, prepared.scope.stages
-    recorder = Recorder(active.folder)
+    recorder = Recorder(folder)
     more = max(config.generate.max_new_tokens - 1, 0)
     title = "blocks and tokens" if more else "blocks"
     with console.progress(title, len(stages) + more) as bar:
@@ -192,5 +201,6 @@ def _execute(prepared: Prepared, port: Port, active: Any, fingerprint: str) -> t
             recorder=recorder,
             progress=bar.step,
             max_new_tokens=config.generate.max_new_tokens,
+            references=_references(prepared, port, folder),
         ).run()
     return _keep.manifest(prepared, outcome, recorder.records, fingerprint), outcome

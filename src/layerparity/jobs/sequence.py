@@ -2,46 +2,151 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from layerparity import console, registry
 from layerparity.config import Config
 from layerparity.errors import Exit, UserError
+from layerparity.jobs import _given
+
+NAME = "sequence"
+# What chooses the sequence itself, and so belongs to no step.
+_OWN = ("job", "experiment")
+_NOTHING = object()
 
 
 @dataclass
 class Settings:
     """conf/job/sequence.yaml: each step is a command's arguments, separated by spaces."""
 
-    name: str = "sequence"
+    name: str = NAME
     steps: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Beside:
+    """What stands beside the steps and goes to each: the experiment's keys, and what was typed.
+
+    ``usual`` and ``chosen`` are the options by group without the experiment and with it; ``values``
+    are the values it changed, by dotted key; ``given`` are the words of the command line.
+    """
+
+    usual: Mapping[str, str]
+    chosen: Mapping[str, str]
+    values: Mapping[str, Any]
+    given: Sequence[str]
+
+
 def run(config: Config) -> Exit:
-    """Run the steps in this process; the first one that does not succeed ends the sequence."""
-    if not config.job.steps:
+    """Run the steps in this process; the first one that does not succeed ends the sequence.
+
+    All steps are composed before the first one runs. An exception about a step that cannot be
+    composed carries a note that names it.
+    """
+    steps = config.job.steps
+    if not steps:
         raise UserError("job=sequence has no steps: choose an experiment that lists some.")
-    shared = _shared_overrides()
-    for number, step in enumerate(config.job.steps, start=1):
-        console.say(f"\n[{number} of {len(config.job.steps)}] python run.py {step}")
-        composed = _compose([*step.split(), *shared])
-        ended: Exit = registry.load("jobs", composed.job.name).run(composed)
+    beside = _beside(config)
+    composed = [_composed(number, len(steps), step, beside) for number, step in enumerate(steps, 1)]
+    for number, (step, each) in enumerate(zip(steps, composed, strict=True), start=1):
+        console.say(f"\n[{number} of {len(steps)}] python run.py {step}")
+        with _given.step(step.split()):
+            ended: Exit = registry.load("jobs", each.job.name).run(each)
         if ended is not Exit.OK:
             return ended
     return Exit.OK
 
 
-def _shared_overrides() -> list[str]:
-    """Return what the user gave beside the experiment, so that each step gets it too."""
+def _beside(config: Config) -> Beside:
+    from hydra import compose
     from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf
 
-    given = HydraConfig.get().overrides.task
-    return [each for each in given if not each.startswith(("experiment=", "job="))]
+    typed = HydraConfig.get().overrides.task
+    given = [w for w in typed if _key(w) not in _OWN and not w.startswith("job.")]
+    usual = _groups(compose("config", return_hydra_config=True).hydra)
+    chosen = _groups(HydraConfig.get())
+    values = _beyond(OmegaConf.structured(config), chosen)
+    return Beside(usual, chosen, values, given)
 
 
-def _compose(overrides: list[str]) -> Any:
+def _composed(number: int, count: int, step: str, beside: Beside) -> Any:
+    """Return a step's configuration: the experiment's keys, over them the step's, then the typed.
+
+    The step itself may choose an experiment, whose keys are the step's.
+    """
+    try:
+        return _compose(step.split(), beside)
+    except Exception as error:
+        error.add_note(f"Step {number} of {count} ({step})")
+        raise
+
+
+def _compose(words: Sequence[str], beside: Beside) -> Any:
+    from hydra import compose
+    from hydra.types import RunMode
+    from omegaconf import OmegaConf
+
+    alone = compose("config", overrides=list(words), return_hydra_config=True)
+    if alone.hydra.mode is RunMode.MULTIRUN:
+        raise UserError("a step cannot be a sweep: run it as a command of its own.")
+    if alone.job.name == NAME:
+        raise UserError("a step cannot be a sequence: list its steps instead.")
+    mine, named = _groups(alone.hydra), {_key(word) for word in words}
+    own = {name for name in mine if name in named or mine[name] != beside.usual[name]}
+    groups = {name: option for name, option in beside.chosen.items() if name not in own}
+    made = compose("config", overrides=[*_words(groups), *words, *beside.given])
+    # The values of an option mean nothing where the step chose another one.
+    elsewhere = {name for name in own if mine[name] != beside.chosen.get(name)}
+    settled = {*elsewhere, *_beyond(alone, mine)} | ({*named, *map(_key, beside.given)} - {*mine})
+    for key, value in beside.values.items():
+        if not any(_same_branch(key, each) for each in settled):
+            OmegaConf.update(made, key, value, force_add=True)
+    return OmegaConf.to_object(made)
+
+
+def _beyond(made: Any, groups: Mapping[str, str]) -> dict[str, Any]:
+    """Return the values, by dotted key, that a choice of groups alone does not give."""
     from hydra import compose
     from omegaconf import OmegaConf
 
-    return OmegaConf.to_object(compose("config", overrides=overrides))
+    plain = compose("config", overrides=_words(groups))
+    before = dict(_leaves(OmegaConf.to_container(plain, enum_to_str=True)))
+    after = _leaves(OmegaConf.to_container(made, enum_to_str=True))
+    return {key: value for key, value in after if before.get(key, _NOTHING) != value}
+
+
+def _groups(hydra: Any) -> dict[str, str]:
+    """Return the chosen option of each of our groups."""
+    choices = dict(hydra.runtime.choices)
+    return {
+        name: option
+        for name, option in choices.items()
+        if "/" not in name and name not in _OWN and option is not None
+    }
+
+
+def _words(groups: Mapping[str, str]) -> list[str]:
+    return [f"{name}={option}" for name, option in groups.items()]
+
+
+def _leaves(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    """Return every value by its dotted key, a list whole, without what chooses a sequence."""
+    if not isinstance(value, dict):
+        return [(prefix, value)]
+    return [
+        leaf
+        for key, inner in value.items()
+        if prefix or key not in (*_OWN, "hydra")
+        for leaf in _leaves(inner, f"{prefix}.{key}" if prefix else str(key))
+    ]
+
+
+def _same_branch(key: str, other: str) -> bool:
+    return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
+
+
+def _key(word: str) -> str:
+    return word.partition("=")[0].lstrip("+~")

@@ -1,13 +1,14 @@
 """What every metric offers, and how pairs of tensors stream through all of them in one pass.
 
 A metric's file holds ``METRIC``: a frozen object that makes a state, updates it with chunks and
-computes a float from it. Whatever several metrics need of a chunk is worked out once, by `Chunk`.
+computes a float from it. Most are formulas of `Numbers`, which `Chunk` works out once for all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
 from layerparity import registry
@@ -40,7 +41,7 @@ class Metric(Protocol):
 
 @dataclass(frozen=True)
 class Additive:
-    """A metric that is a formula of sums over the chunks; ``terms`` name `Chunk`'s numbers."""
+    """A metric that is a formula of sums over the chunks; ``terms`` name `Numbers`' fields."""
 
     terms: tuple[str, ...]
     formula: Callable[..., float]
@@ -53,7 +54,7 @@ class Additive:
     def update(self, state: tuple[float, ...], chunk: Chunk) -> tuple[float, ...]:
         """Add the chunk's terms."""
         return tuple(
-            old + getattr(chunk, term) for old, term in zip(state, self.terms, strict=True)
+            old + getattr(chunk.numbers, term) for old, term in zip(state, self.terms, strict=True)
         )
 
     def compute(self, state: tuple[float, ...]) -> float:
@@ -80,6 +81,7 @@ class Stream:
         return {name: float(m.compute(self._states[name])) for name, m in self._metrics.items()}
 
 
+@cache
 def metrics_for(kind: Kind) -> Mapping[str, Metric]:
     """Return the metrics that mean something at a kind of site, by file name, sorted."""
     loaded = {name: registry.load("metrics", name).METRIC for name in registry.names("metrics")}

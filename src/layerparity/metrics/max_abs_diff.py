@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from layerparity.metrics._numbers import larger
 from layerparity.metrics.base import FLOATING, Chunk
 from layerparity.site import Kind
 
@@ -20,10 +21,7 @@ class MaxAbsDiff:
 
     def update(self, state: float, chunk: Chunk) -> float:
         """Return the larger of what was seen."""
-        if not chunk.count:
-            return state
-        # max() keeps its first argument against NaN, so the first chunk replaces the start.
-        return max(float(chunk.abs_diff.max()), state)
+        return larger(state, chunk.numbers.max_abs_diff)
 
     def compute(self, state: float) -> float:
         """Return the largest difference."""

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 
+from layerparity.metrics._numbers import BINS, DROPPED_BITS
 from layerparity.metrics.base import Chunk
 from layerparity.site import Kind
-
-# A float32's upper 16 bits are sign, exponent and 7 bits of mantissa: a bin is 2^-7 wide at most.
-_DROPPED_BITS = 16
-_BINS = 1 << 15
 
 
 @dataclass(frozen=True)
@@ -24,26 +21,26 @@ class MedianAbsDiff:
 
     kinds: tuple[Kind, ...] = (Kind.REAL,)
 
-    def start(self) -> torch.Tensor:
+    def start(self) -> np.ndarray:
         """Return an empty histogram over float32's bit patterns without sign."""
-        return torch.zeros(_BINS, dtype=torch.int64)
+        return np.zeros(BINS, dtype=np.int64)
 
-    def update(self, state: torch.Tensor, chunk: Chunk) -> torch.Tensor:
-        """Count the chunk's differences by their upper bits."""
-        bits = chunk.abs_diff.float().view(torch.int32) >> _DROPPED_BITS
-        return state.add_(torch.bincount(bits, minlength=_BINS))
+    def update(self, state: np.ndarray, chunk: Chunk) -> np.ndarray:
+        """Add the chunk's histogram."""
+        state += chunk.numbers.histogram
+        return state
 
-    def compute(self, state: torch.Tensor) -> float:
+    def compute(self, state: np.ndarray) -> float:
         """Return the middle of the median's bin; NaN of nothing."""
-        seen = torch.cumsum(state, 0)
+        seen = np.cumsum(state)
         total = int(seen[-1])
         if total == 0:
             return float("nan")
-        index = int(torch.searchsorted(seen, (total + 1) // 2))
+        index = int(np.searchsorted(seen, (total + 1) // 2))
         if index == 0:
             return 0.0
-        edges = torch.tensor([index, index + 1], dtype=torch.int32) << _DROPPED_BITS
-        return float(edges.view(torch.float32).double().mean())
+        edges = np.array([index, index + 1], dtype=np.int32) << DROPPED_BITS
+        return float(edges.view(np.float32).astype(np.float64).mean())
 
 
 METRIC = MedianAbsDiff()

@@ -4,26 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
-import torch
-
+from layerparity.metrics._numbers import Moments
 from layerparity.metrics.base import Chunk
 from layerparity.site import Kind
 
 # A float64 mean is off by a few 1e-16 of itself, and so are "deviations" from it: less is constant.
 _CONSTANT = 1e-14
-
-
-class Moments(NamedTuple):
-    """Number, means, and sums of squared and crossed deviations from the means."""
-
-    size: int = 0
-    golden: float = 0.0
-    candidate: float = 0.0
-    gg: float = 0.0
-    cc: float = 0.0
-    gc: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -42,7 +29,7 @@ class Pearson:
 
     def update(self, state: Moments, chunk: Chunk) -> Moments:
         """Merge the chunk's moments into the state."""
-        return _merge(state, _moments(chunk)) if chunk.count else state
+        return state.merge(chunk.numbers.moments)
 
     def compute(self, state: Moments) -> float:
         """Return the correlation."""
@@ -53,29 +40,6 @@ class Pearson:
         if not (golden and candidate):
             return 1.0 if golden == candidate else 0.0
         return max(-1.0, min(1.0, state.gc / (math.sqrt(state.gg) * math.sqrt(state.cc))))
-
-
-def _moments(chunk: Chunk) -> Moments:
-    golden, candidate = float(chunk.golden64.mean()), float(chunk.candidate64.mean())
-    g, c = chunk.golden64 - golden, chunk.candidate64 - candidate
-    gg, cc, gc = (float(torch.dot(*pair)) for pair in ((g, g), (c, c), (g, c)))
-    return Moments(chunk.count, golden, candidate, gg, cc, gc)
-
-
-def _merge(old: Moments, new: Moments) -> Moments:
-    """Chan's update: the chunks' own deviations, plus those between their means."""
-    count = old.size + new.size
-    share = new.size / count
-    g, c = new.golden - old.golden, new.candidate - old.candidate
-    between = old.size * share
-    return Moments(
-        count,
-        old.golden + g * share,
-        old.candidate + c * share,
-        old.gg + new.gg + g * g * between,
-        old.cc + new.cc + c * c * between,
-        old.gc + new.gc + g * c * between,
-    )
 
 
 def _varies(squares: float, mean: float, count: int) -> bool:

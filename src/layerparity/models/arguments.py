@@ -7,7 +7,13 @@ own forward runs once on the host with every block replaced by a stub that notes
 from __future__ import annotations
 
 import copy
+import inspect
 from typing import TYPE_CHECKING, Any
+
+from layerparity.models.buffers import fill_buffers
+
+# What blocks call the cache they are given.
+CACHE_NAMES = ("past_key_values", "past_key_value", "layer_past")
 
 if TYPE_CHECKING:
     import torch
@@ -22,18 +28,20 @@ def block_arguments(
     attention_mask: torch.Tensor,
     position_ids: torch.Tensor,
     past: Cache | None = None,
+    dtype: torch.dtype | None = None,
 ) -> list[dict[str, Any]]:
     """Return the keyword arguments of every block, on the CPU.
 
     ``attention_mask`` is [batch, seen tokens] with 1 for real tokens; ``position_ids`` is
     [batch, token]. ``past`` is a host-side stand-in for the cache that says how many tokens were
-    seen; the arguments never hold it.
+    seen; the arguments never hold it. ``dtype`` is what the blocks compute in, where that is not
+    the skeleton's.
     """
     import torch
 
     batch, tokens = position_ids.shape
     decoder, stubs = _stubbed(skeleton)
-    hidden = torch.zeros(batch, tokens, skeleton.config.hidden_size, dtype=skeleton.dtype)
+    hidden = torch.zeros(batch, tokens, skeleton.config.hidden_size, dtype=dtype or skeleton.dtype)
     with torch.no_grad():
         decoder(
             inputs_embeds=hidden,
@@ -49,17 +57,38 @@ def _stubbed(skeleton: Skeleton) -> tuple[nn.Module, list[Any]]:
     """Return a shallow copy of the decoder whose blocks are stubs and whose tables are real."""
     from torch import nn
 
-    base = skeleton.base
+    base, layout = skeleton.base, skeleton.layout
     decoder = copy.copy(base)
     decoder._modules = dict(base._modules)
-    stubs = [_stub(layer) for layer in base.layers]  # type: ignore[union-attr]
-    decoder._modules["layers"] = nn.ModuleList(stubs)
-    decoder._modules["norm"] = nn.Identity()
+    stubs = [_stub(layer) for layer in skeleton.blocks]
+    decoder._modules[layout.blocks] = nn.ModuleList(stubs)
+    decoder._modules[layout.norm] = nn.Identity()
+    embedding = skeleton.module("embed_tokens")
     for name, child in base.named_children():
-        if name not in ("layers", "norm") and not any(True for _ in child.parameters()):
-            # Rotary tables are computed by their constructor and cannot be read from meta.
-            decoder._modules[name] = type(child)(config=skeleton.config)
+        if child in (skeleton.blocks, embedding) or name == layout.norm:
+            continue
+        if any(True for _ in child.parameters()):
+            # Learned positions: not read here, and of use to the hidden states alone.
+            decoder._modules[name] = _zeroed(skeleton, child)
+        else:
+            # Rotary tables: small, in no checkpoint, and needed on the host.
+            fill_buffers(skeleton.model, child)
     return decoder, stubs
+
+
+def _zeroed(skeleton: Skeleton, child: nn.Module) -> nn.Module:
+    """Return a copy of a module on the CPU whose weights are 0."""
+    import torch
+    from torch import nn
+
+    copied = copy.deepcopy(child)
+    for module in copied.modules():
+        for name, value in module._parameters.items():
+            if value is not None:
+                empty = torch.zeros_like(value, device="cpu")
+                module._parameters[name] = nn.Parameter(empty, requires_grad=False)
+    fill_buffers(skeleton.model, copied)
+    return copied
 
 
 def _stub(layer: nn.Module) -> Any:
@@ -72,13 +101,14 @@ def _stub(layer: nn.Module) -> Any:
             # Some decoders ask a block what kind it is (attention_type) to choose its mask.
             return super().__getattr__(name) if name in ("training",) else getattr(layer, name)
 
-        def forward(self, hidden_states: Any, **arguments: Any) -> Any:
-            self.seen = arguments
+        def forward(self, hidden_states: Any, *unnamed: Any, **arguments: Any) -> Any:
+            names = [*inspect.signature(layer.forward).parameters][1:]
+            self.seen = dict(zip(names, unnamed, strict=False)) | arguments
             return hidden_states
 
     return Stub()
 
 
 def _without_cache(arguments: dict[str, Any]) -> dict[str, Any]:
-    dropped = ("past_key_values", "past_key_value", "use_cache")
+    dropped = (*CACHE_NAMES, "use_cache")
     return {key: value for key, value in arguments.items() if key not in dropped}

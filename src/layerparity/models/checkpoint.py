@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from layerparity.errors import UserError
 from layerparity.files import sha256_text, tensor_sha256
+from layerparity.tensor_files import read_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -72,15 +73,12 @@ class Checkpoint:
 
     def read(self, names: Iterable[str]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
         """Return tensors by name as stored, on the CPU, and the SHA-256 of each one's bytes."""
-        from safetensors import safe_open
-
         wanted: dict[Path, list[str]] = {}
         for name in names:
             wanted.setdefault(self.tensors[name].file, []).append(name)
         values: dict[str, torch.Tensor] = {}
         for file, group in wanted.items():
-            with safe_open(file, framework="pt") as opened:
-                values.update({name: opened.get_tensor(name) for name in group})
+            values.update(read_tensors(file, group, "fetch it again"))
         return values, {name: tensor_sha256(value) for name, value in values.items()}
 
     def _files(self) -> list[Path]:

@@ -1,13 +1,15 @@
 """From stored names to module weights: the one file that calls transformers' internal loader.
 
-A test pins what is used of it: `get_model_conversion_mapping`, `rename_source_key` and
-`convert_and_load_state_dict_in_model` are not public and may move in a later version.
+A test pins what is used of it: `get_model_conversion_mapping`, `rename_source_key`,
+`convert_and_load_state_dict_in_model` and `revert_weight_conversion` are not public and may move
+in a later version.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from layerparity.errors import UserError
@@ -70,6 +72,26 @@ class Conversion:
         with _quiet_progress():
             report, _ = convert_and_load_state_dict_in_model(self.model, dict(tensors), settings)
         _raise_on(report)
+
+    def revert(self, weight: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the stored tensors that a module's weight was made of, by published name.
+
+        A stacked weight gives a view of each of its experts.
+        """
+        from transformers.core_model_loading import revert_weight_conversion
+
+        # The loader leaves the rules of the last stage here; transformers then looks no further.
+        self.model._weight_conversions = self._published
+        found: dict[str, torch.Tensor] = revert_weight_conversion(self.model, {weight: tensor})
+        return found
+
+    @cached_property
+    def _published(self) -> list[Any]:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import PrefixChange
+
+        rules = get_model_conversion_mapping(self.model, add_legacy=False)
+        return [rule for rule in rules if not isinstance(rule, PrefixChange)]
 
 
 def _raise_on(report: Any) -> None:

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from layerparity.errors import UserError
+from layerparity.models.buffers import fill_buffers
 from layerparity.models.checkpoint import Checkpoint
 from layerparity.models.conversion import Conversion
+from layerparity.models.layout import layout_of
 
 if TYPE_CHECKING:
     import torch
@@ -17,17 +19,32 @@ if TYPE_CHECKING:
 
 def read_config(values: Mapping[str, Any]) -> PretrainedConfig:
     """Return transformers' configuration of an architecture. Raises UserError for unknown ones."""
-    from transformers import AutoConfig
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import CONFIG_MAPPING, AutoConfig
 
-    values = dict(values)
+    values = {key: _decoded(value) for key, value in values.items()}
     model_type = values.pop("model_type", None)
-    try:
-        return AutoConfig.for_model(model_type, **values)
-    except (ValueError, KeyError) as error:
+    if model_type not in CONFIG_MAPPING:
         raise UserError(
             f"transformers does not know the model type '{model_type}', and code from a checkpoint "
             "is never run: check config.json's model_type."
-        ) from error
+        )
+    try:
+        return AutoConfig.for_model(model_type, **values)
+    except (ValueError, LookupError, TypeError, AttributeError, StrictDataclassError) as error:
+        said = " ".join(str(error).split())
+        raise UserError(f"config.json does not describe a {model_type}: {said[:200]}") from error
+
+
+def _decoded(value: Any) -> Any:
+    """Return a value of config.json with infinities as floats; JSON has none of its own."""
+    if isinstance(value, list):
+        return [_decoded(each) for each in value]
+    if isinstance(value, dict):
+        if set(value) == {"__float__"}:
+            return float(value["__float__"])
+        return {key: _decoded(each) for key, each in value.items()}
+    return value
 
 
 class Skeleton:
@@ -45,6 +62,7 @@ class Skeleton:
         self.dtype = dtype
         self.float32_patterns = float32_patterns
         self.model = _build(config, dtype, attn_implementation, experts_implementation)
+        self.layout = layout_of(self.model)
         self.conversion = Conversion(self.model)
         self.homeless: list[str] = []
         self._sources: dict[str, list[str]] | None = None
@@ -52,16 +70,17 @@ class Skeleton:
     @property
     def base(self) -> nn.Module:
         """The decoder without its head: embedding, blocks, final norm."""
-        return self.model.base_model
+        return self.model.get_submodule(self.layout.decoder)
 
     @property
-    def base_prefix(self) -> str:
-        """Prefix of the decoder's parameters inside the model, with its dot, such as ``model.``."""
-        return f"{self.model.base_model_prefix}."
+    def blocks(self) -> nn.ModuleList:
+        """The decoder's blocks."""
+        found: nn.ModuleList = getattr(self.base, self.layout.blocks)
+        return found
 
     def path(self, stage: str) -> str:
         """Return the module path of a stage (``layers.3.mlp``, ``lm_head``) inside the model."""
-        return stage if stage == "lm_head" else self.base_prefix + stage
+        return self.layout.path(stage)
 
     def module(self, stage: str) -> nn.Module:
         """Return a stage's module. Raises UserError where the architecture has none."""
@@ -69,14 +88,6 @@ class Skeleton:
             return self.model.get_submodule(self.path(stage))
         except AttributeError as error:
             raise UserError(f"{self.config.model_type} has no module '{stage}'.") from error
-
-    def has(self, stage: str) -> bool:
-        """Say whether the architecture has a module at this stage."""
-        try:
-            self.model.get_submodule(self.path(stage))
-        except AttributeError:
-            return False
-        return True
 
     def sources(self, checkpoint: Checkpoint, stage: str) -> list[str]:
         """Return the stored names of the tensors a stage needs.
@@ -105,12 +116,37 @@ class Skeleton:
         keep = dict.fromkeys(self.float32_patterns, torch.float32)
         if stage == "lm_head" and self._tied:
             # The head gets a tensor of its own: the embedding may stand on another device.
-            values = {"lm_head.weight": next(iter(values.values()))}
+            values = {f"{self.path(stage)}.weight": next(iter(values.values()))}
         self.conversion.load(values, self.dtype, keep)
+        fill_buffers(self.model, self.module(stage))
         left = [name for name, value in self.module(stage).state_dict().items() if value.is_meta]
         if left:
             raise UserError(f"{stage}.{left[0]} was not filled from the checkpoint.")
         return hashes
+
+    def as_stored(
+        self, checkpoint: Checkpoint, weight: str, tensor: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """Return a module weight as the stored tensors it was made of; empty where it has none."""
+        if self._sources is None:
+            self._sources = self._map(checkpoint)
+        source = weight
+        if weight == f"{self.path('lm_head')}.weight" and self._tied:
+            source = f"{self.path('embed_tokens')}.weight"
+        names = self._sources.get(source, [])
+        if len(names) == 1:
+            return {names[0]: tensor}
+        if not names:
+            return {}
+        pieces = self.conversion.revert(weight, tensor)
+        if pieces.keys() == set(names):
+            return pieces
+        # A checkpoint may leave out, or add, what stands before the published names.
+        ends = {name: p for name in names for p in pieces if _same_end(name, p)}
+        if len(ends) < len(names) == len(pieces):
+            # Other names for the same parts: gate before up, and w1 before w3.
+            ends = dict(zip(sorted(names, key=_natural), sorted(pieces, key=_natural), strict=True))
+        return {name: pieces[piece] for name, piece in ends.items()}
 
     def unload(self, stage: str) -> None:
         """Give a stage's memory back: its parameters go to the meta device again."""
@@ -130,12 +166,21 @@ class Skeleton:
     def _weights(self, stage: str) -> list[str]:
         path = self.path(stage)
         if stage == "lm_head" and self._tied:
-            return [f"{self.base_prefix}embed_tokens.weight"]
+            return [f"{self.path('embed_tokens')}.weight"]
         return [f"{path}.{name}" for name in self.module(stage).state_dict()]
 
     @property
     def _tied(self) -> bool:
         return bool(getattr(self.config, "tie_word_embeddings", False))
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Sort key that puts expert 2 before expert 10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split(".")]
+
+
+def _same_end(left: str, right: str) -> bool:
+    return f".{left}".endswith(f".{right}") or f".{right}".endswith(f".{left}")
 
 
 def _refuse_narrow(checkpoint: Checkpoint, names: list[str]) -> None:
@@ -168,6 +213,11 @@ def _build(
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=dtype, **options)
     except (ValueError, ImportError, KeyError) as error:
+        if "does not support an attention implementation" in str(error):
+            raise UserError(
+                f"{config.model_type} has no {attn_implementation} attention in transformers: use "
+                "attn_implementation=eager."
+            ) from error
         # transformers names the implementations it knows, or the package that one of them needs.
         raise UserError(str(error).strip("'\"").splitlines()[0]) from error
     return model.eval().requires_grad_(False)

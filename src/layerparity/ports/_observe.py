@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from layerparity.models.arguments import CACHE_NAMES
 from layerparity.models.families.base import Tap
 
 
@@ -19,11 +21,20 @@ class ObservedStage(nn.Module):
     are outputs, which is all that a compiled graph can show.
     """
 
-    def __init__(self, module: nn.Module, taps: list[tuple[str, Tap]]) -> None:
-        """``taps`` pairs each tap with its module path inside ``module``."""
+    def __init__(
+        self,
+        module: nn.Module,
+        taps: list[tuple[str, Tap]],
+        after: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> None:
+        """``taps`` pairs each tap with its module path inside ``module``.
+
+        ``after`` is what the model computes of the module's output before the next stage.
+        """
         super().__init__()
         self.module = module
         self.taps = taps
+        self.after = after
 
     def forward(
         self, given: torch.Tensor, arguments: dict[str, Any]
@@ -33,8 +44,18 @@ class ObservedStage(nn.Module):
         with ExitStack() as stack:
             for path, tap in self.taps:
                 stack.enter_context(_watch(self.module.get_submodule(path), tap, seen))
-            output = self.module(given, **arguments)
-        return _first(output), seen
+            output = _first(self.module(given, **_own_names(self.module, arguments)))
+        return output if self.after is None else self.after(output), seen
+
+
+def _own_names(module: nn.Module, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments with the cache under the name that the module has for it."""
+    if "past_key_values" not in arguments:
+        return arguments
+    taken = inspect.signature(module.forward).parameters
+    own = next((name for name in CACHE_NAMES if name in taken), "past_key_values")
+    rest = {key: value for key, value in arguments.items() if key != "past_key_values"}
+    return {**rest, own: arguments["past_key_values"]}
 
 
 def _first(output: Any) -> torch.Tensor:
@@ -49,13 +70,20 @@ def _watch(module: nn.Module, tap: Tap, seen: dict[str, torch.Tensor]) -> Iterat
             yield
         return
     if tap.of_input:
-        handle = module.register_forward_pre_hook(lambda _, args: _note(seen, tap, args[0]))
+        handle = module.register_forward_pre_hook(
+            lambda _, args, named: _note(seen, tap, _given(args, named)), with_kwargs=True
+        )
     else:
         handle = module.register_forward_hook(lambda _, __, output: _note(seen, tap, output))
     try:
         yield
     finally:
         handle.remove()
+
+
+def _given(args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """Return what a module was fed: its first argument, however it was passed."""
+    return args[0] if args else next(iter(named.values()), None)
 
 
 def _note(seen: dict[str, torch.Tensor], tap: Tap, value: Any) -> None:

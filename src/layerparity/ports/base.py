@@ -1,7 +1,7 @@
 """Port: the implementation that is judged; how a backend's blocks are built, loaded and run.
 
-A port's file holds ``Settings`` (for conf/port) and ``build(settings, assets) -> Port``. At bottom
-a port is a function that returns ``(output, {site: tensor})``.
+conf/port names a port by ``_target_``, which is called with `Assets` and the group's other keys and
+returns a `Port`. At bottom a port is a function that returns ``(output, {site: tensor})``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from layerparity.backends.base import Backend, Placed
     from layerparity.config import Config
+    from layerparity.manifest import WeightPrint
     from layerparity.models.checkpoint import Checkpoint
     from layerparity.models.families.base import Family
 
@@ -88,6 +89,14 @@ class Port(ABC):
     @abstractmethod
     def load(self, stage: str) -> dict[str, str]:
         """Load a stage's weights; return the SHA-256 of every checkpoint tensor used, by name."""
+
+    def effective_weights(self, stage: str) -> dict[str, WeightPrint]:
+        """Return a print of what a loaded stage's graph really holds, by the stored names.
+
+        Empty where the port does not say. `layerparity.models.prints.print_of` makes a print; what
+        the checkpoint says to it may be left open.
+        """
+        return {}
 
     @abstractmethod
     def begin(self, call: Call) -> None:

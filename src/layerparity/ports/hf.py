@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from layerparity.config import DType
+from layerparity.config import DType, FeedMode
 from layerparity.errors import UserError
-from layerparity.models.families.base import HIDDEN, Family, Tap
+from layerparity.models.families.base import Family, Tap
 from layerparity.models.skeleton import Skeleton, read_config
+from layerparity.ports._canonical import laid_out, sort_routing, spec_of
 from layerparity.ports.base import Assets, Call, Observed, Port
 from layerparity.site import Site, SiteSpec
 
@@ -18,10 +19,9 @@ if TYPE_CHECKING:
     from transformers.cache_utils import Cache
 
     from layerparity.backends.base import Backend, Placed
+    from layerparity.manifest import WeightPrint
 
 _OUTPUT = "__output__"
-CHOICES = "mlp.gate:choices"
-WEIGHTS = "mlp.gate:weights"
 
 
 @dataclass
@@ -57,6 +57,11 @@ class HfPort(Port):
         self._sent: dict[tuple[int, ...], Any] = {}
         self._call: Call | None = None
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The floating type stages compute in."""
+        return self.skeleton.dtype
+
     def place(self, stages: Sequence[str]) -> list[Placed]:
         """Find every stage's tensors in the checkpoint and let the backend place the stages."""
         backend = self.assets.backend
@@ -64,6 +69,7 @@ class HfPort(Port):
         for stage in stages:
             self.skeleton.sources(self.assets.checkpoint, stage)
         self._mention_homeless()
+        self._prove(stages)
         return backend.place(
             self.skeleton.model, {stage: self.skeleton.path(stage) for stage in stages}
         )
@@ -76,8 +82,23 @@ class HfPort(Port):
         module = self.skeleton.module(stage).requires_grad_(False)
         self.assets.backend.put(stage, module)
         self._taps[stage] = taps_of(self.assets.family, self.skeleton, stage, self.assets.wanted)
-        self._stages[stage] = ObservedStage(module, self._taps[stage])
+        after = after_of(self.assets.family, self.skeleton, stage)
+        self._stages[stage] = ObservedStage(module, self._taps[stage], after)
         return hashes
+
+    def effective_weights(self, stage: str) -> dict[str, WeightPrint]:
+        """Return the prints of the stage's parameters and buffers, as they are on the device."""
+        from layerparity.models.prints import stage_prints
+
+        frozen = self.frozen(stage)
+        return stage_prints(self.skeleton, self.assets.checkpoint, stage, frozen)
+
+    def frozen(self, stage: str) -> dict[str, torch.Tensor]:
+        """Return what a stage's graph holds in place of weights, by ``layers.0.mlp.some_name``.
+
+        A graph that was made before its weights were loaded may hold constants of its own.
+        """
+        return {}
 
     def release(self, stage: str) -> None:
         """Forget the stage's weights."""
@@ -93,7 +114,7 @@ class HfPort(Port):
         self._call = call
         self._sent.clear()
         self._arguments = block_arguments(
-            self.skeleton, call.attention_mask, call.position_ids, past
+            self.skeleton, call.attention_mask, call.position_ids, past, self.dtype
         )
 
     def run(self, stage: str, given: torch.Tensor) -> Observed:
@@ -105,7 +126,7 @@ class HfPort(Port):
         arguments = self._arguments_of(stage)
         if given.is_floating_point():
             # What a golden recorded may be wider, or narrower, than this run.
-            given = given.to(self.skeleton.dtype)
+            given = given.to(self.dtype)
         sent = backend.send(stage, given)
         runnable = self._stages[stage]
         if isinstance(runnable, torch.nn.Module):
@@ -123,6 +144,15 @@ class HfPort(Port):
         fetched = backend.fetch({**seen, _OUTPUT: output})
         fetched.pop(_OUTPUT)
         return self._canonical(stage, output, fetched)
+
+    def _prove(self, stages: Sequence[str]) -> None:
+        """Refuse stages that would not compute what the model computes."""
+        from layerparity.ports._proof import check
+
+        chained = self.assets.config.feed is not FeedMode.isolated
+        note = check(self.skeleton, self.assets.family, stages, chained)
+        if note:
+            self.assets.backend.warnings.append(note)
 
     def _mention_homeless(self) -> None:
         """Say which of the checkpoint's tensors the architecture has no place for."""
@@ -165,10 +195,10 @@ class HfPort(Port):
             if tap.local not in seen:
                 unseen[tap.local] = f"{tap.module} gives no such tensor here"
                 continue
-            value = _layout(tap, seen[tap.local], self._call)
+            value = laid_out(tap, seen[tap.local], self._call)
             tensors[tap.local] = value
-            specs[tap.local] = _spec(tap, value)
-        _sort_routing(tensors, unseen)
+            specs[tap.local] = spec_of(tap, value)
+        sort_routing(tensors, unseen)
         return Observed(output, tensors, specs, unseen)
 
 
@@ -180,6 +210,11 @@ class HfCache:
 
         self.device: Cache = StaticCache(config=skeleton.config, max_cache_len=max_tokens)
         self.host: Cache = StaticCache(config=skeleton.config, max_cache_len=max_tokens)
+        if not all(hasattr(layer, "cumulative_length") for layer in self.host.layers):
+            raise UserError(
+                f"{skeleton.config.model_type} has blocks that keep no keys and values, and no "
+                "static cache for them: leave generate.max_new_tokens out."
+            )
 
     def note(self, stage: str, tokens: int) -> None:
         """Count tokens a block has cached, where the next pass's masks are made from."""
@@ -188,8 +223,10 @@ class HfCache:
         layer = Site(stage, "in").layer
         assert layer is not None
         twin = self.host.layers[layer]
-        seen = int(twin.cumulative_length) if twin.is_initialized else 0
+        seen = int(twin.get_seq_length())
         twin.cumulative_length = torch.tensor(seen + tokens)
+        # A sliding window counts here, and beyond its own length.
+        twin.cumulative_length_int = seen + tokens
         twin.is_initialized = True
 
 
@@ -208,6 +245,12 @@ def taps_of(family: Family, skeleton: Skeleton, stage: str, wanted: Any) -> list
     return found
 
 
+def after_of(family: Family, skeleton: Skeleton, stage: str) -> Callable[..., Any] | None:
+    """Return what the model computes of a stage's output before the next stage, or None."""
+    after, config = family.after.get(stage), skeleton.config
+    return None if after is None else lambda output: after(output, config)
+
+
 def _experts(backend: Backend, dtype: DType) -> str | None:
     # The grouped matrix product that is transformers' default does not exist in float64.
     chosen = backend.experts_implementation
@@ -216,29 +259,3 @@ def _experts(backend: Backend, dtype: DType) -> str | None:
 
 def _is_block(stage: str) -> bool:
     return Site(stage, "in").layer is not None
-
-
-def _layout(tap: Tap, value: torch.Tensor, call: Call) -> torch.Tensor:
-    """Return a tensor with batch and token first; routers and experts see tokens flattened."""
-    if tap.attention in ("query", "key"):
-        value = value.transpose(1, 2)[:, : call.tokens]
-    elif value.dim() == 2:
-        value = value.reshape(call.batch, call.tokens, -1)
-    return value.contiguous()
-
-
-def _spec(tap: Tap, value: torch.Tensor) -> SiteSpec:
-    if tap.spec is HIDDEN and value.dim() == 4:
-        return SiteSpec(("batch", "token", "head", "channel"))
-    return tap.spec
-
-
-def _sort_routing(tensors: dict[str, torch.Tensor], unseen: dict[str, str]) -> None:
-    """Sort each token's experts by id, their weights with them: top-k order is undefined."""
-    if CHOICES not in tensors:
-        if tensors.pop(WEIGHTS, None) is not None:
-            unseen[WEIGHTS] = f"has no order of its own: capture {CHOICES} too"
-        return
-    tensors[CHOICES], order = tensors[CHOICES].sort(dim=-1)
-    if WEIGHTS in tensors:
-        tensors[WEIGHTS] = tensors[WEIGHTS].gather(-1, order)

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from layerparity.files import write_text
+from layerparity.manifest import FILE_NAME
 from layerparity.tracking import names, spool
 from layerparity.tracking.connection import Connection
-from layerparity.tracking.pictures import write_picture
 from layerparity.tracking.stored import FINISHED, KILLED
 
 if TYPE_CHECKING:
@@ -108,12 +108,6 @@ class ActiveRun:
         self._tables.append({"path": path, "type": "table"})
         self.set_tags({"mlflow.loggedArtifacts": json.dumps(self._tables)})
 
-    def log_image(self, png: bytes, key: str, step: int = 0) -> None:
-        """Add a PNG to the series ``key``, which the UI shows with a slider over the steps."""
-        with self.connection.plainly():
-            write_picture(self.folder, png, key, step)
-        self.set_tags({"mlflow.loggedImages": "true"})
-
     def publish(self) -> None:
         """Upload the files where the artifact store is remote; a local one has them already."""
         if self.remote:
@@ -126,7 +120,8 @@ class ActiveRun:
             self.set_tags({"error": _reason(status, error)})
         with self.connection.plainly():
             self.connection.client.set_terminated(self.id, status)
-        if self.remote and status == FINISHED:
+        # Files stay where the server went away, or would not take a run that is whole.
+        if self.remote and (status == FINISHED or not (self.folder / FILE_NAME).is_file()):
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def _send(self, run_id: str, metrics: Sequence[Metric]) -> None:

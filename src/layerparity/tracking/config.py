@@ -11,6 +11,7 @@ from layerparity.errors import UserError, nearest
 EMBEDDED = "embedded"
 SERVER = "server"
 UI_ADDRESS = "http://127.0.0.1:5000"
+UI_FILE = "ui.txt"
 
 
 @dataclass
@@ -34,8 +35,11 @@ class TrackingConfig:
 
     @property
     def address(self) -> str:
-        """Where a browser finds the runs; for the embedded store, once ``job=ui`` runs."""
-        return (self.uri or UI_ADDRESS).rstrip("/")
+        """Where a browser finds the runs: the server, or where ``job=ui`` last served the store."""
+        if self.uri:
+            return self.uri.rstrip("/")
+        noted = self.root / UI_FILE
+        return noted.read_text(encoding="utf-8").strip() if noted.is_file() else UI_ADDRESS
 
     @property
     def place(self) -> str:

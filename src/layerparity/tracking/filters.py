@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 from layerparity.tracking.names import PREFIX
 
@@ -26,11 +25,6 @@ def tag_is(name: str, value: str) -> str:
 def id_starts(prefix: str) -> str:
     """Return a clause for run ids that begin with hexadecimal digits."""
     return f"attributes.run_id LIKE '{prefix}%'"
-
-
-def tags_are(tags: Mapping[str, str]) -> list[str]:
-    """Return a clause for each of our tags."""
-    return [tag_is(name, value) for name, value in tags.items()]
 
 
 def status_is(status: str) -> str:

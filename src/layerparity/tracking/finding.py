@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from layerparity import console
 from layerparity.errors import UserError, nearest
 from layerparity.tracking import filters
 from layerparity.tracking.stored import FINISHED, StoredRun, from_folder
@@ -20,27 +22,36 @@ _HOW_TO_LIST = "'python run.py job=ui' shows all runs"
 
 def find(store: Store, reference: str, kind: str | None) -> list[StoredRun]:
     """Return what `Store.find` promises."""
-    if reference == LATEST:
-        return _latest(store, kind)
     if _is_path(reference):
-        return [_folder(Path(reference).expanduser())]
-    found = _by_id(store, reference) or _by_name(store, reference, kind)
-    if found is not None:
-        return expand(store, found, kind)
-    if Path(reference).is_dir():
-        return [_folder(Path(reference))]
-    raise _not_found(store, reference)
+        path = Path(reference).expanduser()
+        # A sweep that was given no name is called by its command, which may hold a path.
+        named = None if path.exists() else _by_name(store, reference, kind)
+        return [_folder(path)] if named is None else expand(store, named, kind)
+    here = Path(reference).is_dir()
+    if reference == LATEST:
+        runs = _latest(store, kind)
+    else:
+        found = _by_id(store, reference) or _by_name(store, reference, kind)
+        if found is None and here:
+            return [_folder(Path(reference))]
+        if found is None:
+            raise _not_found(store, reference)
+        runs = expand(store, found, kind)
+    if here:
+        console.say(f"note: '{reference}' is taken as the run; the folder here is ./{reference}")
+    return runs
 
 
 def expand(store: Store, run: StoredRun, kind: str | None) -> list[StoredRun]:
     """Return a run as a set: a sweep is its finished children, those of ``kind`` if it has any.
 
-    Raises UserError for a sweep of which nothing finished.
+    The sweep stands as their parent, also of those that it only reused. Raises UserError for a
+    sweep of which nothing finished.
     """
     if run.kind != "sweep":
         return [run]
     children = store.children(run.id)
-    finished = [child for child in children if child.finished]
+    finished = [replace(child, parent=run.id) for child in children if child.finished]
     if not finished:
         raise UserError(
             f"None of the {len(children)} runs of the sweep '{run.name}' finished: run it again."
@@ -56,7 +67,15 @@ def _latest(store: Store, kind: str | None) -> list[StoredRun]:
     if not found:
         raise _not_found(store, LATEST, kind)
     parent = store.get(found[0].parent) if found[0].parent else None
-    return expand(store, parent or found[0], kind)
+    return expand(store, _later_sweep(store, found[0], kind) or parent or found[0], kind)
+
+
+def _later_sweep(store: Store, run: StoredRun, kind: str | None) -> StoredRun | None:
+    """Return the newest sweep of a kind that began after a run: all its parts were reused."""
+    clauses = [filters.tag_is("kind", "sweep"), filters.tag_is("holds", kind or "")]
+    swept = store.search(clauses, limit=1) if kind else []
+    later = [each for each in swept if each.start_time > run.start_time]
+    return next((each for each in later if "children.finished" in each.tags), None)
 
 
 def _is_path(reference: str) -> bool:

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from typing import IO
 
 from layerparity.errors import UserError
+from layerparity.files import write_text
 from layerparity.tracking import database, environment
-from layerparity.tracking.config import TrackingConfig, read_config
+from layerparity.tracking.config import UI_FILE, TrackingConfig, read_config
 from layerparity.tracking.store import open_store
 
 LOOPBACK = "127.0.0.1"
@@ -68,9 +69,13 @@ def running(config: TrackingConfig, port: int, host: str) -> Iterator[Server]:
         server = Server(address, _launch(config, host, port, log), log)
         try:
             _await(server)
+            # From now on links to the runs lead here.
+            write_text(config.root / UI_FILE, f"{address}\n")
             yield server
         finally:
             _stop(server.process)
+            if server.process.stdin:
+                server.process.stdin.close()
 
 
 def check_port(host: str, port: int) -> None:
@@ -100,12 +105,14 @@ def _launch(config: TrackingConfig, host: str, port: int, log: IO[str]) -> subpr
         # More than one worker makes each request slower: the work is sqlite's.
         "--workers": "1",
     }
-    command = [sys.executable, "-m", "mlflow", "server"]
+    guarded = [sys.executable, "-m", "layerparity.tracking.guard"]
+    command = [*guarded, sys.executable, "-m", "mlflow", "server"]
     for pair in arguments.items():
         command.extend(pair)
     return subprocess.Popen(
         command,
-        stdin=subprocess.DEVNULL,
+        # The guard waits for its end, which comes with ours.
+        stdin=subprocess.PIPE,
         stdout=log,
         stderr=subprocess.STDOUT,
         # What it reports is only shown if it fails to start.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from layerparity.errors import UserError
-from layerparity.tracking import environment, filters, finding, links, names, spool
+from layerparity.tracking import environment, filters, finding, names, spool
 from layerparity.tracking.config import EMBEDDED, TrackingConfig, read_config
 from layerparity.tracking.interrupt import terminable
 from layerparity.tracking.owner import owner
@@ -103,15 +103,15 @@ class Store:
         """Return the run, or the finished children of the sweep, that a user's words name.
 
         ``reference`` is a run id or its unique beginning, a name (the newest so called), ``latest``
-        (the newest finished of ``kind``, with its sweep), or a folder. ``latest`` and children are
-        finished; any other status is the caller's to judge. Raises UserError.
+        (the newest finished of ``kind``, with its sweep), or a folder; of a run and a folder of one
+        name the run is taken, and said. ``latest`` and children are finished; any other status is
+        the caller's to judge. Raises UserError.
         """
         return finding.find(self, reference, kind)
 
-    def newest(self, kind: str, where: Mapping[str, str] | None = None) -> StoredRun | None:
-        """Return the newest finished run of a kind with these tags, or None."""
-        clauses = [filters.tag_is("kind", kind), *filters.tags_are(where or {})]
-        return self._first([*clauses, filters.status_is(FINISHED)])
+    def newest(self, kind: str) -> StoredRun | None:
+        """Return the newest finished run of a kind, or None."""
+        return self._first([filters.tag_is("kind", kind), filters.status_is(FINISHED)])
 
     def by_fingerprint(self, fingerprint: str) -> StoredRun | None:
         """Return the newest finished run with this fingerprint, or None."""
@@ -165,11 +165,6 @@ class Store:
                 order_by=["attributes.start_time DESC"],
             )
         return [self._stored(run) for run in found]
-
-    def compare_url(self, runs: Sequence[StoredRun]) -> str:
-        """Return the UI's page that lays runs side by side."""
-        ids = [run.id for run in runs]
-        return links.compare_url(self.config.address, self._connection.experiment_id, ids)
 
     def _first(self, clauses: Sequence[str]) -> StoredRun | None:
         return next(iter(self.search(clauses, limit=1)), None)

@@ -26,6 +26,8 @@ INTERRUPTED = "INTERRUPTED"
 class StoredRun:
     """A kept run; ``tags`` are ours, without their prefix; ``id`` is empty for a bare folder.
 
+    ``parent`` is the sweep it was made by, or found as a part of. ``names`` is a dump's name map,
+    where it is not in the dump's folder.
     ``status`` is MLflow's (RUNNING, FINISHED, FAILED, KILLED), or INTERRUPTED for a run that MLflow
     believes to be running while its process on this machine is gone.
     """
@@ -37,6 +39,7 @@ class StoredRun:
     start_time: datetime
     url: str = ""
     parent: str | None = None
+    names: Path | None = None
     locate: Callable[[str], Path] = field(default=Path, repr=False, compare=False)
 
     @property

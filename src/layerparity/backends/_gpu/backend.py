@@ -18,6 +18,7 @@ from layerparity.backends._gpu.memory import (
     parse_limits,
     size_text,
 )
+from layerparity.backends._nested import mapped
 from layerparity.backends.base import Backend, Placed
 from layerparity.errors import UserError
 
@@ -161,7 +162,8 @@ class GpuBackend(Backend):
 
     def send(self, stage: str, value: Any) -> Any:
         """Return tensors, nested in tuples, lists and dicts, where the stage computes."""
-        return _moved(value, torch.device(self._runs_on(stage)))
+        device = torch.device(self._runs_on(stage))
+        return mapped(value, lambda tensor: tensor.to(device))
 
     def fetch(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Wait for each GPU once and return the tensors on the CPU.
@@ -217,7 +219,10 @@ class GpuBackend(Backend):
         return [f"cuda:{key}" for key in keys if isinstance(key, int)] or ["cpu"]
 
     def _runs_on(self, stage: str) -> str:
-        return planning.execution_device(self._device[stage], self._memory)
+        # A component of a block that was placed whole runs where its block does.
+        block = ".".join(stage.split(".")[:2])
+        device = self._device[stage if stage in self._device else block]
+        return planning.execution_device(device, self._memory)
 
     def _refuse_compiled_offload(self) -> None:
         moved = [stage for stage, device in self._device.items() if device != self._runs_on(stage)]
@@ -240,16 +245,3 @@ class GpuBackend(Backend):
                     f"{len(row.stages)} of {len(self._device)} stages ({size_text(row.bytes)}) "
                     f"wait on {where} and are copied to {runs_on} whenever they run: slow."
                 )
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    """Return a value with the tensors in it on ``device``; what is no container stays as it is."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if isinstance(value, dict):
-        return {key: _moved(each, device) for key, each in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_moved(each, device) for each in value))
-    if isinstance(value, list | tuple):
-        return type(value)(_moved(each, device) for each in value)
-    return value

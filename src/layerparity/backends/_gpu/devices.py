@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,9 +10,8 @@ from pathlib import Path
 import psutil
 import torch
 
+from layerparity.backends import _nvidia
 from layerparity.backends._gpu.memory import size_text
-
-_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 @dataclass(frozen=True)
@@ -107,15 +105,8 @@ def facts(found: Sequence[Gpu]) -> dict[str, str]:
         told["gpu_memory"] = ", ".join(size_text(gpu.total) for gpu in found)
         told["cuda"] = str(torch.version.cuda)
         told["cudnn"] = str(torch.backends.cudnn.version())
-        told["driver"] = driver_version(_DRIVER)
+        told["driver"] = _nvidia.driver_version()
     return told
-
-
-def driver_version(path: Path) -> str:
-    """Return the NVIDIA kernel driver's version from its proc file, or ``unknown``."""
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    match = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)", text)
-    return match[1] if match else "unknown"
 
 
 def _spans(indices: Sequence[int]) -> str:

@@ -96,6 +96,11 @@ def _check_gpus(strategy: str, limits: Limits, count: int) -> None:
         if limits.every is not None or limits.gpus:
             raise UserError("device_map=cpu uses no GPU: write max_memory=cpu:40GB, or leave it.")
         return
+    if limits.every is not None and not count:
+        raise UserError(
+            "max_memory without a device limits GPUs, and this machine has none: write "
+            "max_memory=cpu:40GB, or leave it."
+        )
     single = _CUDA.match(strategy)
     asked = [int(single[1])] if single else []
     for index in [*asked, *limits.gpus]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from layerparity.backends._nested import mapped
 from layerparity.backends._neuron import distributed, sharding
 from layerparity.backends._neuron.notices import recorded
 from layerparity.backends._neuron.runtime import NEURON, STAND_IN, Compile, Runtime
@@ -43,6 +44,7 @@ def from_config(settings: Settings, config: Config, machine: Affinity) -> Neuron
         default_kind="candidate",
         attn_implementation=config.attn_implementation or "sdpa",
         experts_implementation=config.experts_implementation or static_experts.NAME,
+        unused=("device_map",),
         runtime=runtime,
         exports=exports,
     )
@@ -58,7 +60,7 @@ class NeuronBackend(Backend):
     _granted: distributed.Granted | None = None
     _plan: dict[str, str] = field(default_factory=dict)
     _paths: dict[str, str] = field(default_factory=dict)
-    _sharded: int = 0
+    _sharded: dict[str, int] = field(default_factory=dict)
 
     def open(self) -> None:
         """Initialise the distributed environment, then take the device."""
@@ -78,6 +80,7 @@ class NeuronBackend(Backend):
         if self._stack is not None:
             self._stack.close()
             self._stack = None
+        self.runtime.restore()
 
     @property
     def device_label(self) -> str:
@@ -113,17 +116,11 @@ class NeuronBackend(Backend):
         path = self._paths.get(stage, stage)
         shards = sharding.split_dimensions(self._plan, path, module)
         self.runtime.move(module, shards)
-        self._sharded += len(shards)
+        self._sharded[stage] = len(shards)
 
     def send(self, stage: str, value: Any) -> Any:
         """Return tensors, or nested tuples, lists and dicts of them, on the device."""
-        if isinstance(value, torch.Tensor):
-            return self.runtime.send(value)
-        if isinstance(value, dict):
-            return {key: self.send(stage, each) for key, each in value.items()}
-        if isinstance(value, list | tuple):
-            return type(value)(self.send(stage, each) for each in value)
-        return value
+        return mapped(value, self.runtime.send)
 
     def fetch(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Synchronise once, then return the tensors on the CPU; an empty dict synchronises too."""
@@ -148,7 +145,7 @@ class NeuronBackend(Backend):
             "rank": str(granted.rank),
             "world_size": str(granted.world_size),
             "tp_granted": str(granted.tp_degree),
-            "sharded_parameters": str(self._sharded),
+            "sharded_parameters": str(sum(self._sharded.values())),
         }
 
     def numerics(self) -> dict[str, str]:

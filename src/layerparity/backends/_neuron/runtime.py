@@ -63,6 +63,9 @@ class Runtime(ABC):
     def prepare(self) -> None:
         """Set environment variables, before anybody imports the runtime's packages."""
 
+    def restore(self) -> None:  # noqa: B027
+        """Set the environment variables back to what they were before `prepare`."""
+
     @abstractmethod
     def load(self) -> None:
         """Import the packages and make torch.distributed's ``xla`` backend known."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from layerparity.backends._neuron import neuron_packages
 from layerparity.backends._neuron.runtime import GET_XLA, Runtime
+from layerparity.backends._neuron.xla_flags import cpu_flags, with_flags
 from layerparity.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ _NUMERIC_VARIABLES = ("NEURON_CC_FLAGS", "NEURON_RT_STOCHASTIC_ROUNDING_EN", "XL
 
 # The user's own values, from before this file wrote to them.
 _given: dict[str, str | None] = {}
+# What the runtime read when it started, which it does once in a process.
+_started: dict[str, str | None] = {}
 
 
 class XlaRuntime(Runtime):
@@ -43,6 +46,7 @@ class XlaRuntime(Runtime):
         self._mesh: Any = None
         self._compiles = 0
         self._fallbacks: Counter[str] = Counter()
+        self._before: dict[str, str | None] = {}
 
     @property
     def spmd(self) -> bool:
@@ -60,11 +64,13 @@ class XlaRuntime(Runtime):
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         if _is_running():
             _refuse_late(wanted)
-        for name, value in wanted.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        self._before = {name: os.environ.get(name) for name in wanted}
+        _set_environment(wanted)
+
+    def restore(self) -> None:
+        """Set the variables of `prepare` back, so that what comes after is not told of XLA."""
+        _set_environment(self._before)
+        self._before = {}
 
     def load(self) -> None:
         """Import torch_xla and make its process group known. Raises UserError if it cannot load."""
@@ -89,6 +95,7 @@ class XlaRuntime(Runtime):
         import torch_xla.runtime as xr
 
         self._device = torch_xla.device()
+        _started.update(self._environment())
         hardware = xr.device_type()
         if (hardware == "NEURON") is not self.is_neuron:
             raise UserError(f"torch_xla took {hardware}: unset PJRT_DEVICE.")
@@ -188,35 +195,22 @@ class XlaRuntime(Runtime):
         return result
 
 
-def cpu_flags(excess_precision: bool) -> dict[str, str]:
-    """Return the XLA flags for XLA:CPU; a user's own value of the same flag wins."""
-    return {
-        # torch_xla adds this one by itself; named here so that the fingerprint always has it.
-        "xla_cpu_enable_fast_math": "false",
-        # Without it a fused graph keeps float32 between bf16 operations, and what is observed
-        # changes what is fused: block by block would differ from the whole graph.
-        "xla_allow_excess_precision": str(excess_precision).lower(),
-        # The other scheduler keeps a copy of every chunk of experts alive: all weights once more.
-        "xla_cpu_enable_concurrency_optimized_scheduler": "false",
-    }
-
-
-def with_flags(flags: str, defaults: Mapping[str, str]) -> str:
-    """Return flags with those defaults added whose name they do not hold."""
-    parts = flags.split()
-    names = {part.lstrip("-").partition("=")[0] for part in parts}
-    parts += [f"--{name}={value}" for name, value in defaults.items() if name not in names]
-    return " ".join(parts)
-
-
 def _is_running() -> bool:
     torch_xla = sys.modules.get("torch_xla")
     return torch_xla is not None and bool(torch_xla._XLAC._xla_runtime_is_initialized())
 
 
+def _set_environment(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
 def _refuse_late(wanted: Mapping[str, str | None]) -> None:
     for name, value in wanted.items():
-        has = os.environ.get(name)
+        has = _started[name] if name in _started else os.environ.get(name)
         if sorted((value or "").split()) != sorted((has or "").split()):
             raise UserError(
                 f"XLA already runs in this process with {name}={has or 'unset'}, and reads it only "

@@ -1,14 +1,7 @@
-"""Export: a module lowered to one StableHLO graph, whose observed tensors are its outputs.
-
-A compiled graph has no Python hooks. What hooks wrote into a dictionary while the module was
-exported are ordinary outputs of the graph afterwards.
-"""
+"""Export to XLA: a module lowered to one StableHLO graph that runs like the module."""
 
 from __future__ import annotations
 
-import contextlib
-import io
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,16 +10,11 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from layerparity.backends._export import exported
 from layerparity.errors import UserError
 
-
-def export_and_run(module: nn.Module, args: tuple[Any, ...]) -> Any:
-    """Run a module as one XLA graph and return what the module would, on the device.
-
-    ``args`` are tensors, plain values and nested containers of them, on one device with the
-    module. Raises UserError where the module cannot be one graph.
-    """
-    return Exported(module)(*args)
+_NO_CACHE = "compile=export takes no cache: use generate.max_new_tokens=0 or backend.compile=lazy."
+_NO_DATA = "use experts_implementation=static, or backend.compile=lazy."
 
 
 class Exported:
@@ -41,7 +29,11 @@ class Exported:
         self._graphs: dict[str, _Graph] = {}
 
     def __call__(self, *args: Any) -> Any:
-        """Run the graph; returns what the module would, with tensors on the device."""
+        """Run the graph; returns what the module would, with tensors on the device.
+
+        Arguments are tensors, plain values and nested containers of them, on one device with the
+        module. Raises UserError where the module cannot be one graph.
+        """
         leaves, spec = pytree.tree_flatten(args)
         key = str((spec, [_signature(leaf) for leaf in leaves]))
         if key not in self._graphs:
@@ -68,7 +60,8 @@ class _Graph:
 def _lower(module: nn.Module, args: tuple[Any, ...]) -> _Graph:
     from torch_xla.stablehlo import StableHLOExportOptions, exported_program_to_stablehlo
 
-    program = _export(module, args)
+    # torch_xla's own decompositions make a safe softmax a plain one: NaN in rows that see no key.
+    program = _export(module, args).run_decompositions()
     # The weights stay where they are: the bundle's own copy goes through numpy, without bfloat16.
     options = StableHLOExportOptions(include_human_readable_text=False, export_weights=False)
     bundle = exported_program_to_stablehlo(program, options)._bundle
@@ -86,24 +79,7 @@ def _lower(module: nn.Module, args: tuple[Any, ...]) -> _Graph:
 
 
 def _export(module: nn.Module, args: tuple[Any, ...]) -> Any:
-    if not _is_plain(args):
-        raise UserError(
-            "compile=export takes no cache: use generate.max_new_tokens=0 or backend.compile=lazy."
-        )
-    said = io.StringIO()
-    try:
-        # Where it fails, export prints its whole unfinished graph before it raises.
-        with torch.no_grad(), contextlib.redirect_stderr(said):
-            program = torch.export.export(module, _distinct(args), strict=False)
-    except (
-        torch._dynamo.exc.UserError,
-        torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode,
-    ) as error:
-        raise UserError(
-            "A shape in this stage depends on its data, so it cannot be exported: use "
-            "experts_implementation=static, or backend.compile=lazy."
-        ) from error
-    sys.stderr.write(said.getvalue())
+    program = exported(module, _distinct(args), _NO_CACHE, _NO_DATA)
     for written in _written(program):
         raise UserError(
             f"This stage writes to {written} as it runs, which an exported graph would lose: use "
@@ -155,10 +131,3 @@ def _signature(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
         return tuple(leaf.shape), leaf.dtype
     return leaf
-
-
-def _is_plain(value: Any) -> bool:
-    leaves = pytree.tree_leaves(value)
-    return all(
-        leaf is None or isinstance(leaf, torch.Tensor | int | float | str) for leaf in leaves
-    )

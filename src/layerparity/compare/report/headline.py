@@ -1,4 +1,4 @@
-"""The verdict of a comparison in words: headline, why, first divergence, how to make it again."""
+"""The verdict of a comparison in words: headline, why, and the first divergence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ GLYPH = {
     Outcome.SKIPPED: "–",
 }
 _JUDGED = (Outcome.PASS, Outcome.FAIL)
-_SINGLE_WORD = re.compile(r"[\w./:@+-]+")
 
 
 def headline(comparison: Comparison) -> str:
@@ -98,20 +97,6 @@ def divergence_text(row: Row, stage: Stage) -> str:
     return f"{start} Good before it in the same block: {', '.join(good)}." if good else start
 
 
-def reproduce(comparison: Comparison) -> list[tuple[str, str]]:
-    """Return (purpose, command) pairs: this comparison, and the first failing block alone."""
-    golden, candidate = _name(comparison.golden), _name(comparison.candidate)
-    compare = f"python run.py job=compare golden={golden} candidate={candidate}"
-    commands = [("This comparison", f"{compare} tolerance={_quoted(comparison.tolerance)}")]
-    first = first_failure(comparison)
-    side = comparison.candidate
-    # A folder of dumps has no port: there is no model here that could run the block again.
-    if first is not None and first.site.layer is not None and side.port and side.backend:
-        alone = f"python run.py backend={_quoted(side.backend)} scope=single"
-        commands.append(("The failing block alone", f"{alone} layer={first.site.layer}"))
-    return commands
-
-
 def followable(url: str) -> str:
     """Return an address that a browser may follow, or an empty string (``javascript:`` may not)."""
     return url if url.startswith(("http://", "https://")) and not re.search(r"[\s<>]", url) else ""
@@ -126,15 +111,3 @@ def _extent(comparison: Comparison) -> str:
 
 def _sites(count: int) -> str:
     return f"{count} site{'' if count == 1 else 's'}"
-
-
-def _name(side: Side) -> str:
-    return _quoted(side.run or side.name)
-
-
-def _quoted(value: str) -> str:
-    """Quote a value for the shell and for Hydra's grammar, where it is not a single plain word."""
-    if _SINGLE_WORD.fullmatch(value):
-        return value
-    inner = value.replace("\\", "\\\\").replace('"', '\\"').replace("'", "'\\''")
-    return f"'\"{inner}\"'"

@@ -13,6 +13,7 @@ from layerparity.compare.report import headline as words
 from layerparity.compare.report.colour import stylesheet
 from layerparity.compare.report.columns import Columns
 from layerparity.compare.report.error_by_layer import error_by_layer
+from layerparity.compare.report.evidence import coverage_lines, weight_rows
 from layerparity.compare.report.measures import (
     REL_L2,
     beyond,
@@ -21,6 +22,7 @@ from layerparity.compare.report.measures import (
     present,
 )
 from layerparity.compare.report.metric_heatmap import metric_heatmap
+from layerparity.compare.report.reproduce import reproduce
 from layerparity.compare.report.stages import Stage, called, fold, severity, stages
 from layerparity.compare.report.token_heatmap import binning, token_heatmap
 from layerparity.verdict import Outcome
@@ -58,6 +60,8 @@ def _context(comparison: Comparison) -> dict[str, Any]:
     return {
         "comparison": comparison,
         "words": words,
+        "commands": reproduce(comparison),
+        "evidence": {"weights": weight_rows(comparison), "coverage": coverage_lines(comparison)},
         "glyph": {outcome.value: glyph for outcome, glyph in words.GLYPH.items()},
         "heat_css": stylesheet(),
         "sides": _sides(comparison),

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 
 from layerparity.compare.comparison import Comparison, Side
 from layerparity.compare.report import headline as words
+from layerparity.compare.report.evidence import coverage_lines, weight_rows
 from layerparity.compare.report.measures import REL_L2, limit_text, present
+from layerparity.compare.report.reproduce import reproduce
 from layerparity.compare.report.stages import Fold, fold, stages
 from layerparity.verdict import Outcome, Row
 
@@ -21,10 +23,10 @@ def render_markdown(comparison: Comparison) -> str:
         f"# {_plain(words.headline(comparison))}",
         _plain(words.because(comparison)),
         f"Whole model: {_plain(words.whole_model(comparison))}",
-        _list(comparison.verdict.notes),
         _titled("Warnings", _list(comparison.warnings)),
         _titled("Runs", _runs(comparison)),
         _titled("Coverage", _coverage(comparison)),
+        _titled("Weights", _weights(comparison)),
         _titled("First divergence", _divergence(comparison)),
         _titled("By layer", _layers(comparison)),
         _titled("Failing sites", _failures(comparison)),
@@ -46,7 +48,14 @@ def _runs(comparison: Comparison) -> str:
 def _coverage(comparison: Comparison) -> str:
     verdict = comparison.verdict
     counts = [f"{count} {name}" for name, count in verdict.counts.items()]
-    return f"{' + '.join(counts)} = {verdict.total} sites asked for."
+    sites = f"{' + '.join(counts)} = {verdict.total} sites asked for."
+    lines = coverage_lines(comparison)
+    return f"{sites}\n\n{_list(lines)}" if lines else sites
+
+
+def _weights(comparison: Comparison) -> str:
+    lines = [[what, str(count), _plain(text)] for what, count, text in weight_rows(comparison)]
+    return _table(["what", "tensors", "where and how"], lines) if lines else ""
 
 
 def _divergence(comparison: Comparison) -> str:
@@ -92,8 +101,8 @@ def _limits(comparison: Comparison) -> str:
 
 
 def _commands(comparison: Comparison) -> str:
-    lines = [f"{command}  # {purpose}" for purpose, command in words.reproduce(comparison)]
-    return "\n".join(["```sh", *lines, "```"])
+    lines = [f"{command}  # {purpose}" for purpose, command in reproduce(comparison)]
+    return "\n".join(["```sh", *lines, "```"]) if lines else ""
 
 
 def _rel_l2(row: Row) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from layerparity.compare.comparison import Comparison
 from layerparity.compare.report import headline as words
+from layerparity.compare.report.evidence import coverage_lines, weight_lines
 from layerparity.compare.report.measures import REL_L2, numeral, present
 from layerparity.compare.report.stages import Fold, fold, forward_order, stages
 from layerparity.verdict import Outcome, Row
@@ -25,11 +26,11 @@ _STYLE = {
 }
 
 
-def closing_table(comparison: Comparison, verbose: bool = False) -> Table:
+def closing_table(comparison: Comparison) -> Table:
     """Return what a compare job ends with: the verdict above, a line per layer, counts below.
 
-    Neighbouring layers that end alike share a line where there are many; ``verbose`` gives every
-    site a line instead. Only ASCII is used for what must be read, so that it survives a log file.
+    Neighbouring layers that end alike share a line where there are many. Only ASCII is used for
+    what must be read, so that it survives a log file.
     """
     from rich.table import Table
     from rich.text import Text
@@ -41,12 +42,11 @@ def closing_table(comparison: Comparison, verbose: bool = False) -> Table:
         title_justify="left",
         caption_justify="left",
     )
-    for name in ("layer", "outcome", "worst site" if not verbose else "site"):
+    for name in ("layer", "outcome", "worst site"):
         table.add_column(name, overflow="fold")
     table.add_column("rel L2", justify="right", no_wrap=True)
     table.add_column("reason", overflow="fold")
-    lines = _every_site(comparison) if verbose else _by_layer(comparison)
-    for name, row in lines:
+    for name, row in _by_layer(comparison):
         outcome = Text(row.outcome.value, style=_STYLE[row.outcome])
         # Text, not str: rich would read "[...]" in a reason as its own markup.
         table.add_row(Text(name), outcome, Text(str(row.site)), _rel_l2(row), Text(_reason(row)))
@@ -78,10 +78,6 @@ def _by_layer(comparison: Comparison) -> list[tuple[str, Row]]:
     return [(_ascii(each), each.worst) for each in fold(stages(comparison.rows))]
 
 
-def _every_site(comparison: Comparison) -> list[tuple[str, Row]]:
-    return [(stage.name, row) for stage in stages(comparison.rows) for row in stage.rows]
-
-
 def _ascii(each: Fold) -> str:
     return each.name.replace("–", "-")
 
@@ -93,7 +89,8 @@ def _caption(comparison: Comparison) -> str:
     skipped = Counter(r.reason for r in comparison.rows if r.outcome is Outcome.SKIPPED)
     lines += [f"skipped: {n} {reason}" for reason, n in skipped.most_common(_REASONS)]
     lines.append(f"whole model: {words.whole_model(comparison)}")
-    lines += [*verdict.notes, *(f"warning: {each}" for each in comparison.warnings)]
+    lines += [*weight_lines(comparison), *coverage_lines(comparison)]
+    lines += [f"warning: {each}" for each in comparison.warnings]
     return "\n".join(lines)
 
 

@@ -15,5 +15,8 @@ class Tolerance(Protocol):
     def limits(self) -> dict[str, float]:
         """Return the limits by name, for the record."""
 
+    def lacks(self, kind: Kind, metrics: dict[str, float]) -> bool:
+        """Return whether the metrics hold nothing that this tolerance could judge by."""
+
     def broken(self, kind: Kind, metrics: dict[str, float]) -> list[str]:
         """Return for each broken limit which it is and by how much; nothing where all hold."""

@@ -33,6 +33,10 @@ class FixedTolerance:
             "pearson": self.pearson,
         }
 
+    def lacks(self, kind: Kind, metrics: dict[str, float]) -> bool:
+        """Return False: every site has the plain metrics."""
+        return False
+
     def broken(self, kind: Kind, metrics: dict[str, float]) -> list[str]:
         """Return the broken limits; one that is NaN, or was not measured, is broken.
 

@@ -1,20 +1,26 @@
 """Family: what the framework knows of one architecture, and the layout most of them share.
 
 A family's file is named after the checkpoint's ``model_type`` and holds ``FAMILY``. An unknown
-model type gets the shared layout; what a block lacks is skipped and said so.
+model type gets the shared layout, in which nothing is taken for granted of what a component is fed;
+what a block lacks is skipped and said so.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from layerparity import registry
 from layerparity.errors import UserError, nearest
 from layerparity.site import Kind, Site, SiteSpec
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
+
+# What a model computes after a stage's module, of its output and transformers' configuration.
+After = Callable[["torch.Tensor", Any], "torch.Tensor"]
 
 HIDDEN = SiteSpec(("batch", "token", "channel"))
 HEADS = SiteSpec(("batch", "token", "head", "channel"))
@@ -28,7 +34,8 @@ class Tap:
     """Where a site is observed in a block: a module's input or output, or the attention interface.
 
     ``module`` is the path inside the block; ``pick`` the element of a tuple; ``attention`` the name
-    of an argument at the attention interface (``query``, ``key`` or ``context``).
+    of an argument at the attention interface (``query``, ``key`` or ``context``). ``heads_first``
+    says that the module works on [batch, head, token, channel].
     """
 
     local: str
@@ -37,9 +44,10 @@ class Tap:
     pick: int | None = None
     of_input: bool = False
     attention: str | None = None
+    heads_first: bool = False
 
 
-# The shared layout, in the order in which a forward pass reaches it.
+# What blocks share that norm first and add afterwards, in the order of a forward pass.
 TAPS = (
     Tap("input_layernorm:out", "input_layernorm"),
     Tap("self_attn.q_proj:out", "self_attn.q_proj"),
@@ -60,6 +68,13 @@ TAPS = (
     Tap("mlp:out", "mlp"),
 )
 
+# Where a block norms elsewhere, or twice, a component's input is the output of no other.
+SHARED_TAPS = (
+    *TAPS,
+    Tap("self_attn:in", "self_attn", of_input=True),
+    Tap("mlp:in", "mlp", of_input=True),
+)
+
 # What a user may call a component, and the module it is.
 COMPONENTS = {
     "attention": "self_attn",
@@ -76,23 +91,25 @@ OUTSIDE = {
     "head": "lm_head",
     "lm_head": "lm_head",
 }
-# The site whose values a component takes as its input.
-_INPUT_OF = {
-    "": ":in",
-    "input_layernorm": ":in",
-    "self_attn": "input_layernorm:out",
-    "post_attention_layernorm": "post_attention_layernorm:in",
-    "mlp": "post_attention_layernorm:out",
-}
+# The site whose values a component takes as its input; else its own, which a tap sees.
+_INPUT_OF = {"": ":in", "input_layernorm": ":in"}
+# In a block that norms first, it has been stored already.
+NORMS_FIRST = {"self_attn": "input_layernorm:out", "mlp": "post_attention_layernorm:out"}
 
 
 @dataclass(frozen=True)
 class Family:
-    """One architecture: where its sites are and which small tensors must stay float32."""
+    """One architecture: where its sites are and which small tensors must stay float32.
+
+    ``inputs`` names the site that feeds a component, where it is not the component's own ``:in``.
+    ``after`` is what the model computes between a stage's module and the next stage.
+    """
 
     model_type: str
-    taps: tuple[Tap, ...] = TAPS
+    taps: tuple[Tap, ...] = SHARED_TAPS
     float32_patterns: tuple[str, ...] = ()
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    after: Mapping[str, After] = field(default_factory=dict)
 
     def stage(self, component: str, layer: int | None) -> str:
         """Return the stage of a component the user named. Raises UserError with the known names."""
@@ -115,7 +132,8 @@ class Family:
         if stage == "lm_head":
             return Site("norm", "out")
         site = Site(stage, "in")
-        path, _, end = _INPUT_OF[site.component].partition(":")
+        known = {**_INPUT_OF, **self.inputs}
+        path, _, end = known.get(site.component, f"{site.component}:in").partition(":")
         block = f"layers.{site.layer}"
         return Site(f"{block}.{path}" if path else block, end)
 

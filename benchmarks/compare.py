@@ -1,0 +1,170 @@
+"""python benchmarks/compare.py: how fast two tensors are compared, by us and by others.
+
+--memory instead compares two runs of 62 layers x 10 sites x 4 M elements and says what it took.
+Other tools take part where they are installed; see benchmarks/README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+
+import torch
+
+Way = Callable[[torch.Tensor, torch.Tensor], object]
+WIDTH = 4096
+AXES = ("batch", "token", "channel")
+
+
+def read(golden: torch.Tensor, candidate: torch.Tensor) -> object:
+    """Read every byte of both once, as torch sums float32."""
+    return golden.view(torch.float32).sum(), candidate.view(torch.float32).sum()
+
+
+def ours(golden: torch.Tensor, candidate: torch.Tensor) -> object:
+    """Every metric of a real site and the error of each token, as the compare job computes them."""
+    from layerparity.compare.evaluate import token_errors
+    from layerparity.compare.rows import chunks
+    from layerparity.metrics.base import Stream
+    from layerparity.site import Kind
+
+    stream, errors = Stream(Kind.REAL), []
+    for chunk in chunks(golden, candidate, AXES):
+        stream.feed(chunk)
+        errors += token_errors(chunk)
+    return stream.results(), errors
+
+
+def ours_plain(golden: torch.Tensor, candidate: torch.Tensor) -> object:
+    """The same without the compiled kernel."""
+    from layerparity.metrics import _chunk
+
+    before, _chunk.find_spec = _chunk.find_spec, lambda name: None
+    try:
+        return ours(golden, candidate)
+    finally:
+        _chunk.find_spec = before
+
+
+def sorting(golden: torch.Tensor, candidate: torch.Tensor) -> dict[str, float]:
+    """What comparison scripts do: whole tensors in float32, the median by sorting."""
+    g, c = golden.float().flatten(), candidate.float().flatten()
+    gaps = (g - c).abs()
+    return {
+        "max": gaps.max().item(),
+        "mean": gaps.mean().item(),
+        "median": gaps.sort().values[gaps.numel() // 2].item(),
+        "std": gaps.std().item(),
+        "similarity": 100 * torch.isclose(g, c, rtol=1e-2, atol=1e-5).float().mean().item(),
+        "cosine": torch.nn.functional.cosine_similarity(g, c, dim=0).item(),
+        "pearson": torch.corrcoef(torch.stack([g, c]))[0, 1].item(),
+    }
+
+
+def assert_close(golden: torch.Tensor, candidate: torch.Tensor) -> object:
+    """torch.testing.assert_close, within limits that hold: it stops at no difference."""
+    return torch.testing.assert_close(candidate, golden, rtol=1.0, atol=1.0)
+
+
+def polygraphy() -> Way:
+    """Polygraphy's comparison of two outputs; it has no bfloat16, so that is widened first."""
+    from polygraphy.comparator import SimpleCompareFunc
+    from polygraphy.comparator.struct import IterationResult
+    from polygraphy.logger import G_LOGGER
+
+    G_LOGGER.module_severity = G_LOGGER.CRITICAL
+    compare = SimpleCompareFunc()
+
+    def run(golden: torch.Tensor, candidate: torch.Tensor) -> object:
+        sides = [{"site": side.float().numpy()} for side in (candidate, golden)]
+        return compare(*(IterationResult(side) for side in sides))
+
+    return run
+
+
+def msprobe() -> Way:
+    """msprobe's six numbers of a pair of tensors; bfloat16 is widened first, as it does itself."""
+    from msprobe.core.compare.npy_compare import compare_ops_apply
+
+    def run(golden: torch.Tensor, candidate: torch.Tensor) -> object:
+        return compare_ops_apply(candidate.float().numpy(), golden.float().numpy(), False, "")
+
+    return run
+
+
+def ways() -> tuple[dict[str, Way], list[str]]:
+    """Return what can be timed here by name, and the names of what is not installed."""
+    found: dict[str, Way] = {"reading both": read, "layerparity": ours}
+    found |= {"layerparity, no numba": ours_plain, "sorting": sorting, "assert_close": assert_close}
+    absent = []
+    for name, make in (("polygraphy", polygraphy), ("msprobe", msprobe)):
+        if find_spec(name) is None:
+            absent.append(name)
+        else:
+            found[name] = make()
+    return found, absent
+
+
+def timed(rows: int, dtype: torch.dtype, repeats: int, named: dict[str, Way]) -> dict[str, float]:
+    """Return GB/s of each way by name: both tensors' bytes over the median of alternating runs."""
+    maker = torch.Generator().manual_seed(0)
+    golden = torch.randn(1, rows, WIDTH, generator=maker)
+    candidate = (golden + 1e-3 * torch.randn(1, rows, WIDTH, generator=maker)).to(dtype)
+    golden = golden.to(dtype)
+    seconds: dict[str, list[float]] = {name: [] for name in named}
+    # The first round is not counted: it compiles and warms up.
+    for round_ in range(repeats + 1):
+        for name, way in named.items():
+            start = time.perf_counter()
+            way(golden, candidate)
+            if round_:
+                seconds[name].append(time.perf_counter() - start)
+    size = golden.nbytes + candidate.nbytes
+    return {name: size / statistics.median(spent) / 1e9 for name, spent in seconds.items()}
+
+
+def table(found: dict[str, dict[str, float]]) -> str:
+    """Return GB/s by way and dtype, and how often each way fits into layerparity's."""
+    lines = ["| way | " + " | ".join(f"{dtype}, GB/s | ours is" for dtype in found) + " |"]
+    lines.append("|---|" + "---:|---:|" * len(found))
+    for name in next(iter(found.values())):
+        cells = []
+        for speeds in found.values():
+            ratio = speeds["layerparity"] / speeds[name]
+            cells += [f"{speeds[name]:.3g}", f"{ratio:.3g} x"]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Time every way, or measure the memory of a large comparison."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--elements", type=int, default=1 << 24, help="of each tensor")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--memory", action="store_true", help="compare 620 sites instead")
+    chosen = parser.parse_args()
+    torch.set_num_threads(chosen.threads)
+    if chosen.memory:
+        from memory import compare_large
+
+        print(compare_large())
+        return
+    named, absent = ways()
+    rows = max(1, chosen.elements // WIDTH)
+    dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16}
+    found = {name: timed(rows, each, chosen.repeats, named) for name, each in dtypes.items()}
+    print(f"{rows * WIDTH:,} pairs, {chosen.threads} threads, median of {chosen.repeats} rounds,")
+    print(f"{platform.machine()}, torch {torch.__version__}\n")
+    print(table(found))
+    for name in absent:
+        print(f"{name}: not installed")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""NVIDIA: what the kernel driver's files say of the GPUs here, without torch and without CUDA."""
+
+from __future__ import annotations
+
+import os
+import re
+from itertools import takewhile
+from pathlib import Path
+
+DEVICE_FILES = Path("/dev")
+DRIVER = Path("/proc/driver/nvidia")
+
+
+def gpu_names() -> list[str]:
+    """Return the names of the GPUs that CUDA would show, by index.
+
+    Waking CUDA up costs seconds where there are many GPUs, so only files are read:
+    ``/dev/nvidiaN`` says which GPUs a container was given, the driver's own files what they are.
+    """
+    minors = sorted(
+        int(file.name.removeprefix("nvidia")) for file in DEVICE_FILES.glob("nvidia[0-9]*")
+    )
+    models = _models()
+    names = [models.get(minor, "NVIDIA GPU") for minor in minors]
+    return names[: _visible(len(names))]
+
+
+def driver_version() -> str:
+    """Return the kernel driver's version, or ``unknown``."""
+    match = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)", _read(DRIVER / "version"))
+    return match[1] if match else "unknown"
+
+
+def _models() -> dict[int, str]:
+    """Return the model of each GPU the driver lists, by the number in its device file's name."""
+    found = {}
+    for file in DRIVER.glob("gpus/*/information"):
+        told = dict(re.findall(r"^([^:\n]+):[ \t]*(\S.*?)[ \t]*$", _read(file), re.MULTILINE))
+        if "Model" in told and told.get("Device Minor", "").isdigit():
+            found[int(told["Device Minor"])] = told["Model"]
+    return found
+
+
+def _visible(count: int) -> int:
+    """Return how many of ``count`` GPUs CUDA_VISIBLE_DEVICES leaves; its list ends at a -1."""
+    asked = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if asked is None:
+        return count
+    words = (word.strip() for word in asked.split(","))
+    return min(count, sum(1 for _ in takewhile(lambda word: word not in ("", "-1"), words)))
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""

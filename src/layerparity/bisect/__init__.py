@@ -1,0 +1,1 @@
+"""Bisect: from comparisons to the first wrong place: strategies, descent, delta debugging."""

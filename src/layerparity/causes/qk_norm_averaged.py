@@ -1,0 +1,31 @@
+"""qk_norm_averaged: the heads' norm weights were averaged into one."""
+
+from __future__ import annotations
+
+from layerparity.causes._norms import qk_norm
+from layerparity.causes.base import Cause, Evidence
+
+
+class Averaged:
+    """Each channel is off by a constant of its own: the average over its own weight."""
+
+    def judge(self, evidence: Evidence) -> Cause | None:
+        """Return the cause where a q_norm or k_norm is off by constants per channel."""
+        seen = qk_norm(evidence)
+        if seen is None:
+            return None
+        altered = evidence.found("changed_value", "reordered", component=evidence.component)
+        if not altered and (seen.constant is not True or evidence.findings):
+            return None
+        sure = 0.92 if altered else 0.75
+        reasons = [f"{seen.site} fails and the projection before it passes"]
+        reasons += [each.text for each in altered]
+        if seen.constant:
+            reasons.append("each channel is off by a constant: its weight, not the norm, is wrong")
+        if seen.between is not None and seen.between < 0.6:
+            reasons.append(f"only {seen.between:.0%} of the slopes' variance is between heads")
+        text = "its weight is not the checkpoint's: per-head weights averaged into one, or shared"
+        return Cause("qk_norm_averaged", sure, text, reasons)
+
+
+RULE = Averaged()

@@ -1,0 +1,40 @@
+"""router_bias_dropped: experts are chosen without the correction bias."""
+
+from __future__ import annotations
+
+from layerparity.causes.base import Cause, Evidence
+
+CHOICES, LOGITS, WEIGHTS = "mlp.gate:choices", "mlp.gate:logits", "mlp.gate:weights"
+
+
+class RouterBias:
+    """Other experts from equal logits; where the sets agree, the weights agree."""
+
+    def judge(self, evidence: Evidence) -> Cause | None:
+        """Return the cause where choices fail and logits pass."""
+        if not (evidence.failed(CHOICES) and evidence.passed(LOGITS)):
+            return None
+        agreement = evidence.metric("set_agreement", CHOICES)
+        reasons = ["the router's logits pass, and the experts chosen from them differ"]
+        if agreement is not None:
+            reasons.append(f"expert sets agree at {agreement:.0%} of the tokens")
+        outside = evidence.metric("flips_outside_noise", CHOICES)
+        if outside:
+            reasons.append(f"{outside:.0f} flips are further from a tie than the logits' noise")
+        sure = 0.85
+        if evidence.facts.get("weights_compared") == "yes" and not evidence.findings:
+            sure = 0.45
+        if evidence.failed(WEIGHTS):
+            sure = min(sure, 0.5)
+        elif evidence.passed(WEIGHTS):
+            sure = 0.92 if sure > 0.5 else 0.7
+            reasons.append("where the sets agree the weights are right: scores are, only ranks not")
+        lost = [each for each in evidence.found("never_loaded", "missing") if "bias" in each.name]
+        if lost:
+            sure = 0.98
+            reasons += [each.text for each in lost]
+        text = "the correction bias (e_score_correction_bias) is missing from the choice of experts"
+        return Cause("router_bias_dropped", sure, text, reasons)
+
+
+RULE = RouterBias()

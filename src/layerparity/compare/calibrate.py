@@ -1,0 +1,134 @@
+"""Calibrate: a pair's deviation from its reference, in units of the noise floor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from layerparity.compare.align import Pair
+from layerparity.compare.references import References, Wide
+from layerparity.compare.routing import Routing, flips, scored
+from layerparity.compare.rows import by_token, has_tokens
+from layerparity.compare.sides import Union
+from layerparity.noise.deviation import Tensors, deviation
+from layerparity.noise.groups import layout
+from layerparity.noise.stored import CHAINED
+from layerparity.site import Kind, Site
+
+# With fewer of the tokens left, what remains is no sample of the site.
+ENOUGH = 0.5
+
+
+@dataclass
+class Calibrated:
+    """What one pair has beside its plain metrics; ``lacking`` says why there is nothing."""
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    profiles: dict[str, list[float]] = field(default_factory=dict)
+    lacking: str = ""
+
+
+class Calibration:
+    """The references and routing of one comparison."""
+
+    def __init__(self, golden: Union, candidate: Union) -> None:
+        self.references = References()
+        self.routing = Routing(golden, candidate)
+        self._heads = _heads(golden)
+
+    def of(
+        self, pair: Pair, golden: torch.Tensor, candidate: torch.Tensor, mask: torch.Tensor | None
+    ) -> Calibrated:
+        """Return a pair's metrics over its real tokens, ``mask`` being bool [batch, token]."""
+        axes = pair.golden.record.axes
+        if pair.kind not in (Kind.REAL, Kind.INDEX_SET) or not has_tokens(axes):
+            return Calibrated()
+        left, right = by_token(golden, axes), by_token(candidate, axes)
+        real = torch.ones(left.shape[:2], dtype=torch.bool) if mask is None else mask
+        if pair.kind is Kind.INDEX_SET:
+            return self._choices(pair, left, right, real)
+        wide = self.references.of(pair)
+        if isinstance(wide, str):
+            return Calibrated(lacking=wide)
+        judged = self._judged(pair.site, wide, real)
+        share = float(judged.sum()) / max(float(real.sum()), 1.0)
+        if share < ENOUGH:
+            return Calibrated(lacking=_few(share, wide.feed))
+        found = deviation(self._tensors(pair, (left, right), wide, judged, int(real.sum())))
+        metrics = found.metrics | {"agreeing_tokens": share}
+        return Calibrated(metrics, found.profiles)
+
+    def _choices(
+        self, pair: Pair, left: torch.Tensor, right: torch.Tensor, real: torch.Tensor
+    ) -> Calibrated:
+        site = scored(pair.site)
+        wide = self.references.at(site, pair.golden.source, pair.candidate.source)
+        if isinstance(wide, str):
+            return Calibrated(lacking=wide)
+        if pair.site.path == "tokens":
+            wide = _last_token(wide, real.numel())
+        ours, theirs = (each.reshape(real.numel(), -1).long() for each in (left, right))
+        return Calibrated(flips(ours, theirs, wide, real.flatten()))
+
+    def _judged(self, site: Site, wide: Wide, real: torch.Tensor) -> torch.Tensor:
+        """Narrow the real tokens to those that nothing but arithmetic sets apart."""
+        known = [self.routing.agreeing(site)]
+        if wide.feed == CHAINED:
+            known.append(self.routing.untouched(site))
+        for each in known:
+            real = real & each if each is not None and each.shape == real.shape else real
+        return real
+
+    def _tensors(
+        self,
+        pair: Pair,
+        sides: tuple[torch.Tensor, torch.Tensor],
+        wide: Wide,
+        judged: torch.Tensor,
+        real: int,
+    ) -> Tensors:
+        left, right = sides
+        record = pair.golden.record
+        laid = layout(record.shape, record.axes, pair.site.local, self._heads)
+        chosen = judged.flatten()
+        routed = self.routing.experts(pair.site)
+        reference = by_token(wide.values, record.axes)
+        ours, theirs, wider = (
+            each.reshape(chosen.numel(), -1)[chosen] for each in (left, right, reference)
+        )
+        return Tensors(
+            candidate=theirs,
+            golden=ours,
+            reference=wider,
+            tokens=torch.nonzero(chosen).flatten(),
+            real=real,
+            layout=laid,
+            floor=wide.floor,
+            spread=wide.spread,
+            epsilon=torch.finfo(getattr(torch, pair.candidate.source.manifest.dtype)).eps,
+            experts=None if routed is None else routed.flatten(0, 1)[chosen],
+        )
+
+
+def _last_token(wide: Wide, batch: int) -> Wide:
+    """Return the scores of each sequence's last token, which the next one is chosen from."""
+    values = wide.values[:, -1:]
+    tokens = wide.floor.tokens.unflatten(-1, (batch, -1))[..., -1]
+    floor = type(wide.floor)(wide.floor.ways, tokens, wide.floor.elements, wide.floor.spread)
+    return Wide(values, floor, wide.spread, wide.feed)
+
+
+def _heads(golden: Union) -> dict[str, int]:
+    """Return how many query, key and value heads there are, as far as a rotated site shows."""
+    counts = {
+        site.end[0]: found.record.shape[found.record.axes.index("head")]
+        for site, found in golden.records.items()
+        if site.end in ("q_rotated", "k_rotated") and "head" in found.record.axes
+    }
+    return counts | ({"v": counts["k"]} if "k" in counts else {})
+
+
+def _few(share: float, feed: str) -> str:
+    cure = "compare with feed=isolated" if feed == CHAINED else "replay the golden's routing"
+    return f"only {share:.0%} of the tokens were routed alike: {cure}"

@@ -1,0 +1,95 @@
+"""Findings: what the weights and the coverage of two runs say beside their sites' numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+CHANGED_DTYPE = "changed_dtype"
+
+
+@dataclass(frozen=True)
+class WeightFinding:
+    """One thing that is wrong, or notable, with the weights a graph really used.
+
+    ``name`` is the stored tensor's, the first of ``count`` that ended alike. ``what`` is one of
+    ``never_loaded``, ``missing``, ``constant``, ``loaded_twice``, ``reordered``, ``changed_value``
+    and ``changed_dtype``, of which only the last is no fault. ``side`` is ``golden`` or
+    ``candidate``; ``text`` says it whole, ``layers.0.mlp.gate: e_score_correction_bias never
+    loaded``.
+    """
+
+    name: str
+    stage: str
+    layer: int | None
+    component: str
+    what: str
+    text: str
+    side: str = "candidate"
+    count: int = 1
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether the finding makes a comparison fail."""
+        return self.what != CHANGED_DTYPE
+
+
+@dataclass(frozen=True)
+class LayerClass:
+    """A class of the model's layers, the layers that are of it, and those that were judged."""
+
+    name: str
+    layers: tuple[int, ...]
+    judged: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ExpertUse:
+    """The experts of one judged block: how many there are and were exercised by real tokens.
+
+    Of the others, ``by_weights`` had bit-equal weights on both sides in a kernel that exercised
+    experts vouch for; ``never`` are covered by nothing.
+    """
+
+    layer: int
+    total: int
+    exercised: int
+    by_weights: tuple[int, ...] = ()
+    never: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What of a model two runs say nothing about.
+
+    ``steps`` counts, by phase, the steps that the golden holds and those that were judged.
+    ``doubts`` are the lines that make a pass inconclusive.
+    """
+
+    classes: tuple[LayerClass, ...] = ()
+    experts: tuple[ExpertUse, ...] = ()
+    steps: dict[str, tuple[int, int]] = field(default_factory=dict)
+    doubts: tuple[str, ...] = ()
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Coverage:
+        """Read what `dataclasses.asdict` gave."""
+        return cls(
+            classes=tuple(
+                LayerClass(each["name"], tuple(each["layers"]), tuple(each["judged"]))
+                for each in raw["classes"]
+            ),
+            experts=tuple(
+                ExpertUse(
+                    **{
+                        **each,
+                        "by_weights": tuple(each["by_weights"]),
+                        "never": tuple(each["never"]),
+                    }
+                )
+                for each in raw["experts"]
+            ),
+            steps={phase: (held, judged) for phase, (held, judged) in raw["steps"].items()},
+            doubts=tuple(raw["doubts"]),
+        )

@@ -1,0 +1,95 @@
+"""References at compare time: which stored reference and floor a candidate's site is judged by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from layerparity.compare.align import Pair
+from layerparity.compare.stages import stage_of
+from layerparity.compare.stored import Source
+from layerparity.manifest import Manifest
+from layerparity.noise.floor import Floor
+from layerparity.noise.stored import CHAINED, ISOLATED, Entry, StoredReferences
+from layerparity.site import Site
+
+
+@dataclass(frozen=True)
+class Wide:
+    """One site's reference: its values, the floor, and the slopes clean ways show at such sites."""
+
+    values: torch.Tensor
+    floor: Floor
+    spread: dict[str, float]
+    feed: str
+
+
+class References:
+    """The references of a golden side's runs, opened when first asked for."""
+
+    def __init__(self) -> None:
+        self._opened: dict[Path, StoredReferences] = {}
+        self._spreads: dict[tuple[Path, str, str, str], dict[str, float]] = {}
+
+    def of(self, pair: Pair) -> Wide | str:
+        """Return what a pair is judged by, or why there is nothing."""
+        return self.at(pair.site, pair.golden.source, pair.candidate.source)
+
+    def at(self, site: Site, golden: Source, candidate: Source) -> Wide | str:
+        """Return the reference at a site as the candidate's stage was fed, or why there is none."""
+        if not golden.proved or not golden.manifest.reference:
+            return "the golden has no reference to judge by: make it on backend=gpu"
+        stage = stage_of(candidate.manifest, site) if candidate.proved else None
+        if stage is None:
+            return "the candidate is a dump: nothing says what its blocks were fed"
+        stored = self._open(golden)
+        feed = fed(candidate.manifest, golden.manifest, stage, site)
+        entry = stored.find(stage, feed, site)
+        if entry is None:
+            return _lacking(stage, feed)
+        dtype = candidate.manifest.dtype
+        floor = stored.floor(entry, dtype)
+        if floor is None:
+            return f"the golden has no noise floor for {dtype}: make it with reference.dtypes"
+        return Wide(stored.reference(entry), floor, self._spread(stored, entry, dtype), feed)
+
+    def _open(self, golden: Source) -> StoredReferences:
+        folder = Path(golden.run.folder)
+        if folder not in self._opened:
+            self._opened[folder] = StoredReferences(folder, golden.manifest.reference)
+        return self._opened[folder]
+
+    def _spread(self, stored: StoredReferences, entry: Entry, dtype: str) -> dict[str, float]:
+        """Return the largest clean slopes, in units of the floor, over the sites of this kind."""
+        key = (stored.folder, entry.site.local, entry.feed, dtype)
+        if key not in self._spreads:
+            alike = [
+                each.floors[dtype]["spread"]
+                for each in stored.entries()
+                if each.site.local == entry.site.local
+                and each.feed == entry.feed
+                and dtype in each.floors
+            ]
+            self._spreads[key] = _pooled(alike)
+        return self._spreads[key]
+
+
+def fed(candidate: Manifest, golden: Manifest, stage: str, site: Site) -> str:
+    """Return how a candidate's stage was fed: what the golden had there, or its own chain."""
+    for feed in candidate.feeds:
+        if feed.stage == stage and (feed.site.phase, feed.site.step) == (site.phase, site.step):
+            return ISOLATED if golden.hash_at(feed.site) == feed.sha256 else CHAINED
+    return CHAINED
+
+
+def _pooled(spreads: list[dict[str, float]]) -> dict[str, float]:
+    names = {name for each in spreads for name in each}
+    return {name: max(each.get(name, 0.0) for each in spreads) for name in names}
+
+
+def _lacking(stage: str, feed: str) -> str:
+    if feed == CHAINED:
+        return "fed by its own chain, whose rounding has no floor here: compare with feed=isolated"
+    return f"the golden has no reference of {stage} alone: make it with capture=components"

@@ -1,0 +1,110 @@
+"""Fault: one mistake a port can make, and the surgery that plants it in a loaded block.
+
+A fault's file is named after it and holds ``FAULT``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+PHASES = ("prefill", "decode")
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass as a block's arguments see it.
+
+    ``attention_mask`` [batch, seen tokens] has 1 for real tokens; ``position_ids`` is
+    [batch, token]; both int64 on the CPU. ``tables`` gives the model's own rotary tables
+    (cos, sin) for other position ids of the same shape.
+    """
+
+    attention_mask: torch.Tensor
+    position_ids: torch.Tensor
+    config: Any
+    dtype: torch.dtype
+    tables: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
+@dataclass
+class Surgery:
+    """What a fault is planted with: it remembers how a module was, so that it can be undone.
+
+    Weights are changed in place and come back by loading them again. ``frozen`` holds weights, by
+    their path inside the block, that a compiled graph uses in place of the block's own.
+    """
+
+    layer: int
+    config: Any
+    seed: int = 0
+    frozen: dict[str, torch.Tensor] = field(default_factory=dict)
+    _undo: list[Callable[[], None]] = field(default_factory=list)
+
+    def set(self, owner: nn.Module, name: str, value: Any) -> None:
+        """Set a plain attribute of a module, such as ``forward`` or ``top_k``."""
+        if name in owner.__dict__:
+            before = owner.__dict__[name]
+            self._undo.append(lambda: setattr(owner, name, before))
+        else:
+            self._undo.append(lambda: delattr(owner, name))
+        setattr(owner, name, value)
+
+    def wrap(self, owner: nn.Module, around: Callable[[Callable[..., Any]], Any]) -> None:
+        """Replace a module's forward by what ``around`` makes of it."""
+        self.set(owner, "forward", around(owner.forward))
+
+    def add(self, owner: nn.Module, name: str, module: nn.Module) -> None:
+        """Give a module a submodule, which travels to the device with it."""
+        owner.add_module(name, module)
+        self._undo.append(lambda: delattr(owner, name))
+
+    def generator(self) -> torch.Generator:
+        """Return a generator on the CPU that depends on the seed and the layer alone."""
+        return torch.Generator().manual_seed(1_000_003 * self.seed + self.layer)
+
+    def undo(self) -> None:
+        """Put every changed attribute back, the newest first."""
+        while self._undo:
+            self._undo.pop()()
+
+
+Applies = Callable[[nn.Module, torch.dtype, str], str]
+Apply = Callable[[nn.Module, Surgery], None]
+ChangeArguments = Callable[[Mapping[str, Any], Pass], dict[str, Any]]
+
+
+def everywhere(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
+    """Return nothing: the fault applies to every block, type and phase."""
+    return ""
+
+
+def nothing(block: nn.Module, surgery: Surgery) -> None:
+    """Leave the block alone: the fault is in the block's arguments."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One mistake.
+
+    ``component`` is the first module of the block that it makes wrong, ``cause`` the cause that
+    should be named, ``by_weights`` whether the weights alone show it. ``applies(block, dtype,
+    phase)`` returns why it does not, or nothing; the block may be on the meta device.
+    ``apply(block, surgery)`` plants it in a block whose weights are on the CPU. ``arguments``
+    returns the arguments a faulty block is passed. ``never_loaded`` are the weights, by their path
+    in the block, that keep what they were initialised with.
+    """
+
+    id: str
+    story: str
+    component: str
+    cause: str
+    by_weights: bool = False
+    applies: Applies = everywhere
+    apply: Apply = nothing
+    arguments: ChangeArguments | None = None
+    never_loaded: tuple[str, ...] = ()

@@ -1,0 +1,132 @@
+"""Configurations: the fewest keys that part a configuration that is right from one that is not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from layerparity import console
+from layerparity.bisect.ddmin import minimal
+from layerparity.bisect.strategies.base import Step
+from layerparity.config import Config, RunKind
+from layerparity.errors import Exit, UserError
+from layerparity.jobs._bench import RunBench
+from layerparity.verdict import Outcome
+
+KIND = "bisection"
+
+
+@dataclass
+class Trials:
+    """Runs with some of the bad keys, the others as in the good configuration."""
+
+    bench: RunBench
+    good: Mapping[str, Any]
+    bad: Mapping[str, Any]
+    steps: list[Step] = field(default_factory=list)
+
+    def fails(self, keys: frozenset[str]) -> bool:
+        """Say whether a configuration with these of the bad keys is judged wrong.
+
+        One that cannot run, or cannot be judged, does not count as wrong.
+        """
+        chosen = {key: self.bad[key] for key in sorted(keys) if key in self.bad}
+        settings = {**{k: v for k, v in self.good.items() if k not in keys}, **chosen}
+        asked = ", ".join(f"{key}={value}" for key, value in settings.items()) or "no key"
+        console.say(f"\ntrial {len(self.steps) + 1}: {asked}")
+        try:
+            verdict = self.bench.trial(settings).verdict
+        except UserError as error:
+            self.steps.append(Step(asked, f"cannot run: {error}", wrong=False))
+            return False
+        wrong = verdict.outcome is Outcome.FAIL
+        told = f"{verdict.outcome.value}" + (f" at {verdict.first_failure}" if wrong else "")
+        self.steps.append(Step(asked, told, wrong))
+        return wrong
+
+
+def run(config: Config) -> Exit:
+    """Return 1 and name the keys; raises UserError where the two do not part good from bad."""
+    from layerparity.tracking.store import open_store
+
+    good, bad = parsed(config.job.good, "good"), parsed(config.job.bad, "bad")
+    keys = [key for key in {**good, **bad} if good.get(key) != bad.get(key)]
+    if not keys:
+        raise UserError("job.good and job.bad are the same: give keys that differ.")
+    store = open_store(config.tracking)
+    golden = store.find(config.golden or "latest", kind=RunKind.golden.value)
+    bench = RunBench(config, store, golden)
+    name = config.name or "bisect-configuration"
+    params = {"good": str(good), "bad": str(bad)}
+    tags = {"golden": " ".join(run.id for run in golden), "strategy": "ddmin"}
+    with store.start(name, KIND, tags, params) as active:
+        bench.parent = active.id
+        trials = Trials(bench, good, bad)
+        guilty = _minimal(keys, trials)
+        words = [f"{key}={bad[key]}" if key in bad else f"{key} left out" for key in guilty]
+        said = f"{' and '.join(words)} {'makes' if len(words) == 1 else 'make'} the difference."
+        record = {"keys": list(guilty), "steps": [vars(step) for step in trials.steps]}
+        active.log_text(json.dumps(record, indent=1), "bisection.json")
+        active.log_text(_markdown(said, trials.steps), "bisection.md")
+        active.set_tags({"guilty": " ".join(guilty), "mlflow.note.content": said})
+    rows = [(s.asked, "wrong" if s.wrong else "right", s.told) for s in trials.steps]
+    console.table("Trials", ("configuration", "", "told"), rows)
+    console.say(f"{said} {len(trials.steps)} trials over {len(keys)} keys.")
+    console.say(f"{active.name}  {active.id}\n{active.url}")
+    return Exit.FAILED
+
+
+def parsed(given: object, which: str) -> dict[str, Any]:
+    """Return the keys of a configuration with their values, from what ``job.good`` may hold.
+
+    Raises UserError for a word that is no ``key=value``.
+    """
+    if given is None or isinstance(given, Mapping):
+        return {str(key): value for key, value in (given or {}).items()}
+    words = _words(given) if isinstance(given, str) else given
+    found: dict[str, Any] = {}
+    for word in words if isinstance(words, Sequence) else [words]:
+        key, equals, value = str(word).partition("=")
+        if not equals or not key.strip():
+            raise UserError(
+                f"job.{which} holds '{word}', which is no key=value: "
+                f"write 'job.{which}={{dtype:bfloat16,tp_degree:1}}'."
+            )
+        found[key.strip()] = _value(value)
+    return found
+
+
+def _words(text: str) -> list[str]:
+    """Return the words of ``[a=1,b=[x,y]]``; what follows a comma and has no = goes on."""
+    words: list[str] = []
+    for piece in text.removeprefix("[").removesuffix("]").split(","):
+        if words and "=" not in piece:
+            words[-1] += f",{piece}"
+        else:
+            words.append(piece)
+    return words
+
+
+def _value(text: str) -> object:
+    import yaml
+
+    return yaml.safe_load(text)
+
+
+def _minimal(keys: Sequence[str], trials: Trials) -> tuple[str, ...]:
+    try:
+        return minimal(keys, trials.fails)
+    except ValueError as error:
+        told = trials.steps[-1].told
+        side = "job.good" if "without" in str(error) else "job.bad"
+        how = "fails as well" if side == "job.good" else "does not fail"
+        raise UserError(
+            f"{side} {how} ({told}): give one configuration that passes and one that fails."
+        ) from error
+
+
+def _markdown(said: str, steps: Sequence[Step]) -> str:
+    lines = [f"{n}. {step.asked}: {step.told}" for n, step in enumerate(steps, 1)]
+    return f"# {said}\n\n" + "\n".join(lines) + "\n"

@@ -1,0 +1,112 @@
+"""Goldens: which stored golden runs feed a scope, asked for by name or the newest that fit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from layerparity import console
+from layerparity.config import RunKind
+from layerparity.errors import UserError
+from layerparity.inputs import golden as golden_inputs
+from layerparity.jobs._same_weights import SameWeights
+
+if TYPE_CHECKING:
+    from layerparity.inputs.base import Request
+    from layerparity.models.checkpoint import Checkpoint
+    from layerparity.tracking.store import Store
+    from layerparity.tracking.stored import StoredRun
+
+LATEST = "latest"
+LOOKED_AT = 50
+MENTIONED = 3
+WEIGHTS_FILE = "weights.json"
+
+
+def golden_for(
+    store: Store, reference: str | None, checkpoint: Checkpoint, request: Request
+) -> Sequence[StoredRun]:
+    """Return the golden runs asked for, or the newest that hold the scope's inputs, or none.
+
+    A sweep is the union of its finished children. Goldens in the run's own dtype are preferred to
+    newer ones in another. A golden made from other weights is passed over, or, where it was asked
+    for by name, mentioned. Raises UserError where the reference names nothing.
+    """
+    same = SameWeights(checkpoint, request.stages)
+    if reference is not None and reference != LATEST:
+        asked = store.find(reference, kind=RunKind.golden.value)
+        other = same.differing(_used(asked))
+        if other:
+            console.say(f"note: {_called(asked)} was made from other weights: {other}")
+        return asked
+    fitting = _fitting(store, checkpoint, request, same)
+    fallback: Sequence[StoredRun] = ()
+    for runs in fitting:
+        if all(run.tags.get("dtype") == request.config.dtype.value for run in runs):
+            return runs
+        fallback = fallback or runs
+    return fallback
+
+
+def _fitting(
+    store: Store, checkpoint: Checkpoint, request: Request, same: SameWeights
+) -> Iterator[Sequence[StoredRun]]:
+    """Yield the sets of runs that could feed the scope, newest first; say why others cannot."""
+    mentioned = 0
+    for runs in _sets(store):
+        why = _obstacle(runs, checkpoint, request, same)
+        if why is None:
+            continue
+        if not why:
+            yield runs
+        elif mentioned < MENTIONED:
+            mentioned += 1
+            console.say(f"note: {_called(runs)} is passed over: {why}")
+
+
+def _sets(store: Store) -> Iterator[Sequence[StoredRun]]:
+    """Yield the finished golden runs, newest first, each sweep as one set."""
+    kind = RunKind.golden.value
+    sweeps: set[str] = set()
+    for run in store.runs(kind=kind, limit=LOOKED_AT):
+        if not run.finished or run.parent in sweeps:
+            continue
+        if run.parent is None:
+            yield [run]
+            continue
+        sweeps.add(run.parent)
+        yield store.find(run.parent, kind=kind)
+
+
+def _obstacle(
+    runs: Sequence[StoredRun], checkpoint: Checkpoint, request: Request, same: SameWeights
+) -> str | None:
+    """Return why runs cannot feed the scope: empty if they can, None if nobody would ask."""
+    try:
+        manifests = [golden_inputs.Source.of(run).manifest for run in runs]
+        strange = [m for m in manifests if m.model.config_sha256 != checkpoint.config_sha256]
+        if strange or golden_inputs.lacks(manifests, request):
+            return None
+        other = same.differing(_used(runs))
+    except UserError as error:
+        return str(error)
+    return f"it was made from other weights: {other}" if other else ""
+
+
+def _used(runs: Sequence[Any]) -> dict[str, dict[str, str]]:
+    """Return the digests of the tensors that runs used, by stage and stored name, as listed."""
+    found: dict[str, dict[str, str]] = {}
+    # The newest listing of a stage counts, as it does for its tensors.
+    for run in reversed(golden_inputs.newest_first(runs)):
+        path = run.file(WEIGHTS_FILE)
+        try:
+            found |= json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        except (OSError, ValueError, TypeError) as error:
+            raise UserError(f"{path} is damaged ({error}): make the run again.") from error
+    return found
+
+
+def _called(runs: Sequence[StoredRun]) -> str:
+    more = f" and {len(runs) - 1} more of its sweep" if len(runs) > 1 else ""
+    return f"golden run {runs[0].name}{more}"

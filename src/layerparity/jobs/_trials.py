@@ -1,0 +1,95 @@
+"""Trials: the goldens and candidates of a self-test, made in a folder and thrown away."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from layerparity import console
+from layerparity.bisect.descend import first_guilty
+from layerparity.causes.base import likeliest
+from layerparity.compare.parity import compare_runs
+from layerparity.errors import UserError
+from layerparity.jobs._evidence import evidence_of
+from layerparity.jobs._steps import composed
+from layerparity.jobs._unlogged import make_in
+from layerparity.selftest.cells import Cell, Setting
+from layerparity.selftest.outcomes import Ended, Ending, ending_of
+from layerparity.site import DECODE, PREFILL
+from layerparity.verdict import Outcome
+
+if TYPE_CHECKING:
+    from layerparity.compare.comparison import Comparison
+    from layerparity.config import Config
+    from layerparity.tracking.stored import StoredRun
+
+_GENERATED = 4
+
+
+@dataclass
+class Trials:
+    """Where a self-test's runs are made: one golden for each setting, a folder for each candidate.
+
+    ``tracking`` are the keys that name an empty store, so that nothing of the user's is looked at.
+    """
+
+    folder: Path
+    store: Any
+    tolerance: Any
+    keys: dict[str, Any]
+    _goldens: dict[str, StoredRun] = field(default_factory=dict)
+
+    def golden(self, setting: Setting) -> StoredRun:
+        """Return the golden of a setting, made when first asked for."""
+        if setting.label not in self._goldens:
+            keys = {**self._keys(setting), "kind": "golden"}
+            where = self.folder / f"golden-{len(self._goldens)}"
+            self._goldens[setting.label] = self._make(where, composed(keys))
+        return self._goldens[setting.label]
+
+    def end(self, cell: Cell, phases: Sequence[str] = (PREFILL, DECODE)) -> list[Ended]:
+        """Make a cell's candidate, compare it, and return how it ended in each phase."""
+        golden = self.golden(cell.setting)
+        fed = {"inputs": "golden", "inputs.run": str(golden.folder), "kind": "candidate"}
+        config = composed({**self._keys(cell.setting), **fed, **cell.keys})
+        where = self.folder / "candidate"
+        try:
+            candidate = self._make(where, config)
+            comparison = compare_runs([golden], [candidate], self.tolerance)
+            return [self._ended(cell, comparison, config, golden, phase) for phase in phases]
+        except UserError as error:
+            return [Ended(cell, Ending.NOT_HERE, note=str(error))]
+        finally:
+            shutil.rmtree(where, ignore_errors=True)
+
+    def _ended(
+        self, cell: Cell, comparison: Comparison, config: Config, golden: StoredRun, phase: str
+    ) -> Ended:
+        rows = [row for row in comparison.rows if row.site.phase == phase]
+        seen = replace(comparison, rows=rows)
+        changed = any(row.metrics.get("max_abs_diff") or row.metrics.get("flips") for row in rows)
+        guilt = first_guilty(seen)
+        ending = ending_of(cell, guilt, bool(changed or comparison.weights))
+        effect = max(
+            (r.metrics.get("error_ratio", 0.0) for r in rows if r.site.layer == cell.layer),
+            default=0.0,
+        )
+        cause = ""
+        if guilt is not None:
+            found = likeliest(evidence_of(guilt, seen, config, [golden]))
+            cause = found[0].id if found else ""
+        why = next((f"{r.site}: {r.reason}" for r in rows if r.outcome is Outcome.FAIL), "")
+        named = guilt.called if guilt is not None else ""
+        return Ended(cell, ending, named, cause, effect, why, phase)
+
+    def _keys(self, setting: Setting) -> dict[str, Any]:
+        shared = {"backend": "gpu", "device_map": "cpu", "scope": "full", "capture": "components"}
+        generate = {"generate.max_new_tokens": _GENERATED}
+        return {**shared, **generate, "dtype": setting.dtype, **setting.keys, **self.keys}
+
+    def _make(self, folder: Path, config: Config) -> StoredRun:
+        with console.quiet():
+            return make_in(folder, config, self.store)

@@ -1,0 +1,78 @@
+"""Derive a model's own limits from comparisons that are known to be good, and keep them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from layerparity import console
+from layerparity.config import Config
+from layerparity.errors import Exit, UserError
+from layerparity.jobs import compare
+from layerparity.jobs._limits import FILE, KIND, model_of
+from layerparity.jobs.judge import stored_comparison
+
+if TYPE_CHECKING:
+    from layerparity.compare.comparison import Comparison
+    from layerparity.tracking.store import Store
+    from layerparity.tracking.stored import StoredRun
+
+
+@dataclass
+class Settings:
+    """conf/job/calibrate.yaml: the comparisons that are known to be good, by id or name.
+
+    A limit is the largest value that they show, times ``margin``.
+    """
+
+    name: str = "calibrate"
+    runs: list[str] = field(default_factory=list)
+    margin: float = 1.5
+
+
+def run(config: Config) -> Exit:
+    """Read the comparisons, take the largest of each metric, and keep the limits as a run."""
+    from layerparity.compare.tolerances.calibrated import CalibratedTolerance, limits_of
+    from layerparity.tracking.store import open_store
+
+    job = config.job
+    if not job.runs:
+        raise UserError("job=calibrate wants comparisons known to be good: job.runs=[id,...].")
+    if job.margin < 1:
+        raise UserError(f"job.margin={job.margin}: give 1 or more.")
+    store = open_store(config.tracking)
+    found = [store.find(name, kind=compare.KIND)[0] for name in job.runs]
+    comparisons = [stored_comparison(each) for each in found]
+    model, dtype = _one_model(store, found, comparisons)
+    rows = [row for each in comparisons for row in each.rows]
+    limits = limits_of(rows, job.margin)
+    if not limits:
+        raise UserError("These comparisons hold no error ratio: their golden has no reference.")
+    tags = {"config_sha256": model, "dtype": dtype, "verdict": "kept"}
+    params = {"runs": [each.id for each in found], "margin": job.margin, "limits": limits}
+    with store.start(config.name or f"{KIND}-{dtype}", KIND, tags, params) as active:
+        active.log_text(json.dumps(limits, indent=1), FILE)
+        active.log_metrics((f"limit/{name}", value, 0) for name, value in limits.items())
+    usual = CalibratedTolerance().limits()
+    table = [(name, f"{usual[name]:g}", f"{value:.4g}") for name, value in limits.items()]
+    console.table(f"Limits from {len(rows)} sites", ("metric", "usual", "this model"), table)
+    console.say(f"Comparisons of this model in {dtype} use them from now on.\nrun: {active.url}")
+    return Exit.OK
+
+
+def _one_model(
+    store: Store, runs: Sequence[StoredRun], comparisons: Sequence[Comparison]
+) -> tuple[str, str]:
+    """Return the model's hash and the candidates' floating type. Raises UserError for several."""
+    found = {(model_of(store, run), each.candidate.dtype) for run, each in _zip(runs, comparisons)}
+    if len(found) > 1:
+        raise UserError("These comparisons are of several models or dtypes: calibrate each alone.")
+    return next(iter(found))
+
+
+def _zip(
+    runs: Sequence[StoredRun], comparisons: Sequence[Comparison]
+) -> list[tuple[StoredRun, Comparison]]:
+    return list(zip(runs, comparisons, strict=True))

@@ -1,0 +1,64 @@
+"""Judge a stored comparison again by another tolerance, from its numbers alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from layerparity import console
+from layerparity.config import Config
+from layerparity.errors import Exit, UserError
+from layerparity.jobs import compare
+
+if TYPE_CHECKING:
+    from layerparity.compare.comparison import Comparison
+    from layerparity.tracking.stored import StoredRun
+
+FILE = "comparison.json"
+SHOWN = 24
+
+
+@dataclass
+class Settings:
+    """conf/job/judge.yaml."""
+
+    name: str = "judge"
+
+
+def run(config: Config) -> Exit:
+    """Apply ``tolerance=`` to the rows of ``run=``, and log that as a comparison of its own."""
+    from layerparity.compare.rejudge import changes, rejudge
+    from layerparity.tracking.store import open_store
+
+    store = open_store(config.tracking)
+    judged = store.find(config.run or "latest", kind=compare.KIND)[0]
+    before = stored_comparison(judged)
+    after = rejudge(before, config.tolerance)
+    after.settings = compare.settings_to_judge(config)
+    changed = changes(before, after)
+    rows = [(str(c.after.site), c.before.outcome, c.after.outcome, c.after.reason) for c in changed]
+    candidates = [kept for each in before.candidate.run.split(",") if (kept := store.get(each))]
+    compare.log(config, store, after, candidates, {"judged_again": judged.id})
+    shown = [*rows[:SHOWN], *([("...", "", "", "")] if len(rows) > SHOWN else [])]
+    title = f"{len(rows)} of {len(before.rows)} sites end otherwise than by {before.tolerance}"
+    if rows:
+        console.table(title, ("site", "was", "is", "why"), shown)
+    was, now = before.verdict.outcome.value, after.verdict.outcome.value
+    how = f"still {now}" if was == now else f"{was} becomes {now}"
+    console.say(f"{judged.name}: {title if not rows else 'by ' + after.tolerance}: {how}")
+    return after.verdict.exit
+
+
+def stored_comparison(run: StoredRun) -> Comparison:
+    """Return what a comparison run stored. Raises UserError where it is none, or is damaged."""
+    from layerparity.compare.comparison import Comparison
+
+    path = run.file(FILE)
+    if not path.is_file():
+        raise UserError(
+            f"Run '{run.name}' holds no {FILE}: give run= the id or name of a comparison."
+        )
+    try:
+        return Comparison.from_json(path.read_text(encoding="utf-8"))
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path} is damaged ({error}): compare the runs again.") from error

@@ -1,0 +1,163 @@
+"""Plant every known fault and many clean variants, and see which are named and which are not."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from layerparity import console
+from layerparity.config import Config
+from layerparity.errors import Exit, UserError
+from layerparity.selftest.cells import Cell, Setting
+from layerparity.selftest.grid import clean_cells, fault_cells, fault_names, mutation_cells
+from layerparity.selftest.outcomes import Ended
+from layerparity.selftest.table import fault_table, mutation_table, summary
+from layerparity.site import DECODE, PREFILL
+
+KIND = "selftest"
+_PADDED = [
+    "Two machines compare their notes by the light of",
+    "The first learned the answer long ago",
+]
+
+
+@dataclass
+class Settings:
+    """conf/job/selftest.yaml.
+
+    ``faults`` narrows the catalogue; ``clean`` runs the clean variants; ``mutations`` is the number
+    of unforeseen faults, drawn by ``seed``. ``models`` are the shipped one and small ones made on
+    the spot.
+    """
+
+    name: str = "selftest"
+    faults: list[str] = field(default_factory=list)
+    models: list[str] = field(default_factory=lambda: ["tiny_minimax_m2", "qwen3_moe"])
+    dtypes: list[str] = field(default_factory=lambda: ["bfloat16", "float32"])
+    clean: bool = True
+    mutations: int = 0
+    seed: int = 0
+
+
+def run(config: Config) -> Exit:
+    """Run the self-test; exit 1 where a fault is missed or a clean variant raises an alarm."""
+    from layerparity.tracking.store import open_store
+
+    settings = config.job
+    _refuse_unknown(settings.faults)
+    store = open_store(config.tracking)
+    with tempfile.TemporaryDirectory(prefix="layerparity-selftest-") as name:
+        ended = _all(config, Path(name))
+    for title, columns, rows in (fault_table(ended), mutation_table(ended)):
+        if rows:
+            console.table(title, columns, rows)
+    found = summary(ended)
+    with store.start(
+        config.name or KIND, KIND, {"verdict": found.verdict}, asdict(settings)
+    ) as run:
+        run.log_text(json.dumps([_plain(each) for each in ended], indent=1), "selftest.json")
+        run.log_text(found.markdown, "selftest.md")
+        run.log_metrics(
+            (f"summary/{name}", float(value), 0) for name, value in found.counts.items()
+        )
+        run.set_tags({"mlflow.note.content": found.markdown})
+    console.say(found.text)
+    console.say(f"run: {run.url}")
+    return Exit.OK if found.verdict == "pass" else Exit.FAILED
+
+
+def _all(config: Config, folder: Path) -> list[Ended]:
+    from layerparity.jobs._trials import Trials
+    from layerparity.tracking.config import TrackingConfig
+    from layerparity.tracking.store import open_store
+
+    keys = {"threads": config.threads or 1}
+    store = open_store(TrackingConfig(folder=str(folder / "empty")))
+    trials = Trials(folder, store, config.tolerance, keys)
+    settings, layers = _settings(config.job, folder)
+    cells = list(_cells(config.job, settings, layers))
+    ended: list[Ended] = []
+    with console.progress("candidates", len(cells)) as bar:
+        for cell in cells:
+            ended += trials.end(cell, (PREFILL, DECODE) if not cell.size else (PREFILL,))
+            bar.step(f"{cell.name} ({cell.setting.label})")
+    return ended
+
+
+def _cells(job: Settings, settings: Sequence[Setting], layers: dict[str, int]) -> Iterable[Cell]:
+    from layerparity.numerics.ways import OTHERS
+
+    if not job.mutations or job.faults:
+        yield from fault_cells([s for s in settings if "padded" in s.inputs], layers, job.faults)
+    if job.clean:
+        yield from clean_cells(settings, [way.name for way in OTHERS])
+    if job.mutations:
+        shipped = [s for s in settings if s.model == job.models[0] and "padded" in s.inputs]
+        drawn = {s.model: _drawn(s, job) for s in shipped}
+        yield from mutation_cells(shipped[:1], drawn, job.seed, layers)
+
+
+def _drawn(setting: Setting, job: Settings) -> list[Any]:
+    from layerparity.faults.mutation import mutations
+    from layerparity.jobs._steps import composed
+    from layerparity.models.resolve import open_checkpoint
+    from layerparity.models.skeleton import Skeleton, read_config
+
+    checkpoint = open_checkpoint(composed(setting.keys).model)
+    import torch
+
+    config = read_config(checkpoint.config)
+    skeleton = Skeleton(config, torch.float32, "eager", "eager")
+    return list(mutations(job.seed, job.mutations, skeleton.module("layers.0")))
+
+
+def _settings(job: Settings, folder: Path) -> tuple[list[Setting], dict[str, int]]:
+    """Return a setting for each model, input and floating type, and each model's block count."""
+    from layerparity.jobs._steps import composed
+    from layerparity.models.checkpoint import Checkpoint
+    from layerparity.models.resolve import open_checkpoint
+    from layerparity.selftest.models import SHIPPED, make_model, make_tokens
+
+    found: list[Setting] = []
+    layers: dict[str, int] = {}
+    for model in job.models:
+        if model == SHIPPED:
+            checkpoint: Checkpoint = open_checkpoint(composed({"model": SHIPPED}).model)
+            inputs: dict[str, dict[str, Any]] = {
+                "one prompt": {"inputs": "prompt"},
+                "padded batch": {"inputs": "prompt", "prompt.texts": _PADDED},
+            }
+            keys: dict[str, Any] = {"model": SHIPPED}
+        else:
+            where = make_model(model, folder)
+            checkpoint = Checkpoint(where)
+            keys = {"model": "checkpoint", "model.path": str(where)}
+            long, padded = (
+                make_tokens(folder / f"{n}.json", n_rows)
+                for n, n_rows in (("long", (64,)), ("padded", (40, 24)))
+            )
+            inputs = {
+                "64 tokens": {"inputs": "tokens", "inputs.file": str(long)},
+                "padded batch": {"inputs": "tokens", "inputs.file": str(padded)},
+            }
+        layers[model] = int(checkpoint.config["num_hidden_layers"])
+        found += [
+            Setting(model, words, dtype, {**keys, **fed})
+            for dtype in job.dtypes
+            for words, fed in inputs.items()
+        ]
+    return found, layers
+
+
+def _plain(ended: Ended) -> dict[str, Any]:
+    return {**asdict(ended), "ending": ended.ending.value}
+
+
+def _refuse_unknown(faults: Sequence[str]) -> None:
+    strangers = [name for name in faults if name not in fault_names()]
+    if strangers:
+        raise UserError(f"There is no fault '{strangers[0]}'. Known: {', '.join(fault_names())}.")

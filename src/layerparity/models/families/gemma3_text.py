@@ -1,0 +1,14 @@
+"""Gemma 3, text only: QK norm on heads, a soft cap where the configuration gives one."""
+
+from dataclasses import replace
+
+from layerparity.models.families import gemma2
+from layerparity.models.families.base import SHARED_TAPS
+
+_ON_HEADS = ("self_attn.q_norm", "self_attn.k_norm")
+
+FAMILY = replace(
+    gemma2.FAMILY,
+    model_type="gemma3_text",
+    taps=tuple(replace(tap, heads_first=tap.module in _ON_HEADS) for tap in SHARED_TAPS),
+)

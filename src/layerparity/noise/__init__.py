@@ -1,0 +1,1 @@
+"""Noise: how large and how structured the error of a clean computation is, by groups of numbers."""

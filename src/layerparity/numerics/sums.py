@@ -1,0 +1,78 @@
+"""Sums: matrix products that add their terms in another order, or more precisely."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.nn.functional import linear
+from torch.overrides import TorchFunctionMode
+
+Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Linear(TorchFunctionMode):
+    """Replace every ``linear(input, weight)`` by ``product``; the bias is added afterwards."""
+
+    def __init__(self, product: Product) -> None:
+        super().__init__()
+        self.product = product
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run one operation, a linear layer by the product."""
+        if func is not linear:
+            return func(*args, **(kwargs or {}))
+        return self._linear(*args, **(kwargs or {}))
+
+    def _linear(
+        self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        result = self.product(input, weight)
+        return result if bias is None else result + bias
+
+
+def sharded(shards: int) -> Product:
+    """Return a product of partial sums, each rounded, as tensor parallelism adds them."""
+
+    def product(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        parts = zip(input.chunk(shards, -1), weight.chunk(shards, -1), strict=True)
+        return _added(linear(left, right) for left, right in parts)
+
+    return product
+
+
+def strided(shards: int) -> Product:
+    """Return a product of partial sums over every ``shards``-th term."""
+
+    def product(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        count = min(shards, input.shape[-1])
+        return _added(
+            linear(input[..., start::count], weight[..., start::count]) for start in range(count)
+        )
+
+    return product
+
+
+def backwards(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Multiply with the terms of each sum in the opposite order."""
+    return linear(input.flip(-1), weight.flip(-1))
+
+
+def accumulated(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Accumulate in float64 and round once."""
+    return linear(input.double(), weight.double()).to(input.dtype)
+
+
+def _added(partials: Iterable[torch.Tensor]) -> torch.Tensor:
+    total: torch.Tensor | None = None
+    for partial in partials:
+        total = partial if total is None else total + partial
+    assert total is not None
+    return total

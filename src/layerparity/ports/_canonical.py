@@ -1,0 +1,43 @@
+"""Canonical: what a tap saw, in the axes and the order that every port shows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from layerparity.models.families.base import HIDDEN, Tap
+from layerparity.ports.base import Call
+from layerparity.site import SiteSpec
+
+if TYPE_CHECKING:
+    import torch
+
+CHOICES = "mlp.gate:choices"
+WEIGHTS = "mlp.gate:weights"
+
+
+def laid_out(tap: Tap, value: torch.Tensor, call: Call) -> torch.Tensor:
+    """Return a tensor with batch and token first; routers and experts see tokens flattened."""
+    if tap.attention in ("query", "key"):
+        value = value.transpose(1, 2)[:, : call.tokens]
+    elif value.dim() == 4 and (tap.heads_first or value.shape[1] != call.tokens):
+        value = value.transpose(1, 2)
+    elif value.dim() == 2:
+        value = value.reshape(call.batch, call.tokens, -1)
+    return value.contiguous()
+
+
+def spec_of(tap: Tap, value: torch.Tensor) -> SiteSpec:
+    if tap.spec is HIDDEN and value.dim() == 4:
+        return SiteSpec(("batch", "token", "head", "channel"))
+    return tap.spec
+
+
+def sort_routing(tensors: dict[str, torch.Tensor], unseen: dict[str, str]) -> None:
+    """Sort each token's experts by id, their weights with them: top-k order is undefined."""
+    if CHOICES not in tensors:
+        if tensors.pop(WEIGHTS, None) is not None:
+            unseen[WEIGHTS] = f"has no order of its own: capture {CHOICES} too"
+        return
+    tensors[CHOICES], order = tensors[CHOICES].sort(dim=-1)
+    if WEIGHTS in tensors:
+        tensors[WEIGHTS] = tensors[WEIGHTS].gather(-1, order)

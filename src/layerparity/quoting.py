@@ -1,0 +1,48 @@
+"""Quoting: an argument of a command line as it must be typed, for the shell and for Hydra."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+_KEY = re.compile(r"^[+~]{0,2}([\w./@]+)=(.*)$", re.DOTALL)
+_WORD = re.compile(r"[\w./:@+-]+", re.ASCII)
+# Words that Hydra would not read as text.
+_NO_TEXT = re.compile(
+    r"[+-]?(?:\d[\d_]*|(?:\d[\d_]*)?\.?[\d_]*(?:e[+-]?\d[\d_]*)?|inf|nan)|null|true|false",
+    re.IGNORECASE,
+)
+
+
+def quoted(argument: str) -> str:
+    """Return ``key=value``, or one word, as it must be typed so that its value stays that text."""
+    match = _KEY.match(argument)
+    if match is None:
+        return shlex.quote(argument)
+    key = argument[: len(argument) - len(match[2]) - 1]
+    return shlex.quote(f"{key}={_text(match[2])}")
+
+
+def typed(key: str, value: object) -> str:
+    """Return ``key=value`` as it must be typed so that Hydra reads this very value.
+
+    ``value`` is a text, a number, a bool, None or a list of such.
+    """
+    return shlex.quote(f"{key}={_literal(value)}")
+
+
+def _literal(value: object) -> str:
+    if isinstance(value, list):
+        return f"[{','.join(_literal(each) for each in value)}]"
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    text = str(value)
+    if not isinstance(value, str) or (_WORD.fullmatch(text) and not _NO_TEXT.fullmatch(text)):
+        return text
+    return _text(text)
+
+
+def _text(value: str) -> str:
+    # Hydra's grammar halves backslashes before a quote and leaves all others alone.
+    inner = re.sub(r'(\\*)("|$)', lambda m: m[1] * 2 + ('\\"' if m[2] else ""), value)
+    return f'"{inner}"'

@@ -1,0 +1,91 @@
+"""Outcomes: how a self-test's cell ended, and what all of them come to."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from layerparity.bisect.dataflow import NODES
+from layerparity.bisect.guilt import Guilt
+from layerparity.selftest.cells import Cell
+
+
+class Ending(StrEnum):
+    """How one cell ended."""
+
+    NAMED = "named"
+    LATE = "named late"
+    ELSEWHERE = "named elsewhere"
+    MISSED = "missed"
+    SILENT = "silent"
+    FALSE_ALARM = "false alarm"
+    SAME = "bit-equal"
+    NOT_HERE = "does not apply"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A cell, its end, the place that was named, the likeliest cause, and the isolated effect.
+
+    ``effect`` is the largest error ratio among the failed or judged sites of the cell's block.
+    """
+
+    cell: Cell
+    ending: Ending
+    named: str = ""
+    cause: str = ""
+    effect: float = 0.0
+    note: str = ""
+    phase: str = ""
+
+
+def ending_of(cell: Cell, guilt: Guilt | None, changed: bool) -> Ending:
+    """Return how a cell ended, given what was named and whether any site differs bitwise."""
+    if cell.clean:
+        if guilt is not None:
+            return Ending.FALSE_ALARM
+        return Ending.SILENT if changed else Ending.SAME
+    if guilt is None:
+        return Ending.MISSED if changed else Ending.SAME
+    if guilt.layer != cell.layer:
+        return Ending.LATE if (guilt.layer or -1) > (cell.layer or 0) else Ending.ELSEWHERE
+    if _same(guilt, cell.component):
+        return Ending.NAMED
+    return Ending.LATE if _order(guilt.component) >= _order(cell.component) else Ending.ELSEWHERE
+
+
+def upper_bound(events: int, trials: int, confidence: float = 0.95) -> float:
+    """Return the exact upper confidence bound on a rate (Clopper and Pearson 1934)."""
+    if trials == 0:
+        return 1.0
+    low, high = events / trials, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        tail = sum(
+            math.comb(trials, k) * middle**k * (1 - middle) ** (trials - k)
+            for k in range(events + 1)
+        )
+        low, high = (middle, high) if tail > 1 - confidence else (low, middle)
+    return high
+
+
+def counted(ended: Iterable[Ended]) -> dict[str, int]:
+    """Return how many cells ended in each way."""
+    return dict(Counter(each.ending.value for each in ended))
+
+
+def _same(guilt: Guilt, component: str) -> bool:
+    """Say whether the named component is the expected one; q and k stand for each other."""
+    if guilt.component == component:
+        return True
+    siblings = {component, *guilt.also}
+    twins = {each.replace(".k_", ".q_").replace(".v_", ".q_") for each in siblings}
+    return guilt.component.replace(".k_", ".q_").replace(".v_", ".q_") in twins
+
+
+def _order(component: str) -> int:
+    places = [node.local.partition(":")[0] for node in NODES]
+    return places.index(component) if component in places else len(places)

@@ -1,0 +1,110 @@
+"""Tables of a self-test: a row for each fault, a row for each size of unforeseen mistake."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from layerparity.selftest.outcomes import Ended, Ending, upper_bound
+
+Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
+_BAD = (Ending.LATE, Ending.ELSEWHERE, Ending.MISSED)
+_EFFECTS = (1.0, 2.0, 4.0, 8.0, 16.0, 64.0, float("inf"))
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a self-test comes to."""
+
+    verdict: str
+    counts: dict[str, int]
+    text: str
+    markdown: str
+
+
+def fault_table(ended: Sequence[Ended]) -> Table:
+    """Return how often each fault of the catalogue was named, and as what."""
+    columns = ("fault", "component", "named", "late", "elsewhere", "missed", "cause named", "n/a")
+    rows: list[tuple[str, ...]] = []
+    known = [each for each in ended if not each.cell.clean and not each.cell.size]
+    for name in dict.fromkeys(each.cell.name for each in known):
+        own = [each for each in known if each.cell.name == name]
+        counts = Counter(each.ending for each in own)
+        told = sum(each.cause == each.cell.cause for each in own if each.named)
+        rows.append(
+            (
+                name,
+                own[0].cell.component,
+                str(counts[Ending.NAMED]),
+                str(counts[Ending.LATE]),
+                str(counts[Ending.ELSEWHERE]),
+                str(counts[Ending.MISSED]),
+                f"{told} of {sum(bool(each.named) for each in own)}",
+                str(counts[Ending.SAME] + counts[Ending.NOT_HERE]),
+            )
+        )
+    return "Known faults", columns, rows
+
+
+def mutation_table(ended: Sequence[Ended]) -> Table:
+    """Return how often unforeseen faults were found and named, by their effect over the floor."""
+    columns = ("effect / floor", "faults", "found", "layer and component named")
+    drawn = [each for each in ended if each.cell.size and each.ending is not Ending.SAME]
+    drawn = [each for each in drawn if each.ending is not Ending.NOT_HERE]
+    rows: list[tuple[str, ...]] = []
+    low = 0.0
+    for high in _EFFECTS:
+        own = [each for each in drawn if low <= each.effect < high]
+        if own:
+            found = sum(each.ending is not Ending.MISSED for each in own) / len(own)
+            named = sum(each.ending is Ending.NAMED for each in own) / len(own)
+            label = f"{low:g} to {high:g}" if high < float("inf") else f"{low:g} and more"
+            rows.append((label, str(len(own)), f"{found:.0%}", f"{named:.0%}"))
+        low = high
+    return "Unforeseen faults", columns, rows
+
+
+def summary(ended: Sequence[Ended]) -> Summary:
+    """Return counts, a closing line, the verdict, and the tables as Markdown."""
+    known = [each for each in ended if not each.cell.clean and not each.cell.size]
+    clean = _variants(ended)
+    alarms = sum(each is Ending.FALSE_ALARM for each in clean.values())
+    differing = sum(each is not Ending.SAME for each in clean.values())
+    counts = {
+        "faults named": sum(each.ending is Ending.NAMED for each in known),
+        "faults named late or elsewhere": sum(each.ending in _BAD[:2] for each in known),
+        "faults missed": sum(each.ending is Ending.MISSED for each in known),
+        "clean variants": differing,
+        "false alarms": alarms,
+    }
+    bound = upper_bound(alarms, differing)
+    lines = [
+        f"{counts['faults named']} of {sum(list(counts.values())[:3])} cells with a known fault "
+        "were named with the right layer and component.",
+        f"{alarms} false alarms on {differing} clean variants that differ bitwise "
+        f"(rate at most {bound:.1%} with 95 % confidence).",
+    ]
+    tables = [table for table in (fault_table(ended), mutation_table(ended)) if table[2]]
+    bad = counts["faults missed"] or counts["faults named late or elsewhere"] or alarms
+    text = "\n".join(lines)
+    parts = [text.replace("\n", "\n\n"), *(_markdown(table) for table in tables)]
+    return Summary("fail" if bad else "pass", counts, text, "\n\n".join(parts) + "\n")
+
+
+def _variants(ended: Sequence[Ended]) -> dict[tuple[str, str], Ending]:
+    """Return how each clean variant ended: an alarm in either phase is one."""
+    found: dict[tuple[str, str], Ending] = {}
+    order = (Ending.SAME, Ending.SILENT, Ending.FALSE_ALARM)
+    for each in ended:
+        if each.cell.clean and each.ending in order:
+            key = (each.cell.setting.label, each.cell.name)
+            found[key] = max(found.get(key, Ending.SAME), each.ending, key=order.index)
+    return found
+
+
+def _markdown(table: Table) -> str:
+    title, columns, rows = table
+    lines = [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
+    lines += [f"| {' | '.join(row)} |" for row in rows]
+    return f"**{title}**\n\n" + "\n".join(lines)

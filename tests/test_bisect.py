@@ -1,0 +1,405 @@
+"""job=bisect: descent, growth, delta debugging and strategies by hand; and through the door."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from bisections import DEFAULT, WeightFinding, after, block, compared, row, site
+from conftest import Ended
+
+from layerparity.bisect.dataflow import NODES, ORDER
+from layerparity.bisect.ddmin import minimal
+from layerparity.bisect.descend import descend, first_guilty
+from layerparity.bisect.growth import judge_chained
+from layerparity.bisect.strategies.base import Found, smallest
+from layerparity.bisect.strategies.binary import Binary
+from layerparity.bisect.strategies.inject import Inject
+from layerparity.bisect.strategies.scan import Scan
+from layerparity.compare.comparison import Comparison
+from layerparity.site import Site
+from layerparity.verdict import Outcome, Row
+
+Cli = Callable[..., Ended]
+CPU = ("backend=gpu", "device_map=cpu")
+
+
+@pytest.mark.parametrize(
+    ("local", "place"),
+    [
+        ("input_layernorm:out", "layers.3.input_layernorm"),
+        ("self_attn.q_proj:out", "layers.3.self_attn.q_proj"),
+        ("self_attn.q_norm:out", "layers.3.self_attn.q_norm"),
+        ("self_attn:k_rotated", "layers.3.self_attn (rotary)"),
+        ("self_attn:context", "layers.3.self_attn (attention core)"),
+        ("self_attn:out", "layers.3.self_attn.o_proj"),
+        ("post_attention_layernorm:in", "layers.3 (residual add)"),
+        ("post_attention_layernorm:out", "layers.3.post_attention_layernorm"),
+        ("mlp.gate:logits", "layers.3.mlp.gate"),
+        ("mlp.gate:choices", "layers.3.mlp.gate"),
+        ("mlp.experts:out", "layers.3.mlp.experts"),
+        ("mlp:out", "layers.3.mlp"),
+        (":out", "layers.3 (residual add)"),
+    ],
+)
+def test_the_first_site_with_good_inputs_names_its_module(local: str, place: str) -> None:
+    guilt = descend(compared(block(3, after(local))), 3)
+    assert guilt is not None
+    assert guilt.called == place
+    assert str(guilt.site) == str(site(3, local))
+    assert all(ORDER.index(each.local) < ORDER.index(local) for each in guilt.good)
+
+
+def test_every_input_stands_before_what_is_made_of_it() -> None:
+    for node in NODES:
+        assert all(ORDER.index(each) < ORDER.index(node.local) for each in node.inputs)
+
+
+def test_parallel_faults_are_named_beside_the_first() -> None:
+    guilt = descend(compared(block(3, ["self_attn.q_norm:out", "self_attn.k_norm:out"])), 3)
+    assert guilt is not None
+    assert (guilt.component, guilt.also) == ("self_attn.q_norm", ("self_attn.k_norm",))
+
+
+def test_a_block_without_norms_still_names_its_rotary() -> None:
+    sites = [each for each in ORDER if "_norm" not in each and "gate" not in each]
+    guilt = descend(compared(block(0, after("self_attn:q_rotated"), sites)), 0)
+    assert guilt is not None
+    assert guilt.called == "layers.0.self_attn (rotary)"
+    sites.remove("mlp.experts:out")
+    dense = descend(compared(block(0, ["mlp:out", ":out"], sites)), 0)
+    assert dense is not None
+    assert dense.called == "layers.0.mlp"
+
+
+def test_what_was_not_seen_widens_the_place() -> None:
+    attention = descend(compared(block(3, ["self_attn:out", ":out"], DEFAULT)), 3)
+    assert attention is not None
+    assert attention.called == "layers.3 (between :in and self_attn:out)"
+    experts = descend(compared(block(3, ["mlp:out", ":out"], DEFAULT)), 3)
+    assert experts is not None
+    assert experts.called == "layers.3.mlp"
+    skipped = block(3, ["mlp:out"])
+    skipped = [_as(r, Outcome.SKIPPED) if "experts" in str(r.site) else r for r in skipped]
+    assert descend(compared(skipped), 3).component == "mlp"  # type: ignore[union-attr]
+
+
+def _as(made: Row, outcome: Outcome) -> Row:
+    return row(made.site, outcome)
+
+
+def test_an_input_that_could_not_be_judged_is_said() -> None:
+    rows = block(3, ["self_attn.q_norm:out"])
+    open_ = "self_attn.q_proj:out"
+    rows = [_as(r, Outcome.INCONCLUSIVE) if r.site.local == open_ else r for r in rows]
+    guilt = descend(compared(rows), 3)
+    assert guilt is not None
+    assert "q_proj:out was not judged" in " ".join(guilt.notes)
+
+
+def test_a_clean_block_has_no_guilt() -> None:
+    assert descend(compared(block(3)), 3) is None
+    assert first_guilty(compared(block(3))) is None
+
+
+def test_the_first_block_fed_right_is_guilty_and_not_its_victims() -> None:
+    rows = [*block(0), *block(1, after("mlp:out")), *block(2, ORDER)]
+    chained = first_guilty(compared(rows, feed="chained"))
+    assert chained is not None
+    assert chained.place == "layers.1.mlp"
+    # Fed from the golden the same rows of block 2 are its own doing, but block 1 comes first.
+    alone = first_guilty(compared([*block(0), *block(2, after("mlp:out"))]))
+    assert alone is not None
+    assert alone.layer == 2
+
+
+def test_places_outside_the_blocks_are_named() -> None:
+    rows = [*block(0), row(Site("norm", "out")), row(Site("lm_head", "out"), Outcome.FAIL)]
+    guilt = first_guilty(compared(rows))
+    assert guilt is not None
+    assert (guilt.layer, guilt.place) == (None, "lm_head")
+    embedding = [row(Site("embed_tokens", "out"), Outcome.FAIL), *block(0, ORDER)]
+    first = first_guilty(compared(embedding, feed="chained"))
+    assert first is not None
+    assert first.place == "embed_tokens"
+
+
+def test_a_fault_that_only_decoding_shows_is_said() -> None:
+    wrong = after("post_attention_layernorm:out")
+    rows = [*block(2), *block(2, phase="decode", step=1)]
+    rows += block(2, wrong, phase="decode", step=2)
+    guilt = first_guilty(compared(rows))
+    assert guilt is not None
+    assert guilt.decoding
+    assert guilt.place == "layers.2.post_attention_layernorm"
+    assert "only decoding shows it, from step 2" in " ".join(guilt.notes)
+
+
+def test_a_weight_that_differs_names_the_component() -> None:
+    lost = WeightFinding("model.q", "layers.3", 3, "self_attn.q_proj", "never_loaded")
+    guilt = descend(compared(block(3, ["self_attn:out", ":out"], DEFAULT), weights=[lost]), 3)
+    assert guilt is not None
+    assert guilt.place == "layers.3.self_attn.q_proj"
+    assert guilt.findings == (lost,)
+
+
+def test_a_weight_after_the_failing_site_does_not_explain_it() -> None:
+    late = WeightFinding("model.w1", "layers.3", 3, "mlp.experts", "changed_value")
+    guilt = descend(compared(block(3, after("self_attn.q_norm:out")), weights=[late]), 3)
+    assert guilt is not None
+    assert guilt.component == "self_attn.q_norm"
+    assert "mlp.experts" in guilt.also
+
+
+def test_an_absorbed_weight_is_said_to_be_absorbed() -> None:
+    scaled = WeightFinding("model.q", "layers.3", 3, "self_attn.q_proj", "changed_value")
+    beside = descend(compared(block(3, after("mlp:out")), weights=[scaled]), 3)
+    assert beside is not None
+    assert beside.component == "mlp"
+    assert "absorbed" in " ".join(beside.notes)
+    alone = first_guilty(compared(block(3), weights=[scaled]))
+    assert alone is not None
+    assert (alone.place, alone.site) == ("layers.3.self_attn.q_proj", None)
+    assert "absorbed" in " ".join(alone.notes)
+    dtype = WeightFinding("model.q", "layers.3", 3, "self_attn.q_proj", "changed_dtype")
+    assert first_guilty(compared(block(3), weights=[dtype])) is None
+
+
+def test_accumulated_error_is_held_against_the_growth_of_rounding() -> None:
+    rows = [
+        row(site(n, local), floor_rel_l2=1e-3) for n in range(4) for local in ("mlp:out", ":out")
+    ]
+    key = "layers.3.mlp:out"
+    clean = judge_chained(compared(rows, token_errors={key: [7.9e-3, 7.9e-3, 0.5]}), 3, 0)
+    # sqrt(4 x 1e-6) x 4 = 8e-3; one flipped token does not decide.
+    assert not clean.wrong
+    assert clean.allowed == pytest.approx(8e-3)
+    wrong = judge_chained(compared(rows, token_errors={key: [8.1e-3] * 3}), 3, 0)
+    assert wrong.wrong
+    assert wrong.site == key
+    assert judge_chained(compared(rows, token_errors={key: [float("nan")] * 3}), 3, 0).wrong
+    shorter = judge_chained(compared(rows, token_errors={key: [5e-3] * 3}), 3, 3)
+    assert shorter.wrong
+
+
+def test_a_fast_branch_does_not_hide_a_slow_one() -> None:
+    rows = [row(site(0, ":out"), floor_rel_l2=1e-3), row(site(0, "mlp:out"), floor_rel_l2=1e-3)]
+    errors = {"layers.0:out": [1e-4] * 3, "layers.0.mlp:out": [0.1] * 3}
+    assert judge_chained(compared(rows, token_errors=errors), 0, 0).site == "layers.0.mlp:out"
+
+
+@pytest.mark.parametrize("guilty", [{"a"}, {"c", "f"}, {"a", "b", "h"}, set("abcdefgh")])
+def test_delta_debugging_finds_the_minimal_set_and_asks_once(guilty: set[str]) -> None:
+    asked: list[frozenset[str]] = []
+
+    def fails(keys: frozenset[str]) -> bool:
+        asked.append(keys)
+        return guilty <= keys
+
+    assert set(minimal("abcdefgh", fails)) == guilty
+    assert len(asked) == len(set(asked))
+
+
+def test_delta_debugging_survives_a_test_that_is_not_monotone() -> None:
+    # "b" hides what "a" does, unless "c" is there.
+    def fails(keys: frozenset[str]) -> bool:
+        return "a" in keys and ("b" not in keys or "c" in keys)
+
+    found = minimal("abc", fails)
+    assert fails(frozenset(found))
+    assert all(not fails(frozenset(found) - {key}) for key in found)
+
+
+def test_delta_debugging_refuses_what_does_not_part() -> None:
+    with pytest.raises(ValueError, match="without any"):
+        minimal("ab", lambda keys: True)
+    with pytest.raises(ValueError, match="does not fail"):
+        minimal("ab", lambda keys: False)
+
+
+class FakeBench:
+    """A model of ``last + 1`` blocks of which some are wrong; counts what was run."""
+
+    def __init__(self, last: int, wrong: Sequence[int], head: bool = True) -> None:
+        self.first, self.last, self.wrong, self.head = 0, last, set(wrong), head
+        self.ran: list[tuple[int, int] | str] = []
+
+    def isolated(self) -> Comparison:
+        self.ran.append("isolated")
+        rows = [r for n in range(self.last + 1) for r in block(n, self._bad(n))]
+        return compared(rows)
+
+    def _bad(self, layer: int) -> list[str]:
+        return after("mlp:out") if layer in self.wrong else []
+
+    def chained(self, first: int, last: int) -> Comparison:
+        self.ran.append((first, last))
+        rows, errors, off = [], {}, 1e-4
+        for n in range(first, last + 1):
+            off = 0.3 if n in self.wrong else off
+            rows += [row(site(n, ":out"), floor_rel_l2=1e-3)]
+            errors[f"layers.{n}:out"] = [off] * 5
+        return compared(rows, feed="chained", token_errors=errors)
+
+    def ends(self) -> Comparison | None:
+        outcome = Outcome.PASS if self.head else Outcome.FAIL
+        return compared([row(Site("norm", "out")), row(Site("lm_head", "out"), outcome)])
+
+
+@pytest.mark.parametrize("wrong", [[0], [5], [31], [61], [5, 40]])
+def test_strategies_find_the_wrong_block(wrong: list[int]) -> None:
+    assert Scan().find(FakeBench(61, wrong)).place == wrong[0]
+    binary, inject = FakeBench(61, wrong), FakeBench(61, wrong)
+    assert Binary().find(binary).place == wrong[0]
+    assert Inject().find(inject).place == wrong[-1]
+    assert max(len(binary.ran), len(inject.ran)) <= 8
+
+
+def test_strategies_end_clean_or_outside_the_blocks() -> None:
+    for strategy in (Binary(), Inject()):
+        clean: Found = strategy.find(FakeBench(7, []))
+        assert clean.place is None
+        outside = strategy.find(FakeBench(7, [], head=False))
+        assert outside.place == "lm_head"
+        assert outside.guilt is not None
+    assert Scan().find(FakeBench(7, [])).place is None
+
+
+def test_one_block_is_enough_for_every_strategy() -> None:
+    for strategy in (Scan(), Binary(), Inject()):
+        assert strategy.find(FakeBench(0, [0])).place == 0
+
+
+def test_halving_asks_for_the_end_first() -> None:
+    asked: list[int] = []
+
+    def holds(k: int) -> bool:
+        asked.append(k)
+        return k >= 3
+
+    assert smallest(0, 9, holds) == 3
+    assert asked[0] == 9
+    assert smallest(0, 9, lambda k: False) is None
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("store")
+
+
+@pytest.fixture
+def run(cli: Cli, store: Path) -> Iterator[Cli]:
+    """The command line over a store that holds a golden of the shipped model."""
+    folder = f"tracking.folder={store}"
+    if not (store / "mlflow.db").exists():
+        made = cli(*CPU, folder, "name=the-golden")
+        assert made.exit == 0, made.err
+    yield lambda *arguments: cli(folder, *CPU, *arguments)
+
+
+FAULT = ("port=fault", "port.name=qk_norm_per_head", "port.layers=[3]")
+
+
+def record(store: Path) -> dict[str, object]:
+    newest = max(store.rglob("bisection.json"), key=lambda path: path.stat().st_mtime)
+    return json.loads(newest.read_text())  # type: ignore[no-any-return]
+
+
+def test_a_faulty_port_is_bisected_to_its_component(run: Cli, store: Path) -> None:
+    ended = run("job=bisect", "golden=the-golden", *FAULT)
+    assert ended.exit == 1, ended.out + ended.err
+    assert "layers.3.self_attn.q_norm is the first wrong place" in ended.out
+    kept = record(store)
+    assert kept["guilt"]["place"] == "layers.3.self_attn.q_norm"  # type: ignore[index]
+    assert "layer=3" in kept["commands"][0]  # type: ignore[index]
+    assert "port.name=qk_norm_per_head" in kept["commands"][0]  # type: ignore[index]
+    before = len(list(store.rglob("manifest.json")))
+    again = run("job=bisect", "golden=the-golden", *FAULT)
+    assert again.exit == 1
+    assert again.out.count("Reusing run") == 3
+    assert len(list(store.rglob("manifest.json"))) == before
+
+
+@pytest.mark.parametrize("strategy", ["binary", "inject"])
+def test_chained_strategies_agree_with_the_scan(run: Cli, store: Path, strategy: str) -> None:
+    ended = run("job=bisect", "golden=the-golden", f"job.strategy={strategy}", *FAULT)
+    assert ended.exit == 1, ended.out + ended.err
+    assert record(store)["guilt"]["place"] == "layers.3.self_attn.q_norm"  # type: ignore[index]
+
+
+def test_a_right_port_ends_with_nothing(run: Cli) -> None:
+    ended = run("job=bisect", "golden=the-golden")
+    assert ended.exit == 0, ended.out + ended.err
+    assert "Nothing is wrong" in ended.out
+
+
+def test_the_commands_that_reproduce_it_do(run: Cli, cli: Cli, store: Path) -> None:
+    import shlex
+
+    assert run("job=bisect", "golden=the-golden", "scope=single", "layer=3", *FAULT).exit == 1
+    alone, compare = (shlex.split(line)[2:] for line in record(store)["commands"])  # type: ignore
+    assert cli(*alone).exit == 0
+    judged = cli(*compare)
+    assert judged.exit == 1
+    assert "q_norm" in judged.out
+
+
+def test_a_fault_of_decoding_is_found_in_its_step(cli: Cli, tmp_path: Path) -> None:
+    both = (*CPU, f"tracking.folder={tmp_path / 'runs'}", "generate.max_new_tokens=3")
+    assert cli(*both, "capture=components", "name=the-golden").exit == 0
+    fault = ("port=fault", "port.name=rmsnorm_prefill_vs_decode", "port.layers=[2]")
+    ended = cli(*both, "job=bisect", "golden=the-golden", *fault)
+    assert ended.exit == 1, ended.out + ended.err
+    kept = record(tmp_path)
+    assert kept["guilt"]["place"] == "layers.2.input_layernorm"  # type: ignore[index]
+    assert "only decoding shows it, from step 1" in kept["guilt"]["notes"][0]  # type: ignore[index]
+    assert kept["causes"][0]["id"] == "rmsnorm_prefill_vs_decode"  # type: ignore[index]
+    assert "generate.max_new_tokens=3" in kept["commands"][0]  # type: ignore[index]
+
+
+def test_configurations_are_bisected_to_the_keys(run: Cli, store: Path) -> None:
+    ended = run(
+        "job=bisect",
+        "golden=the-golden",
+        "scope=range",
+        "start=1",
+        "end=2",
+        "job.good={dtype:float32,threads:1}",
+        "job.bad={attn_implementation:eager,dtype:bfloat16,threads:1,experts_implementation:eager}",
+        "tolerance=fixed",
+    )
+    assert ended.exit == 1, ended.out + ended.err
+    assert "dtype=bfloat16 makes the difference" in ended.out
+    kept = record(store)
+    assert kept["keys"] == ["dtype"]
+    again = run(
+        "job=bisect",
+        "golden=the-golden",
+        "scope=single",
+        "layer=1",
+        'job.good=["dtype=float32"]',
+        'job.bad="[attn_implementation=eager]"',
+        "tolerance=fixed",
+    )
+    assert again.exit == 2
+    assert "job.bad does not fail" in again.err
+
+
+def test_mistakes_are_one_short_message(run: Cli, cli: Cli, tmp_path: Path) -> None:
+    unknown = run("job=bisect", "golden=the-golden", "job.strategy=guess")
+    assert unknown.exit == 2
+    assert "Known: auto, binary, inject, scan" in unknown.err
+    beyond = run("job=bisect", "golden=the-golden", "scope=range", "start=4", "end=9")
+    assert beyond.exit == 2
+    assert "blocks 0 to 5" in beyond.err
+    nobody = run("job=bisect", "golden=nobody")
+    assert nobody.exit == 2
+    assert "no run 'nobody'" in nobody.err
+    same = run("job=bisect", "golden=the-golden", "job.good=[seq_len]")
+    assert same.exit == 2
+    assert "no key=value" in same.err
+    empty = cli("job=bisect", *CPU, f"tracking.folder={tmp_path / 'empty'}")
+    assert empty.exit == 2
+    assert "make a golden first" in empty.err

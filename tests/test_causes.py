@@ -1,0 +1,251 @@
+"""Cause rules: the likeliest cause of made-up evidence, and silence where nothing fits."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from bisections import WeightFinding, evidence, row, site
+
+from layerparity import registry
+from layerparity.causes._norms import between_heads
+from layerparity.causes._shape import blocks_of, median, outliers, spread, trend
+from layerparity.causes.base import Evidence, Tokens, likeliest
+
+FACTS = {"num_attention_heads": "4", "num_key_value_heads": "2", "head_dim": "8", "rotary_dim": "4"}
+COMPARED = {**FACTS, "weights_compared": "yes"}
+ONE_ROW = Tokens(tuple([0] * 12), tuple(range(12)))
+PADDED = Tokens((0,) * 6 + (1,) * 6, tuple(range(6)) * 2, frozenset({1}))
+GROWING = [0.0, *(0.1 * at for at in range(1, 12))]
+BIAS = "model.layers.3.mlp.e_score_correction_bias"
+
+
+def finding(what: str, component: str, name: str = "model.w") -> WeightFinding:
+    return WeightFinding(name, "layers.3", 3, component, what, f"{name} is {what}")
+
+
+def slopes(**groups: list[float]) -> dict[str, list[float]]:
+    return {f"slope_{name}": values for name, values in groups.items()}
+
+
+def made(component: str, local: str, metrics: dict[str, float], **more: Any) -> Evidence:
+    profiles = {local: more.pop("profiles", {})}
+    return evidence(component, local, metrics, profiles=profiles, **{"facts": FACTS, **more})
+
+
+Q_NORM = ("self_attn.q_norm", "self_attn.q_norm:out")
+BY_HEAD = [x for head in (0.4, -0.2, 0.1, -0.3) for x in [head] * 8]
+BY_CHANNEL = [math.sin(7 * n) for n in range(32)]
+CASES = {
+    "rotary": made(
+        "self_attn", "self_attn:q_rotated", {}, part="rotary", errors=GROWING, tokens=ONE_ROW
+    ),
+    "rope_full_instead_of_partial": made(
+        "self_attn",
+        "self_attn:q_rotated",
+        {},
+        part="rotary",
+        errors=GROWING,
+        tokens=ONE_ROW,
+        profiles=slopes(channel=[0.0, 0.0, 0.0, 0.0, -0.4, -0.2, 0.0, 0.0] * 4),
+    ),
+    "position_ids_wrong": made(
+        "self_attn",
+        "self_attn:q_rotated",
+        {},
+        part="rotary",
+        errors=[1e-6] * 6 + [0.7] * 6,
+        tokens=PADDED,
+    ),
+    "mask_off_by_one": made(
+        "self_attn",
+        "self_attn:context",
+        {},
+        part="attention core",
+        errors=[1 / (at + 1) for at in range(12)],
+        tokens=ONE_ROW,
+    ),
+    "gqa_layout": made(
+        "self_attn",
+        "self_attn:context",
+        {},
+        part="attention core",
+        errors=[0.5] * 12,
+        tokens=ONE_ROW,
+        profiles=slopes(head=[0.0, 0.0, -0.9, -1.1]),
+    ),
+    "scale": made(
+        "self_attn.o_proj",
+        "self_attn:out",
+        {"slope": 0.25, "rel_l2": 0.2501, "norm_ratio": 1.25, "pearson": 1.0},
+        errors=[0.25] * 12,
+    ),
+    "offset": made(
+        "self_attn.o_proj", "self_attn:out", {"offset": 0.1, "offset_z": 40.0, "slope_z": 0.5}
+    ),
+    "precision": made(
+        "mlp",
+        "mlp:out",
+        {"rel_l2": 0.0021, "error_ratio": 900.0, "slope": 1e-6, "pearson": 0.99999},
+        errors=[0.002, 0.0021, 0.0022, 0.002],
+    ),
+    "one_channel": made(
+        "self_attn.o_proj",
+        "self_attn:out",
+        {"slope_channel_count": 1, "slope_channel_index": 7, "slope_channel": 0.5},
+        profiles=slopes(channel=[0.0] * 64),
+    ),
+    "one_expert": made(
+        "mlp.experts",
+        "mlp.experts:out",
+        {"slope_expert_count": 1, "slope_expert_index": 3, "slope_expert": -0.2},
+        profiles=slopes(expert=[0.0] * 16),
+    ),
+    "one_head": made(
+        "self_attn.o_proj", "self_attn:out", {"slope_head_count": 1, "slope_head": 0.1}
+    ),
+    "qk_norm_per_head": made(
+        *Q_NORM, {"norm_ratio": 0.82, "slope_channel_z": 50}, profiles=slopes(channel=BY_HEAD)
+    ),
+    "qk_norm_skipped": made(
+        *Q_NORM, {"norm_ratio": 0.58, "slope_channel_z": 90}, profiles=slopes(channel=BY_CHANNEL)
+    ),
+    "qk_norm_averaged": made(
+        *Q_NORM, {"norm_ratio": 1.1, "slope_channel_z": 1e6}, profiles=slopes(channel=BY_CHANNEL)
+    ),
+    "router_bias_dropped": made(
+        "mlp.gate",
+        "mlp.gate:choices",
+        {"set_agreement": 0.25, "flips_outside_noise": 20},
+        passed=("mlp.gate:logits", "mlp.gate:weights"),
+    ),
+    "router_softmax": made(
+        "mlp.gate",
+        "mlp.gate:choices",
+        {"set_agreement": 0.6},
+        failed={"mlp.gate:weights": {"rel_l2": 0.3, "slope": 0.1, "norm_ratio": 1.1}},
+        passed=("mlp.gate:logits",),
+    ),
+    "router_topk_not_normalised": made(
+        "mlp.gate",
+        "mlp.gate:weights",
+        {"norm_ratio": 2.8, "slope": 1.75, "rel_l2": 1.8},
+        passed=("mlp.gate:logits", "mlp.gate:choices"),
+    ),
+    "bias_frozen_in_graph": made(
+        "mlp.gate",
+        "mlp.gate:choices",
+        {"set_agreement": 0.4},
+        passed=("mlp.gate:logits",),
+        findings=[finding("constant", "mlp.gate", BIAS)],
+    ),
+    "never_loaded": made(
+        "self_attn.q_proj",
+        "self_attn.q_proj:out",
+        {"pearson": 0.01, "slope": -0.99, "rel_l2": 1.0},
+        failed={"self_attn.k_proj:out": {"pearson": 0.02}},
+        findings=[finding("never_loaded", "self_attn.q_proj")],
+    ),
+    "fused_qkv_order": made(
+        "self_attn.q_proj",
+        "self_attn.q_proj:out",
+        {"pearson": 0.02},
+        failed={"self_attn.k_proj:out": {"pearson": 0.02}},
+        findings=[finding("reordered", "self_attn.q_proj")],
+    ),
+    "gate_up_swapped": made("mlp.experts", "mlp.experts:out", {"rel_l2": 0.9, "pearson": 0.2}),
+    "swiglu_bias_dropped": made(
+        "mlp.experts", "mlp.experts:out", {"rel_l2": 0.3, "slope": -0.1, "pearson": 0.9}
+    ),
+    "weights_altered": made(
+        "self_attn.o_proj",
+        "self_attn:out",
+        {"rel_l2": 0.5, "pearson": 0.9},
+        findings=[finding("changed_value", "self_attn.o_proj")],
+    ),
+    "fp8_scale": made(
+        "mlp.experts",
+        "mlp.experts:out",
+        {"rel_l2": 50.0},
+        findings=[finding("missing", "mlp.experts", "w1.weight_scale_inv")],
+    ),
+    "nonfinite": made("mlp", "mlp:out", {"nonfinite_disagreement": 3}),
+    "rmsnorm_prefill_vs_decode": made(
+        "post_attention_layernorm",
+        "post_attention_layernorm:out",
+        {},
+        phase="decode",
+        step=2,
+        other_phase={"post_attention_layernorm:out": row(site(3, "post_attention_layernorm:out"))},
+    ),
+    "decode_cache": made(
+        "self_attn",
+        "self_attn:k_rotated",
+        {},
+        phase="decode",
+        step=1,
+        other_phase={"self_attn:k_rotated": row(site(3, "self_attn:k_rotated"))},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_the_likeliest_cause_is_the_one_that_was_made(name: str) -> None:
+    causes = likeliest(CASES[name])
+    assert causes[0].id == name, causes
+    assert 0 < causes[0].confidence <= 1
+    assert causes[0].reasons
+    assert not causes[0].sentence.endswith(".")
+
+
+def test_every_rule_has_a_case_and_every_case_a_rule() -> None:
+    assert set(registry.names("causes")) == set(CASES)
+
+
+def test_every_rule_is_silent_about_a_clean_place() -> None:
+    clean = {"rel_l2": 1e-7, "error_ratio": 0.9, "slope": 1e-9, "norm_ratio": 1.0, "pearson": 1.0}
+    quiet = made("self_attn.o_proj", "self_attn:out", clean, errors=[1e-7] * 4)
+    assert likeliest(quiet) == []
+    assert likeliest(Evidence("mlp")) == []
+
+
+def test_a_missing_bias_beats_what_its_lack_looks_like() -> None:
+    lost = made(
+        "mlp.gate",
+        "mlp.gate:choices",
+        {"set_agreement": 0.25},
+        passed=("mlp.gate:logits",),
+        findings=[finding("never_loaded", "mlp.gate", BIAS)],
+    )
+    assert likeliest(lost)[0].id == "router_bias_dropped"
+
+
+def test_with_weights_known_to_be_right_the_activation_is_blamed() -> None:
+    apart = {"set_agreement": 0.0}
+    blind = made("mlp.gate", "mlp.gate:choices", apart, passed=("mlp.gate:logits",))
+    seen = made("mlp.gate", "mlp.gate:choices", apart, passed=("mlp.gate:logits",), facts=COMPARED)
+    assert likeliest(blind)[0].id == "router_bias_dropped"
+    assert likeliest(seen)[0].id == "router_softmax"
+
+
+def test_precision_names_the_type_that_fits() -> None:
+    coarse = made("mlp", "mlp:out", {"rel_l2": 0.04, "error_ratio": 90.0}, errors=[0.04] * 4)
+    precise = [cause for cause in likeliest(coarse) if cause.id == "precision"]
+    assert "float8" in precise[0].sentence
+
+
+def test_shapes() -> None:
+    assert trend([1, 2, 3, 4], [1, 2, 3, 4]) == pytest.approx(1)
+    assert trend([4, 3, 2, 1], [1, 2, 3, 4]) == pytest.approx(-1)
+    assert trend([1, 1, 1, 1], [1, 2, 3, 4]) == 0
+    assert trend([1, 2], [1, 2]) == 0
+    assert spread([2, 2, 2]) == 0
+    assert spread([]) == math.inf
+    assert median([math.nan, 3]) == 3
+    assert blocks_of([1, 2, 3, 4], 2) == [[1, 2], [3, 4]]
+    assert blocks_of([1, 2, 3], 2) == []
+    assert outliers([0.0, -1.0, 0.1, math.nan]) == [1]
+    assert between_heads([1, 1, 2, 2], 2) == 1
+    assert between_heads([1, 2, 1, 2], 2) == 0
+    assert between_heads([1, 1], 2) is None

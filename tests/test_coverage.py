@@ -1,0 +1,228 @@
+"""Coverage: layer classes, experts and steps that were never exercised are part of the verdict."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import folders
+import pytest
+import torch
+from conftest import Ended
+from runs import StoredRun, make_run, sites
+
+from layerparity.compare.comparison import Comparison
+from layerparity.compare.findings import ExpertUse, LayerClass
+from layerparity.compare.parity import compare_runs
+from layerparity.compare.tolerances.fixed import FixedTolerance
+from layerparity.errors import Exit
+from layerparity.manifest import EFFECTIVE_FILE, Manifest, ModelPrint
+from layerparity.models.checkpoint import Checkpoint
+from layerparity.models.layer_classes import layer_classes
+from layerparity.models.prints import print_of
+from layerparity.verdict import Outcome
+
+Made = Callable[[str], Path]
+# The runs hold two blocks of a model of four.
+MODEL = ModelPrint("mixed", "qwen3_moe", 4, "config-0")
+DENSE_FIRST = {0: "dense", 1: "dense", 2: "moe", 3: "moe"}
+BLOCKS = ("layers.0", "layers.1")
+
+
+def inside(*layers: int) -> dict[str, torch.Tensor]:
+    return {k: v for k, v in sites().items() if any(k.startswith(f"layers.{n}") for n in layers)}
+
+
+def pair(tmp_path: Path, tensors: Mapping[str, torch.Tensor], **changes: Any) -> Comparison:
+    """Compare a run with itself, both made with these fields of the manifest."""
+    changes.setdefault("model", MODEL)
+    fed = {"fed": {"layers.0:in": tensors["layers.0:in"]}, "feed": "isolated"}
+    runs = [make_run(tmp_path / side, tensors, **{**fed, **changes}) for side in ("g", "c")]
+    return judged(*runs)
+
+
+def judged(golden: StoredRun, candidate: StoredRun) -> Comparison:
+    return compare_runs([golden], [candidate], FixedTolerance())
+
+
+def test_the_classes_of_small_models(made: Made, tmp_path: Path) -> None:
+    def classes(folder: Path) -> tuple[dict[int, str], dict[int, int]]:
+        return layer_classes(Checkpoint(folder).config)
+
+    mixed = ({0: "moe", 1: "dense", 2: "moe"}, {0: 4, 2: 4})
+    assert classes(made("qwen3_moe")) == mixed
+    assert classes(made("minimax_m2")) == (
+        dict.fromkeys(range(3), "moe"),
+        dict.fromkeys(range(3), 4),
+    )
+    assert classes(made("llama")) == (dict.fromkeys(range(3), "dense"), {})
+    assert layer_classes({"model_type": "nobody_s"}) == ({}, {})
+
+
+def test_attention_is_part_of_a_class_where_a_model_has_two_kinds() -> None:
+    from transformers import GptOssConfig
+
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    sizes = {**folders.SHARED, "intermediate_size": 32, "num_local_experts": 4}
+    values = GptOssConfig(**sizes, layer_types=kinds).to_dict()
+    classes, experts = layer_classes(values)
+    assert classes == {0: "moe, sliding_attention", 1: "moe, full_attention", 2: classes[0]}
+    assert experts == dict.fromkeys(range(3), 4)
+
+
+def test_only_dense_layers_are_no_pass(tmp_path: Path) -> None:
+    scope = {"kind": "range", "start": 0, "end": 1}
+    found = pair(tmp_path, inside(0, 1), stages=BLOCKS, scope=scope, layer_classes=DENSE_FIRST)
+    assert {row.outcome for row in found.rows} == {Outcome.PASS}
+    assert found.verdict.exit is Exit.INCONCLUSIVE
+    assert "only dense layers were compared; moe (layers 2, 3) never" in found.warnings
+    assert found.coverage.classes == (
+        LayerClass("dense", (0, 1), (0, 1)),
+        LayerClass("moe", (2, 3), ()),
+    )
+    assert Comparison.from_json(found.to_json()) == found
+
+
+def test_both_classes_are_a_pass(tmp_path: Path) -> None:
+    mixed = {0: "dense", 1: "moe", 2: "moe", 3: "moe"}
+    scope = {"kind": "range", "start": 0, "end": 1}
+    found = pair(tmp_path, inside(0, 1), stages=BLOCKS, scope=scope, layer_classes=mixed)
+    assert (found.verdict.exit, found.coverage.doubts) == (Exit.OK, ())
+
+
+def test_a_single_block_is_judged_about_itself(tmp_path: Path) -> None:
+    scope = {"kind": "single", "start": 0, "end": 0}
+    found = pair(tmp_path, inside(0), stages=("layers.0",), scope=scope, layer_classes=DENSE_FIRST)
+    assert found.verdict.exit is Exit.OK
+    assert found.verdict.whole_model.endswith("never compared: moe (layers 2, 3)")
+
+
+def test_a_class_whose_sites_are_all_inconclusive_was_not_judged(tmp_path: Path) -> None:
+    mixed = {0: "dense", 1: "moe", 2: "moe", 3: "moe"}
+    tensors = inside(0, 1)
+    golden = make_run(tmp_path / "g", tensors, stages=BLOCKS, model=MODEL, layer_classes=mixed)
+    other = {"layers.1": {"layers.1.w": "2"}}
+    candidate = make_run(
+        tmp_path / "c", tensors, stages=BLOCKS, model=MODEL, layer_classes=mixed, weights=other
+    )
+    doubts = judged(golden, candidate).coverage.doubts
+    assert doubts == ("only dense layers were compared; moe (layers 1..3) never",)
+
+
+def expert_prints(seed: int = 0, count: int = 4) -> dict[str, Any]:
+    maker = torch.Generator().manual_seed(seed)
+    names = [f"model.layers.{n}.mlp.experts.{e}.w1" for n in (0, 1) for e in range(count)]
+    made = {name: print_of(torch.randn(6, generator=maker)) for name in names}
+    return {
+        f"layers.{n}": {k: asdict(v) for k, v in made.items() if f".{n}.mlp" in k} for n in (0, 1)
+    }
+
+
+def with_prints(run: StoredRun, prints: dict[str, Any]) -> StoredRun:
+    used = {stage: dict.fromkeys(held, "1") for stage, held in prints.items()}
+    (run.folder / "weights.json").write_text(json.dumps(used))
+    (run.folder / EFFECTIVE_FILE).write_text(json.dumps(prints))
+    return run
+
+
+def experts_of(folder: Path, choices: torch.Tensor | None = None, **changes: Any) -> StoredRun:
+    tensors = inside(0, 1)
+    if choices is not None:
+        tensors["layers.1.mlp.gate:choices"] = choices
+    moe = {0: "moe", 1: "moe", 2: "moe", 3: "moe"}
+    return make_run(
+        folder,
+        tensors,
+        stages=BLOCKS,
+        model=MODEL,
+        layer_classes=moe,
+        layer_experts=dict.fromkeys(range(4), 4),
+        **changes,
+    )
+
+
+def test_an_expert_that_nothing_vouches_for_is_a_doubt(tmp_path: Path) -> None:
+    found = judged(experts_of(tmp_path / "g"), experts_of(tmp_path / "c"))
+    # Every token goes to the experts 0 and 2.
+    assert found.coverage.experts == tuple(ExpertUse(n, 4, 2, (), (1, 3)) for n in (0, 1))
+    assert found.verdict.exit is Exit.INCONCLUSIVE
+    assert any("layer 0: experts 1, 3 were never exercised" in each for each in found.warnings)
+
+
+def test_bit_equal_weights_cover_an_expert(tmp_path: Path) -> None:
+    runs = [with_prints(experts_of(tmp_path / side), expert_prints()) for side in ("g", "c")]
+    found = judged(*runs)
+    assert found.coverage.experts == tuple(ExpertUse(n, 4, 2, (1, 3), ()) for n in (0, 1))
+    assert found.verdict.exit is Exit.OK
+
+
+def test_one_expert_s_other_weights_do_not_cover_it(tmp_path: Path) -> None:
+    golden = with_prints(experts_of(tmp_path / "g"), expert_prints())
+    prints = expert_prints()
+    name = "model.layers.1.mlp.experts.3.w1"
+    # Rounded by another type, as far as a print tells: no finding, and no proof either.
+    other = print_of(torch.randn(6, generator=torch.Generator().manual_seed(0)).half())
+    prints["layers.1"][name] = {
+        **prints["layers.1"][name],
+        "sha256": other.sha256,
+        "dtype": "bfloat16",
+    }
+    found = judged(golden, with_prints(experts_of(tmp_path / "c"), prints))
+    assert found.coverage.experts[1] == ExpertUse(1, 4, 2, (1,), (3,))
+    assert found.verdict.exit is Exit.INCONCLUSIVE
+
+
+def test_weights_vouch_for_nothing_where_the_kernel_failed(tmp_path: Path) -> None:
+    golden = with_prints(experts_of(tmp_path / "g"), expert_prints())
+    candidate = experts_of(tmp_path / "c")
+    tensors = {**inside(0, 1), "layers.0.mlp:out": sites(seed=7)["layers.0.mlp:out"]}
+    spoilt = make_run(candidate.folder, tensors, stages=BLOCKS, model=MODEL)
+    found = judged(golden, with_prints(spoilt, expert_prints()))
+    assert found.coverage.experts[0] == ExpertUse(0, 4, 2, (), (1, 3))
+    assert found.coverage.experts[1] == ExpertUse(1, 4, 2, (1, 3), ())
+    assert found.verdict.exit is Exit.FAILED
+
+
+def test_padding_exercises_no_expert(tmp_path: Path) -> None:
+    choices = torch.tensor([0, 2]).expand(2, 5, 2).clone()
+    choices[:, 0] = torch.tensor([1, 3])
+    mask = torch.ones(2, 5, dtype=torch.bool)
+    mask[:, 0] = False
+    runs = [experts_of(tmp_path / side, choices, mask=mask) for side in ("g", "c")]
+    assert judged(*runs).coverage.experts[1].never == (1, 3)
+
+
+def test_steps_are_counted_by_phase(tmp_path: Path) -> None:
+    tensors = sites() | {"lm_head:out@decode.1": sites()["lm_head:out"][:, -1:]}
+    golden = make_run(tmp_path / "g", tensors)
+    found = judged(golden, make_run(tmp_path / "c", sites()))
+    assert found.coverage.steps == {"prefill": (1, 1), "decode": (1, 0)}
+
+
+def test_a_manifest_of_before_has_no_classes(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", sites(), layer_classes={0: "moe"}, layer_experts={0: 4})
+    made = Manifest.read(run.folder)
+    assert (made.layer_classes, made.layer_experts) == ({0: "moe"}, {0: 4})
+    raw = json.loads(made.to_json())
+    del raw["layer_classes"], raw["layer_experts"]
+    assert Manifest.from_json(json.dumps(raw)) == replace(made, layer_classes={}, layer_experts={})
+
+
+@pytest.mark.parametrize(("end", "ended"), [(1, Exit.INCONCLUSIVE), (2, Exit.OK)])
+def test_a_real_run_over_dense_layers_alone(
+    cli: Callable[..., Ended], tmp_path: Path, end: int, ended: Exit
+) -> None:
+    folder = folders.qwen3_moe(tmp_path / "mixed", mlp_only_layers=[0, 1])
+    run = ("model=checkpoint", f"model.path={folder}", "device_map=cpu", "tracking.folder=store")
+    made = cli(*run, "inputs=random", "kind=golden", "seq_len=24")
+    assert made.exit == 0, made.err
+    scope = ("scope=range", "start=0", f"end={end}")
+    made = cli(*run, "inputs=golden", "kind=candidate", "attn_implementation=eager", *scope)
+    assert made.exit == 0, made.err
+    found = cli("job=compare", "tracking.folder=store", "tolerance=fixed")
+    assert found.exit == ended, found.out
+    said = "only dense layers were compared; moe (layer 2) never"
+    assert (said in " ".join(found.out.split())) is (ended is Exit.INCONCLUSIVE)

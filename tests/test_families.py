@@ -1,0 +1,283 @@
+"""Any architecture: its stages are the model, to the bit or nearly, or the run is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import Ended
+from folders import SHARED, _save
+from test_port_hf import HostBackend, padded_batch, run_all, stages
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from layerparity.capture.wanted import Wanted
+from layerparity.config import Config
+from layerparity.errors import UserError
+from layerparity.models.checkpoint import Checkpoint
+from layerparity.models.families.base import Family, family_of
+from layerparity.models.skeleton import Skeleton, read_config
+from layerparity.models.twin import twins
+from layerparity.ports import _proof, hf
+from layerparity.ports.base import Assets, Call
+from layerparity.site import Site
+
+DENSE = {**SHARED, "intermediate_size": 96}
+SLIDING = ["sliding_attention", "full_attention", "sliding_attention"]
+GEMMA = {**DENSE, "query_pre_attn_scalar": 16, "sliding_window": 8, "layer_types": SLIDING}
+LATENT = {
+    "q_lora_rank": 32,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+}
+OPT = {
+    "vocab_size": 300,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "ffn_dim": 96,
+    "word_embed_proj_dim": 64,
+}
+KNOWN: dict[str, dict[str, Any]] = {
+    "mistral": {**DENSE, "sliding_window": 8},
+    "qwen2": DENSE,
+    "qwen3": DENSE,
+    "gemma": DENSE,
+    "gemma2": GEMMA,
+    "gemma3_text": {**GEMMA, "final_logit_softcapping": 3.0},
+    "olmo2": DENSE,
+    "granite": {**DENSE, "embedding_multiplier": 3.0, "logits_scaling": 2.0},
+    "granitemoe": {**DENSE, "num_local_experts": 4, "embedding_multiplier": 3.0},
+    "cohere": {**DENSE, "logit_scale": 0.25},
+    "cohere2": {**DENSE, "logit_scale": 0.25, "layer_types": SLIDING, "sliding_window": 8},
+    "starcoder2": DENSE,
+    "deepseek_v3": {**DENSE, **LATENT},
+    "lfm2": {**DENSE, "block_ff_dim": 96, "layer_types": ["conv", "full_attention", "conv"]},
+    "phi": DENSE,
+    "gpt_neox": DENSE,
+    "persimmon": DENSE,
+    "gpt_oss": {**DENSE, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
+}
+EAGER = ("gemma2", "gpt_oss")
+NO_STATIC_CACHE = ("lfm2",)
+Make = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    base = tmp_path_factory.mktemp("families")
+
+    def made(name: str) -> Path:
+        folder = base / name
+        settings = OPT if name == "opt" else KNOWN.get(name, DENSE)
+        return (
+            folder if folder.is_dir() else _save(AutoConfig.for_model(name, **settings), folder, 0)
+        )
+
+    return made
+
+
+def attention(name: str) -> str:
+    return "eager" if name in EAGER else "sdpa"
+
+
+def port_of(folder: Path, family: Family | None = None) -> hf.HfPort:
+    checkpoint = Checkpoint(folder)
+    kind = checkpoint.config["model_type"]
+    config = Config(attn_implementation=attention(kind))
+    wanted = Wanted("components", ("*",))
+    return hf.HfPort(Assets(checkpoint, family or family_of(kind), HostBackend(), config, wanted))
+
+
+def forward(name: str, folder: Path, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return what transformers computes without a cache, [batch, token, vocabulary]."""
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation=attention(name)
+    ).eval()
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    with torch.no_grad():
+        given = {"attention_mask": mask, "position_ids": positions, "use_cache": False}
+        logits: torch.Tensor = model(ids, **given).logits
+    return logits
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_the_stages_are_the_model(make: Make, name: str) -> None:
+    ids, call = padded_batch()
+    port = port_of(make(name))
+    port.place(stages(port))
+    assert port.assets.backend.warnings == []
+    logits, seen = run_all(port, ids, call)
+    expected = forward(name, make(name), ids, call.attention_mask)
+    real = call.attention_mask.bool()
+    assert torch.allclose(logits[real], expected[real], rtol=0, atol=1e-5 * expected.abs().max())
+    for block in (seen["layers.0"], seen["layers.1"]):
+        for local, value in block.tensors.items():
+            assert value.shape[:2] == ids.shape, (local, value.shape)
+            assert value.dim() == len(block.specs[local].axes)
+
+
+@pytest.mark.parametrize("name", [name for name in KNOWN if name not in NO_STATIC_CACHE])
+def test_decoding_with_a_cache_is_the_model(make: Make, name: str) -> None:
+    """Six steps: past the window of those that slide (8 tokens)."""
+    ids, call = padded_batch()
+    port = port_of(make(name))
+    call.cache = port.new_cache(2, 13)
+    run_all(port, ids, call)
+    mask, given, ours = call.attention_mask, ids, []
+    for step in range(6):
+        token = torch.tensor([[30 + step], [40 + step]])
+        mask = torch.cat([mask, torch.ones_like(token)], 1)
+        given = torch.cat([given, token], 1)
+        port.begin(Call(mask, mask.sum(-1, keepdim=True) - 1, call.cache))
+        state = token
+        for stage in stages(port):
+            state = port.run(stage, state).output
+        ours.append(state)
+    expected = forward(name, make(name), given, mask)[:, 7:]
+    assert torch.allclose(torch.cat(ours, 1), expected, rtol=0, atol=1e-5 * expected.abs().max())
+
+
+@pytest.mark.parametrize("name", NO_STATIC_CACHE)
+def test_blocks_without_a_static_cache_are_said(make: Make, name: str) -> None:
+    with pytest.raises(UserError, match=r"leave generate\.max_new_tokens out"):
+        port_of(make(name)).new_cache(1, 8)
+
+
+@pytest.mark.parametrize("name", ["olmo2", "gemma2", "cohere", "deepseek_v3", "llama", "qwen3_moe"])
+def test_components_are_fed_what_the_model_feeds_them(make: Make, made: Make, name: str) -> None:
+    """OLMo 2 norms after attention, Gemma 2 twice, Cohere's halves share one norm."""
+    folder = make(name) if name in KNOWN else made(name)
+    ids, call = padded_batch()
+    whole = port_of(folder)
+    _, seen = run_all(whole, ids, call)
+    family, block = whole.assets.family, seen["layers.1"].tensors
+    alone = port_of(folder)
+    alone.begin(call)
+    for component in ("attention", "moe"):
+        stage = family.stage(component, 1)
+        local = family.input_site(stage, 3).local
+        assert local in block
+        alone.load(stage)
+        output = alone.run(stage, block[local]).output
+        assert torch.equal(output, block[f"{Site(stage, 'in').component}:out"])
+
+
+def refused(port: hf.HfPort, scope: list[str]) -> str:
+    with pytest.raises(UserError) as raised:
+        port.place(scope)
+    return str(raised.value)
+
+
+def test_what_happens_between_stages_is_refused(make: Make) -> None:
+    """Granite without its family file, which knows the multipliers: any model nobody looked at."""
+    unknown = replace(family_of("granite"), after={})
+    _proof._proved.clear()
+    port = port_of(make("granite"), unknown)
+    said = refused(port, stages(port))
+    assert "between embed_tokens and layers" in said
+    assert "port._target_" in said
+    assert "between lm_head and logits" in refused(port, ["norm", "lm_head"])
+    port.place(["layers.0", "layers.1"])
+    port.place(["layers.2", "norm"])
+    _proof._proved.clear()
+
+
+def test_a_wrong_factor_is_seen(make: Make) -> None:
+    """One part in a thousand."""
+    _proof._proved.clear()
+    wrong = {"lm_head": lambda value, config: value * config.logit_scale * 1.001}
+    port = port_of(make("cohere"), replace(family_of("cohere"), after=wrong))
+    assert "between lm_head and logits" in refused(port, ["lm_head"])
+    _proof._proved.clear()
+
+
+@pytest.mark.parametrize("name", ["opt", "nanochat"])
+def test_positions_and_norms_between_stages_are_refused(make: Make, name: str) -> None:
+    port = port_of(make(name))
+    assert "between embed_tokens and layers" in refused(port, stages(port))
+    _, call = padded_batch()
+    port.place(["layers.1"])
+    port.begin(call)
+    port.load("layers.1")
+    assert port.run("layers.1", torch.randn(2, 7, 64)).output.shape == (2, 7, 64)
+
+
+@pytest.mark.parametrize(
+    "kind", ["minimax_m2", "deepseek_v3", "gemma3_text", "gpt_oss", "qwen3_moe", "granite"]
+)
+def test_a_large_model_is_proved_on_a_small_twin(kind: str) -> None:
+    config = read_config({"model_type": kind})
+    skeleton = Skeleton(config, torch.bfloat16, attention(kind), None)
+    assert sum(each.numel() for each in skeleton.model.parameters()) > 2e9
+    assert sum(each.numel() for each in next(twins(skeleton)).model.parameters()) < 3e7
+    assert _proof.prove(skeleton, family_of(kind)) == _proof.Proof()
+
+
+def test_a_twin_has_every_kind_of_block() -> None:
+    kinds = ["sliding_attention"] * 5 + ["full_attention"]
+    config = read_config({"model_type": "gemma3_text", "num_hidden_layers": 24})
+    assert config.layer_types[:6] == kinds
+    (twin, *_) = twins(Skeleton(config, torch.bfloat16, "sdpa", None))
+    assert set(twin.config.layer_types) == set(kinds)
+    assert len(twin.blocks) < 10
+
+
+def test_a_model_that_cannot_be_computed_is_refused(tmp_path: Path) -> None:
+    settings = {**DENSE, "num_local_experts": 2, "num_experts_per_tok": 3}
+    folder = _save(AutoConfig.for_model("mixtral", **settings), tmp_path / "model", 0)
+    port = port_of(folder)
+    assert "cannot be run by stages (RuntimeError: selected index k" in refused(port, stages(port))
+
+
+def test_attention_that_a_family_lacks_is_said() -> None:
+    with pytest.raises(UserError, match=r"gemma2 has no sdpa .* use attn_implementation=eager"):
+        Skeleton(read_config({"model_type": "gemma2", **GEMMA}), torch.float32, "sdpa", None)
+
+
+def test_another_layout_is_said() -> None:
+    config = read_config({"model_type": "longcat_flash"})
+    with pytest.raises(UserError, match="not laid out as embedding, blocks, norm and head"):
+        Skeleton(config, torch.float32, "sdpa", None)
+
+
+def test_infinities_in_a_config_are_read() -> None:
+    limit = [0.0, {"__float__": "Infinity"}]
+    config = read_config({"model_type": "bamba", "time_step_limit": limit})
+    assert tuple(config.time_step_limit) == (0.0, float("inf"))
+
+
+def test_a_config_that_makes_no_sense_is_one_line() -> None:
+    with pytest.raises(UserError, match=r"config\.json does not describe a llama") as raised:
+        read_config({"model_type": "llama", "hidden_size": "wide"})
+    assert "\n" not in str(raised.value)
+
+
+def test_a_family_without_a_file_through_the_door(
+    cli: Callable[..., Ended], make: Make, tmp_path: Path
+) -> None:
+    (tmp_path / "ids.json").write_text("[[5, 6, 7, 8, 9], [20, 21, 22]]")
+    shared = ("backend=gpu", "device_map=cpu", "model=checkpoint", f"model.path={make('olmo2')}")
+    tokens = ("inputs=tokens", "inputs.file=ids.json", "capture=components")
+    golden = cli(*shared, *tokens, "reference.make=false")
+    assert golden.exit == 0, golden.err
+    alone = cli(*shared, "kind=candidate", "scope=single", "layer=1", "component=mlp")
+    assert alone.exit == 0, alone.err
+    other = (*shared[:-1], f"model.path={make('opt')}", *tokens)
+    ended = cli(*other)
+    assert ended.exit == 2, ended.out
+    assert "opt computes something between embed_tokens and layers" in ended.err
+    assert "Traceback" not in ended.err

@@ -1,0 +1,209 @@
+"""A port is what its _target_ names: ours, or a user's own, whose mistakes end in one line."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT, Ended
+from test_port_hf import EVERYTHING, HostBackend
+
+from layerparity import ports
+from layerparity.config import Config
+from layerparity.errors import UserError
+from layerparity.models.checkpoint import Checkpoint
+from layerparity.models.families.base import family_of
+from layerparity.ports.base import Assets, Call, Observed, Port
+from layerparity.ports.fault import Settings
+from layerparity.ports.hf import HfPort
+
+CANDIDATE = ("device_map=cpu", "scope=single", "layer=0", "port._target_=my_port.Port")
+
+
+@pytest.fixture
+def own_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[str, str], None]]:
+    """Return a function that writes the docs' example to my_port.py with something replaced."""
+    monkeypatch.chdir(tmp_path)
+    before = list(sys.path)
+    page = (ROOT / "docs/ports.md").read_text(encoding="utf-8")
+    found = re.search(r"<!-- file: my_port.py -->\n```python\n(.*?)```", page, re.DOTALL)
+    assert found is not None
+
+    def write(old: str = "", new: str = "") -> None:
+        sys.modules.pop("my_port", None)
+        assert old in found[1]
+        text = found[1].replace(old, new, 1) if old else found[1]
+        (tmp_path / "my_port.py").write_text(text, encoding="utf-8")
+
+    yield write
+    sys.path[:] = before
+    sys.modules.pop("my_port", None)
+
+
+@pytest.fixture(autouse=True)
+def no_bytecode(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The same module is written several times a second: its bytecode's time would not tell.
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+
+def built() -> Port:
+    checkpoint = Checkpoint(ROOT / "checkpoints/tiny_minimax_m2")
+    given = Assets(checkpoint, family_of("minimax_m2"), HostBackend(), Config(), EVERYTHING)
+    return ports.build({"_target_": "my_port.Port"}, given)
+
+
+def used(port: Port, given: torch.Tensor) -> Observed:
+    """Run one block of a port as a run does."""
+    mask = torch.ones(given.shape[:2], dtype=torch.long)
+    port.place(["layers.0"])
+    port.begin(Call(mask, mask.cumsum(-1) - 1))
+    port.load("layers.0")
+    return port.run("layers.0", given)
+
+
+def test_the_example_of_the_docs_is_right(own_port) -> None:
+    given = torch.randn(1, 8, 96, generator=torch.Generator().manual_seed(0))
+    own_port()
+    port = built()
+    right = used(HfPort(port.assets), given)  # type: ignore[attr-defined]
+    mine = used(port, given)
+    assert torch.allclose(mine.output, right.output, rtol=1e-5, atol=1e-5)
+    for local in ("self_attn:out", "mlp:out"):
+        assert torch.allclose(mine.tensors[local], right.tensors[local], rtol=1e-4, atol=1e-5)
+    assert set(mine.tensors) | set(mine.unseen) == set(right.tensors)
+    assert set(port.effective_weights("layers.0")) == set(port.load("layers.0"))
+    own_port("shares / shares.sum(-1, keepdim=True)", "shares")
+    wrong = used(built(), given)
+    assert not torch.allclose(wrong.output, right.output, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (
+            "self.observed(stage, middle + experts,",
+            "self.observed(stage, (middle + experts)[..., :1],",
+            "run layers.0 returned a tensor [1, 8, 1] as output, [1, 8, 96] is due.",
+        ),
+        (
+            "        return hashes",
+            "        return {}",
+            "load layers.0 reports no weights, and the checkpoint holds model.layers.0.",
+        ),
+        ("        return hashes", "        return", "load layers.0 returned NoneType, not the SHA"),
+        (
+            "        return hashes",
+            "        return {'layers.0.q': ''}",
+            "load layers.0 reports 'layers.0.q', which the checkpoint does not hold",
+        ),
+        (
+            "        middle = given + attention",
+            "        raise ValueError('no such tile')",
+            "The port my_port.Port raised ValueError: no such tile (my_port.py:",
+        ),
+        ("return self.observed(", "return (", "run layers.0 returned tuple, not an Observed."),
+        (
+            '"mlp:out": experts}',
+            '"mlp:out": experts[0]}',
+            "run layers.0 shows mlp:out as a tensor [8, 96] with the axes batch, token, channel",
+        ),
+        (
+            "for local, value in tensors.items() if local in wanted}",
+            "for local, value in tensors.items()} | {'mlp': output}",
+            "run layers.0 shows 'mlp' as a tensor [1, 8, 96]: name sites as mlp:out",
+        ),
+        ("        return []", "        return 3", "place returned int, not a list of Placed"),
+        ("import torch\n", "import troch\n", "raised ModuleNotFoundError: No module named 'troch'"),
+        ("class Port(base.Port):", "class Port:", "gave Port, not a port: derive it from"),
+        ("self.config = assets.checkpoint.config", "1 / 0", "while it was made"),
+        ("class Port(", "class Prot(", "my_port has no 'Port'. Did you mean 'Prot'?"),
+    ],
+)
+def test_what_a_port_does_wrong_is_named(own_port, old: str, new: str, says: str) -> None:
+    own_port(old, new)
+    with pytest.raises(UserError) as error:
+        used(built(), torch.zeros(1, 8, 96))
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("their.module.Port", "there is no module 'their'. Run from the folder that holds it"),
+        ("Port", "port._target_=Port is no dotted path"),
+        ("json.loods", "json has no 'loods'. Did you mean 'loads'?"),
+        ("json.__name__", "is no class and no function"),
+        ("builtins.len", "The port builtins.len raised TypeError"),
+    ],
+)
+def test_a_wrong_target_is_answered(target: str, says: str) -> None:
+    with pytest.raises(UserError) as error:
+        ports.build({"_target_": target}, None)
+    assert says in str(error.value)
+
+
+def test_a_key_the_port_does_not_take(cli: Callable[..., Ended], own_port) -> None:
+    own_port()
+    ended = cli(*CANDIDATE, "inputs=random", "+port.epsilon=1")
+    assert (ended.exit, "Traceback" in ended.err) == (2, False)
+    assert "It takes eps." in ended.err
+    ended = cli(*CANDIDATE, "port.eps=1e-6")
+    assert (ended.exit, "+port.eps=" in ended.err) == (2, True), ended.err
+    with pytest.raises(UserError, match="It takes no key"):
+        ports.build({"_target_": "layerparity.ports.hf.HfPort", "tiles": 1}, None)
+
+
+def test_labels_say_what_was_chosen() -> None:
+    assert ports.label({"_target_": "layerparity.ports.hf.HfPort"}) == "hf"
+    chosen = Settings(name="router_bias_dropped", layers=[0])
+    assert ports.label(chosen) == "fault router_bias_dropped at layers 0"
+    chosen = Settings(name="mutation", seed=3, index=2)
+    assert ports.label(chosen) == "fault mutation seed=3 index=2"
+    assert ports.label({"_target_": "a.b.Port", "eps": 1e-6}) == "a.b.Port eps=1e-06"
+
+
+def test_every_key_and_the_code_are_in_the_identity(
+    own_port, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    chosen = {"_target_": "my_port.Port", "eps": 1e-6}
+    own_port()
+    first = ports.identity(chosen)
+    assert first == ports.identity(dict(chosen))
+    assert first != ports.identity({**chosen, "eps": 1e-5})
+    own_port("silu(", "torch.relu(")
+    assert first["source"] != ports.identity(chosen)["source"]
+    faults = [ports.identity(Settings(name="a", layers=layers)) for layers in (None, [0], [1])]
+    assert len({str(each) for each in faults}) == 3
+
+
+def test_a_port_without_weights_where_there_are_none() -> None:
+    """A tied head is stored nowhere: a port need not report it."""
+    from types import SimpleNamespace
+
+    from layerparity.ports import _guard
+
+    assets = SimpleNamespace(checkpoint=SimpleNamespace(tensors={"model.layers.0.x": None}))
+    assert list(_guard._load_problems({}, assets, "lm_head")) == []
+    assert list(_guard._load_problems({}, assets, "layers.0.mlp")) != []
+
+
+def test_our_own_mistakes_stay_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug in our port is an internal error with its traceback, not the user's mistake."""
+    from layerparity.ports import hf
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("ours")
+
+    monkeypatch.setattr(hf.HfPort, "__init__", broken)
+    with pytest.raises(RuntimeError, match="ours"):
+        ports.build({"_target_": "layerparity.ports.hf.HfPort"}, None)
+    with pytest.raises(UserError, match="port has no _target_"):
+        ports.build({}, None)

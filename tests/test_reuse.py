@@ -1,0 +1,81 @@
+"""reuse=true: only what is still there, and still of these weights, is taken again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Ended
+from safetensors.torch import load_file, save_file
+
+from layerparity.resources import shipped
+
+Cli = Callable[..., Ended]
+TINY = shipped("checkpoints") / "tiny_minimax_m2"
+ONE = ("backend=gpu", "device_map=cpu", "scope=single", "layer=0", "inputs=prompt", "reuse=true")
+
+
+def newest(folder: Path) -> Path:
+    return max(folder.rglob("manifest.json"), key=lambda path: path.stat().st_mtime).parent
+
+
+def cut(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size // 2)
+
+
+def without_a_site(path: Path) -> None:
+    tensors = load_file(path)
+    tensors.pop("layers.0:out")
+    save_file(tensors, path)
+
+
+@pytest.mark.parametrize(
+    ("file", "harm", "says"),
+    [
+        ("tensors/layers.0.safetensors", Path.unlink, "layers.0.safetensors is gone"),
+        ("tensors/layers.0.safetensors", cut, "it is cut off or damaged"),
+        ("tensors/layers.0.safetensors", without_a_site, "does not hold layers.0:out"),
+        ("inputs.safetensors", Path.unlink, "inputs.safetensors is gone"),
+        ("manifest.json", Path.unlink, "No manifest.json"),
+        ("manifest.json", cut, "is damaged"),
+        ("", shutil.rmtree, "are gone from"),
+    ],
+)
+def test_what_is_damaged_is_made_again(
+    run: Cli, store: Path, file: str, harm: Callable[[Path], None], says: str
+) -> None:
+    assert run(*ONE).exit == 0
+    folder = newest(store)
+    again = run(*ONE)
+    assert "Reusing run" in again.out, again.err
+    harm(folder / file)
+    ended = run(*ONE)
+    assert ended.exit == 0, ended.err
+    assert "Reusing" not in ended.out
+    assert "is not reused: " in ended.out
+    assert says in ended.out
+    assert "Reusing run" in run(*ONE).out
+
+
+def test_weights_that_keep_size_and_date_are_not_taken_for_the_same(
+    cli: Cli, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(TINY, tmp_path / "copy"))
+    words = (*ONE, "model=checkpoint", f"model.path={copy}")
+    assert cli(*words).exit == 0
+    assert "Reusing" in cli(*words).out
+    path = copy / "model.safetensors"
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.seek(-4, os.SEEK_END)
+        file.write(b"\0\1\0\1")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = path.stat()
+    assert (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    ended = cli(*words)
+    assert ended.exit == 0, ended.err
+    assert "Reusing" not in ended.out

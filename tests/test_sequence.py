@@ -1,0 +1,106 @@
+"""job=sequence: what stands beside the steps reaches each, and a wrong step is named at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Ended
+
+from layerparity.errors import Exit
+from layerparity.jobs import compare
+from layerparity.jobs import run as run_job
+
+Cli = Callable[..., Ended]
+HEAD = "# @package _global_\n# Mine?\ndefaults:\n  - override /job: sequence\n"
+
+
+@pytest.fixture
+def steps_of(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Return a function that runs an experiment of these texts, its jobs replaced by a list."""
+    seen: list[Any] = []
+
+    def job(config: Any) -> Exit:
+        seen.append(config)
+        return Exit.OK
+
+    monkeypatch.setattr(run_job, "run", job)
+    monkeypatch.setattr(compare, "run", job)
+    (tmp_path / "experiments").mkdir()
+
+    def sequence(body: str, steps: list[str], *words: str) -> tuple[Ended, list[Any]]:
+        lines = "".join(f"    - {step}\n" for step in steps)
+        text = f"{HEAD}{body}job:\n  steps:\n{lines}"
+        (tmp_path / "experiments" / "mine.yaml").write_text(text)
+        seen.clear()
+        return cli("experiment=mine", *words), list(seen)
+
+    return sequence
+
+
+def test_what_an_experiment_sets_beside_its_steps_reaches_each(steps_of: Any) -> None:
+    body = "  - override /model: checkpoint\ntracking:\n  folder: far\nprompt:\n  text: a, b=c\n"
+    body += "  chat: true\nmodel: {path: /data/x}\nseq_len: 9\n"
+    ended, seen = steps_of(body, ["backend=gpu", "backend=neuron", "job=compare"])
+    assert ended.exit == 0, ended.err
+    assert [config.tracking.folder for config in seen] == ["far"] * 3
+    assert [config.prompt.text for config in seen] == ["a, b=c"] * 3
+    assert [(config.model.name, config.model.path) for config in seen] == [
+        ("checkpoint", "/data/x")
+    ] * 3
+    assert [config.backend.name for config in seen] == ["gpu", "neuron", "gpu"]
+    assert all(config.prompt.chat and config.seq_len == 9 for config in seen)
+
+
+def test_a_step_beats_the_experiment_and_the_command_line_beats_both(steps_of: Any) -> None:
+    body = "  - override /backend: neuron\nseq_len: 9\nthreads: 1\ndtype: bfloat16\n"
+    steps = ["seq_len=8 threads=2 dtype=float32", "backend=gpu"]
+    ended, seen = steps_of(body, steps, "threads=3", "tracking.folder=here")
+    assert ended.exit == 0, ended.err
+    assert [config.seq_len for config in seen] == [8, 9]
+    assert [config.threads for config in seen] == [3, 3]
+    assert [config.dtype.value for config in seen] == ["float32", "bfloat16"]
+    assert [config.backend.name for config in seen] == ["neuron", "gpu"]
+    assert {config.tracking.folder for config in seen} == {"here"}
+
+
+def test_values_of_an_option_stay_out_of_a_step_that_chose_another(steps_of: Any) -> None:
+    body = "  - override /inputs: random\ninputs: {seed: 5}\n"
+    ended, seen = steps_of(body, ["layer=1 scope=single", "inputs=prompt", "inputs=random"])
+    assert ended.exit == 0, ended.err
+    assert [getattr(config.inputs, "seed", None) for config in seen] == [5, None, 5]
+
+
+def test_a_step_may_be_an_experiment_whose_keys_are_its_own(steps_of: Any) -> None:
+    body = "start: 5\nend: 5\nseq_len: 9\n"
+    ended, seen = steps_of(body, ["experiment=layer_range", "scope=range"])
+    assert ended.exit == 0, ended.err
+    assert [(config.start, config.end) for config in seen] == [(0, 3), (5, 5)]
+    assert [config.backend.name for config in seen] == ["neuron", "gpu"]
+    assert [config.seq_len for config in seen] == [9, 9]
+
+
+@pytest.mark.parametrize(
+    ("step", "says"),
+    [
+        ("backend=nueron", "There is no backend 'nueron'. Did you mean 'neuron'?"),
+        ("layre=3", "There is no key 'layre'. Did you mean 'layer'?"),
+        ("tp_degree=two", "Value 'two'"),
+        ("layer=0,1", "is a list of values"),
+        ("compare", "Did you mean job=compare?"),
+        ("inputs=prompt inputs.file=x", "belongs to another inputs="),
+        ("experiment=layer_sweep", "a step cannot be a sweep"),
+        ("experiment=mine", "a step cannot be a sequence"),
+    ],
+)
+def test_a_mistake_in_a_step_names_it_before_any_step_runs(
+    steps_of: Any, step: str, says: str
+) -> None:
+    ended, seen = steps_of("", ["backend=gpu", step])
+    assert ended.exit == 2, ended.err
+    assert seen == []
+    (line,) = ended.err.strip().splitlines()
+    assert line.startswith(f"layerparity: Step 2 of 2 ({step}): ")
+    assert says in line

@@ -1,0 +1,428 @@
+"""Weights: what a graph really holds is printed, held against the checkpoint, and faults named."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Ended
+from rich.console import Console
+from runs import StoredRun, make_run, sites
+from test_port_hf import EVERYTHING, HostBackend
+from transformers.core_model_loading import revert_weight_conversion
+
+from layerparity.compare.comparison import Comparison
+from layerparity.compare.findings import WeightFinding
+from layerparity.compare.parity import compare_runs
+from layerparity.compare.report.html import render_html
+from layerparity.compare.report.markdown import render_markdown
+from layerparity.compare.report.table import closing_table
+from layerparity.compare.tolerances.fixed import FixedTolerance
+from layerparity.compare.weights_diff import diff_side, diff_weights
+from layerparity.compare.weights_sketch import cosine, related, relative_change, same_values
+from layerparity.config import Config, DType
+from layerparity.errors import UserError
+from layerparity.files import tensor_sha256
+from layerparity.manifest import EFFECTIVE_FILE, WeightPrint
+from layerparity.models.checkpoint import Checkpoint
+from layerparity.models.families.base import family_of
+from layerparity.models.prints import BUCKETS, CHUNK, against, print_of
+from layerparity.ports.base import Assets
+from layerparity.ports.hf import HfPort
+from layerparity.verdict import Outcome
+
+Made = Callable[[str], Path]
+TOLERANCE = FixedTolerance()
+STAGES = ("embed_tokens", "layers.0", "layers.1", "layers.2", "norm", "lm_head")
+
+
+def port_of(folder: Path, dtype: DType = DType.float32, made: type[HfPort] = HfPort) -> HfPort:
+    checkpoint = Checkpoint(folder)
+    family = family_of(checkpoint.config["model_type"])
+    return made(Assets(checkpoint, family, HostBackend(), Config(dtype=dtype), EVERYTHING))
+
+
+def loaded(
+    port: HfPort, change: Callable[[torch.nn.Module], None] | None = None
+) -> tuple[dict[str, dict[str, WeightPrint]], dict[str, dict[str, str]]]:
+    """Load every stage, spoil block 0 on the way, and return prints and names used."""
+    used, prints = {}, {}
+    for stage in STAGES:
+        used[stage] = port.load(stage)
+        if stage == "layers.0" and change is not None:
+            with torch.no_grad():
+                change(port.skeleton.module(stage))
+        prints[stage] = port.effective_weights(stage)
+    return prints, used
+
+
+def found(
+    folder: Path, change: Callable[[torch.nn.Module], None] | None, dtype: DType = DType.float32
+) -> list[WeightFinding]:
+    prints, used = loaded(port_of(folder, dtype), change)
+    return diff_side(prints, {}, used, "candidate")
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_a_print_is_of_the_values_not_of_their_type() -> None:
+    values = normal(300, 301).bfloat16()
+    narrow, wide = print_of(values), print_of(values.float())
+    assert narrow.sha256 == wide.sha256 == tensor_sha256(values.float())
+    assert (narrow.dtype, wide.dtype) == ("bfloat16", "float32")
+    assert narrow.sketch == wide.sketch
+    assert narrow.stats["mean"] == pytest.approx(values.double().mean().item(), rel=1e-9)
+    assert narrow.stats["l2"] == pytest.approx(values.double().norm().item(), rel=1e-9)
+    deviation = values.double().std(correction=0).item()
+    assert narrow.stats["std"] == pytest.approx(deviation, rel=1e-9)
+
+
+def test_a_sketch_tells_a_change_from_another_order_and_from_other_values() -> None:
+    # Two chunks and a bit: chunks that change places must be seen too.
+    values = normal(2 * CHUNK + 100) + 3.0
+    swapped = torch.cat([values[CHUNK : 2 * CHUNK], values[:CHUNK], values[2 * CHUNK :]])
+    whole = print_of(values)
+    assert len(whole.sketch) == BUCKETS
+    scaled = print_of(values * 1.01)
+    assert cosine(whole, scaled) > 0.999
+    assert relative_change(whole, scaled) == pytest.approx(0.01, rel=0.2)
+    for other in (swapped, values[torch.randperm(len(values))]):
+        assert not related(whole, print_of(other))
+        assert same_values([whole], [print_of(other)])
+    assert not same_values([whole], [scaled])
+    assert not any(related(whole, print_of(normal(len(values), seed=n) + 3.0)) for n in range(1, 9))
+
+
+def test_a_small_tensor_s_sketch_is_the_tensor() -> None:
+    left, right = normal(9), normal(9, seed=1)
+    exact = torch.corrcoef(torch.stack([left, right]))[0, 1].item()
+    assert cosine(print_of(left), print_of(right)) == pytest.approx(exact, abs=1e-3)
+
+
+@pytest.mark.parametrize("family", ["minimax_m2", "llama", "qwen3_moe"])
+@pytest.mark.parametrize("dtype", [DType.float32, DType.bfloat16])
+def test_what_hf_loads_is_the_checkpoint_s(made: Made, family: str, dtype: DType) -> None:
+    prints, used = loaded(port_of(made(family), dtype))
+    for stage in STAGES:
+        assert prints[stage].keys() == used[stage].keys()
+        assert {each.checkpoint for each in prints[stage].values()} == {"equal"}
+        assert all(each.target.startswith(f"{stage}.") for each in prints[stage].values())
+    assert diff_side(prints, {}, used, "candidate") == []
+
+
+def test_rounding_is_a_note_and_no_fault(made: Made) -> None:
+    prints, used = loaded(port_of(made("llama"), DType.float16), tiny_values)
+    (note,) = diff_side(prints, {}, used, "candidate")
+    assert (note.what, note.is_fault) == ("changed_dtype", False)
+    assert "rounded from bfloat16 to float16" in note.text
+
+
+def tiny_values(block: torch.nn.Module) -> None:
+    """Leave the block as it is: bfloat16 reaches below float16, so some values are rounded."""
+
+
+def bias(block: torch.nn.Module) -> torch.Tensor:
+    return block.mlp.e_score_correction_bias
+
+
+def zero_bias(block: torch.nn.Module) -> None:
+    bias(block).zero_()
+
+
+def random_qkv(block: torch.nn.Module) -> None:
+    for n, name in enumerate("qkv"):
+        weight = getattr(block.self_attn, f"{name}_proj").weight
+        weight.copy_(0.02 * normal(*weight.shape, seed=n))
+
+
+def fused_order(block: torch.nn.Module) -> None:
+    q, k, v = (getattr(block.self_attn, f"{name}_proj").weight for name in "qkv")
+    fused = torch.cat([k, v, q]).clone()
+    for weight, part in zip((q, k, v), fused.split([len(q), len(k), len(v)]), strict=True):
+        weight.copy_(part)
+
+
+def random_o(block: torch.nn.Module) -> None:
+    weight = block.self_attn.o_proj.weight
+    weight.copy_(0.02 * normal(*weight.shape))
+
+
+def averaged_norms(block: torch.nn.Module) -> None:
+    weight = block.self_attn.q_norm.weight
+    heads = weight.view(-1, 16)
+    weight.copy_(heads.mean(0).expand_as(heads).reshape(-1))
+
+
+def swapped_halves(block: torch.nn.Module) -> None:
+    stacked = block.mlp.experts.gate_up_proj
+    stacked.copy_(torch.cat(stacked.chunk(2, dim=1)[::-1], dim=1).clone())
+
+
+def one_expert_twice(block: torch.nn.Module) -> None:
+    block.mlp.experts.down_proj[3].copy_(block.mlp.experts.down_proj[1])
+
+
+def one_percent(block: torch.nn.Module) -> None:
+    block.self_attn.v_proj.weight.mul_(1.01)
+
+
+def one_element(block: torch.nn.Module) -> None:
+    block.self_attn.v_proj.weight[3, 4] += 0.5
+
+
+def rows_turned(block: torch.nn.Module) -> None:
+    weight = block.self_attn.v_proj.weight
+    weight.copy_(weight.flip(0).clone())
+
+
+def not_a_number(block: torch.nn.Module) -> None:
+    block.input_layernorm.weight[0] = float("nan")
+
+
+def ones(block: torch.nn.Module) -> None:
+    block.input_layernorm.weight.fill_(1.0)
+
+
+FAULTS = [
+    (zero_bias, "constant", "mlp.gate", "e_score_correction_bias never loaded: all 0 where"),
+    (random_qkv, "never_loaded", "self_attn.q_proj", "weight never loaded"),
+    (fused_order, "reordered", "self_attn.q_proj", "fused or split in the wrong order"),
+    (random_o, "never_loaded", "self_attn.o_proj", "weight never loaded"),
+    (averaged_norms, "changed_value", "self_attn.q_norm", "averaged"),
+    (swapped_halves, "reordered", "mlp.experts", "w1 of 4 experts holds the values of w3"),
+    (one_expert_twice, "loaded_twice", "mlp.experts", "w2 of expert 3 holds the values of 1.w2"),
+    (one_percent, "changed_value", "self_attn.v_proj", "its norm by a factor of 1.01"),
+    (one_element, "changed_value", "self_attn.v_proj", "weight changed by"),
+    (rows_turned, "reordered", "self_attn.v_proj", "in another order"),
+    (not_a_number, "changed_value", "input_layernorm", "NaN"),
+    (ones, "constant", "input_layernorm", "all 1 where the checkpoint holds"),
+]
+
+
+@pytest.mark.parametrize(("change", "what", "component", "words"), FAULTS)
+def test_each_fault_is_named(
+    made: Made,
+    change: Callable[[torch.nn.Module], None],
+    what: str,
+    component: str,
+    words: str,
+) -> None:
+    findings = found(made("minimax_m2"), change)
+    first = findings[0]
+    assert (first.what, first.layer, first.component) == (what, 0, component)
+    assert words in first.text
+    assert first.text.startswith(f"layers.0.{component}: ")
+    assert all(each.is_fault and each.stage == "layers.0" for each in findings)
+
+
+def test_faults_are_named_where_values_are_rounded_too(made: Made) -> None:
+    findings = found(made("minimax_m2"), swapped_halves, DType.float16)
+    faults = [each for each in findings if each.is_fault]
+    assert {each.what for each in faults} == {"reordered"}
+    assert [each.count for each in faults] == [4, 4]
+
+
+def test_a_name_that_was_not_used_was_never_loaded(made: Made) -> None:
+    prints, used = loaded(port_of(made("minimax_m2")), zero_bias)
+    name = next(each for each in used["layers.0"] if "correction_bias" in each)
+    del used["layers.0"][name]
+    (finding,) = diff_side(prints, {}, used, "candidate")
+    assert finding.what == "never_loaded"
+    assert "layers.0.mlp.gate: e_score_correction_bias never loaded" in finding.text
+    del prints["layers.0"][name]
+    golden, _ = loaded(port_of(made("minimax_m2")))
+    (absent,) = diff_weights(golden, prints, used)
+    assert absent.text == "layers.0.mlp.gate: e_score_correction_bias never loaded"
+
+
+def test_without_a_checkpoint_the_golden_is_the_measure(made: Made) -> None:
+    golden, used = loaded(port_of(made("minimax_m2")))
+    bare = {s: {n: unproved(p) for n, p in h.items()} for s, h in golden.items()}
+    assert diff_weights(golden, bare, used) == []
+    narrow, _ = loaded(port_of(made("minimax_m2"), DType.float16))
+    rounded = {s: {n: unproved(p) for n, p in h.items()} for s, h in narrow.items()}
+    assert diff_weights(golden, rounded, used) == []
+    name = next(iter(bare["layers.1"]))
+    bare["layers.1"][name] = unproved(print_of(normal(64, 64), bare["layers.1"][name].target))
+    (finding,) = diff_weights(golden, bare, used)
+    assert (finding.name, finding.side) == (name, "candidate")
+
+
+def unproved(print_: WeightPrint) -> WeightPrint:
+    return replace(print_, checkpoint="", stored="", expected=None)
+
+
+def test_a_print_survives_json() -> None:
+    expected = print_of(normal(3, 4), "layers.0.x.weight")
+    whole = replace(expected, checkpoint="differs", stored="bfloat16", expected=expected)
+    assert WeightPrint.from_dict(json.loads(json.dumps(asdict(whole)))) == whole
+
+
+def test_what_was_judged_once_is_not_read_again(made: Made) -> None:
+    prints, _ = loaded(port_of(made("llama")))
+    assert against(Checkpoint(made("minimax_m2")), prints["norm"]) == prints["norm"]
+
+
+def test_the_internal_reversal_is_where_we_call_it(made: Made) -> None:
+    port = port_of(made("minimax_m2"))
+    port.load("layers.0")
+    assert callable(revert_weight_conversion)
+    path = port.skeleton.path("layers.0") + ".mlp.experts.gate_up_proj"
+    stacked = port.skeleton.module("layers.0").mlp.experts.gate_up_proj
+    pieces = port.skeleton.conversion.revert(path, stacked)
+    assert sorted(pieces) == sorted(
+        f"model.layers.0.block_sparse_moe.experts.{n}.{w}.weight"
+        for n in range(4)
+        for w in ("w1", "w3")
+    )
+
+
+def stored_run(folder: Path, prints: dict[str, WeightPrint], **changes: object) -> StoredRun:
+    run = make_run(folder, sites(), **changes)  # type: ignore[arg-type]
+    kept = {"layers.0": {name: asdict(each) for name, each in prints.items()}}
+    (folder / EFFECTIVE_FILE).write_text(json.dumps(kept))
+    return run
+
+
+def compare(golden: StoredRun, candidate: StoredRun) -> Comparison:
+    return compare_runs([golden], [candidate], TOLERANCE)
+
+
+def held(values: torch.Tensor, should: torch.Tensor | None = None) -> dict[str, WeightPrint]:
+    target = "layers.0.mlp.e_score_correction_bias"
+    made, right = print_of(values, target), print_of(values if should is None else should, target)
+    if should is None:
+        return {"layers.0.w": replace(made, checkpoint="equal")}
+    return {"layers.0.w": replace(made, checkpoint="differs", expected=right)}
+
+
+def test_a_faulty_weight_fails_a_comparison_and_is_its_headline(tmp_path: Path) -> None:
+    right = normal(8) + 8.5
+    golden = stored_run(tmp_path / "golden", held(right))
+    candidate = stored_run(
+        tmp_path / "candidate", held(torch.zeros(8), right), weights={"layers.0": {}}
+    )
+    comparison = compare(golden, candidate)
+    assert comparison.verdict.outcome is Outcome.FAIL
+    start = "layers.0.mlp.gate: e_score_correction_bias never loaded"
+    assert comparison.verdict.first_failure.startswith(start)
+    assert {row.outcome for row in comparison.rows} == {Outcome.PASS}
+    assert Comparison.from_json(comparison.to_json()) == comparison
+
+
+def test_the_reports_show_the_weights(tmp_path: Path) -> None:
+    right = normal(8) + 8.5
+    golden = stored_run(tmp_path / "golden", held(right))
+    comparison = compare(golden, stored_run(tmp_path / "candidate", held(torch.zeros(8), right)))
+    shown = Console(record=True, width=300, file=io.StringIO())
+    shown.print(closing_table(comparison))
+    for text in (render_html(comparison), shown.export_text(), render_markdown(comparison)):
+        assert "correction_bias never loaded: all 0" in " ".join(text.replace("\\_", "_").split())
+
+
+def test_equal_weights_are_no_finding(tmp_path: Path) -> None:
+    runs = [stored_run(tmp_path / side, held(normal(8))) for side in ("golden", "candidate")]
+    comparison = compare(*runs)
+    assert (comparison.weights, comparison.verdict.outcome) == ([], Outcome.PASS)
+
+
+def test_a_faulty_golden_is_named_as_the_golden(tmp_path: Path) -> None:
+    right = normal(8) + 8.5
+    golden = stored_run(tmp_path / "golden", held(torch.zeros(8), right))
+    comparison = compare(golden, stored_run(tmp_path / "candidate", held(right)))
+    assert comparison.verdict.first_failure.startswith("golden: layers.0.mlp.gate")
+
+
+def test_one_tensor_stored_twice_is_one_where_both_hold_its_values(tmp_path: Path) -> None:
+    golden = stored_run(tmp_path / "golden", held(normal(8)))
+    other = {"layers.0": {"layers.0.w": "another digest"}}
+    same = stored_run(tmp_path / "same", held(normal(8)), weights=other)
+    assert compare(golden, same).verdict.outcome is Outcome.PASS
+    differs = stored_run(tmp_path / "differs", held(normal(8, seed=1)), weights=other)
+    rows = compare(golden, differs).rows
+    reasons = {row.reason for row in rows if row.outcome is Outcome.INCONCLUSIVE}
+    assert "not the same start: weights of layers.0 (layers.0.w)" in reasons
+
+
+def test_a_port_that_says_nothing_is_mentioned(tmp_path: Path) -> None:
+    golden = stored_run(tmp_path / "golden", held(normal(8)))
+    comparison = compare(golden, stored_run(tmp_path / "candidate", {}))
+    assert comparison.warnings == [
+        "The candidate's port does not say what weights its graph holds."
+    ]
+
+
+def test_damaged_prints_are_one_line(tmp_path: Path) -> None:
+    golden = stored_run(tmp_path / "golden", held(normal(8)))
+    candidate = stored_run(tmp_path / "candidate", held(normal(8)))
+    for text in ("{", '{"layers.0": {"w": {}}}', '{"layers.0": 3}'):
+        (candidate.folder / EFFECTIVE_FILE).write_text(text)
+        with pytest.raises(UserError, match=r"effective_weights.json is damaged"):
+            compare(golden, candidate)
+
+
+def test_a_comparison_of_before_still_reads(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / side, sites()) for side in ("golden", "candidate")]
+    raw = json.loads(compare(*runs).to_json())
+    del raw["weights"], raw["coverage"]
+    assert Comparison.from_json(json.dumps(raw)).weights == []
+
+
+Cli = Callable[..., Ended]
+CHECK = ("job=compare", "what=weights", "device_map=cpu", "tracking.folder=store")
+
+
+def test_the_command_passes_a_sound_port(cli: Cli, made: Made) -> None:
+    ended = cli(*CHECK, "model=checkpoint", f"model.path={made('qwen3_moe')}", "dtype=bfloat16")
+    assert ended.exit == 0, ended.err
+    assert "56 tensors of 6 stages hold the checkpoint's values." in ended.out
+
+
+def test_the_command_names_a_fault(cli: Cli, made: Made) -> None:
+    where = ("model=checkpoint", f"model.path={made('minimax_m2')}")
+    ended = cli(*CHECK, *where, "port=fault", "port.name=qk_norm_averaged", "port.layers=[2]")
+    assert ended.exit == 1, ended.err
+    assert "FAIL at layers.2.self_attn.q_norm: weight changed: averaged" in ended.out
+    (kept,) = Path("store").rglob("weights_check.json")
+    raw = json.loads(kept.read_text())
+    assert raw["verdict"] == "fail"
+    assert [each["component"] for each in raw["findings"]] == [
+        "self_attn.q_norm",
+        "self_attn.k_norm",
+    ]
+
+
+SILENT = """
+from layerparity.ports.hf import HfPort
+
+
+class Silent(HfPort):
+    def effective_weights(self, stage):
+        return {}
+"""
+
+
+def test_the_command_says_that_a_port_says_nothing(cli: Cli, made: Made) -> None:
+    Path("silent_port.py").write_text(SILENT)
+    where = ("model=checkpoint", f"model.path={made('llama')}")
+    ended = cli(*CHECK, *where, "port._target_=silent_port.Silent")
+    assert ended.exit == 2
+    assert "does not say what weights its graph holds" in ended.err
+
+
+def test_a_run_s_wrong_weights_are_the_headline_of_its_comparison(cli: Cli, made: Made) -> None:
+    where = ("model=checkpoint", f"model.path={made('minimax_m2')}", "device_map=cpu")
+    run = (*where, "inputs=random", "tracking.folder=store", "seq_len=8")
+    assert cli(*run, "kind=golden").exit == 0
+    fault = ("port=fault", "port.name=router_bias_dropped", "port.layers=[1]")
+    assert cli(*run, "kind=candidate", *fault).exit == 0
+    ended = cli("job=compare", "tracking.folder=store", "tolerance=fixed")
+    assert ended.exit == 1, ended.err
+    assert "layers.1.mlp.gate: e_score_correction_bias never loaded" in ended.out
