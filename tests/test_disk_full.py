@@ -16,8 +16,8 @@ from layerparity.tracking.store import open_store
 # is on another disk, as it were: it may grow again once the run has failed.
 CASES = {
     "recorder": ("recorder.Recorder", "write", 20_000, "tensors/layers.0.safetensors"),
-    "inputs": ("_keep", "_describe", 100, "inputs.safetensors"),
-    "config": ("_keep", "_describe", 1_000, "config.yaml"),
+    "inputs": ("_keep", "describe", 100, "inputs.safetensors"),
+    "config": ("_keep", "describe", 1_000, "config.yaml"),
     "manifest": ("_keep", "write_text", 100, "manifest.json"),
 }
 PROGRAM = """

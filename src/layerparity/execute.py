@@ -12,7 +12,7 @@ from layerparity.capture.wanted import Wanted
 from layerparity.files import sha256_text, tensor_sha256
 from layerparity.inputs.base import Inputs
 from layerparity.manifest import Feed, WeightPrint
-from layerparity.models.families.base import HIDDEN, TOKENS
+from layerparity.models.families.base import HIDDEN, ROUTED, TOKENS
 from layerparity.ports.base import Call, Observed, Port
 from layerparity.shown import Shown, Specs, Tensors
 from layerparity.site import DECODE, PREFILL, Kind, Site, SiteSpec
@@ -66,7 +66,9 @@ class Execution:
     def run(self) -> Outcome:
         """Load and run every stage once, then generate where asked."""
         outcome = Outcome()
-        call = Call(self.inputs.attention_mask, self.inputs.position_ids)
+        call = Call(
+            self.inputs.attention_mask, self.inputs.position_ids, choices=self._choices(None)
+        )
         room = call.tokens + self.max_new_tokens if self.max_new_tokens else 0
         if room:
             call.cache = self.port.new_cache(call.batch, room)
@@ -120,6 +122,13 @@ class Execution:
                 return self.inputs.given[candidate]
         return None
 
+    def _choices(self, step: int | None) -> dict[int, torch.Tensor]:
+        """Return the choices that were given for a pass's routers, by layer."""
+        layers = {Site(stage, "in").layer for stage in self.stages} - {None}
+        sites = {layer: _at(_inside(layer, ROUTED), step) for layer in layers}
+        held = self.inputs.given
+        return {layer: held[s] for layer, s in sites.items() if layer is not None and s in held}
+
     def _source_name(self) -> str:
         return {"golden": "golden", "random": "random"}.get(self.inputs.source, "tokens")
 
@@ -164,7 +173,8 @@ class Execution:
         mask = call.attention_mask
         for step in range(1, self.max_new_tokens):
             mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
-            self._begin_step(Call(mask, mask.sum(-1, keepdim=True) - 1, call.cache))
+            positions = mask.sum(-1, keepdim=True) - 1
+            self._begin_step(Call(mask, positions, call.cache, self._choices(step)))
             token = self._forced(step - 1, rows[-1])
             state = Passed(token, token)
             tensors, specs = {}, {}

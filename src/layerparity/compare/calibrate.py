@@ -12,7 +12,7 @@ from layerparity.compare.routing import Routing, flips, scored
 from layerparity.compare.rows import by_token, has_tokens
 from layerparity.compare.sides import Union
 from layerparity.noise.deviation import Tensors, deviation
-from layerparity.noise.groups import layout
+from layerparity.noise.groups import Layout, layout
 from layerparity.noise.stored import CHAINED
 from layerparity.site import Kind, Site
 
@@ -48,16 +48,33 @@ class Calibration:
         real = torch.ones(left.shape[:2], dtype=torch.bool) if mask is None else mask
         if pair.kind is Kind.INDEX_SET:
             return self._choices(pair, left, right, real)
+        tensors = self.tensors(pair, left, right, real)
+        if isinstance(tensors, str):
+            return Calibrated(lacking=tensors)
+        found = deviation(tensors)
+        share = tensors.tokens.numel() / max(tensors.real, 1)
+        return Calibrated(found.metrics | {"agreeing_tokens": share}, found.profiles)
+
+    def tensors(
+        self, pair: Pair, golden: torch.Tensor, candidate: torch.Tensor, real: torch.Tensor
+    ) -> Tensors | str:
+        """Return a site's judged tokens with reference and floor, or why there are none.
+
+        ``golden`` and ``candidate`` are [batch, token, ...], ``real`` is bool [batch, token].
+        """
         wide = self.references.of(pair)
         if isinstance(wide, str):
-            return Calibrated(lacking=wide)
+            return wide
         judged = self._judged(pair.site, wide, real)
         share = float(judged.sum()) / max(float(real.sum()), 1.0)
         if share < ENOUGH:
-            return Calibrated(lacking=_few(share, wide.feed))
-        found = deviation(self._tensors(pair, (left, right), wide, judged, int(real.sum())))
-        metrics = found.metrics | {"agreeing_tokens": share}
-        return Calibrated(metrics, found.profiles)
+            return _few(share, wide.feed)
+        return self._tensors(pair, (golden, candidate), wide, judged, int(real.sum()))
+
+    def layout(self, pair: Pair) -> Layout:
+        """Return how the elements of one token are laid out at a site."""
+        record = pair.golden.record
+        return layout(record.shape, record.axes, pair.site.local, self._heads)
 
     def _choices(
         self, pair: Pair, left: torch.Tensor, right: torch.Tensor, real: torch.Tensor
@@ -89,11 +106,9 @@ class Calibration:
         real: int,
     ) -> Tensors:
         left, right = sides
-        record = pair.golden.record
-        laid = layout(record.shape, record.axes, pair.site.local, self._heads)
         chosen = judged.flatten()
         routed = self.routing.experts(pair.site)
-        reference = by_token(wide.values, record.axes)
+        reference = by_token(wide.values, pair.golden.record.axes)
         ours, theirs, wider = (
             each.reshape(chosen.numel(), -1)[chosen] for each in (left, right, reference)
         )
@@ -103,7 +118,7 @@ class Calibration:
             reference=wider,
             tokens=torch.nonzero(chosen).flatten(),
             real=real,
-            layout=laid,
+            layout=self.layout(pair),
             floor=wide.floor,
             spread=wide.spread,
             epsilon=torch.finfo(getattr(torch, pair.candidate.source.manifest.dtype)).eps,
@@ -130,5 +145,5 @@ def _heads(golden: Union) -> dict[str, int]:
 
 
 def _few(share: float, feed: str) -> str:
-    cure = "compare with feed=isolated" if feed == CHAINED else "replay the golden's routing"
-    return f"only {share:.0%} of the tokens were routed alike: {cure}"
+    also = ", or feed=isolated" if feed == CHAINED else ""
+    return f"only {share:.0%} of the tokens were routed alike: use port.replay=true{also}"

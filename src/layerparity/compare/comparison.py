@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from layerparity.compare.findings import Coverage, WeightFinding
+from layerparity.compare.portrait import Portrait
 from layerparity.verdict import Outcome, Row, Verdict
 
 
@@ -56,7 +57,8 @@ class Comparison:
     ``settings`` are the keys of the compare command that differ from the defaults, its two sides
     left out. ``profiles`` holds, for each failed site, what its groups (heads, channels, experts,
     positions) deviate by. ``weights`` are the findings on the weights that both graphs really used;
-    ``coverage`` says what of the model was never exercised.
+    ``coverage`` says what of the model was never exercised. ``guilty`` is the place that went wrong
+    first, ``headline`` says so in a sentence with the likeliest cause, and ``portrait`` shows it.
     """
 
     golden: Side
@@ -71,6 +73,9 @@ class Comparison:
     weights: list[WeightFinding] = field(default_factory=list)
     coverage: Coverage = field(default_factory=Coverage)
     profiles: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    guilty: str = ""
+    headline: str = ""
+    portrait: Portrait | None = None
 
     def to_json(self) -> str:
         """Return the comparison as JSON text that `from_json` reads back."""
@@ -87,6 +92,9 @@ class Comparison:
             "weights": [asdict(each) for each in self.weights],
             "coverage": asdict(self.coverage),
             "profiles": self.profiles,
+            "guilty": self.guilty,
+            "headline": self.headline,
+            "portrait": asdict(self.portrait) if self.portrait else None,
         }
         return json.dumps(raw, indent=1)
 
@@ -109,6 +117,9 @@ class Comparison:
             weights=[WeightFinding(**each) for each in raw.get("weights", [])],
             coverage=Coverage.from_dict(raw["coverage"]) if "coverage" in raw else Coverage(),
             profiles=raw.get("profiles", {}),
+            guilty=raw.get("guilty", ""),
+            headline=raw.get("headline", ""),
+            portrait=Portrait.from_dict(raw["portrait"]) if raw.get("portrait") else None,
         )
 
 

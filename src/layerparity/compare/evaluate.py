@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -20,6 +21,7 @@ from layerparity.site import PREFILL, Kind, Site
 CHOICES, WEIGHTS = "choices", "weights"
 NONE_AGREES = "no token's expert set agrees"
 NOTHING = "no element to compare"
+_WORTH_A_THREAD = 1 << 18
 
 
 @dataclass
@@ -93,7 +95,12 @@ def _short(values: np.ndarray) -> list[float]:
 
 
 def _load_both(pair: Pair) -> tuple[torch.Tensor, torch.Tensor]:
-    """Load both sides at once: a hash keeps one core busy, and lets go of the interpreter."""
+    """Load both sides at once: a hash keeps one core busy, and lets go of the interpreter.
+
+    A small tensor is hashed sooner than a thread is started.
+    """
+    if math.prod(pair.golden.record.shape) < _WORTH_A_THREAD:
+        return _load(pair.golden), _load(pair.candidate)
     with ThreadPoolExecutor(1) as other:
         right = other.submit(_load, pair.candidate)
         left = _load(pair.golden)

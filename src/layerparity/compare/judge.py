@@ -6,7 +6,6 @@ from layerparity.compare.tolerances.base import Tolerance
 from layerparity.site import Kind
 from layerparity.verdict import Outcome
 
-
 NO_REFERENCE = "nothing says how large its rounding may be"
 
 

@@ -55,6 +55,19 @@ class References:
             return f"the golden has no noise floor for {dtype}: make it with reference.dtypes"
         return Wide(stored.reference(entry), floor, self._spread(stored, entry, dtype), feed)
 
+    def local(self, pair: Pair) -> Wide | None:
+        """Return the reference of a pair's site in its stage alone, whatever fed the candidate."""
+        golden, candidate = pair.golden.source, pair.candidate.source
+        stage = stage_of(candidate.manifest, pair.site) if candidate.proved else None
+        if stage is None or not golden.proved or not golden.manifest.reference:
+            return None
+        stored, dtype = self._open(golden), candidate.manifest.dtype
+        entry = stored.find(stage, ISOLATED, pair.site)
+        floor = stored.floor(entry, dtype) if entry is not None else None
+        if entry is None or floor is None:
+            return None
+        return Wide(stored.reference(entry), floor, self._spread(stored, entry, dtype), ISOLATED)
+
     def _open(self, golden: Source) -> StoredReferences:
         folder = Path(golden.run.folder)
         if folder not in self._opened:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from layerparity.config import FeedMode
 from layerparity.errors import UserError
 from layerparity.files import inside, sha256_text, tensor_sha256
+from layerparity.inputs import _replay
 from layerparity.inputs.base import Inputs, Request
 from layerparity.manifest import FILE_NAME, INPUTS_FILE, PROMPTS_FILE, Manifest, Record
 from layerparity.models.checkpoint import config_sha256
@@ -86,6 +87,7 @@ def from_runs(runs: Sequence[Any], request: Request) -> Inputs:
             f"Make one that does: {golden_command(request)}"
         )
     _settle_steps(sources, request)
+    _refuse_unrouted(sources, request)
     recorded = Recorded(sources, request)
     _refuse_mixed(recorded.holders)
     return _inputs(recorded, request)
@@ -116,6 +118,7 @@ class Recorded(Mapping[Site, "torch.Tensor"]):
         for source in sources:
             found = [_record(source.manifest, request, stage) for stage in _fed(request)]
             found += _steps(source.manifest, request)
+            found += _replay.choices(source.manifest, request)
             for record in found:
                 if record is not None:
                     # The newest comes first.
@@ -240,6 +243,18 @@ def _settle_steps(sources: Sequence[Source], request: Request) -> None:
             f"one with generate.max_new_tokens={wanted}, or use feed=chained."
         )
     config.feed = FeedMode.chained
+
+
+def _refuse_unrouted(sources: Sequence[Source], request: Request) -> None:
+    """Raise UserError where choices are to be repeated and no run recorded one of them."""
+    site = _replay.lacking([source.manifest for source in sources], request)
+    if site is not None:
+        tokens = request.config.generate.max_new_tokens
+        more = f" generate.max_new_tokens={tokens}" if tokens else ""
+        raise UserError(
+            f"{_called(sources)} did not store {site}, which port.replay=true repeats. "
+            f"Make one that does: {golden_command(request)}{more}"
+        )
 
 
 def _steps(manifest: Manifest, request: Request) -> list[Record]:

@@ -9,6 +9,7 @@ from layerparity.bisect.descend import block_rows
 from layerparity.bisect.guilt import Guilt
 from layerparity.causes.base import Evidence, Tokens
 from layerparity.config import Config
+from layerparity.errors import UserError
 from layerparity.manifest import FILE_NAME, INPUTS_FILE
 from layerparity.site import DECODE, PREFILL, Site
 
@@ -60,7 +61,11 @@ def _facts(config: Config, comparison: Comparison) -> dict[str, str]:
     """Return the model's plain settings, and in what the two runs were computed."""
     from layerparity.models.resolve import open_checkpoint
 
-    model = open_checkpoint(config.model).config
+    try:
+        model = open_checkpoint(config.model).config
+    except UserError:
+        # Runs may be compared where the model is not: the rules do with what the runs say.
+        model = {}
     plain = {k: str(v) for k, v in model.items() if isinstance(v, (str, int, float, bool))}
     if "head_dim" not in plain and model.get("num_attention_heads"):
         heads = int(model["num_attention_heads"])

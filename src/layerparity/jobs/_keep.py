@@ -14,6 +14,7 @@ from layerparity import __version__, console, ports
 from layerparity.config import Config, RunKind
 from layerparity.errors import UserError
 from layerparity.files import sha256_text, whole_file, write_text
+from layerparity.inputs._replay import replays
 from layerparity.jobs._effective import effective_text, layers_of
 from layerparity.manifest import (
     EFFECTIVE_FILE,
@@ -48,14 +49,16 @@ def model_print(prepared: Prepared) -> ModelPrint:
 def numerics(prepared: Prepared) -> dict[str, str]:
     """Return every setting that can change the numbers of a run."""
     config, backend = prepared.config, prepared.backend
+    usual = prepared.family.attention or backend.attn_implementation
     return {
         "capture": prepared.wanted.fingerprint(),
-        "attn_implementation": config.attn_implementation or backend.attn_implementation,
+        "attn_implementation": config.attn_implementation or usual,
         "experts_implementation": str(
             config.experts_implementation or backend.experts_implementation
         ),
         "tp_degree": str(config.tp_degree),
         "max_new_tokens": str(config.generate.max_new_tokens),
+        **({"replay": "golden"} if replays(config) else {}),
         **backend.numerics(),
     }
 

@@ -54,7 +54,9 @@ class Trials:
         """Make a cell's candidate, compare it, and return how it ended in each phase."""
         golden = self.golden(cell.setting)
         fed = {"inputs": "golden", "inputs.run": str(golden.folder), "kind": "candidate"}
-        config = composed({**self._keys(cell.setting), **fed, **cell.keys})
+        own = self._keys(cell.setting)
+        kept = {k: v for k, v in own.items() if k.partition(".")[0] not in ("inputs", "prompt")}
+        config = composed({**kept, **fed, **cell.keys})
         where = self.folder / "candidate"
         try:
             candidate = self._make(where, config)
@@ -79,7 +81,7 @@ class Trials:
         )
         cause = ""
         if guilt is not None:
-            found = likeliest(evidence_of(guilt, seen, config, [golden]))
+            found = likeliest(evidence_of(guilt, comparison, config, [golden]))
             cause = found[0].id if found else ""
         why = next((f"{r.site}: {r.reason}" for r in rows if r.outcome is Outcome.FAIL), "")
         named = guilt.called if guilt is not None else ""

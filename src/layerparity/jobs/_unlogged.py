@@ -1,4 +1,4 @@
-"""Unlogged: a run kept in a plain folder, for jobs that make hundreds and keep only what came out."""
+"""Unlogged: a run in a plain folder, for jobs that make hundreds and keep what came out."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from layerparity import console
 from layerparity.config import Config, RunKind, What
 from layerparity.errors import Exit, UserError
 from layerparity.jobs import _keep
+from layerparity.jobs._headline import portrayed, with_headline
 from layerparity.jobs._limits import with_limits
 from layerparity.jobs._weights import check_weights
 from layerparity.manifest import FILE_NAME
@@ -58,6 +59,7 @@ def run(config: Config) -> Exit:
         comparison.warnings.append(words)
         comparison.verdict = open_to_doubt(comparison.verdict)
     comparison.settings = settings_to_judge(config)
+    comparison = portrayed(with_headline(comparison, config, golden), golden, candidate)
     log(config, store, comparison, candidate)
     return comparison.verdict.exit
 
@@ -162,6 +164,7 @@ def log(
         "verdict": verdict.outcome.value,
         "first_failure": verdict.first_failure,
         "whole_model": verdict.whole_model,
+        "guilty": comparison.guilty,
         "golden": " ".join(comparison.golden.run.split(",")),
         "candidate": " ".join(comparison.candidate.run.split(",")),
         "tolerance": comparison.tolerance,
@@ -181,6 +184,8 @@ def log(
         if kept is not None:
             store.tag(kept, {"verdict": verdict.outcome.value, "compared_in": active.id})
     console.show(closing_table(comparison))
+    if comparison.headline:
+        console.say(comparison.headline)
     console.say(f"report: {active.link('artifacts/report.html')}")
     console.say(f"        {active.folder / 'report.html'}")
     console.say(f"run:    {active.url}")

@@ -9,6 +9,7 @@ from layerparity import console
 from layerparity.config import Config
 from layerparity.errors import Exit, UserError
 from layerparity.jobs import compare
+from layerparity.jobs._headline import with_headline
 
 if TYPE_CHECKING:
     from layerparity.compare.comparison import Comparison
@@ -35,6 +36,8 @@ def run(config: Config) -> Exit:
     before = stored_comparison(judged)
     after = rejudge(before, config.tolerance)
     after.settings = compare.settings_to_judge(config)
+    goldens = [kept for each in before.golden.run.split(",") if (kept := store.get(each))]
+    after = with_headline(after, config, goldens)
     changed = changes(before, after)
     rows = [(str(c.after.site), c.before.outcome, c.after.outcome, c.after.reason) for c in changed]
     candidates = [kept for each in before.candidate.run.split(",") if (kept := store.get(each))]

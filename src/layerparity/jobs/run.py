@@ -13,6 +13,7 @@ from layerparity.capture.recorder import Recorder
 from layerparity.capture.wanted import Wanted
 from layerparity.config import Config, FeedMode, RunKind
 from layerparity.errors import Exit, UserError
+from layerparity.inputs import _replay
 from layerparity.inputs.base import Inputs, Request
 from layerparity.jobs import _given, _goldens, _keep, _reuse
 from layerparity.manifest import Manifest
@@ -99,6 +100,7 @@ def prepare(config: Config, backend: Backend, store: Any) -> Prepared:
     if inputs.source in ("prompt", "tokens") and scope.stages[0] == "layers.0":
         scope = scope.with_embedding()
     _given.refuse_unused(backend, inputs)
+    _replay.refuse_unfed(config, inputs)
     _settle_feed(config, inputs)
     wanted = Wanted(
         config.capture.name, tuple(config.capture.include), tuple(config.capture.exclude)

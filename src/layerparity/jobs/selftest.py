@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from layerparity import console
+from layerparity import console, registry
 from layerparity.config import Config
 from layerparity.errors import Exit, UserError
 from layerparity.selftest.cells import Cell, Setting
 from layerparity.selftest.grid import clean_cells, fault_cells, fault_names, mutation_cells
 from layerparity.selftest.outcomes import Ended
-from layerparity.selftest.table import fault_table, mutation_table, summary
+from layerparity.selftest.table import fault_table, mutation_table, summary, wrong_table
 from layerparity.site import DECODE, PREFILL
 
 KIND = "selftest"
@@ -29,12 +29,13 @@ _PADDED = [
 class Settings:
     """conf/job/selftest.yaml.
 
-    ``faults`` narrows the catalogue; ``clean`` runs the clean variants; ``mutations`` is the number
+    ``known`` runs the catalogue, which ``faults`` narrows; ``clean`` runs the clean variants; ``mutations`` is the number
     of unforeseen faults, drawn by ``seed``. ``models`` are the shipped one and small ones made on
     the spot.
     """
 
     name: str = "selftest"
+    known: bool = True
     faults: list[str] = field(default_factory=list)
     models: list[str] = field(default_factory=lambda: ["tiny_minimax_m2", "qwen3_moe"])
     dtypes: list[str] = field(default_factory=lambda: ["bfloat16", "float32"])
@@ -52,7 +53,7 @@ def run(config: Config) -> Exit:
     store = open_store(config.tracking)
     with tempfile.TemporaryDirectory(prefix="layerparity-selftest-") as name:
         ended = _all(config, Path(name))
-    for title, columns, rows in (fault_table(ended), mutation_table(ended)):
+    for title, columns, rows in (fault_table(ended), mutation_table(ended), wrong_table(ended)):
         if rows:
             console.table(title, columns, rows)
     found = summary(ended)
@@ -75,6 +76,8 @@ def _all(config: Config, folder: Path) -> list[Ended]:
     from layerparity.tracking.config import TrackingConfig
     from layerparity.tracking.store import open_store
 
+    # The backend comes first: it decides what may be imported, and by whom.
+    registry.load("backends", config.backend.name).build(config.backend, config).open()
     keys = {"threads": config.threads or 1}
     store = open_store(TrackingConfig(folder=str(folder / "empty")))
     trials = Trials(folder, store, config.tolerance, keys)
@@ -91,7 +94,7 @@ def _all(config: Config, folder: Path) -> list[Ended]:
 def _cells(job: Settings, settings: Sequence[Setting], layers: dict[str, int]) -> Iterable[Cell]:
     from layerparity.numerics.ways import OTHERS
 
-    if not job.mutations or job.faults:
+    if job.known:
         yield from fault_cells([s for s in settings if "padded" in s.inputs], layers, job.faults)
     if job.clean:
         yield from clean_cells(settings, [way.name for way in OTHERS])

@@ -7,21 +7,20 @@ slope is that of (candidate - golden) on the reference: what a wrong factor leav
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from layerparity.noise.floor import TINY, Floor, group_floor, scales
 from layerparity.noise.groups import CHANNEL, HEAD, WHOLE, Layout
-from layerparity.noise.regression import Slopes
+from layerparity.noise.regression import FEWEST, Slopes
 
 # No floor is below this part of one rounding (epsilon of the candidate's type) of the reference:
 # clean ways may happen to agree to the bit, on powers of two or on constants.
 LEAST = 0.1
-# A group's floor is never far below the site's: a few numbers may happen to round well.
-_LEAST_OF_MEAN = 0.25
-# Of fewer tokens the error of a slope cannot be told.
-_ENOUGH_TOKENS = 16
+# What the groups of a site have in common counts as much as this many numbers of one group.
+_SHARED = 16
 
 
 @dataclass
@@ -80,21 +79,40 @@ def _ratios(
         "floor_rel_l2": math.sqrt(float(total)) / norm if norm else 0.0,
     }
     by_token = torch.maximum(floors.amax(0), least.sum(1))
-    _group(found, "position", error.sum(1), by_token)
+    square = reference_square(site)
+    tokens, width = square.shape
+    _group(found, "position", (error.sum(1), by_token, square.sum(1)), width)
     part = site.tokens.numel() / max(site.real, 1)
     by_element = torch.maximum(site.floor.elements.double().amax(0) * part, least.sum(0))
-    _group(found, CHANNEL, error.sum(0), by_element)
+    per_element = (error.sum(0), by_element, square.sum(0))
+    _group(found, CHANNEL, per_element, tokens)
     if HEAD in site.layout.groupings:
-        sums = (site.layout.sums(each, HEAD) for each in (error.sum(0), by_element))
-        _group(found, HEAD, *sums)
+        per_head = [site.layout.sums(each, HEAD) for each in per_element]
+        _group(found, HEAD, per_head, tokens * width // site.layout.heads)
     if site.experts is not None:
         routed = site.experts.double()
-        _group(found, "expert", error.sum(1) @ routed, by_token @ routed)
+        per_token = (error.sum(1), by_token, square.sum(1))
+        _group(found, "expert", [each @ routed for each in per_token], width * routed.sum(0))
 
 
-def _group(found: Deviation, name: str, error: torch.Tensor, floor: torch.Tensor) -> None:
-    """Note the worst group's ratio and which it is."""
-    floor = torch.maximum(floor, _LEAST_OF_MEAN * floor.mean())
+def reference_square(site: Tensors) -> torch.Tensor:
+    """Return the squares of the reference, float64 [tokens, elements]."""
+    return site.reference.double().square()
+
+
+def _group(
+    found: Deviation, name: str, sums: Sequence[torch.Tensor], count: int | torch.Tensor
+) -> None:
+    """Note the worst group's ratio and which it is.
+
+    ``sums`` are the squared error, floor and reference of each group, ``count`` the numbers in one.
+    The floor of a few numbers says little: it is drawn to what the groups have in common, their
+    median floor in relation to the reference.
+    """
+    error, floor, square = sums
+    common = (floor / square.clamp_min(TINY))[square > 0]
+    if common.numel():
+        floor = (count * floor + _SHARED * common.median() * square) / (count + _SHARED)
     ratio = torch.where(floor > 0, (error / floor).sqrt(), torch.where(error > 0, torch.inf, 0.0))
     if ratio.numel():
         worst = int(ratio.argmax())
@@ -137,7 +155,7 @@ def _by_expert(
     variance = apart.square().sum(1) / slopes.q.square().clamp_min(TINY)
     noise = group_floor(site.floor.elements, site.layout, WHOLE) * part * routed.mean(0)
     clean = site.spread.get(WHOLE, 0.0) ** 2 * noise / slopes.q.clamp_min(TINY)
-    few = torch.where(routed.sum(0) < _ENOUGH_TOKENS, torch.inf, 0.0)
+    few = torch.where(routed.sum(0) < FEWEST, torch.inf, 0.0)
     _note(found, "slope_expert", slopes, variance + clean + few)
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 
 _TINY = 1e-300
+# Clusters: of fewer, the variance itself is a guess.
+FEWEST = 16
 
 
 @dataclass
@@ -51,8 +53,8 @@ class Slopes:
 
     @property
     def variance(self) -> torch.Tensor:
-        """Variance of each slope with tokens as clusters; Inf of fewer than two tokens."""
-        if self.tokens < 2:
+        """Variance of each slope with tokens as clusters; Inf of too few tokens to tell."""
+        if self.tokens < FEWEST:
             return torch.full_like(self.p, torch.inf)
         slope = self.slope
         squares = self.pp - 2 * slope * self.pq + slope.square() * self.qq

@@ -60,6 +60,27 @@ def strided(shards: int) -> Product:
     return product
 
 
+def pairwise(shards: int) -> Product:
+    """Return a product of partial sums that are added two by two, as a reduction tree does."""
+
+    def product(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        parts = zip(input.chunk(shards, -1), weight.chunk(shards, -1), strict=True)
+        sums = [linear(left, right) for left, right in parts]
+        while len(sums) > 1:
+            odd = sums[-1:] if len(sums) % 2 else []
+            sums = [a + b for a, b in zip(sums[::2], sums[1::2], strict=False)] + odd
+        return sums[0]
+
+    return product
+
+
+def shuffled(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Multiply with the terms of each sum in a fixed random order."""
+    order = torch.randperm(input.shape[-1], generator=torch.Generator().manual_seed(0))
+    order = order.to(input.device)
+    return linear(input[..., order], weight[..., order])
+
+
 def backwards(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Multiply with the terms of each sum in the opposite order."""
     return linear(input.flip(-1), weight.flip(-1))

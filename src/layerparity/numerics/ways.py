@@ -10,7 +10,16 @@ from typing import Any
 import torch
 
 from layerparity.numerics.implementations import implementations
-from layerparity.numerics.sums import Linear, Product, accumulated, backwards, sharded, strided
+from layerparity.numerics.sums import (
+    Linear,
+    Product,
+    accumulated,
+    backwards,
+    pairwise,
+    sharded,
+    shuffled,
+    strided,
+)
 from layerparity.numerics.widen import Widen
 
 
@@ -52,6 +61,8 @@ OTHERS = (
     Way("8 shards", product=sharded(8), experts="eager"),
     Way("16 shards", product=sharded(16), experts="eager"),
     Way("64 shards", attention="eager", product=sharded(64), experts="eager"),
+    Way("tree of 16", product=pairwise(16), experts="eager"),
+    Way("shuffled", product=shuffled, experts="eager"),
     Way("backwards", product=backwards, experts="eager"),
     Way("wide accumulation", product=accumulated, experts="eager"),
     Way("batched experts", experts="batched_mm"),

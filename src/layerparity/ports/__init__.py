@@ -26,7 +26,11 @@ def keys_of(chosen: Any) -> dict[str, Any]:
         return dataclasses.asdict(chosen)
     if not isinstance(chosen, Mapping) or not isinstance(chosen.get("_target_"), str):
         raise UserError(f"port has no _target_: choose port=hf, or give {_EXAMPLE}.")
-    return {str(key): value for key, value in chosen.items()}
+    keys = {str(key): value for key, value in chosen.items()}
+    if keys.get("replay") is False and not _is_ours(keys["_target_"]):
+        # conf/port/hf.yaml's own, which a user's port is chosen over.
+        del keys["replay"]
+    return keys
 
 
 def label(chosen: Any) -> str:
@@ -37,7 +41,7 @@ def label(chosen: Any) -> str:
     name, layers = keys.pop("name", None), keys.pop("layers", None)
     words += [str(name)] if name is not None else []
     words += [f"at layers {','.join(map(str, layers))}"] if layers is not None else []
-    words += [f"{key}={value}" for key, value in keys.items() if value is not None]
+    words += [f"{key}={value}" for key, value in keys.items() if value is not None and value is not False]
     return " ".join(words)
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from layerparity.models.families.base import HIDDEN, Tap
+from layerparity.models.families.base import HIDDEN, ROUTED, Tap
 from layerparity.ports.base import Call
 from layerparity.site import SiteSpec
 
 if TYPE_CHECKING:
     import torch
 
-CHOICES = "mlp.gate:choices"
+CHOICES = ROUTED
 WEIGHTS = "mlp.gate:weights"
 
 

@@ -12,6 +12,11 @@ from torch import nn
 
 from layerparity.models.arguments import CACHE_NAMES
 from layerparity.models.families.base import Tap
+from layerparity.numerics.replay import Replay
+
+# Among a stage's arguments: the choices its router repeats. Among what was seen: its own.
+REPLAYED = "replayed_choices"
+OWN_CHOICES = "__own_choices__"
 
 
 class ObservedStage(nn.Module):
@@ -26,24 +31,35 @@ class ObservedStage(nn.Module):
         module: nn.Module,
         taps: list[tuple[str, Tap]],
         after: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        experts: int = 0,
     ) -> None:
         """``taps`` pairs each tap with its module path inside ``module``.
 
-        ``after`` is what the model computes of the module's output before the next stage.
+        ``after`` is what the model computes of the module's output before the next stage;
+        ``experts`` the number that its router chooses from.
         """
         super().__init__()
         self.module = module
         self.taps = taps
         self.after = after
+        self.experts = experts
 
     def forward(
         self, given: torch.Tensor, arguments: dict[str, Any]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return the stage's output and the tensors at its taps, by local site address."""
+        """Return the stage's output and the tensors at its taps, by local site address.
+
+        Among the arguments, `REPLAYED` int64 [batch, token, k] tells the router what to choose;
+        what it would have chosen is seen at `OWN_CHOICES`, [tokens, k].
+        """
         seen: dict[str, torch.Tensor] = {}
+        arguments = dict(arguments)
+        told = arguments.pop(REPLAYED, None)
         with ExitStack() as stack:
             for path, tap in self.taps:
                 stack.enter_context(_watch(self.module.get_submodule(path), tap, seen))
+            if told is not None:
+                stack.enter_context(_replayed(told, self.experts, seen))
             output = _first(self.module(given, **_own_names(self.module, arguments)))
         return output if self.after is None else self.after(output), seen
 
@@ -60,6 +76,15 @@ def _own_names(module: nn.Module, arguments: dict[str, Any]) -> dict[str, Any]:
 
 def _first(output: Any) -> torch.Tensor:
     return output[0] if isinstance(output, tuple) else output
+
+
+@contextmanager
+def _replayed(told: torch.Tensor, experts: int, seen: dict[str, torch.Tensor]) -> Iterator[None]:
+    with Replay(told.flatten(0, 1), experts) as replay:
+        yield
+    if replay.scores is not None:
+        scores = replay.scores.reshape(-1, experts)
+        seen[OWN_CHOICES] = scores.topk(told.shape[-1], dim=-1).indices
 
 
 @contextmanager

@@ -7,7 +7,7 @@ returns a `Port`. At bottom a port is a function that returns ``(output, {site: 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -40,12 +40,14 @@ class Call:
 
     ``attention_mask`` [batch, seen tokens] and ``position_ids`` [batch, token] are int64 on the
     CPU; ``tokens`` is the number of new tokens; ``cache`` is whatever the port keeps between
-    passes, or None for a pass without one.
+    passes, or None for a pass without one. ``choices`` are the experts that each block's router is
+    told to choose, int64 [batch, token, k], by layer; without an entry a router chooses itself.
     """
 
     attention_mask: torch.Tensor
     position_ids: torch.Tensor
     cache: Any = None
+    choices: Mapping[int, torch.Tensor] = field(default_factory=dict)
 
     @property
     def batch(self) -> int:

@@ -1,4 +1,4 @@
-"""port=clean: port=hf with its sums in another order or implementation; right, but not bit-equal."""
+"""port=clean: port=hf with its sums in another order: right, but not bit-equal."""
 
 from __future__ import annotations
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from layerparity.config import DType, FeedMode
 from layerparity.errors import UserError
-from layerparity.models.families.base import Family, Tap
+from layerparity.models.families.base import ROUTED, Family, Tap
 from layerparity.models.skeleton import Skeleton, read_config
 from layerparity.ports._canonical import laid_out, sort_routing, spec_of
 from layerparity.ports.base import Assets, Call, Observed, Port
@@ -16,38 +15,35 @@ from layerparity.site import Site, SiteSpec
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
     from transformers.cache_utils import Cache
 
     from layerparity.backends.base import Backend, Placed
     from layerparity.manifest import WeightPrint
+    from layerparity.ports._observe import ObservedStage
 
 _OUTPUT = "__output__"
-
-
-@dataclass
-class Settings:
-    """conf/port/hf.yaml."""
-
-    name: str = "hf"
-
-
-def build(settings: Settings, assets: Assets) -> HfPort:
-    """Return the port over the checkpoint's architecture."""
-    return HfPort(assets)
+_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 class HfPort(Port):
-    """transformers' modules, on a skeleton that is filled one stage at a time."""
+    """transformers' modules, on a skeleton that is filled one stage at a time.
 
-    def __init__(self, assets: Assets) -> None:
+    With ``replay`` every router chooses what the golden's did, where the pass says what that was.
+    """
+
+    def __init__(self, assets: Assets, replay: bool = False) -> None:
         import torch
 
+        if not isinstance(replay, bool):
+            raise UserError(f"port.replay={replay} is neither true nor false.")
         config, backend = assets.config, assets.backend
         self.assets = assets
+        self.replay = replay
         self.skeleton = Skeleton(
             read_config(assets.checkpoint.config),
             getattr(torch, config.dtype.value),
-            config.attn_implementation or backend.attn_implementation,
+            config.attn_implementation or assets.family.attention or backend.attn_implementation,
             config.experts_implementation or _experts(backend, config.dtype),
             assets.family.float32_patterns,
         )
@@ -69,6 +65,8 @@ class HfPort(Port):
         for stage in stages:
             self.skeleton.sources(self.assets.checkpoint, stage)
         self._mention_homeless()
+        if self.replay and not any(self._routes(stage) for stage in stages):
+            backend.warnings.append("port.replay=true: no block of the scope has a router.")
         self._prove(stages)
         return backend.place(
             self.skeleton.model, {stage: self.skeleton.path(stage) for stage in stages}
@@ -76,14 +74,10 @@ class HfPort(Port):
 
     def load(self, stage: str) -> dict[str, str]:
         """Fill the stage's modules from the checkpoint and put them in their place."""
-        from layerparity.ports._observe import ObservedStage
-
         hashes = self.skeleton.load(self.assets.checkpoint, stage)
         module = self.skeleton.module(stage).requires_grad_(False)
         self.assets.backend.put(stage, module)
-        self._taps[stage] = taps_of(self.assets.family, self.skeleton, stage, self.assets.wanted)
-        after = after_of(self.assets.family, self.skeleton, stage)
-        self._stages[stage] = ObservedStage(module, self._taps[stage], after)
+        self._stages[stage] = self._observed(stage, module)
         return hashes
 
     def effective_weights(self, stage: str) -> dict[str, WeightPrint]:
@@ -110,7 +104,7 @@ class HfPort(Port):
         """Let transformers make the masks, positions and rotary tables, once, on the host."""
         from layerparity.models.arguments import block_arguments
 
-        past = call.cache.host if call.cache is not None else None
+        past = None if call.cache is None else call.cache.seen(call)
         self._call = call
         self._sent.clear()
         self._arguments = block_arguments(
@@ -128,6 +122,9 @@ class HfPort(Port):
             # What a golden recorded may be wider, or narrower, than this run.
             given = given.to(self.dtype)
         sent = backend.send(stage, given)
+        told = self._told(stage)
+        if told is not None:
+            arguments = {**arguments, REPLAYED: backend.send(stage, told)}
         runnable = self._stages[stage]
         if isinstance(runnable, torch.nn.Module):
             runnable = self._stages[stage] = backend.compile(runnable, (sent, arguments))
@@ -139,11 +136,34 @@ class HfPort(Port):
                 f"{stage} ran out of memory while computing: use a smaller seq_len or batch, or "
                 "max_memory= to leave more room beside the weights."
             ) from error
-        if self._call.cache is not None and _is_block(stage):
-            self._call.cache.note(stage, self._call.tokens)
         fetched = backend.fetch({**seen, _OUTPUT: output})
         fetched.pop(_OUTPUT)
+        if told is not None and OWN_CHOICES not in fetched:
+            raise UserError(
+                f"{stage}: its router does not choose by one top-k over all experts, so no choice "
+                "can be replayed: use port.replay=false."
+            )
         return self._canonical(stage, output, fetched)
+
+    def _observed(self, stage: str, module: nn.Module) -> ObservedStage:
+        from layerparity.ports._observe import ObservedStage
+
+        family, skeleton = self.assets.family, self.skeleton
+        self._taps[stage] = taps_of(family, skeleton, stage, self.assets.wanted)
+        after = after_of(family, skeleton, stage)
+        return ObservedStage(module, self._taps[stage], after, expert_count(skeleton.config))
+
+    def _routes(self, stage: str) -> bool:
+        """Say whether a stage holds a router that shows its choices."""
+        found = taps_of(self.assets.family, self.skeleton, stage, lambda **site: True)
+        return any(tap.local == ROUTED for _, tap in found)
+
+    def _told(self, stage: str) -> torch.Tensor | None:
+        """Return what a stage's router is told to choose, int64 [batch, token, k], or None."""
+        assert self._call is not None
+        layer = Site(stage, "in").layer
+        told = self._call.choices.get(layer) if self.replay and layer is not None else None
+        return told if told is not None and self._routes(stage) else None
 
     def _prove(self, stages: Sequence[str]) -> None:
         """Refuse stages that would not compute what the model computes."""
@@ -199,6 +219,10 @@ class HfPort(Port):
             tensors[tap.local] = value
             specs[tap.local] = spec_of(tap, value)
         sort_routing(tensors, unseen)
+        if OWN_CHOICES in seen and ROUTED in tensors:
+            # Beside what was computed with the golden's choices: what the router's scores say.
+            own = seen[OWN_CHOICES].sort(dim=-1).values
+            tensors[ROUTED] = own.reshape(tensors[ROUTED].shape)
         return Observed(output, tensors, specs, unseen)
 
 
@@ -216,18 +240,20 @@ class HfCache:
                 "static cache for them: leave generate.max_new_tokens out."
             )
 
-    def note(self, stage: str, tokens: int) -> None:
-        """Count tokens a block has cached, where the next pass's masks are made from."""
+    def seen(self, call: Call) -> Cache:
+        """Return the host's twin as it stands before a pass, which its masks are made from.
+
+        Every block counts as cached what was seen before, whether or not the scope has it.
+        """
         import torch
 
-        layer = Site(stage, "in").layer
-        assert layer is not None
-        twin = self.host.layers[layer]
-        seen = int(twin.get_seq_length())
-        twin.cumulative_length = torch.tensor(seen + tokens)
-        # A sliding window counts here, and beyond its own length.
-        twin.cumulative_length_int = seen + tokens
-        twin.is_initialized = True
+        before = int(call.attention_mask.shape[-1]) - call.tokens
+        for twin in self.host.layers:
+            twin.cumulative_length = torch.tensor(before)
+            # A sliding window counts here, and beyond its own length.
+            twin.cumulative_length_int = before
+            twin.is_initialized = before > 0
+        return self.host
 
 
 def taps_of(family: Family, skeleton: Skeleton, stage: str, wanted: Any) -> list[tuple[str, Tap]]:
@@ -257,5 +283,6 @@ def _experts(backend: Backend, dtype: DType) -> str | None:
     return "eager" if chosen is None and dtype is DType.float64 else chosen
 
 
-def _is_block(stage: str) -> bool:
-    return Site(stage, "in").layer is not None
+def expert_count(config: Any) -> int:
+    """Return how many experts a router chooses from, 0 for a dense model."""
+    return next((int(n) for key in _COUNTS if (n := getattr(config, key, None))), 0)

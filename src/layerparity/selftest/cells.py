@@ -40,6 +40,11 @@ class Cell:
     size: float = 0.0
 
     @property
+    def called(self) -> str:
+        """The candidate in a few words."""
+        return self.name if self.layer is None else f"{self.name} at layer {self.layer}"
+
+    @property
     def clean(self) -> bool:
         """Whether nothing is wrong with the candidate."""
         return self.layer is None

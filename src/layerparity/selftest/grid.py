@@ -56,5 +56,7 @@ def mutation_cells(
                 "port.seed": seed,
                 "port.index": index,
                 "port.layers": [layer],
+                # The prefill shows them: a decode step would only take longer.
+                "generate.max_new_tokens": 0,
             }
             yield Cell(setting, mutation.id, keys, layer, mutation.component, size=mutation.size)

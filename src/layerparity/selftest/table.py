@@ -65,6 +65,18 @@ def mutation_table(ended: Sequence[Ended]) -> Table:
     return "Unforeseen faults", columns, rows
 
 
+def wrong_table(ended: Sequence[Ended]) -> Table:
+    """Return what went wrong: alarms without cause, and known faults that were not named."""
+    columns = ("candidate", "setting", "phase", "ended", "named", "because")
+    known = [each for each in ended if each.ending in (*_BAD, Ending.FALSE_ALARM)]
+    rows: list[tuple[str, ...]] = [
+        (each.cell.called, each.cell.setting.label, each.phase, each.ending, each.named, each.note)
+        for each in known
+        if not each.cell.size
+    ]
+    return "Not as it should be", columns, rows
+
+
 def summary(ended: Sequence[Ended]) -> Summary:
     """Return counts, a closing line, the verdict, and the tables as Markdown."""
     known = [each for each in ended if not each.cell.clean and not each.cell.size]
@@ -85,7 +97,8 @@ def summary(ended: Sequence[Ended]) -> Summary:
         f"{alarms} false alarms on {differing} clean variants that differ bitwise "
         f"(rate at most {bound:.1%} with 95 % confidence).",
     ]
-    tables = [table for table in (fault_table(ended), mutation_table(ended)) if table[2]]
+    made = (fault_table(ended), mutation_table(ended), wrong_table(ended))
+    tables = [table for table in made if table[2]]
     bad = counts["faults missed"] or counts["faults named late or elsewhere"] or alarms
     text = "\n".join(lines)
     parts = [text.replace("\n", "\n\n"), *(_markdown(table) for table in tables)]

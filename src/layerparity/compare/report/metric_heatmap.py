@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from layerparity.compare.report.columns import AXIS, LEFT, Columns
-from layerparity.compare.report.measures import Measure, beyond, present
+from layerparity.compare.report.measures import Measure, beyond, compared
 from layerparity.compare.report.shade import Shade, key
 from layerparity.compare.report.svg import box, canvas, hover, tag, text
 from layerparity.verdict import Row
@@ -86,7 +86,7 @@ def metric_heatmap(columns: Columns, limits: dict[str, float]) -> str:
 
     A cell beyond its limit has a corner mark. Values are printed where the columns are wide enough.
     """
-    measures = present(row for stage in columns.stages for row in stage.rows)
+    measures = compared(row for stage in columns.stages for row in stage.rows)
     if not measures:
         return ""
     lines = [Line(columns, measure, limits) for measure in measures]

@@ -29,8 +29,8 @@ class CalibratedTolerance:
     error_ratio_expert: float = 3.0
     error_ratio_position: float = 8.0
     slope: float = 0.0005
-    slope_z: float = 4.0
-    slope_z_channel: float = 5.0
+    slope_z: float = 5.0
+    slope_z_channel: float = 6.0
     offset: float = 0.3
     offset_z: float = 8.0
     calibration: str | None = "auto"

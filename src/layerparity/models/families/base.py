@@ -27,6 +27,8 @@ HEADS = SiteSpec(("batch", "token", "head", "channel"))
 EXPERTS = SiteSpec(("batch", "token", "expert"))
 CHOICES = SiteSpec(("batch", "token", "expert"), Kind.INDEX_SET)
 TOKENS = SiteSpec(("batch", "token"), Kind.EXACT)
+# Where every block's router shows which experts it chose.
+ROUTED = "mlp.gate:choices"
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ TAPS = (
     Tap("post_attention_layernorm:in", "post_attention_layernorm", of_input=True),
     Tap("post_attention_layernorm:out", "post_attention_layernorm"),
     Tap("mlp.gate:logits", "mlp.gate", EXPERTS, pick=0),
-    Tap("mlp.gate:choices", "mlp.gate", CHOICES, pick=2),
+    Tap(ROUTED, "mlp.gate", CHOICES, pick=2),
     Tap("mlp.gate:weights", "mlp.gate", EXPERTS, pick=1),
     Tap("mlp.experts:out", "mlp.experts"),
     Tap("mlp:out", "mlp"),
@@ -102,7 +104,8 @@ class Family:
     """One architecture: where its sites are and which small tensors must stay float32.
 
     ``inputs`` names the site that feeds a component, where it is not the component's own ``:in``.
-    ``after`` is what the model computes between a stage's module and the next stage.
+    ``after`` is what the model computes between a stage's module and the next stage. ``attention``
+    is the implementation to run with where the backend's usual one does not exist.
     """
 
     model_type: str
@@ -110,6 +113,7 @@ class Family:
     float32_patterns: tuple[str, ...] = ()
     inputs: Mapping[str, str] = field(default_factory=dict)
     after: Mapping[str, After] = field(default_factory=dict)
+    attention: str | None = None
 
     def stage(self, component: str, layer: int | None) -> str:
         """Return the stage of a component the user named. Raises UserError with the known names."""

@@ -16,4 +16,5 @@ def soft_cap(logits: torch.Tensor, config: Any) -> torch.Tensor:
     return logits if cap is None else (logits / cap).tanh() * cap
 
 
-FAMILY = Family("gemma2", after={"lm_head": soft_cap})
+# The scores are capped too, which sdpa cannot do.
+FAMILY = Family("gemma2", after={"lm_head": soft_cap}, attention="eager")

@@ -1,0 +1,138 @@
+"""Close-up: histogram, quantiles and worst elements of one site's errors, from its tensors."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import torch
+
+from layerparity.compare.portrait import ULP_EDGES, Element
+from layerparity.noise.deviation import LEAST, Tensors
+
+WORST = 16
+# Elements that quantiles are taken of, evenly strewn over the site.
+_SAMPLE = 1 << 18
+_ROWS = 1 << 20
+_SIGMAS = tuple(0.25 * step for step in range(-16, 17))
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Two sides and, where there is one, the reference: floating [tokens, elements]."""
+
+    golden: torch.Tensor
+    candidate: torch.Tensor
+    reference: torch.Tensor | None = None
+
+    @property
+    def believed(self) -> torch.Tensor:
+        """What an error is the distance from."""
+        return self.golden if self.reference is None else self.reference
+
+    @property
+    def judged(self) -> dict[str, torch.Tensor]:
+        """The sides whose errors can be told."""
+        found = {"candidate": self.candidate}
+        return found if self.reference is None else {**found, "golden": self.golden}
+
+
+def sigma(site: Tensors) -> torch.Tensor:
+    """Return the size of clean errors at each element, float64 [tokens, elements].
+
+    The floor is known by token and by element; their product over the sum is its rank-one estimate.
+    """
+    least = (LEAST * site.epsilon) ** 2 * site.reference.double().square()
+    tokens = site.floor.tokens[:, site.tokens].double().amax(0)
+    tokens = torch.maximum(tokens, least.sum(1))
+    elements = torch.maximum(site.floor.elements.double().amax(0), least.sum(0))
+    product = tokens.unsqueeze(1) * (elements / elements.sum().clamp_min(1e-300))
+    return torch.maximum(product, least).sqrt()
+
+
+def ulp_histogram(values: torch.Tensor, believed: torch.Tensor, dtype: torch.dtype) -> list[int]:
+    """Count elements by their distance from what is believed, in units of a dtype's last place.
+
+    Bins end at `ULP_EDGES`, upper edges included; one more holds the rest, NaN among it.
+    """
+    edges = torch.tensor(ULP_EDGES, dtype=torch.float64)
+    counts = torch.zeros(len(ULP_EDGES) + 1, dtype=torch.int64)
+    step = max(1, _ROWS // max(values.shape[1], 1))
+    for ours, right in zip(values.split(step), believed.split(step), strict=True):
+        wide = right.double()
+        distance = (ours.double() - wide).abs() / spacing(wide, dtype)
+        bins = torch.bucketize(distance.nan_to_num(math.inf, math.inf).flatten(), edges)
+        counts += torch.bincount(bins, minlength=counts.numel())
+    return counts.tolist()
+
+
+def spacing(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the distance of neighbouring numbers of a dtype around float64 values."""
+    info = torch.finfo(dtype)
+    size = values.abs().clamp(info.smallest_normal, info.max)
+    _, exponent = torch.frexp(size)
+    return torch.ldexp(torch.full_like(size, info.eps), exponent - 1)
+
+
+def quantiles(sides: Sides, floor: torch.Tensor) -> dict[str, list[float]]:
+    """Return quantiles of (side - reference) / floor, beside the normal ones they belong to."""
+    stride = max(1, floor.numel() // _SAMPLE)
+    floor = floor.flatten()[::stride]
+    believed = sides.believed.flatten()[::stride].double()
+    reach = -NormalDist().inv_cdf(0.5 / max(floor.numel(), 2))
+    normal = [each for each in _SIGMAS if abs(each) <= reach]
+    found = {"normal": normal}
+    for name, values in sides.judged.items():
+        error = values.flatten()[::stride].double() - believed
+        scaled = torch.where(error == 0, 0.0, error / floor.clamp_min(1e-300))
+        ordered = scaled[scaled.isfinite()].sort().values
+        if ordered.numel():
+            found[name] = [_short(_at(ordered, NormalDist().cdf(each))) for each in normal]
+    return found
+
+
+def worst_elements(
+    sides: Sides, floor: torch.Tensor | None, tokens: torch.Tensor, length: int, heads: int
+) -> tuple[Element, ...]:
+    """Return the elements that are farthest off, in floors where there is one, else as they are.
+
+    ``tokens`` numbers the rows batch-major, ``length`` of them to a sequence.
+    """
+    error = (sides.candidate.double() - sides.believed.double()).abs()
+    if floor is not None:
+        error = torch.where(error == 0, 0.0, error / floor.clamp_min(1e-300))
+    error = error.nan_to_num(math.inf, math.inf)
+    width = error.shape[1]
+    found = error.flatten().topk(min(WORST, error.numel()))
+    return tuple(
+        _element(sides, divmod(at, width), tokens, length, heads, value)
+        for at, value in zip(found.indices.tolist(), found.values.tolist(), strict=True)
+        if value > 0
+    )
+
+
+def _element(
+    sides: Sides, at: tuple[int, int], tokens: torch.Tensor, length: int, heads: int, error: float
+) -> Element:
+    sequence, token = divmod(int(tokens[at[0]]), length)
+    width = sides.golden.shape[1]
+    head, inside = divmod(at[1], width // heads) if heads > 1 else (0, at[1])
+    reference = None if sides.reference is None else float(sides.reference[at])
+    return Element(
+        sequence,
+        token,
+        f"head {head}, channel {inside}" if heads > 1 else f"channel {inside}",
+        float(sides.golden[at]),
+        float(sides.candidate[at]),
+        reference,
+        _short(error),
+    )
+
+
+def _at(ordered: torch.Tensor, share: float) -> float:
+    return float(ordered[min(int(share * ordered.numel()), ordered.numel() - 1)])
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")
