@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from layerparity.compare.comparison import Comparison, Made, Side
+from layerparity.compare.portrait import FLOOR, ULP_EDGES, Element, Grouped, Portrait
 from layerparity.site import Kind, Site
 from layerparity.verdict import Outcome, Row, sum_up
 
@@ -122,6 +124,74 @@ def real(site: str, rel_l2: float, outcome: Outcome = Outcome.PASS, reason: str 
     return Row(Site.parse(site), Kind.REAL, outcome, reason, real_metrics(rel_l2))
 
 
+CALIBRATED = {"error_ratio": 2.0, "error_ratio_head": 2.5, "slope": 0.0005}
+
+
+def calibrated(
+    layers: int = 6, broken: str = "", feed: str = "isolated", tokens: int = 64, experts: int = 16
+) -> Comparison:
+    """Return a comparison that was judged by a noise floor, with a portrait of its guilty site."""
+    chance = random.Random(3)
+    comparison = sample(layers, broken, tokens, COMPONENTS, feed)
+    rows = []
+    for row in comparison.rows:
+        if row.kind is Kind.REAL:
+            floor = 2e-7 * math.exp(chance.gauss(0, 0.1))
+            found = {"error_ratio": row.metrics["rel_l2"] / floor, "golden_error_ratio": 0.9}
+            row.metrics.update(found, floor_rel_l2=floor, error_ratio_head_index=3.0)
+        rows.append(row)
+    site = broken or "layers.0.mlp:out"
+    likeliest = "Likeliest cause (93%): the norm is taken over each head because <it> fails."
+    headline = f"{site} is the first wrong place: {site} fails. {likeliest}"
+    return replace(
+        comparison,
+        rows=rows,
+        tolerance="calibrated",
+        limits=dict(CALIBRATED),
+        guilty=site if broken else "",
+        headline=headline if broken else "",
+        portrait=_portrait(site, layers, experts, chance),
+    )
+
+
+def _portrait(site: str, layers: int, experts: int, chance: random.Random) -> Portrait:
+    guilty = Site.parse(site)
+    alike = [f"layers.{n}.{guilty.local}" for n in range(layers)]
+
+    def groups(count: int) -> dict[str, list[float]]:
+        wrong = {each: 1e5 if each == site else 1.0 for each in alike}
+        return {
+            k: [v * math.exp(chance.gauss(0, 0.5)) for _ in range(count)] for k, v in wrong.items()
+        }
+
+    normal = [0.25 * step for step in range(-14, 15)]
+    bins = len(ULP_EDGES) + 1
+    load = {
+        f"layers.{n}.mlp.gate:choices": {
+            side: [chance.randrange(20) for _ in range(experts)] for side in ("golden", "candidate")
+        }
+        for n in range(layers)
+    }
+    worst = [
+        Element(k % 2, k, f"head 2, channel {k}", -0.25, 2.5, -0.2500001, 1e6 / (k + 1))
+        for k in range(12)
+    ]
+    return Portrait(
+        site,
+        FLOOR,
+        {"head": Grouped(1, 48, groups(48)), "channel": Grouped(24, 3072, groups(128))},
+        {
+            "candidate": [0] * (bins - 6) + [5, 40, 90, 30, 8, 2],
+            "golden": [9, 8, 30, 60, 50, 9] + [0] * (bins - 6),
+        },
+        "bfloat16",
+        {"normal": normal, "candidate": [1e5 * n**3 for n in normal], "golden": normal},
+        tuple(worst),
+        load,
+        {f"layers.{n}:out": 1.5e-7 for n in range(layers)},
+    )
+
+
 def every_oddity() -> Comparison:
     """Return NaN, infinities, rows without metrics, a gap in the layers, and a decode step."""
     nan = {"rel_l2": math.nan, "max_abs_diff": math.inf, "pearson": math.nan, "snr_db": -math.inf}
@@ -195,6 +265,9 @@ CASES = {
     "fail": sample(broken="layers.3.mlp:out"),
     "chained": sample(20, "layers.7.self_attn:out", feed="chained"),
     "components": sample(extra=COMPONENTS),
+    "calibrated": calibrated(broken="layers.3.self_attn.q_proj:out"),
+    "calibrated pass": calibrated(),
+    "calibrated chained": calibrated(20, "layers.7.mlp:out", "chained", experts=256),
     "oddities": every_oddity(),
     "zeros": all_zero(),
     "empty": judged([]),

@@ -107,9 +107,6 @@ def both_phases(port: HfPort, good: tuple[Good, Good], layer: int) -> tuple[Obse
     port.begin(call)
     port.load(stage)
     prefill = port.run(stage, good[0][before].output)
-    for other in {"layers.0", "layers.1", "layers.2"} - {stage}:
-        # The host counts a cache's tokens in its first layer.
-        call.cache.note(other, call.tokens)
     port.begin(step_after(call))
     return prefill, port.run(stage, good[1][before].output)
 

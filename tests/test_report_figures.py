@@ -26,11 +26,13 @@ from layerparity.compare.comparison import Comparison
 from layerparity.compare.report.colour import STEPS, ink_on, luminance, ramp, stylesheet
 from layerparity.compare.report.columns import Columns
 from layerparity.compare.report.error_by_layer import error_by_layer
-from layerparity.compare.report.measures import BY_NAME, numeral
+from layerparity.compare.report.heat_grid import Bins
+from layerparity.compare.report.measure import numeral
+from layerparity.compare.report.measures import BY_NAME
 from layerparity.compare.report.metric_heatmap import metric_heatmap
 from layerparity.compare.report.shade import Shade
 from layerparity.compare.report.stages import called, fold, stages
-from layerparity.compare.report.token_heatmap import Bins, binning, token_heatmap
+from layerparity.compare.report.token_heatmap import binning, token_heatmap
 from layerparity.verdict import Outcome
 
 

@@ -244,7 +244,7 @@ def test_any_checkpoint_runs_and_compares(
     assert cli(*shared).exit == 0
     ended = cli(*shared, "kind=candidate", "attn_implementation=eager")
     assert ended.exit == 0, ended.err
-    judged = cli("job=compare", "tolerance=fixed")
+    judged = cli("job=compare")
     assert judged.exit == 0, judged.out + judged.err
 
 

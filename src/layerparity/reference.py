@@ -122,6 +122,9 @@ class References:
             track.state = observed.output.detach()
             track.evaluator.release(shown.stage)
             results[key] = _by_site(shown, observed)
+            start = Site(shown.stage, "in")
+            if own and start in shown.tensors:
+                results[key][start] = given.cpu()
         if feed == ISOLATED or shown.chained:
             self._keep(results, feed, shown)
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from layerparity.causes._shape import factor_share, percent
 from layerparity.causes.base import Cause, Evidence
 
+# What only a configuration with the clamped activation has.
+_CLAMPED = "swiglu_limit"
+
 
 class SwigluVariant:
     """The experts' output is related to the golden's, and off by more than a factor."""
@@ -24,7 +27,11 @@ class SwigluVariant:
             "the activation is another variant: (up + 1) * glu against up * glu, a limit or an "
             "alpha left out, gelu for silu"
         )
-        return Cause("swiglu_bias_dropped", 0.5 if related else 0.25, text, reasons)
+        sure = 0.5 if related else 0.25
+        if _CLAMPED in evidence.facts:
+            reasons.append("this model's activation is clamped and has an (up + 1)")
+            sure = 0.7
+        return Cause("swiglu_bias_dropped", sure, text, reasons)
 
 
 RULE = SwigluVariant()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from layerparity.capture.wanted import Wanted
 from layerparity.compare.fingerprints import differs_at
 from layerparity.compare.sides import Found, Union
-from layerparity.compare.stages import is_feed, stage_of
+from layerparity.compare.stages import arrived, is_feed, stage_of
 from layerparity.errors import UserError
 from layerparity.manifest import Manifest, Record
 from layerparity.site import Kind, Site
@@ -171,8 +171,12 @@ def _misfit(golden: Found, candidate: Found) -> str:
 
 
 def _kind(golden: Found, candidate: Found) -> Kind:
-    fed = candidate.source.proved and is_feed(candidate.source.manifest, candidate.record.site)
-    return Kind.EXACT if fed and golden.record.kind is Kind.REAL else golden.record.kind
+    if not candidate.source.proved or golden.record.kind is not Kind.REAL:
+        return golden.record.kind
+    manifest, site = candidate.source.manifest, candidate.record.site
+    # What a block takes from the embedding is copied rows, like the embedding's own output.
+    exact = is_feed(manifest, site) or arrived(manifest, site).path == "embed_tokens"
+    return Kind.EXACT if exact else Kind.REAL
 
 
 def _nothing(golden: Union, candidate: Union, refusals: list[str]) -> str:

@@ -91,7 +91,7 @@ class Calibration:
     def _judged(self, site: Site, wide: Wide, real: torch.Tensor) -> torch.Tensor:
         """Narrow the real tokens to those that nothing but arithmetic sets apart."""
         known = [self.routing.agreeing(site)]
-        if wide.feed == CHAINED:
+        if wide.feed == CHAINED or site.local == ":in":
             known.append(self.routing.untouched(site))
         for each in known:
             real = real & each if each is not None and each.shape == real.shape else real

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from math import ceil, sqrt
+from math import ceil, inf, sqrt
 
 import torch
 
@@ -157,7 +157,7 @@ def _relative(sides: Sides, laid: Layout, grouping: str) -> list[float]:
     golden = sides.golden.double()
     error = (sides.candidate.double() - golden).square().sum(0)
     ratio = laid.sums(error, grouping) / laid.sums(golden.square().sum(0), grouping)
-    return [0.0 if each != each else float(f"{sqrt(each):.4g}") for each in ratio.tolist()]
+    return [float(f"{sqrt(each):.4g}") for each in ratio.nan_to_num(0.0, inf, inf).tolist()]
 
 
 def _binned(values: dict[str, list[float]]) -> Grouped:

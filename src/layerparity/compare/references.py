@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from layerparity.compare.align import Pair
-from layerparity.compare.stages import stage_of
+from layerparity.compare.stages import arrived, stage_of
 from layerparity.compare.stored import Source
 from layerparity.manifest import Manifest
 from layerparity.noise.floor import Floor
@@ -41,6 +41,8 @@ class References:
         """Return the reference at a site as the candidate's stage was fed, or why there is none."""
         if not golden.proved or not golden.manifest.reference:
             return "the golden has no reference to judge by: make it on backend=gpu"
+        if candidate.proved:
+            site = arrived(candidate.manifest, site)
         stage = stage_of(candidate.manifest, site) if candidate.proved else None
         if stage is None:
             return "the candidate is a dump: nothing says what its blocks were fed"

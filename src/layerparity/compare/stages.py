@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from layerparity.manifest import Feed, Manifest
 from layerparity.site import PREFILL, Site
 
@@ -46,6 +48,17 @@ def is_feed(manifest: Manifest, site: Site) -> bool:
         and (feed.site == site or (site.path == stage and site.end == "in"))
         for feed in manifest.feeds
     )
+
+
+def arrived(manifest: Manifest, site: Site) -> Site:
+    """Return where the values of a site were computed: a chained block's input, one stage before.
+
+    Any other site is returned as it is.
+    """
+    if site.end != "in" or site.path not in manifest.stages or is_feed(manifest, site):
+        return site
+    at = manifest.stages.index(site.path)
+    return replace(site, path=manifest.stages[at - 1], end="out") if at else site
 
 
 def _same_step(left: Site, right: Site) -> bool:

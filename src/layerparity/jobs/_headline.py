@@ -32,7 +32,9 @@ def with_headline(comparison: Comparison, config: Config, golden: Sequence[Any])
     return replace(comparison, guilty=guilt.called, headline=said)
 
 
-def portrayed(comparison: Comparison, golden: Sequence[Any], candidate: Sequence[Any]) -> Comparison:
+def portrayed(
+    comparison: Comparison, golden: Sequence[Any], candidate: Sequence[Any]
+) -> Comparison:
     """Return a comparison with a portrait of the site that shows the guilt."""
     from layerparity.bisect.descend import first_guilty
     from layerparity.compare.portraits import with_portrait

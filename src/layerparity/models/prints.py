@@ -193,12 +193,12 @@ def _on_cpu(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for path, part in module.named_modules():
         for tensors in (part.named_parameters, part.named_buffers):
             for name, tensor in tensors(recurse=False):
-                held = _offloaded(part, name) if tensor.is_meta else tensor
+                held = offloaded(part, name) if tensor.is_meta else tensor
                 if held is not None:
                     yield f"{path}.{name}" if path else name, held.detach().cpu()
 
 
-def _offloaded(part: nn.Module, name: str) -> torch.Tensor | None:
+def offloaded(part: nn.Module, name: str) -> torch.Tensor | None:
     """Return a tensor that accelerate keeps elsewhere while its module does not run, or None."""
     hook: Any = getattr(part, "_hf_hook", None)
     for each in getattr(hook, "hooks", (hook,)):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 
@@ -21,6 +22,7 @@ from layerparity.noise.regression import FEWEST, Slopes
 LEAST = 0.1
 # What the groups of a site have in common counts as much as this many numbers of one group.
 _SHARED = 16
+Count = TypeVar("Count", float, torch.Tensor)
 
 
 @dataclass
@@ -71,7 +73,8 @@ def _ratios(
     found: Deviation,
 ) -> None:
     floors = site.floor.tokens[:, site.tokens].double()
-    total = torch.maximum(floors.sum(1).max(), least.sum())
+    few = _of_few(site.tokens.numel())
+    total = torch.maximum(floors.sum(1).max(), least.sum()) * few
     norm = math.sqrt(float(site.reference.double().square().sum()))
     found.metrics |= {
         "error_ratio": _root(error.sum(), total),
@@ -84,15 +87,28 @@ def _ratios(
     _group(found, "position", (error.sum(1), by_token, square.sum(1)), width)
     part = site.tokens.numel() / max(site.real, 1)
     by_element = torch.maximum(site.floor.elements.double().amax(0) * part, least.sum(0))
-    per_element = (error.sum(0), by_element, square.sum(0))
-    _group(found, CHANNEL, per_element, tokens)
+    per_element = (error.sum(0), by_element * few, square.sum(0))
+    if tokens >= FEWEST:
+        # A channel's few numbers may all be near zero, and their rounding is not.
+        _group(found, CHANNEL, per_element, tokens)
     if HEAD in site.layout.groupings:
         per_head = [site.layout.sums(each, HEAD) for each in per_element]
         _group(found, HEAD, per_head, tokens * width // site.layout.heads)
     if site.experts is not None:
         routed = site.experts.double()
-        per_token = (error.sum(1), by_token, square.sum(1))
-        _group(found, "expert", [each @ routed for each in per_token], width * routed.sum(0))
+        sent = routed.sum(0)
+        groups = [each @ routed for each in (error.sum(1), by_token, square.sum(1))]
+        groups[1] = groups[1] * _of_few(sent.clamp_min(1))
+        _group(found, "expert", groups, width * sent)
+
+
+def _of_few(tokens: Count) -> Count:
+    """Return what to multiply a squared floor by, as it was seen in so many tokens only.
+
+    All numbers of one token share factors (a norm, a softmax), which round well or badly together:
+    of one token, the floor itself is off by a factor.
+    """
+    return (1 + 1 / tokens) ** 2
 
 
 def reference_square(site: Tensors) -> torch.Tensor:
@@ -107,12 +123,14 @@ def _group(
 
     ``sums`` are the squared error, floor and reference of each group, ``count`` the numbers in one.
     The floor of a few numbers says little: it is drawn to what the groups have in common, their
-    median floor in relation to the reference.
+    median floor, as it is and in relation to the reference.
     """
     error, floor, square = sums
     common = (floor / square.clamp_min(TINY))[square > 0]
     if common.numel():
-        floor = (count * floor + _SHARED * common.median() * square) / (count + _SHARED)
+        # A number near zero is a sum of large ones; a massive one rounds by its own size.
+        usual = torch.maximum(floor.median(), common.median() * square)
+        floor = (count * floor + _SHARED * usual) / (count + _SHARED)
     ratio = torch.where(floor > 0, (error / floor).sqrt(), torch.where(error > 0, torch.inf, 0.0))
     if ratio.numel():
         worst = int(ratio.argmax())

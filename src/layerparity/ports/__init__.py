@@ -41,7 +41,8 @@ def label(chosen: Any) -> str:
     name, layers = keys.pop("name", None), keys.pop("layers", None)
     words += [str(name)] if name is not None else []
     words += [f"at layers {','.join(map(str, layers))}"] if layers is not None else []
-    words += [f"{key}={value}" for key, value in keys.items() if value is not None and value is not False]
+    told = {key: value for key, value in keys.items() if value is not None and value is not False}
+    words += [f"{key}={value}" for key, value in told.items()]
     return " ".join(words)
 
 

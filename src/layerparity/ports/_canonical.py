@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     import torch
 
 CHOICES = ROUTED
+# Among a stage's arguments: the choices its router repeats. Among what was seen: its own.
+REPLAYED = "replayed_choices"
+OWN_CHOICES = "__own_choices__"
 WEIGHTS = "mlp.gate:weights"
 
 

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from layerparity.errors import UserError
 from layerparity.models.families.base import EXPERTS
+from layerparity.models.prints import offloaded
 from layerparity.numerics.perturb import perturbed
 from layerparity.numerics.replay import Replay
 from layerparity.numerics.ways import Way
+from layerparity.ports._inside import expert_count
 from layerparity.ports._observe import ObservedStage
 from layerparity.ports.base import Call, Observed
-from layerparity.ports.hf import HfPort, after_of, taps_of
+from layerparity.ports.hf import HfPort
 
 if TYPE_CHECKING:
     from torch import nn
 
 SCORES = "mlp.gate:scores"
-_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
+# What accelerate leaves on a module whose weights wait elsewhere.
+_HOOKS = ("_hf_hook", "_old_forward", "forward")
 
 
 class Evaluator(HfPort):
@@ -34,9 +37,7 @@ class Evaluator(HfPort):
 
     def __init__(self, port: HfPort, way: Way, dtype: torch.dtype | None = None) -> None:
         self.__dict__.update(port.__dict__)
-        # sdpa knows no sinks and no soft cap: where transformers refuses it, it computes wrongly.
-        lacks = way.attention == "sdpa" and not port.skeleton.model._supports_sdpa
-        self.way = replace(way, attention=None) if lacks else way
+        self.way = way
         self._narrow = dtype if dtype not in (None, port.skeleton.dtype) else None
         self._stages, self._taps, self._sent = {}, {}, {}
         self._arguments, self._call = [], None
@@ -60,10 +61,8 @@ class Evaluator(HfPort):
         """Take the stage as it is loaded; nothing is read."""
         module = self.skeleton.module(stage)
         if self._narrow is not None:
-            module = self._copy(module)
-        self._taps[stage] = taps_of(self.assets.family, self.skeleton, stage, self.assets.wanted)
-        after = after_of(self.assets.family, self.skeleton, stage)
-        self._stages[stage] = _plain(ObservedStage(module, self._taps[stage], after))
+            module = self._copy(stage, module)
+        self._stages[stage] = _plain(self._observed(stage, module))
         return {}
 
     def release(self, stage: str) -> None:
@@ -76,21 +75,32 @@ class Evaluator(HfPort):
         The scores that the router chose from are observed as well, at `SCORES`.
         """
         flat = None if choices is None else choices.flatten(0, 1)
-        replay = Replay(flat, expert_count(self.skeleton.config))
+        told = Replay(flat, expert_count(self.skeleton.config))
         given = given.to(self.dtype) if given.is_floating_point() else given
         if self.way.perturbs:
             given = perturbed(given, sum(stage.encode()))
-        with self.way.around(self.skeleton.config), replay:
+        with self.way.around(self.skeleton.config), told:
             observed = self.run(stage, given)
-        if replay.scores is not None and self._call is not None:
-            scores = replay.scores.detach().cpu()
+        if told.scores is not None and self._call is not None:
+            scores = told.scores.detach().cpu()
             observed.tensors[SCORES] = scores.reshape(self._call.batch, self._call.tokens, -1)
             observed.specs[SCORES] = EXPERTS
         return observed
 
-    def _copy(self, module: nn.Module) -> nn.Module:
-        """Return a copy in the narrow type; what the family keeps in float32 stays so."""
-        twin = copy.deepcopy(module).to(self._narrow)
+    def _copy(self, stage: str, module: nn.Module) -> nn.Module:
+        """Return a copy in the narrow type; what the family keeps in float32 stays so.
+
+        Offloaded weights are fetched, once. Raises UserError where the copy does not fit.
+        """
+        try:
+            twin = _without_hooks(module).to(self._narrow)
+            for path, part in module.named_modules():
+                _fetch(part, twin.get_submodule(path), self._narrow)
+        except torch.OutOfMemoryError as error:
+            raise UserError(
+                f"{stage} and its copy in {self._narrow} do not fit: make the golden with "
+                f"reference.dtypes=[{str(self.skeleton.dtype).removeprefix('torch.')}]."
+            ) from error
         kept = self.skeleton.float32_patterns
         for name, tensor in module.state_dict().items():
             if any(fnmatchcase(f".{name}", pattern) for pattern in kept):
@@ -99,9 +109,30 @@ class Evaluator(HfPort):
         return twin
 
 
-def expert_count(config: Any) -> int:
-    """Return how many experts a router chooses from, 0 for a dense model."""
-    return next((int(n) for key in _COUNTS if (n := getattr(config, key, None))), 0)
+def _without_hooks(module: nn.Module) -> nn.Module:
+    """Return a copy that accelerate does not look after; offloaded weights stay on meta."""
+    hooks = (getattr(part, "_hf_hook", None) for part in module.modules())
+    # A hook may hold all weights: the copy gets none of its own.
+    twin = copy.deepcopy(module, {id(hook): hook for hook in hooks if hook is not None})
+    for part in twin.modules():
+        if "_hf_hook" in part.__dict__:
+            for name in _HOOKS:
+                part.__dict__.pop(name, None)
+    return twin
+
+
+def _fetch(part: nn.Module, twin: nn.Module, dtype: torch.dtype | None) -> None:
+    """Give a module's copy the weights that accelerate keeps elsewhere, where they run."""
+    hook: Any = getattr(part, "_hf_hook", None)
+    device = next(
+        (d for h in getattr(hook, "hooks", (hook,)) if (d := getattr(h, "execution_device", None))),
+        None,
+    )
+    for name, value in part.named_parameters(recurse=False):
+        held = offloaded(part, name) if value.is_meta else None
+        if held is not None:
+            own = torch.nn.Parameter(held.to(device, dtype), requires_grad=False)
+            setattr(twin, name, own)
 
 
 def _plain(module: ObservedStage) -> Callable[..., Any]:

@@ -13,10 +13,7 @@ from torch import nn
 from layerparity.models.arguments import CACHE_NAMES
 from layerparity.models.families.base import Tap
 from layerparity.numerics.replay import Replay
-
-# Among a stage's arguments: the choices its router repeats. Among what was seen: its own.
-REPLAYED = "replayed_choices"
-OWN_CHOICES = "__own_choices__"
+from layerparity.ports._canonical import OWN_CHOICES, REPLAYED
 
 
 class ObservedStage(nn.Module):

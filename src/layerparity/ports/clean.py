@@ -22,15 +22,16 @@ class Settings:
 
     _target_: str = "layerparity.ports.clean.CleanPort"
     name: str | None = None
+    replay: bool = False
 
 
 class CleanPort(HfPort):
     """transformers' modules, computed in one of the clean ways that no noise floor is made from."""
 
-    def __init__(self, assets: Assets, name: str | None = None) -> None:
+    def __init__(self, assets: Assets, name: str | None = None, replay: bool = False) -> None:
         from layerparity.numerics.ways import OTHERS
 
-        super().__init__(assets)
+        super().__init__(assets, replay)
         known = {way.name: way for way in OTHERS}
         if name not in known:
             hint = nearest(name or "", known)

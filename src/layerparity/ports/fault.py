@@ -35,6 +35,7 @@ class Settings:
     layers: list[int] | None = None
     seed: int | None = None
     index: int | None = None
+    replay: bool = False
 
 
 class FaultPort(HfPort):
@@ -47,10 +48,12 @@ class FaultPort(HfPort):
         layers: Sequence[int] | None = None,
         seed: int | None = None,
         index: int | None = None,
+        *,
+        replay: bool = False,
     ) -> None:
         if assets.config.kind is RunKind.golden:
             raise UserError("port=fault is there to be judged, not believed: add kind=candidate.")
-        super().__init__(assets)
+        super().__init__(assets, replay)
         self.layers = self._layers(layers)
         self.seed = seed or 0
         self.fault = self._choose(name, index)
@@ -115,7 +118,7 @@ class FaultPort(HfPort):
         from layerparity.models.arguments import block_arguments
 
         def tables(positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            past = call.cache.host if call.cache is not None else None
+            past = None if call.cache is None else call.cache.seen(call)
             made = block_arguments(self.skeleton, call.attention_mask, positions, past)
             found: tuple[torch.Tensor, torch.Tensor] = made[layer]["position_embeddings"]
             return found

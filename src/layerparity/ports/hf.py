@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from layerparity.config import DType, FeedMode
 from layerparity.errors import UserError
-from layerparity.models.families.base import ROUTED, Family, Tap
+from layerparity.models.families.base import ROUTED, Tap
 from layerparity.models.skeleton import Skeleton, read_config
-from layerparity.ports._canonical import laid_out, sort_routing, spec_of
+from layerparity.ports._cache import HfCache
+from layerparity.ports._canonical import OWN_CHOICES, REPLAYED, laid_out, sort_routing, spec_of
+from layerparity.ports._inside import after_of, expert_count, taps_of
 from layerparity.ports.base import Assets, Call, Observed, Port
 from layerparity.site import Site, SiteSpec
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
-    from transformers.cache_utils import Cache
 
     from layerparity.backends.base import Backend, Placed
     from layerparity.manifest import WeightPrint
     from layerparity.ports._observe import ObservedStage
 
 _OUTPUT = "__output__"
-_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 class HfPort(Port):
@@ -226,63 +226,7 @@ class HfPort(Port):
         return Observed(output, tensors, specs, unseen)
 
 
-class HfCache:
-    """transformers' static cache on the device, and a host-side twin that only counts tokens."""
-
-    def __init__(self, skeleton: Skeleton, max_tokens: int) -> None:
-        from transformers import StaticCache
-
-        self.device: Cache = StaticCache(config=skeleton.config, max_cache_len=max_tokens)
-        self.host: Cache = StaticCache(config=skeleton.config, max_cache_len=max_tokens)
-        if not all(hasattr(layer, "cumulative_length") for layer in self.host.layers):
-            raise UserError(
-                f"{skeleton.config.model_type} has blocks that keep no keys and values, and no "
-                "static cache for them: leave generate.max_new_tokens out."
-            )
-
-    def seen(self, call: Call) -> Cache:
-        """Return the host's twin as it stands before a pass, which its masks are made from.
-
-        Every block counts as cached what was seen before, whether or not the scope has it.
-        """
-        import torch
-
-        before = int(call.attention_mask.shape[-1]) - call.tokens
-        for twin in self.host.layers:
-            twin.cumulative_length = torch.tensor(before)
-            # A sliding window counts here, and beyond its own length.
-            twin.cumulative_length_int = before
-            twin.is_initialized = before > 0
-        return self.host
-
-
-def taps_of(family: Family, skeleton: Skeleton, stage: str, wanted: Any) -> list[tuple[str, Tap]]:
-    """Return the wanted taps inside a stage, each with its module path below the stage."""
-    site = Site(stage, "in")
-    if site.layer is None:
-        return []
-    inside = site.component
-    found = []
-    for tap in family.present(skeleton.module(f"layers.{site.layer}")):
-        below = tap.module == inside or tap.module.startswith(f"{inside}.") or not inside
-        own_output = inside != "" and tap.local == f"{inside}:out"
-        if below and (own_output or wanted(layer=site.layer, local=tap.local)):
-            found.append((tap.module.removeprefix(inside).removeprefix("."), tap))
-    return found
-
-
-def after_of(family: Family, skeleton: Skeleton, stage: str) -> Callable[..., Any] | None:
-    """Return what the model computes of a stage's output before the next stage, or None."""
-    after, config = family.after.get(stage), skeleton.config
-    return None if after is None else lambda output: after(output, config)
-
-
 def _experts(backend: Backend, dtype: DType) -> str | None:
     # The grouped matrix product that is transformers' default does not exist in float64.
     chosen = backend.experts_implementation
     return "eager" if chosen is None and dtype is DType.float64 else chosen
-
-
-def expert_count(config: Any) -> int:
-    """Return how many experts a router chooses from, 0 for a dense model."""
-    return next((int(n) for key in _COUNTS if (n := getattr(config, key, None))), 0)

@@ -64,6 +64,8 @@ def make_model(name: str, folder: Path, seed: int = 0) -> Path:
                 value.mul_(torch.empty_like(value).log_normal_(0.0, 0.4))
             elif value.dim() > 1:
                 value.normal_(0.0, value.shape[-1] ** -0.5)
+            elif path.endswith("sinks"):
+                value.normal_()
             elif "bias" in path:
                 value.normal_(0.0, 0.1)
     target = folder / name

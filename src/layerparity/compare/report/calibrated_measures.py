@@ -71,9 +71,7 @@ CALIBRATED = (
         bound="jointly",
         detail=True,
     ),
-    Measure(
-        "offset_z", "offset z", "The offset in standard errors.", bound="jointly", detail=True
-    ),
+    Measure("offset_z", "offset z", "The offset in standard errors.", bound="jointly", detail=True),
     Measure("flips", "flips", "Tokens that were sent to other experts.", detail=True),
     Measure(
         "flips_outside_noise",

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
 
 from layerparity.compare.report.columns import AXIS, LEFT, Columns
+from layerparity.compare.report.log_axis import TOP, Axis, grid
 from layerparity.compare.report.measures import REL_L2
 from layerparity.compare.report.stages import Stage, called, severity
 from layerparity.compare.report.svg import canvas, hover, tag, text
@@ -15,12 +14,9 @@ from layerparity.verdict import Outcome, Row
 
 _FIRST = (":out", "self_attn:out", "mlp:out", "mlp.gate:logits", ":in")
 _MOST_SERIES = 6
-_TOP = 34.0
-_PLOT = 250.0
-_LANE = 34.0
 _NARROW = 24.0
 # One shape for each series, centred on the origin: a reader need not see the colours.
-_SHAPES = (
+SHAPES = (
     "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
     "M-3.6-3.6h7.2v7.2h-7.2z",
     "M0-5l4.6 8h-9.2z",
@@ -30,44 +26,6 @@ _SHAPES = (
 )
 _OUTSIDE = "M-4-4h8v8h-8zM-2-2v4h4v-4z"
 Point = tuple[int, Row]
-
-
-@dataclass(frozen=True)
-class Axis:
-    """Vertical scale: decades from ``low`` to ``high``, a lane for zero and one for NaN."""
-
-    low: int
-    high: int
-    zero: bool
-    broken: bool
-
-    @classmethod
-    def over(cls, values: Sequence[float]) -> Axis:
-        """Fit whole decades, two or more, to the positive finite values."""
-        found = [math.log10(value) for value in values if 0 < value < math.inf]
-        low = math.floor(min(found)) if found else -8
-        high = max(math.ceil(max(found)) if found else 0, low + 2)
-        broken = any(not math.isfinite(value) for value in values)
-        return cls(low, high, 0.0 in values, broken)
-
-    @property
-    def top(self) -> float:
-        """Where the decades begin, under the lane of what is not finite."""
-        return _TOP + (_LANE if self.broken else 0)
-
-    @property
-    def bottom(self) -> float:
-        """Where the figure's frame ends, under the lane of exact zeros."""
-        return self.top + _PLOT + (_LANE if self.zero else 0)
-
-    def y(self, value: float) -> float:
-        """Return the height of a value in pixels from the top."""
-        if value == 0:
-            return self.top + _PLOT + _LANE / 2
-        if not math.isfinite(value):
-            return _TOP + _LANE / 2
-        share = (math.log10(value) - self.low) / (self.high - self.low)
-        return self.top + _PLOT * (1 - share)
 
 
 def error_by_layer(columns: Columns, limit: float | None = None) -> str:
@@ -82,8 +40,7 @@ def error_by_layer(columns: Columns, limit: float | None = None) -> str:
         return ""
     axis = Axis.over([_value(row) for _, row in everything] + ([limit] if limit else []))
     lines = [
-        _line(columns, axis, points, f"s{n}", _SHAPES[n])
-        for n, points in enumerate(series.values())
+        _line(columns, axis, points, f"s{n}", SHAPES[n]) for n, points in enumerate(series.values())
     ]
     summary = _summary(everything)
     drawn = canvas(
@@ -91,9 +48,9 @@ def error_by_layer(columns: Columns, limit: float | None = None) -> str:
         axis.bottom + AXIS,
         "Relative L2 error by layer",
         summary,
-        _grid(columns, axis),
+        grid(columns, axis, REL_L2.label),
         _limit(columns, axis, limit),
-        columns.first_failure(_TOP, axis.bottom - _TOP),
+        columns.first_failure(TOP, axis.bottom - TOP),
         *lines,
         _markers(columns, axis, outside, "so", _OUTSIDE),
         columns.axis(axis.bottom),
@@ -160,26 +117,6 @@ def _marker(columns: Columns, axis: Axis, point: Point, series: str, shape: str)
     return tag("g", hover(words), ring, drawn, transform=at)
 
 
-def _grid(columns: Columns, axis: Axis) -> str:
-    right = columns.right
-    every = 1 if axis.high - axis.low <= 8 else 2
-    parts = [_lane(axis, right, math.nan, "NaN or ∞")] if axis.broken else []
-    parts += [_lane(axis, right, 0.0, "exactly 0")] if axis.zero else []
-    for exponent in range(axis.low, axis.high + 1, every):
-        y = axis.y(10.0**exponent)
-        parts.append(tag("path", class_="grid", d=f"M{LEFT:.1f} {y:.1f}H{right:.1f}"))
-        parts.append(text(LEFT - 10, y + 4, f"1e{exponent}", text_anchor="end"))
-    parts.append(text(LEFT - 10, _TOP - 14, REL_L2.label, class_="axis", text_anchor="end"))
-    return tag("g", *parts, class_="ticks")
-
-
-def _lane(axis: Axis, right: float, value: float, words: str) -> str:
-    y = axis.y(value)
-    height = _LANE - 16
-    drawn = tag("rect", class_="lane", x=LEFT, y=y - height / 2, width=right - LEFT, height=height)
-    return drawn + text(LEFT - 10, y + 4, words, text_anchor="end")
-
-
 def _limit(columns: Columns, axis: Axis, limit: float | None) -> str:
     if not limit:
         return ""
@@ -189,11 +126,11 @@ def _limit(columns: Columns, axis: Axis, limit: float | None) -> str:
 
 
 def _key(drawn: list[str], outside: bool, left_out: int, failing: bool) -> str:
-    items = [_item(f"s{n}", _SHAPES[n], called(local)) for n, local in enumerate(drawn)]
+    items = [_item(f"s{n}", SHAPES[n], called(local)) for n, local in enumerate(drawn)]
     if outside:
         items.append(_item("so", _OUTSIDE, "outside the blocks"))
     if failing:
-        items.append(tag("li", _sample(tag("circle", class_="ring", r=6)), " failed"))
+        items.append(tag("li", sample(tag("circle", class_="ring", r=6)), " failed"))
     if left_out:
         items.append(tag("li", f"{left_out} more in the table", class_="quiet"))
     return tag("ul", *items, class_="key")
@@ -202,11 +139,12 @@ def _key(drawn: list[str], outside: bool, left_out: int, failing: bool) -> str:
 def _item(series: str, shape: str, words: str) -> str:
     line = tag("path", class_=f"line {series}", d="M-11 0h22") if series != "so" else ""
     return tag(
-        "li", _sample(line, tag("path", class_=f"dot {series}", d=shape)), f" {escape(words)}"
+        "li", sample(line, tag("path", class_=f"dot {series}", d=shape)), f" {escape(words)}"
     )
 
 
-def _sample(*drawn: str) -> str:
+def sample(*drawn: str) -> str:
+    """Draw the sign of a series in a key."""
     return tag("svg", *drawn, viewBox="-12 -8 24 16", width=24, height=16, aria_hidden="true")
 
 

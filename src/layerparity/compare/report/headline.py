@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from layerparity.compare.comparison import Comparison, Side
 from layerparity.compare.report.measures import REL_L2
@@ -16,6 +17,7 @@ GLYPH = {
     Outcome.MISSING: "∅",
     Outcome.SKIPPED: "–",
 }
+_LIKELIEST = "Likeliest cause"
 _JUDGED = (Outcome.PASS, Outcome.FAIL)
 
 
@@ -24,6 +26,24 @@ def headline(comparison: Comparison) -> str:
     verdict = comparison.verdict
     word = verdict.outcome.value.upper()
     return f"{word} at {verdict.first_failure}" if verdict.first_failure else word
+
+
+@dataclass(frozen=True)
+class Guilty:
+    """The first wrong place, what was seen there, and the likeliest cause with its reasons."""
+
+    place: str
+    seen: str
+    cause: str
+
+
+def guilty(comparison: Comparison) -> Guilty | None:
+    """Return the first wrong place in three parts, or None where none was found."""
+    if not comparison.headline:
+        return None
+    said = comparison.headline.removeprefix(comparison.guilty).strip()
+    seen, likeliest, cause = said.partition(_LIKELIEST)
+    return Guilty(comparison.guilty, seen.strip(), f"{likeliest}{cause}".strip())
 
 
 def because(comparison: Comparison) -> str:

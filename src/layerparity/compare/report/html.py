@@ -9,17 +9,20 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from layerparity.compare.comparison import Comparison
+from layerparity.compare.report import closer
 from layerparity.compare.report import headline as words
 from layerparity.compare.report.colour import stylesheet
 from layerparity.compare.report.columns import Columns
 from layerparity.compare.report.error_by_layer import error_by_layer
 from layerparity.compare.report.evidence import coverage_lines, weight_rows
+from layerparity.compare.report.measure import numeral
 from layerparity.compare.report.measures import (
     REL_L2,
     beyond,
+    compared,
     limit_text,
-    numeral,
     present,
+    which,
 )
 from layerparity.compare.report.metric_heatmap import metric_heatmap
 from layerparity.compare.report.reproduce import reproduce
@@ -56,7 +59,7 @@ def render_html(comparison: Comparison) -> str:
 def _context(comparison: Comparison) -> dict[str, Any]:
     found = stages(comparison.rows)
     columns = Columns(found)
-    measures = present(comparison.rows)
+    measures = compared(comparison.rows)
     return {
         "comparison": comparison,
         "words": words,
@@ -66,16 +69,21 @@ def _context(comparison: Comparison) -> dict[str, Any]:
         "heat_css": stylesheet(),
         "sides": _sides(comparison),
         "focus": _focus(comparison),
+        "guilty": words.guilty(comparison),
+        "noise": closer.noise(columns, comparison, _worst_component(comparison)),
+        "portrait": closer.portrait(columns, comparison),
+        "experts": closer.experts(columns, comparison),
         "folds": fold(found),
         "opened": _opened(found),
         "measures": measures,
         "rel_l2": REL_L2,
+        "which": which,
         "error_by_layer": error_by_layer(columns, comparison.limits.get(REL_L2.name)),
         "metric_heatmap": metric_heatmap(columns, comparison.limits),
         "token_maps": _token_maps(columns, comparison),
         "limits": [limit_text(name, value) for name, value in comparison.limits.items()],
         "beyond": lambda row, measure: beyond(row, measure, comparison.limits),
-        "glossary": [measure for measure in measures if measure.meaning],
+        "glossary": [m for m in present(comparison.rows) if m.meaning],
     }
 
 

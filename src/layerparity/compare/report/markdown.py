@@ -11,9 +11,11 @@ from layerparity.compare.report.evidence import coverage_lines, weight_rows
 from layerparity.compare.report.measures import REL_L2, limit_text, present
 from layerparity.compare.report.reproduce import reproduce
 from layerparity.compare.report.stages import Fold, fold, stages
+from layerparity.compare.report.worst_elements import worst_header, worst_rows
 from layerparity.verdict import Outcome, Row
 
 _MOST_FAILURES = 20
+_MOST_ELEMENTS = 8
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!])")
 
 
@@ -21,6 +23,7 @@ def render_markdown(comparison: Comparison) -> str:
     """Return the report as GitHub-flavoured Markdown, ending in a newline."""
     parts = [
         f"# {_plain(words.headline(comparison))}",
+        _plain(comparison.headline),
         _plain(words.because(comparison)),
         f"Whole model: {_plain(words.whole_model(comparison))}",
         _titled("Warnings", _list(comparison.warnings)),
@@ -28,6 +31,7 @@ def render_markdown(comparison: Comparison) -> str:
         _titled("Coverage", _coverage(comparison)),
         _titled("Weights", _weights(comparison)),
         _titled("First divergence", _divergence(comparison)),
+        _titled("Worst elements", _worst(comparison)),
         _titled("By layer", _layers(comparison)),
         _titled("Failing sites", _failures(comparison)),
         _titled(f"Limits (tolerance={_plain(comparison.tolerance)})", _limits(comparison)),
@@ -66,6 +70,14 @@ def _divergence(comparison: Comparison) -> str:
     metrics = [f"{m.label} {m.show(row.metrics[m.name])}" for m in present([row])]
     parts = [text, words.feed_note(comparison), row.reason, " · ".join(metrics)]
     return "\n\n".join(_plain(part) for part in parts if part)
+
+
+def _worst(comparison: Comparison) -> str:
+    shown = comparison.portrait
+    if shown is None or not shown.worst:
+        return ""
+    table = _table(worst_header(shown), worst_rows(shown)[:_MOST_ELEMENTS])
+    return f"`{shown.site}`, counted from 0\n\n{table}"
 
 
 def _layers(comparison: Comparison) -> str:

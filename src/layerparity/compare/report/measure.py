@@ -1,4 +1,4 @@
-"""Measure: one metric as a reader meets it: label, meaning, which way is worse, how it is written."""
+"""Measure: one metric as a reader meets it: label, meaning, which way is worse, how to write it."""
 
 from __future__ import annotations
 

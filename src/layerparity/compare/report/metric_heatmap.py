@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 
 from layerparity.compare.report.columns import AXIS, LEFT, Columns
-from layerparity.compare.report.measures import Measure, beyond, compared
+from layerparity.compare.report.measure import Measure
+from layerparity.compare.report.measures import beyond, compared
 from layerparity.compare.report.shade import Shade, key
 from layerparity.compare.report.svg import box, canvas, hover, tag, text
 from layerparity.verdict import Row

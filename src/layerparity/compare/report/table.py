@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from layerparity.compare.comparison import Comparison
 from layerparity.compare.report import headline as words
 from layerparity.compare.report.evidence import coverage_lines, weight_lines
-from layerparity.compare.report.measures import REL_L2, numeral, present
+from layerparity.compare.report.measure import numeral
+from layerparity.compare.report.measures import REL_L2, present
 from layerparity.compare.report.stages import Fold, fold, forward_order, stages
 from layerparity.verdict import Outcome, Row
 

@@ -1,0 +1,214 @@
+"""A golden with references, and what the calibrated tolerance makes of candidates, for real."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Ended
+
+from layerparity.compare.judge import NO_REFERENCE, judge
+from layerparity.compare.references import Wide
+from layerparity.compare.routing import flips
+from layerparity.compare.tolerances.calibrated import CalibratedTolerance, limits_of
+from layerparity.errors import Exit, UserError
+from layerparity.manifest import FILE_NAME, Manifest
+from layerparity.noise.floor import Floor
+from layerparity.noise.stored import INDEX, ISOLATED, StoredReferences
+from layerparity.site import Kind, Site
+from layerparity.verdict import Outcome, Row
+
+Run = Callable[..., Ended]
+HERE = ("backend=gpu", "device_map=cpu", "threads=1")
+LIMITS = CalibratedTolerance()
+
+
+def folder_of(tmp_path: Path, kind: str) -> Path:
+    """Return the artifacts of the newest run of a kind."""
+    found = [
+        path.parent
+        for path in tmp_path.rglob(FILE_NAME)
+        if json.loads(path.read_text())["kind"] == kind
+    ]
+    return max(found, key=lambda path: (path / FILE_NAME).stat().st_mtime_ns)
+
+
+def test_a_golden_holds_wide_values_and_floors_for_two_types(cli: Run, tmp_path: Path) -> None:
+    assert cli(*HERE, "scope=single", "layer=0").exit == Exit.OK
+    folder = folder_of(tmp_path, "golden")
+    stored = StoredReferences(folder, Manifest.read(folder).reference)
+    site = Site.parse("layers.0.mlp:out")
+    entry = stored.find("layers.0", ISOLATED, site)
+    assert entry is not None
+    assert set(entry.floors) == {"float32", "bfloat16"}
+    wide = stored.reference(entry)
+    assert wide.dtype is torch.float64
+    norm = float(wide.norm())
+    narrow, own = (stored.floor(entry, dtype) for dtype in ("bfloat16", "float32"))
+    assert narrow is not None and own is not None
+    relative = [float(each.tokens.double().sum(1).max().sqrt()) / norm for each in (own, narrow)]
+    # One rounding of float32 is 6e-8 and of bfloat16 4e-3: a floor is some of them.
+    assert 1e-8 < relative[0] < 3e-6
+    assert 1e-3 < relative[1] < 5e-2
+    assert own.ways[0] == "golden"
+    assert "golden" not in narrow.ways
+
+
+def test_a_golden_without_a_reference_judges_nothing(cli: Run) -> None:
+    cli(*HERE, "scope=single", "layer=0", "reference.make=false")
+    cli(*HERE, "scope=single", "layer=0", "kind=candidate", "port=clean", "port.name='8 shards'")
+    ended = cli("job=compare")
+    assert ended.exit == Exit.INCONCLUSIVE
+    assert "the golden has no reference to judge by" in ended.out
+
+
+def test_a_type_without_a_floor_is_inconclusive_and_says_the_key(cli: Run) -> None:
+    cli(*HERE, "scope=single", "layer=0", "reference.dtypes=[float32]")
+    cli(*HERE, "scope=single", "layer=0", "kind=candidate", "dtype=bfloat16")
+    ended = cli("job=compare")
+    assert ended.exit == Exit.INCONCLUSIVE
+    assert "no noise floor for bfloat16" in ended.out
+    assert "reference.dtypes" in ended.out
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rounding_passes_and_a_small_slip_fails(cli: Run, dtype: str) -> None:
+    cli(*HERE, "scope=single", "layer=0", "capture=components", f"dtype={dtype}")
+    again = (*HERE, "scope=single", "layer=0", "capture=components", "kind=candidate")
+    cli(*again, "dtype=bfloat16", "port=clean", "port.name='16 shards'", "name=clean")
+    assert cli("job=compare", "candidate=clean").exit == Exit.OK
+    cli(*again, f"dtype={dtype}", "port=fault", "port.name=qk_norm_averaged", "name=slipped")
+    ended = cli("job=compare", "candidate=slipped")
+    assert ended.exit == Exit.FAILED
+    assert "q_norm" in ended.out
+
+
+def test_a_chained_candidate_is_judged_by_what_a_clean_chain_becomes(cli: Run) -> None:
+    cli(*HERE, "scope=range", "start=0", "end=3")
+    chained = (*HERE, "scope=range", "start=0", "end=3", "feed=chained", "kind=candidate")
+    cli(*chained, "port=clean", "port.name='16 shards'", "name=clean")
+    ended = cli("job=compare", "candidate=clean")
+    assert ended.exit == Exit.OK, ended.out
+    cli(*chained, "port=fault", "port.name=gate_up_swapped", "port.layers=[1]", "name=faulty")
+    ended = cli("job=compare", "candidate=faulty")
+    assert ended.exit == Exit.FAILED
+    assert "layers.1." in ended.out.split("FAIL", 1)[1].splitlines()[0]
+
+
+def test_decode_steps_are_teacher_forced_and_judged(cli: Run, tmp_path: Path) -> None:
+    steps = ("generate.max_new_tokens=3", "threads=1")
+    cli(*HERE, "scope=full", *steps)
+    cli(*HERE, "scope=full", *steps, "kind=candidate", "port=clean", "port.name='8 shards'")
+    manifest = Manifest.read(folder_of(tmp_path, "candidate"))
+    decoded = {str(feed.site): feed.source for feed in manifest.feeds if feed.site.step == 2}
+    assert decoded["layers.3:in@decode.2"] == "golden"
+    assert decoded["embed_tokens:in@decode.2"] == "golden"
+    held = {str(record.site) for record in manifest.records}
+    assert {"layers.3.mlp:out@decode.1", "tokens:out@decode.2"} <= held
+    ended = cli("job=compare")
+    assert ended.exit == Exit.OK, ended.out
+
+
+def test_isolated_generation_wants_a_golden_that_went_as_far(cli: Run) -> None:
+    cli(*HERE, "scope=full", "generate.max_new_tokens=2")
+    ended = cli(*HERE, "scope=full", "generate.max_new_tokens=4", "kind=candidate", "feed=isolated")
+    assert ended.exit == Exit.USER
+    assert "generate.max_new_tokens=4" in ended.err
+
+
+def test_an_altered_reference_is_refused(cli: Run, tmp_path: Path) -> None:
+    cli(*HERE, "scope=single", "layer=0")
+    folder = folder_of(tmp_path, "golden")
+    index = folder / INDEX
+    index.write_text(index.read_text().replace('"eager"', '"other"'))
+    with pytest.raises(UserError, match="make the golden again"):
+        StoredReferences(folder, Manifest.read(folder).reference)
+
+
+def test_damaged_reference_values_are_refused(cli: Run, tmp_path: Path) -> None:
+    cli(*HERE, "scope=single", "layer=0")
+    folder = folder_of(tmp_path, "golden")
+    stored = StoredReferences(folder, Manifest.read(folder).reference)
+    entry = stored.find("layers.0", ISOLATED, Site.parse("layers.0.mlp:out"))
+    assert entry is not None
+    path = folder / entry.file
+    raw = bytearray(path.read_bytes())
+    raw[-5:] = bytes(255 - byte for byte in raw[-5:])
+    path.write_bytes(bytes(raw))
+    with pytest.raises(UserError, match="make the golden again"):
+        for each in stored.entries():
+            stored.reference(each)
+            stored.floor(each, "bfloat16")
+            stored.floor(each, "float32")
+
+
+def scores(values: torch.Tensor, noise: float) -> Wide:
+    """Return scores [tokens, experts] whose clean evaluations differ by ``noise`` (RMS)."""
+    tokens = torch.full((1, values.shape[0]), noise**2 * values.shape[1])
+    return Wide(values, Floor(("way",), tokens, torch.ones(1, values.shape[1])), {}, ISOLATED)
+
+
+def test_a_flip_at_a_tie_is_noise_and_another_is_not() -> None:
+    values = torch.tensor([[0.9, 0.5, 0.4999, 0.1], [0.9, 0.5, 0.4, 0.1]])
+    golden = torch.tensor([[0, 1], [0, 1]])
+    candidate = torch.tensor([[0, 2], [0, 2]])
+    found = flips(golden, candidate, scores(values, 1e-4), torch.ones(2, dtype=torch.bool))
+    assert found["flips"] == 2
+    assert found["flips_outside_noise"] == 1
+    assert LIMITS.broken(Kind.INDEX_SET, found)
+    tied = flips(golden[:1], candidate[:1], scores(values[:1], 1e-4), torch.ones(1).bool())
+    assert tied["flips_outside_noise"] == 0
+    assert not LIMITS.broken(Kind.INDEX_SET, tied)
+
+
+def test_padding_flips_count_for_nothing() -> None:
+    values = torch.tensor([[0.9, 0.5, 0.1, 0.0]])
+    chosen = torch.tensor([[0, 1]])
+    other = torch.tensor([[2, 3]])
+    found = flips(chosen, other, scores(values, 1e-4), torch.zeros(1, dtype=torch.bool))
+    assert found["flips"] == 0
+
+
+def test_without_a_ratio_a_site_is_inconclusive_and_equality_still_decides() -> None:
+    metrics = {"rel_l2": 0.0, "nonfinite_disagreement": 0.0}
+    assert judge(Kind.REAL, metrics, LIMITS) == (Outcome.INCONCLUSIVE, NO_REFERENCE)
+    assert judge(Kind.EXACT, {"unequal": 0.0}, LIMITS)[0] is Outcome.PASS
+    broken = {**metrics, "nonfinite_disagreement": 3.0}
+    assert judge(Kind.REAL, broken, LIMITS)[0] is Outcome.FAIL
+
+
+def test_a_slope_fails_only_where_it_is_significant_and_matters() -> None:
+    clean = {"error_ratio": 0.9}
+    assert not LIMITS.broken(Kind.REAL, {**clean, "slope": 0.01, "slope_z": 1.0})
+    assert not LIMITS.broken(Kind.REAL, {**clean, "slope": 0.0001, "slope_z": 50.0})
+    (said,) = LIMITS.broken(Kind.REAL, {**clean, "slope": 0.003, "slope_z": 50.0})
+    assert "+0.300%" in said
+
+
+def test_calibrated_limits_stand_above_what_was_seen() -> None:
+    rows = [
+        Row(Site.parse("layers.0.mlp:out"), Kind.REAL, Outcome.PASS, "", {"error_ratio": ratio})
+        for ratio in (0.8, 1.2)
+    ]
+    assert limits_of(rows, 1.5) == {"error_ratio": pytest.approx(1.8)}
+    assert limits_of([], 1.5) == {}
+
+
+def test_a_calibration_is_used_by_later_comparisons(cli: Run) -> None:
+    cli(*HERE, "scope=single", "layer=0")
+    cli(*HERE, "scope=single", "layer=0", "kind=candidate", "port=clean", "port.name='8 shards'")
+    assert cli("job=compare", "name=good").exit == Exit.OK
+    kept = cli("job=calibrate", "job.runs=[good]")
+    assert kept.exit == Exit.OK, kept.err
+    ended = cli("job=compare")
+    assert "calibrated for this model" in ended.out
+    assert "calibrated for this model" not in cli("job=compare", "tolerance.calibration=null").out
+
+
+def test_a_calibration_wants_comparisons(cli: Run) -> None:
+    ended = cli("job=calibrate")
+    assert ended.exit == Exit.USER
+    assert "job.runs=" in ended.err

@@ -1,0 +1,129 @@
+"""The self-test: its grid, how cells end, its tables, and a small part of it for real."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Ended as Ran
+
+from layerparity.bisect.guilt import Guilt
+from layerparity.errors import Exit
+from layerparity.selftest.cells import Cell, Setting, spread
+from layerparity.selftest.grid import clean_cells, fault_cells, fault_names
+from layerparity.selftest.outcomes import Ended, Ending, ending_of, upper_bound
+from layerparity.selftest.table import fault_table, mutation_table, summary, wrong_table
+
+HERE = Setting("tiny", "one prompt", "bfloat16")
+FAULTY = Cell(HERE, "qk_norm_skipped", {}, 3, "self_attn.q_norm", "qk_norm_skipped")
+CLEAN = Cell(HERE, "8 shards", {})
+
+
+def test_first_middle_and_last_layers_are_taken_once() -> None:
+    assert spread(range(6)) == [0, 3, 5]
+    assert spread(range(1)) == [0]
+    assert spread([]) == []
+
+
+def test_every_fault_has_cells_in_every_setting() -> None:
+    cells = list(fault_cells([HERE], {"tiny": 6}, []))
+    assert {cell.name for cell in cells} == set(fault_names())
+    assert {cell.layer for cell in cells} == {0, 3, 5}
+    assert "mutation" not in fault_names()
+
+
+def test_clean_cells_have_no_layer() -> None:
+    cells = list(clean_cells([HERE], ["8 shards"]))
+    assert [cell.clean for cell in cells] == [True]
+    wide = Setting("tiny", "one prompt", "float32")
+    assert [cell.name for cell in clean_cells([wide], [])] == ["bfloat16 for float32"]
+
+
+@pytest.mark.parametrize(
+    ("guilt", "changed", "expected"),
+    [
+        (Guilt(3, "self_attn.q_norm"), True, Ending.NAMED),
+        (Guilt(3, "self_attn.k_norm"), True, Ending.NAMED),
+        (Guilt(3, "mlp.experts"), True, Ending.LATE),
+        (Guilt(3, "input_layernorm"), True, Ending.ELSEWHERE),
+        (Guilt(4, "self_attn.q_norm"), True, Ending.LATE),
+        (Guilt(2, "self_attn.q_norm"), True, Ending.ELSEWHERE),
+        (Guilt(None, "lm_head"), True, Ending.ELSEWHERE),
+        (None, True, Ending.MISSED),
+        (None, False, Ending.SAME),
+    ],
+)
+def test_a_faulty_cell_ends(guilt: Guilt | None, changed: bool, expected: Ending) -> None:
+    assert ending_of(FAULTY, guilt, changed) is expected
+
+
+def test_a_clean_cell_ends() -> None:
+    assert ending_of(CLEAN, Guilt(0, "mlp"), True) is Ending.FALSE_ALARM
+    assert ending_of(CLEAN, None, True) is Ending.SILENT
+    assert ending_of(CLEAN, None, False) is Ending.SAME
+
+
+def test_the_bound_on_a_rate_is_the_exact_one() -> None:
+    # The rule of three: none of 60 leaves 1 - 0.05 ** (1 / 60).
+    assert upper_bound(0, 60) == pytest.approx(1 - 0.05 ** (1 / 60), rel=1e-9)
+    assert upper_bound(0, 0) == 1.0
+    assert upper_bound(60, 60) == pytest.approx(1.0)
+    assert upper_bound(1, 60) > upper_bound(0, 60)
+
+
+def test_a_variant_counts_once_and_only_if_it_differs() -> None:
+    ended = [
+        Ended(CLEAN, Ending.SILENT, phase="prefill"),
+        Ended(CLEAN, Ending.FALSE_ALARM, "layers.0.mlp", phase="decode"),
+        Ended(Cell(HERE, "same", {}), Ending.SAME),
+        Ended(FAULTY, Ending.NAMED, "layers.3.self_attn.q_norm", "qk_norm_skipped"),
+    ]
+    found = summary(ended)
+    assert found.counts["clean variants"] == 1
+    assert found.counts["false alarms"] == 1
+    assert found.verdict == "fail"
+    assert [row[0] for row in wrong_table(ended)[2]] == ["8 shards"]
+    assert fault_table(ended)[2][0][2] == "1"
+
+
+def test_a_missed_fault_fails_the_self_test() -> None:
+    assert summary([Ended(FAULTY, Ending.MISSED)]).verdict == "fail"
+    assert summary([Ended(FAULTY, Ending.NAMED)]).verdict == "pass"
+
+
+def test_unforeseen_faults_are_counted_by_effect() -> None:
+    drawn = Cell(HERE, "q_proj x 1.01", {}, 0, "self_attn.q_proj", size=0.01)
+    ended = [
+        Ended(drawn, Ending.MISSED, effect=1.5),
+        Ended(drawn, Ending.NAMED, effect=1.5),
+        Ended(drawn, Ending.SAME),
+        Ended(drawn, Ending.NAMED, effect=1e6),
+    ]
+    rows = mutation_table(ended)[2]
+    assert rows == [("1 to 2", "2", "50%", "50%"), ("64 and more", "1", "100%", "100%")]
+    assert summary(ended).verdict == "pass"
+
+
+def test_a_fault_is_named_and_a_clean_way_is_not(cli: Callable[..., Ran], tmp_path: Path) -> None:
+    ended = cli(
+        "experiment=selftest",
+        "job.faults=[router_bias_dropped]",
+        "job.models=[tiny_minimax_m2]",
+        "job.dtypes=[bfloat16]",
+        "job.clean=false",
+        "job.mutations=3",
+        "job.seed=1",
+    )
+    assert ended.exit == Exit.OK, ended.err
+    assert "6 of 6 cells with a known fault were named" in ended.out
+    (kept,) = tmp_path.rglob("selftest.json")
+    cells = json.loads(kept.read_text())
+    assert {each["ending"] for each in cells if each["cell"]["cause"]} == {"named"}
+
+
+def test_an_unknown_fault_is_refused(cli: Callable[..., Ran]) -> None:
+    ended = cli("experiment=selftest", "job.faults=[nonsense]")
+    assert ended.exit == Exit.USER
+    assert "There is no fault 'nonsense'" in ended.err
