@@ -1,6 +1,7 @@
 """python docs/screenshots.py (or make screenshots): the pictures in docs/images, taken anew.
 
-Runs the quickstart in an empty folder, opens its report and the MLflow UI in headless Chromium.
+In an empty folder it runs the quickstart and compares its golden with a port that has a fault;
+then it opens the report of the fault and the MLflow UI of the quickstart in headless Chromium.
 """
 
 from __future__ import annotations
@@ -16,6 +17,12 @@ ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
 PORT = 5077
 # MLflow opens a chat panel on the right unless the browser remembers that it was closed.
+_FAULT = "port=fault port.name=qk_norm_per_head port.layers=[3]"
+_COMMANDS = (
+    "experiment=quickstart",
+    f"backend=gpu device_map=cpu kind=candidate capture=components name=faulty {_FAULT}",
+    "job=compare candidate=faulty",
+)
 _NO_PANEL = """
 localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true');
 localStorage.setItem('mlflow.assistant.panelOpen_v1', 'false');
@@ -27,6 +34,7 @@ from browser import browser, missing, text_of, wait_for  # noqa: E402
 from layerparity.tracking.config import TrackingConfig  # noqa: E402
 from layerparity.tracking.server import serve  # noqa: E402
 from layerparity.tracking.store import open_store  # noqa: E402
+from layerparity.tracking.stored import StoredRun  # noqa: E402
 
 
 def main() -> int:
@@ -36,19 +44,27 @@ def main() -> int:
         return 2
     IMAGES.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="layerparity-pictures-") as folder:
-        command = [sys.executable, str(ROOT / "run.py"), "experiment=quickstart"]
-        subprocess.run(command, cwd=folder, check=True)
         tracking = TrackingConfig(folder=str(Path(folder) / "mlruns"))
-        comparison = open_store(tracking).newest("comparison")
-        assert comparison is not None
-        _report(comparison.folder / "report.html")
+        clean, *_, faulty = (_made(words, folder, tracking) for words in _COMMANDS)
+        _report(faulty.folder / "report.html")
         with serve(tracking, PORT) as address:
-            _charts(address, comparison.url)
+            _charts(address, clean.url)
     return 0
 
 
+def _made(words: str, folder: str, tracking: TrackingConfig) -> StoredRun:
+    """Run a command line; return the newest comparison after it."""
+    command = [sys.executable, str(ROOT / "run.py"), *words.split()]
+    # The comparison with the fault ends with 1, as it must.
+    ended = subprocess.run(command, cwd=folder, check=False).returncode
+    assert ended == (1 if "candidate=faulty" in words else 0), f"{words} ended with {ended}"
+    found = open_store(tracking).newest("comparison")
+    assert found is not None
+    return found
+
+
 def _report(page: Path) -> None:
-    with browser(1200, 2650) as driver:
+    with browser(1200, 3350) as driver:
         driver.get(page.as_uri())
         _save(driver, "report.png")
 

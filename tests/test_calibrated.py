@@ -188,6 +188,15 @@ def test_a_slope_fails_only_where_it_is_significant_and_matters() -> None:
     assert "+0.300%" in said
 
 
+def test_a_wrong_size_fails_beside_the_ratio_unless_the_floor_is_wider() -> None:
+    clean = {"error_ratio": 0.9, "floor_rel_l2": 0.003}
+    assert not LIMITS.broken(Kind.REAL, {**clean, "norm_ratio": 1.01})
+    (said,) = LIMITS.broken(Kind.REAL, {**clean, "norm_ratio": 0.95})
+    assert "norm is off by 5.00%" in said
+    assert not LIMITS.broken(Kind.REAL, {**clean, "norm_ratio": 0.95, "floor_rel_l2": 0.05})
+    assert not LIMITS.broken(Kind.REAL, {**clean, "norm_ratio": float("nan")})
+
+
 def test_calibrated_limits_stand_above_what_was_seen() -> None:
     rows = [
         Row(Site.parse("layers.0.mlp:out"), Kind.REAL, Outcome.PASS, "", {"error_ratio": ratio})

@@ -35,6 +35,7 @@ from test_architecture import FLOORS
 
 from layerparity import command, config, registry, search_path
 from layerparity import help as help_text
+from layerparity.compare.tolerances.calibrated import CalibratedTolerance
 from layerparity.resources import shipped
 
 PLAIN = ("cp", "mkdir")
@@ -130,6 +131,9 @@ def test_no_group_option_metric_or_room_is_left_out() -> None:
         row = next(line for line in readme.splitlines() if line.startswith(f"| `{group}` |"))
         assert [name for name in help_text.options(group) if f"`{name}`" not in row] == []
     assert [name for name in registry.names("metrics") if f"| `{name}` |" not in compare] == []
+    verdicts = (ROOT / "docs/verdicts.md").read_text()
+    limits = CalibratedTolerance().limits().items()
+    assert [k for k, limit in limits if f"| `{k}` | {limit:g} |" not in verdicts] == []
     rows = re.findall(r"^\| (\d+) \| ([\w, ]+) \|", house, re.M)
     floors = [{room for room in floor if not room.startswith("__")} for floor in FLOORS]
     assert [set(rooms.split(", ")) for _, rooms in rows] == [floor for floor in floors if floor]

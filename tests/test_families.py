@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from layerparity.models.skeleton import Skeleton, read_config
 from layerparity.models.twin import twins
 from layerparity.ports import _proof, hf
 from layerparity.ports.base import Assets, Call
+from layerparity.selftest.models import make_model
 from layerparity.site import Site
 
 DENSE = {**SHARED, "intermediate_size": 96}
@@ -97,9 +99,8 @@ def attention(name: str) -> str:
 def port_of(folder: Path, family: Family | None = None) -> hf.HfPort:
     checkpoint = Checkpoint(folder)
     kind = checkpoint.config["model_type"]
-    config = Config(attn_implementation=attention(kind))
     wanted = Wanted("components", ("*",))
-    return hf.HfPort(Assets(checkpoint, family or family_of(kind), HostBackend(), config, wanted))
+    return hf.HfPort(Assets(checkpoint, family or family_of(kind), HostBackend(), Config(), wanted))
 
 
 def forward(name: str, folder: Path, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -174,6 +175,23 @@ def test_components_are_fed_what_the_model_feeds_them(make: Make, made: Make, na
         alone.load(stage)
         output = alone.run(stage, block[local]).output
         assert torch.equal(output, block[f"{Site(stage, 'in').component}:out"])
+
+
+def test_gpt_oss_shows_its_router_at_the_canonical_sites(make: Make) -> None:
+    """The router is `mlp.router` there; two kinds of attention, sinks in both."""
+    ids, call = padded_batch()
+    port = port_of(make("gpt_oss"))
+    _, seen = run_all(port, ids, call)
+    assert port.skeleton.config._attn_implementation == "eager"
+    for stage in ("layers.0", "layers.1"):
+        block = seen[stage]
+        assert block.unseen == {}
+        logits, choices = block.tensors["mlp.gate:logits"], block.tensors["mlp.gate:choices"]
+        assert torch.equal(choices, logits.topk(2).indices.sort().values)
+        weights = logits.gather(-1, choices).softmax(-1)
+        assert torch.allclose(block.tensors["mlp.gate:weights"], weights, atol=1e-6)
+        assert block.tensors["mlp.experts:out"].shape == block.tensors["mlp:out"].shape
+        assert not any("router" in local for local in block.tensors)
 
 
 def refused(port: hf.HfPort, scope: list[str]) -> str:
@@ -281,3 +299,30 @@ def test_a_family_without_a_file_through_the_door(
     assert ended.exit == 2, ended.out
     assert "opt computes something between embed_tokens and layers" in ended.err
     assert "Traceback" not in ended.err
+
+
+OSS = ("backend=gpu", "device_map=cpu", "model=checkpoint", "capture=components")
+
+
+def test_gpt_oss_through_the_door(cli: Callable[..., Ended], tmp_path: Path) -> None:
+    """A fault of one class of layers is named there; a test of the other class shows nothing."""
+    folder = make_model("gpt_oss", tmp_path)
+    (tmp_path / "ids.json").write_text(json.dumps([[*range(5, 45)], [*range(60, 84)]]))
+    asked = (*OSS, f"model.path={folder}", f"tracking.folder={tmp_path / 'store'}")
+    tokens = ("inputs=tokens", "inputs.file=ids.json", "generate.max_new_tokens=2")
+    golden = cli(*asked, *tokens, "name=gold")
+    assert golden.exit == 0, golden.err
+    fault = ("kind=candidate", "port=fault", "port.name=swiglu_bias_dropped")
+    faulty = cli(*asked, *fault, "generate.max_new_tokens=2", "name=whole")
+    assert faulty.exit == 0, faulty.err
+    reason = "layers of class sliding_attention keep their (up + 1)"
+    assert f"swiglu_bias_dropped not at layers 0, 2: {reason}" in faulty.out
+    judged = cli("job=compare", *asked[2:], "golden=gold", "candidate=whole")
+    assert judged.exit == 1, judged.out
+    assert "layers.1.mlp.experts is the first wrong place" in " ".join(judged.out.split())
+    assert "(up + 1) * glu against up * glu" in " ".join(judged.out.split())
+    shared = ("-m", "scope=single", "layer=0,2", "name=other-class")
+    assert cli(*asked, *fault[:1], *shared).exit == 0
+    half = cli("job=compare", *asked[2:], "golden=gold", "candidate=other-class")
+    assert half.exit == 4, half.out
+    assert "only moe, sliding_attention layers were compared" in " ".join(half.out.split())

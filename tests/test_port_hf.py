@@ -168,6 +168,34 @@ def test_static_cache_decode_equals_generate(made: Callable[[str], Path], family
     assert torch.equal(torch.cat(tokens, 1), expected[:, 7:])
 
 
+@pytest.mark.parametrize("family", ["minimax_m2", "llama"])
+def test_blocks_decode_without_the_first_one(made: Callable[[str], Path], family: str) -> None:
+    """Blocks 1 and 2 alone, each pass fed what the whole model fed them: the same masks."""
+    ids, call = padded_batch()
+    whole, alone = port_of(made(family)), port_of(made(family))
+    passes = [call, *(following(call, steps) for steps in (1, 2, 3))]
+    states = [ids, *(ids[:, :1] + steps for steps in (1, 2, 3))]
+    kept = [port.new_cache(2, 10) for port in (whole, alone)]
+    for port in (whole, alone):
+        for stage in stages(port):
+            port.load(stage)
+    for each, tokens in zip(passes, states, strict=True):
+        state = tokens
+        for port, cache in zip((whole, alone), kept, strict=True):
+            port.begin(Call(each.attention_mask, each.position_ids, cache))
+        for stage in stages(whole)[:4]:
+            given, state = state, whole.run(stage, state).output
+            if stage in ("layers.1", "layers.2"):
+                assert torch.equal(alone.run(stage, given).output, state)
+
+
+def following(call: Call, steps: int) -> Call:
+    """Return the decode step that many tokens after a prefill."""
+    more = torch.ones(call.batch, steps, dtype=torch.long)
+    mask = torch.cat([call.attention_mask, more], 1)
+    return Call(mask, mask.sum(-1, keepdim=True) - 1)
+
+
 def test_a_component_runs_alone(made: Callable[[str], Path]) -> None:
     """Fed what the block gave them, a block's components give what they gave in the block."""
     ids, call = padded_batch()

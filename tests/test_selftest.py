@@ -94,15 +94,18 @@ def test_a_missed_fault_fails_the_self_test() -> None:
 
 
 def test_unforeseen_faults_are_counted_by_effect() -> None:
-    drawn = Cell(HERE, "q_proj x 1.01", {}, 0, "self_attn.q_proj", size=0.01)
+    drawn = Cell(HERE, "q_proj x 1.01", {}, 0, "self_attn.q_proj", drawn=True)
     ended = [
         Ended(drawn, Ending.MISSED, effect=1.5),
         Ended(drawn, Ending.NAMED, effect=1.5),
         Ended(drawn, Ending.SAME),
-        Ended(drawn, Ending.NAMED, effect=1e6),
+        Ended(drawn, Ending.NAMED, effect=1e6, by_sites=True),
     ]
     rows = mutation_table(ended)[2]
-    assert rows == [("1 to 2", "2", "50%", "50%"), ("64 and more", "1", "100%", "100%")]
+    assert rows == [
+        ("1 to 2", "2", "50%", "0%", "50%"),
+        ("64 and more", "1", "100%", "100%", "100%"),
+    ]
     assert summary(ended).verdict == "pass"
 
 

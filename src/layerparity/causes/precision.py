@@ -19,6 +19,9 @@ class Precision:
         error, times = evidence.metric("rel_l2"), evidence.metric("error_ratio")
         if not error or error > 0.1 or evidence.findings:
             return None
+        if times is None and evidence.metric("slope") is None:
+            # Judged by no floor: nothing says that the error has no structure.
+            return None
         if (times is not None and times < 2) or factor_share(evidence) > 0.5 or _grouped(evidence):
             return None
         uneven = spread(evidence.errors)

@@ -97,37 +97,31 @@ def worst_elements(
 ) -> tuple[Element, ...]:
     """Return the elements that are farthest off, in floors where there is one, else as they are.
 
-    ``tokens`` numbers the rows batch-major, ``length`` of them to a sequence.
+    ``floor`` is float64 [tokens, elements]; ``tokens`` numbers the rows batch-major, ``length`` of
+    them to a sequence; ``heads`` is 0 where the elements are no heads.
     """
     error = (sides.candidate.double() - sides.believed.double()).abs()
     if floor is not None:
         error = torch.where(error == 0, 0.0, error / floor.clamp_min(1e-300))
     error = error.nan_to_num(math.inf, math.inf)
-    width = error.shape[1]
     found = error.flatten().topk(min(WORST, error.numel()))
-    return tuple(
-        _element(sides, divmod(at, width), tokens, length, heads, value)
-        for at, value in zip(found.indices.tolist(), found.values.tolist(), strict=True)
-        if value > 0
-    )
+    elements = []
+    for index, value in zip(found.indices.tolist(), found.values.tolist(), strict=True):
+        row, column = divmod(index, error.shape[1])
+        reference = None if sides.reference is None else float(sides.reference[row, column])
+        sequence, token = divmod(int(tokens[row]), length)
+        place = _place(column, error.shape[1], heads)
+        ours, theirs = (float(each[row, column]) for each in (sides.golden, sides.candidate))
+        found_at = Element(sequence, token, place, ours, theirs, reference, _short(value))
+        elements.append(found_at)
+    return tuple(each for each in elements if each.error > 0)
 
 
-def _element(
-    sides: Sides, at: tuple[int, int], tokens: torch.Tensor, length: int, heads: int, error: float
-) -> Element:
-    sequence, token = divmod(int(tokens[at[0]]), length)
-    width = sides.golden.shape[1]
-    head, inside = divmod(at[1], width // heads) if heads > 1 else (0, at[1])
-    reference = None if sides.reference is None else float(sides.reference[at])
-    return Element(
-        sequence,
-        token,
-        f"head {head}, channel {inside}" if heads > 1 else f"channel {inside}",
-        float(sides.golden[at]),
-        float(sides.candidate[at]),
-        reference,
-        _short(error),
-    )
+def _place(column: int, width: int, heads: int) -> str:
+    if heads < 2:
+        return f"channel {column}"
+    head, channel = divmod(column, width // heads)
+    return f"head {head}, channel {channel}"
 
 
 def _at(ordered: torch.Tensor, share: float) -> float:

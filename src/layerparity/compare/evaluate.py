@@ -11,6 +11,7 @@ import torch
 
 from layerparity.compare.align import Pair
 from layerparity.compare.calibrate import Calibration
+from layerparity.compare.routing import replayed
 from layerparity.compare.rows import by_token, chunks, has_tokens, real_tokens
 from layerparity.compare.sides import Found, Union
 from layerparity.errors import UserError
@@ -127,7 +128,7 @@ def _agreeing(
     left, right = golden.records.get(choices), candidate.records.get(choices)
     if left is None or right is None or left.record.shape != right.record.shape:
         return mask
-    if not has_tokens(left.record.axes):
+    if not has_tokens(left.record.axes) or replayed(right):
         return mask
     g, c = (by_token(_load(found), left.record.axes) for found in (left, right))
     real, agree = real_tokens(g, mask), sets_agree(g, c)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from math import ceil, inf, sqrt
+from math import ceil, inf, isnan, sqrt
 
 import torch
 
@@ -165,10 +165,14 @@ def _binned(values: dict[str, list[float]]) -> Grouped:
     count = max(len(each) for each in values.values())
     size = ceil(count / MOST_GROUPS)
     binned = {
-        site: [max(each[start : start + size]) for start in range(0, len(each), size)]
+        site: [max(each[at : at + size], key=_order) for at in range(0, len(each), size)]
         for site, each in values.items()
     }
     return Grouped(size, count, binned)
+
+
+def _order(error: float) -> float:
+    return inf if isnan(error) else error
 
 
 def _load(pairs: dict[Site, Pair], chosen: Site) -> dict[str, dict[str, list[int]]]:

@@ -66,10 +66,14 @@ class Routing:
         left, right = self.golden.records.get(choices), self.candidate.records.get(choices)
         if left is None or right is None or left.record.shape != right.record.shape:
             return None
-        if right.source.manifest.numerics.get("replay"):
-            # It shows what it would have chosen; what it computed with is the golden's.
+        if replayed(right):
             return None
         return _load(left), _load(right)
+
+
+def replayed(found: Found) -> bool:
+    """Say whether a run computed with the golden's choices, and only shows its own."""
+    return bool(found.source.manifest.numerics.get("replay"))
 
 
 def flips(

@@ -85,7 +85,8 @@ class Trials:
             cause = found[0].id if found else ""
         why = next((f"{r.site}: {r.reason}" for r in rows if r.outcome is Outcome.FAIL), "")
         named = guilt.called if guilt is not None else ""
-        return Ended(cell, ending, named, cause, effect, why, phase)
+        blind = first_guilty(replace(seen, weights=[])) is not None
+        return Ended(cell, ending, named, cause, effect, why, phase, blind)
 
     def _keys(self, setting: Setting) -> dict[str, Any]:
         shared = {"backend": "gpu", "device_map": "cpu", "scope": "full", "capture": "components"}

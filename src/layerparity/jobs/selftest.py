@@ -29,9 +29,9 @@ _PADDED = [
 class Settings:
     """conf/job/selftest.yaml.
 
-    ``known`` runs the catalogue, which ``faults`` narrows; ``clean`` runs the clean variants; ``mutations`` is the number
-    of unforeseen faults, drawn by ``seed``. ``models`` are the shipped one and small ones made on
-    the spot.
+    ``known`` runs the catalogue, which ``faults`` narrows; ``clean`` runs the clean variants;
+    ``mutations`` is the number of unforeseen faults, drawn by ``seed``. ``models`` are the shipped
+    one and small ones made on the spot.
     """
 
     name: str = "selftest"
@@ -86,7 +86,7 @@ def _all(config: Config, folder: Path) -> list[Ended]:
     ended: list[Ended] = []
     with console.progress("candidates", len(cells)) as bar:
         for cell in cells:
-            ended += trials.end(cell, (PREFILL, DECODE) if not cell.size else (PREFILL,))
+            ended += trials.end(cell, (PREFILL,) if cell.drawn else (PREFILL, DECODE))
             bar.step(f"{cell.name} ({cell.setting.label})")
     return ended
 

@@ -16,12 +16,15 @@ import torch
 from layerparity.noise.floor import TINY, Floor, group_floor, scales
 from layerparity.noise.groups import CHANNEL, HEAD, WHOLE, Layout
 from layerparity.noise.regression import FEWEST, Slopes
+from layerparity.noise.sums import Sums, apart_by_expert, summed
 
 # No floor is below this part of one rounding (epsilon of the candidate's type) of the reference:
 # clean ways may happen to agree to the bit, on powers of two or on constants.
 LEAST = 0.1
 # What the groups of a site have in common counts as much as this many numbers of one group.
 _SHARED = 16
+# So few numbers, a router's two weights of one token, round well or badly by chance.
+_FEW = 8
 Count = TypeVar("Count", float, torch.Tensor)
 
 
@@ -56,38 +59,35 @@ class Deviation:
 def deviation(site: Tensors) -> Deviation:
     """Return everything the calibrated tolerance judges at one site."""
     found = Deviation()
-    reference = site.reference.double()
-    error = (site.candidate.double() - reference).square()
-    own = (site.golden.double() - reference).square().sum(1)
-    least = (LEAST * site.epsilon) ** 2 * reference.square()
-    _ratios(site, error, own, least, found)
-    _slopes(site, reference, found)
+    scale = scales(site.floor.elements)
+    sums = summed(site.candidate, site.golden, site.reference, scale, site.layout)
+    _ratios(site, sums, found)
+    _slopes(site, sums, found)
+    if site.experts is not None:
+        _by_expert(site, sums, scale.square(), found)
+    _offset(site, sums, found)
     return found
 
 
-def _ratios(
-    site: Tensors,
-    error: torch.Tensor,
-    own: torch.Tensor,
-    least: torch.Tensor,
-    found: Deviation,
-) -> None:
+def _ratios(site: Tensors, sums: Sums, found: Deviation) -> None:
+    least = (LEAST * site.epsilon) ** 2
+    tokens, width = site.candidate.shape
     floors = site.floor.tokens[:, site.tokens].double()
-    few = _of_few(site.tokens.numel())
-    total = torch.maximum(floors.sum(1).max(), least.sum()) * few
-    norm = math.sqrt(float(site.reference.double().square().sum()))
+    few = _of_few(tokens)
+    error, square = sums.error_tokens.sum(), sums.square_tokens.sum()
+    total = torch.maximum(floors.sum(1).max(), least * square) * few * (1 + _FEW / (tokens * width))
     found.metrics |= {
-        "error_ratio": _root(error.sum(), total),
-        "golden_error_ratio": _root(own.sum(), total),
-        "floor_rel_l2": math.sqrt(float(total)) / norm if norm else 0.0,
+        "error_ratio": _root(error, total),
+        "golden_error_ratio": _root(sums.own, total),
+        "floor_rel_l2": math.sqrt(float(total / square)) if square else 0.0,
     }
-    by_token = torch.maximum(floors.amax(0), least.sum(1))
-    square = reference_square(site)
-    tokens, width = square.shape
-    _group(found, "position", (error.sum(1), by_token, square.sum(1)), width)
-    part = site.tokens.numel() / max(site.real, 1)
-    by_element = torch.maximum(site.floor.elements.double().amax(0) * part, least.sum(0))
-    per_element = (error.sum(0), by_element * few, square.sum(0))
+    by_token = torch.maximum(floors.amax(0), least * sums.square_tokens)
+    per_token = (sums.error_tokens, by_token, sums.square_tokens)
+    _group(found, "position", per_token, width)
+    part = tokens / max(site.real, 1)
+    usual = site.floor.elements.double().amax(0) * part
+    by_element = torch.maximum(usual, least * sums.square_elements)
+    per_element = (sums.error_elements, by_element * few, sums.square_elements)
     if tokens >= FEWEST:
         # A channel's few numbers may all be near zero, and their rounding is not.
         _group(found, CHANNEL, per_element, tokens)
@@ -97,7 +97,7 @@ def _ratios(
     if site.experts is not None:
         routed = site.experts.double()
         sent = routed.sum(0)
-        groups = [each @ routed for each in (error.sum(1), by_token, square.sum(1))]
+        groups = [each @ routed for each in per_token]
         groups[1] = groups[1] * _of_few(sent.clamp_min(1))
         _group(found, "expert", groups, width * sent)
 
@@ -109,11 +109,6 @@ def _of_few(tokens: Count) -> Count:
     of one token, the floor itself is off by a factor.
     """
     return (1 + 1 / tokens) ** 2
-
-
-def reference_square(site: Tensors) -> torch.Tensor:
-    """Return the squares of the reference, float64 [tokens, elements]."""
-    return site.reference.double().square()
 
 
 def _group(
@@ -139,48 +134,37 @@ def _group(
         found.profiles[f"error_ratio {name}"] = _short(ratio)
 
 
-def _slopes(site: Tensors, reference: torch.Tensor, found: Deviation) -> None:
-    scale = scales(site.floor.elements)
-    scaled = reference * scale
-    difference = (site.candidate.double() - site.golden.double()) * scale
-    products, squares = difference * scaled, scaled.square()
+def _slopes(site: Tensors, sums: Sums, found: Deviation) -> None:
     part = site.tokens.numel() / max(site.real, 1)
+    by_element = sums.slopes[CHANNEL]
     for grouping in site.layout.groupings:
-        p, q = (site.layout.sums(each, grouping) for each in (products, squares))
-        slopes = _regressed(p, q)
+        slopes = sums.slopes[grouping]
         noise = group_floor(site.floor.elements, site.layout, grouping) * part
-        variance = _across(site.layout, grouping, products.sum(0), squares.sum(0), slopes)
+        variance = _across(site.layout, grouping, by_element.p, by_element.q, slopes)
         clean = site.spread.get(grouping, 0.0) ** 2 * noise / slopes.q.clamp_min(TINY)
         _note(found, f"slope_{grouping}".removesuffix("_whole"), slopes, variance + clean)
-    if site.experts is not None:
-        _by_expert(site, products, squares, part, found)
-    ones = torch.ones_like(difference)
-    p, q = (site.layout.sums(each, WHOLE) for each in (difference, ones))
-    slopes = _regressed(p, q)
-    variance = _across(site.layout, WHOLE, difference.sum(0), ones.sum(0), slopes)
-    _note(found, "offset", slopes, variance)
 
 
-def _by_expert(
-    site: Tensors, products: torch.Tensor, squares: torch.Tensor, part: float, found: Deviation
-) -> None:
+def _offset(site: Tensors, sums: Sums, found: Deviation) -> None:
+    ones = torch.full_like(sums.differences, site.tokens.numel())
+    variance = _across(site.layout, WHOLE, sums.differences, ones, sums.offset)
+    _note(found, "offset", sums.offset, variance)
+
+
+def _by_expert(site: Tensors, sums: Sums, weight: torch.Tensor, found: Deviation) -> None:
     """Regress over the tokens of each expert."""
     assert site.experts is not None
     routed = site.experts.double()
-    p, q = products.sum(1, keepdim=True) * routed, squares.sum(1, keepdim=True) * routed
-    slopes = _regressed(p, q)
-    apart = routed.T @ products - slopes.slope.unsqueeze(1) * (routed.T @ squares)
-    variance = apart.square().sum(1) / slopes.q.square().clamp_min(TINY)
+    slopes = Slopes.start(routed.shape[1])
+    slopes.add(sums.products.unsqueeze(1) * routed, sums.squares.unsqueeze(1) * routed)
+    sides = (site.candidate, site.golden)
+    apart = apart_by_expert(sides, site.reference, weight, site.experts, slopes.slope)
+    variance = apart / slopes.q.square().clamp_min(TINY)
+    part = site.tokens.numel() / max(site.real, 1)
     noise = group_floor(site.floor.elements, site.layout, WHOLE) * part * routed.mean(0)
     clean = site.spread.get(WHOLE, 0.0) ** 2 * noise / slopes.q.clamp_min(TINY)
     few = torch.where(routed.sum(0) < FEWEST, torch.inf, 0.0)
     _note(found, "slope_expert", slopes, variance + clean + few)
-
-
-def _regressed(p: torch.Tensor, q: torch.Tensor) -> Slopes:
-    slopes = Slopes.start(p.shape[1])
-    slopes.add(p, q)
-    return slopes
 
 
 def _across(
@@ -214,9 +198,9 @@ def _note(found: Deviation, name: str, slopes: Slopes, variance: torch.Tensor) -
         found.profiles[name] = _short(slope)
 
 
-def _root(error: torch.Tensor, floor: torch.Tensor) -> float:
+def _root(error: torch.Tensor | float, floor: torch.Tensor) -> float:
     if float(floor) > 0:
-        return math.sqrt(float(error / floor))
+        return math.sqrt(float(error) / float(floor))
     return math.inf if float(error) > 0 else 0.0
 
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 
 from layerparity.noise.groups import Layout
-from layerparity.noise.regression import Slopes
+from layerparity.noise.sums import pieces
 
 # No channel is believed to be cleaner than this part of the site's mean square error: a channel
 # that happened to round exactly would outweigh all others.
 _LEAST = 1e-4
 TINY = 1e-300
-CHUNK = 1 << 20
 
 
 @dataclass
@@ -51,12 +50,27 @@ def measure_floor(
     ``ways`` (by name), ``golden`` and ``reference`` are floating [tokens, elements];
     ``mask`` is bool [tokens], true for real ones.
     """
-    squares = [(value.double() - reference.double()).square() for value in ways.values()]
-    tokens = torch.stack([each.sum(1) for each in squares]).float()
-    elements = torch.stack([each[mask].sum(0) for each in squares]).float()
-    real = [value[mask].double() - golden[mask].double() for value in ways.values()]
-    spread = _spread(real, reference[mask], elements, layout)
-    return Floor(tuple(ways), tokens, elements, spread)
+    shape = reference.shape
+    tokens = torch.zeros(len(ways), shape[0], dtype=torch.float64)
+    elements, products = torch.zeros(2, len(ways), shape[1], dtype=torch.float64)
+    squares = torch.zeros(shape[1], dtype=torch.float64)
+    for rows in pieces(*shape):
+        real = _chosen(mask[rows])
+        wide, own = reference[rows].double(), golden[rows].double()
+        squares += wide[real].square().sum(0)
+        for index, way in enumerate(ways.values()):
+            value = way[rows].double()
+            error = (value - wide).square_()
+            tokens[index, rows] = error.sum(1)
+            elements[index] += error[real].sum(0)
+            products[index] += (value - own).mul_(wide)[real].sum(0)
+    kept = elements.float()
+    return Floor(tuple(ways), tokens.float(), kept, _spread(products, squares, kept, layout))
+
+
+def _chosen(mask: torch.Tensor) -> torch.Tensor | slice:
+    """Return what picks a mask's rows, without a copy where it picks them all."""
+    return slice(None) if bool(mask.all()) else mask
 
 
 def group_floor(elements: torch.Tensor, layout: Layout, grouping: str) -> torch.Tensor:
@@ -66,23 +80,18 @@ def group_floor(elements: torch.Tensor, layout: Layout, grouping: str) -> torch.
 
 
 def _spread(
-    differences: Sequence[torch.Tensor],
-    reference: torch.Tensor,
-    elements: torch.Tensor,
-    layout: Layout,
+    products: torch.Tensor, squares: torch.Tensor, elements: torch.Tensor, layout: Layout
 ) -> dict[str, float]:
-    """Return the largest slope among ways and groups, in units of the group's floor."""
-    scale = scales(elements)
-    scaled = reference.double() * scale
+    """Return the largest slope among ways and groups, in units of the group's floor.
+
+    ``products`` are each way's sums over tokens of (way - golden) * reference, float64 [ways,
+    elements], ``squares`` those of reference^2.
+    """
+    weight = scales(elements).square()
     found = {}
     for grouping in layout.groupings:
-        q = layout.sums(scaled.square(), grouping)
+        p, q = (layout.sums(each * weight, grouping) for each in (products, squares))
         noise = group_floor(elements, layout, grouping).clamp_min(TINY)
-        unit = (q.sum(0) / noise).sqrt()
-        largest = 0.0
-        for difference in differences:
-            sums = Slopes.start(layout.size(grouping))
-            sums.add(layout.sums(difference * scale * scaled, grouping), q)
-            largest = max(largest, float((sums.slope.abs() * unit).max()))
-        found[grouping] = largest
+        slope = p.abs() / q.clamp_min(TINY)
+        found[grouping] = float((slope * (q / noise).sqrt()).max())
     return found

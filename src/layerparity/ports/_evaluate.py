@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 SCORES = "mlp.gate:scores"
 # What accelerate leaves on a module whose weights wait elsewhere.
-_HOOKS = ("_hf_hook", "_old_forward", "forward")
+_HOOKED = ("_hf_hook", "_old_forward", "forward")
 
 
 class Evaluator(HfPort):
     """One way of computing what a port has loaded, with masks and a cache of its own.
 
     In the port's own floating type or a wider one the port's own modules run; for a narrower
-    ``dtype`` a stage is copied into it until it is forgotten.
+    ``dtype`` a stage is copied into it until it is forgotten, and so is one that is offloaded.
     """
 
     def __init__(self, port: HfPort, way: Way, dtype: torch.dtype | None = None) -> None:
@@ -48,7 +48,7 @@ class Evaluator(HfPort):
         return self.way.wide or self._narrow or self.skeleton.dtype
 
     def begin(self, call: Call) -> None:
-        """Prepare a pass as this way's implementations and type want it."""
+        """Prepare a pass as this way's implementations and type want it, after the port did."""
         with self.way.around(self.skeleton.config):
             super().begin(call)
 
@@ -60,7 +60,8 @@ class Evaluator(HfPort):
     def load(self, stage: str) -> dict[str, str]:
         """Take the stage as it is loaded; nothing is read."""
         module = self.skeleton.module(stage)
-        if self._narrow is not None:
+        if self._narrow is not None or _waits(module):
+            # accelerate would make the copies it fetches in whatever type this way computes in.
             module = self._copy(stage, module)
         self._stages[stage] = _plain(self._observed(stage, module))
         return {}
@@ -88,51 +89,72 @@ class Evaluator(HfPort):
         return observed
 
     def _copy(self, stage: str, module: nn.Module) -> nn.Module:
-        """Return a copy in the narrow type; what the family keeps in float32 stays so.
+        """Return a copy in this way's stored type; what the family keeps in float32 stays so.
 
-        Offloaded weights are fetched, once. Raises UserError where the copy does not fit.
+        Offloaded weights are fetched to where they run. Raises UserError where they do not fit.
         """
+        dtype, patterns = self._narrow or self.skeleton.dtype, self.skeleton.float32_patterns
+        twin = _sharing(module)
         try:
-            twin = _without_hooks(module).to(self._narrow)
-            for path, part in module.named_modules():
-                _fetch(part, twin.get_submodule(path), self._narrow)
+            for path, part, name, held in _tensors(module):
+                kept = any(fnmatchcase(f".{path}.{name}", pattern) for pattern in patterns)
+                wanted = dtype if held.is_floating_point() and not kept else held.dtype
+                _set(twin.get_submodule(path), name, held.to(_where(part, held), wanted))
         except torch.OutOfMemoryError as error:
+            own = str(self.skeleton.dtype).removeprefix("torch.")
             raise UserError(
-                f"{stage} and its copy in {self._narrow} do not fit: make the golden with "
-                f"reference.dtypes=[{str(self.skeleton.dtype).removeprefix('torch.')}]."
+                f"{stage} does not fit a second time, for its noise floor in {dtype}: use "
+                f"reference.dtypes=[{own}], or reference.make=false."
             ) from error
-        kept = self.skeleton.float32_patterns
-        for name, tensor in module.state_dict().items():
-            if any(fnmatchcase(f".{name}", pattern) for pattern in kept):
-                owner, _, leaf = name.rpartition(".")
-                setattr(twin.get_submodule(owner), leaf, tensor)
         return twin
 
 
-def _without_hooks(module: nn.Module) -> nn.Module:
-    """Return a copy that accelerate does not look after; offloaded weights stay on meta."""
-    hooks = (getattr(part, "_hf_hook", None) for part in module.modules())
-    # A hook may hold all weights: the copy gets none of its own.
-    twin = copy.deepcopy(module, {id(hook): hook for hook in hooks if hook is not None})
+def _waits(module: nn.Module) -> bool:
+    """Say whether accelerate keeps some of a module's weights elsewhere while it does not run."""
+    return any(value.is_meta for value in module.parameters())
+
+
+def _sharing(module: nn.Module) -> nn.Module:
+    """Return a copy with the same tensors, which accelerate does not look after.
+
+    It shares the configuration: a way names its implementations there.
+    """
+    parts = list(module.modules())
+    configs = (part.__dict__.get("config") for part in parts)
+    shared = (*module.parameters(), *module.buffers(), *map(_hook, parts), *configs)
+    twin = copy.deepcopy(module, {id(each): each for each in shared if each is not None})
     for part in twin.modules():
-        if "_hf_hook" in part.__dict__:
-            for name in _HOOKS:
+        if _hook(part) is not None:
+            for name in _HOOKED:
                 part.__dict__.pop(name, None)
     return twin
 
 
-def _fetch(part: nn.Module, twin: nn.Module, dtype: torch.dtype | None) -> None:
-    """Give a module's copy the weights that accelerate keeps elsewhere, where they run."""
-    hook: Any = getattr(part, "_hf_hook", None)
-    device = next(
-        (d for h in getattr(hook, "hooks", (hook,)) if (d := getattr(h, "execution_device", None))),
-        None,
-    )
-    for name, value in part.named_parameters(recurse=False):
-        held = offloaded(part, name) if value.is_meta else None
-        if held is not None:
-            own = torch.nn.Parameter(held.to(device, dtype), requires_grad=False)
-            setattr(twin, name, own)
+def _tensors(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, torch.Tensor]]:
+    """Yield a module's tensors with the path of their owner, the owner and their name in it."""
+    for path, part in module.named_modules():
+        named = (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False))
+        for name, value in named:
+            held = offloaded(part, name) if value.is_meta else value
+            if held is not None:
+                yield path, part, name, held
+
+
+def _where(part: nn.Module, held: torch.Tensor) -> Any:
+    """Return the device that a module runs on."""
+    hook = _hook(part)
+    devices = (getattr(each, "execution_device", None) for each in getattr(hook, "hooks", (hook,)))
+    return next((device for device in devices if device is not None), held.device)
+
+
+def _set(owner: nn.Module, name: str, value: torch.Tensor) -> None:
+    if name in owner._parameters:
+        value = torch.nn.Parameter(value, requires_grad=False)
+    setattr(owner, name, value)
+
+
+def _hook(part: nn.Module) -> Any:
+    return getattr(part, "_hf_hook", None)
 
 
 def _plain(module: ObservedStage) -> Callable[..., Any]:

@@ -28,7 +28,8 @@ class Setting:
 class Cell:
     """One candidate: a setting, the port's keys, and what should be said of it.
 
-    ``component`` is empty for a clean candidate, ``layer`` None.
+    ``component`` is empty for a clean candidate, ``layer`` None. ``drawn`` marks a fault that no
+    rule was written for.
     """
 
     setting: Setting
@@ -37,7 +38,7 @@ class Cell:
     layer: int | None = None
     component: str = ""
     cause: str = ""
-    size: float = 0.0
+    drawn: bool = False
 
     @property
     def called(self) -> str:

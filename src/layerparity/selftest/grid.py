@@ -59,4 +59,4 @@ def mutation_cells(
                 # The prefill shows them: a decode step would only take longer.
                 "generate.max_new_tokens": 0,
             }
-            yield Cell(setting, mutation.id, keys, layer, mutation.component, size=mutation.size)
+            yield Cell(setting, mutation.id, keys, layer, mutation.component, drawn=True)

@@ -30,7 +30,8 @@ class Ending(StrEnum):
 class Ended:
     """A cell, its end, the place that was named, the likeliest cause, and the isolated effect.
 
-    ``effect`` is the largest error ratio among the failed or judged sites of the cell's block.
+    ``effect`` is the largest error ratio among the judged sites of the cell's block; ``by_sites``
+    says whether the tensors alone, without the weights' prints, show that something is wrong.
     """
 
     cell: Cell
@@ -40,6 +41,7 @@ class Ended:
     effect: float = 0.0
     note: str = ""
     phase: str = ""
+    by_sites: bool = False
 
 
 def ending_of(cell: Cell, guilt: Guilt | None, changed: bool) -> Ending:

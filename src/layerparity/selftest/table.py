@@ -27,7 +27,7 @@ def fault_table(ended: Sequence[Ended]) -> Table:
     """Return how often each fault of the catalogue was named, and as what."""
     columns = ("fault", "component", "named", "late", "elsewhere", "missed", "cause named", "n/a")
     rows: list[tuple[str, ...]] = []
-    known = [each for each in ended if not each.cell.clean and not each.cell.size]
+    known = [each for each in ended if not each.cell.clean and not each.cell.drawn]
     for name in dict.fromkeys(each.cell.name for each in known):
         own = [each for each in known if each.cell.name == name]
         counts = Counter(each.ending for each in own)
@@ -49,8 +49,8 @@ def fault_table(ended: Sequence[Ended]) -> Table:
 
 def mutation_table(ended: Sequence[Ended]) -> Table:
     """Return how often unforeseen faults were found and named, by their effect over the floor."""
-    columns = ("effect / floor", "faults", "found", "layer and component named")
-    drawn = [each for each in ended if each.cell.size and each.ending is not Ending.SAME]
+    columns = ("effect / floor", "faults", "found", "found without weights", "named")
+    drawn = [each for each in ended if each.cell.drawn and each.ending is not Ending.SAME]
     drawn = [each for each in drawn if each.ending is not Ending.NOT_HERE]
     rows: list[tuple[str, ...]] = []
     low = 0.0
@@ -59,8 +59,9 @@ def mutation_table(ended: Sequence[Ended]) -> Table:
         if own:
             found = sum(each.ending is not Ending.MISSED for each in own) / len(own)
             named = sum(each.ending is Ending.NAMED for each in own) / len(own)
+            blind = sum(each.by_sites for each in own) / len(own)
             label = f"{low:g} to {high:g}" if high < float("inf") else f"{low:g} and more"
-            rows.append((label, str(len(own)), f"{found:.0%}", f"{named:.0%}"))
+            rows.append((label, str(len(own)), f"{found:.0%}", f"{blind:.0%}", f"{named:.0%}"))
         low = high
     return "Unforeseen faults", columns, rows
 
@@ -72,14 +73,14 @@ def wrong_table(ended: Sequence[Ended]) -> Table:
     rows: list[tuple[str, ...]] = [
         (each.cell.called, each.cell.setting.label, each.phase, each.ending, each.named, each.note)
         for each in known
-        if not each.cell.size
+        if not each.cell.drawn
     ]
     return "Not as it should be", columns, rows
 
 
 def summary(ended: Sequence[Ended]) -> Summary:
     """Return counts, a closing line, the verdict, and the tables as Markdown."""
-    known = [each for each in ended if not each.cell.clean and not each.cell.size]
+    known = [each for each in ended if not each.cell.clean and not each.cell.drawn]
     clean = _variants(ended)
     alarms = sum(each is Ending.FALSE_ALARM for each in clean.values())
     differing = sum(each is not Ending.SAME for each in clean.values())

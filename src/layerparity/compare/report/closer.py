@@ -19,6 +19,7 @@ from layerparity.compare.report.group_heatmap import GROUPS, group_heatmap, per_
 from layerparity.compare.report.noise_by_layer import accumulated_error, local_error
 from layerparity.compare.report.worst_elements import worst_header, worst_rows
 from layerparity.site import Site
+from layerparity.verdict import Outcome
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ def portrait(columns: Columns, comparison: Comparison) -> dict[str, Any] | None:
     ]
     return {
         "site": shown.site,
+        "title": _title(comparison, shown),
         "calibrated": shown.unit == FLOOR,
         "both_sides": "golden" in shown.ulp,
         "distributions": [each for each in _distributions(shown) if each[2]],
@@ -63,6 +65,13 @@ def portrait(columns: Columns, comparison: Comparison) -> dict[str, Any] | None:
         "rows": worst_rows(shown),
         "maps": maps,
     }
+
+
+def _title(comparison: Comparison, shown: Portrait) -> str:
+    failed = any(r.outcome is Outcome.FAIL and str(r.site) == shown.site for r in comparison.rows)
+    if failed:
+        return "The guilty site"
+    return "The site with the largest R" if shown.unit == FLOOR else "The site of the largest error"
 
 
 def experts(columns: Columns, comparison: Comparison) -> dict[str, str]:

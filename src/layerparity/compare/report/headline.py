@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from layerparity.compare.comparison import Comparison, Side
 from layerparity.compare.report.measures import REL_L2
-from layerparity.compare.report.stages import Stage, called, severity, stages
+from layerparity.compare.report.stages import Stage, beside, called, severity, stages
 from layerparity.verdict import Outcome, Row
 
 GLYPH = {
@@ -108,7 +108,8 @@ def stage_of(row: Row, comparison: Comparison) -> Stage:
 
 def divergence_text(row: Row, stage: Stage) -> str:
     """Say where in its block the first failure stands and which sites before it were still good."""
-    before = stage.rows[: stage.rows.index(row)]
+    same = beside(row, stage)
+    before = same[: same.index(row)]
     good = [called(each.site.local) for each in before if each.outcome is Outcome.PASS]
     place = row.site.path if stage.layer is None else called(row.site.local)
     start = f"The first site to fail is the {place} of {stage.name}."

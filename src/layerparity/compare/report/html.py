@@ -26,7 +26,15 @@ from layerparity.compare.report.measures import (
 )
 from layerparity.compare.report.metric_heatmap import metric_heatmap
 from layerparity.compare.report.reproduce import reproduce
-from layerparity.compare.report.stages import Stage, called, fold, severity, stages
+from layerparity.compare.report.stages import (
+    Stage,
+    beside,
+    called,
+    fold,
+    severity,
+    stages,
+    told,
+)
 from layerparity.compare.report.token_heatmap import binning, token_heatmap
 from layerparity.verdict import Outcome
 
@@ -78,6 +86,7 @@ def _context(comparison: Comparison) -> dict[str, Any]:
         "measures": measures,
         "rel_l2": REL_L2,
         "which": which,
+        "told": told,
         "error_by_layer": error_by_layer(columns, comparison.limits.get(REL_L2.name)),
         "metric_heatmap": metric_heatmap(columns, comparison.limits),
         "token_maps": _token_maps(columns, comparison),
@@ -108,6 +117,7 @@ def _focus(comparison: Comparison) -> dict[str, Any] | None:
     return {
         "row": row,
         "stage": stage,
+        "path": beside(row, stage),
         "failed": failed,
         "text": text,
         "also": len(rest) - 1,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,6 +29,7 @@ _CALLED = {
     "mlp.gate:weights": "router weights",
 }
 _FEW = 16
+_STEP = re.compile(r"step \d+")
 _SHORT = {"embed_tokens": "embed", "lm_head": "head"}
 
 
@@ -86,6 +89,38 @@ class Stage:
     def outcome(self) -> Outcome:
         """How the stage ends: as its worst row."""
         return self.worst.outcome
+
+
+def beside(row: Row, stage: Stage) -> list[Row]:
+    """Return the rows of a stage in the phase and step of one of them, in forward order.
+
+    What was skipped is left out.
+    """
+    return [
+        each
+        for each in stage.rows
+        if (each.site.phase, each.site.step) == (row.site.phase, row.site.step)
+        and (each.outcome is not Outcome.SKIPPED or each is row)
+    ]
+
+
+def told(stage: Stage) -> tuple[list[Row], list[tuple[int, str]]]:
+    """Return the rows of a stage's table, and how many were skipped alike, with their reasons.
+
+    A golden's decode steps are hundreds: where many sites were skipped for one reason, the table
+    says so in a line.
+    """
+    words = [_STEP.sub("step", row.reason) for row in stage.rows]
+    skipped = Counter(
+        said for row, said in zip(stage.rows, words, strict=True) if row.outcome is Outcome.SKIPPED
+    )
+    many = {said: count for said, count in skipped.items() if count > _FEW}
+    rows = [
+        row
+        for row, said in zip(stage.rows, words, strict=True)
+        if row.outcome is not Outcome.SKIPPED or said not in many
+    ]
+    return rows, [(count, said) for said, count in many.items()]
 
 
 def stages(rows: Sequence[Row]) -> list[Stage]:

@@ -18,7 +18,8 @@ class CalibratedTolerance:
     """Limits on R (error over noise floor), whole and by group, on slopes, and on routing.
 
     A slope fails where it is both significant (``slope_z`` standard errors, of tokens and of clean
-    ways together) and of a size that matters (``slope``, a fraction). ``calibration`` names a run
+    ways together) and of a size that matters (``slope``, a fraction). ``norm_ratio`` is how far the
+    ratio of the norms may be from 1, unless the floor is wider. ``calibration`` names a run
     that kept a model's own limits; ``auto`` takes the newest for the model, null none.
     """
 
@@ -28,6 +29,7 @@ class CalibratedTolerance:
     error_ratio_channel: float = 8.0
     error_ratio_expert: float = 3.0
     error_ratio_position: float = 8.0
+    norm_ratio: float = 0.02
     slope: float = 0.0005
     slope_z: float = 5.0
     slope_z_channel: float = 6.0
@@ -40,6 +42,7 @@ class CalibratedTolerance:
         names = (
             *_RATIOS,
             "error_ratio_position",
+            "norm_ratio",
             "slope",
             "slope_z",
             "slope_z_channel",
@@ -56,7 +59,7 @@ class CalibratedTolerance:
             return [f"{outside:.0f} of {flipped:.0f} flips are no ties"] if outside else []
         found = [self._ratio(name, metrics) for name in (*_RATIOS, "error_ratio_position")]
         found += [self._slope(name, metrics) for name in _SLOPES]
-        found.append(self._offset(metrics))
+        found += [self._norm(metrics), self._offset(metrics)]
         return [text for text in found if text]
 
     def lacks(self, kind: Kind, metrics: dict[str, float]) -> bool:
@@ -80,6 +83,13 @@ class CalibratedTolerance:
             return ""
         where = f" of {group} {metrics[f'{name}_index']:.0f}" if group else ""
         return f"a factor{where} is off by {value:+.3%}, {z:.3g} standard errors"
+
+    def _norm(self, metrics: dict[str, float]) -> str:
+        """Say where the size is wrong: a cosine would not see it, nor would a site without noise."""
+        apart = abs(metrics.get("norm_ratio", 1.0) - 1.0)
+        noise = self.error_ratio * metrics.get("floor_rel_l2", 0.0)
+        # NaN stands for a golden of zeros, where the error ratio decides.
+        return f"norm is off by {apart:.2%}" if apart > max(self.norm_ratio, noise) else ""
 
     def _offset(self, metrics: dict[str, float]) -> str:
         value, z = metrics.get("offset", 0.0), metrics.get("offset_z", 0.0)

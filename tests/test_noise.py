@@ -1,0 +1,306 @@
+"""Noise: sums in pieces against dense formulas; clean rounding passes, small slips do not."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.nn.functional import linear
+
+from layerparity.compare.tolerances.calibrated import CalibratedTolerance
+from layerparity.noise import sums as streamed
+from layerparity.noise.deviation import Deviation, Tensors, deviation
+from layerparity.noise.floor import Floor, measure_floor, scales
+from layerparity.noise.groups import Layout
+from layerparity.numerics.sums import Product, backwards, sharded, strided
+from layerparity.numerics.ways import wider
+from layerparity.site import Kind
+
+TYPES = {
+    "bf16": (torch.bfloat16, torch.float32),
+    "fp32": (torch.float32, torch.float32),
+    "fp32, fp64": (torch.float32, torch.float64),
+    "fp64": (torch.float64, torch.float64),
+}
+SHAPES = [(1, 1, 0), (1, 64, 4), (40, 1, 0), (37, 96, 8), (3, 2 * streamed.PIECE + 5, 0)]
+Change = Callable[[torch.Tensor], torch.Tensor]
+
+
+@pytest.fixture(params=[1, streamed.PIECE], ids=["a token at once", "usual pieces"])
+def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streamed, "PIECE", request.param)
+    monkeypatch.setattr(streamed, "BLOCK", 16 * request.param)
+
+
+def site(
+    shape: tuple[int, int, int], types: str, experts: int = 0, floor: Floor | None = None
+) -> Tensors:
+    """Return a site of random values, some elements massive, some tokens left out."""
+    tokens, elements, heads = shape
+    dtype, wide = TYPES[types]
+    maker = torch.Generator().manual_seed(elements)
+    reference = torch.randn(tokens, elements, generator=maker, dtype=torch.float64)
+    reference[:, ::37] *= 100
+    noise = 1e-3 * torch.randn(4, tokens, elements, generator=maker, dtype=torch.float64)
+    candidate, golden, *ways = (reference * (1 + noise)).to(dtype)
+    mask = torch.rand(tokens, generator=maker) < 0.8
+    mask[0] = True
+    laid = Layout(elements, heads)
+    named = {"one": ways[0], "two": ways[1]}
+    floor = floor or measure_floor(named, golden, reference.to(wide), mask, laid)
+    count = int(mask.sum())
+    routed = torch.rand(count, experts, generator=maker) < 0.3 if experts else None
+    return Tensors(
+        candidate=candidate[mask],
+        golden=golden[mask],
+        reference=reference.to(wide)[mask],
+        tokens=torch.nonzero(mask).flatten(),
+        real=count,
+        layout=laid,
+        floor=floor,
+        spread=floor.spread,
+        epsilon=torch.finfo(dtype).eps,
+        experts=routed,
+    )
+
+
+def close(left: torch.Tensor, right: torch.Tensor, size: torch.Tensor | float = 0.0) -> None:
+    """Assert equality to 1e-9 of the value, or of what its terms add up to without signs."""
+    assert ((left - right).abs() <= 1e-9 * torch.maximum(right.abs(), torch.as_tensor(size))).all()
+
+
+@pytest.mark.parametrize("types", TYPES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.usefixtures("pieces")
+def test_sums_are_the_dense_ones(shape: tuple[int, int, int], types: str) -> None:
+    given = site(shape, types)
+    scale = scales(given.floor.elements)
+    c, g, r = (each.double() for each in (given.candidate, given.golden, given.reference))
+    before = [each.clone() for each in (given.candidate, given.golden, given.reference)]
+    found = streamed.summed(given.candidate, given.golden, given.reference, scale, given.layout)
+    for each, old in zip((given.candidate, given.golden, given.reference), before, strict=True):
+        assert torch.equal(each, old)
+    for axis, error, square in (
+        (1, found.error_tokens, found.square_tokens),
+        (0, found.error_elements, found.square_elements),
+    ):
+        close(error, (c - r).square().sum(axis))
+        close(square, r.square().sum(axis))
+    assert found.own == pytest.approx(float((g - r).square().sum()), rel=1e-9)
+    close(found.differences, ((c - g) * scale).sum(0), ((c - g) * scale).abs().sum(0))
+    _regressions_are_the_dense_ones(found, (c - g) * scale, r * scale, given.layout)
+
+
+def _regressions_are_the_dense_ones(
+    found: streamed.Sums, difference: torch.Tensor, scaled: torch.Tensor, layout: Layout
+) -> None:
+    products, squares = difference * scaled, scaled.square()
+    close(found.products, products.sum(1), products.abs().sum(1))
+    close(found.squares, squares.sum(1))
+    assert set(found.slopes) == set(layout.groupings)
+    for grouping, slopes in found.slopes.items():
+        p, q = (layout.sums(each, grouping) for each in (products, squares))
+        size = layout.sums(products.abs(), grouping)
+        close(slopes.p, p.sum(0), size.sum(0))
+        close(slopes.q, q.sum(0))
+        close(slopes.pp, p.square().sum(0), size.square().sum(0))
+        close(slopes.pq, (p * q).sum(0), (size * q).sum(0))
+        close(slopes.qq, q.square().sum(0))
+        assert slopes.tokens == len(p)
+    total = difference.sum(1)
+    close(found.offset.p, total.sum(), difference.abs().sum())
+    close(found.offset.pp, total.square().sum(), difference.abs().sum(1).square().sum())
+    assert float(found.offset.q) == difference.numel()
+
+
+@pytest.mark.parametrize("types", TYPES)
+@pytest.mark.usefixtures("pieces")
+def test_sums_by_expert_are_the_dense_ones(types: str) -> None:
+    given = site((37, 96, 8), types, experts=5)
+    assert given.experts is not None
+    given.experts[:, 3] = False
+    weight = scales(given.floor.elements).square()
+    slope = torch.linspace(-1e-3, 1e-3, 5, dtype=torch.float64)
+    c, g, r = (each.double() for each in (given.candidate, given.golden, given.reference))
+    sent = given.experts.double().T
+    apart = sent @ ((c - g) * r * weight) - slope.unsqueeze(1) * (sent @ (r.square() * weight))
+    sides = (given.candidate, given.golden)
+    found = streamed.apart_by_expert(sides, given.reference, weight, given.experts, slope)
+    close(found, apart.square().sum(1))
+    assert float(found[3]) == 0
+
+
+@pytest.mark.parametrize("types", TYPES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.usefixtures("pieces")
+def test_floor_is_the_dense_one(shape: tuple[int, int, int], types: str) -> None:
+    tokens, elements, heads = shape
+    dtype, wide = TYPES[types]
+    maker = torch.Generator().manual_seed(tokens)
+    reference = torch.randn(tokens, elements, generator=maker, dtype=torch.float64)
+    golden, *ways = (
+        (reference + 1e-2 * torch.randn(tokens, elements, generator=maker)).to(dtype)
+        for _ in range(3)
+    )
+    reference = reference.to(wide)
+    mask = torch.rand(tokens, generator=maker) < 0.7
+    mask[0] = True
+    # What stands in padding is nobody's business.
+    ways[0][~mask] = math.nan
+    before = [each.clone() for each in (golden, reference, *ways)]
+    laid = Layout(elements, heads)
+    found = measure_floor(dict(zip("ab", ways, strict=True)), golden, reference, mask, laid)
+    for each, old in zip((golden, reference, *ways), before, strict=True):
+        assert torch.equal(each[mask], old[mask])
+    squares = torch.stack([(way.double() - reference.double()).square() for way in ways])
+    torch.testing.assert_close(found.tokens[:, mask], squares.sum(2)[:, mask].float())
+    torch.testing.assert_close(found.elements, squares[:, mask].sum(1).float())
+    weight = scales(found.elements).square()
+    wide_values = reference[mask].double()
+    for grouping in laid.groupings:
+        floor = laid.sums(found.elements.double() * weight, grouping).amax(0)
+        q = laid.sums(wide_values.square().sum(0) * weight, grouping)
+        largest = 0.0
+        for way in ways:
+            products = (way[mask].double() - golden[mask].double()) * wide_values
+            slope = laid.sums(products.sum(0) * weight, grouping) / q
+            largest = max(largest, float((slope.abs() * (q / floor).sqrt()).max()))
+        assert found.spread[grouping] == pytest.approx(largest, rel=1e-6)
+
+
+def all_finite(found: Deviation) -> bool:
+    values = [*found.metrics.values(), *(v for each in found.profiles.values() for v in each)]
+    return not any(math.isnan(value) for value in values)
+
+
+@pytest.mark.parametrize("types", TYPES)
+@pytest.mark.parametrize("shape", SHAPES[:4], ids=str)
+@pytest.mark.parametrize("value", [0.0, 3.0, 1e-40, 1e18])
+def test_constants_are_no_deviation_and_give_no_nan(
+    shape: tuple[int, int, int], types: str, value: float
+) -> None:
+    given = site(shape, types, experts=4)
+    for each in (given.candidate, given.golden, given.reference):
+        each.fill_(value)
+    laid, mask = given.layout, torch.ones(given.real, dtype=torch.bool)
+    ways = {"one": given.golden.clone()}
+    given.floor = measure_floor(ways, given.golden, given.reference, mask, laid)
+    given.tokens, given.spread = torch.arange(given.real), given.floor.spread
+    found = deviation(given)
+    assert all_finite(found)
+    # A wide reference need not hold a narrow type's nearest value to it.
+    assert found.metrics["slope"] == 0
+    assert found.metrics["error_ratio"] < 10
+
+
+def test_a_wrong_constant_has_no_bounds() -> None:
+    given = site((37, 96, 8), "bf16")
+    given.reference.zero_()
+    given.floor = Floor(("one",), torch.zeros(1, 37), torch.zeros(1, 96))
+    assert deviation(given).metrics["error_ratio"] == math.inf
+
+
+def unchanged(value: torch.Tensor) -> torch.Tensor:
+    return value
+
+
+def rounded(
+    tokens: int,
+    change: Change = unchanged,
+    product: Product = linear,
+    dtype: torch.dtype = torch.bfloat16,
+) -> Deviation:
+    """Return how a product deviates, changed before it is rounded: 4 heads of 16, some massive.
+
+    Its clean ways add each sum in two parts and in three.
+    """
+    maker = torch.Generator().manual_seed(tokens)
+    value, weight = (torch.randn(n, 96, generator=maker) for n in (tokens, 64))
+    value[:, 5] *= 60
+    value[:, 50] += 40
+    weight[7] *= 30
+    value, weight = value.to(dtype), weight.to(dtype)
+    wide = wider(dtype)
+    reference, golden = linear(value.to(wide), weight.to(wide)), linear(value, weight)
+    ways = {"golden": golden, "two": sharded(2)(value, weight), "three": strided(3)(value, weight)}
+    laid, mask = Layout(64, 4), torch.ones(tokens, dtype=torch.bool)
+    floor = measure_floor(ways, golden, reference, mask, laid)
+    candidate = product(value, weight) if change is unchanged else change(reference).to(dtype)
+    return deviation(
+        Tensors(
+            candidate=candidate,
+            golden=golden,
+            reference=reference,
+            tokens=torch.arange(tokens),
+            real=tokens,
+            layout=laid,
+            floor=floor,
+            spread=floor.spread,
+            epsilon=torch.finfo(dtype).eps,
+        )
+    )
+
+
+def broken(found: Deviation) -> list[str]:
+    return CalibratedTolerance().broken(Kind.REAL, found.metrics)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+@pytest.mark.parametrize("tokens", [1, 16, 64, 1024, 4096])
+@pytest.mark.parametrize(
+    "product", [sharded(4), strided(5), backwards], ids=["sharded", "strided", "backwards"]
+)
+def test_clean_rounding_breaks_no_limit(product: Product, tokens: int, dtype: torch.dtype) -> None:
+    found = rounded(tokens, product=product, dtype=dtype)
+    assert broken(found) == []
+    assert found.metrics["error_ratio"] > 0
+
+
+@pytest.mark.parametrize("tokens", [64, 1024, 4096])
+def test_a_small_factor_is_seen_where_the_size_of_the_error_shows_nothing(tokens: int) -> None:
+    found = rounded(tokens, lambda value: 1.003 * value)
+    assert found.metrics["error_ratio"] < 2
+    assert found.metrics["slope"] == pytest.approx(0.003, rel=0.1)
+    assert any("a factor is off by +0.3" in text for text in broken(found))
+
+
+@pytest.mark.parametrize(("group", "numbers"), [("head", slice(32, 48)), ("channel", slice(9, 10))])
+@pytest.mark.parametrize("tokens", [64, 1024])
+def test_a_slip_in_one_group_is_seen_there(group: str, numbers: slice, tokens: int) -> None:
+    def slip(value: torch.Tensor) -> torch.Tensor:
+        value = value.clone()
+        value[:, numbers] *= 1.01
+        return value
+
+    found = rounded(tokens, slip)
+    index = {"head": 2, "channel": 9}[group]
+    assert found.metrics[f"slope_{group}_index"] == index
+    assert found.metrics[f"slope_{group}"] == pytest.approx(0.01, rel=0.2)
+    assert any(f"of {group} {index} is off by +" in text for text in broken(found))
+
+
+def test_a_large_site_takes_little_memory() -> None:
+    code = """
+import resource, torch
+from layerparity.noise.deviation import Tensors, deviation
+from layerparity.noise.floor import measure_floor
+from layerparity.noise.groups import Layout
+torch.set_num_threads(1)
+golden = torch.randn(1024, 4096)
+ways = {"one": golden * 1.001, "two": golden * 0.999}
+routed = torch.zeros(1024, 64, dtype=torch.bool)
+routed[:, :4] = True
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+before = peak()
+mask, laid = torch.ones(1024, dtype=torch.bool), Layout(4096, 32)
+floor = measure_floor(ways, golden, golden, mask, laid)
+deviation(Tensors(ways["one"], golden, golden, torch.arange(1024), 1024, laid, floor,
+                  floor.spread, 2**-8, routed))
+print(peak() - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 150

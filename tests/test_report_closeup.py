@@ -1,0 +1,207 @@
+"""The guilty site close up: numbers gathered from tensors, and what a reader sees of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import Ended
+from report_samples import CASES, calibrated
+from test_report import words_of
+
+from layerparity.compare.closeup import (
+    Sides,
+    quantiles,
+    sigma,
+    spacing,
+    ulp_histogram,
+    worst_elements,
+)
+from layerparity.compare.comparison import Comparison
+from layerparity.compare.portrait import FLOOR, GOLDEN, ULP_EDGES
+from layerparity.compare.portraits import MOST_GROUPS, with_portrait
+from layerparity.compare.report.html import render_html
+from layerparity.compare.report.markdown import render_markdown
+from layerparity.compare.report.measures import compared, present, which
+from layerparity.compare.tolerances.fixed import FixedTolerance
+from layerparity.noise.deviation import Tensors
+from layerparity.noise.floor import Floor
+from layerparity.noise.groups import Layout
+
+GUILTY = CASES["calibrated"]
+CHAINED = CASES["calibrated chained"]
+
+
+def test_spacing_is_that_of_the_dtype() -> None:
+    values = torch.tensor([1.0, 1.5, 2.0, -4.0, 0.0, 3e-39], dtype=torch.float64)
+    for dtype in (torch.bfloat16, torch.float32):
+        info = torch.finfo(dtype)
+        least = info.smallest_normal * info.eps
+        wanted = [info.eps, info.eps, 2 * info.eps, 4 * info.eps, least, least]
+        assert spacing(values, dtype).tolist() == wanted
+
+
+def test_ulp_histogram_counts_every_element_once_by_its_distance() -> None:
+    right = torch.ones(1, 6, dtype=torch.float64)
+    step = torch.finfo(torch.bfloat16).eps
+    off = torch.tensor([[0.0, 0.1, 1.0, 3.0, 1e30, math.nan]], dtype=torch.float64)
+    counts = ulp_histogram(right + step * off, right, torch.bfloat16)
+    assert sum(counts) == 6
+    assert counts[0] == 1
+    assert counts[ULP_EDGES.index(0.125)] == 1
+    assert counts[ULP_EDGES.index(1.0)] == 1
+    assert counts[ULP_EDGES.index(4.0)] == 1
+    assert counts[-1] == 2
+
+
+def test_quantiles_of_normal_errors_are_the_normal_ones_and_show_a_factor() -> None:
+    torch.manual_seed(0)
+    reference = torch.zeros(400, 50, dtype=torch.float64)
+    error = torch.randn(400, 50, dtype=torch.float64)
+    found = quantiles(Sides(error, 3 * error, reference), torch.ones(400, 50, dtype=torch.float64))
+    inner = [n for n, normal in enumerate(found["normal"]) if abs(normal) <= 2]
+    for index in inner:
+        assert found["golden"][index] == pytest.approx(found["normal"][index], abs=0.15)
+        assert found["candidate"][index] == pytest.approx(3 * found["golden"][index], abs=0.01)
+
+
+def test_sigma_has_the_floors_sums_by_token_and_by_element() -> None:
+    tokens, elements = torch.tensor([[1.0, 3.0]]), torch.tensor([[0.5, 1.5, 2.0]])
+    values = torch.zeros(2, 3)
+    floor = Floor(("a",), tokens, elements)
+    site = Tensors(values, values, values, torch.arange(2), 2, Layout(3, 0), floor, {}, 2**-8)
+    squares = sigma(site).square()
+    assert squares.sum(1).tolist() == pytest.approx([1.0, 3.0])
+    assert squares.sum(0).tolist() == pytest.approx([0.5, 1.5, 2.0])
+
+
+def test_worst_elements_say_where_in_floors_and_keep_nan() -> None:
+    golden = torch.zeros(3, 8)
+    candidate = golden.clone()
+    candidate[1, 6] = 0.5
+    candidate[2, 1] = math.nan
+    floor = torch.full((3, 8), 0.25, dtype=torch.float64)
+    sides = Sides(golden, candidate, golden)
+    first, second = worst_elements(sides, floor, torch.tensor([0, 3, 5]), 2, 2)
+    assert math.isnan(first.candidate)
+    assert (first.sequence, first.token, first.place) == (2, 1, "head 0, channel 1")
+    assert (second.sequence, second.token, second.place) == (1, 1, "head 1, channel 2")
+    assert (second.error, second.reference) == (2.0, 0.0)
+
+
+def dumped(folder: Path, width: int = 300) -> Comparison:
+    """Return a comparison of two dumps, of which channel 7 of layer 1's MLP is wrong."""
+    from layerparity.compare.parity import compare_runs
+    from layerparity.tracking.stored import from_folder
+
+    random = np.random.default_rng(0)
+    for layer in range(3):
+        values = random.standard_normal((1, 8, width), dtype=np.float32)
+        for side in ("golden", "candidate"):
+            (folder / side).mkdir(parents=True, exist_ok=True)
+            if (layer, side) == (1, "candidate"):
+                values[..., 7] *= 2
+            np.save(folder / side / f"{layer}.npy", values)
+            (folder / side / "names.json").write_text(json.dumps({"{n}": "layers.{n}.mlp:out"}))
+    runs = [[from_folder(folder / side)] for side in ("golden", "candidate")]
+    return with_portrait(compare_runs(*runs, FixedTolerance()), *runs)
+
+
+def test_portrait_without_a_reference_is_against_the_golden(tmp_path: Path) -> None:
+    found = dumped(tmp_path).portrait
+    assert found is not None
+    assert (found.site, found.unit) == ("layers.1.mlp:out", GOLDEN)
+    channels = found.groups["channel"]
+    assert (channels.size, channels.count) == (3, 300)
+    assert len(channels.values["layers.1.mlp:out"]) == 100 <= MOST_GROUPS
+    wrong = [n for n, value in enumerate(channels.values["layers.1.mlp:out"]) if value]
+    assert wrong == [7 // 3]
+    assert not any(channels.values["layers.0.mlp:out"])
+    assert all(each.place == "channel 7" for each in found.worst)
+    assert found.worst[0].reference is None
+    assert found.quantiles == {}
+
+
+def test_nothing_to_show_leaves_a_comparison_as_it_is() -> None:
+    for name in ("pass", "empty", "oddities"):
+        assert CASES[name].portrait is None
+        assert "The guilty site" not in words_of(CASES[name])
+
+
+def test_a_fault_is_named_and_shown(run: Callable[..., Ended], store: Path) -> None:
+    port = ("port=fault", "port.name=qk_norm_per_head", "port.layers=[3]")
+    made = run(
+        "backend=gpu", "device_map=cpu", "kind=candidate", "capture=components", *port, "name=bad"
+    )
+    assert made.exit == 0, made.err
+    ended = run("job=compare", "golden=the-golden", "candidate=bad")
+    assert ended.exit == 1, ended.err
+    said = " ".join(ended.out.split())
+    assert "layers.3.self_attn.q_norm is the first wrong place" in said
+    newest = max(store.rglob("comparison.json"), key=lambda path: path.stat().st_mtime)
+    comparison = Comparison.from_json(newest.read_text())
+    assert comparison.guilty == "layers.3.self_attn.q_norm"
+    assert "taken over each head" in comparison.headline
+    portrait = comparison.portrait
+    assert portrait is not None
+    assert (portrait.site, portrait.unit) == ("layers.3.self_attn.q_norm:out", FLOOR)
+    heads = portrait.groups["head"].values
+    assert len(heads) == 6
+    assert max(heads["layers.2.self_attn.q_norm:out"]) < 3 < max(heads[portrait.site])
+    assert max(map(abs, portrait.quantiles["golden"])) < 30
+    assert max(portrait.quantiles["candidate"]) > 1e4
+    assert portrait.load["layers.0.mlp.gate:choices"]["golden"]
+    assert len(portrait.worst) == 16
+    page = (newest.parent / "report.html").read_text()
+    assert "layers.3.self_attn.q_norm</strong>" in page
+    assert "## Worst elements" in (newest.parent / "report.md").read_text()
+
+
+def test_page_begins_with_the_first_wrong_place_and_its_cause() -> None:
+    words = words_of(GUILTY)
+    assert words.index("is the first wrong place") < words.index("Likeliest cause (93%)")
+    assert words.index("Likeliest cause") < words.index("The two runs")
+    assert "<it>" in words
+    assert "The guilty site: layers.3.self_attn.q_proj:out" in words
+    assert "The site with the largest R" in words_of(CASES["calibrated pass"])
+    assert "Each row is 48 channels" in words
+
+
+def test_markdown_has_the_headline_and_the_worst_elements() -> None:
+    text = render_markdown(GUILTY)
+    assert text.index("is the first wrong place") < text.index("## Runs")
+    assert (
+        "| sequence | token | element | golden | candidate | reference | noise floors off |" in text
+    )
+    assert "| 0 | 0 | head 2, channel 0 | −0.25 | 2.5 | −0.2500001 | 1.0e6 |" in text
+
+
+def test_old_comparisons_read_and_new_ones_come_back_whole() -> None:
+    raw = json.loads(GUILTY.to_json())
+    assert Comparison.from_json(json.dumps(raw)).portrait == GUILTY.portrait
+    for name in ("guilty", "headline", "portrait"):
+        del raw[name]
+    old = Comparison.from_json(json.dumps(raw))
+    assert (old.guilty, old.headline, old.portrait) == ("", "", None)
+    assert "The guilty site" not in words_of(old)
+
+
+def test_tables_of_many_sites_leave_details_to_the_site_itself() -> None:
+    row = GUILTY.rows[1]
+    names = {measure.name for measure in present([row])}
+    assert "floor_rel_l2" in names
+    assert "error_ratio_head_index" not in names
+    assert "floor_rel_l2" not in {measure.name for measure in compared([row])}
+    head = next(m for m in present([replace(row, metrics={"error_ratio_head": 3.0})]))
+    assert which(row, head) == "head 3"
+
+
+def test_many_layers_stay_bounded() -> None:
+    deep = calibrated(62, "layers.31.self_attn.q_proj:out", "chained", 4096, 256)
+    assert len(render_html(deep).encode()) < 4_000_000
