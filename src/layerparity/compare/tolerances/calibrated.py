@@ -85,7 +85,7 @@ class CalibratedTolerance:
         return f"a factor{where} is off by {value:+.3%}, {z:.3g} standard errors"
 
     def _norm(self, metrics: dict[str, float]) -> str:
-        """Say where the size is wrong: a cosine would not see it, nor would a site without noise."""
+        """Say where the size is wrong: a cosine does not see it, nor a site without noise."""
         apart = abs(metrics.get("norm_ratio", 1.0) - 1.0)
         noise = self.error_ratio * metrics.get("floor_rel_l2", 0.0)
         # NaN stands for a golden of zeros, where the error ratio decides.
