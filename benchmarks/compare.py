@@ -1,5 +1,6 @@
 """python benchmarks/compare.py: how fast two tensors are compared, by us and by others.
 
+Below the table stands what a site costs beside its two-tensor metrics: reference, groups, hashes.
 --memory instead compares two runs of 62 layers x 10 sites x 4 M elements and says what it took.
 Other tools take part where they are installed; see benchmarks/README.md.
 """
@@ -12,12 +13,15 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 
 import torch
 
 Way = Callable[[torch.Tensor, torch.Tensor], object]
 WIDTH = 4096
+SITE_ROWS = 1024
 AXES = ("batch", "token", "channel")
 
 
@@ -110,22 +114,64 @@ def ways() -> tuple[dict[str, Way], list[str]]:
     return found, absent
 
 
-def timed(rows: int, dtype: torch.dtype, repeats: int, named: dict[str, Way]) -> dict[str, float]:
-    """Return GB/s of each way by name: both tensors' bytes over the median of alternating runs."""
+def beside(rows: int, dtype: torch.dtype, repeats: int) -> dict[str, float]:
+    """Return milliseconds by what is done at one site, medians of alternating runs."""
+    from layerparity.files import tensor_sha256
+    from layerparity.noise.deviation import Tensors, deviation
+    from layerparity.noise.floor import measure_floor
+    from layerparity.noise.groups import Layout
+    from layerparity.numerics.ways import wider
+
+    golden, candidate = pair(rows, dtype)
+    given, side = golden[0], candidate[0]
+    reference, mask = given.to(wider(dtype)), torch.ones(rows, dtype=torch.bool)
+    laid, named = Layout(WIDTH, 32), {"one": side, "two": given, "three": side}
+    floor = measure_floor(named, given, reference, mask, laid)
+    sent = torch.rand(rows, 256).topk(8).indices
+    routed = torch.zeros(rows, 256, dtype=torch.bool).scatter_(1, sent, value=True)
+    site = Tensors(
+        side, given, reference, mask.nonzero().flatten(), rows, laid, floor, floor.spread, 2**-8
+    )
+    jobs = {
+        "every two-tensor metric": lambda: ours(golden, candidate),
+        "reference, slopes by head and channel": lambda: deviation(site),
+        "the same and by 256 experts": lambda: deviation(replace(site, experts=routed)),
+        "noise floor of 3 clean ways (golden run)": lambda: measure_floor(
+            named, given, reference, mask, laid
+        ),
+        "SHA-256 of golden and candidate": lambda: [tensor_sha256(x) for x in (given, side)],
+        "SHA-256 of the reference": lambda: tensor_sha256(reference),
+    }
+    return {name: 1e3 * spent for name, spent in medians(jobs, repeats).items()}
+
+
+def pair(rows: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a golden [1, rows, `WIDTH`] and a candidate that is off by about 1e-3."""
     maker = torch.Generator().manual_seed(0)
     golden = torch.randn(1, rows, WIDTH, generator=maker)
-    candidate = (golden + 1e-3 * torch.randn(1, rows, WIDTH, generator=maker)).to(dtype)
-    golden = golden.to(dtype)
-    seconds: dict[str, list[float]] = {name: [] for name in named}
+    candidate = golden + 1e-3 * torch.randn(1, rows, WIDTH, generator=maker)
+    return golden.to(dtype), candidate.to(dtype)
+
+
+def medians(jobs: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Return median seconds by name, of runs in turn."""
+    seconds: dict[str, list[float]] = {name: [] for name in jobs}
     # The first round is not counted: it compiles and warms up.
     for round_ in range(repeats + 1):
-        for name, way in named.items():
+        for name, job in jobs.items():
             start = time.perf_counter()
-            way(golden, candidate)
+            job()
             if round_:
                 seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(spent) for name, spent in seconds.items()}
+
+
+def timed(rows: int, dtype: torch.dtype, repeats: int, named: dict[str, Way]) -> dict[str, float]:
+    """Return GB/s of each way by name: both tensors' bytes over the median of alternating runs."""
+    golden, candidate = pair(rows, dtype)
+    jobs = {name: partial(way, golden, candidate) for name, way in named.items()}
     size = golden.nbytes + candidate.nbytes
-    return {name: size / statistics.median(spent) / 1e9 for name, spent in seconds.items()}
+    return {name: size / spent / 1e9 for name, spent in medians(jobs, repeats).items()}
 
 
 def table(found: dict[str, dict[str, float]]) -> str:
@@ -138,6 +184,16 @@ def table(found: dict[str, dict[str, float]]) -> str:
             ratio = speeds["layerparity"] / speeds[name]
             cells += [f"{speeds[name]:.3g}", f"{ratio:.3g} x"]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def site_table(found: dict[str, dict[str, float]]) -> str:
+    """Return milliseconds by what is done and dtype."""
+    lines = ["| at one site | " + " | ".join(f"{dtype}, ms" for dtype in found) + " |"]
+    lines.append("|---|" + "---:|" * len(found))
+    for name in next(iter(found.values())):
+        cells = " | ".join(f"{spent[name]:.3g}" for spent in found.values())
+        lines.append(f"| {name} | {cells} |")
     return "\n".join(lines)
 
 
@@ -158,10 +214,13 @@ def main() -> None:
     named, absent = ways()
     rows = max(1, chosen.elements // WIDTH)
     dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16}
+    load = os.getloadavg()[0]
     found = {name: timed(rows, each, chosen.repeats, named) for name, each in dtypes.items()}
     print(f"{rows * WIDTH:,} pairs, {chosen.threads} threads, median of {chosen.repeats} rounds,")
-    print(f"{platform.machine()}, torch {torch.__version__}\n")
+    print(f"{platform.machine()}, torch {torch.__version__}, load {load:.1f} before it started\n")
     print(table(found))
+    costs = {name: beside(SITE_ROWS, each, chosen.repeats) for name, each in dtypes.items()}
+    print(f"\nA site of {SITE_ROWS * WIDTH:,} elements:\n\n{site_table(costs)}")
     for name in absent:
         print(f"{name}: not installed")
 

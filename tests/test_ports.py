@@ -167,6 +167,16 @@ def test_labels_say_what_was_chosen() -> None:
     chosen = Settings(name="mutation", seed=3, index=2)
     assert ports.label(chosen) == "fault mutation seed=3 index=2"
     assert ports.label({"_target_": "a.b.Port", "eps": 1e-6}) == "a.b.Port eps=1e-06"
+    assert ports.label({"_target_": "layerparity.ports.hf.HfPort", "replay": True}) == (
+        "hf replay=True"
+    )
+
+
+def test_a_port_of_ones_own_is_given_replay_only_where_it_was_asked() -> None:
+    """conf/port/hf.yaml holds the key, which a port that is chosen over it need not know."""
+    own = {"_target_": "a.b.Port", "replay": False}
+    assert ports.keys_of(own) == {"_target_": "a.b.Port"}
+    assert ports.keys_of({**own, "replay": True})["replay"] is True
 
 
 def test_every_key_and_the_code_are_in_the_identity(

@@ -21,6 +21,8 @@ from layerparity.noise.sums import Sums, apart_by_expert, summed
 # No floor is below this part of one rounding (epsilon of the candidate's type) of the reference:
 # clean ways may happen to agree to the bit, on powers of two or on constants.
 LEAST = 0.1
+# No number's error is below this: machines flush what is smaller to zero.
+_FLUSHED = torch.finfo(torch.float32).tiny
 # What the groups of a site have in common counts as much as this many numbers of one group.
 _SHARED = 16
 # So few numbers, a router's two weights of one token, round well or badly by chance.
@@ -70,23 +72,23 @@ def deviation(site: Tensors) -> Deviation:
 
 
 def _ratios(site: Tensors, sums: Sums, found: Deviation) -> None:
-    least = (LEAST * site.epsilon) ** 2
     tokens, width = site.candidate.shape
     floors = site.floor.tokens[:, site.tokens].double()
     few = _of_few(tokens)
     error, square = sums.error_tokens.sum(), sums.square_tokens.sum()
-    total = torch.maximum(floors.sum(1).max(), least * square) * few * (1 + _FEW / (tokens * width))
+    total = torch.maximum(floors.sum(1).max(), _least(site, square, tokens * width))
+    total = total * few * (1 + _FEW / (tokens * width))
     found.metrics |= {
         "error_ratio": _root(error, total),
         "golden_error_ratio": _root(sums.own, total),
         "floor_rel_l2": math.sqrt(float(total / square)) if square else 0.0,
     }
-    by_token = torch.maximum(floors.amax(0), least * sums.square_tokens)
+    by_token = torch.maximum(floors.amax(0), _least(site, sums.square_tokens, width))
     per_token = (sums.error_tokens, by_token, sums.square_tokens)
     _group(found, "position", per_token, width)
     part = tokens / max(site.real, 1)
     usual = site.floor.elements.double().amax(0) * part
-    by_element = torch.maximum(usual, least * sums.square_elements)
+    by_element = torch.maximum(usual, _least(site, sums.square_elements, tokens))
     per_element = (sums.error_elements, by_element * few, sums.square_elements)
     if tokens >= FEWEST:
         # A channel's few numbers may all be near zero, and their rounding is not.
@@ -100,6 +102,13 @@ def _ratios(site: Tensors, sums: Sums, found: Deviation) -> None:
         groups = [each @ routed for each in per_token]
         groups[1] = groups[1] * _of_few(sent.clamp_min(1))
         _group(found, "expert", groups, width * sent)
+
+
+def _least(site: Tensors, square: torch.Tensor, count: int) -> torch.Tensor:
+    """Return the least squared floor of so many numbers, from their reference's squares."""
+    dtype = torch.finfo(site.candidate.dtype)
+    smallest = max(_FLUSHED, dtype.smallest_normal * dtype.eps)
+    return (LEAST * site.epsilon) ** 2 * square + smallest**2 * count
 
 
 def _of_few(tokens: Count) -> Count:
