@@ -19,7 +19,7 @@ from layerparity.jobs._unlogged import make_in
 from layerparity.selftest.cells import Cell, Setting
 from layerparity.selftest.outcomes import Ended, Ending, ending_of
 from layerparity.site import DECODE, PREFILL
-from layerparity.verdict import Outcome
+from layerparity.verdict import Outcome, Row
 
 if TYPE_CHECKING:
     from layerparity.compare.comparison import Comparison
@@ -74,7 +74,7 @@ class Trials:
         seen = replace(comparison, rows=rows)
         changed = any(row.metrics.get("max_abs_diff") or row.metrics.get("flips") for row in rows)
         guilt = first_guilty(seen)
-        ending = ending_of(cell, guilt, bool(changed or comparison.weights))
+        ending = ending_of(_expected(cell, rows), guilt, bool(changed or comparison.weights))
         effect = max(
             (r.metrics.get("error_ratio", 0.0) for r in rows if r.site.layer == cell.layer),
             default=0.0,
@@ -96,3 +96,10 @@ class Trials:
     def _make(self, folder: Path, config: Config) -> StoredRun:
         with console.quiet():
             return make_in(folder, config, self.store)
+
+
+def _expected(cell: Cell, rows: Sequence[Row]) -> Cell:
+    """Return the cell with the component as its block has it: a dense one has no experts."""
+    held = {row.site.component for row in rows if row.site.layer == cell.layer}
+    dense = cell.component == "mlp.experts" and "mlp.experts" not in held
+    return replace(cell, component="mlp") if dense else cell
