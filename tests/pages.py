@@ -19,6 +19,7 @@ NAMES = (
     "weights",
     "bisect",
     "debugging",
+    "selftest",
     "sweeps",
     "experiments",
     "tracking",

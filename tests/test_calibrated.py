@@ -195,6 +195,7 @@ def test_a_wrong_size_fails_beside_the_ratio_unless_the_floor_is_wider() -> None
     assert "norm is off by 5.00%" in said
     assert not LIMITS.broken(Kind.REAL, {**clean, "norm_ratio": 0.95, "floor_rel_l2": 0.05})
     assert not LIMITS.broken(Kind.REAL, {**clean, "norm_ratio": float("nan")})
+    assert not LIMITS.broken(Kind.REAL, {**clean, "norm_ratio": 0.9, "agreeing_tokens": 0.99})
 
 
 def test_calibrated_limits_stand_above_what_was_seen() -> None:
@@ -203,6 +204,7 @@ def test_calibrated_limits_stand_above_what_was_seen() -> None:
         for ratio in (0.8, 1.2)
     ]
     assert limits_of(rows, 1.5) == {"error_ratio": pytest.approx(1.8)}
+    assert limits_of(rows[:1], 1.0) == {"error_ratio": LIMITS.error_ratio / 2}
     assert limits_of([], 1.5) == {}
 
 

@@ -40,22 +40,52 @@ def _kept_on_disk(function: Callable[..., Any]) -> Any:
         return _inner(function)
 
 
-def words(source: Any, room: Any) -> Any:
-    """Return a segment as float32 bits: itself, or bfloat16 widened into ``room``."""
+def wide(word: Any) -> Any:
+    """Return a value's float32 bits: the word itself, or bfloat16's widened."""
     raise TypeError("for compiled code only")
 
 
-@overload(words)
-def _words(source: Any, room: Any) -> Any:
-    def same(source: Any, room: Any) -> Any:
-        return source
+@overload(wide)
+def _wide(word: Any) -> Any:
+    def same(word: Any) -> Any:
+        return word
 
-    def widened(source: Any, room: Any) -> Any:
-        for i in range(source.size):
-            room[i] = np.uint32(source[i]) << np.uint32(16)
-        return room[: source.size]
+    def widened(word: Any) -> Any:
+        return np.uint32(np.uint32(word) << np.uint32(16))
 
-    return same if source.dtype == numba.uint32 else widened
+    return same if word == numba.uint32 else widened
+
+
+def readable(words: Any) -> Any:
+    """Return words that `value` reads: float32's as floats, bfloat16's as they are."""
+    raise TypeError("for compiled code only")
+
+
+@overload(readable)
+def _readable(words: Any) -> Any:
+    def floats(words: Any) -> Any:
+        return words.view(np.float32)
+
+    def same(words: Any) -> Any:
+        return words
+
+    return floats if words.dtype == numba.uint32 else same
+
+
+def value(word: Any) -> Any:
+    """Return the float32 that a `readable` word stands for."""
+    raise TypeError("for compiled code only")
+
+
+@overload(value)
+def _value(word: Any) -> Any:
+    def same(word: Any) -> Any:
+        return word
+
+    def widened(word: Any) -> Any:
+        return np.uint32(np.uint32(word) << np.uint32(16)).view(np.float32)
+
+    return same if word == numba.float32 else widened
 
 
 @_inner
@@ -63,7 +93,7 @@ def _compact(golden: Any, candidate: Any, room: Any, counts: Any) -> Any:
     """Copy the pairs that are finite on both sides to ``room`` [2, n]; return how many they are."""
     kept = 0
     for i in range(golden.size):
-        g, c = golden[i], candidate[i]
+        g, c = wide(golden[i]), wide(candidate[i])
         g_size, c_size = np.uint32(g & _UNSIGNED), np.uint32(c & _UNSIGNED)
         counts[BROKEN] += g_size >= _INF
         if g_size >= _INF or c_size >= _INF:
@@ -86,7 +116,7 @@ def _sum(golden: Any, candidate: Any, bounds: Any, sums: Any, bins: Any) -> Any:
     gg = cc = dd = gd = total = sx = sy = xx = yy = xy = 0.0
     similar, largest = 0, np.int64(0)
     for i in range(golden.size):
-        g, c = np.float64(golden[i]), np.float64(candidate[i])
+        g, c = np.float64(value(golden[i])), np.float64(value(candidate[i]))
         d = c - g
         gap = abs(d)
         x, y = g - pivot, c - other
@@ -113,8 +143,9 @@ def _sum(golden: Any, candidate: Any, bounds: Any, sums: Any, bins: Any) -> Any:
 def _round(bits: Any, room: Any) -> Any:
     """Return float32 bits rounded to bfloat16's, half to even."""
     for i in range(bits.size):
-        half = np.uint32(0x7FFF) + ((bits[i] >> np.uint32(16)) & np.uint32(1))
-        room[i] = np.uint32(bits[i] + half) & np.uint32(0xFFFF0000)
+        word = wide(bits[i])
+        half = np.uint32(0x7FFF) + ((word >> np.uint32(16)) & np.uint32(1))
+        room[i] = np.uint32(word + half) & np.uint32(0xFFFF0000)
     return room[: bits.size]
 
 
@@ -123,7 +154,7 @@ def _steps(golden: Any, candidate: Any) -> Any:
     """Return the most steps between two values of float32 bits; +0 and -0 are one."""
     most = np.uint32(0)
     for i in range(golden.size):
-        g, c = np.int32(golden[i]), np.int32(candidate[i])
+        g, c = np.int32(wide(golden[i])), np.int32(wide(candidate[i]))
         g_sign, c_sign = g >> 31, c >> 31
         g = np.int32(((g & 0x7FFFFFFF) ^ g_sign) - g_sign)
         c = np.int32(((c & 0x7FFFFFFF) ^ c_sign) - c_sign)
@@ -158,35 +189,38 @@ def measure(golden: Any, candidate: Any, layout: Any, bounds: Any, found: Any) -
     width, first, last, rounded = layout
     sums, counts, squares, histogram = found
     parts = (width + SEGMENT - 1) // SEGMENT
-    room, kept = np.empty((2, SEGMENT), np.uint32), np.empty((2, SEGMENT), np.uint32)
+    kept = np.empty((2, SEGMENT), np.uint32)
     bins = np.empty(SEGMENT, np.uint16)
     own = np.zeros(12)
     for segment in range(first, last):
         column = segment % parts * SEGMENT
         start = segment // parts * width + column
         stop = start + min(SEGMENT, width - column)
-        g, c = words(golden[start:stop], room[0]), words(candidate[start:stop], room[1])
+        g, c = golden[start:stop], candidate[start:stop]
+        x, y = readable(g), readable(c)
         if counts[COUNT] == 0:
             # Deviations from any one pair lose little: at worst a slice's number of pairs x 1e-16.
-            own[GOLDEN_PIVOT], own[CANDIDATE_PIVOT] = g.view(np.float32)[0], c.view(np.float32)[0]
-        similar, largest = _sum(g.view(np.float32), c.view(np.float32), bounds, own, bins)
-        squares[1, segment] = own[DD]
-        if not np.isfinite(own[DD]):
+            own[GOLDEN_PIVOT], own[CANDIDATE_PIVOT] = value(x[0]), value(y[0])
+        # Widened as they are summed: the next words arrive from memory in the meantime.
+        similar, largest = _sum(x, y, bounds, own, bins)
+        size, squares[1, segment] = g.size, own[DD]
+        if np.isfinite(own[DD]):
+            most = _steps(_round(g, kept[0]), c) if rounded else _steps(g, c)
+        else:
             squares[1, segment] = np.inf
             size = _compact(g, c, kept, counts)
-            g, c = kept[0, :size], kept[1, :size]
+            left, right = kept[0, :size], kept[1, :size]
+            values = kept[:, :size].view(np.float32)
             if counts[COUNT] == 0 and size:
-                own[GOLDEN_PIVOT], own[CANDIDATE_PIVOT] = (
-                    g.view(np.float32)[0],
-                    c.view(np.float32)[0],
-                )
-            similar, largest = _sum(g.view(np.float32), c.view(np.float32), bounds, own, bins)
+                own[GOLDEN_PIVOT], own[CANDIDATE_PIVOT] = values[0, 0], values[1, 0]
+            similar, largest = _sum(values[0], values[1], bounds, own, bins)
+            most = _steps(_round(left, left) if rounded else left, right)
         squares[0, segment] = own[GG]
-        _tally(bins[: g.size], histogram)
+        _tally(bins[:size], histogram)
         for slot in range(_ADDED):
             sums[slot] += own[slot]
-        counts[COUNT] += g.size
+        counts[COUNT] += size
         counts[SIMILAR] += similar
         counts[LARGEST] = max(counts[LARGEST], largest)
-        counts[STEPS] = max(counts[STEPS], _steps(_round(g, kept[0]) if rounded else g, c))
+        counts[STEPS] = max(counts[STEPS], most)
     sums[GOLDEN_PIVOT], sums[CANDIDATE_PIVOT] = own[GOLDEN_PIVOT], own[CANDIDATE_PIVOT]

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from layerparity.metrics._numbers import ATOL, BINS, DROPPED_BITS, RTOL, Moments, Numbers
+from layerparity.numerics.threads import one_thread
 
 # Elements of a piece: its float64 intermediates stay in a core's cache and within malloc's reuse,
 # which makes a pass three times and more faster than with a million.
@@ -16,6 +17,7 @@ _SIZE = 1 << 16
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
+@one_thread()
 def numbers(golden: torch.Tensor, candidate: torch.Tensor) -> tuple[Numbers, np.ndarray]:
     """Return the numbers of two [rows, width] tensors, and float64 [2, rows] sums of squares.
 

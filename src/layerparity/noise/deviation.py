@@ -17,6 +17,7 @@ from layerparity.noise.floor import TINY, Floor, group_floor, scales
 from layerparity.noise.groups import CHANNEL, HEAD, WHOLE, Layout
 from layerparity.noise.regression import FEWEST, Slopes
 from layerparity.noise.sums import Sums, apart_by_expert, summed
+from layerparity.numerics.threads import one_thread
 
 # No floor is below this part of one rounding (epsilon of the candidate's type) of the reference:
 # clean ways may happen to agree to the bit, on powers of two or on constants.
@@ -58,6 +59,7 @@ class Deviation:
     profiles: dict[str, list[float]] = field(default_factory=dict)
 
 
+@one_thread()
 def deviation(site: Tensors) -> Deviation:
     """Return everything the calibrated tolerance judges at one site."""
     found = Deviation()

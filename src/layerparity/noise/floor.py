@@ -9,6 +9,7 @@ import torch
 
 from layerparity.noise.groups import Layout
 from layerparity.noise.sums import pieces
+from layerparity.numerics.threads import one_thread
 
 # No channel is believed to be cleaner than this part of the site's mean square error: a channel
 # that happened to round exactly would outweigh all others.
@@ -38,6 +39,7 @@ def scales(elements: torch.Tensor) -> torch.Tensor:
     return (mean + least).rsqrt() if float(mean.sum()) > 0 else torch.ones_like(mean)
 
 
+@one_thread()
 def measure_floor(
     ways: Mapping[str, torch.Tensor],
     golden: torch.Tensor,

@@ -18,7 +18,7 @@ from layerparity.noise.regression import Slopes
 # Elements of a piece.
 PIECE = 1 << 16
 # Elements that are summed by expert at once, and such sums.
-BLOCK = 1 << 20
+BLOCK = 1 << 18
 
 
 def pieces(tokens: int, elements: int) -> Iterator[slice]:

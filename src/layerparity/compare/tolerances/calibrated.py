@@ -86,6 +86,9 @@ class CalibratedTolerance:
 
     def _norm(self, metrics: dict[str, float]) -> str:
         """Say where the size is wrong: a cosine does not see it, nor a site without noise."""
+        if metrics.get("agreeing_tokens", 1.0) < 1.0:
+            # The norms are those of all tokens, those that were routed apart among them.
+            return ""
         apart = abs(metrics.get("norm_ratio", 1.0) - 1.0)
         noise = self.error_ratio * metrics.get("floor_rel_l2", 0.0)
         # NaN stands for a golden of zeros, where the error ratio decides.
@@ -101,6 +104,7 @@ class CalibratedTolerance:
 def limits_of(rows: Iterable[Row], margin: float) -> dict[str, float]:
     """Return the limits that judged rows known to be good would need, ``margin`` above the largest.
 
+    None is below half of the usual one: a few good runs do not show how far the next may be off.
     Empty where no row has an error ratio.
     """
     largest: dict[str, float] = {}
@@ -109,7 +113,10 @@ def limits_of(rows: Iterable[Row], margin: float) -> dict[str, float]:
             key = _limit_of(name)
             if key is not None and math.isfinite(value):
                 largest[key] = max(largest.get(key, 0.0), abs(value) * margin)
-    return largest if "error_ratio" in largest else {}
+    if "error_ratio" not in largest:
+        return {}
+    usual = CalibratedTolerance().limits()
+    return {name: max(value, usual[name] / 2) for name, value in largest.items()}
 
 
 def _limit_of(metric: str) -> str | None:
