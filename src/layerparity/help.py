@@ -28,7 +28,7 @@ layerparity: layer-by-layer numerical parity between two machines running one la
   python run.py -m ... 'layer=range(0,6)'    sweep: one parent run, one child for each value
 
   python run.py backend=gpu device_map=cpu                     a golden run
-  python run.py backend=neuron scope=range start=0 end=30      a candidate run, layers 0 to 30
+  python run.py backend=neuron scope=range start=0 end=3       a candidate run, layers 0 to 3
   python run.py job=compare                                    the newest pair, with a verdict
   python run.py job=ui                                         browse it all in MLflow
 """
