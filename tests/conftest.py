@@ -46,6 +46,8 @@ def cli(
 ) -> Callable[..., Ended]:
     """Run a command line in this process, from an empty folder."""
     monkeypatch.chdir(tmp_path)
+    # A port of the user's own is looked for in the folder the command runs in, and only there.
+    monkeypatch.setattr(sys, "path", list(sys.path))
 
     def run(*arguments: str) -> Ended:
         from hydra.core.global_hydra import GlobalHydra

@@ -30,7 +30,7 @@ def own_port(
 ) -> Iterator[Callable[[str, str], None]]:
     """Return a function that writes the docs' example to my_port.py with something replaced."""
     monkeypatch.chdir(tmp_path)
-    before = list(sys.path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
     page = (ROOT / "docs/ports.md").read_text(encoding="utf-8")
     found = re.search(r"<!-- file: my_port.py -->\n```python\n(.*?)```", page, re.DOTALL)
     assert found is not None
@@ -42,7 +42,6 @@ def own_port(
         (tmp_path / "my_port.py").write_text(text, encoding="utf-8")
 
     yield write
-    sys.path[:] = before
     sys.modules.pop("my_port", None)
 
 
@@ -87,8 +86,8 @@ def test_the_example_of_the_docs_is_right(own_port) -> None:
     ("old", "new", "says"),
     [
         (
-            "self.observed(stage, middle + experts,",
-            "self.observed(stage, (middle + experts)[..., :1],",
+            "self.observed(stage, middle + experts, tensors)",
+            "self.observed(stage, (middle + experts)[..., :1], tensors)",
             "run layers.0 returned a tensor [1, 8, 1] as output, [1, 8, 96] is due.",
         ),
         (
