@@ -20,7 +20,9 @@ def command(**keys: Any) -> SimpleNamespace:
         "offload_folder",
         "threads",
     )
-    return SimpleNamespace(**{"tp_degree": 1, **dict.fromkeys(unset), **keys})
+    device_map = SimpleNamespace(strategy="auto")
+    usual = {"tp_degree": 1, "device_map": device_map, **dict.fromkeys(unset)}
+    return SimpleNamespace(**{**usual, **keys})
 
 
 def minimax(experts: str = "eager", attention: str = "sdpa", **keys: Any) -> Any:

@@ -118,6 +118,25 @@ def in_eight_bits(folder: Path) -> None:
     edit(folder, lambda t: t.update({name: t[name].to(torch.float8_e4m3fn)}))
 
 
+def in_eight_bit_integers(folder: Path) -> None:
+    name = "model.layers.1.self_attn.v_proj.weight"
+    edit(folder, lambda t: t.update({name: t[name].to(torch.int8)}))
+
+
+def header_that_overlaps(folder: Path) -> None:
+    """Let one tensor begin where the one before it does; the file's length stays right."""
+    path = folder / WEIGHTS
+    raw = path.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + length])
+    rows = [entry for name, entry in header.items() if name != "__metadata__"]
+    second = sorted(rows, key=lambda entry: entry["data_offsets"])[1]
+    begin, end = second["data_offsets"]
+    second["data_offsets"] = [0, end - begin]
+    text = json.dumps(header, separators=(",", ":")).encode().ljust(length)
+    path.write_bytes(raw[:8] + text[:length] + raw[8 + length :])
+
+
 def unknown_type(folder: Path) -> None:
     raw = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**raw, "model_type": "nobody_knows"}))
@@ -140,7 +159,9 @@ def unknown_type(folder: Path) -> None:
         (index_names_absent_tensor, "model.layers.9.x"),
         (index_leaves_the_folder, "outside its folder"),
         (unknown_type, "nobody_knows"),
-        (in_eight_bits, "v_proj.weight is stored as F8_E4M3.*bfloat16 first"),
+        (in_eight_bits, "v_proj.weight is stored as F8_E4M3 without .*v_proj.weight_scale_inv"),
+        (in_eight_bit_integers, "v_proj.weight is stored as I8, .*bfloat16 first"),
+        (header_that_overlaps, "lies about where its tensors are"),
     ],
 )
 def test_damage_is_named(folder: Path, damage: Callable[[Path], None], says: str) -> None:

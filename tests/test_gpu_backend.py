@@ -317,12 +317,12 @@ def no_gpu(monkeypatch):
 
 
 def pretend(monkeypatch, free):
-    from layerparity.backends._gpu import devices
+    from layerparity.backends._gpu import backend, devices
 
     found = [devices.Gpu(n, "NVIDIA H200", 141 * GB) for n in range(len(free))]
     monkeypatch.setattr(devices, "gpus", lambda: found)
     monkeypatch.setattr(devices, "free_gpu_memory", lambda: free)
-    monkeypatch.setattr(devices, "free_host_memory", lambda: 10 * GB)
+    monkeypatch.setattr(backend, "free_host_memory", lambda: 10 * GB)
 
 
 def test_a_range_takes_only_its_own_bytes(opened):

@@ -139,6 +139,20 @@ class ReferenceSettings:
 
 
 @dataclass
+class AuditSettings:
+    """job=audit. ``deep`` reads every weight as well: NaN, all-zero, constant, out of family."""
+
+    deep: bool = False
+
+
+@dataclass
+class PlanSettings:
+    """job=plan. ``devices`` are pretended, such as ``8x80GB``; None plans for this machine."""
+
+    devices: str | None = None
+
+
+@dataclass
 class Config:
     """Every key of a command."""
 
@@ -155,6 +169,8 @@ class Config:
     prompt: PromptSettings = field(default_factory=PromptSettings)
     generate: GenerateSettings = field(default_factory=GenerateSettings)
     reference: ReferenceSettings = field(default_factory=ReferenceSettings)
+    audit: AuditSettings = field(default_factory=AuditSettings)
+    plan: PlanSettings = field(default_factory=PlanSettings)
     layer: int | None = None
     start: int | None = None
     end: int | None = None
@@ -173,6 +189,7 @@ class Config:
     candidate: str | None = None
     what: What = What.runs
     run: str | None = None
+    to: str | None = None
     name: str | None = None
     reuse: bool = False
 

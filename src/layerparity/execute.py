@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from layerparity.inputs.base import Inputs
 from layerparity.manifest import Feed, WeightPrint
 from layerparity.models.families.base import HIDDEN, ROUTED, TOKENS
 from layerparity.ports.base import Call, Observed, Port
+from layerparity.profile import MemoryPeaks, StageProfile
 from layerparity.shown import Shown, Specs, Tensors
 from layerparity.site import DECODE, PREFILL, Kind, Site, SiteSpec
 
@@ -44,14 +44,18 @@ class Outcome:
     tensors_used: dict[str, dict[str, str]] = field(default_factory=dict)
     effective: dict[str, dict[str, WeightPrint]] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
+    profile: dict[str, StageProfile] = field(default_factory=dict)
     new_tokens: torch.Tensor | None = None
     reference: str = ""
 
 
 @dataclass
 class Execution:
-    """One run's stages, fed from ``inputs``; stages without given values are chained."""
+    """One run's stages, fed from ``inputs``; stages without given values are chained.
+
+    With ``streams`` a stage's weights are there only while it runs, and the next one's are read
+    meanwhile where ``ahead`` says so.
+    """
 
     port: Port
     stages: tuple[str, ...]
@@ -62,10 +66,18 @@ class Execution:
     progress: Callable[[str], None]
     max_new_tokens: int = 0
     references: References | None = None
+    streams: bool = False
+    ahead: bool = False
+    _peaks: MemoryPeaks = field(default_factory=MemoryPeaks, init=False)
 
     def run(self) -> Outcome:
         """Load and run every stage once, then generate where asked."""
         outcome = Outcome()
+        with self._peaks:
+            self._run(outcome)
+        return outcome
+
+    def _run(self, outcome: Outcome) -> None:
         call = Call(
             self.inputs.attention_mask, self.inputs.position_ids, choices=self._choices(None)
         )
@@ -77,23 +89,49 @@ class Execution:
             self.references.begin(call, room)
         previous: Passed | None = None
         for stage in self.stages:
-            began = time.perf_counter()
-            self._load(stage, outcome)
-            previous, tensors, specs = self._stage(stage, previous, None, outcome)
-            self.recorder.write(stage, tensors, specs)
-            outcome.seconds[stage] = time.perf_counter() - began
+            previous, tensors, specs = self._visit(stage, previous, None, outcome)
+            with outcome.profile[stage].timing("store"):
+                self.recorder.write(stage, tensors, specs)
             self.progress(stage)
         if self.max_new_tokens:
             assert previous is not None
             outcome.new_tokens = self._generate(call, previous.host, outcome)
         if self.references is not None:
             outcome.reference = self.references.finish()
-        return outcome
 
-    def _load(self, stage: str, outcome: Outcome) -> None:
-        used = self.port.load(stage)
+    def _visit(
+        self, stage: str, previous: Passed | None, step: int | None, outcome: Outcome
+    ) -> tuple[Passed, Tensors, Specs]:
+        """Run one stage, its weights loaded before and given back afterwards where they stream."""
+        profile = outcome.profile.setdefault(stage, StageProfile())
+        if self.streams or stage not in outcome.weights:
+            self._load(stage, profile, outcome)
+        following = self._following(stage, step)
+        if self.ahead and following:
+            self.port.expect(following)
+        passed = self._stage(stage, previous, step, outcome)
+        if self.streams:
+            self.port.release(stage)
+        profile.peak = max(profile.peak, self._peaks.take())
+        return passed
+
+    def _following(self, stage: str, step: int | None) -> str | None:
+        """Return the stage that is loaded after this one; the first again before a new token."""
+        place = self.stages.index(stage) + 1
+        if place < len(self.stages):
+            return self.stages[place]
+        more = self.max_new_tokens - 1 > (step or 0)
+        return self.stages[0] if more else None
+
+    def _load(self, stage: str, profile: StageProfile, outcome: Outcome) -> None:
+        with profile.timing("wait"):
+            used = self.port.load(stage)
+        profile.loading += self.port.spent(stage)
+        if stage in outcome.weights:
+            return
         outcome.tensors_used[stage] = used
-        outcome.effective[stage] = self.port.effective_weights(stage)
+        with profile.timing("fingerprint"):
+            outcome.effective[stage] = self.port.effective_weights(stage)
         lines = "\n".join(f"{name} {digest}" for name, digest in sorted(used.items()))
         outcome.weights[stage] = sha256_text(lines)
 
@@ -105,15 +143,18 @@ class Execution:
         given = self._given(stage, source_site)
         fed = previous if given is None else Passed(given, given)
         assert fed is not None, f"{stage} has neither given values nor a stage before it"
-        observed = self.port.run(stage, fed.device)
-        output = Passed(observed.output, observed.output.detach().cpu())
+        profile = outcome.profile[stage]
+        with profile.timing("compute"):
+            observed = self.port.run(stage, fed.device)
+            output = Passed(observed.output, observed.output.detach().cpu())
         source = "chain" if given is None else self._source_name()
         outcome.feeds.append(Feed(stage, source_site, tensor_sha256(fed.host), source))
         ends = {"in": fed.host, "out": output.host}
         tensors, specs = self._seen(stage, ends, observed, step, outcome)
         if self.references is not None:
             shown = Shown(stage, fed.host, given is None, tensors, specs, step)
-            self.references.evaluate(shown)
+            with profile.timing("reference"):
+                self.references.evaluate(shown)
         return output, tensors, specs
 
     def _given(self, stage: str, site: Site) -> torch.Tensor | None:
@@ -179,7 +220,7 @@ class Execution:
             state = Passed(token, token)
             tensors, specs = {}, {}
             for stage in self.stages:
-                state, fresh, fresh_specs = self._stage(stage, state, step, outcome)
+                state, fresh, fresh_specs = self._visit(stage, state, step, outcome)
                 # One stage's output is the next one's input, and a file holds no tensor twice.
                 tensors |= {site: value.clone() for site, value in fresh.items()}
                 specs |= fresh_specs

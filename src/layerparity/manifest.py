@@ -14,6 +14,7 @@ from layerparity.site import Kind, Site
 SCHEMA = 1
 FILE_NAME = "manifest.json"
 INPUTS_FILE = "inputs.safetensors"
+PROFILE_FILE = "profile.json"
 PROMPTS_FILE = "prompts.json"
 EFFECTIVE_FILE = "effective_weights.json"
 

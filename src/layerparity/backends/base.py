@@ -39,7 +39,8 @@ class Backend(ABC):
     """One kind of machine, opened for one run.
 
     ``warnings`` collects what a library said when it changed the layout or the numerics;
-    ``unused`` are keys of a command that change nothing here.
+    ``streams`` says that a stage's weights are there only while it runs, ``ahead`` that
+    the next one's may be read meanwhile; ``unused`` are keys of a command that change nothing here.
     """
 
     name: str = ""
@@ -48,6 +49,8 @@ class Backend(ABC):
     experts_implementation: str | None = None
     warnings: list[str] = field(default_factory=list)
     unused: tuple[str, ...] = ()
+    streams: bool = False
+    ahead: bool = False
 
     @abstractmethod
     def open(self) -> None:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from layerparity.backends._gpu.backend import GpuBackend
     from layerparity.config import Config
 
+# What a run makes where nobody says.
+DEFAULT_KIND = "golden"
+
 
 @dataclass
 class Settings:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from layerparity.backends._neuron.backend import NeuronBackend
     from layerparity.config import Config
 
+# What a run makes where nobody says.
+DEFAULT_KIND = "candidate"
+
 
 @dataclass
 class Settings:

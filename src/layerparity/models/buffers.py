@@ -43,6 +43,18 @@ def fill_buffers(model: PreTrainedModel, part: nn.Module) -> None:
             _check(owner, name)
 
 
+def set_tensor(model: nn.Module, weight: str, value: torch.Tensor) -> None:
+    """Put a value in the place of a parameter, or stored buffer, of a model."""
+    from torch import nn
+
+    path, _, name = weight.rpartition(".")
+    owner = model.get_submodule(path)
+    if name in owner._buffers:
+        owner._buffers[name] = value
+    else:
+        owner._parameters[name] = nn.Parameter(value, requires_grad=False)
+
+
 def _unstored(owner: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for name, buffer in owner._buffers.items():
         if buffer is not None and name in owner._non_persistent_buffers_set:

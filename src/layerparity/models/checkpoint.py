@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,28 +12,46 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerparity.errors import UserError
-from layerparity.files import sha256_text, tensor_sha256
-from layerparity.tensor_files import read_tensors
+from layerparity.files import sha256_text
+from layerparity.models import fp8
 
 if TYPE_CHECKING:
     import torch
 
+    from layerparity.models.reading import Files, Filler
+
 INDEX = "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _HEADER_LIMIT = 100 * 2**20
+_ITEM_BYTES = {
+    **dict.fromkeys(("F64", "I64", "U64"), 8),
+    **dict.fromkeys(("F32", "I32", "U32"), 4),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
+    **dict.fromkeys(("F8_E4M3", "F8_E5M2", "I8", "U8", "BOOL"), 1),
+}
 # Keys that say where or how a config was written, not what the architecture is.
-_CONFIG_NOISE = {"_name_or_path", "transformers_version", "dtype", "torch_dtype"}
+_CONFIG_NOISE = {
+    "_name_or_path",
+    "transformers_version",
+    "dtype",
+    "torch_dtype",
+    "quantization_config",
+}
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Where one tensor of a checkpoint lies: file, dtype as safetensors names it, shape, bytes."""
+    """Where one tensor of a checkpoint lies: file, dtype as safetensors names it, shape, bytes.
+
+    ``begin`` is the position of its first byte in the file.
+    """
 
     name: str
     file: Path
     dtype: str
     shape: tuple[int, ...]
     bytes: int
+    begin: int = 0
 
 
 class Checkpoint:
@@ -71,15 +90,98 @@ class Checkpoint:
                 found[stored.name] = stored
         return found
 
+    @cached_property
+    def weights(self) -> dict[str, Stored]:
+        """Every tensor but the scales of FP8 weights, which belong to their weights."""
+        return {name: each for name, each in self.tensors.items() if not fp8.is_scale(name)}
+
+    @cached_property
+    def block(self) -> tuple[int, int]:
+        """Rows and columns of the blocks of its FP8 weights."""
+        return fp8.block_of(self.config)
+
+    @cached_property
+    def files(self) -> Files:
+        """Its files, for positioned reads."""
+        from layerparity.models.reading import Files, stamp
+
+        found = {stored.file for stored in self.tensors.values()}
+        return Files({file: stamp(file.stat()) for file in found})
+
+    def scales(self, name: str) -> Stored | None:
+        """Return where the scales of an FP8 weight lie; None for what is stored otherwise.
+
+        Raises UserError where an FP8 weight has none, or of a shape that does not fit.
+        """
+        stored = self.tensors[name]
+        if stored.dtype not in fp8.STORED:
+            return None
+        scales = self.tensors.get(fp8.scale_name(name))
+        if scales is None:
+            raise UserError(
+                f"{name} is stored as {stored.dtype} without {fp8.scale_name(name)}: without its "
+                "scales it is noise; fetch the checkpoint again."
+            )
+        due = fp8.scale_shape(stored.shape, self.block)
+        if scales.shape != due:
+            raise UserError(
+                f"{scales.name} has the shape {list(scales.shape)}, and {list(stored.shape)} in "
+                f"blocks of {list(self.block)} wants {list(due)}: fetch the checkpoint again."
+            )
+        return scales
+
     def read(self, names: Iterable[str]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-        """Return tensors by name as stored, on the CPU, and the SHA-256 of each one's bytes."""
-        wanted: dict[Path, list[str]] = {}
+        """Return tensors by name, on the CPU, and the SHA-256 of each one's bytes.
+
+        They are as stored; FP8 weights are given with their values, in the checkpoint's own dtype.
+        """
+        from layerparity.models.reading import Filler
+
+        filler = Filler(self.files)
+        values, hashes = {}, {}
         for name in names:
-            wanted.setdefault(self.tensors[name].file, []).append(name)
-        values: dict[str, torch.Tensor] = {}
-        for file, group in wanted.items():
-            values.update(read_tensors(file, group, "fetch it again"))
-        return values, {name: tensor_sha256(value) for name, value in values.items()}
+            values[name] = self.empty(name)
+            hashes[name] = self.fill(filler, name, values[name])
+        return values, hashes
+
+    def value(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Return one tensor as `read` does, or in ``dtype``, without its hash."""
+        from layerparity.models.reading import Filler
+
+        into = self.empty(name, dtype)
+        self.fill(Filler(self.files, hashing=False), name, into)
+        return into
+
+    def empty(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Return memory for a tensor's values. Raises UserError for a type that is not read."""
+        import torch
+
+        from layerparity.models.reading import DTYPES
+
+        stored = self.tensors[name]
+        if stored.dtype not in DTYPES:
+            raise UserError(
+                f"{name} is stored as {stored.dtype}, which is not read: convert the checkpoint to "
+                "bfloat16 first."
+            )
+        own = self.dtype if stored.dtype in fp8.STORED else DTYPES[stored.dtype]
+        return torch.empty(stored.shape, dtype=dtype or own)
+
+    def fill(self, filler: Filler, name: str, into: torch.Tensor) -> str:
+        """Fill ``into`` with a tensor's values, cast to its dtype; return the SHA-256 of `read`."""
+        scales = self.scales(name)
+        if scales is None:
+            return filler.fill(self.tensors[name], into)
+        return filler.fill_fp8(self.tensors[name], scales, self.block, into, self.dtype)
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        """The floating type the checkpoint was trained in, which FP8 weights are widened to."""
+        import torch
+
+        said = self.config.get("dtype") or self.config.get("torch_dtype")
+        found = getattr(torch, str(said), None)
+        return found if isinstance(found, torch.dtype) else torch.bfloat16
 
     def _files(self) -> list[Path]:
         index = self.folder / INDEX
@@ -133,10 +235,14 @@ def read_header(file: Path) -> list[Stored]:
     try:
         header = json.loads(raw)
         header.pop("__metadata__", None)
-        stored = [_stored(file, name, entry) for name, entry in header.items()]
+        stored = [_stored(file, 8 + length, name, entry) for name, entry in header.items()]
         end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{file.name} has a damaged header: fetch it again.") from error
+    if not _tiled(stored, 8 + length):
+        raise UserError(
+            f"{file.name} has a header that lies about where its tensors are: fetch it again."
+        )
     if 8 + length + end != size:
         raise UserError(
             f"{file.name} is {size} bytes but its header describes {8 + length + end}: "
@@ -145,9 +251,21 @@ def read_header(file: Path) -> list[Stored]:
     return stored
 
 
-def _stored(file: Path, name: str, entry: Mapping[str, Any]) -> Stored:
+def _tiled(stored: list[Stored], position: int) -> bool:
+    """Say whether tensors lie one after the other, each as long as its shape and dtype say."""
+    for each in sorted(stored, key=lambda each: (each.begin, each.bytes)):
+        size = _ITEM_BYTES.get(each.dtype)
+        true = size is None or each.bytes == size * math.prod(each.shape)
+        if each.begin != position or each.bytes < 0 or not true:
+            return False
+        position += each.bytes
+    return True
+
+
+def _stored(file: Path, start: int, name: str, entry: Mapping[str, Any]) -> Stored:
     begin, end = entry["data_offsets"]
-    return Stored(name, file, entry["dtype"], tuple(entry["shape"]), end - begin)
+    shape = tuple(entry["shape"])
+    return Stored(name, file, entry["dtype"], shape, end - begin, start + begin)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

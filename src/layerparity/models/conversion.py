@@ -8,11 +8,12 @@ in a later version.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from layerparity.errors import UserError
+from layerparity.models.recipe import NoRecipeError, Part, Shape, lay, whole
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +28,8 @@ class Conversion:
 
         self.model = model
         self.rules = get_model_conversion_mapping(model)
-        self._expected = model.state_dict()
+        self.expected = model.state_dict()
+        self._patterns: dict[str, str | None] = {}
 
     def targets(self, stored_names: Iterable[str]) -> dict[str, str]:
         """Return the module weight each stored tensor goes into, by stored name.
@@ -43,10 +45,49 @@ class Conversion:
         renamings = [rule for rule in self.rules if isinstance(rule, WeightRenaming)]
         converters = [rule for rule in self.rules if isinstance(rule, WeightConverter)]
         prefix = self.model.base_model_prefix
-        return {
-            name: rename_source_key(name, renamings, converters, prefix, self._expected)[0]
-            for name in stored_names
-        }
+        found = {}
+        for name in stored_names:
+            found[name], self._patterns[name] = rename_source_key(
+                name, renamings, converters, prefix, self.expected
+            )
+        return found
+
+    def part(self, weight: str, stored: Mapping[str, Shape]) -> Part:
+        """Return how a module's weight is laid together from stored tensors of these shapes.
+
+        They are those that `targets` gives the weight. Raises NoRecipeError where transformers does
+        more than lay them beside each other, and UserError where the shapes do not fit.
+        """
+        names = sorted(stored, key=_natural)
+        patterns = {name: self._patterns.get(name) for name in names}
+        rule = self._rule(patterns[names[0]])
+        if rule is None:
+            if len(names) > 1:
+                raise NoRecipeError
+            part = whole(names[0], stored[names[0]])
+        else:
+            laid: dict[str, list[Part]] = {}
+            for pattern in rule.source_patterns:
+                same = [name for name in names if patterns[name] == pattern]
+                if same:
+                    laid[pattern] = [whole(name, stored[name]) for name in same]
+            part = lay(rule.operations, laid)
+        due = tuple(self.expected[weight].shape)
+        if part.shape != due:
+            raise UserError(_misfit(weight, part.shape, due))
+        return part
+
+    def _rule(self, pattern: str | None) -> Any:
+        """Return the converter that a source pattern belongs to, or None."""
+        rules = (rule for rule in self.rules if hasattr(rule, "operations"))
+        found = None
+        for rule in rules:
+            if pattern is not None and pattern in rule.source_patterns:
+                # As in transformers, the last of several rules with one pattern holds.
+                found = rule
+        if found is not None and len(found.target_patterns) > 1:
+            raise NoRecipeError
+        return found
 
     def load(
         self,
@@ -96,13 +137,23 @@ class Conversion:
 
 def _raise_on(report: Any) -> None:
     for name, stored, expected in sorted(report.mismatched_keys, key=str):
-        raise UserError(
-            f"{name}: the checkpoint gives shape {list(stored)}, the architecture wants "
-            f"{list(expected)}: the checkpoint and its config.json do not belong together."
-        )
+        raise UserError(_misfit(name, stored, expected))
     for name, message in report.conversion_errors.items():
         first = str(message).strip().splitlines()[-1]
         raise UserError(f"{name} cannot be built from the checkpoint: {first}")
+
+
+def _misfit(weight: str, stored: Sequence[int], due: Sequence[int]) -> str:
+    return (
+        f"{weight}: the checkpoint gives shape {list(stored)}, the architecture wants "
+        f"{list(due)}: the checkpoint and its config.json do not belong together."
+    )
+
+
+def _natural(name: str) -> list[tuple[int, int, str]]:
+    """Sort key that puts expert 2 before expert 10, as transformers collects them."""
+    parts = name.split(".")
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts]
 
 
 class _quiet_progress:  # noqa: N801

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from layerparity.manifest import WeightPrint
+from layerparity.models import fp8
 from layerparity.tensor_files import read_tensor
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ BUCKETS = 64
 # Values that are float32 or float64 at one time: a large tensor never is.
 CHUNK = 1 << 16
 _THREADS = min(8, os.cpu_count() or 1)
-_EIGHT_BITS = ("F8", "I8", "U8", "F4", "I4", "U4")
 
 
 def print_of(tensor: torch.Tensor, target: str = "") -> WeightPrint:
@@ -81,17 +81,21 @@ def against(checkpoint: Checkpoint, prints: Mapping[str, WeightPrint]) -> dict[s
     """Return prints by stored name, each with what the checkpoint says to it.
 
     A stored tensor is rounded to the print's dtype before it is compared. One whose values differ
-    gets the print that was expected. What was compared before, or is stored in 8 bits, stays.
+    gets the print that was expected. What was compared before stays.
     """
 
-    def judged(name: str) -> WeightPrint:
+    def held_against(name: str) -> WeightPrint:
         stored, made = checkpoint.tensors.get(name), prints[name]
-        if made.checkpoint or stored is None or stored.dtype.startswith(_EIGHT_BITS):
+        if made.checkpoint or stored is None:
             return made
+        if stored.dtype in fp8.STORED:
+            # The values of an FP8 weight are products: they have no type but the one asked for.
+            judged = _judged(made, checkpoint.value(name, getattr(torch, made.dtype)))
+            return replace(judged, stored="float8_e4m3fn")
         return _judged(made, read_tensor(stored.file, name))
 
     with ThreadPoolExecutor(_THREADS) as pool:
-        return dict(zip(prints, pool.map(judged, prints), strict=True))
+        return dict(zip(prints, pool.map(held_against, prints), strict=True))
 
 
 def _judged(made: WeightPrint, stored: torch.Tensor) -> WeightPrint:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from layerparity.errors import UserError
-from layerparity.models.buffers import fill_buffers
+from layerparity.models import fp8
+from layerparity.models.buffers import fill_buffers, set_tensor
 from layerparity.models.checkpoint import Checkpoint
 from layerparity.models.conversion import Conversion
 from layerparity.models.layout import layout_of
+from layerparity.models.recipe import Due, NoRecipeError
+from layerparity.profile import Spent
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
     from transformers import PretrainedConfig, PreTrainedModel
+
+    from layerparity.models.loader import Loader
 
 
 def read_config(values: Mapping[str, Any]) -> PretrainedConfig:
@@ -23,6 +29,8 @@ def read_config(values: Mapping[str, Any]) -> PretrainedConfig:
     from transformers import CONFIG_MAPPING, AutoConfig
 
     values = {key: _decoded(value) for key, value in values.items()}
+    # FP8 weights are given their values while they are read: the modules are the usual ones.
+    fp8.block_of({"quantization_config": values.pop("quantization_config", None)})
     model_type = values.pop("model_type", None)
     if model_type not in CONFIG_MAPPING:
         raise UserError(
@@ -58,14 +66,20 @@ class Skeleton:
         experts_implementation: str | None,
         float32_patterns: tuple[str, ...] = (),
     ) -> None:
+        import torch
+
         self.config = config
         self.dtype = dtype
-        self.float32_patterns = float32_patterns
         self.model = _build(config, dtype, attn_implementation, experts_implementation)
+        kept = (f"*{name}*" for name in self.model._get_dtype_plan(dtype))
+        self.float32_patterns = (*float32_patterns, *kept)
+        self._keep = dict.fromkeys(self.float32_patterns, torch.float32)
         self.layout = layout_of(self.model)
         self.conversion = Conversion(self.model)
         self.homeless: list[str] = []
+        self.spent: dict[str, Spent] = {}
         self._sources: dict[str, list[str]] | None = None
+        self._reads: Loader | None = None
 
     @property
     def base(self) -> nn.Module:
@@ -96,7 +110,7 @@ class Skeleton:
         """
         if self._sources is None:
             self._sources = self._map(checkpoint)
-        wanted = self._weights(stage)
+        wanted = [self._source_of(weight) for weight in self._weights(stage)]
         missing = [weight for weight in wanted if weight not in self._sources]
         if missing:
             raise UserError(
@@ -110,19 +124,63 @@ class Skeleton:
 
     def load(self, checkpoint: Checkpoint, stage: str) -> dict[str, str]:
         """Fill a stage from the checkpoint; return the SHA-256 of each stored tensor it used."""
-        import torch
-
-        values, hashes = checkpoint.read(self.sources(checkpoint, stage))
-        keep = dict.fromkeys(self.float32_patterns, torch.float32)
-        if stage == "lm_head" and self._tied:
-            # The head gets a tensor of its own: the embedding may stand on another device.
-            values = {f"{self.path(stage)}.weight": next(iter(values.values()))}
-        self.conversion.load(values, self.dtype, keep)
+        self.sources(checkpoint, stage)
+        due, odd = self._due(checkpoint, stage)
+        loaded = self._loader(checkpoint).load(stage, due)
+        hashes = dict(loaded.hashes)
+        if odd:
+            values, more = checkpoint.read(odd)
+            self.conversion.load(values, self.dtype, self._keep)
+            hashes |= more
+        for weight, value in loaded.weights.items():
+            set_tensor(self.model, weight, value)
         fill_buffers(self.model, self.module(stage))
         left = [name for name, value in self.module(stage).state_dict().items() if value.is_meta]
         if left:
             raise UserError(f"{stage}.{left[0]} was not filled from the checkpoint.")
+        self.spent[stage] = loaded.spent
         return hashes
+
+    def expect(self, checkpoint: Checkpoint, stage: str) -> None:
+        """Begin to read the weights of the stage that is loaded next."""
+        self.sources(checkpoint, stage)
+        self._loader(checkpoint).expect(stage, self._due(checkpoint, stage)[0])
+
+    def held_dtype(self, weight: str) -> torch.dtype:
+        """Return the type a module's weight is held in: the run's, but for a few small ones.
+
+        As transformers loads them: what its model class, or the family, keeps in float32.
+        """
+        import torch
+
+        if any(fnmatchcase(f".{weight}", pattern) for pattern in self.float32_patterns):
+            return torch.float32
+        dtype: torch.dtype = self.conversion.expected[weight].dtype
+        return dtype
+
+    def _due(self, checkpoint: Checkpoint, stage: str) -> tuple[dict[str, Due], list[str]]:
+        """Return how a stage's weights are laid together, and what transformers itself must make.
+
+        The second are stored names.
+        """
+        assert self._sources is not None
+        due, odd = {}, []
+        for weight in self._weights(stage):
+            source = self._source_of(weight)
+            names = self._sources[source]
+            shapes = {name: checkpoint.weights[name].shape for name in names}
+            try:
+                due[weight] = Due(self.conversion.part(source, shapes), self.held_dtype(weight))
+            except NoRecipeError:
+                odd += names
+        return due, odd
+
+    def _loader(self, checkpoint: Checkpoint) -> Loader:
+        from layerparity.models.loader import Loader
+
+        if self._reads is None or self._reads.checkpoint is not checkpoint:
+            self._reads = Loader(checkpoint)
+        return self._reads
 
     def as_stored(
         self, checkpoint: Checkpoint, weight: str, tensor: torch.Tensor
@@ -130,10 +188,7 @@ class Skeleton:
         """Return a module weight as the stored tensors it was made of; empty where it has none."""
         if self._sources is None:
             self._sources = self._map(checkpoint)
-        source = weight
-        if weight == f"{self.path('lm_head')}.weight" and self._tied:
-            source = f"{self.path('embed_tokens')}.weight"
-        names = self._sources.get(source, [])
+        names = self._sources.get(self._source_of(weight), [])
         if len(names) == 1:
             return {names[0]: tensor}
         if not names:
@@ -155,9 +210,8 @@ class Skeleton:
     def _map(self, checkpoint: Checkpoint) -> dict[str, list[str]]:
         """Return the stored names behind each module weight; what fits none is `homeless`."""
         sources: dict[str, list[str]] = {}
-        expected = set(self.model.state_dict())
-        for name, target in self.conversion.targets(checkpoint.tensors).items():
-            if target in expected:
+        for name, target in self.conversion.targets(checkpoint.weights).items():
+            if target in self.conversion.expected:
                 sources.setdefault(target, []).append(name)
             else:
                 self.homeless.append(name)
@@ -165,9 +219,16 @@ class Skeleton:
 
     def _weights(self, stage: str) -> list[str]:
         path = self.path(stage)
-        if stage == "lm_head" and self._tied:
-            return [f"{self.path('embed_tokens')}.weight"]
         return [f"{path}.{name}" for name in self.module(stage).state_dict()]
+
+    def _source_of(self, weight: str) -> str:
+        """Return the weight that a weight is loaded as: a tied head, as the embedding.
+
+        The head gets a tensor of its own: the embedding may stand on another device.
+        """
+        if self._tied and weight == f"{self.path('lm_head')}.weight":
+            return f"{self.path('embed_tokens')}.weight"
+        return weight
 
     @property
     def _tied(self) -> bool:
@@ -184,15 +245,16 @@ def _same_end(left: str, right: str) -> bool:
 
 
 def _refuse_narrow(checkpoint: Checkpoint, names: list[str]) -> None:
-    """Refuse weights in 8 bits: without their scales they are noise."""
-    narrow = [
-        name for name in names if checkpoint.tensors[name].dtype.startswith(("F8", "I8", "U8"))
-    ]
-    if narrow:
-        raise UserError(
-            f"{narrow[0]} is stored as {checkpoint.tensors[narrow[0]].dtype}, and quantised "
-            "weights cannot be run yet: convert the checkpoint to bfloat16 first."
-        )
+    """Refuse weights in 8 bits and less, but for FP8 with its scales: the others are noise."""
+    for name in names:
+        stored = checkpoint.tensors[name].dtype
+        if stored in fp8.STORED:
+            checkpoint.scales(name)
+        elif stored.startswith(("F8", "F4", "I8", "U8", "I4", "U4")):
+            raise UserError(
+                f"{name} is stored as {stored}, and of quantised weights only F8_E4M3 with "
+                "weight_scale_inv is read: convert the checkpoint to bfloat16 first."
+            )
 
 
 def _build(

@@ -71,7 +71,7 @@ def _load_problems(given: Any, assets: Assets, stage: str) -> Iterator[str]:
         return
     site = Site(stage, "in")
     mark = f"{stage}." if site.layer is None else f"layers.{site.layer}."
-    stored = [name for name in assets.checkpoint.tensors if mark in name]
+    stored = [name for name in assets.checkpoint.weights if mark in name]
     if stored and not given:
         yield f"reports no weights, and the checkpoint holds {stored[0]}: return their SHA-256."
     unknown = sorted(set(given) - set(assets.checkpoint.tensors))

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from layerparity.profile import Spent
 from layerparity.site import SiteSpec
 
 if TYPE_CHECKING:
@@ -81,6 +82,13 @@ class Port(ABC):
     ``lm_head``.
     """
 
+    @classmethod  # noqa: B027
+    def check(cls, config: Config, num_layers: int, **keys: Any) -> None:
+        """Refuse keys of ``port`` that cannot be meant; called before torch is imported.
+
+        Raises UserError with the cure.
+        """
+
     @abstractmethod
     def place(self, stages: Sequence[str]) -> list[Placed]:
         """Check that the stages can be loaded and run, and decide where each one goes.
@@ -91,6 +99,13 @@ class Port(ABC):
     @abstractmethod
     def load(self, stage: str) -> dict[str, str]:
         """Load a stage's weights; return the SHA-256 of every checkpoint tensor used, by name."""
+
+    def expect(self, stage: str) -> None:  # noqa: B027
+        """Begin to read a stage's weights: it is the one that is loaded next."""
+
+    def spent(self, stage: str) -> Spent:
+        """Return what reading a stage's weights took, when it was loaded last."""
+        return Spent()
 
     def effective_weights(self, stage: str) -> dict[str, WeightPrint]:
         """Return a print of what a loaded stage's graph really holds, by the stored names.

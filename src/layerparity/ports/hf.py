@@ -13,6 +13,7 @@ from layerparity.ports._cache import HfCache
 from layerparity.ports._canonical import OWN_CHOICES, REPLAYED, laid_out, sort_routing, spec_of
 from layerparity.ports._inside import after_of, expert_count, taps_of
 from layerparity.ports.base import Assets, Call, Observed, Port
+from layerparity.profile import Spent
 from layerparity.site import Site, SiteSpec
 
 if TYPE_CHECKING:
@@ -79,6 +80,14 @@ class HfPort(Port):
         self.assets.backend.put(stage, module)
         self._stages[stage] = self._observed(stage, module)
         return hashes
+
+    def expect(self, stage: str) -> None:
+        """Begin to read the stage's weights while another one computes."""
+        self.skeleton.expect(self.assets.checkpoint, stage)
+
+    def spent(self, stage: str) -> Spent:
+        """Return what reading the stage's weights took."""
+        return self.skeleton.spent.get(stage, Spent())
 
     def effective_weights(self, stage: str) -> dict[str, WeightPrint]:
         """Return the prints of the stage's parameters and buffers, as they are on the device."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from layerparity.backends import _streaming
 from layerparity.backends._gpu import compiling, devices, numerics, offload, planning
 from layerparity.backends._gpu.memory import (
     SPREAD,
@@ -18,8 +19,10 @@ from layerparity.backends._gpu.memory import (
     parse_limits,
     size_text,
 )
+from layerparity.backends._host_memory import free_host_memory
 from layerparity.backends._nested import mapped
 from layerparity.backends.base import Backend, Placed
+from layerparity.backends.gpu import DEFAULT_KIND
 from layerparity.errors import UserError
 
 if TYPE_CHECKING:
@@ -34,10 +37,11 @@ def from_config(settings: Settings, config: Config) -> GpuBackend:
         raise UserError(compiling.NO_CACHE)
     return GpuBackend(
         name="gpu",
-        default_kind="golden",
+        default_kind=DEFAULT_KIND,
         attn_implementation=config.attn_implementation or "sdpa",
         experts_implementation=config.experts_implementation,
         strategy=config.device_map.strategy,
+        streams=config.device_map.strategy == _streaming.STREAM,
         limits=parse_limits(config.max_memory),
         folder=offload.OffloadFolder(config.offload_folder),
         dtype=getattr(torch, config.dtype.value),
@@ -121,6 +125,8 @@ class GpuBackend(Backend):
         blocks = {stage for stage, module in modules.items() if type(module).__name__ in whole}
         self._release_all()
         self._measure()
+        if self.streams:
+            return self._place_stream(sizes)
         self._device = planning.plan_devices(sizes, self.strategy, self._memory, blocks)
         placed = planning.placement(sizes, self._device)
         self._refuse_compiled_offload()
@@ -129,6 +135,17 @@ class GpuBackend(Backend):
             self.folder.open(on_disk)
         self._tell(placed)
         return placed
+
+    def _place_stream(self, sizes: Mapping[str, int]) -> list[Placed]:
+        """Send every stage to the first GPU, or leave it on the CPU, one after the other."""
+        gpu = next((key for key in self._memory if isinstance(key, int)), None)
+        device = "cpu" if gpu is None else f"cuda:{gpu}"
+        self._device = dict.fromkeys(sizes, device)
+        self.ahead = _streaming.reads_ahead(sizes, self._memory["cpu"])
+        if gpu is not None:
+            _streaming.reads_ahead(sizes, self._memory[gpu], device)
+        self.warnings.append(_streaming.told(sizes, self.ahead))
+        return [Placed(device, tuple(sizes), sum(sizes.values()))]
 
     def put(self, stage: str, module: nn.Module) -> None:
         """Move a stage's module to its device, or leave its weights on the CPU or on disk.
@@ -209,7 +226,7 @@ class GpuBackend(Backend):
     def _measure(self) -> None:
         # A run on the CPU leaves the GPUs alone: asking one for its memory opens a context on it.
         free = devices.free_gpu_memory() if self.strategy != "cpu" else []
-        host = devices.free_host_memory()
+        host = free_host_memory()
         self._memory = budget(self.strategy, self.limits, free, host)
 
     def _computing(self) -> list[str]:

@@ -12,6 +12,7 @@ import torch
 
 from layerparity.backends import _nvidia
 from layerparity.backends._gpu.memory import size_text
+from layerparity.console import bytes_text
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,9 @@ class DeviceMemory:
 
     def __str__(self) -> str:
         return (
-            f"{self.device}: {self.modules} modules, {size_text(self.allocated)} allocated, "
-            f"{size_text(self.reserved)} reserved of {size_text(self.total)}"
+            f"{self.device}: {self.modules} module{'' if self.modules == 1 else 's'}, "
+            f"{bytes_text(self.allocated)} allocated, {bytes_text(self.reserved)} reserved of "
+            f"{bytes_text(self.total)}"
         )
 
 
@@ -56,11 +58,6 @@ def gpus() -> list[Gpu]:
 def free_gpu_memory() -> list[int]:
     """Return the free bytes of every GPU, by index."""
     return [torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count())]
-
-
-def free_host_memory() -> int:
-    """Return the bytes of memory the host can give without swapping."""
-    return int(psutil.virtual_memory().available)
 
 
 def label(devices: Sequence[str], names: Sequence[str]) -> str:

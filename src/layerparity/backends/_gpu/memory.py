@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from layerparity.backends._streaming import STREAM
 from layerparity.errors import UserError, nearest
 
 SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")
@@ -57,11 +58,11 @@ def parse_limits(text: str | None) -> Limits:
 
 def check_strategy(strategy: str) -> None:
     """Raise UserError unless ``strategy`` is one of accelerate's, ``cpu`` or ``cuda:N``."""
-    if strategy not in (*SPREAD, "cpu") and not _CUDA.match(strategy):
-        known = [*SPREAD, "cpu", "cuda:0"]
+    if strategy not in (*SPREAD, "cpu", STREAM) and not _CUDA.match(strategy):
+        known = [*SPREAD, "cpu", STREAM, "cuda:0"]
         raise UserError(
             f"device_map={strategy} is unknown.{nearest(strategy, known)} "
-            f"Known: {', '.join(SPREAD)}, cpu, cuda:N."
+            f"Known: {', '.join(SPREAD)}, cpu, {STREAM}, cuda:N."
         )
 
 
@@ -87,7 +88,7 @@ def budget(
     memory = {index: size for index, size in memory.items() if size > 0}
     # Without a GPU everything runs on the CPU, as device_map=cpu would; with one, the CPU is where
     # weights wait that no GPU has room for.
-    own = int(SHARE * cpu) if memory else UNLIMITED
+    own = int(SHARE * cpu) if memory or strategy == STREAM else UNLIMITED
     return {**memory, "cpu": own if limits.cpu is None else limits.cpu}
 
 

@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from layerparity.backends._host_memory import free_host_memory
 from layerparity.backends._nested import mapped
 from layerparity.backends._neuron import distributed, sharding
 from layerparity.backends._neuron.notices import recorded
 from layerparity.backends._neuron.runtime import NEURON, STAND_IN, Compile, Runtime
 from layerparity.backends._neuron.xla import XlaRuntime
+from layerparity.backends._streaming import STREAM, reads_ahead, told
 from layerparity.backends.base import Affinity, Backend, Placed
+from layerparity.backends.neuron import DEFAULT_KIND
 from layerparity.errors import UserError
 from layerparity.models import static_experts
 
@@ -36,15 +39,17 @@ def from_config(settings: Settings, config: Config, machine: Affinity) -> Neuron
     exports = Compile(settings.compile) is Compile.export
     if exports and config.tp_degree > 1:
         raise UserError("backend.compile=export runs unsharded: use tp_degree=1, or compile=lazy.")
+    streams = config.device_map.strategy == STREAM
     runtime = XlaRuntime(machine.device == NEURON, config.tp_degree, settings.excess_precision)
     runtime.prepare()
     static_experts.register()
     return NeuronBackend(
         name="neuron",
-        default_kind="candidate",
+        default_kind=DEFAULT_KIND,
         attn_implementation=config.attn_implementation or "sdpa",
         experts_implementation=config.experts_implementation or static_experts.NAME,
-        unused=("device_map",),
+        unused=() if streams else ("device_map",),
+        streams=streams,
         runtime=runtime,
         exports=exports,
     )
@@ -106,8 +111,11 @@ class NeuronBackend(Backend):
         config: Any = model.config
         self._plan = sharding.plan_of(config) if self.runtime.tp_degree > 1 else {}
         self._paths = dict(stages)
-        size = sum(_bytes(model.get_submodule(path)) for path in stages.values())
-        return [Placed(self.device_label, tuple(stages), size)]
+        sizes = {stage: _bytes(model.get_submodule(path)) for stage, path in stages.items()}
+        if self.streams:
+            self.ahead = reads_ahead(sizes, free_host_memory())
+            self.warnings.append(told(sizes, self.ahead))
+        return [Placed(self.device_label, tuple(stages), sum(sizes.values()))]
 
     def put(self, stage: str, module: nn.Module) -> None:
         """Move a stage's module to the device, in-place, and shard it where that was asked."""

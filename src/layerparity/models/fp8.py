@@ -1,0 +1,73 @@
+"""FP8: weights stored as e4m3 with one scale for each block of 128 x 128, and their values again.
+
+The scale of ``x.weight`` is stored as ``x.weight_scale_inv``; a value is the stored number times
+its block's scale. Blocks at the lower and right edge may be smaller than the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from layerparity.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+SCALE = "weight_scale_inv"
+STORED = ("F8_E4M3",)
+_WEIGHT = "weight"
+_USUAL_BLOCK = (128, 128)
+
+
+def scale_name(name: str) -> str:
+    """Return the name of a weight's scales: ``x.weight_scale_inv`` for ``x.weight``."""
+    return f"{name.removesuffix(_WEIGHT)}{SCALE}"
+
+
+def weight_name(scale: str) -> str:
+    """Return the name of the weight that scales belong to."""
+    return f"{scale.removesuffix(SCALE)}{_WEIGHT}"
+
+
+def is_scale(name: str) -> bool:
+    """Say whether a stored name is that of scales."""
+    return name.endswith(f".{SCALE}")
+
+
+def block_of(config: Mapping[str, Any]) -> tuple[int, int]:
+    """Return rows and columns of a block, from config.json's values.
+
+    Raises UserError for a quantization that is no FP8 with scales by block.
+    """
+    said = config.get("quantization_config")
+    if said is None:
+        return _USUAL_BLOCK
+    method, block = said.get("quant_method"), said.get("weight_block_size", _USUAL_BLOCK)
+    if method != "fp8" or not isinstance(block, list | tuple) or len(block) != 2:
+        raise UserError(
+            f"config.json's quantization_config is {method} with blocks of {block}: only fp8 with "
+            "two-dimensional blocks is read; convert the checkpoint to bfloat16 first."
+        )
+    rows, columns = (int(each) for each in block)
+    if rows < 1 or columns < 1:
+        raise UserError(f"config.json: weight_block_size is {list(block)}, give two sizes above 0.")
+    return rows, columns
+
+
+def scale_shape(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, ...]:
+    """Return the shape of the scales of a weight of ``shape``, whose last two axes have blocks."""
+    *before, rows, columns = shape
+    return (*before, -(-rows // block[0]), -(-columns // block[1]))
+
+
+def dequantised(rows: torch.Tensor, factors: torch.Tensor, columns: int) -> torch.Tensor:
+    """Return the float32 values of FP8 rows [row, column] that share one row of blocks.
+
+    ``factors`` [block] are the scales of the blocks, each ``columns`` wide. The product is made in
+    float32, as transformers' own operation makes it.
+    """
+    import torch
+
+    wide = factors.to(torch.float32).repeat_interleave(columns)[: rows.shape[1]]
+    return rows.to(torch.float32).mul_(wide)

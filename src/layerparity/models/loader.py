@@ -1,0 +1,98 @@
+"""Loader: the weights of a stage, read from the checkpoint straight into their finished place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from layerparity.models.memory import Pool
+from layerparity.models.reading import Filler
+from layerparity.models.recipe import Due
+from layerparity.profile import Spent
+
+if TYPE_CHECKING:
+    from layerparity.models.checkpoint import Checkpoint
+
+# More do not read faster from one disk, and take the processor from what is being computed.
+_THREADS = min(2, os.cpu_count() or 1)
+
+
+@dataclass
+class Loaded:
+    """A stage's weights by module weight, the SHA-256 of each tensor used, and what it took."""
+
+    weights: dict[str, torch.Tensor] = field(default_factory=dict)
+    hashes: dict[str, str] = field(default_factory=dict)
+    spent: Spent = field(default_factory=Spent)
+
+
+class Loader:
+    """Reads stages from one checkpoint, at most one ahead of the one that is used.
+
+    Every large buffer is a finished weight in the type it is held in: there is no other.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+        self.pool = Pool()
+        self._ahead: tuple[str, Future[Loaded]] | None = None
+        self._hashes: dict[str, str] = {}
+        self._background = ThreadPoolExecutor(1, "read-ahead")
+        self._threads = ThreadPoolExecutor(_THREADS, "read")
+
+    def expect(self, stage: str, due: Mapping[str, Due]) -> None:
+        """Begin to read a stage that will be wanted next."""
+        if self._ahead is None:
+            self._ahead = stage, self._background.submit(self._load, due)
+
+    def load(self, stage: str, due: Mapping[str, Due]) -> Loaded:
+        """Return a stage's weights, as soon as they are read. Raises UserError for damage.
+
+        Tensors are hashed the first time they are read; afterwards their files' stamps vouch.
+        """
+        if self._ahead is not None:
+            coming, future = self._ahead
+            self._ahead = None
+            loaded = future.result()
+            if coming == stage:
+                return loaded
+        return self._background.submit(self._load, due).result()
+
+    def _load(self, due: Mapping[str, Due]) -> Loaded:
+        loaded = Loaded()
+        todo: list[tuple[str, torch.Tensor]] = []
+        for weight, each in due.items():
+            held = loaded.weights[weight] = self.pool.empty(each.part.shape, each.dtype)
+            todo += [(piece.name, piece.view(held)) for piece in each.part.pieces]
+        # In the order of the files: a disk reads on faster than it jumps.
+        todo.sort(key=lambda item: self._position(item[0]))
+        queue = iter(todo)
+        for filling in [self._threads.submit(self._fill, queue) for _ in range(_THREADS)]:
+            loaded.spent += filling.result()
+        names = dict.fromkeys(name for name, _ in todo)
+        for file in {self.checkpoint.tensors[name].file for name in names}:
+            self.checkpoint.files.check(file)
+        loaded.hashes = {name: self._hashes[name] for name in names}
+        return loaded
+
+    def _fill(self, queue: Iterator[tuple[str, torch.Tensor]]) -> Spent:
+        """Fill what is left in a queue that threads share."""
+        fillers = {known: Filler(self.checkpoint.files, not known) for known in (False, True)}
+        for name, into in queue:
+            filler = fillers[name in self._hashes]
+            digest = self.checkpoint.fill(filler, name, into)
+            if digest:
+                self._hashes[name] = digest
+        total = Spent()
+        for filler in fillers.values():
+            total += filler.spent
+        return total
+
+    def _position(self, name: str) -> tuple[str, int]:
+        stored = self.checkpoint.tensors[name]
+        return stored.file.name, stored.begin

@@ -1,0 +1,71 @@
+"""Memory for weights: pages that go back to the next weight of their size once they are dropped.
+
+Touching a fresh page costs several times what copying into a used one does, and the C library's
+own allocator keeps blocks of up to 32 MB for later, which a stream of weights would turn into a
+heap far larger than what it holds.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import threading
+import weakref
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+_LARGE = 1 << 18
+
+
+class Pool:
+    """Hands out contiguous CPU tensors, and takes their pages back when nobody holds them.
+
+    Together, what is in use and what waits never exceed what was once in use: memory stays within
+    the largest set of tensors that were alive at one time.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[mmap.mmap] = []
+        self._used = self._most = 0
+        self._lock = threading.Lock()
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Return a tensor whose values are whatever was there before."""
+        size = math.prod(shape) * dtype.itemsize
+        if size < _LARGE:
+            return torch.empty(tuple(shape), dtype=dtype)
+        pages = self._take(size)
+        # The array lives as long as some tensor uses the pages, and tells when none does.
+        array = np.frombuffer(pages, dtype=np.uint8)
+        weakref.finalize(array, _give_back, weakref.ref(self), pages)
+        return torch.from_numpy(array).view(dtype).view(tuple(shape))
+
+    def _take(self, size: int) -> mmap.mmap:
+        with self._lock:
+            self._used += size
+            self._most = max(self._most, self._used)
+            for place, pages in enumerate(self._free):
+                if len(pages) == size:
+                    return self._free.pop(place)
+            self._trim(size)
+        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+    def _trim(self, fresh: int) -> None:
+        """Drop the pages that have waited longest until there is room for ``fresh`` bytes."""
+        waiting = sum(len(pages) for pages in self._free)
+        while self._free and self._used + waiting > self._most:
+            waiting -= len(self._free.pop(0))
+
+    def give_back(self, pages: mmap.mmap) -> None:
+        """Keep pages that nobody uses any more for the next tensor of their size."""
+        with self._lock:
+            self._used -= len(pages)
+            self._free.append(pages)
+
+
+def _give_back(pool: weakref.ref[Pool], pages: mmap.mmap) -> None:
+    held = pool()
+    if held is not None:
+        held.give_back(pages)
