@@ -20,6 +20,7 @@ from importlib.util import find_spec
 import torch
 
 Way = Callable[[torch.Tensor, torch.Tensor], object]
+Clock = Callable[[], float]
 WIDTH = 4096
 SITE_ROWS = 1024
 AXES = ("batch", "token", "channel")
@@ -114,7 +115,7 @@ def ways() -> tuple[dict[str, Way], list[str]]:
     return found, absent
 
 
-def beside(rows: int, dtype: torch.dtype, repeats: int) -> dict[str, float]:
+def beside(rows: int, dtype: torch.dtype, repeats: int, clock: Clock) -> dict[str, float]:
     """Return milliseconds by what is done at one site, medians of alternating runs."""
     from layerparity.files import tensor_sha256
     from layerparity.noise.deviation import Tensors, deviation
@@ -142,7 +143,7 @@ def beside(rows: int, dtype: torch.dtype, repeats: int) -> dict[str, float]:
         "SHA-256 of golden and candidate": lambda: [tensor_sha256(x) for x in (given, side)],
         "SHA-256 of the reference": lambda: tensor_sha256(reference),
     }
-    return {name: 1e3 * spent for name, spent in medians(jobs, repeats).items()}
+    return {name: 1e3 * spent for name, spent in medians(jobs, repeats, clock).items()}
 
 
 def pair(rows: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -153,25 +154,27 @@ def pair(rows: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     return golden.to(dtype), candidate.to(dtype)
 
 
-def medians(jobs: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+def medians(jobs: dict[str, Callable[[], object]], repeats: int, clock: Clock) -> dict[str, float]:
     """Return median seconds by name, of runs in turn."""
     seconds: dict[str, list[float]] = {name: [] for name in jobs}
     # The first round is not counted: it compiles and warms up.
     for round_ in range(repeats + 1):
         for name, job in jobs.items():
-            start = time.perf_counter()
+            start = clock()
             job()
             if round_:
-                seconds[name].append(time.perf_counter() - start)
+                seconds[name].append(clock() - start)
     return {name: statistics.median(spent) for name, spent in seconds.items()}
 
 
-def timed(rows: int, dtype: torch.dtype, repeats: int, named: dict[str, Way]) -> dict[str, float]:
+def timed(
+    rows: int, dtype: torch.dtype, repeats: int, clock: Clock, named: dict[str, Way]
+) -> dict[str, float]:
     """Return GB/s of each way by name: both tensors' bytes over the median of alternating runs."""
     golden, candidate = pair(rows, dtype)
     jobs = {name: partial(way, golden, candidate) for name, way in named.items()}
     size = golden.nbytes + candidate.nbytes
-    return {name: size / spent / 1e9 for name, spent in medians(jobs, repeats).items()}
+    return {name: size / spent / 1e9 for name, spent in medians(jobs, repeats, clock).items()}
 
 
 def table(found: dict[str, dict[str, float]]) -> str:
@@ -203,6 +206,7 @@ def main() -> None:
     parser.add_argument("--elements", type=int, default=1 << 24, help="of each tensor")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--cpu", action="store_true", help="CPU seconds, for a busy machine")
     parser.add_argument("--memory", action="store_true", help="compare 620 sites instead")
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
@@ -215,11 +219,14 @@ def main() -> None:
     rows = max(1, chosen.elements // WIDTH)
     dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16}
     load = os.getloadavg()[0]
-    found = {name: timed(rows, each, chosen.repeats, named) for name, each in dtypes.items()}
-    print(f"{rows * WIDTH:,} pairs, {chosen.threads} threads, median of {chosen.repeats} rounds,")
+    clock = time.process_time if chosen.cpu else time.perf_counter
+    spent = "CPU seconds" if chosen.cpu else "seconds"
+    how = (chosen.repeats, clock)
+    found = {name: timed(rows, each, *how, named) for name, each in dtypes.items()}
+    print(f"{rows * WIDTH:,} pairs, {chosen.threads} threads, {spent}, median of {chosen.repeats},")
     print(f"{platform.machine()}, torch {torch.__version__}, load {load:.1f} before it started\n")
     print(table(found))
-    costs = {name: beside(SITE_ROWS, each, chosen.repeats) for name, each in dtypes.items()}
+    costs = {name: beside(SITE_ROWS, each, *how) for name, each in dtypes.items()}
     print(f"\nA site of {SITE_ROWS * WIDTH:,} elements:\n\n{site_table(costs)}")
     for name in absent:
         print(f"{name}: not installed")

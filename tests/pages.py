@@ -16,7 +16,10 @@ NAMES = (
     "candidate",
     "compare",
     "verdicts",
+    "audit",
+    "convert",
     "weights",
+    "plan",
     "bisect",
     "debugging",
     "selftest",
@@ -25,7 +28,7 @@ NAMES = (
     "tracking",
     "ports",
 )
-LAST = ("troubleshooting", "benchmarks", "install", "architecture")
+LAST = ("troubleshooting", "benchmarks", "doctor", "install", "architecture")
 PAGES = [
     ROOT / "README.md",
     *(ROOT / "docs" / f"{name}.md" for name in (*NAMES, *LAST)),

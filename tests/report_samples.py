@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from report_portraits import portrait
 
+from layerparity.compare.answer import Answer
 from layerparity.compare.comparison import Comparison, Made, Side
 from layerparity.site import Kind, Site
 from layerparity.verdict import Outcome, Row, sum_up
@@ -141,15 +142,20 @@ def calibrated(
             row.metrics.update(found, floor_rel_l2=floor, error_ratio_head_index=3.0)
         rows.append(row)
     site = broken or "layers.0.mlp:out"
-    likeliest = "Likeliest cause (93%): the norm is taken over each head because <it> fails."
-    headline = f"{site} is the first wrong place: {site} fails. {likeliest}"
+    answer = Answer(
+        f"{site} is the first wrong place",
+        "very likely (93%): the norm is taken over each head",
+        ("a guess (30%): the norm is left out",),
+        (f"{site} fails", "<it> fails & more"),
+        ("# a remark", "python run.py scope=single layer=3", "python run.py job=compare"),
+    )
     return replace(
         comparison,
         rows=rows,
         tolerance="calibrated",
         limits=dict(CALIBRATED),
         guilty=site if broken else "",
-        headline=headline if broken else "",
+        answer=answer if broken else None,
         portrait=portrait(site, layers, experts, chance),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -10,15 +11,18 @@ import pytest
 from bisections import DEFAULT, WeightFinding, after, block, compared, row, site
 from conftest import Ended
 
+from layerparity.bisect.amplified import amplified
 from layerparity.bisect.dataflow import NODES, ORDER
 from layerparity.bisect.ddmin import minimal
-from layerparity.bisect.descend import descend, first_guilty
+from layerparity.bisect.descend import descend, first_guilty, seen_in
 from layerparity.bisect.growth import judge_chained
+from layerparity.bisect.sentence import how_sure
 from layerparity.bisect.strategies.base import Found, smallest
 from layerparity.bisect.strategies.binary import Binary
 from layerparity.bisect.strategies.inject import Inject
 from layerparity.bisect.strategies.scan import Scan
 from layerparity.compare.comparison import Comparison
+from layerparity.jobs import _links
 from layerparity.site import Site
 from layerparity.verdict import Outcome, Row
 
@@ -307,18 +311,33 @@ def record(store: Path) -> dict[str, object]:
     return json.loads(newest.read_text())  # type: ignore[no-any-return]
 
 
-def test_a_faulty_port_is_bisected_to_its_component(run: Cli, store: Path) -> None:
+def test_a_faulty_port_is_bisected_to_its_component(
+    run: Cli, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What a command says once is said by each process, and this one is many commands.
+    monkeypatch.setattr(_links, "_told", set())
     ended = run("job=bisect", "golden=the-golden", *FAULT)
     assert ended.exit == 1, ended.out + ended.err
-    assert "layers.3.self_attn.q_norm is the first wrong place" in ended.out
+    parts = re.findall(r"^(where|cause|or|evidence|next)\b", ended.out, re.M)
+    assert parts == ["where", "cause", "or", "evidence", "next"]
+    assert "where     layers.3.self_attn.q_norm is the first wrong place\n" in ended.out
+    assert re.search(r"^cause     very likely \(\d\d%\): ", ended.out, re.M)
+    assert "because" not in ended.out
+    # Each of the two runs is one line, and neither's tables nor its own link are shown.
+    assert len(re.findall(r"^candidate run of .*: candidate-gpu-\S+ \w{8}, ", ended.out, re.M)) == 2
+    assert not re.search(r"Placement|output rms|allocated", ended.out)
+    assert ended.out.count("http://") == 2
+    assert ended.out.index("\nlayers.3 ") < ended.out.index("where     ")
+    assert f"\nserved by: python run.py job=ui tracking.folder={store}\n" in ended.out
     kept = record(store)
     assert kept["guilt"]["place"] == "layers.3.self_attn.q_norm"  # type: ignore[index]
     assert "layer=3" in kept["commands"][0]  # type: ignore[index]
+    assert "name=layers.3.self_attn.q_norm-alone" in kept["commands"][0]  # type: ignore[index]
     assert "port.name=qk_norm_per_head" in kept["commands"][0]  # type: ignore[index]
     before = len(list(store.rglob("manifest.json")))
     again = run("job=bisect", "golden=the-golden", *FAULT)
     assert again.exit == 1
-    assert again.out.count("Reusing run") == 3
+    assert len(re.findall(r"^\w+ run of .*, reused$", again.out, re.M)) == 3
     assert len(list(store.rglob("manifest.json"))) == before
 
 
@@ -357,6 +376,62 @@ def test_a_fault_of_decoding_is_found_in_its_step(cli: Cli, tmp_path: Path) -> N
     assert "only decoding shows it, from step 1" in kept["guilt"]["notes"][0]  # type: ignore[index]
     assert kept["causes"][0]["id"] == "rmsnorm_prefill_vs_decode"  # type: ignore[index]
     assert "generate.max_new_tokens=3" in kept["commands"][0]  # type: ignore[index]
+    assert "name=layers.2.input_layernorm-decoding" in kept["commands"][0]  # type: ignore[index]
+    assert "\n  # the whole model runs: scope=full alone can decode" in ended.out
+    # The second norm's input is wrong already, through the first; its own error leaps far beyond.
+    assert re.search(r"- post_attention_layernorm seems wrong as well: .* times", ended.out)
+
+
+def test_the_bisection_s_own_report_has_the_answer_and_the_portrait(run: Cli, store: Path) -> None:
+    ended = run("job=bisect", "golden=the-golden", "scope=single", "layer=3", *FAULT)
+    assert ended.exit == 1, ended.out + ended.err
+    (page,) = re.findall(r"^ +(/.*report\.html)$", ended.out, re.M)
+    assert "artifacts/report.html?" in ended.out
+    comparison = Comparison.from_json((Path(page).parent / "comparison.json").read_text())
+    assert comparison.answer is not None
+    assert comparison.answer.text in ended.out
+    assert comparison.portrait is not None
+    assert comparison.portrait.site == "layers.3.self_attn.q_norm:out"
+    html = Path(page).read_text()
+    assert "<dt>evidence</dt>" in html
+    assert "The guilty site" in html
+    text = (Path(page).parent / "bisection.md").read_text()
+    assert text.startswith("# layers.3.self_attn.q_norm is the first wrong place\n")
+    assert [text.index(part) for part in ("**Cause**", "**Evidence**", "**Next**", "## How")]
+
+
+def test_how_sure_a_cause_is_stands_in_words() -> None:
+    said = [how_sure(each) for each in (0.93, 0.75, 0.4, 0.1)]
+    assert said == ["very likely (93%)", "likely (75%)", "plausible (40%)", "a guess (10%)"]
+
+
+def test_a_leap_of_the_error_names_a_second_wrong_component() -> None:
+    def rows(after_norm: float) -> dict[str, Row]:
+        wrong = {"error_ratio": 173.0, "rel_l2": 7.6e-6}
+        leapt = {"error_ratio": 173.0 * after_norm, "rel_l2": 7.6e-6 * after_norm}
+        return {
+            ":in": row(site(2, ":in")),
+            "self_attn:out": row(site(2, "self_attn:out"), Outcome.FAIL, **wrong),
+            "post_attention_layernorm:in": row(
+                site(2, "post_attention_layernorm:in"), Outcome.FAIL, **wrong
+            ),
+            "post_attention_layernorm:out": row(
+                site(2, "post_attention_layernorm:out"), Outcome.FAIL, **leapt
+            ),
+        }
+
+    far, near = rows(300.0), rows(20.0)
+    assert amplified(far, seen_in(far)) == {"post_attention_layernorm": pytest.approx(300.0)}
+    assert amplified(near, seen_in(near)) == {}
+    # Other experts explain any error behind them: a wrong input without a size says nothing.
+    routed = {
+        "mlp.gate:choices": row(site(2, "mlp.gate:choices"), Outcome.FAIL),
+        "mlp.experts:out": row(
+            site(2, "mlp.experts:out"), Outcome.FAIL, error_ratio=1e6, rel_l2=0.5
+        ),
+    }
+    both = {**near, **routed}
+    assert amplified(both, seen_in(both)) == {}
 
 
 def test_configurations_are_bisected_to_the_keys(run: Cli, store: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, Ended
 
+from layerparity import config, glosses
 from layerparity import help as help_text
 from layerparity.command import check
 from layerparity.errors import UserError
@@ -89,6 +91,18 @@ def test_help_has_a_line_for_every_choice() -> None:
             assert line, f"{group}/{name} has no first line"
             assert f"{name} " in text
             assert line in text
+
+
+def test_help_says_what_dotted_keys_do_and_their_defaults() -> None:
+    keys = {key for key in config.every_key() if "." in key}
+    assert set(glosses.GLOSSES) <= keys
+    text = help_text.text()
+    named = {key for key in keys if key.endswith((".name", "scope.kind", "device_map.strategy"))}
+    assert [key for key in sorted(keys - named) if f" {key}=" not in text] == []
+    assert re.search(r"^  job\.margin=1\.5 +job=calibrate: factor", text, re.M)
+    assert re.search(r"^  backend\.compile=false\|lazy +backend=gpu,neuron: ", text, re.M)
+    assert re.search(r"^  tracking\.folder=mlruns +where runs are kept", text, re.M)
+    assert re.search(r" tolerance\.error_ratio=2$", text, re.M)
 
 
 @pytest.mark.parametrize(

@@ -163,12 +163,14 @@ def test_one_expert_s_other_weights_do_not_cover_it(tmp_path: Path) -> None:
     golden = with_prints(experts_of(tmp_path / "g"), expert_prints())
     prints = expert_prints()
     name = "model.layers.1.mlp.experts.3.w1"
-    # Rounded by another type, as far as a print tells: no finding, and no proof either.
+    # Rounded to another type: no finding, and no proof either.
     other = print_of(torch.randn(6, generator=torch.Generator().manual_seed(0)).half())
     prints["layers.1"][name] = {
         **prints["layers.1"][name],
         "sha256": other.sha256,
-        "dtype": "bfloat16",
+        "dtype": "float16",
+        "checkpoint": "rounded",
+        "stored": "float32",
     }
     found = judged(golden, with_prints(experts_of(tmp_path / "c"), prints))
     assert found.coverage.experts[1] == ExpertUse(1, 4, 2, (1,), (3,))

@@ -120,6 +120,27 @@ def test_first_values_not_finite_leave_a_near_constant_tensor_exact() -> None:
     assert found.moments.gg == pytest.approx(found.count * (2**-14 / 2) ** 2, rel=1e-9)
 
 
+@pytest.mark.parametrize("at", [1e-3, 1.0, 10.0, 1e4])
+@pytest.mark.parametrize("size", [1e-30, 1e-3, 1.0])
+def test_means_far_from_zero_and_candidates_near_it(at: float, size: float) -> None:
+    golden, candidate = noisy(5, 5000)
+    found = agree(golden + at, size * (candidate + at))
+    # Of independent formulas: numpy's two passes over float64.
+    g, c = (golden + at).double().numpy(), (size * (candidate + at)).double().numpy()
+    assert found.moments.gg == pytest.approx(g.var() * g.size, rel=1e-9)
+    assert found.moments.cc == pytest.approx(c.var() * c.size, rel=1e-9)
+    correlation = found.moments.gc / math.sqrt(found.moments.gg * found.moments.cc)
+    assert correlation == pytest.approx(np.corrcoef(g.ravel(), c.ravel())[0, 1], rel=1e-12)
+
+
+def test_segments_that_vary_and_that_do_not_are_merged() -> None:
+    golden, candidate = noisy(6, 5000)
+    golden[::2], candidate[1::3] = 7.5, -0.25
+    found = agree(golden, candidate)
+    g = golden.double().numpy()
+    assert found.moments.gg == pytest.approx(g.var() * g.size, rel=1e-12)
+
+
 @pytest.mark.parametrize("value", [0.0, -0.0, 1e-42, 3.3, 1e30, 3.4028234e38])
 def test_constants(value: float) -> None:
     same = torch.full((3, 5000), value)

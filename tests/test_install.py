@@ -80,6 +80,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_what_it_needs(installed: Path, tmp_path: Path) -> None:
     package = installed / "layerparity"
     assert (package / "conf" / "config.yaml").is_file()
+    assert (package / "constraints.txt").is_file()
     assert (package / "experiments" / "quickstart.yaml").is_file()
     assert (package / "checkpoints" / "tiny_minimax_m2" / "model.safetensors").is_file()
     assert list(package.rglob("*.j2"))

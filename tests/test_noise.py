@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from layerparity.noise import sums as streamed
 from layerparity.noise.deviation import Deviation, Tensors, deviation
 from layerparity.noise.floor import Floor, measure_floor, scales
 from layerparity.noise.groups import Layout
+from layerparity.noise.usual import Usual
 from layerparity.numerics.sums import Product, backwards, sharded, strided
 from layerparity.numerics.ways import wider
 from layerparity.site import Kind
@@ -157,8 +159,11 @@ def test_floor_is_the_dense_one(shape: tuple[int, int, int], types: str) -> None
     for each, old in zip((golden, reference, *ways), before, strict=True):
         assert torch.equal(each[mask], old[mask])
     squares = torch.stack([(way.double() - reference.double()).square() for way in ways])
-    torch.testing.assert_close(found.tokens[:, mask], squares.sum(2)[:, mask].float())
-    torch.testing.assert_close(found.elements, squares[:, mask].sum(1).float())
+    torch.testing.assert_close(found.tokens[:, mask], squares.sum(2)[:, mask])
+    torch.testing.assert_close(found.elements, squares[:, mask].sum(1))
+    assert found.real is not None
+    torch.testing.assert_close(found.real[0], squares.sum(2)[:, mask].amax(0))
+    torch.testing.assert_close(found.real[1], reference[mask].double().square().sum(1))
     weight = scales(found.elements).square()
     wide_values = reference[mask].double()
     for grouping in laid.groupings:
@@ -243,6 +248,95 @@ def rounded(
             epsilon=torch.finfo(dtype).eps,
         )
     )
+
+
+def tiny(given: Tensors, scale: float) -> Tensors:
+    """Return a site whose numbers are all smaller by a power of two."""
+    candidate, golden, reference, *ways = (
+        each * scale
+        for each in (given.candidate, given.golden, given.reference, given.golden * 1.5)
+    )
+    mask = torch.ones(given.real, dtype=torch.bool)
+    floor = measure_floor({"one": ways[0]}, golden, reference, mask, given.layout)
+    return replace(given, candidate=candidate, golden=golden, reference=reference, floor=floor)
+
+
+@pytest.mark.parametrize("types", ["bf16", "fp32"])
+def test_the_smallest_numbers_are_judged_as_any_others(types: str) -> None:
+    given = site((37, 96, 8), types)
+    given = replace(given, tokens=torch.arange(given.real))
+    usual, small = (deviation(tiny(given, scale)).metrics for scale in (1.0, 2.0**-80))
+    assert usual["error_ratio"] > 0
+    assert small == pytest.approx(usual, rel=1e-6)
+
+
+def one_token(seed: int, product: Product, change: Change = unchanged) -> Deviation:
+    """Return how one token deviates in bfloat16, where one massive channel outweighs the others.
+
+    What is usual is known of 40 more tokens.
+    """
+    maker = torch.Generator().manual_seed(seed)
+    value, weight = (torch.randn(n, 96, generator=maker) for n in (41, 64))
+    weight[7] *= 30
+    value, weight = value.to(torch.bfloat16), weight.to(torch.bfloat16)
+    reference, golden = linear(value.float(), weight.float()), linear(value, weight)
+    ways = {"golden": golden, "two": sharded(2)(value, weight), "three": strided(3)(value, weight)}
+    laid = Layout(64, 4)
+
+    def measured(rows: slice) -> Floor:
+        few = {name: way[rows] for name, way in ways.items()}
+        real = torch.ones(len(golden[rows]), dtype=torch.bool)
+        return measure_floor(few, golden[rows], reference[rows], real, laid)
+
+    first = slice(0, 1)
+    everywhere, floor = measured(slice(None)), measured(first)
+    assert everywhere.real is not None
+    return deviation(
+        Tensors(
+            candidate=change(product(value, weight)[first]),
+            golden=golden[first],
+            reference=reference[first],
+            tokens=torch.arange(1),
+            real=1,
+            layout=laid,
+            floor=floor,
+            spread=floor.spread,
+            epsilon=torch.finfo(torch.bfloat16).eps,
+            usual=Usual.of(*everywhere.real),
+        )
+    )
+
+
+@pytest.mark.parametrize("product", [sharded(4), strided(5)], ids=["sharded", "strided"])
+def test_one_lucky_token_of_a_massive_channel_raises_no_alarm(product: Product) -> None:
+    found = [one_token(seed, product) for seed in range(150)]
+    assert [text for each in found for text in broken(each)] == []
+
+
+def test_a_wrong_token_is_seen_where_a_massive_channel_outweighs_the_others() -> None:
+    def drop(value: torch.Tensor) -> torch.Tensor:
+        return value * torch.where(torch.arange(64) == 7, 0.9, 1.0)
+
+    found = [one_token(seed, linear, drop) for seed in range(50)]
+    assert sum(any("error is" in text for text in broken(each)) for each in found) > 35
+
+
+@pytest.mark.parametrize("numbers", [1, 4, 32])
+def test_how_many_numbers_a_floor_is_worth(numbers: int) -> None:
+    maker = torch.Generator().manual_seed(numbers)
+    floors = torch.randn(4000, numbers, generator=maker, dtype=torch.float64).square().sum(1)
+    usual = Usual.of(floors, torch.ones(4000))
+    assert usual is not None
+    assert usual.numbers == pytest.approx(numbers, rel=0.25)
+
+
+def test_what_is_usual_needs_tokens() -> None:
+    ones = torch.ones(3, dtype=torch.float64)
+    assert Usual.of(ones, ones) is None
+    same = Usual.of(ones.repeat(2), ones.repeat(2))
+    assert same is not None and math.isinf(same.numbers)
+    assert same.lifted(0.5, 1.0, 1.0) == pytest.approx(0.97, abs=0.01)
+    assert same.lifted(2.0, 1.0, 1.0) == 2.0
 
 
 def broken(found: Deviation) -> list[str]:

@@ -16,7 +16,8 @@ from report_samples import CASES, COMPONENTS, every_case, judged, real, sample, 
 from layerparity.compare.comparison import Comparison, Made
 from layerparity.compare.report import headline
 from layerparity.compare.report.html import render_html
-from layerparity.compare.report.reproduce import reproduce
+from layerparity.compare.report.reproduce import next_lines, reproduce
+from layerparity.site import Site
 from layerparity.verdict import Outcome
 
 
@@ -108,6 +109,7 @@ def test_first_divergence_is_named_with_its_reason_and_what_was_good_before() ->
     row = headline.first_failure(CASES["fail"])
     assert row
     assert row.reason in words
+    assert re.search(r"rel L2 0\.31\W.{0,30}against the golden", words)
     assert "an error is the block's own" in words
     assert "may only be inherited" in words_of(CASES["chained"])
 
@@ -177,7 +179,7 @@ def test_a_stored_comparison_gives_the_same_page() -> None:
 
 def test_commands_quote_what_the_shell_or_hydra_would_split() -> None:
     comparison = replace(CASES["fail"], golden=side("golden", run="my runs/it's,one\\x"))
-    (_, whole), (purpose, alone) = reproduce(comparison)
+    (_, whole), (purpose, alone), (_, its) = reproduce(comparison)
     assert read(whole) == {
         "job": "compare",
         "golden": "my runs/it's,one\\x",
@@ -187,6 +189,7 @@ def test_commands_quote_what_the_shell_or_hydra_would_split() -> None:
     assert purpose == "The failing block alone"
     assert "it's,one" in read(alone)["golden"]
     assert "my runs" not in whole.split("'")[0]
+    assert read(its) == {**read(whole), "candidate": "layers.3.mlp-alone"}
 
 
 def test_a_sweep_is_named_by_its_parent_and_its_block_made_as_it_was() -> None:
@@ -216,7 +219,7 @@ def test_a_sweep_is_named_by_its_parent_and_its_block_made_as_it_was() -> None:
     comparison = replace(
         CASES["fail"], golden=golden, candidate=replace(swept, made=tuple(children)), settings=kept
     )
-    (_, whole), (_, alone) = reproduce(comparison)
+    (_, whole), (_, alone), _ = reproduce(comparison)
     sides = {"golden": "12345678" * 4, "candidate": "abcdef01" * 4}
     assert read(whole) == {"job": "compare", **sides, **kept}
     assert read(alone) == {
@@ -229,6 +232,7 @@ def test_a_sweep_is_named_by_its_parent_and_its_block_made_as_it_was() -> None:
         "tp_degree": 5,
         "inputs": "golden",
         "golden": "12345678" * 4,
+        "name": "layers.3.mlp-alone",
         "tracking.folder": "/data/my runs",
     }
 
@@ -240,12 +244,25 @@ def test_what_no_golden_run_recorded_is_made_by_the_candidates_whole_run_again()
     comparison = replace(
         CASES["fail"], golden=dump, candidate=side("candidate", named="c", made=(made,))
     )
-    (_, whole), (purpose, again) = reproduce(comparison)
+    (_, whole), (purpose, again), _ = reproduce(comparison)
     assert read(whole)["job.golden_names"] == "/maps/n.json"
-    assert (purpose, read(again)) == ("The candidate again", settings)
+    assert purpose == "The candidate again"
+    assert read(again) == {**settings, "name": "layers.3.mlp-alone"}
     nothing = replace(made, settings={})
     comparison.candidate = side("candidate", named="c", made=(nothing,))
     assert [purpose for purpose, _ in reproduce(comparison)] == ["This comparison"]
+
+
+def test_a_decode_step_is_shown_by_the_whole_model_and_says_why() -> None:
+    rows = [real("layers.3.mlp:out", 1e-7), real("layers.3.mlp:out@decode.2", 0.3, Outcome.FAIL)]
+    comparison = judged(rows)
+    _, (purpose, again), _ = reproduce(comparison)
+    assert "the whole model runs" in purpose
+    assert read(again)["name"] == "layers.3.mlp-decoding"
+    remark, *commands = next_lines(comparison, rows[1].site)
+    assert remark.startswith("# the whole model runs")
+    assert all(each.startswith("python run.py") for each in commands)
+    assert not next_lines(comparison, Site("lm_head", "out"))
 
 
 def read(line: str) -> dict[str, object]:

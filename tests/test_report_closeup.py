@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -143,11 +144,18 @@ def test_a_fault_is_named_and_shown(run: Callable[..., Ended], store: Path) -> N
     ended = run("job=compare", "golden=the-golden", "candidate=bad")
     assert ended.exit == 1, ended.err
     said = " ".join(ended.out.split())
-    assert "layers.3.self_attn.q_norm is the first wrong place" in said
+    assert "where layers.3.self_attn.q_norm is the first wrong place" in said
+    assert re.search(
+        r"^cause +very likely \(\d+%\): the norm is taken over each head", ended.out, re.M
+    )
+    assert "against the reference" in said
+    assert "against the golden" in said
+    assert "candidate=layers.3.self_attn.q_norm-alone" in said
     newest = max(store.rglob("comparison.json"), key=lambda path: path.stat().st_mtime)
     comparison = Comparison.from_json(newest.read_text())
     assert comparison.guilty == "layers.3.self_attn.q_norm"
-    assert "taken over each head" in comparison.headline
+    assert comparison.answer is not None
+    assert "taken over each head" in comparison.answer.cause
     portrait = comparison.portrait
     assert portrait is not None
     assert (portrait.site, portrait.unit) == ("layers.3.self_attn.q_norm:out", FLOOR)
@@ -160,14 +168,19 @@ def test_a_fault_is_named_and_shown(run: Callable[..., Ended], store: Path) -> N
     assert len(portrait.worst) == 16
     page = (newest.parent / "report.html").read_text()
     assert "layers.3.self_attn.q_norm</strong>" in page
+    assert "against the reference" in page
+    assert "against the golden" in page
     assert "## Worst elements" in (newest.parent / "report.md").read_text()
 
 
 def test_page_begins_with_the_first_wrong_place_and_its_cause() -> None:
     words = words_of(GUILTY)
-    assert words.index("is the first wrong place") < words.index("Likeliest cause (93%)")
-    assert words.index("Likeliest cause") < words.index("The two runs")
-    assert "<it>" in words
+    labels = ("where", "cause very likely (93%)", "evidence", "next", "The two runs")
+    places = [words.index(each) for each in labels]
+    assert places == sorted(places)
+    assert words.index("where") < words.index("is the first wrong place") < places[1]
+    assert "<it> fails & more" in words
+    assert "python run.py job=compare" in words[places[3] : places[4]]
     assert "The guilty site: layers.3.self_attn.q_proj:out" in words
     assert "The site with the largest R" in words_of(CASES["calibrated pass"])
     assert "Each row is 48 channels" in words
@@ -175,7 +188,11 @@ def test_page_begins_with_the_first_wrong_place_and_its_cause() -> None:
 
 def test_markdown_has_the_headline_and_the_worst_elements() -> None:
     text = render_markdown(GUILTY)
-    assert text.index("is the first wrong place") < text.index("## Runs")
+    labels = ("is the first wrong place", "**Cause**", "**Evidence**", "**Next**", "## Runs")
+    places = [text.index(each) for each in labels]
+    assert places == sorted(places)
+    assert "\n- \\<it\\> fails & more\n" in text
+    assert "```sh\n# a remark\npython run.py scope=single layer=3\n" in text
     assert (
         "| sequence | token | element | golden | candidate | reference | noise floors off |" in text
     )
@@ -185,7 +202,8 @@ def test_markdown_has_the_headline_and_the_worst_elements() -> None:
 def test_old_comparisons_read_and_new_ones_come_back_whole() -> None:
     raw = json.loads(GUILTY.to_json())
     assert Comparison.from_json(json.dumps(raw)).portrait == GUILTY.portrait
-    for name in ("guilty", "headline", "portrait"):
+    assert Comparison.from_json(json.dumps(raw)).answer == GUILTY.answer
+    for name in ("guilty", "answer", "portrait"):
         del raw[name]
     old = Comparison.from_json(json.dumps(raw))
     assert (old.guilty, old.headline, old.portrait) == ("", "", None)

@@ -8,8 +8,10 @@ from dataclasses import replace
 
 from report_samples import CASES, every_case, every_oddity, judged, real, sample, side
 from rich.console import Console
+from test_report import Page
 
 from layerparity.compare.comparison import Comparison
+from layerparity.compare.report.html import render_html
 from layerparity.compare.report.markdown import render_markdown
 from layerparity.compare.report.table import closing_table, per_site_table
 from layerparity.verdict import Outcome
@@ -42,7 +44,8 @@ def test_markdown_names_the_first_divergence_and_the_layers() -> None:
     text = render_markdown(CASES["fail"])
     assert text.startswith("# FAIL at layers.3.mlp:out\n")
     assert "The first site to fail is the MLP out of layer 3." in text
-    assert "| layer 3 | ✕ fail | `layers.3.mlp:out` | 0.31 | 7 |" in text
+    assert "| layer 3 | ✕ fail | `layers.3.mlp:out` | 0.31 |  | 7 |" in text
+    assert "| rel L2 to the golden |" in text
     assert "python run.py job=compare golden=gggg3f9a27be1d4c06a5b8c7d6e5f40312 candidate=" in text
     assert "| layers 0–30 | ✓ pass |" in render_markdown(sample(62, "layers.31.mlp:out"))
 
@@ -72,6 +75,27 @@ def test_closing_table_is_short_and_has_verdict_counts_and_whole_model() -> None
     assert re.search(r"layer 31 .* fail .* layers\.31\.mlp:out .* 0\.31", text)
     assert re.search(r"\d+ pass \+ \d+ fail = 437 sites asked for", text)
     assert "whole model: fail" in text
+
+
+def test_a_failing_layer_is_told_by_its_first_failure_and_the_worst_beside_it() -> None:
+    rows = [
+        real("layers.0.self_attn:out", 0.02, Outcome.FAIL),
+        real("layers.0.mlp:out", 0.4, Outcome.FAIL),
+        real("layers.0.mlp:out@decode.1", 0.9, Outcome.FAIL),
+        real("layers.1.self_attn:out", 1e-7),
+        real("layers.1.mlp:out", 2e-7),
+    ]
+    text = printed(judged(rows))
+    first = next(line for line in text.splitlines() if "layer 0" in line)
+    cells = [cell.strip() for cell in first.split("│")[1:-1]]
+    assert cells[:4] == ["layer 0", "fail", "layers.0.self_attn:out", "0.02"]
+    assert "layers.0.mlp:out@decode.1 0.9" in cells[4]
+    assert "rel L2 (golden)" in text
+    assert re.search(r"layer 1 .* layers\.1\.mlp:out +│ +2\.0e-7", text)
+    markdown = render_markdown(judged(rows))
+    assert "`layers.0.self_attn:out` | 0.02 | `layers.0.mlp:out@decode.1` 0.9 |" in markdown
+    page = " ".join(Page(render_html(judged(rows))).words.split())
+    assert "attention out worst: MLP out 0.9 0.02" in page
 
 
 def test_closing_table_has_a_line_for_each_layer() -> None:

@@ -99,17 +99,12 @@ def test_a_streamed_run_is_bit_equal(cli: Callable[..., Ended], words, tmp_path)
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
 def test_every_family_streams(cli: Callable[..., Ended], made, family: str, tmp_path) -> None:
     found = []
+    tokens = tmp_path / "tokens.json"
+    tokens.write_text("[[5, 6, 7, 8, 9, 10, 11, 12]]")
+    fed = ("inputs=tokens", f"inputs.file={tokens}")
+    model = ("model=checkpoint", f"model.path={made(family)}", "dtype=bfloat16")
     for device_map in ("cpu", "stream"):
-        words = (
-            "model=checkpoint",
-            f"model.path={made(family)}",
-            "inputs=tokens",
-            "dtype=bfloat16",
-        )
-        tokens = tmp_path / "tokens.json"
-        tokens.write_text("[[5, 6, 7, 8, 9, 10, 11, 12]]")
         folder = f"tracking.folder={device_map}"
-        fed = ("inputs=tokens", f"inputs.file={tokens}")
         ended = cli(f"device_map={device_map}", folder, *fed, *model)
         assert ended.exit == 0, ended.err
         found.append(hashes(newest(tmp_path / device_map)))
@@ -121,7 +116,7 @@ def test_every_family_streams(cli: Callable[..., Ended], made, family: str, tmp_
 
 def test_each_byte_is_read_once(cli: Callable[..., Ended], tmp_path) -> None:
     assert cli("device_map=stream", "scope=range", "start=0", "end=1", "inputs=random").exit == 0
-    profile = newest(tmp_path, PROFILE_FILE)
+    profile = newest(tmp_path, PROFILE_FILE)["stages"]
     checkpoint = Checkpoint(Path(__file__).parents[1] / "checkpoints/tiny_minimax_m2")
     for stage in ("layers.0", "layers.1"):
         stored = [t.bytes for name, t in checkpoint.tensors.items() if f".{stage}." in name]

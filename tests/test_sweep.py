@@ -187,7 +187,7 @@ def test_a_part_that_failed_as_a_run_has_one_row(cli, tmp_path, monkeypatch):
     from layerparity.errors import UserError
     from layerparity.jobs import _keep
 
-    def fail(*arguments):
+    def fail(*arguments, **seconds):
         raise UserError("no room")
 
     monkeypatch.setattr(_keep, "finish", fail)

@@ -209,6 +209,10 @@ def test_find_says_what_is_there_instead(store, tmp_path):
     make(store, "golden-full")
     with pytest.raises(UserError, match=r"no run 'goldn-full'.*Did you mean 'golden-full'\?"):
         store.find("goldn-full")
+    for name in ("a", "b", "c", "d"):
+        make(store, name)
+    with pytest.raises(UserError, match=r"no run 'zzz'.* Newest: 'd', 'c', 'b', 'a'; 'python run"):
+        store.find("zzz")
     with pytest.raises(UserError, match="no finished candidate run"):
         store.find("latest", kind="candidate")
     with pytest.raises(UserError, match="There is no folder"):

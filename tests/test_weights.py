@@ -75,7 +75,9 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 def test_a_print_is_of_the_values_not_of_their_type() -> None:
     values = normal(300, 301).bfloat16()
     narrow, wide = print_of(values), print_of(values.float())
-    assert narrow.sha256 == wide.sha256 == tensor_sha256(values.float())
+    assert narrow.sha256 == wide.sha256 == tensor_sha256(values)
+    finer = normal(300, 301)
+    assert print_of(finer).sha256 == tensor_sha256(finer)
     assert (narrow.dtype, wide.dtype) == ("bfloat16", "float32")
     assert narrow.sketch == wide.sketch
     assert narrow.stats["mean"] == pytest.approx(values.double().mean().item(), rel=1e-9)
@@ -246,9 +248,6 @@ def test_without_a_checkpoint_the_golden_is_the_measure(made: Made) -> None:
     golden, used = loaded(port_of(made("minimax_m2")))
     bare = {s: {n: unproved(p) for n, p in h.items()} for s, h in golden.items()}
     assert diff_weights(golden, bare, used) == []
-    narrow, _ = loaded(port_of(made("minimax_m2"), DType.float16))
-    rounded = {s: {n: unproved(p) for n, p in h.items()} for s, h in narrow.items()}
-    assert diff_weights(golden, rounded, used) == []
     name = next(iter(bare["layers.1"]))
     bare["layers.1"][name] = unproved(print_of(normal(64, 64), bare["layers.1"][name].target))
     (finding,) = diff_weights(golden, bare, used)

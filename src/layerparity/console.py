@@ -7,14 +7,33 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
+from dataclasses import dataclass
 from typing import Any
 
 _LOG_EVERY_SECONDS = 5.0
+_NOTE = "note: "
+
+
+@dataclass(frozen=True)
+class _Brief:
+    """What `brief` lets through: notes that were not said yet, and progress under a title."""
+
+    title: str
+    noted: set[str]
+
+    def lets(self, text: str) -> bool:
+        new = text.startswith(_NOTE) and text not in self.noted
+        self.noted.add(text)
+        return new
+
+
+_briefs: list[_Brief] = []
 
 
 def say(text: str) -> None:
     """Print one line of progress or result."""
-    print(text, flush=True)
+    if not _briefs or _briefs[-1].lets(text):
+        print(text, flush=True)
 
 
 def complain(text: str) -> None:
@@ -38,6 +57,8 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> 
 
 def show(renderable: Any) -> None:
     """Print anything rich can render, 160 columns wide where there is no terminal."""
+    if _briefs:
+        return
     from rich.console import Console
 
     Console(width=None if sys.stdout.isatty() else 160, highlight=False).print(renderable)
@@ -48,6 +69,25 @@ def quiet() -> Iterator[None]:
     """Let nothing be printed to standard output inside: the work of a job that makes hundreds."""
     with redirect_stdout(io.StringIO()):
         yield
+
+
+@contextmanager
+def brief(title: str, noted: set[str]) -> Iterator[None]:
+    """Let only notes and progress be shown inside: a run that is one step of a job.
+
+    Progress bears the ``title`` and is wiped when done. ``noted`` collects what was said, so that
+    the steps of a job that share it say each note once.
+    """
+    _briefs.append(_Brief(title, noted))
+    try:
+        yield
+    finally:
+        _briefs.pop()
+
+
+def is_brief() -> bool:
+    """Say whether a line is not shown now."""
+    return bool(_briefs)
 
 
 class Progress:
@@ -64,14 +104,19 @@ class Progress:
         self.done += 1
         if self._bar is not None:
             self._bar.update(self._task, advance=1, what=what)
-        elif time.monotonic() - self._said >= _LOG_EVERY_SECONDS or self.done == self.total:
+            return
+        ended = self.done == self.total and not _briefs
+        if ended or time.monotonic() - self._said >= _LOG_EVERY_SECONDS:
             self._said = time.monotonic()
-            say(f"{self.title}: {self.done} of {self.total} {what}".rstrip())
+            line = f"{self.title}: {self.done} of {self.total} {what}"
+            print(line.rstrip(), flush=True)
 
 
 @contextmanager
 def progress(title: str, total: int) -> Iterator[Progress]:
     """Yield a counter of ``total`` steps that shows itself as the output allows."""
+    if _briefs:
+        title = f"{_briefs[-1].title}: {title}"
     if not sys.stdout.isatty():
         yield Progress(title, total)
         return
@@ -84,7 +129,7 @@ def progress(title: str, total: int) -> Iterator[Progress]:
         rich.TimeElapsedColumn(),
         rich.TextColumn("{task.fields[what]}"),
     )
-    with rich.Progress(*columns) as bar:
+    with rich.Progress(*columns, transient=bool(_briefs)) as bar:
         yield Progress(title, total, bar)
 
 

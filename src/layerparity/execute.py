@@ -13,7 +13,7 @@ from layerparity.inputs.base import Inputs
 from layerparity.manifest import Feed, WeightPrint
 from layerparity.models.families.base import HIDDEN, ROUTED, TOKENS
 from layerparity.ports.base import Call, Observed, Port
-from layerparity.profile import MemoryPeaks, StageProfile
+from layerparity.profile import MemoryPeaks, RunProfile, StageProfile, anonymous_bytes
 from layerparity.shown import Shown, Specs, Tensors
 from layerparity.site import DECODE, PREFILL, Kind, Site, SiteSpec
 
@@ -44,7 +44,7 @@ class Outcome:
     tensors_used: dict[str, dict[str, str]] = field(default_factory=dict)
     effective: dict[str, dict[str, WeightPrint]] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
-    profile: dict[str, StageProfile] = field(default_factory=dict)
+    profile: RunProfile = field(default_factory=RunProfile)
     new_tokens: torch.Tensor | None = None
     reference: str = ""
 
@@ -73,6 +73,7 @@ class Execution:
     def run(self) -> Outcome:
         """Load and run every stage once, then generate where asked."""
         outcome = Outcome()
+        outcome.profile.before = anonymous_bytes()
         with self._peaks:
             self._run(outcome)
         return outcome
@@ -90,7 +91,7 @@ class Execution:
         previous: Passed | None = None
         for stage in self.stages:
             previous, tensors, specs = self._visit(stage, previous, None, outcome)
-            with outcome.profile[stage].timing("store"):
+            with outcome.profile.stages[stage].timing("store"):
                 self.recorder.write(stage, tensors, specs)
             self.progress(stage)
         if self.max_new_tokens:
@@ -103,7 +104,7 @@ class Execution:
         self, stage: str, previous: Passed | None, step: int | None, outcome: Outcome
     ) -> tuple[Passed, Tensors, Specs]:
         """Run one stage, its weights loaded before and given back afterwards where they stream."""
-        profile = outcome.profile.setdefault(stage, StageProfile())
+        profile = outcome.profile.stages.setdefault(stage, StageProfile())
         if self.streams or stage not in outcome.weights:
             self._load(stage, profile, outcome)
         following = self._following(stage, step)
@@ -143,7 +144,7 @@ class Execution:
         given = self._given(stage, source_site)
         fed = previous if given is None else Passed(given, given)
         assert fed is not None, f"{stage} has neither given values nor a stage before it"
-        profile = outcome.profile[stage]
+        profile = outcome.profile.stages[stage]
         with profile.timing("compute"):
             observed = self.port.run(stage, fed.device)
             output = Passed(observed.output, observed.output.detach().cpu())

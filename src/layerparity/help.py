@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 from layerparity import registry
-from layerparity.config import Config, every_key
+from layerparity.config import Config
+from layerparity.glosses import dotted_keys
 from layerparity.resources import shipped
 from layerparity.search_path import experiment_folders
 
@@ -21,6 +23,7 @@ GROUPS = (
     "tolerance",
     "tracking",
 )
+_WIDEST = 34
 _USAGE = """\
 layerparity: layer-by-layer numerical parity between two machines running one language model.
 
@@ -94,11 +97,25 @@ def _keys() -> str:
             continue
         default = getattr(item.default, "value", item.default)
         shown.append(f"{item.name}={'null' if default is None else str(default).lower()}")
-    nested = sorted(key for key in every_key() if "." in key and not key.endswith(".name"))
+    dotted = dotted_keys()
+    told = {words: gloss for words, gloss in dotted.items() if _head(words) != "tolerance"}
+    limits = [words for words in dotted if words not in told]
+    width = min(max(map(len, told)), _WIDEST)
+    lines = [f"  {words:<{width}}  {gloss}" for words, gloss in told.items()]
+    parts = ["Keys and their defaults", *_filled(shown), *lines]
+    return "\n".join([*parts, "  Limits of the tolerances:", *_filled(limits)]) + "\n"
+
+
+def _head(key: str) -> str:
+    return key.partition(".")[0]
+
+
+def _filled(words: Sequence[str]) -> list[str]:
+    """Return words in lines of at most 98 characters."""
     lines, line = [], " "
-    for word in [*shown, *nested]:
+    for word in words:
         if len(line) + len(word) > 98:
             lines.append(line)
             line = " "
         line += f" {word}"
-    return "\n".join(["Keys and their defaults", *lines, line]) + "\n"
+    return [*lines, line]

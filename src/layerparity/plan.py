@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,14 @@ class Scope:
         """Return the scope with the embedding before its first block."""
         stages = ("embed_tokens", *self.stages)
         return Scope(self.kind, stages, self.start, self.end, self.component)
+
+
+def num_layers_of(model: Mapping[str, Any]) -> int:
+    """Return config.json's number of blocks. Raises UserError for what cannot be run by stages."""
+    if "num_hidden_layers" not in model:
+        kind = model.get("model_type")
+        raise UserError(f"{kind} is not laid out as embedding, blocks, norm and head.")
+    return int(model["num_hidden_layers"])
 
 
 def scope_of(config: Config, num_layers: int, family: Family) -> Scope:

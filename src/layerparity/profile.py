@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,6 +14,14 @@ from typing import Any
 
 _STATUS = Path("/proc/self/status")
 _INTERVAL = 0.02
+# The parts of a stage's time in the order in which they pass, and what a person calls them.
+PARTS = {
+    "wait": "waiting for weights",
+    "fingerprint": "fingerprint",
+    "compute": "compute",
+    "reference": "reference",
+    "store": "store",
+}
 
 
 @dataclass
@@ -27,6 +36,16 @@ class Spent:
     convert: float = 0.0
     hash: float = 0.0
     bytes: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds of all threads, added up."""
+        return self.read + self.convert + self.hash
+
+    @property
+    def rate(self) -> float:
+        """Return how fast a thread read, in bytes per second; 0 where nothing was read."""
+        return self.bytes / self.read if self.read else 0.0
 
     def __iadd__(self, other: Spent) -> Spent:
         self.read += other.read
@@ -58,9 +77,12 @@ class StageProfile:
         """Return how long the stage held the run up, in all."""
         return self.wait + self.fingerprint + self.compute + self.reference + self.store
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
-        return asdict(self)
+    def __iadd__(self, other: StageProfile) -> StageProfile:
+        for part in PARTS:
+            setattr(self, part, getattr(self, part) + getattr(other, part))
+        self.loading += other.loading
+        self.peak = max(self.peak, other.peak)
+        return self
 
     @contextmanager
     def timing(self, what: str) -> Iterator[None]:
@@ -70,6 +92,37 @@ class StageProfile:
             yield
         finally:
             setattr(self, what, getattr(self, what) + perf_counter() - began)
+
+
+@dataclass
+class RunProfile:
+    """A run's stages in running order, and the anonymous memory it held before the first."""
+
+    before: int = 0
+    stages: dict[str, StageProfile] = field(default_factory=dict)
+
+    @property
+    def total(self) -> StageProfile:
+        """Return the stages added up; ``peak`` is the most memory held above ``before``."""
+        total = StageProfile()
+        for each in self.stages.values():
+            total += each
+        total.peak = max(total.peak - self.before, 0)
+        return total
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> RunProfile:
+        """Read what `dataclasses.asdict` gave. Raises TypeError or KeyError where it is damaged."""
+        stages = {
+            stage: StageProfile(**{**each, "loading": Spent(**each["loading"])})
+            for stage, each in dict(raw["stages"]).items()
+        }
+        return cls(raw["before"], stages)
+
+    def to_json(self) -> str:
+        """Return the profile as JSON text."""
+        stages = {stage: asdict(each) for stage, each in self.stages.items()}
+        return json.dumps({"before": self.before, "stages": stages}, indent=1)
 
 
 def anonymous_bytes() -> int:

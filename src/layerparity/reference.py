@@ -16,7 +16,7 @@ import torch
 
 from layerparity.models.families.base import COMPONENTS, EXPERTS
 from layerparity.noise.floor import Floor, measure_floor
-from layerparity.noise.groups import Layout, layout
+from layerparity.noise.groups import Layout, heads_of, layout
 from layerparity.noise.stored import CHAINED, ISOLATED, ReferenceWriter
 from layerparity.numerics.ways import FLOOR, PLAIN, reference, wider
 from layerparity.ports._canonical import CHOICES
@@ -130,7 +130,8 @@ class References:
 
     def _keep(self, results: Results, feed: str, shown: Shown) -> None:
         wide = results.pop(("", "reference"))
-        heads = _heads(shown)
+        specs = shown.specs
+        heads = heads_of((s.end, tuple(t.shape), specs[s].axes) for s, t in shown.tensors.items())
         found = {}
         for site, value in wide.items():
             axes = shown.specs[site].axes if site in shown.specs else EXPERTS.axes
@@ -213,15 +214,6 @@ def _by_site(shown: Shown, observed: Observed) -> dict[Site, torch.Tensor]:
 
 def _ways(results: Results, site: Site, dtype: str) -> dict[str, torch.Tensor]:
     return {way: values[site] for (own, way), values in results.items() if own == dtype}
-
-
-def _heads(shown: Shown) -> dict[str, int]:
-    """Return the number of query, key and value heads, where the rotated tensors show them."""
-    counts = {}
-    for site, tensor in shown.tensors.items():
-        if site.end in ("q_rotated", "k_rotated"):
-            counts[site.end[0]] = int(tensor.shape[2])
-    return counts | ({"v": counts["k"]} if "k" in counts else {})
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -22,11 +22,16 @@ def _names(package: str) -> tuple[str, ...]:
     return tuple(sorted(name for name in found if not name.startswith("_") and name != "base"))
 
 
-def load(package: str, name: str) -> ModuleType:
-    """Import one plug-in. Raises UserError with the nearest known name where there is none."""
+def check(package: str, name: str) -> None:
+    """Raise UserError with the nearest known name where there is no such plug-in."""
     known = names(package)
     if name not in known:
         raise UserError(
             f"There is no '{name}' in {package}.{nearest(name, known)} Known: {', '.join(known)}."
         )
+
+
+def load(package: str, name: str) -> ModuleType:
+    """Import one plug-in. Raises UserError with the nearest known name where there is none."""
+    check(package, name)
     return importlib.import_module(f"layerparity.{package}.{name}")

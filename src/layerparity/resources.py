@@ -1,4 +1,4 @@
-"""Resources: the folders that come with layerparity, in a source tree and in a wheel alike."""
+"""Resources: the folders and files that come with layerparity, in a source tree and in a wheel."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def shipped(name: str) -> Path:
-    """Return the folder ``conf``, ``experiments`` or ``checkpoints`` that belongs to this code."""
+    """Return ``conf``, ``experiments``, ``checkpoints`` or ``constraints.txt`` of this code."""
     package = Path(__file__).resolve().parent
     installed = package / name
-    return installed if installed.is_dir() else package.parents[1] / name
+    return installed if installed.exists() else package.parents[1] / name

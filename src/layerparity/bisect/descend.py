@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from layerparity.bisect.dataflow import NODES, Seen, module_of, origin
+from layerparity.bisect.dataflow import NODES, ORDER, Seen, module_of, origin
 from layerparity.bisect.guilt import Guilt
 from layerparity.bisect.weighing import by_weights, findings_in, with_weights
 from layerparity.compare.comparison import Comparison
@@ -13,54 +13,83 @@ from layerparity.site import PREFILL, Site
 from layerparity.verdict import Outcome, Row
 
 _JUDGED = (Outcome.PASS, Outcome.FAIL, Outcome.INCONCLUSIVE)
+Place = int | str
 Step = tuple[str, int]
+Index = dict[tuple[Place, Step], dict[str, Row]]
 
 
 def first_guilty(comparison: Comparison) -> Guilt | None:
     """Return the first place, in forward order, that goes wrong by itself; None if none does.
 
-    A block whose input is already wrong is a consequence. Prefill comes before decode; weights
-    decide only where no site fails.
+    A block whose input is already wrong is a consequence. Prefill comes before decode, whose steps
+    are one phase; weights decide only where no site fails.
     """
-    layers = sorted({row.site.layer for row in comparison.rows if row.site.layer is not None})
-    places: list[int | str] = ["embed_tokens", *layers, "norm", "lm_head"]
-    for step in _steps(comparison.rows):
+    rows = _indexed(comparison.rows)
+    layers = sorted({place for place, _ in rows if isinstance(place, int)})
+    places: list[Place] = ["embed_tokens", *layers, "norm", "lm_head"]
+    chained = comparison.candidate.feed != "isolated"
+    for steps in _phases(rows):
         for place in places:
-            if _fed_wrong(comparison, place, step):
-                continue
-            guilt = _in_step(comparison, place, step)
+            sound = [step for step in steps if not _fed_wrong(rows, place, step, chained)]
+            guilt = _in_phase(comparison, rows, place, sound)
             if guilt is not None:
                 return guilt
     return next((g for place in places if (g := by_weights(comparison, place))), None)
 
 
-def descend(comparison: Comparison, layer: int | str) -> Guilt | None:
+def descend(comparison: Comparison, layer: Place) -> Guilt | None:
     """Return the guilty component of one block, or of ``embed_tokens``, ``norm`` or ``lm_head``.
 
-    It is the earliest failing site of the first failing phase whose inputs do not fail; where the
-    prefill passes and a decode step fails, that step's. A weight finding that can explain it names
-    the component. None where neither a site fails nor a weight differs.
+    It is the earliest failing site of the first failing phase whose inputs do not fail; the decode
+    steps are one phase. A weight finding that can explain it names the component. None where
+    neither a site fails nor a weight differs.
     """
-    for step in _steps(_rows_of(comparison, layer)):
-        guilt = _in_step(comparison, layer, step)
+    rows = _indexed(comparison.rows)
+    for steps in _phases(rows):
+        guilt = _in_phase(comparison, rows, layer, steps)
         if guilt is not None:
             return guilt
     return by_weights(comparison, layer)
 
 
-def block_rows(comparison: Comparison, layer: int | str, step: Step) -> dict[str, Row]:
+def block_rows(comparison: Comparison, layer: Place, step: Step) -> dict[str, Row]:
     """Return a place's rows of one phase and step, by address inside the block."""
-    rows = _rows_of(comparison, layer)
-    return {row.site.local: row for row in rows if (row.site.phase, row.site.step) == step}
+    here = (row for row in comparison.rows if _place_of(row.site) == layer)
+    return {row.site.local: row for row in here if (row.site.phase, row.site.step) == step}
 
 
-def _in_step(comparison: Comparison, place: int | str, step: Step) -> Guilt | None:
-    rows = block_rows(comparison, place, step)
-    guilt = _outside(place, rows) if isinstance(place, str) else _inside(place, rows)
-    if guilt is None:
+def _in_phase(
+    comparison: Comparison, rows: Index, place: Place, steps: Sequence[Step]
+) -> Guilt | None:
+    """Return what is guilty in a place, by all steps of a phase.
+
+    A mistake that is small for one token may show later in a step than what comes of it. What an
+    earlier step left in the cache is no reason: that step's own keys and values come first.
+    """
+    found = [
+        (guilt, step) for step in steps if (guilt := _in_step(place, rows.get((place, step), {})))
+    ]
+    if not found:
         return None
-    guilt = with_weights(guilt, rows, findings_in(comparison, place))
-    return replace(guilt, notes=(*guilt.notes, *_phase_notes(comparison, place, step)))
+    guilt, step = min(found, key=lambda each: _order(each[0]))
+    others = dict.fromkeys(
+        name for other, _ in found for name in (_called(other.component, other.part), *other.also)
+    )
+    also = tuple(name for name in others if name != _called(guilt.component, guilt.part))
+    guilt = with_weights(
+        replace(guilt, also=also), rows[place, step], findings_in(comparison, place)
+    )
+    return replace(guilt, notes=(*guilt.notes, *_phase_notes(rows, place, found[0][1])))
+
+
+def _in_step(place: Place, rows: Mapping[str, Row]) -> Guilt | None:
+    return _outside(place, rows) if isinstance(place, str) else _inside(place, rows)
+
+
+def _order(guilt: Guilt) -> int:
+    """Return where in a forward pass the site that shows a guilt stands."""
+    local = guilt.site.local if guilt.site is not None else ""
+    return ORDER.index(local) if local in ORDER else len(ORDER)
 
 
 def _inside(layer: int, rows: Mapping[str, Row]) -> Guilt | None:
@@ -113,53 +142,55 @@ def _outside(place: str, rows: Mapping[str, Row]) -> Guilt | None:
     return Guilt(None, place, "", row.site, row, good)
 
 
-def _fed_wrong(comparison: Comparison, place: int | str, step: Step) -> bool:
-    """Say whether what a place was fed is already wrong."""
-    rows = {row.site: row for row in comparison.rows}
-    wrong = [rows[site] for site in _feeds(comparison, place, step) if site in rows]
-    return any(row.outcome is Outcome.FAIL for row in wrong)
+def _fed_wrong(rows: Index, place: Place, step: Step, chained: bool) -> bool:
+    """Say whether what a place was fed is already wrong, its own input or what that is made of."""
+    sites = [(place, ":in" if isinstance(place, int) else f"{place}:in")]
+    if chained and place != "embed_tokens":
+        sites.append(_before(rows, place))
+    found = (rows.get((where, step), {}).get(local) for where, local in sites)
+    return any(row is not None and row.outcome is Outcome.FAIL for row in found)
 
 
-def _feeds(comparison: Comparison, place: int | str, step: Step) -> list[Site]:
-    """Return the sites whose values a place takes, in a chained candidate; its own in either."""
-    if isinstance(place, int):
-        own = Site(f"layers.{place}", "in", *step)
-        before = (
-            Site(f"layers.{place - 1}", "out", *step)
-            if place
-            else Site("embed_tokens", "out", *step)
-        )
-    elif place == "embed_tokens":
-        return []
-    else:
-        own = Site(place, "in", *step)
-        last = max((row.site.layer or 0 for row in comparison.rows), default=0)
-        before = Site(f"layers.{last}" if place == "norm" else "norm", "out", *step)
-    chained = comparison.candidate.feed != "isolated"
-    return [own, before] if chained else [own]
+def _before(rows: Index, place: Place) -> tuple[Place, str]:
+    """Return the place that feeds another one in a chain, and its output's address."""
+    if place == "lm_head":
+        return "norm", "norm:out"
+    if place == 0:
+        return "embed_tokens", "embed_tokens:out"
+    last = max((each for each, _ in rows if isinstance(each, int)), default=0)
+    return (place - 1 if isinstance(place, int) else last), ":out"
 
 
-def _phase_notes(comparison: Comparison, place: int | str, step: Step) -> list[str]:
-    """Say how the other phases of the place ended, where there are any."""
+def _phase_notes(rows: Index, place: Place, first: Step) -> list[str]:
+    """Say how the other phase of the place ended; ``first`` is the first step that fails."""
     failing: dict[bool, bool] = {}
-    for row in _rows_of(comparison, place):
-        if row.outcome in (Outcome.PASS, Outcome.FAIL):
-            prefill = row.site.phase == PREFILL
-            failing[prefill] = failing.get(prefill, False) or row.outcome is Outcome.FAIL
-    if step[0] != PREFILL and failing.get(True) is False:
-        return [f"only decoding shows it, from step {step[1]} on: the prefill passes"]
-    if step[0] == PREFILL and failing.get(False) is False:
+    for (where, step), held in rows.items():
+        for row in held.values() if where == place else ():
+            if row.outcome in (Outcome.PASS, Outcome.FAIL):
+                prefill = step[0] == PREFILL
+                failing[prefill] = failing.get(prefill, False) or row.outcome is Outcome.FAIL
+    if first[0] != PREFILL and failing.get(True) is False:
+        return [f"only decoding shows it, from step {first[1]} on: the prefill passes"]
+    if first[0] == PREFILL and failing.get(False) is False:
         return ["only the prefill shows it: the decode steps pass"]
     return []
 
 
-def _steps(rows: Iterable[Row]) -> list[Step]:
-    """Return the phases and steps that have rows, prefill first."""
-    found = {(row.site.phase, row.site.step) for row in rows}
-    return sorted(found, key=lambda step: (step[0] != PREFILL, step[1]))
+def _indexed(rows: Iterable[Row]) -> Index:
+    """Return rows by place and step, and there by address inside the block."""
+    found: Index = {}
+    for row in rows:
+        key = (_place_of(row.site), (row.site.phase, row.site.step))
+        found.setdefault(key, {})[row.site.local] = row
+    return found
 
 
-def _rows_of(comparison: Comparison, place: int | str) -> list[Row]:
-    if isinstance(place, int):
-        return [row for row in comparison.rows if row.site.layer == place]
-    return [row for row in comparison.rows if row.site.layer is None and row.site.path == place]
+def _phases(rows: Index) -> list[list[Step]]:
+    """Return the steps that have rows: those of the prefill, then those of the decode phase."""
+    steps = sorted({step for _, step in rows}, key=lambda step: step[1])
+    prefill = [step for step in steps if step[0] == PREFILL]
+    return [each for each in (prefill, [s for s in steps if s[0] != PREFILL]) if each]
+
+
+def _place_of(site: Site) -> Place:
+    return site.path if site.layer is None else site.layer

@@ -13,7 +13,11 @@ class FusedOrder:
     def judge(self, evidence: Evidence) -> Cause | None:
         """Return the cause where two or three projections fail, or weights were reordered."""
         failing = [name for name in NAMES if evidence.failed(f"self_attn.{name}:out")]
-        moved = [each for each in evidence.found("reordered") if "_proj" in each.component]
+        moved = [
+            each
+            for each in evidence.found("reordered", component="self_attn")
+            if each.component.endswith(NAMES)
+        ]
         blamed = evidence.component.removeprefix("self_attn.") in NAMES
         if not moved and (len(failing) < 2 or not blamed):
             return None

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from layerparity.causes._shape import factor_share, percent
-from layerparity.causes.base import Cause, Evidence
+from layerparity.causes.base import Cause, Evidence, Finding
+
+# What checkpoints call the two halves, and the stack of both.
+_GATE, _UP, _BOTH = {"gate_proj", "w1"}, {"up_proj", "w3"}, "gate_up"
 
 
 class GateUpSwapped:
@@ -13,7 +16,7 @@ class GateUpSwapped:
         """Return the cause where the experts' output is far off on a good input."""
         if evidence.component not in ("mlp.experts", "mlp"):
             return None
-        moved = evidence.found("reordered", component="mlp")
+        moved = [each for each in evidence.found("reordered", component="mlp") if _swaps(each)]
         error = evidence.metric("rel_l2")
         if not moved and (error is None or error < 0.1 or evidence.findings):
             return None
@@ -29,6 +32,16 @@ class GateUpSwapped:
         sure = 0.95 if moved else 0.6 if error is not None and error > 0.4 else 0.4
         text = "gate and up are stacked the wrong way round: silu(up) * gate for silu(gate) * up"
         return Cause("gate_up_swapped", sure, text, reasons)
+
+
+def _swaps(finding: Finding) -> bool:
+    """Say whether one half is where the other should be; another expert's is another mistake."""
+    if _BOTH in finding.name:
+        return True
+    # The finding ends with whose values, or with which modules' rows, the tensor holds.
+    own, said = set(finding.name.split(".")), set(finding.text.replace(",", " ").split())
+    held = {part for word in said for part in word.split(".")}
+    return bool((own & _GATE and held & _UP) or (own & _UP and held & _GATE))
 
 
 RULE = GateUpSwapped()

@@ -8,7 +8,7 @@ from layerparity.verdict import Outcome
 
 
 class DecodeNorm:
-    """A norm that passes in the prefill fails in a decode step."""
+    """A norm that fails in a decode step, and does not fail in the prefill."""
 
     def judge(self, evidence: Evidence) -> Cause | None:
         """Return the cause where only decoding shows a wrong norm."""
@@ -19,6 +19,8 @@ class DecodeNorm:
         ):
             return None
         before = evidence.other_phase.get(evidence.local)
+        if before is not None and before.outcome is Outcome.FAIL:
+            return None
         reasons = [f"{evidence.local} fails at decode step {evidence.site.step}"]
         passes = before is not None and before.outcome is Outcome.PASS
         if passes:

@@ -6,8 +6,10 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from layerparity.compare.answer import Answer
 from layerparity.compare.findings import Coverage, WeightFinding
 from layerparity.compare.portrait import Portrait
+from layerparity.profile import RunProfile
 from layerparity.verdict import Outcome, Row, Verdict
 
 
@@ -31,7 +33,8 @@ class Side:
     """One of the two runs: where to find it, how it was made and what it really ran on.
 
     ``named`` names all of it on a command line: a run's id, the id of the sweep or a folder; it is
-    empty where nothing does. ``made`` holds its runs, oldest first.
+    empty where nothing does. ``made`` holds its runs, oldest first. ``profile`` says where
+    their time went, added up by stage; None where they keep none.
     """
 
     run: str
@@ -46,6 +49,7 @@ class Side:
     feed: str = ""
     named: str = ""
     made: tuple[Made, ...] = ()
+    profile: RunProfile | None = None
 
 
 @dataclass
@@ -58,7 +62,7 @@ class Comparison:
     left out. ``profiles`` holds, for each failed site, what its groups (heads, channels, experts,
     positions) deviate by. ``weights`` are the findings on the weights that both graphs really used;
     ``coverage`` says what of the model was never exercised. ``guilty`` is the place that went wrong
-    first, ``headline`` says so in a sentence with the likeliest cause, and ``portrait`` shows it.
+    first, ``answer`` says so with the likeliest cause and the evidence, and ``portrait`` shows it.
     """
 
     golden: Side
@@ -74,8 +78,13 @@ class Comparison:
     coverage: Coverage = field(default_factory=Coverage)
     profiles: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     guilty: str = ""
-    headline: str = ""
+    answer: Answer | None = None
     portrait: Portrait | None = None
+
+    @property
+    def headline(self) -> str:
+        """The answer as text, a line for each part; empty where nothing went wrong."""
+        return self.answer.text if self.answer else ""
 
     def to_json(self) -> str:
         """Return the comparison as JSON text that `from_json` reads back."""
@@ -93,7 +102,7 @@ class Comparison:
             "coverage": asdict(self.coverage),
             "profiles": self.profiles,
             "guilty": self.guilty,
-            "headline": self.headline,
+            "answer": asdict(self.answer) if self.answer else None,
             "portrait": asdict(self.portrait) if self.portrait else None,
         }
         return json.dumps(raw, indent=1)
@@ -118,11 +127,12 @@ class Comparison:
             coverage=Coverage.from_dict(raw["coverage"]) if "coverage" in raw else Coverage(),
             profiles=raw.get("profiles", {}),
             guilty=raw.get("guilty", ""),
-            headline=raw.get("headline", ""),
+            answer=Answer.from_dict(raw["answer"]) if raw.get("answer") else None,
             portrait=Portrait.from_dict(raw["portrait"]) if raw.get("portrait") else None,
         )
 
 
 def _side(raw: dict[str, Any]) -> Side:
     made = tuple(Made(**{**each, "stages": tuple(each["stages"])}) for each in raw["made"])
-    return Side(**{**raw, "made": made})
+    profile = RunProfile.from_dict(raw["profile"]) if raw.get("profile") else None
+    return Side(**{**raw, "made": made, "profile": profile})

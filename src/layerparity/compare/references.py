@@ -13,17 +13,22 @@ from layerparity.compare.stored import Source
 from layerparity.manifest import Manifest
 from layerparity.noise.floor import Floor
 from layerparity.noise.stored import CHAINED, ISOLATED, Entry, StoredReferences
+from layerparity.noise.usual import Usual
 from layerparity.site import Site
 
 
 @dataclass(frozen=True)
 class Wide:
-    """One site's reference: its values, the floor, and the slopes clean ways show at such sites."""
+    """One site's reference: its values, the floor, and the slopes clean ways show at such sites.
+
+    ``usual`` is what one token's floor is as a rule, None where too few were seen.
+    """
 
     values: torch.Tensor
     floor: Floor
     spread: dict[str, float]
     feed: str
+    usual: Usual | None = None
 
 
 class References:
@@ -32,6 +37,7 @@ class References:
     def __init__(self) -> None:
         self._opened: dict[Path, StoredReferences] = {}
         self._spreads: dict[tuple[Path, str, str, str], dict[str, float]] = {}
+        self._usuals: dict[tuple[Path, str, str, str, str, str], Usual | None] = {}
 
     def of(self, pair: Pair) -> Wide | str:
         """Return what a pair is judged by, or why there is nothing."""
@@ -55,7 +61,8 @@ class References:
         floor = stored.floor(entry, dtype)
         if floor is None:
             return f"the golden has no noise floor for {dtype}: make it with reference.dtypes"
-        return Wide(stored.reference(entry), floor, self._spread(stored, entry, dtype), feed)
+        spread, usual = self._spread(stored, entry, dtype), self._usual(stored, entry, dtype)
+        return Wide(stored.reference(entry), floor, spread, feed, usual)
 
     def local(self, pair: Pair) -> Wide | None:
         """Return the reference of a pair's site in its stage alone, whatever fed the candidate."""
@@ -75,6 +82,13 @@ class References:
         if folder not in self._opened:
             self._opened[folder] = StoredReferences(folder, golden.manifest.reference)
         return self._opened[folder]
+
+    def _usual(self, stored: StoredReferences, entry: Entry, dtype: str) -> Usual | None:
+        site = entry.site
+        key = (stored.folder, entry.stage, entry.feed, site.path, site.end, dtype)
+        if key not in self._usuals:
+            self._usuals[key] = stored.usual(entry, dtype)
+        return self._usuals[key]
 
     def _spread(self, stored: StoredReferences, entry: Entry, dtype: str) -> dict[str, float]:
         """Return the largest clean slopes, in units of the floor, over the sites of this kind."""

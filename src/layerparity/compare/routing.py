@@ -86,7 +86,11 @@ def flips(
     for another stood within `TIE` standard errors of it in the reference.
     """
     wide = scores.values.double().reshape(mask.numel(), -1)
-    noise = (scores.floor.tokens.double().amax(0) / wide.shape[-1]).sqrt()
+    floors = scores.floor.tokens.double().amax(0)
+    if scores.usual is not None:
+        usual = scores.usual.floors(wide.square().sum(1))
+        floors = scores.usual.lifted(floors, usual, min(scores.usual.numbers, wide.shape[-1]))
+    noise = (floors / wide.shape[-1]).sqrt()
     noise = torch.maximum(noise, noise[mask].mean())
     apart = ~sets_agree(golden, candidate) & mask
     margin, outside = math.inf, 0

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from layerparity.again import settings_of
 from layerparity.compare.comparison import Made, Side
+from layerparity.compare.profiles import side_profile
 from layerparity.compare.stored import Source, reference
 from layerparity.manifest import Manifest, Record, scope_text
 from layerparity.site import Site
@@ -29,6 +30,8 @@ class Union:
         self.sources = list(sources)
         self.records: dict[Site, Found] = {}
         self.warnings = [text for source in sources for text in source.warnings]
+        self.profile, damaged = side_profile(self.sources)
+        self.warnings += damaged
         doubled: dict[Site, Source] = {}
         for source in self.sources:
             for record in source.manifest.records:
@@ -75,6 +78,7 @@ class Union:
             url=runs[0].url,
             named=self._named(),
             made=tuple(_made(source) for source in self.sources),
+            profile=self.profile,
             model=_distinct([manifest.model.name for manifest in self.manifests]),
             scope=scopes[0] if len(scopes) == 1 else f"{scopes[0]} ... {scopes[-1]}",
             **{

@@ -15,7 +15,6 @@ from layerparity.compare.weights_kind import (
     instead,
     is_constant,
     is_visible,
-    only_rounded,
 )
 from layerparity.compare.weights_sketch import same_values
 from layerparity.manifest import WeightPrint
@@ -95,13 +94,9 @@ def _cases(
     for name in sorted({*held, *within, *(loaded or ())}):
         actual = held.get(name)
         expected = _expected(actual, known.get(name))
-        same = actual is not None and (expected is None or _agree(expected, actual))
+        same = actual is not None and (expected is None or expected.sha256 == actual.sha256)
         if not same:
             yield _Case(name, stage, expected, actual, loaded is None or name in loaded)
-
-
-def _agree(expected: WeightPrint, actual: WeightPrint) -> bool:
-    return expected.sha256 == actual.sha256 or only_rounded(expected, actual)
 
 
 def _expected(actual: WeightPrint | None, other: WeightPrint | None) -> WeightPrint | None:
@@ -139,6 +134,8 @@ def _what(
         return what, f"holds the values of {_short(owner, case.name)}"
     if case.name in swapped:
         return "reordered", swapped[case.name]
+    if not expected.sketch:
+        return "changed_value", "does not hold the values that the golden holds"
     return altered(expected, actual)
 
 
@@ -146,7 +143,8 @@ def _reordered_groups(cases: list[_Case]) -> dict[str, str]:
     """Return, by name, the tensors of one parent that hold one another's values in other rows."""
     groups: dict[str, list[_Case]] = {}
     for case in cases:
-        if case.expected and case.actual and is_visible(case.expected, case.actual):
+        expected, actual = case.expected, case.actual
+        if expected and expected.sketch and actual and is_visible(expected, actual):
             groups.setdefault(case.place[0].rpartition(".")[0], []).append(case)
     found = {}
     for group in groups.values():

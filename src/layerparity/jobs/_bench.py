@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any
 from layerparity import console
 from layerparity.bisect.dataflow import NODES
 from layerparity.capture.wanted import Wanted
+from layerparity.compare.answer import REMARK
+from layerparity.compare.report.reproduce import WHOLE_MODEL, name_alone
 from layerparity.config import Config, ScopeKind
 from layerparity.errors import UserError
 from layerparity.jobs._steps import (
     Settings,
+    brief,
     command,
     make,
     own_settings,
@@ -89,9 +92,10 @@ class RunBench:
         return self._judged({**self._isolated_keys(), "capture": "components"})
 
     def commands(self, layer: int | None, component: str, decoding: bool = False) -> list[str]:
-        """Return the commands that run a block, or a stage outside, alone, and compare it.
+        """Return the lines that run a block, or a stage outside, alone, and compare it.
 
-        Decoding wants the whole model: each block is still fed from the golden.
+        Decoding wants the whole model, and a remark says so: each block is still fed from the
+        golden. The run is named after the component that it shows.
         """
         outside = {"scope": "single", "component": component, "feed": "isolated"}
         keys = outside if layer is None else _alone(layer)
@@ -100,9 +104,12 @@ class RunBench:
         golden = self.golden if layer is None or decoding else self.golden_of(layer)
         own = own_settings(self.config)
         judging = {k: v for k, v in own.items() if k.partition(".")[0] in _JUDGING}
-        sides = {"golden": reference(golden), "candidate": "alone"}
-        alone = {**self._keys(keys), "kind": "candidate", "name": "alone"}
-        return [command(alone), command({"job": "compare", **sides, **judging})]
+        stage = [f"layers.{layer}"] if layer is not None else []
+        name = name_alone(".".join(filter(None, [*stage, component])), decoding)
+        sides = {"golden": reference(golden), "candidate": name}
+        alone = {**self._keys(keys), "kind": "candidate", "name": name}
+        lines = [command(alone), command({"job": "compare", **sides, **judging})]
+        return [f"{REMARK}{WHOLE_MODEL}", *lines] if decoding else lines
 
     def golden_of(self, layer: int) -> Sequence[StoredRun]:
         """Return the golden with a block's components: the given one, or one made from it."""
@@ -132,7 +139,7 @@ class RunBench:
     def _compared(self, golden: Sequence[StoredRun], runs: Sequence[StoredRun]) -> Comparison:
         from layerparity.compare.parity import compare_runs
 
-        with console.counting("sites") as count:
+        with brief("comparing"), console.counting("sites") as count:
             return compare_runs(golden, runs, self.config.tolerance, progress=count)
 
     def _made(self, keys: Settings) -> StoredRun:

@@ -13,6 +13,7 @@ from layerparity.bisect.strategies.base import Step
 from layerparity.config import Config, RunKind
 from layerparity.errors import Exit, UserError
 from layerparity.jobs._bench import RunBench
+from layerparity.jobs._links import say_link
 from layerparity.verdict import Outcome
 
 KIND = "bisection"
@@ -74,7 +75,7 @@ def run(config: Config) -> Exit:
     rows = [(s.asked, "wrong" if s.wrong else "right", s.told) for s in trials.steps]
     console.table("Trials", ("configuration", "", "told"), rows)
     console.say(f"{said} {len(trials.steps)} trials over {len(keys)} keys.")
-    console.say(f"{active.name}  {active.id}\n{active.url}")
+    say_link(active, config.tracking)
     return Exit.FAILED
 
 

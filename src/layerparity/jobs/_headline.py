@@ -1,4 +1,4 @@
-"""Headline: the first wrong place of a comparison, with its likeliest cause, in a sentence."""
+"""Headline: the first wrong place of a comparison, with its likeliest cause, and its portrait."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from layerparity.config import Config, ModelSettings
 from layerparity.errors import UserError
+from layerparity.site import PREFILL, Site
 
 if TYPE_CHECKING:
     from layerparity.bisect.guilt import Guilt
     from layerparity.causes.base import Cause
     from layerparity.compare.comparison import Comparison
+    from layerparity.verdict import Row
 
 CONFIG_FILE = "config.yaml"
 
@@ -23,23 +25,41 @@ def with_headline(comparison: Comparison, config: Config, golden: Sequence[Any])
     ``golden`` are the stored runs of the golden side.
     """
     from layerparity.bisect.descend import first_guilty
-    from layerparity.bisect.sentence import sentence
+    from layerparity.bisect.sentence import answer_of
+    from layerparity.compare.report.reproduce import next_lines
 
     guilt = first_guilty(comparison)
     if guilt is None:
-        return replace(comparison, guilty="", headline="")
-    said = sentence(guilt, _causes(guilt, comparison, config, golden))
-    return replace(comparison, guilty=guilt.called, headline=said)
+        return replace(comparison, guilty="", answer=None)
+    causes = _causes(guilt, comparison, config, golden)
+    commands = next_lines(comparison, guilt.site or Site(guilt.stage, "out"))
+    answer = answer_of(guilt, causes, rows_of(guilt, comparison), commands)
+    return replace(comparison, guilty=guilt.called, answer=answer)
+
+
+def rows_of(guilt: Guilt, comparison: Comparison) -> dict[str, Row]:
+    """Return the rows of a guilty place in the guilty phase and step, by address in the block."""
+    from layerparity.bisect.descend import block_rows
+
+    place = guilt.component if guilt.layer is None else guilt.layer
+    step = (guilt.site.phase, guilt.site.step) if guilt.site else (PREFILL, 0)
+    return block_rows(comparison, place, step)
 
 
 def portrayed(
-    comparison: Comparison, golden: Sequence[Any], candidate: Sequence[Any]
+    comparison: Comparison,
+    golden: Sequence[Any],
+    candidate: Sequence[Any],
+    guilt: Guilt | None = None,
 ) -> Comparison:
-    """Return a comparison with a portrait of the site that shows the guilt."""
+    """Return a comparison with a portrait of the site that shows the guilt.
+
+    ``guilt`` is the first one of the comparison, if none is given.
+    """
     from layerparity.bisect.descend import first_guilty
     from layerparity.compare.portraits import with_portrait
 
-    guilt = first_guilty(comparison)
+    guilt = guilt or first_guilty(comparison)
     site = str(guilt.site) if guilt and guilt.site else ""
     return with_portrait(comparison, golden, candidate, site)
 

@@ -15,11 +15,14 @@ from layerparity.config import Config, RunKind
 from layerparity.errors import UserError
 from layerparity.files import sha256_text, whole_file, write_text
 from layerparity.inputs._replay import replays
+from layerparity.jobs import _profile
 from layerparity.jobs._effective import effective_text, layers_of
+from layerparity.jobs._start import with_start_up
 from layerparity.manifest import (
     EFFECTIVE_FILE,
     FILE_NAME,
     INPUTS_FILE,
+    PROFILE_FILE,
     PROMPTS_FILE,
     Manifest,
     ModelPrint,
@@ -187,10 +190,17 @@ def manifest(prepared: Prepared, outcome: Outcome, records: list[Record], mark: 
 
 
 def finish(
-    prepared: Prepared, active: Any, made: Manifest, outcome: Outcome, seconds: float
+    prepared: Prepared,
+    active: Any,
+    made: Manifest,
+    outcome: Outcome,
+    *,
+    seconds: float,
+    whole: float,
 ) -> None:
     """Write everything that describes the run; the manifest last, which makes it whole.
 
+    ``seconds`` are those of the stages, ``whole`` with all that came before them.
     Raises UserError where the disk refuses.
     """
     with _written(active.folder):
@@ -199,7 +209,7 @@ def finish(
     active.set_tags({f"fact.{name}": value for name, value in prepared.backend.facts().items()})
     with _written(active.folder):
         write_text(active.folder / FILE_NAME, made.to_json())
-    _closing_table(made, outcome, seconds)
+    _closing_table(made, outcome, with_start_up(seconds, whole))
 
 
 def describe(prepared: Prepared, folder: Path, outcome: Outcome) -> None:
@@ -212,6 +222,7 @@ def describe(prepared: Prepared, folder: Path, outcome: Outcome) -> None:
     if prepared.inputs.texts:
         write_text(folder / PROMPTS_FILE, json.dumps(prepared.inputs.texts, ensure_ascii=False))
     write_text(folder / "weights.json", json.dumps(outcome.tensors_used, indent=1))
+    write_text(folder / PROFILE_FILE, outcome.profile.to_json())
     write_text(folder / EFFECTIVE_FILE, effective_text(prepared.checkpoint, outcome.effective))
     write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(params(prepared.config))))
     if outcome.new_tokens is not None:
@@ -240,27 +251,25 @@ def _metrics(made: Manifest, outcome: Outcome, seconds: float) -> Iterator[tuple
         yield f"layer/{label} rms", record.stats["rms"], layer
         largest = max(abs(record.stats["min"]), abs(record.stats["max"]))
         yield f"layer/{label} max abs", largest, layer
-    for index, (stage, spent) in enumerate(outcome.seconds.items()):
-        tail = stage.removeprefix("layers.").split(".")[0]
-        step = int(tail) if tail.isdigit() else index
-        yield f"time/{'block' if tail.isdigit() else stage} ms", spent * 1000, step
+    yield from _profile.metrics(outcome.profile)
     broken = sum(r.stats["nan"] + r.stats["inf"] for r in made.records)
     yield "summary/sites", float(len(made.records)), 0
     yield "summary/nan and inf", broken, 0
     yield "summary/seconds", seconds, 0
 
 
-def _closing_table(made: Manifest, outcome: Outcome, seconds: float) -> None:
+def _closing_table(made: Manifest, outcome: Outcome, took: str) -> None:
     rows = []
     for stage in made.stages:
         held = [r for r in made.records if r.file == f"tensors/{stage}.safetensors"]
         out = next((r for r in held if r.site.path == stage and r.site.end == "out"), None)
         bad = sum(int(r.stats["nan"] + r.stats["inf"]) for r in held)
         rms = f"{out.stats['rms']:.4g}" if out else "-"
-        rows.append((stage, len(held), rms, bad or "-", f"{outcome.seconds[stage]:.2f}"))
+        rows.append((stage, len(held), rms, bad or "-", f"{outcome.profile.stages[stage].seconds:.2f}"))
     shown = rows if len(rows) <= 24 else [*rows[:12], ("...",) * 5, *rows[-11:]]
     columns = ("stage", "sites", "output rms", "NaN/Inf", "seconds")
-    console.table(f"{len(made.records)} sites in {seconds:.1f} s", columns, shown)
+    console.table(f"{len(made.records)} sites in {took}", columns, shown)
+    console.say(_profile.line(outcome.profile))
 
 
 def _texts(prepared: Prepared, folder: Path, tokens: Any) -> None:

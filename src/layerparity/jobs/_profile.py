@@ -1,23 +1,20 @@
-"""Profile: a run's time, reads and memory by stage, as a file and as metrics."""
+"""Profile: a run's time, reads and memory by stage, as metrics and as one line."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from layerparity.profile import StageProfile
+from layerparity.console import bytes_text
+from layerparity.profile import PARTS, RunProfile
 
 _MB = 1e6
+# A part that takes less goes without saying.
+_LEAST = 0.005
 
 
-def text(profile: Mapping[str, StageProfile]) -> str:
-    """Return the profile as JSON: seconds and bytes by stage, in running order."""
-    return json.dumps({stage: each.to_dict() for stage, each in profile.items()}, indent=1)
-
-
-def metrics(profile: Mapping[str, StageProfile]) -> Iterator[tuple[str, float, int]]:
+def metrics(profile: RunProfile) -> Iterator[tuple[str, float, int]]:
     """Yield (name, value, step) of every stage; a block's step is its layer."""
-    for index, (stage, each) in enumerate(profile.items()):
+    for index, (stage, each) in enumerate(profile.stages.items()):
         tail = stage.removeprefix("layers.").split(".")[0]
         where, step = ("block", int(tail)) if tail.isdigit() else (stage, index)
         yield f"time/{where} ms", each.seconds * 1000, step
@@ -37,5 +34,20 @@ def metrics(profile: Mapping[str, StageProfile]) -> Iterator[tuple[str, float, i
             yield f"profile/{name} ms", seconds * 1000, step
         yield "profile/read MB", each.loading.bytes / _MB, step
         yield "profile/memory peak MB", each.peak / _MB, step
-    yield "summary/read MB", sum(each.loading.bytes for each in profile.values()) / _MB, 0
-    yield "summary/memory peak MB", max(each.peak for each in profile.values()) / _MB, 0
+    yield "summary/read MB", sum(each.loading.bytes for each in profile.stages.values()) / _MB, 0
+    peak = max(each.peak for each in profile.stages.values())
+    yield "summary/memory peak MB", (peak - profile.before) / _MB, 0
+
+
+def line(profile: RunProfile) -> str:
+    """Return where the time went, the largest part first, what was read, and the memory held."""
+    total = profile.total
+    whole = total.seconds or 1.0
+    shares = {words: getattr(total, part) / whole for part, words in PARTS.items()}
+    largest = sorted(shares.items(), key=lambda each: -each[1])
+    parts = [f"{100 * share:.0f} % {words}" for words, share in largest if share >= _LEAST]
+    said = [f"time: {', '.join(parts)}"]
+    if total.loading.rate:
+        rate = bytes_text(total.loading.rate)
+        said.append(f"{bytes_text(total.loading.bytes)} read at {rate}/s")
+    return "; ".join([*said, f"{bytes_text(total.peak)} of memory at most"])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shlex
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from layerparity.config import Config
+from layerparity import console
+from layerparity.config import Config, ScopeKind
 from layerparity.errors import UserError
 from layerparity.jobs import _given, _keep
 from layerparity.quoting import typed
@@ -19,17 +21,45 @@ if TYPE_CHECKING:
     from layerparity.tracking.stored import StoredRun
 
 Settings = dict[str, Any]
+# MLflow keeps whole milliseconds, rounded down.
+_CLOCK_S = 0.1
+# Notes that a step of this command said: the next one says only what is new.
+_noted: set[str] = set()
 
 
 def make(store: Store, parent: str, settings: Settings) -> StoredRun:
-    """Make a run with these keys under a parent, or reuse one. Raises UserError where it cannot."""
+    """Make a run with these keys under a parent, or reuse one; say so in a line.
+
+    Raises UserError where it cannot.
+    """
     from layerparity.jobs import run
 
     config = composed({**settings, "reuse": True})
-    with _given.step(()), _under(parent):
+    what, began = _described(config), time.time()
+    with brief(what), _given.step(()), _under(parent):
         made = store.get(run.make(config))
     assert made is not None, "a run that was just made can be found"
+    spent = time.time() - began
+    reused = made.start_time.timestamp() < began - _CLOCK_S
+    how = "reused" if reused else f"{spent:.1f} s"
+    console.say(f"{what}: {made.name} {made.id[:8]}, {how}")
     return made
+
+
+def brief(title: str) -> AbstractContextManager[None]:
+    """Return a block in which only notes, once each, and progress under a title are shown."""
+    return console.brief(title, _noted)
+
+
+def _described(config: Config) -> str:
+    """Return what a step runs in few words: ``candidate run of layer 3, isolated, ...``."""
+    where = {
+        ScopeKind.full: "the whole model",
+        ScopeKind.range: f"layers {config.start} to {config.end}",
+        ScopeKind.single: config.component or f"layer {config.layer}",
+    }[config.scope.kind]
+    how = f"{config.feed.value}, capture={config.capture.name}"
+    return f"{config.kind.value} run of {where}, {how}"
 
 
 def composed(settings: Settings) -> Config:

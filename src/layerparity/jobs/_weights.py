@@ -12,6 +12,8 @@ from layerparity.compare.findings import WeightFinding
 from layerparity.compare.weights_diff import diff_side
 from layerparity.config import Config
 from layerparity.errors import Exit, UserError
+from layerparity.jobs import _early, _start
+from layerparity.jobs._links import say_served
 from layerparity.manifest import WeightPrint
 from layerparity.models.families.base import family_of
 from layerparity.models.resolve import open_checkpoint
@@ -63,8 +65,10 @@ def check_weights(config: Config, kind: str) -> Exit:
     """
     from layerparity.tracking.store import open_store
 
-    backend = registry.load("backends", config.backend.name).build(config.backend, config)
+    _early.refuse(config)
+    _start.say_loading(config)
     store = open_store(config.tracking)
+    backend = registry.load("backends", config.backend.name).build(config.backend, config)
     backend.open()
     try:
         checkpoint = open_checkpoint(config.model)
@@ -121,15 +125,14 @@ def _lost(checkpoint: Checkpoint, checked: Checked) -> dict[str, dict[str, Weigh
 
     from layerparity.models.prints import print_of
     from layerparity.models.skeleton import Skeleton, read_config
-    from layerparity.tensor_files import read_tensor
 
     found: dict[str, dict[str, WeightPrint]] = {}
     try:
         skeleton = Skeleton(read_config(checkpoint.config), torch.float32, "eager", None)
         for stage, held in checked.prints.items():
             for name in set(skeleton.sources(checkpoint, stage)) - held.keys() if held else ():
-                stored = read_tensor(checkpoint.tensors[name].file, name)
-                found.setdefault(stage, {})[name] = print_of(stored, f"{stage}.{name}")
+                value = checkpoint.value(name)
+                found.setdefault(stage, {})[name] = print_of(value, f"{stage}.{name}")
     except UserError as error:
         # A port may know architectures and formats that we cannot build ourselves.
         console.say(f"note: tensors that the port does not name are not looked for: {error}")
@@ -173,6 +176,7 @@ def _log(config: Config, store: Store, scope: Scope, checked: Checked, kind: str
         metrics = {"summary/tensors": checked.tensors, "summary/wrong tensors": wrong}
         active.log_metrics([(key, float(value), 0) for key, value in metrics.items()])
     console.say(f"run:    {active.url}")
+    say_served(config.tracking)
 
 
 def _as_json(checked: Checked) -> str:

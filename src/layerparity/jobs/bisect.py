@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from layerparity import console, registry
 from layerparity.bisect.descend import descend
 from layerparity.bisect.guilt import Guilt
-from layerparity.bisect.sentence import markdown, numbers_text, sentence
+from layerparity.bisect.sentence import answer_of, markdown
 from layerparity.bisect.strategies.base import Found, Strategy
 from layerparity.causes.base import Cause, likeliest
+from layerparity.compare.answer import REMARK, Answer
 from layerparity.config import Config, RunKind
 from layerparity.errors import Exit, UserError
 from layerparity.jobs._bench import RunBench
 from layerparity.jobs._evidence import evidence_of
+from layerparity.jobs._headline import portrayed, rows_of
+from layerparity.jobs._links import say_link
 from layerparity.verdict import Outcome
 
 if TYPE_CHECKING:
@@ -26,6 +29,11 @@ if TYPE_CHECKING:
 KIND = "bisection"
 AUTO = "auto"
 STRATEGIES = "bisect.strategies"
+_SHOWN = {
+    "error_ratio": "R (reference)",
+    "rel_l2": "rel L2 (golden)",
+    "norm_ratio": "norm ratio (golden)",
+}
 
 
 @dataclass
@@ -44,25 +52,24 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a bisection ends with: how it was found, the guilty place, its causes and commands."""
+class Ended:
+    """What a bisection ends with: how it was found, the answer, the guilty place, its causes."""
 
     found: Found
-    said: str
+    answer: Answer
     exit: Exit
     guilt: Guilt | None = None
     causes: Sequence[Cause] = ()
     comparison: Comparison | None = None
-    commands: Sequence[str] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for the record."""
         return {
-            "sentence": self.said,
+            "answer": asdict(self.answer),
             "guilt": self.guilt.to_dict() if self.guilt else None,
             "causes": [asdict(cause) for cause in self.causes],
             "steps": [asdict(step) for step in self.found.steps],
-            "commands": list(self.commands),
+            "commands": [each for each in self.answer.next if not each.startswith(REMARK)],
         }
 
 
@@ -83,10 +90,12 @@ def run(config: Config) -> Exit:
     console.say(f"golden: {golden[0].name}; strategy={strategy.name}")
     with store.start(name, KIND, tags, {"strategy": strategy.name}) as active:
         bench.parent = active.id
-        answer = _answer(bench, strategy.find(bench))
-        _log(active, answer)
-    _say(answer, active)
-    return answer.exit
+        ended = _ended(bench, strategy.find(bench))
+        if ended.comparison is not None:
+            ended = replace(ended, comparison=_reported(ended.comparison, ended, bench))
+        _log(active, ended)
+    _say(ended, active)
+    return ended.exit
 
 
 def _strategy(name: str, bench: RunBench) -> Strategy:
@@ -105,34 +114,43 @@ def _strategy(name: str, bench: RunBench) -> Strategy:
     return strategy
 
 
-def _answer(bench: RunBench, found: Found) -> Answer:
+def _ended(bench: RunBench, found: Found) -> Ended:
     """Descend into the place that was found, and say what is wrong there and why."""
     if found.place is None:
         return _nothing(found)
     guilt, comparison = _descended(bench, found)
     if guilt is None:
-        block = f"layers.{found.place}"
-        said = (
-            f"The accumulated error leaves rounding at {block}, but {block} alone is right: the "
-            "error is spread over the blocks before it, or comes from how they are joined. "
-            "job.strategy=scan judges every block alone."
-        )
-        return Answer(found, said, Exit.INCONCLUSIVE, comparison=comparison)
-    evidence = evidence_of(guilt, comparison, bench.config, bench.golden)
-    causes = likeliest(evidence)
-    said = sentence(guilt, causes, last=bool(found.note))
-    commands = bench.commands(guilt.layer, guilt.component, guilt.decoding)
-    said += f" Note: {found.note}." if found.note else ""
-    return Answer(found, said, Exit.FAILED, guilt, causes, comparison, commands)
+        return Ended(found, _spread(found), Exit.INCONCLUSIVE, comparison=comparison)
+    causes = likeliest(evidence_of(guilt, comparison, bench.config, bench.golden))
+    answer = answer_of(
+        guilt,
+        causes,
+        rows_of(guilt, comparison),
+        bench.commands(guilt.layer, guilt.component, guilt.decoding),
+        last=bool(found.note),
+    )
+    if found.note:
+        answer = replace(answer, evidence=(*answer.evidence, found.note))
+    return Ended(found, answer, Exit.FAILED, guilt, causes, comparison)
 
 
-def _nothing(found: Found) -> Answer:
-    said = "Nothing is wrong: no block, and nothing outside the blocks, leaves rounding."
+def _spread(found: Found) -> Answer:
+    """Return what to say where the chain leaves rounding at a block that is right by itself."""
+    block = f"layers.{found.place}"
+    return Answer(
+        f"The accumulated error leaves rounding at {block}, but {block} alone is right",
+        "the error is spread over the blocks before it, or comes from how they are joined",
+        next=("# judges every block alone: the same command with job.strategy=scan",),
+    )
+
+
+def _nothing(found: Found) -> Ended:
     verdict = found.comparison.verdict if found.comparison else None
     if verdict is None or verdict.outcome is Outcome.PASS:
-        return Answer(found, said, Exit.OK, comparison=found.comparison)
-    said = "Nothing fails, but not everything could be judged: job=compare lists what was not."
-    return Answer(found, said, Exit.INCONCLUSIVE, comparison=found.comparison)
+        where = "Nothing is wrong: no block, and nothing outside the blocks, leaves rounding"
+        return Ended(found, Answer(where), Exit.OK, comparison=found.comparison)
+    where = "Nothing fails, but not everything could be judged: job=compare lists what was not"
+    return Ended(found, Answer(where), Exit.INCONCLUSIVE, comparison=found.comparison)
 
 
 def _descended(bench: RunBench, found: Found) -> tuple[Guilt | None, Comparison]:
@@ -156,57 +174,64 @@ def _descended(bench: RunBench, found: Found) -> tuple[Guilt | None, Comparison]
 
 
 def _noting(guilt: Guilt, note: str) -> Guilt:
-    from dataclasses import replace
-
     return replace(guilt, notes=(*guilt.notes, note))
 
 
-def _log(active: ActiveRun, answer: Answer) -> None:
-    active.log_text(json.dumps(answer.to_dict(), indent=1), "bisection.json")
-    text = markdown(answer.said, answer.found.steps, answer.causes, answer.commands)
+def _reported(comparison: Comparison, ended: Ended, bench: RunBench) -> Comparison:
+    """Return the comparison of the guilty place as its report shows it: answer and portrait."""
+    from layerparity.jobs.compare import settings_to_judge
+
+    comparison.settings = settings_to_judge(bench.config)
+    if ended.guilt is None:
+        return comparison
+    told = replace(comparison, guilty=ended.guilt.called, answer=ended.answer)
+    golden, candidate = (
+        [bench.store.find(made.named)[0] for made in side.made]
+        for side in (comparison.golden, comparison.candidate)
+    )
+    return portrayed(told, golden, candidate, ended.guilt)
+
+
+def _log(active: ActiveRun, ended: Ended) -> None:
+    active.log_text(json.dumps(ended.to_dict(), indent=1), "bisection.json")
+    text = markdown(ended.answer, ended.found.steps, ended.causes)
     active.log_text(text, "bisection.md")
-    guilt = answer.guilt
+    guilt = ended.guilt
     tags = {
-        "verdict": answer.exit.name.lower(),
+        "verdict": ended.exit.name.lower(),
         "guilty": guilt.place if guilt else "",
-        "cause": answer.causes[0].id if answer.causes else "",
+        "cause": ended.causes[0].id if ended.causes else "",
         "mlflow.note.content": text,
     }
     active.set_tags(tags)
-    if answer.comparison is not None:
+    if ended.comparison is not None:
         from layerparity.compare.report.html import render_html
 
-        active.log_text(answer.comparison.to_json(), "comparison.json")
-        active.log_text(render_html(answer.comparison), "report.html")
+        active.log_text(ended.comparison.to_json(), "comparison.json")
+        active.log_text(render_html(ended.comparison), "report.html")
 
 
-def _say(answer: Answer, active: ActiveRun) -> None:
+def _say(ended: Ended, active: ActiveRun) -> None:
     steps = [
-        (step.asked, "wrong" if step.wrong else "right", step.told) for step in answer.found.steps
+        (step.asked, "wrong" if step.wrong else "right", step.told) for step in ended.found.steps
     ]
     console.table("Steps", ("asked", "", "told"), steps)
-    if answer.guilt is not None and answer.comparison is not None:
-        _table(answer.guilt, answer.comparison)
-    console.say(answer.said)
-    for cause in answer.causes[1:4]:
-        console.say(f"  or ({cause.confidence:.0%}) {cause.sentence}")
-    if answer.commands:
-        console.say("reproduce it alone:\n  " + "\n  ".join(answer.commands))
-    console.say(f"{active.name}  {active.id}\n{active.url}")
+    if ended.guilt is not None and ended.comparison is not None:
+        _table(ended.guilt, ended.comparison)
+    console.say(f"\n{ended.answer.text}\n")
+    if ended.comparison is not None:
+        console.say(f"report: {active.link('artifacts/report.html')}")
+        console.say(f"        {active.folder / 'report.html'}")
+    say_link(active, active.connection.config)
 
 
 def _table(guilt: Guilt, comparison: Comparison) -> None:
-    """Print the sites of the guilty place in the guilty phase."""
+    """Print the sites of the guilty place in the guilty phase, in forward order."""
+    from layerparity.compare.report.measure import numeral
+
     rows = []
-    for row in comparison.rows:
-        here = row.site.layer == guilt.layer and (
-            guilt.layer is not None or row.site.path == guilt.component
-        )
-        step = guilt.site is None or (row.site.phase, row.site.step) == (
-            guilt.site.phase,
-            guilt.site.step,
-        )
-        if here and step:
-            why = row.reason.partition(";")[0]
-            rows.append((str(row.site), row.outcome.value, numbers_text(row), why))
-    console.table(guilt.stage, ("site", "outcome", "numbers", "reason"), rows)
+    for local, row in rows_of(guilt, comparison).items():
+        numbers = [numeral(row.metrics[n]) if n in row.metrics else "-" for n in _SHOWN]
+        rows.append((local, row.outcome.value, *numbers, row.reason.partition(";")[0]))
+    step = f", decode step {guilt.site.step}" if guilt.site and guilt.decoding else ""
+    console.table(f"{guilt.stage}{step}", ("site", "outcome", *_SHOWN.values(), "reason"), rows)

@@ -12,6 +12,7 @@ from layerparity.config import Config
 from layerparity.errors import Exit, UserError
 from layerparity.jobs import compare
 from layerparity.jobs._limits import FILE, KIND, model_of
+from layerparity.jobs._links import say_served
 from layerparity.jobs.judge import stored_comparison
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def run(config: Config) -> Exit:
     table = [(name, f"{usual[name]:g}", f"{value:.4g}") for name, value in limits.items()]
     console.table(f"Limits from {len(rows)} sites", ("metric", "usual", "this model"), table)
     console.say(f"Comparisons of this model in {dtype} use them from now on.\nrun: {active.url}")
+    say_served(config.tracking)
     return Exit.OK
 
 

@@ -14,6 +14,7 @@ from layerparity.errors import Exit, UserError
 from layerparity.jobs import _keep
 from layerparity.jobs._headline import portrayed, with_headline
 from layerparity.jobs._limits import with_limits
+from layerparity.jobs._links import say_served
 from layerparity.jobs._weights import check_weights
 from layerparity.manifest import FILE_NAME
 from layerparity.site import Kind
@@ -66,8 +67,6 @@ def run(config: Config) -> Exit:
 
 def _sides(config: Config, store: Store) -> tuple[Sequence[RunLike], Sequence[RunLike]]:
     """Return the two sides that were asked for, or the newest that fit each other."""
-    from layerparity.compare.choose import newest_pair
-
     named = {
         kind: _named(store, reference, kind, names)
         for kind, reference, names in (
@@ -78,6 +77,8 @@ def _sides(config: Config, store: Store) -> tuple[Sequence[RunLike], Sequence[Ru
     golden, candidate = named[RunKind.golden], named[RunKind.candidate]
     if golden is not None and candidate is not None:
         return golden, candidate
+    from layerparity.compare.choose import newest_pair
+
     goldens = [golden] if golden is not None else _kept(store, RunKind.golden)
     candidates = [candidate] if candidate is not None else _kept(store, RunKind.candidate)
     if not goldens and not candidates:
@@ -185,10 +186,11 @@ def log(
             store.tag(kept, {"verdict": verdict.outcome.value, "compared_in": active.id})
     console.show(closing_table(comparison))
     if comparison.headline:
-        console.say(comparison.headline)
+        console.say(f"\n{comparison.headline}\n")
     console.say(f"report: {active.link('artifacts/report.html')}")
     console.say(f"        {active.folder / 'report.html'}")
     console.say(f"run:    {active.url}")
+    say_served(config.tracking)
 
 
 def _metrics(comparison: Comparison) -> Iterator[tuple[str, float, int]]:

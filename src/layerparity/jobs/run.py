@@ -15,11 +15,12 @@ from layerparity.config import Config, FeedMode, RunKind
 from layerparity.errors import Exit, UserError
 from layerparity.inputs import _replay
 from layerparity.inputs.base import Inputs, Request
-from layerparity.jobs import _given, _goldens, _keep, _reuse
+from layerparity.jobs import _early, _given, _goldens, _keep, _reuse, _start
+from layerparity.jobs._links import say_link, say_served
 from layerparity.manifest import Manifest
 from layerparity.models.families.base import Family, family_of
 from layerparity.models.resolve import open_checkpoint
-from layerparity.plan import Scope, scope_of
+from layerparity.plan import Scope, num_layers_of, scope_of
 from layerparity.ports.base import Assets, Port
 from layerparity.sweep import PARENT_VARIABLE
 
@@ -61,9 +62,15 @@ def make(config: Config) -> str:
     """Make one run, or find the one that is reused, and return its id."""
     from layerparity.tracking.store import open_store
 
-    # The backend comes first: it decides what may be imported, and by whom.
-    backend = registry.load("backends", config.backend.name).build(config.backend, config)
+    began = _start.began()
+    # What can be refused without torch is refused before it: importing it takes seconds.
+    _early.settle_kind(config)
+    _early.refuse(config)
+    _start.say_loading(config)
     store = open_store(config.tracking)
+    _early.refuse_unknown_golden(config, store)
+    # The backend decides what more may be imported, and by whom.
+    backend = registry.load("backends", config.backend.name).build(config.backend, config)
     backend.open()
     try:
         prepared = prepare(config, backend, store)
@@ -74,8 +81,9 @@ def make(config: Config) -> str:
             if parent:
                 store.adopt(parent, again)
             console.say(f"Reusing run {again.name} ({again.id}): same fingerprint.\n{again.url}")
+            say_served(config.tracking)
             return again.id
-        return _log(prepared, store, fingerprint)
+        return _log(prepared, store, fingerprint, began)
     finally:
         backend.close()
 
@@ -84,7 +92,7 @@ def prepare(config: Config, backend: Backend, store: Any) -> Prepared:
     """Decide scope, kind, inputs and capture, and say what was chosen."""
     checkpoint = open_checkpoint(config.model)
     family = family_of(str(checkpoint.config.get("model_type")))
-    num_layers = _num_layers(checkpoint.config)
+    num_layers = num_layers_of(checkpoint.config)
     scope = scope_of(config, num_layers, family)
     if config.kind is RunKind.auto:
         config.kind = RunKind(backend.default_kind)
@@ -113,14 +121,6 @@ def prepare(config: Config, backend: Backend, store: Any) -> Prepared:
     return Prepared(config, checkpoint, family, backend, scope, request, inputs, wanted)
 
 
-def _num_layers(config: dict[str, Any]) -> int:
-    """Return the number of blocks. Raises UserError for a layout that cannot be run by stages."""
-    model_type = config.get("model_type")
-    if "num_hidden_layers" not in config:
-        raise UserError(f"{model_type} is not laid out as embedding, blocks, norm and head.")
-    return int(config["num_hidden_layers"])
-
-
 def _settle_feed(config: Config, inputs: Inputs) -> None:
     if config.feed is FeedMode.auto:
         isolated = inputs.source == "golden"
@@ -132,7 +132,9 @@ def _settle_feed(config: Config, inputs: Inputs) -> None:
         )
 
 
-def _log(prepared: Prepared, store: Any, fingerprint: str) -> str:
+def _log(prepared: Prepared, store: Any, fingerprint: str, began: float) -> str:
+    from layerparity.tracking.system import SystemMetrics
+
     config = prepared.config
     port = build_port(prepared)
     parent = os.environ.get(PARENT_VARIABLE)
@@ -143,14 +145,18 @@ def _log(prepared: Prepared, store: Any, fingerprint: str) -> str:
     tags = _keep.tags(prepared, fingerprint)
     params = _keep.params(config)
     with store.start(name, config.kind.value, tags, params, parent=parent) as active:
-        began = time.perf_counter()
-        manifest, outcome = execute(prepared, port, active.folder, fingerprint)
+        executed = time.perf_counter()
+        with SystemMetrics() as system:
+            manifest, outcome = execute(prepared, port, active.folder, fingerprint)
+        active.log_metrics(system.points)
         if not manifest.records:
             raise UserError("The run stored no site: capture.include= matches none of the scope's.")
         for line in prepared.backend.memory_table():
             console.say(str(line))
-        _keep.finish(prepared, active, manifest, outcome, time.perf_counter() - began)
-    console.say(f"{active.name}  {active.id}\n{active.url}")
+        now = time.perf_counter()
+        took = {"seconds": now - executed, "whole": now - began}
+        _keep.finish(prepared, active, manifest, outcome, **took)
+    say_link(active, config.tracking)
     return str(active.id)
 
 
@@ -204,5 +210,7 @@ def execute(
             progress=bar.step,
             max_new_tokens=config.generate.max_new_tokens,
             references=_references(prepared, port, folder),
+            streams=prepared.backend.streams,
+            ahead=prepared.backend.ahead,
         ).run()
     return _keep.manifest(prepared, outcome, recorder.records, fingerprint), outcome

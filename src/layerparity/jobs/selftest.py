@@ -12,6 +12,7 @@ from typing import Any
 from layerparity import console, registry
 from layerparity.config import Config
 from layerparity.errors import Exit, UserError
+from layerparity.jobs._links import say_served
 from layerparity.selftest.cells import Cell, Setting
 from layerparity.selftest.grid import clean_cells, fault_cells, fault_names, mutation_cells
 from layerparity.selftest.outcomes import Ended
@@ -68,6 +69,7 @@ def run(config: Config) -> Exit:
         run.set_tags({"mlflow.note.content": found.markdown})
     console.say(found.text)
     console.say(f"run: {run.url}")
+    say_served(config.tracking)
     return Exit.OK if found.verdict == "pass" else Exit.FAILED
 
 

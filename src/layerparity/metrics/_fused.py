@@ -103,22 +103,9 @@ class _Work(NamedTuple):
     def _moments(self) -> Moments:
         merged = Moments()
         for sums, counts in zip(self.sums, self.counts, strict=True):
-            if counts[kernel.COUNT]:
-                merged = merged.merge(_unpivoted(sums.tolist(), int(counts[kernel.COUNT])))
+            moments = sums[kernel.G_MEAN :].tolist()
+            merged = merged.merge(Moments(int(counts[kernel.COUNT]), *moments))
         return merged
-
-
-def _unpivoted(sums: list[float], count: int) -> Moments:
-    """Return a slice's moments about its means from those about its pivots."""
-    x, y = sums[kernel.SX] / count, sums[kernel.SY] / count
-    return Moments(
-        count,
-        sums[kernel.GOLDEN_PIVOT] + x,
-        sums[kernel.CANDIDATE_PIVOT] + y,
-        max(0.0, sums[kernel.XX] - sums[kernel.SX] * x),
-        max(0.0, sums[kernel.YY] - sums[kernel.SY] * y),
-        sums[kernel.XY] - sums[kernel.SX] * y,
-    )
 
 
 def _share_out(work: _Work) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 Tensors are read as segments (a token's elements, or a part of them) that stay in a core's first
 cache: summed in float64 lane by lane, and summed again without NaN and Inf where that shows any.
+The next one comes from memory while this one's differences are counted.
 """
 
 from __future__ import annotations
@@ -13,20 +14,23 @@ import numba
 import numpy as np
 from numba.extending import overload
 
+from layerparity.metrics._fetch import fetch
 from layerparity.metrics._numbers import BINS
 
 SEGMENT = 4096
-# Slots of a slice's sums: squares and products of g, c, d and of the deviations x, y from pivots.
-GG, CC, DD, GD, ABS, SX, SY, XX, YY, XY, GOLDEN_PIVOT, CANDIDATE_PIVOT = range(12)
-_ADDED = 10
+# Slots of sums: squares and products of g, c and d = c - g, then a slice's means and moments.
+GG, CC, DD, GD, ABS, SG, SC = range(7)
+G_MEAN, C_MEAN, XX, YY, XY = range(7, 12)
 # Equal pairs, often most of all, take turns in bins of their own: no count waits for the last one.
 ZEROS = 64
 # Slots of its counts; LARGEST holds the bits of the largest |d|, a float64.
 COUNT, SIMILAR, DISAGREE, BROKEN, LARGEST, STEPS = range(6)
+# Moments come from sums of squares that are at most this many times as large.
+_MOST = 64
 
 _INF = np.uint32(0x7F800000)
 _UNSIGNED = np.uint32(0x7FFFFFFF)
-
+_TURN = np.uint16(ZEROS - 1)
 
 _inner = numba.njit(nogil=True)
 
@@ -47,45 +51,18 @@ def wide(word: Any) -> Any:
 
 @overload(wide)
 def _wide(word: Any) -> Any:
-    def same(word: Any) -> Any:
-        return word
+    shift = 0 if word == numba.uint32 else 16
 
     def widened(word: Any) -> Any:
-        return np.uint32(np.uint32(word) << np.uint32(16))
+        return np.uint32(np.uint32(word) << np.uint32(shift))
 
-    return same if word == numba.uint32 else widened
-
-
-def readable(words: Any) -> Any:
-    """Return words that `value` reads: float32's as floats, bfloat16's as they are."""
-    raise TypeError("for compiled code only")
+    return widened
 
 
-@overload(readable)
-def _readable(words: Any) -> Any:
-    def floats(words: Any) -> Any:
-        return words.view(np.float32)
-
-    def same(words: Any) -> Any:
-        return words
-
-    return floats if words.dtype == numba.uint32 else same
-
-
-def value(word: Any) -> Any:
-    """Return the float32 that a `readable` word stands for."""
-    raise TypeError("for compiled code only")
-
-
-@overload(value)
+@_inner
 def _value(word: Any) -> Any:
-    def same(word: Any) -> Any:
-        return word
-
-    def widened(word: Any) -> Any:
-        return np.uint32(np.uint32(word) << np.uint32(16)).view(np.float32)
-
-    return same if word == numba.float32 else widened
+    """Return the float32 that a word of bits stands for."""
+    return np.uint32(wide(word)).view(np.float32)
 
 
 @_inner
@@ -106,37 +83,86 @@ def _compact(golden: Any, candidate: Any, room: Any, counts: Any) -> Any:
 
 
 # Lanes may sum apart, in any fixed order; NaN and Inf keep their meaning.
-@numba.njit(nogil=True, fastmath={"reassoc", "contract"})
+_lanes = numba.njit(nogil=True, fastmath={"reassoc", "contract"})
+
+
+@_lanes
 def _sum(golden: Any, candidate: Any, bounds: Any, sums: Any, bins: Any) -> Any:
     """Sum a segment and write the bin of each |d|; return (similar pairs, bits of largest |d|).
 
-    ``bounds`` are (rtol, atol); ``sums`` holds the pivots and gets the rest.
+    ``bounds`` are (rtol, atol).
     """
-    pivot, other, rtol, atol = sums[GOLDEN_PIVOT], sums[CANDIDATE_PIVOT], bounds[0], bounds[1]
-    gg = cc = dd = gd = total = sx = sy = xx = yy = xy = 0.0
+    rtol, atol = bounds[0], bounds[1]
+    gg = cc = dd = gd = total = sg = sc = 0.0
     similar, largest = 0, np.int64(0)
     for i in range(golden.size):
-        g, c = np.float64(value(golden[i])), np.float64(value(candidate[i]))
+        # float64's difference rounded to float32, in one step: 53 bits are 2 x 24 + 2 or more.
+        narrow = np.float32(abs(_value(candidate[i]) - _value(golden[i])))
+        g, c = np.float64(_value(golden[i])), np.float64(_value(candidate[i]))
         d = c - g
         gap = abs(d)
-        x, y = g - pivot, c - other
         gg += g * g
         cc += c * c
         dd += d * d
         gd += g * d
         total += gap
+        sg += g
+        sc += c
+        similar += gap <= atol + rtol * abs(g)
+        largest = max(largest, np.float64(gap).view(np.int64))
+        upper = np.uint16(np.float32(narrow).view(np.uint32) >> np.uint32(16))
+        bins[i] = upper if upper else np.uint16(np.uint16(BINS) + np.uint16(np.uint16(i) & _TURN))
+    sums[GG], sums[CC], sums[DD], sums[GD], sums[ABS] = gg, cc, dd, gd, total
+    sums[SG], sums[SC] = sg, sc
+    return similar, largest
+
+
+@_lanes
+def _about(golden: Any, candidate: Any, sums: Any) -> None:
+    """Write means and moments about them of a segment that hardly varies, from its first pair."""
+    pivot, other = np.float64(_value(golden[0])), np.float64(_value(candidate[0]))
+    sx = sy = xx = yy = xy = 0.0
+    for i in range(golden.size):
+        x, y = np.float64(_value(golden[i])) - pivot, np.float64(_value(candidate[i])) - other
         sx += x
         sy += y
         xx += x * x
         yy += y * y
         xy += x * y
-        similar += gap <= atol + rtol * abs(g)
-        largest = max(largest, np.float64(gap).view(np.int64))
-        upper = np.float32(gap).view(np.uint32) >> np.uint32(16)
-        bins[i] = upper if upper else np.uint32(BINS + i % ZEROS)
-    sums[GG], sums[CC], sums[DD], sums[GD], sums[ABS] = gg, cc, dd, gd, total
-    sums[SX], sums[SY], sums[XX], sums[YY], sums[XY] = sx, sy, xx, yy, xy
-    return similar, largest
+    g, c = sx / golden.size, sy / golden.size
+    sums[G_MEAN], sums[C_MEAN] = pivot + g, other + c
+    sums[XX], sums[YY], sums[XY] = max(0.0, xx - sx * g), max(0.0, yy - sy * c), xy - sx * c
+
+
+@_inner
+def _moments(golden: Any, candidate: Any, sums: Any) -> None:
+    """Write a segment's means and moments about them: from its sums, where those lose little.
+
+    Six bits at most; else (hardly any variance, or a candidate near zero) by looking again.
+    """
+    gg, cc = sums[GG], sums[CC]
+    g, c = sums[SG] / golden.size, sums[SC] / golden.size
+    xx, yy = gg - sums[SG] * g, cc - sums[SC] * c
+    if _MOST * xx > gg and _MOST * yy > cc and _MOST * cc > gg:
+        sums[G_MEAN], sums[C_MEAN] = g, c
+        sums[XX], sums[YY], sums[XY] = xx, yy, gg + sums[GD] - sums[SG] * c
+    else:
+        _about(golden, candidate, sums)
+
+
+@_inner
+def _merge(sums: Any, before: Any, own: Any, size: Any) -> None:
+    """Add a segment's sums to those of a slice's ``before`` pairs: see `Moments.merge`."""
+    for slot in range(G_MEAN):
+        sums[slot] += own[slot]
+    share = size / (before + size)
+    g, c = own[G_MEAN] - sums[G_MEAN], own[C_MEAN] - sums[C_MEAN]
+    between = before * share
+    sums[G_MEAN] += g * share
+    sums[C_MEAN] += c * share
+    sums[XX] += own[XX] + g * g * between
+    sums[YY] += own[YY] + c * c * between
+    sums[XY] += own[XY] + g * c * between
 
 
 @_inner
@@ -149,31 +175,51 @@ def _round(bits: Any, room: Any) -> Any:
     return room[: bits.size]
 
 
-@_inner
-def _steps(golden: Any, candidate: Any) -> Any:
+def steps(golden: Any, candidate: Any) -> Any:
     """Return the most steps between two values of float32 bits; +0 and -0 are one."""
-    most = np.uint32(0)
-    for i in range(golden.size):
-        g, c = np.int32(wide(golden[i])), np.int32(wide(candidate[i]))
-        g_sign, c_sign = g >> 31, c >> 31
-        g = np.int32(((g & 0x7FFFFFFF) ^ g_sign) - g_sign)
-        c = np.int32(((c & 0x7FFFFFFF) ^ c_sign) - c_sign)
-        most = max(most, np.uint32(np.uint32(max(g, c)) - np.uint32(min(g, c))))
-    return np.int64(most)
+    raise TypeError("for compiled code only")
+
+
+@overload(steps)
+def _steps(golden: Any, candidate: Any) -> Any:
+    # Two bfloat16 need not be widened, and as many more fit into a register: steps are 2^16 each.
+    short = golden.dtype == candidate.dtype == numba.uint16
+    signed, unsigned, dropped = (np.int16, np.uint16, 16) if short else (np.int32, np.uint32, 0)
+    read, top = _inner(lambda word: word) if short else wide, 31 - dropped
+    size = (1 << top) - 1
+
+    def most_steps(golden: Any, candidate: Any) -> Any:
+        most = unsigned(0)
+        for i in range(golden.size):
+            g, c = signed(read(golden[i])), signed(read(candidate[i]))
+            g_sign, c_sign = signed(g >> top), signed(c >> top)
+            g = signed(((g & size) ^ g_sign) - g_sign)
+            c = signed(((c & size) ^ c_sign) - c_sign)
+            most = max(most, unsigned(unsigned(max(g, c)) - unsigned(min(g, c))))
+        return np.int64(most) << dropped
+
+    return most_steps
 
 
 @_inner
-def _tally(bins: Any, histogram: Any) -> None:
-    """Count bins, in turn into four histograms: equal neighbours need not wait for each other."""
+def _tally(bins: Any, histogram: Any, golden: Any, candidate: Any, ahead: Any) -> None:
+    """Count bins, in turn into four histograms: equal neighbours need not wait for each other.
+
+    The pairs from ``ahead`` on come into the cache meanwhile.
+    """
     one, two, three, four = histogram[0], histogram[1], histogram[2], histogram[3]
     most = np.uint64(0xFFFF)
-    whole = bins.size // 4 * 4
-    for word in bins[:whole].view(np.uint64):
+    words = bins[: bins.size // 4 * 4].view(np.uint64)
+    for i in range(words.size):
+        if i & 3 == 0:
+            fetch(golden, ahead + 4 * i)
+            fetch(candidate, ahead + 4 * i)
+        word = words[i]
         one[word & most] += 1
         two[(word >> np.uint64(16)) & most] += 1
         three[(word >> np.uint64(32)) & most] += 1
         four[word >> np.uint64(48)] += 1
-    for i in range(whole, bins.size):
+    for i in range(4 * words.size, bins.size):
         one[bins[i]] += 1
 
 
@@ -197,30 +243,24 @@ def measure(golden: Any, candidate: Any, layout: Any, bounds: Any, found: Any) -
         start = segment // parts * width + column
         stop = start + min(SEGMENT, width - column)
         g, c = golden[start:stop], candidate[start:stop]
-        x, y = readable(g), readable(c)
-        if counts[COUNT] == 0:
-            # Deviations from any one pair lose little: at worst a slice's number of pairs x 1e-16.
-            own[GOLDEN_PIVOT], own[CANDIDATE_PIVOT] = value(x[0]), value(y[0])
-        # Widened as they are summed: the next words arrive from memory in the meantime.
-        similar, largest = _sum(x, y, bounds, own, bins)
+        similar, largest = _sum(g, c, bounds, own, bins)
         size, squares[1, segment] = g.size, own[DD]
         if np.isfinite(own[DD]):
-            most = _steps(_round(g, kept[0]), c) if rounded else _steps(g, c)
+            _moments(g, c, own)
+            most = steps(_round(g, kept[0]), c) if rounded else steps(g, c)
         else:
             squares[1, segment] = np.inf
             size = _compact(g, c, kept, counts)
             left, right = kept[0, :size], kept[1, :size]
-            values = kept[:, :size].view(np.float32)
-            if counts[COUNT] == 0 and size:
-                own[GOLDEN_PIVOT], own[CANDIDATE_PIVOT] = values[0, 0], values[1, 0]
-            similar, largest = _sum(values[0], values[1], bounds, own, bins)
-            most = _steps(_round(left, left) if rounded else left, right)
+            similar, largest = _sum(left, right, bounds, own, bins)
+            if size:
+                _moments(left, right, own)
+            most = steps(_round(left, left) if rounded else left, right)
         squares[0, segment] = own[GG]
-        _tally(bins[:size], histogram)
-        for slot in range(_ADDED):
-            sums[slot] += own[slot]
+        _tally(bins[:size], histogram, golden, candidate, stop)
+        if size:
+            _merge(sums, counts[COUNT], own, size)
         counts[COUNT] += size
         counts[SIMILAR] += similar
         counts[LARGEST] = max(counts[LARGEST], largest)
         counts[STEPS] = max(counts[STEPS], most)
-    sums[GOLDEN_PIVOT], sums[CANDIDATE_PIVOT] = own[GOLDEN_PIVOT], own[CANDIDATE_PIVOT]

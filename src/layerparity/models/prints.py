@@ -1,8 +1,9 @@
 """Weight prints: what a graph really holds of each stored tensor, in a few hundred bytes.
 
-A print has the hash of the values widened to float32, their statistics and a sketch: a count
-sketch (Charikar, Chen, Farach-Colton 2002) of the values less their mean. Sketches of two tensors
-tell by their angle whether one is the other changed a little, reordered, or something else.
+A print has a hash of the values, their statistics and a sketch: a count sketch (Charikar, Chen,
+Farach-Colton 2002) of the values less their mean. Sketches of two tensors tell by their angle
+whether one is the other changed a little, reordered, or something else. What holds the checkpoint's
+own bits needs the hash alone.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 
 from layerparity.manifest import WeightPrint
 from layerparity.models import fp8
+from layerparity.models.reading import DTYPES
 from layerparity.tensor_files import read_tensor
 
 if TYPE_CHECKING:
@@ -30,27 +32,44 @@ if TYPE_CHECKING:
 BUCKETS = 64
 # Values that are float32 or float64 at one time: a large tensor never is.
 CHUNK = 1 << 16
+# Values that are hashed at a time.
+_HASHED = 1 << 20
 _THREADS = min(8, os.cpu_count() or 1)
 
 
 def print_of(tensor: torch.Tensor, target: str = "") -> WeightPrint:
     """Return the print of a tensor on the CPU, whose place in the model is ``target``."""
     flat = tensor.detach().reshape(-1)
-    tally = _Tally()
+    tally = _Tally(values_sha256(flat))
     for start in range(0, flat.numel(), CHUNK):
         tally.add(start // CHUNK, flat[start : start + CHUNK])
     dtype = str(tensor.dtype).removeprefix("torch.")
     return WeightPrint(
-        tuple(tensor.shape), dtype, tally.hexdigest(), tally.stats(), tally.sketch(), target
+        tuple(tensor.shape), dtype, tally.hexdigest, tally.stats(), tally.sketch(), target
     )
 
 
 def values_sha256(tensor: torch.Tensor) -> str:
-    """Return the SHA-256 of a CPU tensor's values, widened to float32, in row-major order."""
+    """Return the SHA-256 of a CPU tensor's values in row-major order, whatever type holds them.
+
+    It covers bfloat16 numbers where all the values are such, and float32 numbers otherwise.
+    """
     digest, flat = hashlib.sha256(), tensor.detach().reshape(-1)
-    for start in range(0, flat.numel(), CHUNK):
-        digest.update(_bytes(flat[start : start + CHUNK].float()))
+    kept = torch.bfloat16 if _is_narrow(flat) else torch.float32
+    for start in range(0, flat.numel(), _HASHED):
+        digest.update(_bytes(flat[start : start + _HASHED].to(kept)))
     return digest.hexdigest()
+
+
+def _is_narrow(flat: torch.Tensor) -> bool:
+    """Say whether every value is a bfloat16 number."""
+    if flat.dtype == torch.bfloat16:
+        return True
+    for start in range(0, flat.numel(), _HASHED):
+        wide = flat[start : start + _HASHED].float().contiguous()
+        if (wide.view(torch.int32) & 0xFFFF).any():
+            return False
+    return True
 
 
 def stage_prints(
@@ -58,13 +77,20 @@ def stage_prints(
     checkpoint: Checkpoint,
     stage: str,
     frozen: Mapping[str, torch.Tensor],
+    hashes: Mapping[str, str],
 ) -> dict[str, WeightPrint]:
     """Return the prints of what a loaded stage holds, by stored name, held against the checkpoint.
 
     Parameters and buffers are read where they are, one at a time; a stacked weight is put back
     into the stored tensors it was made of. What no stored tensor belongs to is left out. ``frozen``
-    holds, by place, what the graph uses instead of some of them.
+    holds, by place, what the graph uses instead of some of them; ``hashes`` are those of the stored
+    tensors, as they were read.
     """
+
+    def made(name: str, held: torch.Tensor, place: str) -> WeightPrint:
+        stored = checkpoint.tensors[name].dtype
+        return _unchanged(held, hashes.get(name), place, stored) or print_of(held, place)
+
     path = skeleton.path(stage)
     found: dict[str, WeightPrint] = {}
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -72,9 +98,24 @@ def stage_prints(
             place = f"{stage}.{name}"
             held = frozen.get(place, tensor)
             stored = skeleton.as_stored(checkpoint, f"{path}.{name}", held)
-            made = pool.map(print_of, stored.values(), [place] * len(stored))
-            found.update(zip(stored, made, strict=True))
+            prints = pool.map(made, stored, stored.values(), [place] * len(stored))
+            found.update(zip(stored, prints, strict=True))
     return against(checkpoint, found)
+
+
+def _unchanged(
+    tensor: torch.Tensor, digest: str | None, place: str, stored: str
+) -> WeightPrint | None:
+    """Return the short print of a tensor that holds the bits it was stored as; None otherwise."""
+    if digest is None or values_sha256(tensor) != digest:
+        return None
+    flat = tensor.detach().reshape(-1)
+    first = flat[:1]
+    ends = {"min": float(first), "max": float(first)} if bool((flat == first).all()) else {}
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    own = str(DTYPES[stored]).removeprefix("torch.")
+    shape = tuple(tensor.shape)
+    return WeightPrint(shape, dtype, digest, ends, (), place, checkpoint="equal", stored=own)
 
 
 def against(checkpoint: Checkpoint, prints: Mapping[str, WeightPrint]) -> dict[str, WeightPrint]:
@@ -120,8 +161,8 @@ def _as(stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 class _Tally:
     """Sums over a tensor's chunks, in float64."""
 
-    def __init__(self) -> None:
-        self._digest = hashlib.sha256()
+    def __init__(self, digest: str) -> None:
+        self.hexdigest = digest
         self._count, self._sum, self._squares = 0, 0.0, 0.0
         self._low, self._high = float("inf"), float("-inf")
         self._sketch = torch.zeros(BUCKETS, dtype=torch.float64)
@@ -130,7 +171,6 @@ class _Tally:
     def add(self, index: int, chunk: torch.Tensor) -> None:
         """Add a tensor's chunk number ``index``."""
         wide = chunk.float()
-        self._digest.update(_bytes(wide))
         values = wide.double()
         self._count += values.numel()
         self._sum += float(values.sum())
@@ -140,9 +180,6 @@ class _Tally:
         signs, turn = _signs()[: values.numel()], _pseudo_random(f"chunk {index}", BUCKETS)
         self._sketch += turn * _buckets(wide * signs)
         self._signs += turn * (_whole() if values.numel() == CHUNK else _buckets(signs))
-
-    def hexdigest(self) -> str:
-        return self._digest.hexdigest()
 
     def stats(self) -> dict[str, float]:
         count = max(self._count, 1)

@@ -188,7 +188,15 @@ class Skeleton:
         """Return a module weight as the stored tensors it was made of; empty where it has none."""
         if self._sources is None:
             self._sources = self._map(checkpoint)
-        names = self._sources.get(self._source_of(weight), [])
+        source = self._source_of(weight)
+        names = self._sources.get(source, [])
+        shapes = {name: checkpoint.weights[name].shape for name in names}
+        try:
+            part = self.conversion.part(source, shapes) if names else None
+        except NoRecipeError:
+            part = None
+        if part is not None:
+            return {piece.name: piece.view(tensor) for piece in part.pieces}
         if len(names) == 1:
             return {names[0]: tensor}
         if not names:

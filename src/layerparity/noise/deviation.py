@@ -17,6 +17,7 @@ from layerparity.noise.floor import TINY, Floor, group_floor, scales
 from layerparity.noise.groups import CHANNEL, HEAD, WHOLE, Layout
 from layerparity.noise.regression import FEWEST, Slopes
 from layerparity.noise.sums import Sums, apart_by_expert, summed
+from layerparity.noise.usual import SHARED, Usual
 from layerparity.numerics.threads import one_thread
 
 # No floor is below this part of one rounding (epsilon of the candidate's type) of the reference:
@@ -24,9 +25,7 @@ from layerparity.numerics.threads import one_thread
 LEAST = 0.1
 # No number's error is below this: machines flush what is smaller to zero.
 _FLUSHED = torch.finfo(torch.float32).tiny
-# What the groups of a site have in common counts as much as this many numbers of one group.
-_SHARED = 16
-# So few numbers, a router's two weights of one token, round well or badly by chance.
+# So few independent numbers, such as a router's two weights of a token, are off by chance.
 _FEW = 8
 Count = TypeVar("Count", float, torch.Tensor)
 
@@ -37,6 +36,7 @@ class Tensors:
 
     ``tokens`` numbers the judged tokens among all, ``experts`` is bool [tokens, experts] where the
     tokens were routed, and ``spread`` the slopes that clean ways show at sites of this kind.
+    ``usual`` is what one token's floor is as a rule, None where too few are known.
     """
 
     candidate: torch.Tensor
@@ -49,6 +49,7 @@ class Tensors:
     spread: dict[str, float]
     epsilon: float
     experts: torch.Tensor | None = None
+    usual: Usual | None = None
 
 
 @dataclass
@@ -76,16 +77,20 @@ def deviation(site: Tensors) -> Deviation:
 def _ratios(site: Tensors, sums: Sums, found: Deviation) -> None:
     tokens, width = site.candidate.shape
     floors = site.floor.tokens[:, site.tokens].double()
-    few = _of_few(tokens)
     error, square = sums.error_tokens.sum(), sums.square_tokens.sum()
-    total = torch.maximum(floors.sum(1).max(), _least(site, square, tokens * width))
-    total = total * few * (1 + _FEW / (tokens * width))
+    own = torch.maximum(floors.sum(1).max(), _least(site, square, tokens * width))
+    total, chance = _total(site, own, sums.square_tokens)
+    few = max(_of_few(tokens), chance) * float(total / own if own > 0 else 1.0)
+    total = total * chance
     found.metrics |= {
         "error_ratio": _root(error, total),
         "golden_error_ratio": _root(sums.own, total),
         "floor_rel_l2": math.sqrt(float(total / square)) if square else 0.0,
     }
     by_token = torch.maximum(floors.amax(0), _least(site, sums.square_tokens, width))
+    if site.usual is not None:
+        usual = site.usual.floors(sums.square_tokens)
+        by_token = site.usual.lifted(by_token, usual, min(site.usual.numbers, width))
     per_token = (sums.error_tokens, by_token, sums.square_tokens)
     _group(found, "position", per_token, width)
     part = tokens / max(site.real, 1)
@@ -104,6 +109,19 @@ def _ratios(site: Tensors, sums: Sums, found: Deviation) -> None:
         groups = [each @ routed for each in per_token]
         groups[1] = groups[1] * _of_few(sent.clamp_min(1))
         _group(found, "expert", groups, width * sent)
+
+
+def _total(site: Tensors, own: torch.Tensor, squares: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """Return the squared floor of the whole site, and what chance may make of an error's square.
+
+    ``own`` is the floor that clean ways showed here, ``squares`` [tokens] the reference's.
+    """
+    tokens, width = site.candidate.shape
+    if site.usual is None:
+        return own, _of_few(tokens) * (1 + _FEW / (tokens * width))
+    numbers = min(site.usual.numbers, width) * tokens
+    usual = site.usual.floors(squares).sum()
+    return site.usual.lifted(own, usual, numbers), 1 + _FEW / numbers
 
 
 def _least(site: Tensors, square: torch.Tensor, count: int) -> torch.Tensor:
@@ -136,7 +154,7 @@ def _group(
     if common.numel():
         # A number near zero is a sum of large ones; a massive one rounds by its own size.
         usual = torch.maximum(floor.median(), common.median() * square)
-        floor = (count * floor + _SHARED * usual) / (count + _SHARED)
+        floor = (count * floor + SHARED * usual) / (count + SHARED)
     ratio = torch.where(floor > 0, (error / floor).sqrt(), torch.where(error > 0, torch.inf, 0.0))
     if ratio.numel():
         worst = int(ratio.argmax())

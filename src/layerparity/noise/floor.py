@@ -21,15 +21,17 @@ TINY = 1e-300
 class Floor:
     """The errors of ``ways`` at one site, in one floating type.
 
-    ``tokens`` is float32 [ways, batch * token], each token's sum of squared errors against the
-    reference; ``elements`` float32 [ways, elements], the same summed over real tokens. ``spread``
+    ``tokens`` is float64 [ways, batch * token], each token's sum of squared errors against the
+    reference; ``elements`` float64 [ways, elements], the same summed over real tokens. ``spread``
     gives by grouping the largest slope of (way - golden) on the reference, in units of the floor.
+    ``real`` is float64 [2, real tokens]: each one's largest floor, and its reference's square.
     """
 
     ways: tuple[str, ...]
     tokens: torch.Tensor
     elements: torch.Tensor
     spread: dict[str, float] = field(default_factory=dict)
+    real: torch.Tensor | None = None
 
 
 def scales(elements: torch.Tensor) -> torch.Tensor:
@@ -56,18 +58,22 @@ def measure_floor(
     tokens = torch.zeros(len(ways), shape[0], dtype=torch.float64)
     elements, products = torch.zeros(2, len(ways), shape[1], dtype=torch.float64)
     squares = torch.zeros(shape[1], dtype=torch.float64)
+    by_token = torch.zeros(shape[0], dtype=torch.float64)
     for rows in pieces(*shape):
         real = _chosen(mask[rows])
         wide, own = reference[rows].double(), golden[rows].double()
-        squares += wide[real].square().sum(0)
+        square = wide.square()
+        squares += square[real].sum(0)
+        by_token[rows] = square.sum(1)
         for index, way in enumerate(ways.values()):
             value = way[rows].double()
             error = (value - wide).square_()
             tokens[index, rows] = error.sum(1)
             elements[index] += error[real].sum(0)
             products[index] += (value - own).mul_(wide)[real].sum(0)
-    kept = elements.float()
-    return Floor(tuple(ways), tokens.float(), kept, _spread(products, squares, kept, layout))
+    spread = _spread(products, squares, elements, layout)
+    largest = torch.stack([tokens.amax(0), by_token])[:, mask]
+    return Floor(tuple(ways), tokens, elements, spread, largest)
 
 
 def _chosen(mask: torch.Tensor) -> torch.Tensor | slice:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -35,6 +36,19 @@ class Layout:
         if grouping == WHOLE:
             return values.sum(-1, keepdim=True)
         return values.unflatten(-1, (self.heads, -1)).sum(-1)
+
+
+def heads_of(sites: Iterable[tuple[str, tuple[int, ...], tuple[str, ...]]]) -> dict[str, int]:
+    """Count the heads of ``q``, ``k`` and ``v``, as far as rotated queries and keys show them.
+
+    ``sites`` are (end, shape, axes) of a block's sites.
+    """
+    counts = {
+        end[0]: shape[axes.index("head")]
+        for end, shape, axes in sites
+        if end in ("q_rotated", "k_rotated") and "head" in axes
+    }
+    return counts | ({"v": counts["k"]} if "k" in counts else {})
 
 
 def layout(

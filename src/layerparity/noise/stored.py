@@ -12,6 +12,7 @@ import torch
 from layerparity.errors import UserError
 from layerparity.files import inside, sha256_text, tensor_sha256, whole_file, write_text
 from layerparity.noise.floor import Floor
+from layerparity.noise.usual import Usual
 from layerparity.site import Site
 from layerparity.tensor_files import read_tensors
 
@@ -61,6 +62,8 @@ class ReferenceWriter:
             for dtype, floor in floors.items():
                 tensors[_tokens(site, dtype)] = floor.tokens.contiguous()
                 tensors[_elements(site, dtype)] = floor.elements.contiguous()
+                if floor.real is not None:
+                    tensors[_real(site, dtype)] = floor.real.contiguous()
             hashes = {key: tensor_sha256(tensor) for key, tensor in tensors.items()}
             kept = {d: {"ways": list(f.ways), "spread": f.spread} for d, f in floors.items()}
             self.entries.append(Entry(site, stage, feed, relative, hashes, kept))
@@ -84,6 +87,7 @@ class StoredReferences:
         """Raises UserError where the index is damaged or not the one the manifest names."""
         self.folder = folder
         self._entries: dict[tuple[str, str, Site], Entry] = {}
+        self._steps: dict[tuple[str, ...], list[Entry]] = {}
         path = folder / INDEX
         try:
             text = path.read_text(encoding="utf-8")
@@ -95,6 +99,7 @@ class StoredReferences:
         for row in raw["entries"]:
             entry = Entry(**{**row, "site": Site.parse(row["site"])})
             self._entries[entry.stage, entry.feed, entry.site] = entry
+            self._steps.setdefault(_place(entry), []).append(entry)
 
     def find(self, stage: str, feed: str, site: Site) -> Entry | None:
         """Return the entry of a site as one stage computed it, or None."""
@@ -117,12 +122,23 @@ class StoredReferences:
         elements = self._read(entry, _elements(entry.site, dtype))
         return Floor(tuple(kept["ways"]), tokens, elements, dict(kept["spread"]))
 
+    def usual(self, entry: Entry, dtype: str) -> Usual | None:
+        """Return what is usual at a site, by its prefill and all its decode steps; or None."""
+        named = [(each, _real(each.site, dtype)) for each in self._steps[_place(entry)]]
+        found = [self._read(each, name) for each, name in named if name in each.hashes]
+        return Usual.of(*torch.cat(found, 1)) if found else None
+
     def _read(self, entry: Entry, name: str) -> torch.Tensor:
         path = inside(self.folder, entry.file)
         tensor = read_tensors(path, [name], "make the golden again")[name]
         if tensor_sha256(tensor) != entry.hashes[name]:
             raise UserError(f"{path} was altered at {name}: make the golden again.")
         return tensor
+
+
+def _place(entry: Entry) -> tuple[str, ...]:
+    """Return what an entry has in common with those of other steps."""
+    return (entry.stage, entry.feed, entry.site.path, entry.site.end)
 
 
 def _reference(site: Site) -> str:
@@ -135,3 +151,7 @@ def _tokens(site: Site, dtype: str) -> str:
 
 def _elements(site: Site, dtype: str) -> str:
     return f"{site} {dtype} elements"
+
+
+def _real(site: Site, dtype: str) -> str:
+    return f"{site} {dtype} real"

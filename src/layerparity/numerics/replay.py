@@ -5,14 +5,15 @@ Its own scores still weigh the experts. Whatever it would have chosen from is ke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
+
+from layerparity.numerics.mode import Mode, Operation
 
 
-class Replay(TorchFunctionMode):
+class Replay(Mode):
     """Answer the router's top-k with given choices.
 
     ``choices`` is int64 [tokens, k], or None to only listen; a top-k of another size, or over
@@ -25,15 +26,8 @@ class Replay(TorchFunctionMode):
         self.choices, self.experts = choices, experts
         self.scores: torch.Tensor | None = None
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def run(self, func: Operation, args: Sequence[Any], named: dict[str, Any]) -> Any:
         """Run one operation; a router's top-k returns the given choices and their scores."""
-        named = dict(kwargs or {})
         if func not in (torch.topk, torch.Tensor.topk) or not self._is_router(args, named):
             return func(*args, **named)
         scores: torch.Tensor = args[0] if args else named["input"]

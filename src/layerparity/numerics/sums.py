@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch.nn.functional import linear
-from torch.overrides import TorchFunctionMode
+
+from layerparity.numerics.mode import Mode, Operation
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-class Linear(TorchFunctionMode):
+class Linear(Mode):
     """Replace every ``linear(input, weight)`` by ``product``; the bias is added afterwards."""
 
     def __init__(self, product: Product) -> None:
         super().__init__()
         self.product = product
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def run(self, func: Operation, args: Sequence[Any], named: dict[str, Any]) -> Any:
         """Run one operation, a linear layer by the product."""
-        if func is not linear:
-            return func(*args, **(kwargs or {}))
-        return self._linear(*args, **(kwargs or {}))
+        return (self._linear if func is linear else func)(*args, **named)
 
     def _linear(
         self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None

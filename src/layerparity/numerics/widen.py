@@ -7,34 +7,29 @@ softmax's ``dtype=float32``) are widened too: a reference one precision wider ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
+
+from layerparity.numerics.mode import Mode, Operation
 
 _CASTS = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16, torch.Tensor.double)
 
 
-class Widen(TorchFunctionMode):
+class Widen(Mode):
     """Compute in ``dtype``: operations that meet a tensor of it take their others in it as well."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
         self.dtype = dtype
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def run(self, func: Operation, args: Sequence[Any], named: dict[str, Any]) -> Any:
         """Run one operation, its floating dtypes and narrower operands made wide."""
         if func in _CASTS:
             return args[0].to(self.dtype)
         args = [self._dtypes(each) for each in args]
-        named = {key: self._dtypes(value) for key, value in (kwargs or {}).items()}
+        named = {key: self._dtypes(value) for key, value in named.items()}
         if self._meets(args) or self._meets(named.values()):
             args = [self._wide(each) for each in args]
             named = {key: self._wide(value) for key, value in named.items()}

@@ -14,6 +14,7 @@ from layerparity.errors import UserError, nearest
 from layerparity.files import sha256_text
 
 if TYPE_CHECKING:
+    from layerparity.config import Config
     from layerparity.ports.base import Assets, Port
 
 _OURS = "layerparity."
@@ -53,6 +54,20 @@ def identity(chosen: Any) -> dict[str, Any]:
         return keys
     module = sys.modules[_resolve(keys["_target_"]).__module__]
     return {**keys, "source": sha256_text("\n".join(_sources(module)))}
+
+
+def check(chosen: Any, config: Config, num_layers: int) -> None:
+    """Refuse what a port of ours cannot be given; nothing heavy is imported. Raises UserError."""
+    keys = keys_of(chosen)
+    target = keys.pop("_target_")
+    if not _is_ours(target):
+        # A user's own module may import anything: it is looked at when it is built.
+        return
+    make = _resolve(target)
+    _check_keys(target, make, keys)
+    refuse = getattr(make, "check", None)
+    if refuse is not None:
+        refuse(config, num_layers, **keys)
 
 
 def build(chosen: Any, assets: Assets) -> Port:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from layerparity import console, registry
-from layerparity.config import RunKind
+from layerparity.config import Config, RunKind
 from layerparity.errors import UserError
 from layerparity.faults import MUTATION
 from layerparity.ports.base import Assets, Call
@@ -51,17 +51,26 @@ class FaultPort(HfPort):
         *,
         replay: bool = False,
     ) -> None:
-        if assets.config.kind is RunKind.golden:
-            raise UserError("port=fault is there to be judged, not believed: add kind=candidate.")
+        count = int(assets.checkpoint.config["num_hidden_layers"])
+        self.check(assets.config, count, name=name, layers=layers, index=index)
         super().__init__(assets, replay)
-        self.layers = self._layers(layers)
+        self.layers = set(range(count) if layers is None else layers)
         self.seed = seed or 0
+        assert name is not None, "check refuses it"
         self.fault = self._choose(name, index)
         self._surgeries: dict[str, Surgery] = {}
         self._reasons: dict[tuple[str, int], str] = {}
         # Planted between loading and placing: on the CPU, before a device or a compiler sees it.
         self._load_sound = self.skeleton.load
         self.skeleton.load = self._load_faulty  # type: ignore[method-assign]
+
+    @classmethod
+    def check(cls, config: Config, num_layers: int, **keys: Any) -> None:
+        """Refuse a golden run, a fault that is not known, and layers that the model lacks."""
+        if config.kind is RunKind.golden:
+            raise UserError("port=fault is there to be judged, not believed: add kind=candidate.")
+        _check_name(keys.get("name"), keys.get("index"))
+        _check_layers(keys.get("layers"), num_layers)
 
     def place(self, stages: Sequence[str]) -> list[Placed]:
         """Place the stages; say where the fault does not apply. Raises UserError if nowhere."""
@@ -143,12 +152,7 @@ class FaultPort(HfPort):
             self.fault.apply(self._block(layer), surgery)
         return hashes
 
-    def _choose(self, name: str | None, index: int | None) -> Fault:
-        known = ", ".join(registry.names("faults"))
-        if name is None:
-            raise UserError(f"port=fault wants port.name=NAME, one of: {known}.")
-        if index is not None and name != MUTATION:
-            raise UserError(f"port.index picks among mutations: use port.name={MUTATION}.")
+    def _choose(self, name: str, index: int | None) -> Fault:
         module = registry.load("faults", name)
         if name != MUTATION:
             fault: Fault = module.FAULT
@@ -157,14 +161,6 @@ class FaultPort(HfPort):
         drawn = module.mutations(self.seed, number + 1, self._block(min(self.layers)))
         chosen: Fault = drawn[number]
         return chosen
-
-    def _layers(self, asked: Sequence[int] | None) -> set[int]:
-        count = int(self.skeleton.config.num_hidden_layers)
-        strangers = [layer for layer in asked or () if not 0 <= layer < count]
-        if strangers or asked == []:
-            said = f"port.layers={list(asked or ())}".replace(" ", "")
-            raise UserError(f"{said}: give some of the layers 0 to {count - 1}, or leave it out.")
-        return set(range(count) if asked is None else asked)
 
     def _block(self, layer: int) -> nn.Module:
         return self.skeleton.module(f"layers.{layer}")
@@ -184,6 +180,22 @@ class FaultPort(HfPort):
         """Say whether what the fault changes is in the stage: a block, or a component of one."""
         inside = Site(stage, "in").component
         return not inside or f"{self.fault.component}.".startswith(f"{inside}.")
+
+
+def _check_name(name: str | None, index: int | None) -> None:
+    if name is None:
+        known = ", ".join(registry.names("faults"))
+        raise UserError(f"port=fault wants port.name=NAME, one of: {known}.")
+    registry.check("faults", name)
+    if index is not None and name != MUTATION:
+        raise UserError(f"port.index picks among mutations: use port.name={MUTATION}.")
+
+
+def _check_layers(asked: Sequence[int] | None, count: int) -> None:
+    strangers = [layer for layer in asked or () if not 0 <= layer < count]
+    if strangers or asked == []:
+        said = f"port.layers={list(asked or ())}".replace(" ", "")
+        raise UserError(f"{said}: give some of the layers 0 to {count - 1}, or leave it out.")
 
 
 def _layers_of(stages: Sequence[str]) -> set[int]:

@@ -49,6 +49,7 @@ class HfPort(Port):
             assets.family.float32_patterns,
         )
         self._stages: dict[str, Any] = {}
+        self._hashes: dict[str, dict[str, str]] = {}
         self._taps: dict[str, list[tuple[str, Tap]]] = {}
         self._arguments: list[dict[str, Any]] = []
         self._sent: dict[tuple[int, ...], Any] = {}
@@ -76,6 +77,7 @@ class HfPort(Port):
     def load(self, stage: str) -> dict[str, str]:
         """Fill the stage's modules from the checkpoint and put them in their place."""
         hashes = self.skeleton.load(self.assets.checkpoint, stage)
+        self._hashes[stage] = hashes
         module = self.skeleton.module(stage).requires_grad_(False)
         self.assets.backend.put(stage, module)
         self._stages[stage] = self._observed(stage, module)
@@ -94,7 +96,8 @@ class HfPort(Port):
         from layerparity.models.prints import stage_prints
 
         frozen = self.frozen(stage)
-        return stage_prints(self.skeleton, self.assets.checkpoint, stage, frozen)
+        hashes = self._hashes.get(stage, {})
+        return stage_prints(self.skeleton, self.assets.checkpoint, stage, frozen, hashes)
 
     def frozen(self, stage: str) -> dict[str, torch.Tensor]:
         """Return what a stage's graph holds in place of weights, by ``layers.0.mlp.some_name``.

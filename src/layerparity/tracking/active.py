@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from layerparity.files import write_text
 from layerparity.manifest import FILE_NAME
-from layerparity.tracking import names, spool
+from layerparity.tracking import names, spool, system
 from layerparity.tracking.connection import Connection
 from layerparity.tracking.stored import FINISHED, KILLED
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from mlflow.entities import Metric
 
 WHOLE_RUN = "summary/"
+# Of one run alone, and no part of a sweep's series by layer.
+OWN = (WHOLE_RUN, system.PREFIX)
 _METRICS_PER_REQUEST = 1000
 _TEXTS_PER_REQUEST = 100
 _T = TypeVar("_T")
@@ -60,8 +62,8 @@ class ActiveRun:
         """Log points (name, value, step), step being the layer.
 
         NaN and Inf are counted in the tag ``nonfinite`` instead of being stored as 1.8e308. In a
-        child of a sweep all but ``summary/...`` goes onto the parent too: its row is the one that
-        charts show.
+        child of a sweep all but ``summary/...`` and ``system/...`` goes onto the parent too: its
+        row is the one that charts show.
         """
         from mlflow.entities import Metric
 
@@ -73,7 +75,7 @@ class ActiveRun:
                 skipped += 1
         self._send(self.id, metrics)
         if self.parent:
-            self._send(self.parent, [m for m in metrics if not m.key.startswith(WHOLE_RUN)])
+            self._send(self.parent, [m for m in metrics if not m.key.startswith(OWN)])
         if skipped:
             self._nonfinite += skipped
             self.set_tags({"nonfinite": self._nonfinite})

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 LATEST = "latest"
 _ID = re.compile(r"[0-9a-f]{4,32}")
+_NAMED = 4
 _HOW_TO_LIST = "'python run.py job=ui' shows all runs"
 
 
@@ -119,5 +120,9 @@ def _not_found(store: Store, reference: str, kind: str | None = None) -> UserErr
     if reference == LATEST:
         wanted = f"{kind} run" if kind else "run"
         return UserError(f"There is no finished {wanted} in {place}; {_HOW_TO_LIST}.")
-    hint = nearest(reference, [run.name for run in recent])
-    return UserError(f"There is no run '{reference}' in {place}.{hint} {_HOW_TO_LIST}.")
+    known = list(dict.fromkeys(run.name for run in recent))
+    newest = ", ".join(f"'{name}'" for name in known[:_NAMED])
+    return UserError(
+        f"There is no run '{reference}' in {place}.{nearest(reference, known)} "
+        f"Newest: {newest}; {_HOW_TO_LIST}."
+    )

@@ -37,7 +37,7 @@ def open_embedded(config: TrackingConfig) -> Connection:
 
 def open_server(config: TrackingConfig) -> Connection:
     """Connect to the server. Raises UserError within seconds where it does not answer."""
-    _knock(config)
+    knock(config)
     from mlflow import MlflowClient
 
     with in_plain_words(config):
@@ -87,7 +87,7 @@ def _alive(found: Experiment, config: TrackingConfig) -> Experiment:
     return found
 
 
-def _knock(config: TrackingConfig) -> None:
+def knock(config: TrackingConfig) -> None:
     """Connect once, before seconds are spent on importing mlflow."""
     parts = urlsplit(config.address)
     try:

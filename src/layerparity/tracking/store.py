@@ -144,14 +144,14 @@ class Store:
 
     def adopt(self, parent: str, run: StoredRun) -> None:
         """Make a run that is reused a member of this sweep too, with its per-layer series."""
-        from layerparity.tracking.active import WHOLE_RUN
+        from layerparity.tracking.active import OWN
 
         client = self._connection.client
         with self._connection.plainly():
             for tag, value in names.own_tags({MEMBER_TAG + run.id: run.name}).items():
                 client.set_tag(parent, tag, value)
             for name in client.get_run(run.id).data.metrics:
-                if not name.startswith(WHOLE_RUN):
+                if not name.startswith(OWN):
                     client.log_batch(parent, metrics=client.get_metric_history(run.id, name))
 
     def search(self, clauses: Sequence[str], limit: int) -> list[StoredRun]:

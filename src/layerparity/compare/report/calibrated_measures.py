@@ -13,6 +13,7 @@ CALIBRATED = (
         "‖candidate − reference‖ over the noise floor: the largest such error of clean "
         "computations in the candidate's dtype.",
         wrong=100.0,
+        against="reference",
     ),
     *(
         Measure(

@@ -9,6 +9,7 @@ from layerparity.compare.comparison import Comparison
 from layerparity.compare.portrait import FLOOR, Portrait
 from layerparity.compare.report.columns import Columns
 from layerparity.compare.report.distributions import quantile_plot, ulp_histogram
+from layerparity.compare.report.expert_load import experts_per_row, load_panels, load_text
 from layerparity.compare.report.experts import (
     agreement_by_layer,
     agreement_text,
@@ -74,11 +75,15 @@ def _title(comparison: Comparison, shown: Portrait) -> str:
     return "The site with the largest R" if shown.unit == FLOOR else "The site of the largest error"
 
 
-def experts(columns: Columns, comparison: Comparison) -> dict[str, str]:
+def experts(columns: Columns, comparison: Comparison) -> dict[str, Any]:
     """Return what the page says and draws of the experts; the text is empty where none routes."""
     site = load_site(comparison)
-    load = comparison.portrait.load[site] if comparison.portrait and site else {}
+    loads = comparison.portrait.load if comparison.portrait else {}
+    load = loads[site] if site else {}
     return {
+        "panels": load_panels(loads),
+        "panels_text": load_text(loads),
+        "per_row": experts_per_row(loads),
         "text": agreement_text(columns),
         "agreement": agreement_by_layer(columns),
         "load": load_figure(load) if load else "",

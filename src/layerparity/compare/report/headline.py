@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from layerparity.compare.comparison import Comparison, Side
 from layerparity.compare.report.measures import REL_L2
-from layerparity.compare.report.stages import Stage, beside, called, severity, stages
+from layerparity.compare.report.stages import Stage, beside, called, first_to_fail, severity, stages
 from layerparity.verdict import Outcome, Row
 
 GLYPH = {
@@ -17,7 +16,6 @@ GLYPH = {
     Outcome.MISSING: "∅",
     Outcome.SKIPPED: "–",
 }
-_LIKELIEST = "Likeliest cause"
 _JUDGED = (Outcome.PASS, Outcome.FAIL)
 
 
@@ -26,24 +24,6 @@ def headline(comparison: Comparison) -> str:
     verdict = comparison.verdict
     word = verdict.outcome.value.upper()
     return f"{word} at {verdict.first_failure}" if verdict.first_failure else word
-
-
-@dataclass(frozen=True)
-class Guilty:
-    """The first wrong place, what was seen there, and the likeliest cause with its reasons."""
-
-    place: str
-    seen: str
-    cause: str
-
-
-def guilty(comparison: Comparison) -> Guilty | None:
-    """Return the first wrong place in three parts, or None where none was found."""
-    if not comparison.headline:
-        return None
-    said = comparison.headline.removeprefix(comparison.guilty).strip()
-    seen, likeliest, cause = said.partition(_LIKELIEST)
-    return Guilty(comparison.guilty, seen.strip(), f"{likeliest}{cause}".strip())
 
 
 def because(comparison: Comparison) -> str:
@@ -91,8 +71,7 @@ def feed_note(comparison: Comparison) -> str:
 
 def first_failure(comparison: Comparison) -> Row | None:
     """Return the first failing row in forward order, or None where nothing fails."""
-    failed = [row for row in comparison.rows if row.outcome is Outcome.FAIL]
-    return min(failed, key=lambda row: row.site, default=None)
+    return first_to_fail(comparison.rows)
 
 
 def largest_error(comparison: Comparison) -> Row | None:

@@ -36,6 +36,7 @@ from layerparity.compare.report.stages import (
     told,
 )
 from layerparity.compare.report.token_heatmap import binning, token_heatmap
+from layerparity.compare.report.where_time_went import where_time_went
 from layerparity.verdict import Outcome
 
 _TEMPLATE = "report.html.j2"
@@ -77,7 +78,6 @@ def _context(comparison: Comparison) -> dict[str, Any]:
         "heat_css": stylesheet(),
         "sides": _sides(comparison),
         "focus": _focus(comparison),
-        "guilty": words.guilty(comparison),
         "noise": closer.noise(columns, comparison, _worst_component(comparison)),
         "portrait": closer.portrait(columns, comparison),
         "experts": closer.experts(columns, comparison),
@@ -90,6 +90,7 @@ def _context(comparison: Comparison) -> dict[str, Any]:
         "error_by_layer": error_by_layer(columns, comparison.limits.get(REL_L2.name)),
         "metric_heatmap": metric_heatmap(columns, comparison.limits),
         "token_maps": _token_maps(columns, comparison),
+        "time": where_time_went(comparison),
         "limits": [limit_text(name, value) for name, value in comparison.limits.items()],
         "beyond": lambda row, measure: beyond(row, measure, comparison.limits),
         "glossary": [m for m in present(comparison.rows) if m.meaning],

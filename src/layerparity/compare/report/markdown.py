@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from layerparity.compare.answer import Answer
 from layerparity.compare.comparison import Comparison, Side
 from layerparity.compare.report import headline as words
 from layerparity.compare.report.evidence import coverage_lines, weight_rows
+from layerparity.compare.report.measure import Measure
 from layerparity.compare.report.measures import REL_L2, limit_text, present
 from layerparity.compare.report.reproduce import reproduce
 from layerparity.compare.report.stages import Fold, fold, stages
+from layerparity.compare.report.table import BESIDE, SHOWN
+from layerparity.compare.report.where_time_went import time_table
 from layerparity.compare.report.worst_elements import worst_header, worst_rows
 from layerparity.verdict import Outcome, Row
 
@@ -23,7 +27,7 @@ def render_markdown(comparison: Comparison) -> str:
     """Return the report as GitHub-flavoured Markdown, ending in a newline."""
     parts = [
         f"# {_plain(words.headline(comparison))}",
-        _plain(comparison.headline),
+        _answer(comparison),
         _plain(words.because(comparison)),
         f"Whole model: {_plain(words.whole_model(comparison))}",
         _titled("Warnings", _list(comparison.warnings)),
@@ -34,10 +38,29 @@ def render_markdown(comparison: Comparison) -> str:
         _titled("Worst elements", _worst(comparison)),
         _titled("By layer", _layers(comparison)),
         _titled("Failing sites", _failures(comparison)),
+        _titled("Where the time went", _time(comparison)),
         _titled(f"Limits (tolerance={_plain(comparison.tolerance)})", _limits(comparison)),
         _titled("Reproduce", _commands(comparison)),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def answer_markdown(answer: Answer) -> str:
+    """Return all of an answer but where, under a bold label for each part."""
+    parts = [
+        f"**Cause** {_plain(answer.cause)}" if answer.cause else "",
+        _list(f"or {other}" for other in answer.others),
+        f"**Evidence**\n\n{_list(answer.evidence)}" if answer.evidence else "",
+        "\n".join(["**Next**\n", "```sh", *answer.next, "```"]) if answer.next else "",
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _answer(comparison: Comparison) -> str:
+    answer = comparison.answer
+    if answer is None:
+        return ""
+    return f"**Where** {_plain(answer.where)}\n\n{answer_markdown(answer)}".rstrip()
 
 
 def _runs(comparison: Comparison) -> str:
@@ -67,9 +90,14 @@ def _divergence(comparison: Comparison) -> str:
     if row is None:
         return ""
     text = words.divergence_text(row, words.stage_of(row, comparison))
-    metrics = [f"{m.label} {m.show(row.metrics[m.name])}" for m in present([row])]
+    metrics = [_metric(measure, row) for measure in present([row])]
     parts = [text, words.feed_note(comparison), row.reason, " · ".join(metrics)]
     return "\n\n".join(_plain(part) for part in parts if part)
+
+
+def _metric(measure: Measure, row: Row) -> str:
+    against = f" (against the {measure.against})" if measure.against else ""
+    return f"{measure.label} {measure.show(row.metrics[measure.name])}{against}"
 
 
 def _worst(comparison: Comparison) -> str:
@@ -82,7 +110,8 @@ def _worst(comparison: Comparison) -> str:
 
 def _layers(comparison: Comparison) -> str:
     folds = fold(stages(comparison.rows))
-    header = ["layer", "outcome", "worst site", REL_L2.label, "sites"]
+    against = f"{REL_L2.label} to the golden"
+    header = ["layer", "outcome", SHOWN, against, BESIDE, "sites"]
     return _table(header, (_layer(each) for each in folds)) if folds else ""
 
 
@@ -91,8 +120,9 @@ def _layer(each: Fold) -> list[str]:
     return [
         _plain(each.name),
         _outcome(each.outcome),
-        f"`{each.worst.site}`",
-        _rel_l2(each.worst),
+        f"`{each.shown.site}`",
+        _rel_l2(each.shown),
+        f"`{each.beside.site}` {_rel_l2(each.beside)}" if each.beside else "",
         str(count),
     ]
 
@@ -104,8 +134,13 @@ def _failures(comparison: Comparison) -> str:
     if not lines:
         return ""
     rest = len(failed) - len(lines)
-    table = _table(["site", REL_L2.label, "reason"], lines)
+    table = _table(["site", f"{REL_L2.label} to the golden", "reason"], lines)
     return f"{table}\n\nand {rest} more in the HTML report." if rest else table
+
+
+def _time(comparison: Comparison) -> str:
+    header, lines = time_table(comparison)
+    return _table(header, lines) if lines else ""
 
 
 def _limits(comparison: Comparison) -> str:

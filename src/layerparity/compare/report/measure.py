@@ -31,7 +31,8 @@ class Measure:
 
     ``ideal`` is its value for identical tensors, ``bound`` the side a limit is on (``jointly``: it
     counts only together with another metric), and ``wrong`` an error that nobody takes for
-    rounding. A ``detail`` stands with its site alone, not in the tables of many sites.
+    rounding. A ``detail`` stands with its site alone, not in the tables of many sites. ``against``
+    is the tensor that an error is measured from, where two stand side by side that differ in it.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Measure:
     bound: str = "below"
     wrong: float = 1.0
     detail: bool = False
+    against: str = ""
 
     def badness(self, value: float) -> float:
         """Return the distance from the ideal (0 is bit-equal); NaN stays NaN."""

@@ -11,7 +11,12 @@ from layerparity.site import Kind
 from layerparity.verdict import Row
 
 MEASURES = (
-    Measure("rel_l2", "rel L2", "‖candidate − golden‖ / ‖golden‖, over all elements."),
+    Measure(
+        "rel_l2",
+        "rel L2",
+        "‖candidate − golden‖ / ‖golden‖, over all elements.",
+        against="golden",
+    ),
     Measure("max_abs_diff", "max |Δ|", "Largest absolute difference of one element."),
     Measure("mean_abs_diff", "mean |Δ|", "Mean of the absolute differences."),
     Measure("median_abs_diff", "median |Δ|", "Median of the absolute differences, to 0.4 %."),

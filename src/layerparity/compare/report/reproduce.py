@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from layerparity.compare.answer import REMARK
 from layerparity.compare.comparison import Comparison, Made, Side
 from layerparity.compare.report.headline import first_failure
 from layerparity.quoting import typed
@@ -13,36 +14,73 @@ from layerparity.site import PREFILL, Site
 _REPLACED = ("inputs", "prompt", "seq_len", "generate", "feed", "scope", "layer", "start", "end")
 # What says where a run was kept or how it was called, not how it was made.
 _ASIDE = ("name", "reuse", "golden", "candidate", "tolerance", "tracking")
+WHOLE_MODEL = "the whole model runs: scope=full alone can decode, as a token passes every block"
+
+
+def name_alone(place: str, decoding: bool = False) -> str:
+    """Return what to call a run that shows a place: ``layers.3.mlp-alone``.
+
+    A fault of ``decoding`` takes the whole model: ``layers.3.mlp-decoding``.
+    """
+    return f"{place}-{'decoding' if decoding else 'alone'}"
 
 
 def reproduce(comparison: Comparison) -> list[tuple[str, str]]:
     """Return (purpose, command) pairs, as they must be typed.
 
-    They are: this comparison, and the first failing block alone, fed what the golden recorded; or,
-    where the golden is a dump or the failure came in a decode step, the candidate's run again. What
-    the stored runs do not say, such as how a dump was made, has no command.
+    They are: this comparison, and the first failing block alone, fed what the golden recorded, with
+    its comparison; or, where the golden is a dump or the failure came in a decode step, the
+    candidate's run again. What the stored runs do not say, such as how a dump was made, has no
+    command.
     """
     golden, candidate = comparison.golden, comparison.candidate
     commands = []
     if golden.named and candidate.named:
         sides = {"golden": golden.named, "candidate": candidate.named}
-        settings = {**sides, **_names(golden, candidate), **comparison.settings}
-        commands.append(("This comparison", _command({"job": "compare", **settings})))
+        commands.append(("This comparison", _compare(comparison, sides)))
     first = first_failure(comparison)
-    made = _runs_with(candidate, first.site) if first else []
-    if first is None or first.site.layer is None or not made or not made[-1].settings:
-        return commands
+    return [*commands, *(shown_again(comparison, first.site) if first else [])]
+
+
+def next_lines(comparison: Comparison, site: Site) -> tuple[str, ...]:
+    """Return what to type to see a site fail again, as the lines of an answer."""
+    pairs = shown_again(comparison, site)
+    remark = (f"{REMARK}{WHOLE_MODEL}",) if pairs and site.phase != PREFILL else ()
+    return (*remark, *(command for _, command in pairs))
+
+
+def shown_again(comparison: Comparison, site: Site) -> list[tuple[str, str]]:
+    """Return (purpose, command) of a run in which a site of a block fails again, and its judging.
+
+    Nothing for a site outside the blocks, or where the stored runs do not say how they were made.
+    """
+    golden, candidate = comparison.golden, comparison.candidate
+    made = _runs_with(candidate, site)
+    if site.layer is None or not made or not made[-1].settings:
+        return []
     again = _without(made[-1].settings, _ASIDE)
-    held = _runs_with(golden, first.site)
-    if first.site.phase == PREFILL and held and held[-1].proved:
-        purpose, alone = "The failing block alone", _without(again, _REPLACED)
-        scope = {"scope": "single", "layer": first.site.layer}
-        again = {"backend": again["backend"], **scope, **alone, "inputs": "golden"}
-        again["golden"] = golden.named or held[-1].named
-    else:
-        purpose = "The candidate again"
     stored = {k: v for k, v in comparison.settings.items() if _head(k) == "tracking"}
-    return [*commands, (purpose, _command({**again, **stored}))]
+    held = _runs_with(golden, site)
+    if site.phase == PREFILL and held and held[-1].proved:
+        purpose, rest = "The failing block alone", _without(again, _REPLACED)
+        scope = {"scope": "single", "layer": site.layer}
+        again = {"backend": again["backend"], **scope, **rest, "inputs": "golden"}
+        again["golden"] = golden.named or held[-1].named
+    elif site.phase == PREFILL:
+        purpose = "The candidate again"
+    else:
+        purpose = f"The candidate again: {WHOLE_MODEL}"
+    again["name"] = name_alone(site.path, site.phase != PREFILL)
+    pairs = [(purpose, _command({**again, **stored}))]
+    if golden.named:
+        sides = {"golden": golden.named, "candidate": again["name"]}
+        pairs.append(("Its comparison", _compare(comparison, sides)))
+    return pairs
+
+
+def _compare(comparison: Comparison, sides: dict[str, str]) -> str:
+    names = _names(comparison.golden, comparison.candidate)
+    return _command({"job": "compare", **sides, **names, **comparison.settings})
 
 
 def _command(settings: dict[str, Any]) -> str:

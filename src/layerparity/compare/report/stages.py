@@ -57,6 +57,12 @@ def worst(rows: Sequence[Row]) -> Row:
     )
 
 
+def first_to_fail(rows: Sequence[Row]) -> Row | None:
+    """Return the failing row that a forward pass reaches first, or None where nothing fails."""
+    failed = [row for row in rows if row.outcome is Outcome.FAIL]
+    return min(failed, key=lambda row: row.site, default=None)
+
+
 def forward_order(rows: Sequence[Row]) -> list[Row]:
     """Sort rows by place in the model; the phases and decode steps of one site stand together."""
     return sorted(rows, key=lambda row: (Site(row.site.path, row.site.end), row.site))
@@ -84,6 +90,14 @@ class Stage:
     def worst(self) -> Row:
         """The row that ended worst."""
         return worst(self.rows)
+
+    @property
+    def shown(self) -> Row:
+        """The row that stands for the stage: the first to fail, else the worst.
+
+        What comes after the first failure may only follow from it, however large it is.
+        """
+        return first_to_fail(self.rows) or self.worst
 
     @property
     def outcome(self) -> Outcome:
@@ -148,6 +162,16 @@ class Fold:
     def worst(self) -> Row:
         """The row that ended worst."""
         return worst([stage.worst for stage in self.stages])
+
+    @property
+    def shown(self) -> Row:
+        """The row that stands for all: the first stage's first to fail, else the worst."""
+        return first_to_fail(self.stages[0].rows) or self.worst
+
+    @property
+    def beside(self) -> Row | None:
+        """The worst row, where it is another one than `shown`."""
+        return None if self.worst is self.shown else self.worst
 
     @property
     def outcome(self) -> Outcome:

@@ -17,6 +17,8 @@ from layerparity.verdict import Outcome, Row
 if TYPE_CHECKING:
     from rich.table import Table
 
+SHOWN = "first to fail, else worst"
+BESIDE = "worst beside it"
 _REASONS = 3
 _STYLE = {
     Outcome.PASS: "green",
@@ -43,14 +45,22 @@ def closing_table(comparison: Comparison) -> Table:
         title_justify="left",
         caption_justify="left",
     )
-    for name in ("layer", "outcome", "worst site"):
+    failing = comparison.verdict.outcome is Outcome.FAIL
+    for name in ("layer", "outcome", SHOWN if failing else "worst site"):
         table.add_column(name, overflow="fold")
-    table.add_column("rel L2", justify="right", no_wrap=True)
+    # What it is relative to stands beside a multiple of the floor, which is against the reference.
+    table.add_column(f"{REL_L2.label} (golden)", justify="right", min_width=6)
+    found = fold(stages(comparison.rows))
+    if any(each.beside for each in found):
+        table.add_column(BESIDE, overflow="fold")
     table.add_column("reason", overflow="fold")
-    for name, row in _by_layer(comparison):
-        outcome = Text(row.outcome.value, style=_STYLE[row.outcome])
+    for each in found:
+        row, outcome = each.shown, Text(each.outcome.value, style=_STYLE[each.outcome])
         # Text, not str: rich would read "[...]" in a reason as its own markup.
-        table.add_row(Text(name), outcome, Text(str(row.site)), _rel_l2(row), Text(_reason(row)))
+        cells: list[Any] = [Text(_ascii(each)), outcome, Text(str(row.site)), _rel_l2(row)]
+        if len(table.columns) > len(cells) + 1:
+            cells.append(Text(_worse(each.beside)))
+        table.add_row(*cells, Text(_reason(row)))
     return table
 
 
@@ -75,8 +85,8 @@ def per_site_table(comparison: Comparison) -> dict[str, list[Any]]:
     return columns
 
 
-def _by_layer(comparison: Comparison) -> list[tuple[str, Row]]:
-    return [(_ascii(each), each.worst) for each in fold(stages(comparison.rows))]
+def _worse(row: Row | None) -> str:
+    return "" if row is None else f"{row.site} {_rel_l2(row)}"
 
 
 def _ascii(each: Fold) -> str:

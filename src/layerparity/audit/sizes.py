@@ -1,0 +1,113 @@
+"""Sizes: numbers and bytes of a checkpoint, as stored and widened: whole, by layer, by dtype."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from layerparity.models import fp8
+from layerparity.models.checkpoint import Stored
+
+# The first number of a name, after what the common families call their list of blocks.
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)\.")
+LARGEST = 10
+
+
+@dataclass
+class Bytes:
+    """Tensors, numbers (scales of FP8 weights are none) and bytes.
+
+    ``bf16`` and ``fp32`` are the bytes once floating numbers are widened to that; what is no
+    floating number keeps its size.
+    """
+
+    tensors: int = 0
+    numbers: int = 0
+    stored: int = 0
+    bf16: int = 0
+    fp32: int = 0
+
+    def add(self, stored: Stored) -> None:
+        """Count one stored tensor."""
+        self.tensors += 1
+        self.stored += stored.bytes
+        if fp8.is_scale(stored.name):
+            return
+        count = math.prod(stored.shape)
+        floating = stored.dtype.startswith(("F", "BF"))
+        self.numbers += count
+        self.bf16 += 2 * count if floating else stored.bytes
+        self.fp32 += 4 * count if floating else stored.bytes
+
+
+@dataclass
+class Sizes:
+    """Bytes of the whole, of each layer, of what is in none, and by dtype; the largest tensors.
+
+    ``buffers`` are the numbers that fill no parameter; the whole holds them as well.
+    """
+
+    whole: Bytes = field(default_factory=Bytes)
+    layers: dict[int, Bytes] = field(default_factory=dict)
+    outside: Bytes = field(default_factory=Bytes)
+    dtypes: dict[str, Bytes] = field(default_factory=dict)
+    largest: list[Stored] = field(default_factory=list)
+    buffers: int = 0
+
+    @property
+    def parameters(self) -> int:
+        """Numbers stored for parameters."""
+        return self.whole.numbers - self.buffers
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {
+            "tensors": self.whole.tensors,
+            "parameters": self.parameters,
+            "buffers": self.buffers,
+            "bytes": {
+                "stored": self.whole.stored,
+                "bf16": self.whole.bf16,
+                "fp32": self.whole.fp32,
+            },
+            "dtypes": {
+                name: {"tensors": each.tensors, "numbers": each.numbers, "bytes": each.stored}
+                for name, each in self.dtypes.items()
+            },
+            "layers": [{"layer": layer, **asdict(each)} for layer, each in self.layers.items()],
+            "outside_layers": asdict(self.outside),
+            "largest": [
+                {
+                    "name": each.name,
+                    "file": each.file.name,
+                    "dtype": each.dtype,
+                    "shape": list(each.shape),
+                    "bytes": each.bytes,
+                }
+                for each in self.largest
+            ],
+        }
+
+
+def layer_of(name: str) -> int | None:
+    """Return the layer a stored name belongs to, or None."""
+    match = _LAYER.search(name)
+    return int(match[1]) if match else None
+
+
+def measure(tensors: Mapping[str, Stored], buffers: Iterable[str]) -> Sizes:
+    """Return the sizes of tensors; ``buffers`` are the names that fill no parameter."""
+    sizes = Sizes()
+    for stored in tensors.values():
+        layer = layer_of(stored.name)
+        part = sizes.outside if layer is None else sizes.layers.setdefault(layer, Bytes())
+        for each in (sizes.whole, part, sizes.dtypes.setdefault(stored.dtype, Bytes())):
+            each.add(stored)
+    sizes.layers = dict(sorted(sizes.layers.items()))
+    sizes.dtypes = dict(sorted(sizes.dtypes.items(), key=lambda pair: -pair[1].stored))
+    sizes.largest = sorted(tensors.values(), key=lambda each: (-each.bytes, each.name))[:LARGEST]
+    sizes.buffers = sum(math.prod(tensors[name].shape) for name in buffers if name in tensors)
+    return sizes

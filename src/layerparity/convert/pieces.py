@@ -1,0 +1,94 @@
+"""Pieces: a tensor cut into runs of rows, so that none is ever in memory as a whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from layerparity.convert.policy import ITEM_BYTES, Why
+from layerparity.errors import UserError
+from layerparity.models.checkpoint import Stored
+
+if TYPE_CHECKING:
+    import torch
+
+    from layerparity.convert.shards import Tensor
+    from layerparity.models.memory import Pool
+    from layerparity.models.reading import Filler
+
+# Bytes of a piece, as it is read or as it is written, whichever is more.
+PIECE = 16 << 20
+_RAW = "U8"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a tensor that lies in one piece: where it and its scales are, and its new type."""
+
+    stored: Stored
+    scales: Stored | None
+    dtype: str
+    block: tuple[int, int]
+
+    def fill(self, filler: Filler, pool: Pool) -> torch.Tensor:
+        """Return its values in the new type. Raises UserError where they do not fit into it."""
+        import torch
+
+        from layerparity.models.reading import DTYPES
+
+        into = pool.empty(self.stored.shape, DTYPES[self.dtype])
+        if self.scales is None:
+            filler.fill(self.stored, into)
+        else:
+            filler.fill_fp8(self.stored, self.scales, self.block, into, into.dtype)
+        if into.dtype is torch.float16 and bool(into.isinf().any()):
+            raise UserError(
+                f"{self.stored.name} holds values beyond float16's 65504: use dtype=bfloat16."
+            )
+        return into
+
+
+def pieces(tensor: Tensor, block: tuple[int, int], limit: int = PIECE) -> Iterator[Piece]:
+    """Yield a tensor's pieces in their order, each of at most about ``limit`` bytes.
+
+    FP8 weights are cut between two rows of blocks, so a piece has one such row at least.
+    """
+    if tensor.scales is not None:
+        yield from _blocks(tensor, tensor.scales, block, limit)
+        return
+    stored = tensor.stored
+    # What keeps its type is copied as bytes, whatever the type is.
+    raw = tensor.why in (Why.AS_STORED, Why.KEPT)
+    own, dtype = (_RAW, _RAW) if raw else (stored.dtype, tensor.dtype)
+    item = 1 if raw else ITEM_BYTES[own]
+    step = max(limit // max(item, ITEM_BYTES.get(dtype, 1)), 1)
+    count = stored.bytes // item
+    for start in range(0, count, step):
+        yield Piece(
+            _part(stored, own, (min(step, count - start),), start, item), None, dtype, block
+        )
+
+
+def _blocks(tensor: Tensor, scales: Stored, block: tuple[int, int], limit: int) -> Iterator[Piece]:
+    stored = tensor.stored
+    rows, columns = stored.shape[-2:]
+    bands, width = scales.shape[-2:]
+    together = max(limit // max(block[0] * columns * ITEM_BYTES[tensor.dtype], 1), 1)
+    for matrix in range(math.prod(stored.shape[:-2])):
+        for band in range(0, bands, together):
+            first, last = band * block[0], min((band + together) * block[0], rows)
+            begin = (matrix * rows + first) * columns
+            weight = _part(stored, stored.dtype, (last - first, columns), begin, 1)
+            shape = (min(together, bands - band), width)
+            begin, item = (matrix * bands + band) * width, ITEM_BYTES[scales.dtype]
+            yield Piece(
+                weight, _part(scales, scales.dtype, shape, begin, item), tensor.dtype, block
+            )
+
+
+def _part(stored: Stored, dtype: str, shape: tuple[int, ...], start: int, item: int) -> Stored:
+    """Return where the numbers from ``start`` on lie, each of ``item`` bytes."""
+    size, begin = math.prod(shape) * item, stored.begin + start * item
+    return replace(stored, dtype=dtype, shape=shape, bytes=size, begin=begin)

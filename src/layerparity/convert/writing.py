@@ -1,0 +1,109 @@
+"""Writing: one shard, piece by piece, whole under its name or not there at all."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from layerparity.convert.pieces import Piece, pieces
+from layerparity.errors import UserError
+from layerparity.files import whole_file
+
+if TYPE_CHECKING:
+    from layerparity.convert.shards import Shard
+    from layerparity.models.checkpoint import Checkpoint
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A finished shard: its size in bytes, when it was written (ns), the SHA-256 of the file."""
+
+    size: int
+    mtime_ns: int
+    sha256: str
+
+
+def write_shard(folder: Path, shard: Shard, checkpoint: Checkpoint) -> Made:
+    """Write one shard of the result into ``folder``.
+
+    Raises UserError where the source cannot be read or has changed; OSError where the disk takes no
+    more. The file is synced before it gets its name.
+    """
+    path, digest = folder / shard.name, hashlib.sha256()
+    sources = {checkpoint.tensors[tensor.name].file for tensor in shard.tensors}
+    sources |= {tensor.scales.file for tensor in shard.tensors if tensor.scales}
+    with whole_file(path) as part:
+        with part.open("wb") as opened, closing(_data(shard, checkpoint)) as parts:
+            for data in parts:
+                digest.update(data)
+                opened.write(data)
+        # What was read counts only if nobody wrote to its file meanwhile.
+        for file in sorted(sources):
+            checkpoint.files.check(file)
+    checkpoint.files.close()
+    state = path.stat()
+    return Made(state.st_size, state.st_mtime_ns, digest.hexdigest())
+
+
+def sync_folder(folder: Path) -> None:
+    """Make sure that the names in a folder outlive a loss of power."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def writes_said(folder: Path) -> Iterator[None]:
+    """Turn what a disk refuses into a UserError with the cure."""
+    try:
+        yield
+    except OSError as error:
+        cure = "free some disk space" if error.errno in _FULL else "check the disk"
+        raise UserError(
+            f"{folder} cannot be written ({error.strerror}): {cure} and give the same command "
+            "again; it goes on where it stopped."
+        ) from error
+
+
+def _data(shard: Shard, checkpoint: Checkpoint) -> Generator[bytes | memoryview, None, None]:
+    yield shard.header
+    block = checkpoint.block
+    yield from _read_ahead(
+        (piece for tensor in shard.tensors for piece in pieces(tensor, block)), checkpoint
+    )
+
+
+def _read_ahead(parts: Iterable[Piece], checkpoint: Checkpoint) -> Iterator[memoryview]:
+    """Yield the bytes of pieces; the next one is read while this one is hashed and written."""
+    from layerparity.models.memory import Pool
+    from layerparity.models.reading import Filler
+
+    filler, pool = Filler(checkpoint.files, hashing=False), Pool()
+
+    def filled(piece: Piece) -> memoryview:
+        import torch
+
+        raw: memoryview = piece.fill(filler, pool).view(-1).view(torch.uint8).numpy().data
+        return raw
+
+    with ThreadPoolExecutor(1, "read-ahead") as background:
+        coming = None
+        for piece in parts:
+            before, coming = coming, background.submit(filled, piece)
+            if before is not None:
+                yield before.result()
+                # Its pages are wanted by the piece after the next.
+                del before
+        if coming is not None:
+            yield coming.result()

@@ -1,0 +1,73 @@
+"""Probe: ask a question in a process of its own, so that a library that crashes takes nobody along.
+
+Libraries with compiled parts may abort instead of raising, and some wait for ever on a broken
+driver.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from functools import cache
+from typing import Any
+
+TIMEOUT_S = 180.0
+# The child sees the modules that this process sees, wherever they come from.
+_CODE = """
+import json, sys
+sys.path[:] = {path!r}
+from {module} import {function} as answer
+print(json.dumps(answer(*{arguments!r})))
+"""
+
+
+class NoAnswerError(Exception):
+    """A question that was not answered; the text says how the child ended."""
+
+
+def ask(module: str, function: str, *arguments: str, timeout_s: float = TIMEOUT_S) -> Any:
+    """Call ``module.function(*arguments)`` in a child; return what it returned, through JSON.
+
+    Raises NoAnswerError with the child's last line where it failed, crashed or took too long.
+    """
+    code = _CODE.format(path=sys.path, module=module, function=function, arguments=arguments)
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "USE_TORCH_XLA": "0", "TOKENIZERS_PARALLELISM": "false"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise NoAnswerError(f"no answer in {timeout_s:.0f} s") from error
+    if ended.returncode != 0:
+        raise NoAnswerError(_last_words(ended))
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+@cache
+def torch_facts() -> dict[str, Any]:
+    """Return `_torch_facts.facts`, asked once. Raises NoAnswerError where torch does not import."""
+    found: dict[str, Any] = ask("layerparity.doctor._torch_facts", "facts")
+    return found
+
+
+def imports(name: str) -> bool:
+    """Import a module: what a child is asked that nothing else is wanted of."""
+    importlib.import_module(name)
+    return True
+
+
+def _last_words(ended: subprocess.CompletedProcess[str]) -> str:
+    if ended.returncode < 0:
+        return f"it ended with {signal.Signals(-ended.returncode).name}"
+    lines = [line.strip() for line in ended.stderr.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else f"it ended with status {ended.returncode}"

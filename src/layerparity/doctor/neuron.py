@@ -1,0 +1,65 @@
+"""Neuron: devices, AWS's packages or the registry's placeholders for them, and which flavour."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from layerparity.backends._neuron import examined
+from layerparity.backends._neuron.runtime import GET_XLA, detect, neuron_devices
+from layerparity.doctor import _probe
+from layerparity.doctor._versions import installed
+from layerparity.doctor.base import Check, Result, Section, ok, problem, warning
+
+if TYPE_CHECKING:
+    from layerparity.config import Config
+
+_AWS = "from AWS's own package index"
+_GET = f"install torch-neuronx 2.9 {_AWS}"
+
+
+def look(config: Config) -> Iterator[Result]:
+    """Yield a line for the machine, one for the flavour, and one for each placeholder."""
+    packages = examined.packages()
+    yield _machine(config)
+    placeholders = [name for name, real in packages.items() if not real]
+    for name in placeholders:
+        dist = examined.PACKAGES[name]
+        found = f"{installed(dist) or '?'} is a placeholder of the public registry: it only raises"
+        yield warning(name, found, f"pip uninstall {dist}; on Trainium, install it {_AWS}")
+    real = {name: real for name, real in packages.items() if real}
+    if real:
+        yield _flavour(real)
+    elif neuron_devices():
+        yield problem("neuron flavour", "no package of AWS's is installed", _GET)
+    else:
+        yield ok("neuron flavour", "none installed, and there is no Neuron device here")
+
+
+def _machine(config: Config) -> Result:
+    choice = getattr(config.backend, "runtime", None)
+    fit = detect(choice) if choice is not None else detect()
+    found = f"{fit.device}: {fit.reason}".removeprefix("none: ")
+    if fit.score:
+        return ok("neuron devices", found)
+    said, _, cure = fit.reason.partition(": ")
+    if config.backend.name == "neuron" or neuron_devices():
+        return problem("neuron devices", said, cure or GET_XLA)
+    return ok("neuron devices", f"none; {said}")
+
+
+def _flavour(real: Mapping[str, bool]) -> Result:
+    versions = ", ".join(f"{name} {installed(examined.PACKAGES[name]) or '?'}" for name in real)
+    if "torch_neuronx" not in real:
+        return problem("neuron flavour", f"{versions}, but no torch_neuronx", _GET)
+    try:
+        told = _probe.ask("layerparity.backends._neuron.examined", "flavour")
+    except _probe.NoAnswerError as error:
+        found = f"{versions}: torch_neuronx does not import: {error}"
+        return problem("neuron flavour", found, _GET)
+    if told["flavour"] == examined.XLA:
+        return ok("neuron flavour", f"XLA flavour: {versions}")
+    return problem("neuron flavour", f"{told['found']}: {versions}", told["cure"])
+
+
+CHECK = Check(Section.DEVICES, look)

@@ -1,0 +1,55 @@
+"""Compiler: the Neuron compiler's limit for one tensor, and the tp_degree that clears it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from layerparity.fit.ranges import ranges
+from layerparity.fit.weights import Weight
+
+# neuronx-cc refuses a single tensor of more than 4 GB. Where it draws the line between 4 * 10^9 and
+# 2^32 is not said, so the smaller is taken.
+LIMIT = 4 * 10**9
+
+
+@dataclass(frozen=True)
+class TooLarge:
+    """A weight above the limit: where it is, its shape and bytes, the smallest degree that helps.
+
+    ``degree`` is None where no degree that divides the architecture is enough.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    bytes: int
+    degree: int | None
+
+
+def too_large(weights: Iterable[Weight], dtype: str, degrees: Sequence[int]) -> list[TooLarge]:
+    """Return every weight above the limit, equal ones of several blocks as one.
+
+    ``degrees`` are those that divide the architecture, ascending.
+    """
+    alike: dict[tuple[str, tuple[int, ...], int], list[str]] = {}
+    for weight in weights:
+        size = weight.bytes(dtype)
+        if size > LIMIT:
+            stage, inside = _split(weight.name)
+            alike.setdefault((inside, weight.shape, size), []).append(stage)
+    return [
+        TooLarge(f"{ranges(stages)}.{inside}", shape, size, smallest(size, degrees))
+        for (inside, shape, size), stages in alike.items()
+    ]
+
+
+def smallest(size: int, degrees: Sequence[int]) -> int | None:
+    """Return the smallest of some degrees that brings a tensor's shards under the limit."""
+    return next((each for each in degrees if size <= LIMIT * each), None)
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Split ``layers.3.mlp.x`` after the block, any other name after its first word."""
+    words = name.split(".")
+    count = 2 if words[0] == "layers" else 1
+    return ".".join(words[:count]), ".".join(words[count:])

@@ -1,0 +1,85 @@
+"""Model: what a plan knows of an architecture, once, whatever machine it is then held against."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from layerparity.fit.shape import Shape, shape_of
+from layerparity.fit.weights import Size, Weight, size_of, stage_weights
+
+if TYPE_CHECKING:
+    from layerparity.models.families.base import Family
+
+# Building the architecture is what a plan spends its time on, and it needs no precision for that.
+_BUILT_IN = "bfloat16"
+
+
+@dataclass(frozen=True)
+class Model:
+    """A scope of an architecture: its stages' tensors in running order, and its shape.
+
+    ``sparse`` are the stages that hold experts, ``blocks`` those that are never split;
+    ``attention`` and ``experts`` name the implementations that compute.
+    """
+
+    weights: Mapping[str, tuple[Weight, ...]]
+    shape: Shape
+    sparse: frozenset[str]
+    blocks: frozenset[str]
+    attention: str
+    experts: str
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The stages in running order."""
+        return tuple(self.weights)
+
+    @property
+    def parameters(self) -> int:
+        """The number of parameters; stored buffers are not counted."""
+        return sum(w.numel for each in self.weights.values() for w in each if w.parameter)
+
+    def size(self, dtype: str) -> Size:
+        """Return the bytes of all its tensors in a run of ``dtype``."""
+        return size_of((weight for each in self.weights.values() for weight in each), dtype)
+
+
+def build(
+    values: Mapping[str, Any],
+    family: Family,
+    stages: Sequence[str],
+    attention: str | None,
+    experts: str | None,
+) -> Model:
+    """Return the model of config.json's values on the meta device, without a weight.
+
+    ``attention`` and ``experts`` are the implementations asked for; None: transformers' own choice.
+    Raises UserError for an architecture that is unknown, or that has no such stages.
+    """
+    import torch
+
+    # This room keeps torch_xla out of transformers, so it comes before.
+    import layerparity.backends._gpu  # noqa: F401
+    from layerparity.models.skeleton import Skeleton, read_config
+
+    skeleton = Skeleton(
+        read_config(values),
+        getattr(torch, _BUILT_IN),
+        attention or family.attention or "sdpa",
+        experts if experts != "static" else None,
+        family.float32_patterns,
+    )
+    weights = stage_weights(skeleton, stages)
+    whole = set(getattr(skeleton.model, "_no_split_modules", None) or ())
+    kinds = {stage: type(skeleton.module(stage)).__name__ for stage in stages}
+    config: Any = skeleton.model.config
+    return Model(
+        weights,
+        shape_of(config),
+        frozenset(s for s in stages if any(".experts" in w.name for w in weights[s])),
+        frozenset(stage for stage, kind in kinds.items() if kind in whole),
+        config._attn_implementation,
+        experts or str(getattr(config, "_experts_implementation", None)),
+    )

@@ -1,0 +1,81 @@
+"""Weights: the bytes of every stage, from the architecture on the meta device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from layerparity.models.skeleton import Skeleton
+
+ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One tensor of a stage that a checkpoint fills.
+
+    ``name`` begins with the stage's. ``itemsize`` is its own where the run's dtype does not change
+    it (whole numbers, and what a family keeps in float32), else None. ``parameter`` is False for a
+    stored buffer.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    numel: int
+    parameter: bool
+    itemsize: int | None = None
+
+    def bytes(self, dtype: str) -> int:
+        """Return its bytes in a run of ``dtype``."""
+        return self.numel * (self.itemsize or ITEMSIZE[dtype])
+
+
+def stage_weights(skeleton: Skeleton, stages: Sequence[str]) -> dict[str, tuple[Weight, ...]]:
+    """Return every stage's tensors. A tied head has one of its own, as it has in a run.
+
+    Raises UserError for a stage that the architecture lacks.
+    """
+    return {stage: _weights(skeleton, stage) for stage in stages}
+
+
+@dataclass(frozen=True)
+class Size:
+    """Bytes of parameters and of stored buffers."""
+
+    parameters: int = 0
+    buffers: int = 0
+
+    def __add__(self, other: Size) -> Size:
+        return Size(self.parameters + other.parameters, self.buffers + other.buffers)
+
+    @property
+    def all(self) -> int:
+        """Both together."""
+        return self.parameters + self.buffers
+
+
+def size_of(weights: Iterable[Weight], dtype: str, degree: int = 1) -> Size:
+    """Return what one of ``degree`` devices holds of some tensors in a run of ``dtype``.
+
+    Tensor parallelism splits what has two dimensions or more, and gives everyone the rest.
+    """
+    found = Size()
+    for weight in weights:
+        held = -(-weight.bytes(dtype) // (degree if len(weight.shape) > 1 else 1))
+        found += Size(held, 0) if weight.parameter else Size(0, held)
+    return found
+
+
+def _weights(skeleton: Skeleton, stage: str) -> tuple[Weight, ...]:
+    module, path = skeleton.module(stage), skeleton.path(stage)
+    parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    found = []
+    for name, tensor in module.state_dict().items():
+        kept = any(fnmatchcase(f"{path}.{name}", each) for each in skeleton.float32_patterns)
+        own = 4 if kept else None if tensor.is_floating_point() else tensor.itemsize
+        shape = tuple(tensor.shape)
+        found.append(Weight(f"{stage}.{name}", shape, tensor.numel(), name in parameters, own))
+    return tuple(found)

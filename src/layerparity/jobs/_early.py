@@ -1,0 +1,53 @@
+"""Early: what can be refused from the command and config.json, before seconds of imports."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from layerparity import console, ports, registry
+from layerparity.config import Config, RunKind
+from layerparity.models.families.base import family_of
+from layerparity.models.resolve import open_checkpoint
+from layerparity.plan import num_layers_of, scope_of
+
+if TYPE_CHECKING:
+    from layerparity.tracking.store import Store
+
+LATEST = "latest"
+
+
+def refuse(config: Config) -> None:
+    """Raise UserError for a scope the model does not have, or keys the port cannot be given.
+
+    Imports none of torch, transformers, torch_xla and mlflow.
+    """
+    model = open_checkpoint(config.model).config
+    num_layers = num_layers_of(model)
+    scope_of(config, num_layers, family_of(str(model.get("model_type"))))
+    ports.check(config.port, config, num_layers)
+
+
+def settle_kind(config: Config) -> None:
+    """Replace kind=auto by what the backend makes where nobody says, if its file tells."""
+    if config.kind is RunKind.auto:
+        backend = registry.load("backends", config.backend.name)
+        config.kind = RunKind(getattr(backend, "DEFAULT_KIND", RunKind.auto.value))
+
+
+def refuse_unknown_golden(config: Config, store: Store) -> None:
+    """Raise UserError where the run is to be fed by a golden run that is not in the store."""
+    reference = _golden(config)
+    if reference is not None and reference != LATEST:
+        # What is found is said where it is used.
+        with console.quiet():
+            store.find(reference, kind=RunKind.golden.value)
+
+
+def _golden(config: Config) -> str | None:
+    """Return the golden run that is asked for by name and will be looked up, or None."""
+    if config.inputs.name == "golden":
+        return config.inputs.run or config.golden
+    prompt = config.prompt
+    told = prompt.text is not None or prompt.file is not None or bool(prompt.texts)
+    asked = config.inputs.name == "auto" and config.kind is RunKind.candidate and not told
+    return config.golden if asked else None

@@ -1,0 +1,112 @@
+"""Audit a checkpoint: what it holds, what is wrong with it, what converting it would cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from layerparity import console
+from layerparity.config import Config
+from layerparity.errors import Exit, UserError
+from layerparity.jobs._links import say_served
+from layerparity.jobs._start import say_loading
+from layerparity.models.checkpoint import Checkpoint
+from layerparity.models.resolve import open_checkpoint
+
+if TYPE_CHECKING:
+    from layerparity.audit.examine import Audit
+    from layerparity.audit.sizes import Bytes
+    from layerparity.tracking.active import ActiveRun
+
+KIND = "audit"
+FILE = "audit.json"
+_GB = 1e9
+
+
+@dataclass
+class Settings:
+    """conf/job/audit.yaml; ``audit.deep`` is a key of the command's own."""
+
+    name: str = "audit"
+
+
+def run(config: Config) -> Exit:
+    """Audit the model's folder; show, keep as a run, and return 1 where there are problems."""
+    import layerparity.backends._gpu  # noqa: F401
+    from layerparity.audit.examine import examine
+    from layerparity.audit.report import headline, markdown, sentences, summary, tables
+    from layerparity.tracking.store import open_store
+
+    checkpoint = open_checkpoint(config.model)
+    say_loading(config)
+    store = open_store(config.tracking)
+    audit = examine(checkpoint, config.audit.deep)
+    console.say(f"checkpoint {checkpoint.folder}\n{summary(audit)}")
+    for table in tables(audit):
+        console.table(table.title, table.columns, table.rows)
+    said = list(sentences(audit))
+    tags = {
+        "verdict": audit.verdict,
+        "first_failure": audit.problems[0].text if audit.problems else "",
+        "headline": headline(audit),
+        "model": config.model.name,
+        "model_type": audit.model_type,
+        "config_sha256": _config_sha256(checkpoint),
+        "deep": str(config.audit.deep).lower(),
+    }
+    name = config.name or f"audit-{checkpoint.folder.name}"
+    with store.start(
+        name, KIND, tags, {"model": config.model.name, "path": audit.folder}
+    ) as active:
+        _keep(active, audit)
+        active.set_tags({"mlflow.note.content": markdown(audit)})
+    for sentence in said:
+        console.say(sentence)
+    console.say(f"json:   {active.folder / FILE}")
+    console.say(f"run:    {active.url}")
+    say_served(config.tracking)
+    return audit.exit
+
+
+def _config_sha256(checkpoint: Checkpoint) -> str:
+    try:
+        return checkpoint.config_sha256
+    except UserError:
+        return ""
+
+
+def _keep(active: ActiveRun, audit: Audit) -> None:
+    active.log_text(audit.to_json(), FILE)
+    if audit.findings:
+        rows = [each.to_dict() for each in audit.findings]
+        active.log_table({key: [row[key] for row in rows] for key in rows[0]}, "findings.json")
+    if audit.deep and audit.deep.statistics:
+        statistics = audit.deep.statistics
+        keys = next(iter(statistics.values()))
+        columns = {key: [each[key] for each in statistics.values()] for key in keys}
+        active.log_table({"name": list(statistics), **columns}, "statistics.json")
+    active.log_metrics(_metrics(audit))
+
+
+def _metrics(audit: Audit) -> Iterator[tuple[str, float, int]]:
+    for layer, each in audit.sizes.layers.items():
+        for label, value in _figures(each):
+            yield f"layer/{label}", value, layer
+    for label, value in _figures(audit.sizes.whole):
+        yield f"summary/{label}", value, 0
+    for name, peak in audit.peaks.items():
+        yield f"summary/naive peak {name} GB", peak.bytes / _GB, 0
+        yield f"summary/two blocks {name} GB", peak.streaming / _GB, 0
+    yield "summary/tensors", float(audit.sizes.whole.tensors), 0
+    yield "summary/problems", float(len(audit.problems)), 0
+    yield "summary/seconds", audit.seconds, 0
+    for family, layer, std in audit.deep.stds if audit.deep else ():
+        yield f"layer/std {family.partition('.*.')[2] or family}", std, layer
+
+
+def _figures(each: Bytes) -> Iterator[tuple[str, float]]:
+    yield "stored GB", each.stored / _GB
+    yield "bf16 GB", each.bf16 / _GB
+    yield "fp32 GB", each.fp32 / _GB
+    yield "million numbers", each.numbers / 1e6

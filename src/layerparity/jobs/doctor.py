@@ -1,0 +1,55 @@
+"""Look over this machine: packages, devices, memory, disk, runs, checkpoint; with the cures."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from layerparity import console, registry
+from layerparity.errors import Exit
+
+if TYPE_CHECKING:
+    from layerparity.config import Config
+    from layerparity.doctor.base import Result
+
+_STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
+
+
+@dataclass
+class Settings:
+    """conf/job/doctor.yaml."""
+
+    name: str = "doctor"
+
+
+def run(config: Config) -> Exit:
+    """Make every check, show what each found, and say by the status whether one is a problem."""
+    from layerparity.doctor.base import State, examine
+
+    with console.progress("checks", len(registry.names("doctor"))) as bar:
+        results = examine(config, bar.step)
+    console.show(_table(results))
+    counts = Counter(result.state for result in results)
+    said = [_counted(counts[state], state.value) for state in (State.PROBLEM, State.WARNING)]
+    console.say(f"{' and '.join(said)} in {_counted(len(results), 'line')}")
+    return Exit.FAILED if counts[State.PROBLEM] else Exit.OK
+
+
+def _table(results: Sequence[Result]) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title="This machine", title_justify="left", header_style="bold")
+    for column in ("check", "state", "found", "what to do"):
+        table.add_column(column, overflow="fold")
+    for each in results:
+        state = Text(each.state.value, style=_STYLES[each.state.value])
+        # As text: rich would take brackets in a path or an extra for markup.
+        table.add_row(Text(each.check), state, Text(each.found), Text(each.cure))
+    return table
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count or 'no'} {word}{'' if count == 1 else 's'}"

@@ -1,0 +1,144 @@
+"""Say, before anything is read, whether a model fits: devices, machines, compiler, tp_degree."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from layerparity import console
+from layerparity.config import Config
+from layerparity.errors import Exit, UserError
+from layerparity.models.families.base import family_of
+from layerparity.models.resolve import open_checkpoint
+from layerparity.plan import scope_of
+
+if TYPE_CHECKING:
+    from layerparity.fit.devices import Devices
+    from layerparity.fit.question import Question
+    from layerparity.fit.record import Plan
+
+_NEURON = "neuron"
+
+
+@dataclass
+class Settings:
+    """conf/job/plan.yaml."""
+
+    name: str = "plan"
+
+
+def run(config: Config) -> Exit:
+    """Plan the scope over ``plan.devices``, or over this machine; exit 1 where it does not fit."""
+    from layerparity.fit import table
+    from layerparity.fit.record import record
+
+    plan = _made(_question(config), config.tp_degree)
+    table.show_placement(plan.question, plan.answer)
+    table.show_survey(plan.machines, plan.question.dtype)
+    table.show_neuron(plan)
+    problems = _problems(plan)
+    if config.to is not None:
+        _write(Path(config.to), record(plan, problems))
+    for problem in problems:
+        console.say(problem)
+    console.say("DOES NOT FIT" if problems else "FITS")
+    return Exit.FAILED if problems else Exit.OK
+
+
+def _question(config: Config) -> Question:
+    """Return what is asked, and say it."""
+    from layerparity.fit.batch import batch_of
+    from layerparity.fit.model import build
+    from layerparity.fit.question import Question
+
+    devices, neuron = _devices(config), config.backend.name == _NEURON
+    values = _architecture(config)
+    if "num_hidden_layers" not in values:
+        raise UserError(f"{values.get('model_type')} has no num_hidden_layers: it has no blocks.")
+    family = family_of(str(values.get("model_type")))
+    scope = scope_of(config, int(values["num_hidden_layers"]), family)
+    batch = batch_of(config, values, scope.stages)
+    experts = config.experts_implementation or ("static" if neuron else None)
+    model = build(values, family, scope.stages, config.attn_implementation, experts)
+    where = devices.describe() if devices.pretended else f"this machine: {devices.describe()} free"
+    console.say(
+        f"plan of {config.model.name}, {scope.describe()}, {config.dtype.value}, on {where}\n"
+        f"{batch.sequences} x {batch.tokens} tokens, {batch.new_tokens} to generate "
+        f"({batch.chosen}); "
+        + ("every stage on one device" if neuron else f"device_map={config.device_map.strategy}")
+    )
+    return Question(
+        model,
+        devices,
+        config.device_map.strategy,
+        config.max_memory,
+        config.dtype.value,
+        batch.sequences,
+        batch.tokens,
+        batch.new_tokens,
+        neuron,
+        config.tp_degree if neuron else 1,
+    )
+
+
+def _made(question: Question, degree: int) -> Plan:
+    from layerparity.fit.compiler import too_large
+    from layerparity.fit.divisibility import degrees, divided
+    from layerparity.fit.placing import answer
+    from layerparity.fit.record import Plan
+    from layerparity.fit.survey import survey
+
+    shape, fitting = question.model.shape, degrees(question.model.shape)
+    weights = (weight for each in question.model.weights.values() for weight in each)
+    large = too_large(weights, question.dtype, fitting)
+    found, machines = answer(question), survey(question)
+    return Plan(question, found, machines, large, divided(shape), fitting, degree)
+
+
+def _architecture(config: Config) -> Mapping[str, Any]:
+    """Return config.json's values; no weight needs to be there."""
+    if config.model.path is None and config.model.architecture is not None:
+        return config.model.architecture
+    return open_checkpoint(config.model).config
+
+
+def _devices(config: Config) -> Devices:
+    from layerparity.backends import neuron
+    from layerparity.fit.devices import parse_devices, this_machine
+
+    if config.plan.devices is not None:
+        return parse_devices(config.plan.devices)
+    if config.backend.name == _NEURON and neuron.affinity().score > 1:
+        raise UserError("A Neuron device does not say its memory: give plan.devices=16x96GiB, say.")
+    return this_machine(config.backend.name != _NEURON and config.device_map.strategy != "cpu")
+
+
+def _problems(plan: Plan) -> list[str]:
+    """Return what stands in the way, each with its cure."""
+    from layerparity.fit.cure import cures
+    from layerparity.fit.table import why_not
+
+    problems, question, found, degree = [], plan.question, plan.answer, plan.degree
+    if not found.fits:
+        problems.append(f"{why_not(found)} Cure: {', or '.join(cures(question))}.")
+    if degree not in plan.degrees:
+        known = ", ".join(map(str, plan.degrees))
+        problems.append(f"tp_degree={degree} does not split this model evenly: use one of {known}.")
+    for row in plan.too_large if question.neuron else ():
+        if row.degree is None or row.degree > degree:
+            cure = f"use tp_degree={row.degree}" if row.degree else "no tp_degree clears it"
+            problems.append(f"{row.name} is too large for the Neuron compiler: {cure}.")
+    return problems
+
+
+def _write(path: Path, plan: Mapping[str, Any]) -> None:
+    from layerparity.files import write_text
+
+    try:
+        write_text(path, json.dumps(plan, indent=1) + "\n")
+    except OSError as error:
+        raise UserError(f"to={path} cannot be written ({error.strerror}).") from error
+    console.say(f"the plan: {path}")

@@ -1,0 +1,100 @@
+"""Health: whether a store can be used, and what it is; nothing is made in it."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import urllib.error
+import urllib.request
+from contextlib import closing
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from layerparity.errors import UserError
+from layerparity.tracking import database, environment
+from layerparity.tracking.complaints import in_plain_words
+from layerparity.tracking.config import EMBEDDED, TrackingConfig, read_config
+from layerparity.tracking.opening import knock
+
+_LOCK_SECONDS = 5
+
+
+def describe(raw: object) -> str:
+    """Return what a store is, in one line. Raises UserError, with the cure, if it cannot be used.
+
+    Imports mlflow (seconds) where there is a store.
+    """
+    config = read_config(raw)
+    environment.prepare(config.timeout_s)
+    return _embedded(config) if config.name == EMBEDDED else _server(config)
+
+
+def _embedded(config: TrackingConfig) -> str:
+    root = config.root
+    if not (root / database.FILE_NAME).exists():
+        _refuse_unwritable(root)
+        return f"none at {root} yet: the first run makes it"
+    _refuse_locked(root)
+    database.check(root)
+    from mlflow import MlflowClient
+
+    with in_plain_words(config):
+        # MLflow itself refuses a database of another version's schema.
+        MlflowClient(database.database_uri(root)).search_experiments(max_results=1)
+    schema, runs = _contents(root)
+    return f"{root}: opens and can be written to, {runs} runs, schema {schema}"
+
+
+def _server(config: TrackingConfig) -> str:
+    knock(config)
+    from mlflow import MlflowClient
+
+    with in_plain_words(config):
+        found = MlflowClient(config.address).get_experiment_by_name(config.experiment)
+    has = "has" if found is not None else "does not have yet"
+    told = f"{config.address} answers, MLflow {_version(config)}"
+    return f"{told}; it {has} the experiment '{config.experiment}'"
+
+
+def _refuse_unwritable(root: Path) -> None:
+    nearest = root
+    while not nearest.exists():
+        nearest = nearest.parent
+    if not nearest.is_dir():
+        raise UserError(f"{nearest} is not a folder: move the file away, {database.ELSEWHERE}.")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise UserError(f"Cannot write to {nearest}: change its permissions, {database.ELSEWHERE}.")
+
+
+def _refuse_locked(root: Path) -> None:
+    try:
+        with FileLock(root / f"{database.FILE_NAME}.lock", timeout=_LOCK_SECONDS):
+            pass
+    except Timeout as error:
+        raise UserError(
+            f"Another process holds {error.lock_file}: wait for it, end it, {database.ELSEWHERE}."
+        ) from error
+    except OSError as error:
+        raise UserError(
+            f"Cannot write to {root} ({error.strerror}): change its permissions, "
+            f"{database.ELSEWHERE}."
+        ) from error
+
+
+def _contents(root: Path) -> tuple[str, int]:
+    """Return the schema's revision, and how many runs there are."""
+    with closing(sqlite3.connect(root / database.FILE_NAME, timeout=_LOCK_SECONDS)) as opened:
+        (schema,) = opened.execute("SELECT version_num FROM alembic_version").fetchone()
+        (runs,) = opened.execute("SELECT count(*) FROM runs").fetchone()
+    return schema, runs
+
+
+def _version(config: TrackingConfig) -> str:
+    """Return the server's version of MLflow; it may well keep it for itself."""
+    try:
+        url = f"{config.address}/version"
+        with urllib.request.urlopen(url, timeout=config.timeout_s) as reply:  # noqa: S310
+            return str(reply.read(64).decode("ascii", "replace"))
+    except (urllib.error.URLError, OSError):
+        return "of unknown version"

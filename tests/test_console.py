@@ -1,0 +1,67 @@
+"""What a command says: steps in brief, links to a store that is not the usual one, sizes."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from layerparity import console
+from layerparity.backends._gpu.devices import DeviceMemory
+from layerparity.jobs import _links
+from layerparity.tracking.config import SERVER, TrackingConfig
+
+Capsys = pytest.CaptureFixture[str]
+
+
+def test_a_step_in_brief_lets_through_each_note_once_and_no_table(capsys: Capsys) -> None:
+    noted: set[str] = set()
+    for _ in range(2):
+        with console.brief("layer 3", noted):
+            console.say("a line")
+            console.say("note: the device is a stand-in")
+            console.table("Placement", ("device",), [("cpu",)])
+            with console.progress("blocks", 1) as bar:
+                bar.step("layers.3")
+    console.say("after")
+    assert capsys.readouterr().out == "note: the device is a stand-in\nafter\n"
+
+
+def test_long_steps_in_brief_show_their_progress(
+    capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(0, 100, 6))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
+    with console.brief("layer 3", set()), console.progress("blocks", 9) as bar:
+        bar.step("layers.0")
+    assert capsys.readouterr().out == "layer 3: blocks: 1 of 9 layers.0\n"
+
+
+def test_an_error_ends_the_brevity(capsys: Capsys) -> None:
+    with pytest.raises(ValueError, match="x"), console.brief("", set()):
+        raise ValueError("x")
+    console.say("heard")
+    assert "heard" in capsys.readouterr().out
+
+
+def test_what_serves_another_store_is_said_once(
+    tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(_links, "_told", set())
+    usual, other = TrackingConfig(), TrackingConfig(folder="my runs")
+    server = TrackingConfig(name=SERVER, uri="http://127.0.0.1:1", folder="other")
+    with console.brief("", set()):
+        _links.say_served(other)
+    for each in (usual, server, TrackingConfig(folder=str(tmp_path / "mlruns")), other, other):
+        _links.say_served(each)
+    assert capsys.readouterr().out == (
+        "served by: python run.py job=ui 'tracking.folder=\"my runs\"'\n"
+    )
+
+
+def test_memory_is_written_as_everywhere_and_one_module_is_one() -> None:
+    line = str(DeviceMemory("cpu", 1, 4_860_000, 866_770_000, 25_280_000_000))
+    assert line == "cpu: 1 module, 4.86 MB allocated, 866.77 MB reserved of 25.28 GB"
+    assert ": 2 modules, " in str(DeviceMemory("cpu", 2, 0, 0, 0))

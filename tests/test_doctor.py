@@ -1,0 +1,505 @@
+"""The doctor: each check on a machine that has the thing, lacks it, or has it broken."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import sqlite3
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from conftest import ROOT, Ended
+
+from layerparity import registry
+from layerparity.backends import _nvidia
+from layerparity.backends._neuron import examined, runtime
+from layerparity.doctor import (
+    _machine,
+    _probe,
+    _versions,
+    base,
+    checkpoint,
+    disk,
+    gpus,
+    links,
+    memory,
+    nccl,
+    neuron,
+    packages,
+    store,
+    threads,
+    tokenizer,
+    torch_pair,
+    triton,
+)
+from layerparity.doctor.base import Check, Result, Section, State
+from layerparity.errors import UserError
+from layerparity.tracking.config import TrackingConfig
+
+Lines = dict[str, Result]
+TINY = ROOT / "checkpoints" / "tiny_minimax_m2"
+GPU = {"name": "NVIDIA H200", "free": 140e9, "total": 141e9}
+FACTS = {"version": "2.9.1+cu128", "cuda": "12.8", "nccl": "2.27.5", "threads": 2, "gpus": []}
+# As nvidia-smi writes it, in colour on a terminal.
+TOPOLOGY = """\
+\t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
+GPU0\t X \tNV18\tSYS\tPIX\t0-47\t0\t\tN/A
+GPU1\tNV18\t X \tNODE\tNODE\t0-47\t0\t\tN/A
+GPU2\tSYS\tNODE\t X \tSYS\t48-95\t1\t\tN/A
+NIC0\tPIX\tNODE\tSYS\t X \t\t\t\t
+
+Legend:
+  SYS  = Connection traversing PCIe as well as the SMP interconnect between NUMA nodes
+"""
+
+
+def settings(**changes: Any) -> Any:
+    """What the checks read of a configuration."""
+    model = SimpleNamespace(name="m", path=str(TINY), shipped=None, architecture=None, prompt=None)
+    usual = {
+        "backend": SimpleNamespace(name="gpu", compile=False),
+        "device_map": SimpleNamespace(strategy="auto"),
+        "model": model,
+        "tracking": TrackingConfig(folder="mlruns"),
+        "threads": None,
+    }
+    return SimpleNamespace(**{**usual, **changes})
+
+
+NEURON = SimpleNamespace(name="neuron", runtime=runtime.Choice.auto)
+
+
+def lines(module: Any, **changes: Any) -> Lines:
+    return {result.check: result for result in module.look(settings(**changes))}
+
+
+@pytest.fixture
+def torch_says(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    def say(shown: int = 0, **facts: Any) -> None:
+        monkeypatch.setattr(_probe, "torch_facts", lambda: {**FACTS, **facts})
+        monkeypatch.setattr(_nvidia, "gpu_names", lambda: ["NVIDIA H200"] * shown)
+
+    return say
+
+
+def test_the_whole_of_it(cli: Callable[..., Ended]) -> None:
+    ended = cli("job=doctor")
+    assert ended.exit == 0, ended.out + ended.err
+    for check in ("packages", "torch", "gpus", "memory", "disk speed", "store", "tokenizer"):
+        assert f"│ {check}" in ended.out
+    assert "no problems" in ended.out
+    assert list(Path.cwd().iterdir()) == []
+
+
+def test_a_problem_is_the_exit_status(
+    cli: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = registry.names
+    monkeypatch.setattr(registry, "names", lambda p: ["checkpoint"] if p == "doctor" else real(p))
+    ended = cli("job=doctor", 'model.path="/nowhere[xla]"')
+    assert ended.exit == 1
+    assert "│ checkpoint │ problem │" in ended.out
+    assert "1 problem and no warnings in 1 line" in ended.out
+    # Brackets are no markup.
+    assert "/nowhere[xla]" in ended.out
+    assert "give model.path=<folder>" in ended.out
+
+
+def test_it_imports_nothing_heavy_itself_and_works_bare(tmp_path: Path) -> None:
+    """No torch_xla, no GPU; nothing that is asked in a child is in this process."""
+    code = f"""
+import importlib.machinery, json, sys
+class Without(importlib.machinery.PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name == "torch_xla" else super().find_spec(name, path, target)
+sys.meta_path[sys.meta_path.index(importlib.machinery.PathFinder)] = Without
+sys.argv = ["run.py", "job=doctor"]
+sys.path.insert(0, {str(ROOT / "src")!r})
+from layerparity.cli import main
+code = main()
+heavy = {{"torch", "transformers", "torch_xla", "mlflow"}} & set(sys.modules)
+print(json.dumps([code, sorted(heavy)]), file=sys.stderr)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert json.loads(ended.stderr.splitlines()[-1]) == [0, []], ended.stdout + ended.stderr
+    assert "only backend=neuron needs it" in ended.stdout
+
+
+def test_every_check_is_found_and_has_its_place() -> None:
+    names = registry.names("doctor")
+    assert {"python", "packages", "torch_pair", "neuron", "gpus", "links", "nccl"} <= set(names)
+    assert all(isinstance(registry.load("doctor", name).CHECK, Check) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("error", "found", "cure"),
+    [
+        (RuntimeError("no such register"), "RuntimeError: no such register", "report it"),
+        (SystemExit(7), "SystemExit: 7", "report it"),
+        (UserError("The disk is full: make room."), "The disk is full", "make room."),
+    ],
+)
+def test_a_check_that_fails_is_a_line_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, found: str, cure: str
+) -> None:
+    def look(config: Any) -> Any:
+        yield base.ok("first", "was fine")
+        raise error
+
+    broken = SimpleNamespace(CHECK=Check(Section.SOFTWARE, look))
+    fine = SimpleNamespace(CHECK=Check(Section.FILES, lambda config: [base.ok("last", "too")]))
+    monkeypatch.setattr(registry, "names", lambda package: ["broken", "fine"])
+    monkeypatch.setattr(registry, "load", lambda _, name: {"broken": broken, "fine": fine}[name])
+    results = base.examine(settings())
+    assert [(each.check, each.state) for each in results] == [
+        ("first", State.OK),
+        ("broken", State.PROBLEM),
+        ("last", State.OK),
+    ]
+    assert results[1].found == found
+    assert cure in results[1].cure
+
+
+def test_a_check_that_does_not_import_is_a_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(package: str, name: str) -> Any:
+        raise ImportError("no module named nothing")
+
+    monkeypatch.setattr(registry, "load", load)
+    results = base.examine(settings())
+    assert {each.state for each in results} == {State.PROBLEM}
+    assert "ImportError: no module named nothing" in results[0].found
+
+
+def test_what_is_wrong_has_a_cure() -> None:
+    with pytest.raises(ValueError, match="without a cure"):
+        Result("x", State.WARNING, "slow")
+
+
+def test_a_child_that_crashes_or_hangs_takes_nobody_along(tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text(
+        "import os, time\ndef crash(): os.abort()\ndef wait(): time.sleep(60)\n"
+        "def fail(): raise OSError('undefined symbol: _ZN5torch')\n"
+        "def fine(*words): print('chatter'); return list(words)\n"
+    )
+    sys.path.insert(0, str(tmp_path))
+    try:
+        with pytest.raises(_probe.NoAnswerError, match="SIGABRT"):
+            _probe.ask("bad", "crash")
+        with pytest.raises(_probe.NoAnswerError, match="no answer in 1 s"):
+            _probe.ask("bad", "wait", timeout_s=1)
+        with pytest.raises(_probe.NoAnswerError, match="undefined symbol"):
+            _probe.ask("bad", "fail")
+        assert _probe.ask("bad", "fine", "a", "it's") == ["a", "it's"]
+    finally:
+        sys.path.remove(str(tmp_path))
+
+
+def test_the_known_good_set_is_the_pinned_one() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pair = {f"{name.replace('-', '_')}=={version}" for name, version in _versions.PAIR.items()}
+    assert set(project["optional-dependencies"]["xla"]) == pair
+    known = _versions.known_good()
+    asked = {each.name for each in _versions.requirements()}
+    assert asked == {line.split(">")[0].split("=")[0] for line in project["dependencies"]}
+    assert {name.replace("_", "-") for name in asked} <= known.keys()
+
+
+@pytest.mark.parametrize(
+    ("version", "state", "says"),
+    [
+        ("5.23.0", None, ""),
+        ("5.23.0+local", None, ""),
+        ("5.24.0", State.WARNING, "5.24.0; 5.23.0 is what is tested"),
+        ("4.57.1", State.PROBLEM, "4.57.1, and >=5.18 is needed"),
+        (None, State.PROBLEM, "is not installed"),
+    ],
+)
+def test_packages(
+    monkeypatch: pytest.MonkeyPatch, version: str | None, state: State | None, says: str
+) -> None:
+    real = _versions.installed
+    monkeypatch.setattr(
+        packages, "installed", lambda name: version if name == "transformers" else real(name)
+    )
+    found = lines(packages)
+    assert found["packages"].state is State.OK
+    assert ("transformers" in found) is (state is not None)
+    if state is not None:
+        assert (found["transformers"].state, found["transformers"].found) == (state, says)
+        assert found["transformers"].cure == "pip install transformers==5.23.0"
+
+
+def test_other_packages_beneath_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = _versions.installed
+    monkeypatch.setattr(packages, "installed", lambda n: "1.0" if n == "pandas" else real(n))
+    beneath = lines(packages)["packages beneath"]
+    assert "pandas 1.0 (" in beneath.found
+    assert "constraints.txt" in beneath.cure
+
+
+@pytest.mark.parametrize(
+    ("torch", "xla", "answer", "state", "says"),
+    [
+        ("2.9.1", "2.9.0", {"device": "xla:0"}, State.OK, "imports with torch 2.9.1"),
+        ("2.10.0", "2.9.0", {}, State.PROBLEM, "2.9.0 is made for torch 2.9, and torch is 2.10.0"),
+        ("2.9.1", "2.9.0", None, State.PROBLEM, "does not import: undefined symbol"),
+        ("2.8.0", "2.8.1", {"device": "xla:0"}, State.WARNING, "2.9.0 is what is tested"),
+    ],
+)
+def test_torch_and_torch_xla(
+    monkeypatch: pytest.MonkeyPatch,
+    torch_says: Callable[..., None],
+    torch: str,
+    xla: str,
+    answer: dict[str, str] | None,
+    state: State,
+    says: str,
+) -> None:
+    def ask(module: str, function: str) -> Any:
+        if answer is None:
+            raise _probe.NoAnswerError("undefined symbol")
+        return answer
+
+    torch_says(version=torch)
+    monkeypatch.setattr(_probe, "ask", ask)
+    monkeypatch.setattr(torch_pair.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(torch_pair, "installed", {"torch": torch, "torch_xla": xla}.get)
+    found = lines(torch_pair)["torch_xla"]
+    assert found.state is state
+    assert says in found.found
+
+
+def test_without_torch_xla_only_the_neuron_backend_minds(
+    monkeypatch: pytest.MonkeyPatch, torch_says: Callable[..., None]
+) -> None:
+    torch_says()
+    monkeypatch.setattr(torch_pair.importlib.util, "find_spec", lambda name: None)
+    assert lines(torch_pair)["torch_xla"].state is State.OK
+    found = lines(torch_pair, backend=NEURON)["torch_xla"]
+    assert found.state is State.PROBLEM
+    assert "torch_xla==2.9.0" in found.cure
+
+
+def test_placeholders_of_aws_packages_are_recognised(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "torch_neuronx").mkdir()
+    (tmp_path / "torch_neuronx" / "__init__.py").write_text("raise RuntimeError('get it at AWS')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert examined.packages() == {"torch_neuronx": False}
+    found = lines(neuron)
+    assert found["torch_neuronx"].state is State.WARNING
+    assert "placeholder" in found["torch_neuronx"].found
+    assert "none installed" in found["neuron flavour"].found
+
+
+@pytest.mark.parametrize(
+    ("body", "state", "says"),
+    [
+        ("def trace(): ...", State.OK, "XLA flavour"),
+        ("__version__ = '2.13'", State.PROBLEM, "torch_neuronx 2.13 is the native flavour"),
+        ("import nothing_of_the_kind", State.PROBLEM, "does not import"),
+    ],
+)
+def test_flavours_of_torch_neuronx(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, body: str, state: State, says: str
+) -> None:
+    (tmp_path / "torch_neuronx.py").write_text(body + "\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = lines(neuron)["neuron flavour"]
+    assert found.state is state, found
+    assert says in found.found
+    assert not (set(examined.PACKAGES) & set(sys.modules))
+
+
+def test_neuron_devices_without_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "neuron0").touch()
+    monkeypatch.setattr(runtime, "DEVICE_FILES", tmp_path)
+    found = lines(neuron)
+    assert found["neuron flavour"].state is State.PROBLEM
+    assert "AWS's own package index" in found["neuron flavour"].cure
+
+
+def test_gpus(torch_says: Callable[..., None]) -> None:
+    torch_says()
+    assert "runs on the CPU" in lines(gpus)["gpus"].found
+    asked = SimpleNamespace(strategy="cuda:0")
+    assert lines(gpus, device_map=asked)["gpus"].state is State.PROBLEM
+    torch_says(2, gpus=[GPU, {**GPU, "free": 20e9}])
+    found = lines(gpus)
+    assert (found["gpu 0"].state, found["gpu 1"].state) == (State.OK, State.WARNING)
+    assert found["gpu 0"].found == "NVIDIA H200, 140.00 GB free of 141.00 GB"
+    torch_says(2, gpus=[GPU])
+    assert "shows 2, torch can use 1" in lines(gpus)["gpus"].found
+    torch_says(1, cuda=None)
+    assert "without CUDA" in lines(gpus)["gpus"].found
+    assert lines(gpus)["gpus"].state is State.PROBLEM
+
+
+def test_links(monkeypatch: pytest.MonkeyPatch, torch_says: Callable[..., None]) -> None:
+    torch_says(1)
+    assert "fewer than two" in lines(links)["links"].found
+    torch_says(3)
+    monkeypatch.setattr(links, "_topology", lambda: "")
+    assert lines(links)["links"].state is State.WARNING
+    assert links.pairs_of(TOPOLOGY) == {(0, 1): "NV18", (0, 2): "SYS", (1, 2): "NODE"}
+    monkeypatch.setattr(links, "_topology", lambda: TOPOLOGY)
+    found = lines(links)["links"]
+    assert found.state is State.OK
+    assert "NVLink (18 lanes): 1" in found.found
+    assert "PCIe across CPUs: 1" in found.found
+
+
+def test_nccl_and_triton(monkeypatch: pytest.MonkeyPatch, torch_says: Callable[..., None]) -> None:
+    torch_says(nccl="")
+    assert lines(nccl)["nccl"].state is State.OK
+    torch_says(2, nccl="")
+    assert lines(nccl)["nccl"].state is State.WARNING
+    monkeypatch.setattr(triton.importlib.util, "find_spec", lambda name: None)
+    assert lines(triton)["triton"].state is State.WARNING
+    compiled = SimpleNamespace(name="gpu", compile=True)
+    assert lines(triton, backend=compiled)["triton"].state is State.PROBLEM
+    torch_says(0)
+    assert lines(triton, backend=compiled)["triton"].state is State.OK
+
+
+@pytest.mark.parametrize(
+    ("free", "state"), [(8e9, State.OK), (2e9, State.WARNING), (5e8, State.PROBLEM)]
+)
+def test_memory(monkeypatch: pytest.MonkeyPatch, free: float, state: State) -> None:
+    monkeypatch.setattr(memory, "memory_left", lambda: int(free))
+    found = lines(memory)["memory"]
+    assert (found.state, "a limit" in found.found) == (state, True)
+
+
+def test_limits_of_a_container_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    own = tmp_path / "groups" / "outer" / "inner"
+    own.mkdir(parents=True)
+    (tmp_path / "self").write_text("0::/outer/inner\n")
+    monkeypatch.setattr(_machine, "CGROUPS", tmp_path / "groups")
+    monkeypatch.setattr(_machine, "OWN_GROUP", tmp_path / "self")
+    assert _machine.memory_left() is None
+    (own / "memory.max").write_text("max\n")
+    (own.parent / "memory.max").write_text("2000\n")
+    (own.parent / "memory.current").write_text("900\n")
+    (own.parent / "memory.stat").write_text("anon 700\ninactive_file 150\nactive_file 50\n")
+    assert _machine.memory_left() == 1300
+    (own / "cpu.max").write_text("100000 100000\n")
+    assert _machine.usable_cpus() == 1
+
+
+def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "usable_cpus", lambda: 2)
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.5, 0.5, 0.5))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert lines(threads)["cpu threads"].state is State.OK
+    assert "give 2 or fewer" in lines(threads, threads=8)["cpu threads"].cure
+    monkeypatch.setenv("OMP_NUM_THREADS", "16")
+    assert lines(threads)["cpu threads"].cure == "unset OMP_NUM_THREADS"
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    monkeypatch.setattr(os, "getloadavg", lambda: (9.0, 9.0, 9.0))
+    assert "9 threads want them" in lines(threads)["cpu threads"].found
+
+
+def test_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(disk, "SAMPLE", 1 << 20)
+    here = TrackingConfig(folder=str(tmp_path / "not" / "yet"))
+    found = lines(disk, tracking=here)
+    assert "reads" in found["disk speed"].found
+    assert list(tmp_path.iterdir()) == []
+    usage = shutil._ntuple_diskusage  # type: ignore[attr-defined]
+    for free, state in ((2e9, State.WARNING), (1e6, State.PROBLEM)):
+        monkeypatch.setattr(shutil, "disk_usage", lambda path, n=free: usage(1e12, 1e12, n))
+        assert lines(disk, tracking=here)["disk"].state is state
+    monkeypatch.undo()
+    monkeypatch.setattr(disk, "_kind", lambda folder: "tmpfs")
+    assert "which is memory" in lines(disk, tracking=here)["disk"].found
+
+
+def test_a_folder_that_cannot_be_written_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(folder: Path, size: int) -> float:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(disk, "speed_of_folder", refused)
+    found = lines(disk)["disk speed"]
+    assert found.state is State.PROBLEM
+    assert "Permission denied" in found.found
+
+
+def test_the_embedded_store(tmp_path: Path) -> None:
+    from layerparity.tracking.store import open_store
+
+    kept = TrackingConfig(folder=str(tmp_path / "kept"))
+    assert "the first run makes it" in lines(store, tracking=kept)["store"].found
+    assert not kept.root.exists()
+    open_store(kept)
+    found = lines(store, tracking=kept)["store"].found
+    assert "opens and can be written to, 0 runs, schema " in found
+    # MLflow looks at a database's schema once in a process.
+    other = TrackingConfig(folder=shutil.copytree(kept.root, tmp_path / "other"))
+    with closing(sqlite3.connect(other.root / "mlflow.db")) as database, database:
+        database.execute("UPDATE alembic_version SET version_num = '0123456789ab'")
+    with pytest.raises(UserError, match="version of MLflow"):
+        lines(store, tracking=other)
+    (kept.root / "mlflow.db").write_bytes(b"not a database at all" * 100)
+    with pytest.raises(UserError, match="cannot be used"):
+        lines(store, tracking=kept)
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="is not a folder"):
+        lines(store, tracking=TrackingConfig(folder=str(tmp_path / "file" / "runs")))
+
+
+def test_a_locked_store_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from layerparity.tracking import database, health
+
+    (tmp_path / "mlflow.db").touch()
+    monkeypatch.setattr(health, "_LOCK_SECONDS", 0.1)
+    with database.locked(tmp_path), pytest.raises(UserError, match="Another process holds"):
+        lines(store, tracking=TrackingConfig(folder=str(tmp_path)))
+
+
+def test_a_server_that_does_not_answer() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    gone = TrackingConfig(name="server", uri=f"http://127.0.0.1:{port}", timeout_s=1)
+    with pytest.raises(UserError, match="does not answer: start it"):
+        lines(store, tracking=gone)
+
+
+def test_the_checkpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert "minimax_m2, 6 layers, 351 tensors in 1 file" in lines(checkpoint)["checkpoint"].found
+    monkeypatch.setattr(checkpoint, "_WORTH_READING", 1)
+    assert "GB/s from model.safetensors" in lines(checkpoint)["checkpoint speed"].found
+    shutil.copytree(TINY, tmp_path / "cut")
+    with (tmp_path / "cut" / "model.safetensors").open("r+b") as file:
+        file.truncate(1_000_000)
+    model = settings().model
+    model.path = str(tmp_path / "cut")
+    with pytest.raises(UserError, match="cut off"):
+        lines(checkpoint, model=model)
+    model = SimpleNamespace(name="m", path=None, shipped=None, architecture={"model_type": "x"})
+    assert "without weights" in lines(checkpoint, model=model)["checkpoint"].found
+    assert lines(tokenizer, model=model) == {}
+
+
+def test_a_folder_without_a_tokenizer_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    model = settings().model
+    model.path = str(tmp_path)
+    found = lines(tokenizer, model=model)["tokenizer"]
+    assert found.state is State.WARNING
+    assert found.found.startswith(str(tmp_path))
+    assert "inputs=tokens" in found.cure

@@ -1,0 +1,162 @@
+"""Refusals that need config.json alone come before torch; a run says what it loads and how long."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, Ended
+
+from layerparity import ports, registry
+from layerparity.config import Config, RunKind
+from layerparity.errors import UserError
+from layerparity.jobs import _early, _start
+
+# Several commands in one process, each as a user would type it.
+PROBE = """
+import contextlib, io, json, sys
+sys.path.insert(0, {src!r})
+from hydra.core.global_hydra import GlobalHydra
+from layerparity.cli import main
+for command in {commands!r}:
+    sys.argv = ["run.py", *command]
+    GlobalHydra.instance().clear()
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = int(main())
+    heavy = {{"torch", "transformers", "torch_xla", "mlflow"}} & set(sys.modules)
+    print(json.dumps([code, sorted(heavy), out.getvalue(), err.getvalue()]))
+"""
+REFUSED = [
+    (["scope=single", "layer=99"], "layer=99 is out of range: this model has layers 0 to 5."),
+    (["scope=range", "start=0", "end=6"], "end=6 is out of range"),
+    (["layer=2"], "layer=2 does not belong to scope=full: use scope=single."),
+    (["scope=range", "start=3", "end=1"], "end=1 comes before start=3: swap them."),
+    (["scope=single"], "scope=single wants layer=N, 0 to 5."),
+    (["scope=single", "layer=0", "component=atention"], "Did you mean 'attention'?"),
+    (["model.path=/nowhere"], "No checkpoint folder at /nowhere"),
+    (["port=fault"], "add kind=candidate"),
+    (["port=fault", "kind=candidate"], "port=fault wants port.name=NAME, one of: "),
+    (
+        ["backend=neuron", "port=fault", "port.name=qk_norm_skiped"],
+        "Did you mean 'qk_norm_skipped'?",
+    ),
+    (
+        ["kind=candidate", "port=fault", "port.name=qk_norm_skipped", "port.layers=[6]"],
+        "port.layers=[6]: give some of the layers 0 to 5",
+    ),
+    (["job=compare", "what=weights", "scope=single", "layer=6"], "layer=6 is out of range"),
+]
+# The store is opened for these: mlflow is loaded, torch is not.
+UNKNOWN = [
+    ["backend=neuron", "golden=nowhere"],
+    ["inputs=golden", "inputs.run=nowhere"],
+    ["job=compare", "golden=nowhere"],
+    ["job=compare", "candidate=nowhere"],
+    ["job=compare", "golden=nowhere", "candidate=nowhere"],
+]
+
+
+def probe(folder: Path, commands: list[list[str]]) -> list[tuple[int, list[str], str, str]]:
+    """Run commands in one fresh process: exit, heavy modules so far, output and errors of each."""
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PROBE).format(commands=commands, src=f"{ROOT}/src")],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return [tuple(json.loads(line)) for line in ended.stdout.splitlines()]
+
+
+def test_what_config_json_refuses_imports_nothing_heavy(tmp_path: Path) -> None:
+    for (words, says), ended in zip(
+        REFUSED, probe(tmp_path, [words for words, _ in REFUSED]), strict=True
+    ):
+        code, heavy, out, err = ended
+        assert (code, heavy, out) == (2, [], ""), (words, out, err)
+        assert says in err, words
+        assert len(err.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_run_is_refused_before_torch(tmp_path: Path) -> None:
+    for words, ended in zip(UNKNOWN, probe(tmp_path, UNKNOWN), strict=True):
+        code, heavy, out, err = ended
+        assert (code, heavy) == (2, ["mlflow"]), (words, out, err)
+        assert "There are no runs in " in err, words
+
+
+def test_a_golden_that_would_not_be_used_is_not_looked_for() -> None:
+    def asked(inputs: str, **changes: object) -> str | None:
+        config = Config(golden="nowhere", **changes)
+        config.inputs = registry.load("inputs", inputs).Settings()
+        return _early._golden(config)
+
+    assert asked("auto", kind=RunKind.candidate) == "nowhere"
+    assert asked("auto", kind=RunKind.golden) is None
+    assert asked("golden", kind=RunKind.golden) == "nowhere"
+    assert asked("prompt", kind=RunKind.candidate) is None
+
+
+def test_a_port_of_the_users_own_is_not_imported_early() -> None:
+    ports.check({"_target_": "no_such_module.Port"}, Config(), 6)
+    with pytest.raises(UserError, match="takes"):
+        ports.check({"_target_": "layerparity.ports.hf.HfPort", "nme": 1}, Config(), 6)
+
+
+@pytest.mark.parametrize("name", registry.names("backends"))
+def test_a_backend_file_tells_the_kind_it_makes(name: str) -> None:
+    module = registry.load("backends", name)
+    config = Config()
+    config.backend = module.Settings()
+    config.device_map.strategy = "cpu"
+    if module.affinity().score:
+        assert module.build(config.backend, config).default_kind == module.DEFAULT_KIND
+    _early.settle_kind(config)
+    assert config.kind.value == module.DEFAULT_KIND
+
+
+def test_what_takes_seconds_is_named_before(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = Config()
+    config.backend = registry.load("backends", "neuron").Settings()
+    there = dict.fromkeys(("mlflow", "torch"))
+    monkeypatch.setattr(_start.sys, "modules", {**there, "sys": sys})
+    _start.say_loading(config)
+    assert capsys.readouterr().out == "loading torch_xla, transformers ...\n"
+    monkeypatch.setattr(_start.sys, "modules", dict.fromkeys((*there, "torch_xla", "transformers")))
+    _start.say_loading(config)
+    assert capsys.readouterr().out == ""
+
+
+def test_the_time_tells_what_the_start_took() -> None:
+    assert _start.with_start_up(1.84, 26.7) == "1.8 s (27 s with start-up)"
+    assert _start.with_start_up(1.84, 2.5) == "1.8 s"
+
+
+def test_a_run_says_both(cli: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_start, "_runs", itertools.count())
+    words = ("device_map=cpu", "scope=single", "layer=0", "reference.make=false")
+    ended = cli(*words)
+    assert ended.exit == 0, ended.err
+    (line,) = [line for line in ended.out.splitlines() if " sites in " in line]
+    # This process, which runs the tests, began more than a second ago.
+    assert "s with start-up)" in line
+
+
+def test_only_the_first_run_of_a_process_counts_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_start, "_runs", itertools.count())
+    assert time.perf_counter() - _start.began() > 0.1
+    assert time.perf_counter() - _start.began() < 0.1

@@ -1,0 +1,395 @@
+"""Fit: bytes against the meta model, the cache against transformers', estimates against peaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from layerparity.errors import UserError
+from layerparity.fit.activations import Pass, stage_activations
+from layerparity.fit.cache import cache_bytes
+from layerparity.fit.compiler import LIMIT, smallest, too_large
+from layerparity.fit.cure import cures
+from layerparity.fit.devices import Devices, parse_devices
+from layerparity.fit.divisibility import degrees, divided
+from layerparity.fit.machines import MACHINES
+from layerparity.fit.model import Model, build
+from layerparity.fit.placing import Answer, answer, largest_pair
+from layerparity.fit.question import Question
+from layerparity.fit.ranges import ranges
+from layerparity.fit.shape import Shape, shape_of
+from layerparity.fit.survey import survey
+from layerparity.fit.table import why_not
+from layerparity.fit.weights import Size, Weight, size_of
+from layerparity.models.families.base import family_of
+from layerparity.resources import shipped
+
+GB, GIB = 10**9, 2**30
+PARAMETERS = 228_689_748_992
+LAYERS = 62
+
+
+def stages(layers: int) -> list[str]:
+    return ["embed_tokens", *(f"layers.{n}" for n in range(layers)), "norm", "lm_head"]
+
+
+@pytest.fixture(scope="module")
+def real() -> Model:
+    from omegaconf import OmegaConf
+
+    read: Any = OmegaConf.to_container(OmegaConf.load(shipped("conf") / "model/minimax_m2.yaml"))
+    return build(read["architecture"], family_of("minimax_m2"), stages(LAYERS), None, None)
+
+
+@pytest.fixture
+def ask(real: Model) -> Callable[..., Question]:
+    def made(devices: str, strategy: str = "auto", **changes: Any) -> Question:
+        usual = Question(real, parse_devices(devices), strategy, None, "bfloat16", 1, 2048)
+        return replace(usual, **changes)
+
+    return made
+
+
+# ---------------------------------------------------------------- what is asked
+
+
+def test_devices_are_read() -> None:
+    assert parse_devices("8x80GB").sizes == (80 * GB,) * 8
+    assert parse_devices("141GB").sizes == (141 * GB,)
+    mixed = parse_devices(" 2X80GB , 1x40GiB, cpu:500GB ")
+    assert (mixed.sizes, mixed.cpu) == ((80 * GB, 80 * GB, 40 * GIB), 500 * GB)
+    assert mixed.describe() == "2 of 80GB, 1 of 42.95GB, a CPU with 500GB"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "8", "8x", "x80GB", "0x80GB", "8x80", "8x0GB", "8*80GB", "-1x80GB", "9999x80GB",
+             "8x80GB,", "cpu:", "0:80GB", "cpu:1GB,cpu:2GB", "8x80GB;1x40GB", "8xfoo", "1.5x80GB"]
+)  # fmt: skip
+def test_bad_devices_are_answered_with_the_form(text: str) -> None:
+    with pytest.raises(UserError, match=r"Write plan\.devices=8x80GB") as caught:
+        parse_devices(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_stages_are_told_as_ranges() -> None:
+    assert ranges(stages(3)) == "embed_tokens, layers.0..2, norm, lm_head"
+    assert ranges(["layers.4", "layers.6", "layers.7"]) == "layers.4, layers.6..7"
+    assert ranges(["layers.3.mlp"]) == "layers.3.mlp"
+
+
+# ---------------------------------------------------------------- weights
+
+
+def test_bytes_equal_the_meta_models_to_the_byte(real: Model) -> None:
+    import torch
+    from transformers import MiniMaxM2Config, MiniMaxM2ForCausalLM
+
+    config = MiniMaxM2Config(rotary_dim=64, num_hidden_layers=LAYERS)
+    with torch.device("meta"):
+        theirs = MiniMaxM2ForCausalLM._from_config(config, dtype=torch.bfloat16)
+    assert real.parameters == sum(p.numel() for p in theirs.parameters()) == PARAMETERS
+    assert real.size("bfloat16").parameters == sum(p.nbytes for p in theirs.parameters())
+    assert real.size("bfloat16").parameters == 457_379_497_984
+    # The router's correction bias is a buffer, and stays float32 in every run.
+    assert real.size("bfloat16").buffers == real.size("float32").buffers == LAYERS * 256 * 4
+    assert real.size("float32").parameters == 4 * PARAMETERS
+
+
+@pytest.mark.parametrize("devices", ["8x80GB", "3x80GB,2x141GB,cpu:100GB", "cpu:900GB"])
+@pytest.mark.parametrize("strategy", ["auto", "balanced", "balanced_low_0", "sequential"])
+def test_what_the_devices_hold_adds_up(ask: Any, devices: str, strategy: str) -> None:
+    found = answer(ask(devices, strategy))
+    assert found.size == Size(457_379_497_984, LAYERS * 256 * 4)
+    held = [stage for share in found.shares for stage in share.stages]
+    assert held == stages(LAYERS)
+
+
+def test_a_tied_head_has_weights_of_its_own_as_in_a_run(made: Any) -> None:
+    import json
+
+    values = json.loads((made("llama") / "config.json").read_text())
+    tied = build(values, family_of("llama"), ["embed_tokens", "lm_head"], None, None)
+    assert [w.parameter for each in tied.weights.values() for w in each] == [True, True]
+    assert tied.size("float32") == Size(2 * 300 * 64 * 4, 0)
+
+
+def test_tensor_parallel_splits_matrices_and_repeats_the_rest() -> None:
+    held = [Weight("a", (10, 3), 30, True), Weight("b", (10,), 10, True), Weight("c", (4,), 4, False, 4)]  # fmt: skip # noqa: E501
+    assert size_of(held, "bfloat16") == Size(80, 16)
+    assert size_of(held, "bfloat16", 4) == Size(15 + 20, 16)
+
+
+# ---------------------------------------------------------------- cache and activations
+
+DENSE = Shape(64, 4, 2, 16, 96, 96, 0, 0, 300, (0, 0, 0))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_cache_is_what_transformers_allocates(dtype: str) -> None:
+    import torch
+    from transformers import Gemma2Config, MiniMaxM2Config, StaticCache
+
+    common = {"num_hidden_layers": 4, "num_attention_heads": 4, "head_dim": 16, "vocab_size": 300}
+    for config in (
+        MiniMaxM2Config(**common, num_key_value_heads=2, hidden_size=64),
+        Gemma2Config(**common, num_key_value_heads=2, hidden_size=64, sliding_window=8),
+    ):
+        kind, shape = getattr(torch, dtype), shape_of(config)
+        cache = StaticCache(config=config, max_cache_len=24)
+        cache.early_initialization(3, 2, 16, kind, torch.device("cpu"))
+        allocated = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+        ours = sum(
+            cache_bytes(shape, f"layers.{n}", batch=3, tokens=24, itemsize=kind.itemsize)
+            for n in range(4)
+        )
+        assert ours == allocated
+    assert shape.windows.count(8) == 2
+
+
+def test_only_attention_keeps_a_cache() -> None:
+    size = {"batch": 1, "tokens": 10, "itemsize": 2}
+    kept = [cache_bytes(DENSE, stage, **size) for stage in ("layers.1", "layers.1.self_attn")]
+    assert kept == [2 * 2 * 16 * 10 * 2] * 2
+    for stage in ("embed_tokens", "norm", "lm_head", "layers.1.mlp"):
+        assert cache_bytes(DENSE, stage, **size) == 0
+    # Two KV heads on eight devices: each keeps a whole head.
+    assert cache_bytes(DENSE, "layers.1", degree=8, **size) == kept[0] // 2
+
+
+def measured(config: Any, dtype: str, attention: str, experts: str | None, rows: int) -> int:
+    """Return the peak bytes that a block of two sequences allocates while it computes."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+    from transformers import AutoModelForCausalLM
+    from transformers.masking_utils import create_causal_mask
+
+    options = {"experts_implementation": experts} if experts else {}
+    model = AutoModelForCausalLM.from_config(
+        config, dtype=getattr(torch, dtype), attn_implementation=attention, **options
+    )
+    given = torch.randn(2, rows, config.hidden_size, dtype=getattr(torch, dtype))
+    ids = torch.arange(rows)[None].expand(2, rows)
+    mask = create_causal_mask(model.config, given, torch.ones_like(ids), None, position_ids=ids)
+    block, tables = model.model.layers[0].eval(), model.model.rotary_emb(given, ids)
+    with torch.no_grad(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        block(given, attention_mask=mask, position_ids=ids, position_embeddings=tables)
+    events = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
+    held = peak = given.nbytes
+    for event in sorted(events, key=lambda each: each.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    return peak
+
+
+CONFIGS = {
+    "moe": ("MiniMaxM2Config", {"intermediate_size": 128, "num_local_experts": 16,
+                                "num_experts_per_tok": 4, "rotary_dim": 16}),
+    "qwen": ("Qwen3MoeConfig", {"moe_intermediate_size": 128, "num_experts": 16,
+                                "num_experts_per_tok": 4, "intermediate_size": 512}),
+    "dense": ("LlamaConfig", {"intermediate_size": 768}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", [64, 512])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("kind", "experts"),
+    [
+        *(("moe", "grouped_mm"), ("moe", "eager"), ("moe", "batched_mm"), ("moe", "static")),
+        *(("qwen", "grouped_mm"), ("dense", None)),
+    ],
+)
+def test_activations_are_estimated_within_a_factor_of_two(
+    kind: str, experts: str | None, dtype: str, attention: str, rows: int
+) -> None:
+    import transformers
+
+    from layerparity.models import static_experts
+
+    if experts == "batched_mm" and rows > 64:
+        pytest.skip("gathers a gigabyte of weights")
+    static_experts.register()
+    name, own = CONFIGS[kind]
+    config = getattr(transformers, name)(
+        **own, vocab_size=300, hidden_size=256, num_hidden_layers=1, num_attention_heads=8,
+        num_key_value_heads=2, head_dim=32, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    made = Pass(2, rows, 4 if dtype == "float32" else 2, attention, experts or "eager")
+    estimate = stage_activations(shape_of(config), "layers.0", kind != "dense", made)
+    peak = measured(config, dtype, attention, experts, rows)
+    assert peak / 2 <= estimate <= peak * 2, (estimate / peak, estimate, peak)
+
+
+def test_a_component_needs_no_more_than_its_block() -> None:
+    made = Pass(1, 100, 2, "sdpa", "eager")
+    block = stage_activations(DENSE, "layers.0", False, made)
+    parts = [f"layers.0.{each}" for each in ("self_attn", "mlp", "input_layernorm")]
+    assert max(stage_activations(DENSE, part, False, made) for part in parts[:2]) == block
+    assert stage_activations(DENSE, parts[2], False, made) < block
+    assert stage_activations(DENSE, "lm_head", False, made) == 100 * (64 + 300) * 2
+
+
+# ---------------------------------------------------------------- answers and cures
+
+
+def test_an_answer_counts_what_lies_beside_the_weights(ask: Any) -> None:
+    last = answer(ask("8x80GB")).shares[-1]
+    assert last.device == "cuda:7"
+    assert last.headroom == 80 * GB - last.weights - last.cache - last.activations
+    longer = answer(ask("8x80GB", tokens=4096)).shares[-1]
+    assert longer.cache == 2 * last.cache == 2 * 2 * 8 * 128 * 2048 * 2
+    assert longer.activations == 2 * last.activations
+
+
+def test_weights_that_fit_without_room_to_compute_do_not_fit(ask: Any) -> None:
+    found = answer(ask("8x80GB", tokens=150_000))
+    assert not found.fits
+    assert why_not(found).startswith("cuda:0 lacks")
+    assert cures(ask("8x80GB", tokens=150_000))[0] == "seq_len=37500"
+
+
+def test_what_waits_elsewhere_does_not_fit(ask: Any) -> None:
+    found = answer(ask("6x80GB,cpu:30GB"))
+    assert [share.device for share in found.shares if share.waits] == ["cpu", "disk"]
+    # Its cache is where it computes.
+    caches = [share.cache for share in found.shares]
+    assert caches[-2:] == [0, 0]
+    assert caches[0] > caches[1]
+    assert not found.fits
+    assert "find no place where they compute" in why_not(found)
+
+
+def test_streaming_holds_two_stages(ask: Any) -> None:
+    share = answer(ask("1x24GB", "stream")).shares[0]
+    block = 3_668_718_592 * 2
+    assert share.size == Size(2 * block, 2 * 256 * 4)
+    assert share.fits
+    assert not answer(ask("1x14GB", "stream")).fits
+    limited = answer(ask("1x24GB", "stream", max_memory="14GB"))
+    assert why_not(limited) == "cuda:0 may hold 14GB of weights and is given 14.68GB."
+    assert answer(ask("cpu:24GB", "stream")).shares[0].device == "cpu"
+    assert largest_pair([Size(1), Size(9), Size(2), Size(8)]) == Size(11)
+    assert largest_pair([Size(5)]) == Size(5)
+
+
+def test_neuron_splits_the_whole_scope_over_its_degree(ask: Any) -> None:
+    share = answer(ask("16x96GiB", neuron=True, degree=8)).shares[0]
+    assert (share.device, share.copies) == ("each of neuron:0..7", 8)
+    assert 0 < 8 * share.weights - 457_379_561_472 < 8 * LAYERS * 64_000
+    with pytest.raises(UserError, match="tp_degree=32 wants as many devices, and there are 16"):
+        answer(ask("16x96GiB", neuron=True, degree=32))
+    with pytest.raises(UserError, match="max_memory is for backend=gpu"):
+        answer(ask("16x96GiB", neuron=True, max_memory="4GB"))
+    assert answer(ask("cpu:900GB", neuron=True, degree=8)).size.parameters == 457_379_497_984
+
+
+@pytest.mark.parametrize(
+    ("devices", "changes", "said"),
+    [
+        ("6x80GB", {}, ["7 devices of 80GB", "device_map=stream"]),
+        ("8x80GB", {"dtype": "float32"}, ["dtype=bfloat16", "device_map=stream"]),
+        ("8x80GB", {"max_memory": "40GB"}, ["max_memory=79.16GB", "device_map=stream"]),
+        ("1x40GB", {"strategy": "cuda:0"}, ["device_map=stream"]),
+        ("2x4GB", {}, ["a device of more than 7.99GB, which the largest stage alone needs"]),
+        ("1x10GB", {}, ["fewer blocks: scope=range start=A end=B"]),
+    ],
+)
+def test_a_cure_was_tried(ask: Any, devices: str, changes: dict[str, Any], said: list[str]) -> None:
+    question = ask(devices, **changes)
+    assert not answer(question).fits
+    assert cures(question) == said
+
+
+def test_a_cure_in_settings_makes_it_fit(ask: Any) -> None:
+    question = ask("8x80GB", max_memory="40GB")
+    key, _, value = cures(question)[0].partition("=")
+    assert answer(replace(question, **{key: value})).fits
+
+
+def test_no_device_can_run_a_block(ask: Any) -> None:
+    found = answer(ask("2x4GB"))
+    assert found == Answer((), found.refused)
+    assert why_not(found) == (
+        "layers.0 alone needs 7.34GB on cuda:0 while it runs, which may hold 3.6GB."
+    )
+
+
+def test_a_cpu_without_memory_is_refused(ask: Any) -> None:
+    with pytest.raises(UserError, match=r"plan\.devices names no memory for it: add cpu:500GB"):
+        answer(ask("8x80GB", "cpu"))
+
+
+# ---------------------------------------------------------------- common machines
+
+
+def test_the_table_of_machines(ask: Any) -> None:
+    rows = {row.machine.name: row for row in survey(ask("8x80GB"))}
+    holds = {"8xA100-80", "8xH200", "trn2.48xlarge", "trn1.32xlarge"}
+    assert {name for name, row in rows.items() if row.fits} == holds
+    assert set(rows) - holds == {"8xA100-40", "4xH100", "6xH100", "1xH200"}
+    assert rows["8xA100-40"].headroom < 0 < rows["6xH100"].headroom
+    assert rows["6xH100"].note == "enough in all, but only 10 whole blocks on a device"
+    assert "tp_degree=8 splits" in rows["trn2.48xlarge"].note
+    for row in rows.values():
+        assert (row.tightest is not None) == row.fits
+        assert row.tightest is None or 0 <= row.tightest <= row.machine.each
+
+
+def test_machines_are_as_large_as_their_makers_say() -> None:
+    total = {machine.name: machine.total for machine in MACHINES}
+    assert total["trn2.48xlarge"] == 1536 * GIB
+    assert total["trn1.32xlarge"] == 512 * GIB
+    assert total["8xA100-80"] == 2 * total["8xA100-40"] == 2 * total["4xH100"] == 640 * GB
+    assert total["8xH200"] == 8 * total["1xH200"] == 1128 * GB
+
+
+# ---------------------------------------------------------------- Neuron's compiler, tp_degree
+
+
+def test_the_tensor_the_compiler_refuses(real: Model) -> None:
+    every = [weight for each in real.weights.values() for weight in each]
+    (row,) = too_large(every, "bfloat16", degrees(real.shape))
+    assert row.name == "layers.0..61.mlp.experts.gate_up_proj"
+    assert (row.shape, row.bytes, row.degree) == ((256, 3072, 3072), 4_831_838_208, 2)
+    wide = too_large(every, "float32", degrees(real.shape))
+    assert [(row.name.rpartition(".")[2], row.degree) for row in wide] == [
+        ("gate_up_proj", 4),  # 3 would clear it, and divides 48 heads, but not 8 KV heads.
+        ("down_proj", 2),
+    ]
+
+
+def test_the_smallest_degree_clears_the_limit() -> None:
+    assert smallest(LIMIT, [1, 2, 4]) == 1
+    assert smallest(LIMIT + 1, [1, 2, 4]) == 2
+    assert smallest(3 * LIMIT, [1, 2, 4]) == 4
+    assert smallest(5 * LIMIT, [1, 2, 4]) is None
+
+
+def test_divisors_are_named(real: Model) -> None:
+    found = {row.what: row.divisors for row in divided(real.shape)}
+    assert found["attention heads"] == [1, 2, 3, 4, 6, 8, 12, 16, 24, 48]
+    assert found["KV heads"] == [1, 2, 4, 8]
+    assert max(found["intermediate size"]) == 1536
+    assert found["experts"] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
+    assert degrees(real.shape) == [1, 2, 4, 8]
+    both = replace(DENSE, experts=6, top_k=2, expert_intermediate=40)
+    assert [row.size for row in divided(both)] == [4, 2, 96, 40, 6]
+    assert degrees(both) == [1, 2]
+
+
+def test_a_plan_is_quick(ask: Any) -> None:
+    import time
+
+    began = time.perf_counter()
+    question = ask("6x80GB")
+    assert answer(question), survey(question)
+    assert cures(question)
+    assert time.perf_counter() - began < 3
+
+
+def test_equal_devices_are_pretended_alike() -> None:
+    assert parse_devices("2x80GB") == Devices((80 * GB, 80 * GB), 0, pretended=True)

@@ -1,0 +1,141 @@
+"""job=plan: what it says, its exit status, its file, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REAL = ("job=plan", "model=minimax_m2", "dtype=bfloat16")
+
+
+def table_row(out: str, first: str) -> list[str]:
+    """Return the cells of a table's row."""
+    line = next(each for each in out.splitlines() if each.startswith(f"│ {first} "))
+    return [cell.strip() for cell in line.strip("│").split("│")]
+
+
+def test_457_gb_on_eight_gpus(cli: Callable[..., Any], tmp_path: Path) -> None:
+    ended = cli(*REAL, "plan.devices=8x80GB", "seq_len=2048", "to=deep/plan.json")
+    assert ended.exit == 0, ended.err
+    assert ended.out.endswith("FITS\n")
+    assert table_row(ended.out, "all")[2:4] == ["457,379,497,984", "63,488"]
+    assert table_row(ended.out, "cuda:7")[1] == "layers.61, norm, lm_head"
+    assert "228,689,748,992 parameters are 457,379,497,984 bytes" in ended.out
+    assert table_row(ended.out, "8xA100-40")[5] == "no"
+    assert table_row(ended.out, "8xH200")[5] == "yes, device_map=balanced"
+    assert table_row(ended.out, "layers.0..61.mlp.experts.gate_up_proj")[2:] == ["4.83 GB", "2"]
+    plan = json.loads((tmp_path / "deep/plan.json").read_text())
+    assert plan["parameter_bytes"] == sum(d["size"]["parameters"] for d in plan["devices"])
+    assert (plan["parameters"], plan["fits"], plan["problems"]) == (228_689_748_992, True, [])
+    assert [m["fits"] for m in plan["machines"]] == [True, *[False] * 4, *[True] * 3]
+    assert plan["compiler"]["too_large"][0]["degree"] == 2
+    assert plan["tp_degrees"] == [1, 2, 4, 8]
+    # Nothing but the file: no store was opened for a plan.
+    assert [each.name for each in tmp_path.iterdir()] == ["deep"]
+
+
+def test_what_does_not_fit_says_the_cure(cli: Callable[..., Any]) -> None:
+    ended = cli(*REAL, "plan.devices=4x80GB", "to=plan.json")
+    assert ended.exit == 1
+    assert "Cure: 7 devices of 80GB, or device_map=stream." in ended.out
+    assert ended.out.endswith("DOES NOT FIT\n")
+    plan = json.loads(Path("plan.json").read_text())
+    assert not plan["fits"]
+    assert "Cure" in plan["problems"][0]
+    assert plan["devices"][-1]["device"] == "disk"
+
+
+def test_scope_max_memory_and_batch_count(cli: Callable[..., Any]) -> None:
+    scope = ("scope=range", "start=3", "end=4", "seq_len=100", "to=plan.json")
+    batch = ("inputs=random", "inputs.batch=3")
+    ended = cli(*REAL, *scope, *batch, 'plan.devices="2x80GB,1x40GB"', 'max_memory="2:30GB"')
+    assert ended.exit == 0, ended.err
+    (share,) = json.loads(Path("plan.json").read_text())["devices"]
+    assert (share["device"], share["stages"]) == ("cuda:2", ["layers.3", "layers.4"])
+    assert share["cache"] == 2 * 2 * 8 * 128 * 100 * 3 * 2
+    assert "3 x 100 tokens, 0 to generate (inputs=random)" in ended.out
+
+
+def test_a_folder_with_nothing_but_its_config_is_enough(
+    cli: Callable[..., Any], made: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "only_config"
+    folder.mkdir()
+    values = json.loads((made("qwen3_moe") / "config.json").read_text())
+    fp8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+    (folder / "config.json").write_text(json.dumps(values | {"quantization_config": fp8}))
+    ended = cli("job=plan", "model=checkpoint", f"model.path={folder}", "to=plan.json")
+    assert ended.exit == 0, ended.err
+    assert "1 x 128 tokens, 0 to generate (inputs=auto, seq_len=128 assumed)" in ended.out
+    assert "this machine: a CPU" in ended.out or "cuda" in ended.out
+    plan = json.loads(Path("plan.json").read_text())
+    assert [row["size"] for row in plan["divisibility"]] == [4, 2, 96, 32, 4]
+
+
+def test_this_machine_and_its_stand_in(cli: Callable[..., Any]) -> None:
+    assert cli("job=plan", "device_map=cpu", "generate.max_new_tokens=4").exit == 0
+    neuron = ("backend=neuron", "backend.runtime=xla_cpu", "tp_degree=2")
+    assert cli("job=plan", *neuron).exit == 0
+
+
+def test_streaming_is_planned_on_one_device(cli: Callable[..., Any]) -> None:
+    ended = cli(*REAL, "device_map=stream", "plan.devices=24GB")
+    assert ended.exit == 0, ended.err
+    assert table_row(ended.out, "cuda:0")[2] == f"{2 * 2 * 3_668_718_592:,}"
+    assert "two stages in a row are in memory at once" in ended.out
+    assert cli(*REAL, "device_map=stream", "plan.devices=14GB").exit == 1
+
+
+def test_a_tensor_too_large_for_the_compiler_counts_on_neuron(cli: Callable[..., Any]) -> None:
+    block = (*REAL, "backend=neuron", "plan.devices=2x96GiB", "scope=single", "layer=3")
+    ended = cli(*block)
+    assert ended.exit == 1
+    wanted = (
+        "layers.3.mlp.experts.gate_up_proj is too large for the Neuron compiler: use tp_degree=2."
+    )
+    assert wanted in ended.out
+    assert cli(*block, "tp_degree=2").exit == 0
+
+
+def test_a_degree_that_splits_unevenly_counts(cli: Callable[..., Any]) -> None:
+    ended = cli(*REAL, "plan.devices=8x80GB", "tp_degree=5")
+    assert ended.exit == 1
+    assert "tp_degree=5 does not split this model evenly: use one of 1, 2, 4, 8." in ended.out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("plan.devices=8x80",), "Write plan.devices=8x80GB"),
+        (("plan.devices=2x80GB,1x40GB",), "'plan.devices=\"2x80GB,1x40GB\"'"),
+        (("plan.devices=2x80GB", "device_map=cuda:2"), "the last one is cuda:1"),
+        (("plan.devices=2x80GB", "max_memory=lots"), "not a size"),
+        (("plan.devices=2x80GB", "seq_len=0"), "seq_len=0: give 1 or more."),
+        (("plan.devices=2x80GB", "seq_len=200000"), "use seq_len=196608."),
+        (("plan.devices=2x80GB", "inputs=random", "inputs.batch=0"), "give 1 or more."),
+        (("plan.devices=2x80GB", "scope=single", "layer=62"), "out of range"),
+        (("plan.devices=2x80GB", "scope=single", "layer=1", "component=nose"), "is unknown"),
+        (("plan.device=2x80GB",), "Did you mean 'plan.devices'?"),
+        (("model=checkpoint",), "wants model.path="),
+        (("plan.devices=8x80GB", "to=/proc/plan.json"), "to=/proc/plan.json cannot be written"),
+    ],
+)
+def test_mistakes_are_answered_with_the_cure(
+    cli: Callable[..., Any], words: tuple[str, ...], says: str
+) -> None:
+    ended = cli(*REAL, *words)
+    assert ended.exit == 2, ended.out + ended.err
+    assert says in ended.err
+    assert ended.err.count("\n") == 1
+
+
+def test_tokens_of_a_file_make_the_batch(cli: Callable[..., Any]) -> None:
+    Path("ids.json").write_text(json.dumps([[1, 2, 3], [4, 5], [6, 7]]))
+    ended = cli(*REAL, "plan.devices=8x80GB", "inputs=tokens", "inputs.file=ids.json")
+    assert "3 x 3 tokens" in ended.out
+    ended = cli(*REAL, "plan.devices=8x80GB", 'prompt.texts=["a","b"]', "seq_len=7")
+    assert "2 x 7 tokens" in ended.out
