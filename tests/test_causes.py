@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from bisections import WeightFinding, evidence, row, site
+from runs import make_run
 
 from layerparity import registry
 from layerparity.causes._norms import between_heads
 from layerparity.causes._shape import blocks_of, median, outliers, spread, trend
 from layerparity.causes.base import Evidence, Tokens, likeliest
+from layerparity.compare.parity import compare_runs
+from layerparity.compare.tolerances.fixed import FixedTolerance
+from layerparity.verdict import Outcome
 
 FACTS = {"num_attention_heads": "4", "num_key_value_heads": "2", "head_dim": "8", "rotary_dim": "4"}
 COMPARED = {**FACTS, "weights_compared": "yes"}
@@ -229,6 +235,65 @@ def test_with_weights_known_to_be_right_the_activation_is_blamed() -> None:
     assert likeliest(seen)[0].id == "router_softmax"
 
 
+def test_a_norm_that_passes_its_input_through_is_skipped_whatever_its_size() -> None:
+    seen = {"norm_ratio": 0.99, "passed_through": 1.0}
+    skipped = made(*Q_NORM, seen, phase="decode", step=1)
+    assert likeliest(skipped)[0].id == "qk_norm_skipped"
+    assert likeliest(skipped)[0].confidence > 0.9
+
+
+def test_a_norm_of_the_right_size_without_its_weights_pattern_is_skipped() -> None:
+    by_channel = made(*Q_NORM, {"norm_ratio": 0.99}, profiles=slopes(channel=BY_CHANNEL))
+    assert likeliest(by_channel)[0].id == "qk_norm_skipped"
+    by_head = made(*Q_NORM, {"norm_ratio": 0.99}, profiles=slopes(channel=BY_HEAD))
+    assert likeliest(by_head)[0].id == "qk_norm_per_head"
+    faint = [0.01 * each for each in BY_CHANNEL]
+    slight = made(*Q_NORM, {"norm_ratio": 0.999}, profiles=slopes(channel=faint))
+    assert "qk_norm_skipped" not in {cause.id for cause in likeliest(slight)}
+
+
+def test_a_norm_that_fails_in_the_prefill_too_is_not_blamed_on_decoding() -> None:
+    failing = {Q_NORM[1]: row(site(3, Q_NORM[1]), Outcome.FAIL)}
+    both = made(*Q_NORM, {}, phase="decode", step=1, other_phase=failing)
+    assert "rmsnorm_prefill_vs_decode" not in {cause.id for cause in likeliest(both)}
+
+
+def moved(component: str, name: str, whose: str) -> WeightFinding:
+    text = f"layers.3.{component}: weight holds the values of {whose}"
+    return WeightFinding(name, "layers.3", 3, component, "reordered", text)
+
+
+def test_halves_that_changed_places_are_gate_and_up_in_any_mlp() -> None:
+    names = {"gate_proj": "up_proj", "up_proj": "gate_proj"}
+    swapped = [moved(f"mlp.{a}", f"model.layers.3.mlp.{a}.weight", b) for a, b in names.items()]
+    dense = made("mlp", "mlp:out", {"rel_l2": 0.8, "pearson": 0.7}, findings=swapped)
+    assert [cause.id for cause in likeliest(dense)] == ["gate_up_swapped", "weights_altered"]
+
+
+def test_experts_in_another_order_are_not_gate_and_up() -> None:
+    name = "model.layers.3.mlp.experts.0.w1.weight"
+    shifted = [moved("mlp.experts", name, "experts.3.w1")]
+    other = made("mlp.experts", "mlp.experts:out", {"rel_l2": 0.8}, findings=shifted)
+    assert [cause.id for cause in likeliest(other)] == ["weights_altered"]
+
+
+def test_rounding_of_rotated_queries_is_no_wrong_rotation_where_no_floor_is_known() -> None:
+    rounded = [0.0, *(0.002 + 0.0001 * at for at in range(1, 12))]
+    told = {"part": "rotary", "errors": rounded, "tokens": ONE_ROW}
+    assert likeliest(made("self_attn", "self_attn:q_rotated", {}, **told)) == []
+    judged = made("self_attn", "self_attn:q_rotated", {"error_ratio": 9.0}, **told)
+    assert likeliest(judged)[0].id == "rotary"
+
+
+def test_wrong_attention_on_well_rotated_queries_is_not_their_rotation() -> None:
+    told = {"part": "attention core", "errors": GROWING, "tokens": ONE_ROW}
+    rotated = ("self_attn:q_rotated", "self_attn:k_rotated")
+    found = likeliest(made("self_attn", "self_attn:context", {}, passed=rotated, **told))
+    assert "rotary" not in {cause.id for cause in found}
+    blind = likeliest(made("self_attn", "self_attn:context", {}, **told))
+    assert "rotary" in {cause.id for cause in blind}
+
+
 def test_precision_names_the_type_that_fits() -> None:
     coarse = made("mlp", "mlp:out", {"rel_l2": 0.04, "error_ratio": 90.0}, errors=[0.04] * 4)
     precise = [cause for cause in likeliest(coarse) if cause.id == "precision"]
@@ -249,3 +314,17 @@ def test_shapes() -> None:
     assert between_heads([1, 1, 2, 2], 2) == 1
     assert between_heads([1, 2, 1, 2], 2) == 0
     assert between_heads([1, 1], 2) is None
+
+
+def test_a_norm_that_puts_out_its_input_is_known_by_its_bytes(tmp_path: Path) -> None:
+    values = torch.randn(1, 4, 8, generator=torch.Generator().manual_seed(0))
+    q, k = "layers.0.self_attn.q_norm:out", "layers.0.self_attn.k_norm:out"
+    given = {site.replace("_norm", "_proj"): values for site in (q, k)}
+    golden = make_run(tmp_path / "golden", {**given, q: values / 2, k: values})
+    candidate = make_run(
+        tmp_path / "candidate", {**given, q: values.clone(), k: values}, kind="candidate"
+    )
+    found = compare_runs([golden], [candidate], FixedTolerance())
+    told = {str(each.site): each.metrics.get("passed_through") for each in found.rows}
+    assert told[q] == 1
+    assert told[k] is None

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,10 +18,11 @@ from layerparity.noise import sums as streamed
 from layerparity.noise.deviation import Deviation, Tensors, deviation
 from layerparity.noise.floor import Floor, measure_floor, scales
 from layerparity.noise.groups import Layout
+from layerparity.noise.stored import ISOLATED, ReferenceWriter, StoredReferences
 from layerparity.noise.usual import Usual
 from layerparity.numerics.sums import Product, backwards, sharded, strided
 from layerparity.numerics.ways import wider
-from layerparity.site import Kind
+from layerparity.site import Kind, Site
 
 TYPES = {
     "bf16": (torch.bfloat16, torch.float32),
@@ -398,3 +400,21 @@ print(peak() - before)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert float(done.stdout) < 150
+
+
+def test_what_is_usual_is_pooled_over_prefill_and_steps(tmp_path: Path) -> None:
+    writer, maker = ReferenceWriter(tmp_path), torch.Generator().manual_seed(0)
+    tokens = []
+    for step, count in ((0, 5), (1, 1), (2, 1)):
+        golden = torch.randn(count + 1, 8, generator=maker)
+        mask = torch.arange(count + 1) < count
+        floor = measure_floor({"one": golden * 1.01}, golden, golden, mask, Layout(8, 0))
+        assert floor.real is not None
+        tokens.append(floor.real)
+        place = Site("layers.0.mlp", "out", "decode" if step else "prefill", step)
+        writer.write("layers.0", ISOLATED, f"step.{step}", {place: (golden, {"float32": floor})})
+    stored = StoredReferences(tmp_path, writer.finish())
+    last = stored.find("layers.0", ISOLATED, Site("layers.0.mlp", "out", "decode", 2))
+    assert last is not None
+    assert stored.usual(last, "float32") == Usual.of(*torch.cat(tokens, 1))
+    assert stored.usual(last, "bfloat16") is None

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy
 import pytest
 from conftest import ROOT, Ended
 from report_samples import sample
@@ -16,17 +17,20 @@ from runs import make_run, sites
 from test_report import Page, words_of
 
 from layerparity.compare.comparison import Comparison
+from layerparity.compare.dumps import open_dump
 from layerparity.compare.parity import compare_runs
 from layerparity.compare.profiles import added, read_profile
 from layerparity.compare.report.html import render_html
 from layerparity.compare.report.markdown import render_markdown
 from layerparity.compare.report.time_by_stage import seconds_text, time_by_stage
+from layerparity.compare.sides import Union
 from layerparity.compare.tolerances.fixed import Settings as FixedTolerance
 from layerparity.errors import UserError
 from layerparity.jobs._profile import line
 from layerparity.manifest import PROFILE_FILE
 from layerparity.models.checkpoint import Checkpoint
 from layerparity.profile import PARTS, RunProfile, Spent, StageProfile
+from layerparity.tracking.stored import from_folder
 
 SVG = "{http://www.w3.org/2000/svg}"
 GB = 10**9
@@ -59,7 +63,7 @@ BOTH = with_profiles(profile(reference=3.0), profile(2))
 # ---------------------------------------------------------------- a real run
 
 
-@pytest.mark.parametrize("more", [(), ("generate.max_new_tokens=4", "reference.make=false")])
+@pytest.mark.parametrize("more", [(), ("generate.max_new_tokens=16", "reference.make=false")])
 def test_a_run_accounts_for_its_time_and_its_bytes(
     cli: Callable[..., Ended], tmp_path: Path, more: tuple[str, ...]
 ) -> None:
@@ -72,11 +76,12 @@ def test_a_run_accounts_for_its_time_and_its_bytes(
     said = re.search(r"sites in ([\d.]+) s", ended.out)
     assert said
     whole = float(said[1])
-    assert 0.6 * whole < total.seconds < whole + 0.05
+    # What is rounded, and what starts and stops around the stages, is a tenth of a second.
+    assert 0.75 * whole - 0.1 < total.seconds < whole + 0.05
     assert bool(total.reference) == (not more)
     stored = Checkpoint(ROOT / "checkpoints/tiny_minimax_m2").tensors.values()
     # A token more is a pass more.
-    assert total.loading.bytes == sum(each.bytes for each in stored) * (4 if more else 1)
+    assert total.loading.bytes == sum(each.bytes for each in stored) * (16 if more else 1)
     assert line(kept) in ended.out.splitlines()
 
 
@@ -158,17 +163,11 @@ def test_a_damaged_profile_is_a_warning_and_no_more(tmp_path: Path, text: str) -
 
 
 def test_a_file_in_a_folder_of_dumps_is_nobodys_profile(tmp_path: Path) -> None:
-    import numpy
-
     folder = tmp_path / "dumps"
     folder.mkdir()
     numpy.save(folder / "layers.0.npy", sites()["layers.0:out"].numpy())
     (folder / PROFILE_FILE).write_text("not ours")
-    (folder / "names.json").write_text(json.dumps({"layers.0.npy": "layers.0:out"}))
-    from layerparity.compare.dumps import open_dump
-    from layerparity.compare.sides import Union
-    from layerparity.tracking.stored import from_folder
-
+    (folder / "names.json").write_text(json.dumps({"layers.0": "layers.0:out"}))
     side = Union([open_dump(from_folder(folder))])
     assert side.profile is None
     assert not [each for each in side.warnings if "damaged" in each]

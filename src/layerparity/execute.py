@@ -106,10 +106,7 @@ class Execution:
         """Run one stage, its weights loaded before and given back afterwards where they stream."""
         profile = outcome.profile.stages.setdefault(stage, StageProfile())
         if self.streams or stage not in outcome.weights:
-            self._load(stage, profile, outcome)
-        following = self._following(stage, step)
-        if self.ahead and following:
-            self.port.expect(following)
+            self._load(stage, step, profile, outcome)
         passed = self._stage(stage, previous, step, outcome)
         if self.streams:
             self.port.release(stage)
@@ -124,9 +121,13 @@ class Execution:
         more = self.max_new_tokens - 1 > (step or 0)
         return self.stages[0] if more else None
 
-    def _load(self, stage: str, profile: StageProfile, outcome: Outcome) -> None:
+    def _load(
+        self, stage: str, step: int | None, profile: StageProfile, outcome: Outcome
+    ) -> None:
         with profile.timing("wait"):
             used = self.port.load(stage)
+        # Before the prints: they, too, take time in which the next stage can be read.
+        self.port.expect(self._following(stage, step) if self.ahead else None)
         profile.loading += self.port.spent(stage)
         if stage in outcome.weights:
             return
@@ -211,7 +212,7 @@ class Execution:
 
         rows = [_greedy(logits)]
         tensors, specs = _chosen(0, rows[0])
-        self.recorder.write("decode.0", tensors, specs)
+        self._write_step(0, tensors, specs, outcome)
         mask = call.attention_mask
         for step in range(1, self.max_new_tokens):
             mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
@@ -227,9 +228,14 @@ class Execution:
                 specs |= fresh_specs
             rows.append(_greedy(state.host))
             chosen, chosen_specs = _chosen(step, rows[-1])
-            self.recorder.write(f"decode.{step}", tensors | chosen, specs | chosen_specs)
+            self._write_step(step, tensors | chosen, specs | chosen_specs, outcome)
             self.progress(f"token {step + 1}")
         return torch.cat(rows, dim=1)
+
+    def _write_step(self, step: int, tensors: Tensors, specs: Specs, outcome: Outcome) -> None:
+        """Write what a decode step showed in all stages; the last one's profile bears the time."""
+        with outcome.profile.stages[self.stages[-1]].timing("store"):
+            self.recorder.write(f"decode.{step}", tensors, specs)
 
     def _forced(self, step: int, own: torch.Tensor) -> torch.Tensor:
         """Return the token the golden chose at a step, int64 [batch, 1]; the run's own without."""

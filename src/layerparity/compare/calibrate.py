@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import torch
 
 from layerparity.compare.align import Pair
-from layerparity.compare.passed_through import passed_through
 from layerparity.compare.references import References, Wide
 from layerparity.compare.routing import Routing, flips, scored
 from layerparity.compare.rows import by_token, has_tokens
@@ -55,9 +54,7 @@ class Calibration:
             return Calibrated(lacking=tensors)
         found = deviation(tensors)
         share = tensors.tokens.numel() / max(tensors.real, 1)
-        found.metrics |= {"agreeing_tokens": share}
-        found.metrics |= passed_through(pair, self.routing.golden, self.routing.candidate)
-        return Calibrated(found.metrics, found.profiles)
+        return Calibrated(found.metrics | {"agreeing_tokens": share}, found.profiles)
 
     def tensors(
         self, pair: Pair, golden: torch.Tensor, candidate: torch.Tensor, real: torch.Tensor

@@ -11,6 +11,7 @@ import torch
 
 from layerparity.compare.align import Pair
 from layerparity.compare.calibrate import Calibration
+from layerparity.compare.passed_through import passed_through
 from layerparity.compare.routing import replayed
 from layerparity.compare.rows import by_token, chunks, has_tokens, real_tokens
 from layerparity.compare.sides import Found, Union
@@ -67,6 +68,7 @@ def measure(pair: Pair, golden: Union, candidate: Union, calibration: Calibratio
     if metrics.get("nonfinite_disagreement"):
         return Measured(metrics, errors)
     calibrated = calibration.of(pair, left, right, real)
+    metrics |= passed_through(pair, golden, candidate)
     return Measured(
         metrics | calibrated.metrics, errors, "", calibrated.profiles, calibrated.lacking
     )

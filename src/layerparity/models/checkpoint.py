@@ -122,6 +122,11 @@ class Checkpoint:
                 f"{name} is stored as {stored.dtype} without {fp8.scale_name(name)}: without its "
                 "scales it is noise; fetch the checkpoint again."
             )
+        if scales.dtype not in fp8.SCALES:
+            raise UserError(
+                f"{scales.name} is stored as {scales.dtype}: scales are read as "
+                f"{', '.join(fp8.SCALES)}; convert the checkpoint to bfloat16 first."
+            )
         due = fp8.scale_shape(stored.shape, self.block)
         if scales.shape != due:
             raise UserError(

@@ -7,6 +7,7 @@ its block's scale. Blocks at the lower and right edge may be smaller than the ot
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from layerparity.errors import UserError
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 SCALE = "weight_scale_inv"
 STORED = ("F8_E4M3",)
+SCALES = ("F32", "BF16", "F16")
 _WEIGHT = "weight"
 _USUAL_BLOCK = (128, 128)
 
@@ -43,16 +45,16 @@ def block_of(config: Mapping[str, Any]) -> tuple[int, int]:
     said = config.get("quantization_config")
     if said is None:
         return _USUAL_BLOCK
-    method, block = said.get("quant_method"), said.get("weight_block_size", _USUAL_BLOCK)
-    if method != "fp8" or not isinstance(block, list | tuple) or len(block) != 2:
+    method = said.get("quant_method") if isinstance(said, Mapping) else said
+    block = said.get("weight_block_size", _USUAL_BLOCK) if isinstance(said, Mapping) else None
+    sizes = block if isinstance(block, list | tuple) else ()
+    whole = all(isinstance(size, int) and size > 0 for size in sizes)
+    if method != "fp8" or len(sizes) != 2 or not whole:
         raise UserError(
             f"config.json's quantization_config is {method} with blocks of {block}: only fp8 with "
             "two-dimensional blocks is read; convert the checkpoint to bfloat16 first."
         )
-    rows, columns = (int(each) for each in block)
-    if rows < 1 or columns < 1:
-        raise UserError(f"config.json: weight_block_size is {list(block)}, give two sizes above 0.")
-    return rows, columns
+    return sizes[0], sizes[1]
 
 
 def scale_shape(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, ...]:
@@ -70,4 +72,14 @@ def dequantised(rows: torch.Tensor, factors: torch.Tensor, columns: int) -> torc
     import torch
 
     wide = factors.to(torch.float32).repeat_interleave(columns)[: rows.shape[1]]
-    return rows.to(torch.float32).mul_(wide)
+    # All 256 numbers looked up take half the time of one cast after the other.
+    places = rows.view(torch.uint8).flatten().to(torch.int32)
+    return _numbers().index_select(0, places).view(rows.shape).mul_(wide)
+
+
+@cache
+def _numbers() -> torch.Tensor:
+    """Return the float32 value of every e4m3 number, by its bits."""
+    import torch
+
+    return torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).to(torch.float32)

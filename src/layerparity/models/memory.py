@@ -42,6 +42,11 @@ class Pool:
         weakref.finalize(array, _give_back, weakref.ref(self), pages)
         return torch.from_numpy(array).view(dtype).view(tuple(shape))
 
+    def clear(self) -> None:
+        """Give back to the system the pages that nobody uses."""
+        with self._lock:
+            self._free.clear()
+
     def _take(self, size: int) -> mmap.mmap:
         with self._lock:
             self._used += size

@@ -141,8 +141,11 @@ class Skeleton:
         self.spent[stage] = loaded.spent
         return hashes
 
-    def expect(self, checkpoint: Checkpoint, stage: str) -> None:
-        """Begin to read the weights of the stage that is loaded next."""
+    def expect(self, checkpoint: Checkpoint, stage: str | None) -> None:
+        """Begin to read the weights of the stage that is loaded next; None gives memory back."""
+        if stage is None:
+            self._loader(checkpoint).pool.clear()
+            return
         self.sources(checkpoint, stage)
         self._loader(checkpoint).expect(stage, self._due(checkpoint, stage)[0])
 

@@ -100,8 +100,11 @@ class Port(ABC):
     def load(self, stage: str) -> dict[str, str]:
         """Load a stage's weights; return the SHA-256 of every checkpoint tensor used, by name."""
 
-    def expect(self, stage: str) -> None:  # noqa: B027
-        """Begin to read a stage's weights: it is the one that is loaded next."""
+    def expect(self, stage: str | None) -> None:  # noqa: B027
+        """Begin to read a stage's weights: it is the one that is loaded next.
+
+        For None nothing is to be read ahead, and what was kept for it may be given back.
+        """
 
     def spent(self, stage: str) -> Spent:
         """Return what reading a stage's weights took, when it was loaded last."""

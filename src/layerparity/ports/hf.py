@@ -83,7 +83,7 @@ class HfPort(Port):
         self._stages[stage] = self._observed(stage, module)
         return hashes
 
-    def expect(self, stage: str) -> None:
+    def expect(self, stage: str | None) -> None:
         """Begin to read the stage's weights while another one computes."""
         self.skeleton.expect(self.assets.checkpoint, stage)
 
