@@ -2,6 +2,8 @@
 
     python benchmarks/stream.py                       # about 3 GB, MoE and dense, cold and warm
     PYTHONPATH=peers python benchmarks/stream.py      # with AirLLM, see benchmarks/README.md
+    python benchmarks/stream.py --models deep --rounds 1 --limit-mb 2000
+                                                      # 62 layers, 8.4 GB, ours in 2 GB of memory
 
 Every way runs in a process of its own, in turn, round after round; the medians are printed. Time
 runs from the imports' end to the logits on the host. Memory is anonymous memory above what the
@@ -14,6 +16,7 @@ import argparse
 import importlib.util
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -31,6 +34,7 @@ MOE = {
     "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 64, "rotary_dim": 32,
     "num_local_experts": 64, "num_experts_per_tok": 4,
 }  # fmt: skip
+DEEP = {**MOE, "num_hidden_layers": 62, "num_local_experts": 40}
 
 
 def main() -> None:
@@ -40,12 +44,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--models", nargs="+", default=["moe", "dense"])
+    parser.add_argument("--limit-mb", type=int, help="ulimit -d for ours, above its imports")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(_one(options.one[0], Path(options.one[1]), options.tokens)))
+        way, folder = options.one
+        print(json.dumps(_one(way, Path(folder), options.tokens, options.limit_mb)))
         return
-    configs = {"moe": minimax_m2(**MOE), "dense": llama()}
+    configs = {"moe": minimax_m2(**MOE), "dense": llama(), "deep": minimax_m2(**DEEP)}
     for name in options.models:
         folder = write(options.folder / name, configs[name])
         for cold in (True, False):
@@ -56,7 +62,7 @@ def _table(name: str, folder: Path, cold: bool, options: argparse.Namespace) -> 
     rows: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS if _runs(way, name)}
     for _ in range(options.rounds):
         for way, found in rows.items():
-            found.append(_measure(way, folder, cold, options.tokens))
+            found.append(_measure(way, folder, cold, options))
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     ours = statistics.median(row["seconds"] for row in rows["ours"])
     print(f"\n{name}, {size / 1e9:.2f} GB, {'cold' if cold else 'warm'} page cache")
@@ -83,10 +89,12 @@ def _runs(way: str, name: str) -> bool:
     return True
 
 
-def _measure(way: str, folder: Path, cold: bool, tokens: int) -> dict[str, Any]:
+def _measure(way: str, folder: Path, cold: bool, options: argparse.Namespace) -> dict[str, Any]:
     for file in folder.glob("*.safetensors"):
-        _drop(file) if cold else file.read_bytes()
-    words = ["--one", way, str(folder), "--tokens", str(tokens)]
+        _drop(file) if cold else _touch(file)
+    words = ["--one", way, str(folder), "--tokens", str(options.tokens)]
+    if way == "ours" and options.limit_mb:
+        words += ["--limit-mb", str(options.limit_mb)]
     done = subprocess.run(
         [sys.executable, __file__, *words], check=True, capture_output=True, text=True
     )
@@ -100,21 +108,34 @@ def _drop(file: Path) -> None:
     os.close(handle)
 
 
-def _one(way: str, folder: Path, tokens: int) -> dict[str, Any]:
+def _touch(file: Path) -> None:
+    with file.open("rb", buffering=0) as opened:
+        space = bytearray(8 << 20)
+        while opened.readinto(space):
+            continue
+
+
+def _one(way: str, folder: Path, tokens: int, limit_mb: int | None) -> dict[str, Any]:
     """Do it once in this process; return seconds, bytes and the hash of the logits."""
     os.environ["USE_TORCH_XLA"] = "0"
     import torch
 
     sys.path.insert(0, str(HERE))
     import stream_ways
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     from layerparity.files import tensor_sha256
     from layerparity.profile import MemoryPeaks, anonymous_bytes
 
+    # What every way imports sooner or later.
+    AutoModelForCausalLM._model_mapping[type(AutoConfig.from_pretrained(folder))]
     ids = torch.arange(3, 3 + tokens).unsqueeze(0)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch, MemoryPeaks() as peaks:
         run = stream_ways.WAYS[way](folder, ids, Path(scratch))
         peaks.take()
+        if limit_mb:
+            limit = _data_bytes() + limit_mb * 10**6
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
         before, read, began = anonymous_bytes(), _read_bytes(), time.perf_counter()
         logits = run()
         seconds = time.perf_counter() - began
@@ -125,9 +146,16 @@ def _one(way: str, folder: Path, tokens: int) -> dict[str, Any]:
 
 
 def _read_bytes() -> int:
-    """Return what this process has read with system calls; mapped files do not count."""
+    """Return what this process has read: by system calls, or from disk where it maps files."""
     lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
-    return int(lines[0].split()[1])
+    found = {line.split(":")[0]: int(line.split()[1]) for line in lines}
+    return max(found["rchar"], found["read_bytes"])
+
+
+def _data_bytes() -> int:
+    """Return what counts against ``ulimit -d`` now."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:"))
 
 
 if __name__ == "__main__":

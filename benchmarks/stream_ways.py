@@ -20,14 +20,19 @@ def ours(folder: Path, ids: torch.Tensor, scratch: Path) -> Run:
     import tempfile
 
     import transformers  # noqa: F401
+    from hydra import initialize_config_dir
 
-    from layerparity import registry
+    from layerparity import config, registry, search_path
     from layerparity.jobs import run as run_job
     from layerparity.jobs._steps import composed
+    from layerparity.resources import shipped
     from layerparity.tensor_files import read_tensor
     from layerparity.tracking.config import TrackingConfig
     from layerparity.tracking.store import open_store
 
+    config.register()
+    search_path.register()
+    initialize_config_dir(version_base="1.3", config_dir=str(shipped("conf")))
     kept = Path(tempfile.mkdtemp())
     (kept / "tokens.json").write_text(json.dumps(ids.tolist()), encoding="utf-8")
     store = open_store(TrackingConfig(folder=str(kept / "store")))
@@ -38,10 +43,10 @@ def ours(folder: Path, ids: torch.Tensor, scratch: Path) -> Run:
     }  # fmt: skip
 
     def run() -> torch.Tensor:
-        config = composed(keys)
-        backend = registry.load("backends", "gpu").build(config.backend, config)
+        made = composed(keys)
+        backend = registry.load("backends", "gpu").build(made.backend, made)
         backend.open()
-        prepared = run_job.prepare(config, backend, store)
+        prepared = run_job.prepare(made, backend, store)
         port = run_job.build_port(prepared)
         manifest, _ = run_job.execute(prepared, port, kept / "run", "benchmark")
         backend.close()

@@ -13,6 +13,7 @@ from conftest import ROOT
 NAMES = (
     "quickstart",
     "golden",
+    "stream",
     "candidate",
     "compare",
     "verdicts",
@@ -27,6 +28,7 @@ NAMES = (
     "experiments",
     "tracking",
     "ports",
+    "profile",
 )
 LAST = ("troubleshooting", "benchmarks", "doctor", "install", "architecture")
 PAGES = [

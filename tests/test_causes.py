@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from layerparity.causes._shape import blocks_of, median, outliers, spread, trend
 from layerparity.causes.base import Evidence, Tokens, likeliest
 from layerparity.compare.parity import compare_runs
 from layerparity.compare.tolerances.fixed import FixedTolerance
+from layerparity.compare.weights_kind import altered
+from layerparity.models.prints import print_of
 from layerparity.verdict import Outcome
 
 FACTS = {"num_attention_heads": "4", "num_key_value_heads": "2", "head_dim": "8", "rotary_dim": "4"}
@@ -292,6 +295,28 @@ def test_wrong_attention_on_well_rotated_queries_is_not_their_rotation() -> None
     assert "rotary" not in {cause.id for cause in found}
     blind = likeliest(made("self_attn", "self_attn:context", {}, **told))
     assert "rotary" in {cause.id for cause in blind}
+
+
+def test_weights_altered_in_another_way_do_not_blame_their_scales() -> None:
+    slipped = [finding("changed_value", "self_attn.q_proj", "model.q_proj.weight")]
+    other = made("self_attn.q_proj", "self_attn.q_proj:out", {"rel_l2": 0.5}, findings=slipped)
+    assert "fp8_scale" not in {cause.id for cause in likeliest(other)}
+
+
+def test_weights_without_their_scales_are_told_from_others() -> None:
+    maker = torch.Generator().manual_seed(0)
+    numbers = torch.randn(32, 32, generator=maker).clamp(-3, 3)
+    numbers *= 448 / float(numbers.abs().max())
+    right = print_of(numbers * 1e-3)
+    dropped, inverted, slipped = (
+        altered(right, replace(print_of(held), stored="float8_e4m3fn"))
+        for held in (numbers, numbers * 1e3, numbers * 1.1e-3)
+    )
+    assert dropped[0] == inverted[0] == "changed_value"
+    assert dropped[1].endswith("its weight_scale_inv was dropped")
+    assert inverted[1].endswith("its weight_scale_inv was not multiplied by")
+    assert "scale_inv" not in slipped[1]
+    assert "scale_inv" not in altered(right, print_of(numbers))[1]
 
 
 def test_precision_names_the_type_that_fits() -> None:

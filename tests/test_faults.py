@@ -20,12 +20,14 @@ from layerparity.models.families.base import family_of
 from layerparity.ports.base import Assets, Call, Observed
 from layerparity.ports.fault import FaultPort
 from layerparity.ports.hf import HfPort
+from layerparity.selftest.fp8 import make_fp8
 from layerparity.site import Site
 
 LAYER = 1
 DTYPES = [DType.float32, DType.bfloat16]
 FAMILIES = [
     *(("minimax_m2", dtype) for dtype in DTYPES),
+    ("minimax_m2_fp8", DType.bfloat16),
     ("gpt_oss", DType.bfloat16),
     *((family, DType.float32) for family in ("gpt_oss", "qwen3_moe", "llama")),
 ]
@@ -33,6 +35,7 @@ FAMILIES = [
 IN_DECODE = {"rmsnorm_prefill_vs_decode"}
 # What a fault of a module that has no site of its own shows at first.
 SHOWN_AT = {"self_attn.o_proj": "self_attn:out"}
+FP8_ALONE = {"fp8_scale_ignored", "fp8_scale_inverted"}
 
 Made = Callable[[str], Path]
 
@@ -47,13 +50,15 @@ def assets(folder: Path, dtype: DType) -> Assets:
 
 @pytest.fixture(scope="module")
 def made_too(made: Made, tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """The shared checkpoints, and a small gpt_oss with two classes of layers."""
-    folder = tmp_path_factory.mktemp("faults") / "gpt_oss"
+    """The shared checkpoints, a small gpt_oss with two classes of layers, and one in FP8."""
+    base = tmp_path_factory.mktemp("faults")
+    own = {"gpt_oss": gpt_oss, "minimax_m2_fp8": lambda to: make_fp8(made("minimax_m2"), to)}
 
     def make(family: str) -> Path:
-        if family != "gpt_oss":
+        if family not in own:
             return made(family)
-        return folder if folder.is_dir() else gpt_oss(folder)
+        folder = base / family
+        return folder if folder.is_dir() else own[family](folder)
 
     return make
 
@@ -153,13 +158,36 @@ def test_each_fault_begins_at_its_component(made_too, good, family: str, dtype: 
             assert wrong, f"{name} changes nothing in {phase}"
             assert starts_at(shows_in(port.fault, port._block(LAYER)), wrong[0]), (name, wrong)
     missing = set(catalogue()) - set(applied)
-    assert (missing == {"swiglu_bias_dropped"}) == (family == "minimax_m2")
+    assert FP8_ALONE & missing == (set() if family.endswith("_fp8") else FP8_ALONE)
+    others = missing - FP8_ALONE
+    assert (others == {"swiglu_bias_dropped"}) == family.startswith("minimax_m2")
     assert ("swiglu_bias_dropped" in applied) == (family == "gpt_oss")
+
+
+@pytest.mark.parametrize("name", sorted(FP8_ALONE))
+def test_scales_are_dropped_or_inverted(made_too, name: str) -> None:
+    given = assets(made_too("minimax_m2_fp8"), DType.float32)
+    right, wrong = HfPort(given), FaultPort(given, name, [LAYER])
+    weights = []
+    for port in (right, wrong):
+        port.load(f"layers.{LAYER}")
+        block = port.skeleton.module(f"layers.{LAYER}")
+        weights.append(dict(block.named_parameters()))
+    for path in ("self_attn.o_proj.weight", "mlp.experts.gate_up_proj", "mlp.experts.down_proj"):
+        sound, faulty = (each[path].detach() for each in weights)
+        if name == "fp8_scale_ignored":
+            stored = faulty.to(torch.float8_e4m3fn).float()
+            assert torch.equal(stored, faulty)
+            assert float(stored.abs().max()) == 448
+        else:
+            assert float(faulty.abs().max()) > 448 / float(sound.abs().max())
+    norm = "input_layernorm.weight"
+    assert torch.equal(weights[0][norm], weights[1][norm])
 
 
 def test_other_layers_stay_as_they_are(made_too, good) -> None:
     right = good("minimax_m2", DType.bfloat16)
-    for name in sorted(set(catalogue()) - {"swiglu_bias_dropped"}):
+    for name in sorted(set(catalogue()) - {"swiglu_bias_dropped"} - FP8_ALONE):
         port = FaultPort(assets(made_too("minimax_m2"), DType.bfloat16), name, [LAYER])
         for mine, phase in zip(both_phases(port, right, 2), right, strict=True):
             assert changed(mine, phase["layers.2"]) == [], name
@@ -169,7 +197,7 @@ def test_other_layers_stay_as_they_are(made_too, good) -> None:
 def test_a_released_fault_is_gone(made_too, good) -> None:
     """The block that a fault was taken out of computes what it did before."""
     right = good("minimax_m2", DType.float32)
-    for name in sorted(set(catalogue()) - {"swiglu_bias_dropped"}):
+    for name in sorted(set(catalogue()) - {"swiglu_bias_dropped"} - FP8_ALONE):
         port = FaultPort(assets(made_too("minimax_m2"), DType.float32), name, [LAYER])
         port.load(f"layers.{LAYER}")
         port.release(f"layers.{LAYER}")

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import Ended as Ran
 
 from layerparity.bisect.guilt import Guilt
 from layerparity.errors import Exit
 from layerparity.selftest.cells import Cell, Setting, spread
+from layerparity.selftest.fp8 import BLOCK, FP8, quantise
 from layerparity.selftest.grid import clean_cells, fault_cells, fault_names
 from layerparity.selftest.outcomes import Ended, Ending, ending_of, upper_bound
 from layerparity.selftest.table import fault_table, mutation_table, summary, wrong_table
@@ -28,10 +30,23 @@ def test_first_middle_and_last_layers_are_taken_once() -> None:
 
 
 def test_every_fault_has_cells_in_every_setting() -> None:
-    cells = list(fault_cells([HERE], {"tiny": 6}, []))
+    in_fp8 = Setting(FP8, "one prompt", "bfloat16")
+    cells = list(fault_cells([HERE, in_fp8], {"tiny": 6, FP8: 6}, []))
     assert {cell.name for cell in cells} == set(fault_names())
+    assert {"fp8_scale" in cell.name for cell in cells if cell.setting == HERE} == {False}
+    assert {"fp8_scale" in cell.name for cell in cells if cell.setting == in_fp8} == {True}
     assert {cell.layer for cell in cells} == {0, 3, 5}
     assert "mutation" not in fault_names()
+
+
+def test_quantised_numbers_are_their_values_to_three_bits() -> None:
+    weight = torch.randn(BLOCK + 7, 2 * BLOCK + 1, generator=torch.Generator().manual_seed(0))
+    stored, scales = quantise(weight)
+    assert tuple(scales.shape) == (2, 3)
+    assert float(stored.float().abs().max()) == 448
+    wide = scales.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
+    back = stored.float() * wide[: weight.shape[0], : weight.shape[1]]
+    assert float((back - weight).norm() / weight.norm()) < 2**-4
 
 
 def test_clean_cells_have_no_layer() -> None:

@@ -121,9 +121,7 @@ class Execution:
         more = self.max_new_tokens - 1 > (step or 0)
         return self.stages[0] if more else None
 
-    def _load(
-        self, stage: str, step: int | None, profile: StageProfile, outcome: Outcome
-    ) -> None:
+    def _load(self, stage: str, step: int | None, profile: StageProfile, outcome: Outcome) -> None:
         with profile.timing("wait"):
             used = self.port.load(stage)
         # Before the prints: they, too, take time in which the next stage can be read.

@@ -67,10 +67,11 @@ class WeightPrint:
     ``sha256`` covers the values in row-major order, as bfloat16 where all of them are such numbers
     and as float32 otherwise; ``dtype`` is what they are held in. ``stats`` are mean, std, min, max
     and l2; ``sketch`` is a fixed random projection of the values less their mean, at most 64
-    numbers; a tensor that holds the very bits of the checkpoint has neither. ``target`` is the place in the model, such as
-    ``layers.0.mlp.experts.gate_up_proj``. ``checkpoint`` says how the values stand to the stored
-    tensor of dtype ``stored``: ``equal``, ``rounded`` (equal once rounded), ``differs``, or empty
-    where nobody looked; ``expected`` is the print they should have had, where they differ.
+    numbers; a tensor that holds the very bits of the checkpoint has neither. ``target`` is the
+    place in the model, such as ``layers.0.mlp.experts.gate_up_proj``. ``checkpoint`` says how the
+    values stand to the stored tensor of dtype ``stored``: ``equal``, ``rounded`` (equal once
+    rounded), ``differs``, or empty where nobody looked; ``expected`` is the print they should
+    have had, where they differ.
     """
 
     shape: tuple[int, ...]

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from layerparity.causes.base import Cause, Evidence
 
+_SCALE = "scale_inv"
+
 
 class Fp8Scale:
     """A finding on a ``weight_scale_inv``, or altered weights whose finding speaks of a scale."""
 
     def judge(self, evidence: Evidence) -> Cause | None:
         """Return the cause where a scale tensor is among the findings."""
-        found = [each for each in evidence.findings if "scale_inv" in each.name]
+        found = [each for each in evidence.findings if _SCALE in f"{each.name} {each.text}"]
         if not found:
             return None
+        whose = found[0].name.removesuffix(f"_{_SCALE}")
         text = (
-            f"{found[0].name} is not applied as it should be: the value is weight * scale_inv, "
-            "per block of 128 x 128"
+            f"{whose}_{_SCALE} is not applied as it should be: a value is the stored number times "
+            "its block's scale, whatever the name says"
         )
         return Cause("fp8_scale", 0.97, text, [each.text for each in found])
 

@@ -15,6 +15,9 @@ from layerparity.manifest import WeightPrint
 
 _DIGITS = 4
 _SEEN = 1e-4
+_FP8, _FP8_LARGEST = "float8_e4m3fn", 448.0
+# Scales are far below 1: weights without them are larger by more than this.
+_UNSCALED = 8.0
 
 
 def altered(expected: WeightPrint, actual: WeightPrint) -> tuple[str, str]:
@@ -41,6 +44,9 @@ def is_finite(print_: WeightPrint) -> bool:
 def _changed(expected: WeightPrint, actual: WeightPrint) -> tuple[str, str]:
     if not is_finite(actual):
         return "changed_value", "holds NaN or Inf"
+    unscaled = _unscaled(expected, actual)
+    if unscaled:
+        return "changed_value", unscaled
     if averaged(expected, actual) and not cosine(expected, actual) > 0.99:
         spread = f"{_number(expected.stats['std'])} to {_number(actual.stats['std'])}"
         return "changed_value", f"changed: averaged, its spread fell from {spread}"
@@ -50,6 +56,16 @@ def _changed(expected: WeightPrint, actual: WeightPrint) -> tuple[str, str]:
     scale = actual.stats["l2"] / expected.stats["l2"] if expected.stats["l2"] else 0.0
     size = f"{100 * change:.2g} %" if change > _SEEN else "less than 0.01 %"
     return "changed_value", f"changed by {size}, its norm by a factor of {scale:.{_DIGITS}g}"
+
+
+def _unscaled(expected: WeightPrint, actual: WeightPrint) -> str:
+    """Return what happened to the scales of a weight stored in FP8, if that is what is wrong."""
+    right, held = (max(-p.stats["min"], p.stats["max"]) for p in (expected, actual))
+    if actual.stored != _FP8 or not held > _UNSCALED * right:
+        return ""
+    # Scaled to the type's whole range, the largest number as stored is its largest.
+    done = "dropped" if _FP8_LARGEST / 2 < held <= _FP8_LARGEST else "not multiplied by"
+    return f"is up to {_number(held)} instead of {_number(right)}: its weight_scale_inv was {done}"
 
 
 def is_visible(expected: WeightPrint, actual: WeightPrint) -> bool:

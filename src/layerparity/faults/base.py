@@ -5,7 +5,7 @@ A fault's file is named after it and holds ``FAULT``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,18 +31,32 @@ class Pass:
     tables: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
+@dataclass(frozen=True)
+class Quantised:
+    """A weight stored in FP8: ``value`` is its place in the block, which can be written to.
+
+    ``numbers`` are the stored ones, ``scales`` what each is multiplied by; float32, of its shape.
+    """
+
+    value: torch.Tensor
+    numbers: torch.Tensor
+    scales: torch.Tensor
+
+
 @dataclass
 class Surgery:
     """What a fault is planted with: it remembers how a module was, so that it can be undone.
 
     Weights are changed in place and come back by loading them again. ``frozen`` holds weights, by
     their path inside the block, that a compiled graph uses in place of the block's own.
+    ``quantised()`` gives the block's weights that are stored in FP8.
     """
 
     layer: int
     config: Any
     seed: int = 0
     frozen: dict[str, torch.Tensor] = field(default_factory=dict)
+    quantised: Callable[[], Iterable[Quantised]] = tuple
     _undo: list[Callable[[], None]] = field(default_factory=list)
 
     def set(self, owner: nn.Module, name: str, value: Any) -> None:
@@ -92,11 +106,12 @@ class Fault:
     """One mistake.
 
     ``component`` is the first module of the block that it makes wrong, ``cause`` the cause that
-    should be named, ``by_weights`` whether the weights alone show it. ``applies(block, dtype,
-    phase)`` returns why it does not, or nothing; the block may be on the meta device.
-    ``apply(block, surgery)`` plants it in a block whose weights are on the CPU. ``arguments``
-    returns the arguments a faulty block is passed. ``never_loaded`` are the weights, by their path
-    in the block, that keep what they were initialised with.
+    should be named, ``by_weights`` whether the weights alone show it, ``quantised`` whether it
+    wants a checkpoint in FP8. ``applies(block, dtype, phase)`` returns why it does not apply, or
+    nothing; the block may be on the meta device. ``apply(block, surgery)`` plants it in a block
+    whose weights are on the CPU. ``arguments`` returns the arguments a faulty block is passed.
+    ``never_loaded`` are the weights, by their path in the block, that keep what they were
+    initialised with.
     """
 
     id: str
@@ -104,6 +119,7 @@ class Fault:
     component: str
     cause: str
     by_weights: bool = False
+    quantised: bool = False
     applies: Applies = everywhere
     apply: Apply = nothing
     arguments: ChangeArguments | None = None

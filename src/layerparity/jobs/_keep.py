@@ -265,7 +265,8 @@ def _closing_table(made: Manifest, outcome: Outcome, took: str) -> None:
         out = next((r for r in held if r.site.path == stage and r.site.end == "out"), None)
         bad = sum(int(r.stats["nan"] + r.stats["inf"]) for r in held)
         rms = f"{out.stats['rms']:.4g}" if out else "-"
-        rows.append((stage, len(held), rms, bad or "-", f"{outcome.profile.stages[stage].seconds:.2f}"))
+        seconds = f"{outcome.profile.stages[stage].seconds:.2f}"
+        rows.append((stage, len(held), rms, bad or "-", seconds))
     shown = rows if len(rows) <= 24 else [*rows[:12], ("...",) * 5, *rows[-11:]]
     columns = ("stage", "sites", "output rms", "NaN/Inf", "seconds")
     console.table(f"{len(made.records)} sites in {took}", columns, shown)

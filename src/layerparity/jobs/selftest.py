@@ -7,17 +7,22 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from layerparity import console, registry
 from layerparity.config import Config
 from layerparity.errors import Exit, UserError
 from layerparity.jobs._links import say_served
-from layerparity.selftest.cells import Cell, Setting
+from layerparity.selftest.cells import Cell, Keys, Setting
+from layerparity.selftest.fp8 import FP8, make_fp8
 from layerparity.selftest.grid import clean_cells, fault_cells, fault_names, mutation_cells
+from layerparity.selftest.models import SHIPPED
 from layerparity.selftest.outcomes import Ended
 from layerparity.selftest.table import fault_table, mutation_table, summary, wrong_table
 from layerparity.site import DECODE, PREFILL
+
+if TYPE_CHECKING:
+    from layerparity.models.checkpoint import Checkpoint
 
 KIND = "selftest"
 _PADDED = [
@@ -32,13 +37,13 @@ class Settings:
 
     ``known`` runs the catalogue, which ``faults`` narrows; ``clean`` runs the clean variants;
     ``mutations`` is the number of unforeseen faults, drawn by ``seed``. ``models`` are the shipped
-    one and small ones made on the spot.
+    one, small ones made on the spot, and the shipped one in FP8, for the faults of such.
     """
 
     name: str = "selftest"
     known: bool = True
     faults: list[str] = field(default_factory=list)
-    models: list[str] = field(default_factory=lambda: ["tiny_minimax_m2", "qwen3_moe"])
+    models: list[str] = field(default_factory=lambda: [SHIPPED, "qwen3_moe", FP8])
     dtypes: list[str] = field(default_factory=lambda: ["bfloat16", "float32"])
     clean: bool = True
     mutations: int = 0
@@ -122,33 +127,12 @@ def _drawn(setting: Setting, job: Settings) -> list[Any]:
 
 def _settings(job: Settings, folder: Path) -> tuple[list[Setting], dict[str, int]]:
     """Return a setting for each model, input and floating type, and each model's block count."""
-    from layerparity.jobs._steps import composed
-    from layerparity.models.checkpoint import Checkpoint
-    from layerparity.models.resolve import open_checkpoint
-    from layerparity.selftest.models import SHIPPED, make_model, make_tokens
-
     found: list[Setting] = []
     layers: dict[str, int] = {}
     for model in job.models:
-        if model == SHIPPED:
-            checkpoint: Checkpoint = open_checkpoint(composed({"model": SHIPPED}).model)
-            inputs: dict[str, dict[str, Any]] = {
-                "one prompt": {"inputs": "prompt"},
-                "padded batch": {"inputs": "prompt", "prompt.texts": _PADDED},
-            }
-            keys: dict[str, Any] = {"model": SHIPPED}
-        else:
-            where = make_model(model, folder)
-            checkpoint = Checkpoint(where)
-            keys = {"model": "checkpoint", "model.path": str(where)}
-            long, padded = (
-                make_tokens(folder / f"{n}.json", n_rows)
-                for n, n_rows in (("long", (64,)), ("padded", (40, 24)))
-            )
-            inputs = {
-                "64 tokens": {"inputs": "tokens", "inputs.file": str(long)},
-                "padded batch": {"inputs": "tokens", "inputs.file": str(padded)},
-            }
+        own = model in (SHIPPED, FP8)
+        checkpoint, keys = _shipped(model, folder) if own else _made(model, folder)
+        inputs = _prompts() if own else _tokens(folder)
         layers[model] = int(checkpoint.config["num_hidden_layers"])
         found += [
             Setting(model, words, dtype, {**keys, **fed})
@@ -156,6 +140,46 @@ def _settings(job: Settings, folder: Path) -> tuple[list[Setting], dict[str, int
             for words, fed in inputs.items()
         ]
     return found, layers
+
+
+def _shipped(model: str, folder: Path) -> tuple[Checkpoint, Keys]:
+    """Return the shipped checkpoint, as it is or in FP8, and the keys that name it."""
+    from layerparity.jobs._steps import composed
+    from layerparity.models.resolve import open_checkpoint
+
+    checkpoint = open_checkpoint(composed({"model": SHIPPED}).model)
+    if model == SHIPPED:
+        return checkpoint, {"model": SHIPPED}
+    where = make_fp8(checkpoint.folder, folder / FP8)
+    return checkpoint, {"model": "checkpoint", "model.path": str(where)}
+
+
+def _made(model: str, folder: Path) -> tuple[Checkpoint, Keys]:
+    from layerparity.models.checkpoint import Checkpoint
+    from layerparity.selftest.models import make_model
+
+    where = make_model(model, folder)
+    return Checkpoint(where), {"model": "checkpoint", "model.path": str(where)}
+
+
+def _prompts() -> dict[str, Keys]:
+    return {
+        "one prompt": {"inputs": "prompt"},
+        "padded batch": {"inputs": "prompt", "prompt.texts": _PADDED},
+    }
+
+
+def _tokens(folder: Path) -> dict[str, Keys]:
+    from layerparity.selftest.models import make_tokens
+
+    long, padded = (
+        make_tokens(folder / f"{name}.json", rows)
+        for name, rows in (("long", (64,)), ("padded", (40, 24)))
+    )
+    return {
+        "64 tokens": {"inputs": "tokens", "inputs.file": str(long)},
+        "padded batch": {"inputs": "tokens", "inputs.file": str(padded)},
+    }
 
 
 def _plain(ended: Ended) -> dict[str, Any]:

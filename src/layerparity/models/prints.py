@@ -110,12 +110,17 @@ def _unchanged(
     if digest is None or values_sha256(tensor) != digest:
         return None
     flat = tensor.detach().reshape(-1)
-    first = flat[:1]
-    ends = {"min": float(first), "max": float(first)} if bool((flat == first).all()) else {}
+    constant = flat.numel() > 0 and _is_constant(flat)
+    ends = dict.fromkeys(("min", "max"), float(flat[0])) if constant else {}
     dtype = str(tensor.dtype).removeprefix("torch.")
     own = str(DTYPES[stored]).removeprefix("torch.")
     shape = tuple(tensor.shape)
     return WeightPrint(shape, dtype, digest, ends, (), place, checkpoint="equal", stored=own)
+
+
+def _is_constant(flat: torch.Tensor) -> bool:
+    # The first few values tell nearly always; a whole tensor of answers would be as large again.
+    return bool((flat[:CHUNK] == flat[:1]).all()) and bool((flat == flat[:1]).all())
 
 
 def against(checkpoint: Checkpoint, prints: Mapping[str, WeightPrint]) -> dict[str, WeightPrint]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from layerparity import console, registry
@@ -141,6 +142,7 @@ class FaultPort(HfPort):
 
     def _load_faulty(self, checkpoint: Checkpoint, stage: str) -> dict[str, str]:
         from layerparity.faults.base import Surgery
+        from layerparity.ports._quantised import quantised
 
         before = self._surgeries.pop(stage, None)
         if before is not None:
@@ -149,6 +151,7 @@ class FaultPort(HfPort):
         layer = Site(stage, "in").layer
         if layer in self.layers and self._touches(stage) and not self._reason(layer):
             surgery = self._surgeries[stage] = Surgery(layer, self.skeleton.config, self.seed)
+            surgery.quantised = partial(quantised, self.skeleton, checkpoint, stage)
             self.fault.apply(self._block(layer), surgery)
         return hashes
 
@@ -168,11 +171,14 @@ class FaultPort(HfPort):
     def _reason(self, layer: int) -> str:
         """Return why the fault does not apply to a layer in any phase, or nothing."""
         from layerparity.faults.base import PHASES
+        from layerparity.ports._quantised import holds_fp8
 
         if (self.fault.id, layer) not in self._reasons:
             block, dtype = self._block(layer), self.skeleton.dtype
             # Asked once, of the sound block: a planted fault may hide what it applies to.
             found = [self.fault.applies(block, dtype, phase) for phase in PHASES]
+            if self.fault.quantised and not holds_fp8(self.assets.checkpoint):
+                found = ["the checkpoint holds no weights in FP8"]
             self._reasons[self.fault.id, layer] = "" if "" in found else found[0]
         return self._reasons[self.fault.id, layer]
 

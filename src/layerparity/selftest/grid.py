@@ -7,6 +7,7 @@ from typing import Any
 
 from layerparity import registry
 from layerparity.selftest.cells import Cell, Setting, spread
+from layerparity.selftest.fp8 import FP8
 
 MUTATION = "mutation"
 
@@ -16,11 +17,14 @@ def fault_cells(
 ) -> Iterator[Cell]:
     """Yield each fault in the first, the middle and the last block of every setting's model.
 
-    ``layers`` counts the blocks of each model. A model with two classes of blocks gets two of each.
+    ``layers`` counts the blocks of each model. The model in FP8 is there for the faults that only
+    such a checkpoint can have: for the others it is the shipped one.
     """
     for name in names or fault_names():
         fault = registry.load("faults", name).FAULT
         for setting in settings:
+            if fault.quantised != (setting.model == FP8):
+                continue
             for layer in spread(range(layers[setting.model])):
                 keys = {"port": "fault", "port.name": name, "port.layers": [layer]}
                 yield Cell(setting, name, keys, layer, fault.component, fault.cause)
