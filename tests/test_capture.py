@@ -57,6 +57,7 @@ def test_records_describe_what_lies_on_disk(tmp_path: Path) -> None:
     site = Site.parse("layers.1.mlp:out")
     value = torch.randn(1, 4, 8).to(torch.bfloat16)
     (record,) = recorder.write("layers.1", {site: value}, {site: SPEC})
+    recorder.finish()
     stored = load_file(tmp_path / record.file)[str(site)]
     assert torch.equal(stored, value)
     assert record.sha256 == tensor_sha256(stored)
@@ -73,6 +74,8 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(safetensors.torch, "save_file", fails)
     site = Site.parse("layers.1:out")
+    recorder = Recorder(tmp_path)
+    recorder.write("layers.1", {site: torch.ones(1, 1, 1)}, {site: SPEC})
     with pytest.raises(UserError, match="free some disk space"):
-        Recorder(tmp_path).write("layers.1", {site: torch.ones(1, 1, 1)}, {site: SPEC})
+        recorder.finish()
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

@@ -257,3 +257,18 @@ def test_a_read_error_is_one_line(copied: Path, monkeypatch) -> None:
     skeleton.expect(checkpoint, "layers.1")
     with pytest.raises(UserError, match=r"cannot be read \(Input/output error\): check the disk"):
         skeleton.load(checkpoint, "layers.1")
+
+
+def test_only_memory_that_nobody_wrote_to_is_taken_for_what_was_read(copied: Path) -> None:
+    checkpoint, skeleton = skeleton_of(copied)
+    skeleton.load(checkpoint, "layers.0")
+    weight = "model.layers.0.self_attn.q_proj.weight"
+    held = skeleton.model.get_parameter(weight)
+    assert skeleton.untouched(weight)
+    with torch.no_grad():
+        held[0, 0] += 1
+    assert not skeleton.untouched(weight)
+    skeleton.load(checkpoint, "layers.0")
+    assert skeleton.untouched(weight)
+    skeleton.module("layers.0").to(torch.float32)
+    assert not skeleton.untouched(weight)

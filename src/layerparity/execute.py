@@ -99,6 +99,7 @@ class Execution:
             outcome.new_tokens = self._generate(call, previous.host, outcome)
         if self.references is not None:
             outcome.reference = self.references.finish()
+        self.recorder.finish()
 
     def _visit(
         self, stage: str, previous: Passed | None, step: int | None, outcome: Outcome

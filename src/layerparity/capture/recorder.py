@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,24 +22,30 @@ TENSORS = "tensors"
 class Recorder:
     """Writes each stage's tensors under ``folder/tensors`` and keeps only their records.
 
-    No more than one stage's tensors are held at a time; a file appears only when it is whole.
+    A file is written and synced while the next stage computes, and appears only when it is whole;
+    no more than two stages' tensors are held at a time. `finish` waits for the last one.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.records: list[Record] = []
+        self._background = ThreadPoolExecutor(1, "recorder")
+        self._writing: Future[None] | None = None
 
     def write(
         self, name: str, tensors: Mapping[Site, torch.Tensor], specs: Mapping[Site, SiteSpec]
     ) -> list[Record]:
         """Store the tensors of one stage in ``tensors/<name>.safetensors``; return their records.
 
-        Tensors are on the CPU. Raises UserError where the disk refuses.
+        Tensors are on the CPU, and nobody changes them afterwards. Raises UserError where the disk
+        refused what was written before.
         """
         if not tensors:
             return []
         relative = f"{TENSORS}/{name}.safetensors"
-        self._save(self.folder / relative, {str(s): t.contiguous() for s, t in tensors.items()})
+        self.finish()
+        path, kept = self.folder / relative, {str(s): t.contiguous() for s, t in tensors.items()}
+        self._writing = self._background.submit(self._save, path, kept)
         fresh = [
             Record(
                 site=site,
@@ -54,6 +61,12 @@ class Recorder:
         ]
         self.records += fresh
         return fresh
+
+    def finish(self) -> None:
+        """Wait until everything is on the disk. Raises UserError where it refuses."""
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            writing.result()
 
     def _save(self, path: Path, tensors: dict[str, torch.Tensor]) -> None:
         from safetensors import SafetensorError

@@ -43,6 +43,13 @@ def fill_buffers(model: PreTrainedModel, part: nn.Module) -> None:
             _check(owner, name)
 
 
+def tensor_at(model: nn.Module, weight: str) -> torch.Tensor:
+    """Return a parameter or buffer of a model by its path."""
+    path, _, name = weight.rpartition(".")
+    found: torch.Tensor = getattr(model.get_submodule(path), name)
+    return found
+
+
 def set_tensor(model: nn.Module, weight: str, value: torch.Tensor) -> None:
     """Put a value in the place of a parameter, or stored buffer, of a model."""
     from torch import nn

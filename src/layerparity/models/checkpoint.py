@@ -169,8 +169,14 @@ class Checkpoint:
                 f"{name} is stored as {stored.dtype}, which is not read: convert the checkpoint to "
                 "bfloat16 first."
             )
-        own = self.dtype if stored.dtype in fp8.STORED else DTYPES[stored.dtype]
-        return torch.empty(stored.shape, dtype=dtype or own)
+        return torch.empty(stored.shape, dtype=dtype or self.held_as(name))
+
+    def held_as(self, name: str) -> torch.dtype:
+        """Return the type that holds a tensor's values as they are, and that its hash covers."""
+        from layerparity.models.reading import DTYPES
+
+        stored = self.tensors[name].dtype
+        return self.dtype if stored in fp8.STORED else DTYPES[stored]
 
     def fill(self, filler: Filler, name: str, into: torch.Tensor) -> str:
         """Fill ``into`` with a tensor's values, cast to its dtype; return the SHA-256 of `read`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from layerparity.models.memory import Pool
-from layerparity.models.reading import Filler
+from layerparity.models.reading import Filler, ReadAhead
 from layerparity.models.recipe import Due
 from layerparity.profile import Spent
 
 if TYPE_CHECKING:
-    from layerparity.models.checkpoint import Checkpoint
+    from layerparity.models.checkpoint import Checkpoint, Stored
 
 # More do not read faster from one disk, and take the processor from what is being computed.
 _THREADS = min(2, os.cpu_count() or 1)
@@ -71,8 +71,9 @@ class Loader:
             todo += [(piece.name, piece.view(held)) for piece in each.part.pieces]
         # In the order of the files: a disk reads on faster than it jumps.
         todo.sort(key=lambda item: self._position(item[0]))
+        ahead = ReadAhead(self.checkpoint.files, self._stored(name for name, _ in todo))
         queue = iter(todo)
-        for filling in [self._threads.submit(self._fill, queue) for _ in range(_THREADS)]:
+        for filling in [self._threads.submit(self._fill, queue, ahead) for _ in range(_THREADS)]:
             loaded.spent += filling.result()
         names = dict.fromkeys(name for name, _ in todo)
         for file in {self.checkpoint.tensors[name].file for name in names}:
@@ -80,9 +81,18 @@ class Loader:
         loaded.hashes = {name: self._hashes[name] for name in names}
         return loaded
 
-    def _fill(self, queue: Iterator[tuple[str, torch.Tensor]]) -> Spent:
+    def _stored(self, names: Iterable[str]) -> Iterator[Stored]:
+        """Yield where tensors lie, each after its scales."""
+        for name in names:
+            scales = self.checkpoint.scales(name)
+            if scales is not None:
+                yield scales
+            yield self.checkpoint.tensors[name]
+
+    def _fill(self, queue: Iterator[tuple[str, torch.Tensor]], ahead: ReadAhead) -> Spent:
         """Fill what is left in a queue that threads share."""
-        fillers = {known: Filler(self.checkpoint.files, not known) for known in (False, True)}
+        files = self.checkpoint.files
+        fillers = {known: Filler(files, not known, ahead) for known in (False, True)}
         for name, into in queue:
             filler = fillers[name in self._hashes]
             digest = self.checkpoint.fill(filler, name, into)

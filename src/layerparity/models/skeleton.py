@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from layerparity.errors import UserError
 from layerparity.models import fp8
-from layerparity.models.buffers import fill_buffers, set_tensor
+from layerparity.models.buffers import fill_buffers, set_tensor, tensor_at
 from layerparity.models.checkpoint import Checkpoint
 from layerparity.models.conversion import Conversion
 from layerparity.models.layout import layout_of
@@ -80,6 +80,7 @@ class Skeleton:
         self.spent: dict[str, Spent] = {}
         self._sources: dict[str, list[str]] | None = None
         self._reads: Loader | None = None
+        self._filled: dict[str, tuple[int, int]] = {}
 
     @property
     def base(self) -> nn.Module:
@@ -134,12 +135,21 @@ class Skeleton:
             hashes |= more
         for weight, value in loaded.weights.items():
             set_tensor(self.model, weight, value)
+            self._filled[weight] = value.data_ptr(), tensor_at(self.model, weight)._version
         fill_buffers(self.model, self.module(stage))
         left = [name for name, value in self.module(stage).state_dict().items() if value.is_meta]
         if left:
             raise UserError(f"{stage}.{left[0]} was not filled from the checkpoint.")
         self.spent[stage] = loaded.spent
         return hashes
+
+    def untouched(self, weight: str) -> bool:
+        """Say whether a weight is still the memory it was read into, written by nobody since.
+
+        torch counts what is written in place. It does not count what goes through ``.data``.
+        """
+        held = tensor_at(self.model, weight)
+        return self._filled.get(weight) == (held.data_ptr(), held._version)
 
     def expect(self, checkpoint: Checkpoint, stage: str | None) -> None:
         """Begin to read the weights of the stage that is loaded next; None gives memory back."""
