@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import ROOT
 from conftest import Ended as Ran
 
 from layerparity.bisect.guilt import Guilt
 from layerparity.errors import Exit
+from layerparity.jobs._upcast import upcast
+from layerparity.models.checkpoint import Checkpoint
+from layerparity.models.memory import Pool
 from layerparity.selftest.cells import Cell, Setting, spread
 from layerparity.selftest.fp8 import BLOCK, FP8, quantise
 from layerparity.selftest.grid import clean_cells, fault_cells, fault_names
@@ -31,7 +35,7 @@ def test_first_middle_and_last_layers_are_taken_once() -> None:
 
 def test_every_fault_has_cells_in_every_setting() -> None:
     in_fp8 = Setting(FP8, "one prompt", "bfloat16")
-    cells = list(fault_cells([HERE, in_fp8], {"tiny": 6, FP8: 6}, []))
+    cells = list(fault_cells([HERE, in_fp8], {"tiny": 6, FP8: 6}, fault_names()))
     assert {cell.name for cell in cells} == set(fault_names())
     assert {"fp8_scale" in cell.name for cell in cells if cell.setting == HERE} == {False}
     assert {"fp8_scale" in cell.name for cell in cells if cell.setting == in_fp8} == {True}
@@ -145,3 +149,15 @@ def test_an_unknown_fault_is_refused(cli: Callable[..., Ran]) -> None:
     ended = cli("experiment=selftest", "job.faults=[nonsense]")
     assert ended.exit == Exit.USER
     assert "There is no fault 'nonsense'" in ended.err
+
+
+def test_a_buffer_in_float32_is_named_by_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = Checkpoint(ROOT / "checkpoints/tiny_minimax_m2")
+    (ended,) = upcast(checkpoint, "tiny_minimax_m2")
+    assert (ended.ending, ended.cause) == (Ending.NAMED, "audit")
+    assert ended.named == "model.layers.0.mlp.experts.gate_up_proj"
+    # A loader that stacks in float32, whatever it is asked for, does not pass for a sound one.
+    plain = Pool.empty
+    monkeypatch.setattr(Pool, "empty", lambda pool, shape, _: plain(pool, shape, torch.float32))
+    (ended,) = upcast(checkpoint, "tiny_minimax_m2")
+    assert ended.ending is Ending.MISSED

@@ -13,6 +13,7 @@ from layerparity import console, registry
 from layerparity.config import Config
 from layerparity.errors import Exit, UserError
 from layerparity.jobs._links import say_served
+from layerparity.jobs._upcast import UPCAST, upcast
 from layerparity.selftest.cells import Cell, Keys, Setting
 from layerparity.selftest.fp8 import FP8, make_fp8
 from layerparity.selftest.grid import clean_cells, fault_cells, fault_names, mutation_cells
@@ -79,7 +80,9 @@ def run(config: Config) -> Exit:
 
 
 def _all(config: Config, folder: Path) -> list[Ended]:
+    from layerparity.jobs._steps import composed
     from layerparity.jobs._trials import Trials
+    from layerparity.models.resolve import open_checkpoint
     from layerparity.tracking.config import TrackingConfig
     from layerparity.tracking.store import open_store
 
@@ -95,6 +98,9 @@ def _all(config: Config, folder: Path) -> list[Ended]:
         for cell in cells:
             ended += trials.end(cell, (PREFILL,) if cell.drawn else (PREFILL, DECODE))
             bar.step(f"{cell.name} ({cell.setting.label})")
+    if config.job.known and (not config.job.faults or UPCAST in config.job.faults):
+        for setting in {each.model: each for each in settings}.values():
+            ended += upcast(open_checkpoint(composed(setting.keys).model), setting.model)
     return ended
 
 
@@ -102,7 +108,8 @@ def _cells(job: Settings, settings: Sequence[Setting], layers: dict[str, int]) -
     from layerparity.numerics.ways import OTHERS
 
     if job.known:
-        yield from fault_cells([s for s in settings if "padded" in s.inputs], layers, job.faults)
+        asked = [name for name in job.faults or fault_names() if name != UPCAST]
+        yield from fault_cells([s for s in settings if "padded" in s.inputs], layers, asked)
     if job.clean:
         yield from clean_cells(settings, [way.name for way in OTHERS])
     if job.mutations:
@@ -187,6 +194,7 @@ def _plain(ended: Ended) -> dict[str, Any]:
 
 
 def _refuse_unknown(faults: Sequence[str]) -> None:
-    strangers = [name for name in faults if name not in fault_names()]
+    known = [*fault_names(), UPCAST]
+    strangers = [name for name in faults if name not in known]
     if strangers:
-        raise UserError(f"There is no fault '{strangers[0]}'. Known: {', '.join(fault_names())}.")
+        raise UserError(f"There is no fault '{strangers[0]}'. Known: {', '.join(known)}.")

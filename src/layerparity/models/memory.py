@@ -23,10 +23,12 @@ class Pool:
     """Hands out contiguous CPU tensors, and takes their pages back when nobody holds them.
 
     Together, what is in use and what waits never exceed what was once in use: memory stays within
-    the largest set of tensors that were alive at one time.
+    the largest set of tensors that were alive at one time. ``largest`` is the most bytes that were
+    asked for at once.
     """
 
     def __init__(self) -> None:
+        self.largest = 0
         self._free: list[mmap.mmap] = []
         self._used = self._most = 0
         self._lock = threading.Lock()
@@ -34,6 +36,7 @@ class Pool:
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return a tensor whose values are whatever was there before."""
         size = math.prod(shape) * dtype.itemsize
+        self.largest = max(self.largest, size)
         if size < _LARGE:
             return torch.empty(tuple(shape), dtype=dtype)
         pages = self._take(size)

@@ -143,6 +143,11 @@ class Skeleton:
         self.spent[stage] = loaded.spent
         return hashes
 
+    @property
+    def largest_buffer(self) -> int:
+        """The bytes of the largest buffer that loading took until now."""
+        return 0 if self._reads is None else self._reads.pool.largest
+
     def untouched(self, weight: str) -> bool:
         """Say whether a weight is still the memory it was read into, written by nobody since.
 

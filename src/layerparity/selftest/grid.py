@@ -20,7 +20,7 @@ def fault_cells(
     ``layers`` counts the blocks of each model. The model in FP8 is there for the faults that only
     such a checkpoint can have: for the others it is the shipped one.
     """
-    for name in names or fault_names():
+    for name in names:
         fault = registry.load("faults", name).FAULT
         for setting in settings:
             if fault.quantised != (setting.model == FP8):

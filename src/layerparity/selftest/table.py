@@ -92,12 +92,18 @@ def summary(ended: Sequence[Ended]) -> Summary:
         "false alarms": alarms,
     }
     bound = upper_bound(alarms, differing)
-    lines = [
-        f"{counts['faults named']} of {sum(list(counts.values())[:3])} cells with a known fault "
-        "were named with the right layer and component.",
-        f"{alarms} false alarms on {differing} clean variants that differ bitwise "
-        f"(rate at most {bound:.1%} with 95 % confidence).",
-    ]
+    planted = sum(list(counts.values())[:3])
+    lines = []
+    if planted:
+        lines.append(
+            f"{counts['faults named']} of {planted} cells with a known fault "
+            "were named with the right layer and component."
+        )
+    if differing:
+        lines.append(
+            f"{alarms} false alarms on {differing} clean variants that differ bitwise "
+            f"(rate at most {bound:.1%} with 95 % confidence)."
+        )
     made = (fault_table(ended), mutation_table(ended), wrong_table(ended))
     tables = [table for table in made if table[2]]
     bad = counts["faults missed"] or counts["faults named late or elsewhere"] or alarms
