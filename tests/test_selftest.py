@@ -155,7 +155,7 @@ def test_a_buffer_in_float32_is_named_by_the_audit(monkeypatch: pytest.MonkeyPat
     checkpoint = Checkpoint(ROOT / "checkpoints/tiny_minimax_m2")
     (ended,) = upcast(checkpoint, "tiny_minimax_m2")
     assert (ended.ending, ended.cause) == (Ending.NAMED, "audit")
-    assert ended.named == "model.layers.0.mlp.experts.gate_up_proj"
+    assert ended.named == "layers.0.mlp.experts.gate_up_proj"
     # A loader that stacks in float32, whatever it is asked for, does not pass for a sound one.
     plain = Pool.empty
     monkeypatch.setattr(Pool, "empty", lambda pool, shape, _: plain(pool, shape, torch.float32))
