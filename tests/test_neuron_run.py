@@ -196,3 +196,16 @@ def test_tp_degree_2_on_llama_agrees_with_one_device(
     )
     assert refused.returncode == 2
     assert "does not divide" in refused.stderr
+
+
+def test_a_streamed_run_is_what_the_whole_one_is(run: Cli, store: Path) -> None:
+    words = ("backend=neuron", "scope=range", "start=1", "end=3", "inputs=random")
+    kept = []
+    for device_map in ((), ("device_map=stream",)):
+        ended = run(*words, *device_map)
+        assert ended.exit == 0, ended.err
+        kept.append(Manifest.read(newest(store, "manifest.json")))
+    resident, streamed = ({str(r.site): r.sha256 for r in each.records} for each in kept)
+    assert resident == streamed and resident
+    assert kept[0].weights == kept[1].weights
+    assert "streaming 3 stages" in ended.out
