@@ -21,7 +21,12 @@ def command(**keys: Any) -> SimpleNamespace:
         "threads",
     )
     device_map = SimpleNamespace(strategy="auto")
-    usual = {"tp_degree": 1, "device_map": device_map, **dict.fromkeys(unset)}
+    usual = {
+        "tp_degree": 1,
+        "device_map": device_map,
+        "generate": SimpleNamespace(max_new_tokens=0),
+        **dict.fromkeys(unset),
+    }
     return SimpleNamespace(**{**usual, **keys})
 
 

@@ -23,6 +23,7 @@ from layerparity.manifest import FILE_NAME, PROFILE_FILE
 from layerparity.models import conversion
 from layerparity.models.checkpoint import Checkpoint
 from layerparity.models.memory import Pool
+from layerparity.models.reading import Filler
 from layerparity.models.skeleton import Skeleton, read_config
 from layerparity.profile import MemoryPeaks, anonymous_bytes
 
@@ -184,6 +185,50 @@ def test_pages_are_used_again_only_when_nobody_holds_them() -> None:
     assert third.data_ptr() == place
 
 
+def test_pages_dropped_by_the_collector_never_lock_the_pool() -> None:
+    pool = Pool()
+    before = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        for _ in range(200):
+            ring: list[object] = [pool.empty((1 << 17,), torch.float32)]
+            ring.append(ring)
+    finally:
+        gc.set_threshold(*before)
+
+
+def handles() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_files_are_opened_once_and_given_back(made) -> None:
+    checkpoint, skeleton = skeleton_of(made("minimax_m2"))
+    before = handles()
+    for stage in STAGES:
+        skeleton.load(checkpoint, stage)
+    assert handles() == before + 1
+    del checkpoint, skeleton
+    gc.collect()
+    assert handles() <= before
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_stacked_fp8_weights_are_filled_wherever_they_go(tmp_path: Path, turned: bool) -> None:
+    from safetensors.torch import save_file
+
+    stored = torch.randn(3, 130, 70).mul(50).to(torch.float8_e4m3fn)
+    scales = torch.rand(3, 2, 1)
+    (tmp_path / "config.json").write_text("{}")
+    tensors = {"x.weight": stored, "x.weight_scale_inv": scales}
+    save_file(tensors, tmp_path / "model.safetensors")
+    checkpoint = Checkpoint(tmp_path)
+    into = torch.full((3, 70, 130) if turned else (3, 130, 70), 7.0)
+    into = into.transpose(1, 2) if turned else into
+    checkpoint.fill(Filler(checkpoint.files), "x.weight", into)
+    wide = scales.repeat_interleave(128, 1)[:, :130].repeat_interleave(128, 2)[:, :, :70]
+    assert torch.equal(into, stored.float() * wide)
+
+
 # ---------------------------------------------------------------- what can go wrong
 
 
@@ -212,6 +257,8 @@ def test_one_block_fits_where_two_do_not() -> None:
     sizes = {"a": 60, "b": 100, "c": 50}
     assert _streaming.reads_ahead(sizes, 160)
     assert not _streaming.reads_ahead(sizes, 159)
+    assert _streaming.reads_ahead({"a": 60, "b": 10, "c": 50}, 70)
+    assert not _streaming.reads_ahead({"a": 60, "b": 10, "c": 50}, 70, again=True)
     with pytest.raises(UserError, match="b alone needs"):
         _streaming.reads_ahead(sizes, 99)
 

@@ -75,7 +75,12 @@ class Execution:
         outcome = Outcome()
         outcome.profile.before = anonymous_bytes()
         with self._peaks:
-            self._run(outcome)
+            try:
+                self._run(outcome)
+            except BaseException:
+                # Whoever removes the folder must not meet somebody who still writes there.
+                self.recorder.stop()
+                raise
         return outcome
 
     def _run(self, outcome: Outcome) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -28,7 +29,7 @@ def _limits() -> list[tuple[int | None, int]]:
     return [
         (_soft(resource.RLIMIT_DATA), _status_bytes("VmData")),
         (_soft(resource.RLIMIT_AS), _status_bytes("VmSize")),
-        (_group_number("memory.max"), _group_anonymous()),
+        *(_group_limit(group) for group in _groups()),
     ]
 
 
@@ -42,25 +43,25 @@ def _status_bytes(key: str) -> int:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:")), 0)
 
 
-def _own_group() -> Path | None:
-    """Return the folder of this process's control group, version 2, or None."""
+def _groups() -> Iterator[Path]:
+    """Yield the folders of this process's control group, version 2, and of those above it."""
     table = Path(f"/proc/{os.getpid()}/cgroup")
     lines = table.read_text(encoding="ascii").splitlines() if table.exists() else []
     name = next((line[3:] for line in lines if line.startswith("0::")), None)
-    return None if name is None else _CGROUP / name.lstrip("/")
+    if name is None:
+        return
+    group = _CGROUP / name.lstrip("/")
+    while group.is_relative_to(_CGROUP):
+        yield group
+        group = group.parent
 
 
-def _group_number(file: str) -> int | None:
-    group = _own_group()
-    if group is None or not (group / file).is_file():
-        return None
-    text = (group / file).read_text(encoding="ascii").strip()
-    return int(text) if text.isdigit() else None
-
-
-def _group_anonymous() -> int:
-    group = _own_group()
-    if group is None or not (group / "memory.stat").is_file():
-        return 0
-    rows = (group / "memory.stat").read_text(encoding="ascii").split("\n")
-    return next((int(row.split()[1]) for row in rows if row.startswith("anon ")), 0)
+def _group_limit(group: Path) -> tuple[int | None, int]:
+    """Return what a control group may hold in memory, and the anonymous memory it holds."""
+    limit, stat = group / "memory.max", group / "memory.stat"
+    if not limit.is_file() or not stat.is_file():
+        return None, 0
+    text = limit.read_text(encoding="ascii").strip()
+    rows = stat.read_text(encoding="ascii").split("\n")
+    used = next((int(row.split()[1]) for row in rows if row.startswith("anon ")), 0)
+    return (int(text) if text.isdigit() else None), used

@@ -11,11 +11,14 @@ from layerparity.errors import UserError
 STREAM = "stream"
 
 
-def reads_ahead(sizes: Mapping[str, int], free: int, where: str = "memory") -> bool:
+def reads_ahead(
+    sizes: Mapping[str, int], free: int, where: str = "memory", *, again: bool = False
+) -> bool:
     """Say whether the next stage can be read while one computes.
 
-    ``sizes`` are bytes by stage in running order, ``free`` what may be taken. Raises UserError,
-    saying how much is needed, where one stage alone does not fit.
+    ``sizes`` are bytes by stage in running order, ``free`` what may be taken; ``again`` says that
+    the first stage comes after the last, for another token. Raises UserError, saying how much is
+    needed, where one stage alone does not fit.
     """
     largest = max(sizes, key=lambda stage: sizes[stage])
     if sizes[largest] > free:
@@ -24,20 +27,22 @@ def reads_ahead(sizes: Mapping[str, int], free: int, where: str = "memory") -> b
             f"{bytes_text(free)} left: raise the limit (max_memory=, ulimit, container) to at "
             "least that, or leave that stage out with scope=."
         )
-    return most_at_once(sizes) <= free
+    return most_at_once(sizes, again) <= free
 
 
-def most_at_once(sizes: Mapping[str, int]) -> int:
+def most_at_once(sizes: Mapping[str, int], again: bool = False) -> int:
     """Return the bytes of the two neighbouring stages that are largest together."""
-    alone = max(sizes.values())
-    return max((left + right for left, right in pairwise(sizes.values())), default=alone)
+    order = list(sizes.values())
+    pairs = pairwise([*order, *order[:1]] if again else order)
+    return max((left + right for left, right in pairs), default=max(order))
 
 
-def told(sizes: Mapping[str, int], ahead: bool) -> str:
+def told(sizes: Mapping[str, int], ahead: bool, again: bool = False) -> str:
     """Return how the stages stream, for the user."""
     total = bytes_text(sum(sizes.values()))
     if ahead:
-        held = f"at most two in memory, {bytes_text(most_at_once(sizes))}; the next is read ahead"
+        two = bytes_text(most_at_once(sizes, again))
+        held = f"at most two in memory, {two}; the next is read ahead"
     else:
         held = f"one in memory, at most {bytes_text(max(sizes.values()))}; nothing is read ahead"
     return f"streaming {len(sizes)} stages ({total}): {held}."

@@ -39,7 +39,8 @@ class Backend(ABC):
     """One kind of machine, opened for one run.
 
     ``warnings`` collects what a library said when it changed the layout or the numerics;
-    ``streams`` says that a stage's weights are there only while it runs, ``ahead`` that
+    ``streams`` says that a stage's weights are there only while it runs, ``again`` that
+    the stages run once more for every token, ``ahead`` that
     the next one's may be read meanwhile; ``unused`` are keys of a command that change nothing here.
     """
 
@@ -51,6 +52,7 @@ class Backend(ABC):
     unused: tuple[str, ...] = ()
     streams: bool = False
     ahead: bool = False
+    again: bool = False
 
     @abstractmethod
     def open(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,14 +37,17 @@ class Recorder:
     ) -> list[Record]:
         """Store the tensors of one stage in ``tensors/<name>.safetensors``; return their records.
 
-        Tensors are on the CPU, and nobody changes them afterwards. Raises UserError where the disk
-        refused what was written before.
+        Tensors are on the CPU. Raises UserError where the disk refused what was written before.
         """
+        import torch
+
         if not tensors:
             return []
         relative = f"{TENSORS}/{name}.safetensors"
         self.finish()
-        path, kept = self.folder / relative, {str(s): t.contiguous() for s, t in tensors.items()}
+        # A copy: what was handed over may be the next stage's input, or a buffer used again.
+        kept = {str(s): t.clone(memory_format=torch.contiguous_format) for s, t in tensors.items()}
+        path = self.folder / relative
         self._writing = self._background.submit(self._save, path, kept)
         fresh = [
             Record(
@@ -67,6 +70,12 @@ class Recorder:
         if self._writing is not None:
             writing, self._writing = self._writing, None
             writing.result()
+
+    def stop(self) -> None:
+        """Wait until nothing is being written, for a run that has failed already."""
+        if self._writing is not None:
+            wait([self._writing])
+            self._writing = None
 
     def _save(self, path: Path, tensors: dict[str, torch.Tensor]) -> None:
         from safetensors import SafetensorError

@@ -117,7 +117,7 @@ class Checkpoint:
         if stored.dtype not in fp8.STORED:
             return None
         scales = self.tensors.get(fp8.scale_name(name))
-        if scales is None:
+        if scales is None or len(stored.shape) < 2:
             raise UserError(
                 f"{name} is stored as {stored.dtype} without {fp8.scale_name(name)}: without its "
                 "scales it is noise; fetch the checkpoint again."

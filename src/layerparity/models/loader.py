@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -73,10 +73,17 @@ class Loader:
         todo.sort(key=lambda item: self._position(item[0]))
         ahead = ReadAhead(self.checkpoint.files, self._stored(name for name, _ in todo))
         queue = iter(todo)
-        for filling in [self._threads.submit(self._fill, queue, ahead) for _ in range(_THREADS)]:
-            loaded.spent += filling.result()
+        filling = [self._threads.submit(self._fill, queue, ahead) for _ in range(_THREADS)]
+        try:
+            for each_filling in filling:
+                loaded.spent += each_filling.result()
+        except BaseException:
+            # Nothing that is left is wanted; the other threads end with what they are reading.
+            list(queue)
+            wait(filling)
+            raise
         names = dict.fromkeys(name for name, _ in todo)
-        for file in {self.checkpoint.tensors[name].file for name in names}:
+        for file in {stored.file for stored in self._stored(names)}:
             self.checkpoint.files.check(file)
         loaded.hashes = {name: self._hashes[name] for name in names}
         return loaded

@@ -11,6 +11,7 @@ import math
 import mmap
 import threading
 import weakref
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -30,6 +31,8 @@ class Pool:
     def __init__(self) -> None:
         self.largest = 0
         self._free: list[mmap.mmap] = []
+        # Filled by the garbage collector, which may run anywhere: nothing is locked there.
+        self._dropped: deque[mmap.mmap] = deque()
         self._used = self._most = 0
         self._lock = threading.Lock()
 
@@ -42,16 +45,18 @@ class Pool:
         pages = self._take(size)
         # The array lives as long as some tensor uses the pages, and tells when none does.
         array = np.frombuffer(pages, dtype=np.uint8)
-        weakref.finalize(array, _give_back, weakref.ref(self), pages)
+        weakref.finalize(array, self._dropped.append, pages)
         return torch.from_numpy(array).view(dtype).view(tuple(shape))
 
     def clear(self) -> None:
         """Give back to the system the pages that nobody uses."""
         with self._lock:
+            self._collect()
             self._free.clear()
 
     def _take(self, size: int) -> mmap.mmap:
         with self._lock:
+            self._collect()
             self._used += size
             self._most = max(self._most, self._used)
             for place, pages in enumerate(self._free):
@@ -66,14 +71,9 @@ class Pool:
         while self._free and self._used + waiting > self._most:
             waiting -= len(self._free.pop(0))
 
-    def give_back(self, pages: mmap.mmap) -> None:
-        """Keep pages that nobody uses any more for the next tensor of their size."""
-        with self._lock:
+    def _collect(self) -> None:
+        """Take what was dropped since for the next tensors of its size."""
+        while self._dropped:
+            pages = self._dropped.popleft()
             self._used -= len(pages)
             self._free.append(pages)
-
-
-def _give_back(pool: weakref.ref[Pool], pages: mmap.mmap) -> None:
-    held = pool()
-    if held is not None:
-        held.give_back(pages)

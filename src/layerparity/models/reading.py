@@ -11,6 +11,7 @@ import hashlib
 import os
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -52,24 +53,21 @@ def stamp(state: os.stat_result) -> Stamp:
 
 
 class Files:
-    """A checkpoint's files, each opened once in a thread; `close` gives them back.
+    """A checkpoint's files, each opened once for all threads; `close` gives them back.
 
     ``stamps`` are the files as their headers were read: a file that has changed since is refused.
     """
 
     def __init__(self, stamps: dict[Path, Stamp]) -> None:
         self.stamps = stamps
-        self._own = threading.local()
-        self._open: list[int] = []
+        self._open: dict[Path, int] = {}
         self._lock = threading.Lock()
+        weakref.finalize(self, _close, self._open)
 
     def close(self) -> None:
         """Close every file."""
         with self._lock:
-            for handle in self._open:
-                os.close(handle)
-            self._open.clear()
-            self._own = threading.local()
+            _close(self._open)
 
     def check(self, file: Path) -> None:
         """Raise UserError where a file is no longer what its header was read from."""
@@ -93,20 +91,23 @@ class Files:
 
     def advise(self, file: Path, begin: int, size: int) -> None:
         """Let the system fetch bytes that are read soon."""
-        os.posix_fadvise(self._handle(file), begin, size, os.POSIX_FADV_WILLNEED)
+        handle = self._handle(file)
+        with _damage_said(file):
+            os.posix_fadvise(handle, begin, size, os.POSIX_FADV_WILLNEED)
 
     def _handle(self, file: Path) -> int:
-        if not hasattr(self._own, "handles"):
-            self._own.handles = {}
-        held: dict[Path, int] = self._own.handles
-        if file not in held:
-            self.check(file)
-            with _damage_said(file):
-                held[file] = os.open(file, os.O_RDONLY)
-                os.posix_fadvise(held[file], 0, 0, os.POSIX_FADV_SEQUENTIAL)
-            with self._lock:
-                self._open.append(held[file])
-        return held[file]
+        with self._lock:
+            if file not in self._open:
+                self.check(file)
+                with _damage_said(file):
+                    self._open[file] = os.open(file, os.O_RDONLY)
+                    os.posix_fadvise(self._open[file], 0, 0, os.POSIX_FADV_SEQUENTIAL)
+            return self._open[file]
+
+
+def _close(handles: dict[Path, int]) -> None:
+    while handles:
+        os.close(handles.popitem()[1])
 
 
 class ReadAhead:
@@ -197,9 +198,14 @@ class Filler:
         """
         factors = torch.empty(scales.shape, dtype=DTYPES[scales.dtype])
         self._straight(scales, factors, hashlib.sha256())
+        if not into.is_contiguous():
+            between = torch.empty(stored.shape, dtype=into.dtype)
+            said = self.fill_fp8(stored, scales, block, between, canonical)
+            into.copy_(between)
+            return said
         digest = hashlib.sha256()
         columns = stored.shape[-1]
-        rows = into.reshape(-1, columns) if into.is_contiguous() else into
+        rows = into.view(-1, columns)
         per_matrix, step = stored.shape[-2], block[0]
         grid = factors.reshape(-1, -(-per_matrix // step), factors.shape[-1])
         for first, count, factor in _row_blocks(rows.shape[0], per_matrix, step, grid):

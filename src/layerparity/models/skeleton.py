@@ -272,14 +272,16 @@ def _same_end(left: str, right: str) -> bool:
 
 def _refuse_narrow(checkpoint: Checkpoint, names: list[str]) -> None:
     """Refuse weights in 8 bits and less, but for FP8 with its scales: the others are noise."""
+    from layerparity.models.reading import DTYPES
+
     for name in names:
         stored = checkpoint.tensors[name].dtype
         if stored in fp8.STORED:
             checkpoint.scales(name)
-        elif stored.startswith(("F8", "F4", "I8", "U8", "I4", "U4")):
+        elif stored not in DTYPES or stored.startswith(("F8", "I8", "U8")):
             raise UserError(
-                f"{name} is stored as {stored}, and of quantised weights only F8_E4M3 with "
-                "weight_scale_inv is read: convert the checkpoint to bfloat16 first."
+                f"{name} is stored as {stored}, and of what is not plain floating point only "
+                "F8_E4M3 with weight_scale_inv is read: convert the checkpoint to bfloat16 first."
             )
 
 

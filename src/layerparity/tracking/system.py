@@ -48,24 +48,32 @@ class SystemMetrics:
 
     def _sample(self) -> None:
         second = int(time.monotonic() - self._began)
-        for monitor in self._monitors:
-            monitor.collect_metrics()
-            for name, value in monitor.aggregate_metrics().items():
-                self.points.append((f"{PREFIX}{name}", float(value), second))
-            monitor.clear_metrics()
+        for monitor in list(self._monitors):
+            try:
+                monitor.collect_metrics()
+                found = monitor.aggregate_metrics()
+                monitor.clear_metrics()
+            except Exception as error:
+                # A machine without a network, or a driver that went away, must not cost a run.
+                _LOG.warning("%s is watched no more: %s", type(monitor).__name__, error)
+                self._monitors.remove(monitor)
+                continue
+            self.points += [
+                (f"{PREFIX}{name}", float(value), second) for name, value in found.items()
+            ]
 
 
 def _monitors() -> list[Any]:
     from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
     from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
+    from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor
     from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
 
-    found = [CPUMonitor(), DiskMonitor(), NetworkMonitor()]
-    try:
-        from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor
-
-        found.append(GPUMonitor())
-    except (ImportError, RuntimeError) as error:
-        # Without nvidia-ml-py, or without a GPU.
-        _LOG.debug("No GPU is watched: %s", error)
+    found = []
+    for kind in (CPUMonitor, DiskMonitor, NetworkMonitor, GPUMonitor):
+        try:
+            found.append(kind())
+        except Exception as error:
+            # No network, no GPU or no nvidia-ml-py: each has an exception of its own.
+            _LOG.debug("%s does not work here: %s", kind.__name__, error)
     return found

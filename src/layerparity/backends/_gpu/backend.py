@@ -42,6 +42,7 @@ def from_config(settings: Settings, config: Config) -> GpuBackend:
         experts_implementation=config.experts_implementation,
         strategy=config.device_map.strategy,
         streams=config.device_map.strategy == _streaming.STREAM,
+        again=config.generate.max_new_tokens > 1,
         limits=parse_limits(config.max_memory),
         folder=offload.OffloadFolder(config.offload_folder),
         dtype=getattr(torch, config.dtype.value),
@@ -141,10 +142,10 @@ class GpuBackend(Backend):
         gpu = next((key for key in self._memory if isinstance(key, int)), None)
         device = "cpu" if gpu is None else f"cuda:{gpu}"
         self._device = dict.fromkeys(sizes, device)
-        self.ahead = _streaming.reads_ahead(sizes, self._memory["cpu"])
+        self.ahead = _streaming.reads_ahead(sizes, self._memory["cpu"], again=self.again)
         if gpu is not None:
             _streaming.reads_ahead(sizes, self._memory[gpu], device)
-        self.warnings.append(_streaming.told(sizes, self.ahead))
+        self.warnings.append(_streaming.told(sizes, self.ahead, self.again))
         return [Placed(device, tuple(sizes), sum(sizes.values()))]
 
     def put(self, stage: str, module: nn.Module) -> None:

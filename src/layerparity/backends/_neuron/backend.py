@@ -50,6 +50,7 @@ def from_config(settings: Settings, config: Config, machine: Affinity) -> Neuron
         experts_implementation=config.experts_implementation or static_experts.NAME,
         unused=() if streams else ("device_map",),
         streams=streams,
+        again=config.generate.max_new_tokens > 1,
         runtime=runtime,
         exports=exports,
     )
@@ -113,8 +114,8 @@ class NeuronBackend(Backend):
         self._paths = dict(stages)
         sizes = {stage: _bytes(model.get_submodule(path)) for stage, path in stages.items()}
         if self.streams:
-            self.ahead = reads_ahead(sizes, free_host_memory())
-            self.warnings.append(told(sizes, self.ahead))
+            self.ahead = reads_ahead(sizes, free_host_memory(), again=self.again)
+            self.warnings.append(told(sizes, self.ahead, self.again))
         return [Placed(self.device_label, tuple(stages), sum(sizes.values()))]
 
     def put(self, stage: str, module: nn.Module) -> None:
