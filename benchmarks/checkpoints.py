@@ -7,6 +7,7 @@ a checkpoint is written as fast as the disk takes it, a tensor in memory at a ti
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -57,10 +58,14 @@ def write(folder: Path, config: Mapping[str, Any], *, outside: bool = True) -> P
     folder.mkdir(parents=True, exist_ok=True)
     noise = torch.randn(_TABLE, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     where: dict[str, str] = {}
-    for number, shard in enumerate(_shards(_tensors(config, outside)), start=1):
-        name = f"model-{number:05d}.safetensors"
+    shards = list(_shards(_tensors(config, outside)))
+    for number, shard in enumerate(shards, start=1):
+        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         _write_shard(folder / name, shard, noise)
         where |= dict.fromkeys(shard, name)
+    # AirLLM does not begin without a tokenizer; nobody here uses it.
+    for file in (ROOT / "checkpoints/tiny_minimax_m2").glob("tokenizer*.json"):
+        shutil.copy(file, folder)
     index = {"metadata": {}, "weight_map": where}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
     (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
