@@ -91,7 +91,7 @@ def test_a_size_is_written_so_that_it_can_be_typed_and_suffices():
 
 @pytest.mark.parametrize("strategy", ["balance", "cuda", "cuda:", "cuda:x", "gpu", ""])
 def test_an_unknown_strategy_lists_the_known(strategy):
-    with pytest.raises(UserError, match="balanced_low_0, sequential, cpu, cuda:N"):
+    with pytest.raises(UserError, match="balanced_low_0, sequential, cpu, stream, cuda:N"):
         check_strategy(strategy)
 
 

@@ -199,7 +199,8 @@ def test_a_port_without_weights_where_there_are_none() -> None:
 
     from layerparity.ports import _guard
 
-    assets = SimpleNamespace(checkpoint=SimpleNamespace(tensors={"model.layers.0.x": None}))
+    held = {"model.layers.0.x": None}
+    assets = SimpleNamespace(checkpoint=SimpleNamespace(tensors=held, weights=held))
     assert list(_guard._load_problems({}, assets, "lm_head")) == []
     assert list(_guard._load_problems({}, assets, "layers.0.mlp")) != []
 
