@@ -117,7 +117,7 @@ def ways() -> tuple[dict[str, Way], list[str]]:
 
 def beside(rows: int, dtype: torch.dtype, repeats: int, clock: Clock) -> dict[str, float]:
     """Return milliseconds by what is done at one site, medians of alternating runs."""
-    from layerparity.files import tensor_sha256
+    from layerparity.files import tensor_digest
     from layerparity.noise.deviation import Tensors, deviation
     from layerparity.noise.floor import measure_floor
     from layerparity.noise.groups import Layout
@@ -140,8 +140,8 @@ def beside(rows: int, dtype: torch.dtype, repeats: int, clock: Clock) -> dict[st
         "noise floor of 3 clean ways (golden run)": lambda: measure_floor(
             named, given, reference, mask, laid
         ),
-        "SHA-256 of golden and candidate": lambda: [tensor_sha256(x) for x in (given, side)],
-        "SHA-256 of the reference": lambda: tensor_sha256(reference),
+        "hash of golden and candidate": lambda: [tensor_digest(x) for x in (given, side)],
+        "hash of the reference": lambda: tensor_digest(reference),
     }
     return {name: 1e3 * spent for name, spent in medians(jobs, repeats, clock).items()}
 

@@ -16,7 +16,7 @@ import torch
 
 from layerparity.compare.parity import compare_runs
 from layerparity.compare.tolerances.calibrated import CalibratedTolerance
-from layerparity.files import tensor_sha256
+from layerparity.files import tensor_digest
 from layerparity.manifest import FILE_NAME, Feed, Manifest, ModelPrint, Record
 from layerparity.noise.stored import FOLDER, ISOLATED, Entry, ReferenceWriter
 from layerparity.site import Kind, Site
@@ -55,7 +55,7 @@ def _run(folder: Path, slip: float, *, judged: bool) -> Path:
     """
     value = torch.zeros(SHAPE)
     value[:, :16] = torch.randn(1, 16, SHAPE[2], generator=torch.Generator().manual_seed(0)) + slip
-    digest = tensor_sha256(value)
+    digest = tensor_digest(value)
     (folder / "tensors").mkdir(parents=True)
     stages = [f"layers.{layer}" for layer in range(LAYERS)]
     sites = [Site.parse(stage + place) for stage in stages for place in SITES]
@@ -91,7 +91,7 @@ def _references(folder: Path, sites: list[Site], value: torch.Tensor, digest: st
     small = {"tokens": error[0], "elements": error[1]}
     for site in sites:
         names = {f"{site} float32 {part}": tensor for part, tensor in small.items()}
-        hashes = {name: tensor_sha256(tensor) for name, tensor in names.items()}
+        hashes = {name: tensor_digest(tensor) for name, tensor in names.items()}
         file = f"{FOLDER}/{site.path}.{site.end}.safetensors"
         _write(folder / file, str(site), value, names)
         kept = {"float32": {"ways": ["one"], "spread": {"whole": 1.0, "channel": 1.0}}}

@@ -124,7 +124,7 @@ def _one(way: str, folder: Path, tokens: int, limit_mb: int | None) -> dict[str,
     import stream_ways
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from layerparity.files import tensor_sha256
+    from layerparity.files import tensor_digest
     from layerparity.profile import MemoryPeaks, anonymous_bytes
 
     # What every way imports sooner or later.
@@ -141,7 +141,7 @@ def _one(way: str, folder: Path, tokens: int, limit_mb: int | None) -> dict[str,
         seconds = time.perf_counter() - began
         disk = sum(f.stat().st_size for f in Path(scratch).rglob("*") if f.is_file())
         peak, read = peaks.take() - before, _read_bytes() - read
-    digest = None if logits is None else tensor_sha256(logits)
+    digest = None if logits is None else tensor_digest(logits)
     return {"seconds": seconds, "peak": peak, "read": read, "disk": disk, "digest": digest}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from layerparity.files import sha256_text, tensor_sha256
+from layerparity.files import tensor_digest, text_digest
 from layerparity.manifest import FILE_NAME, INPUTS_FILE, Feed, Manifest, ModelPrint, Record
 from layerparity.site import Kind, Site
 from layerparity.tracking.stored import StoredRun, from_folder
@@ -100,9 +100,9 @@ def make_run(
         feed=feed,
         fingerprint=str(folder),
         stages=list(stages),
-        inputs={key: tensor_sha256(value) for key, value in inputs.items()},
+        inputs={key: tensor_digest(value) for key, value in inputs.items()},
         feeds=_feeds(stages, tensors, fed or {}, feed),
-        weights={stage: sha256_text(json.dumps(each)) for stage, each in used.items()},
+        weights={stage: text_digest(json.dumps(each)) for stage, each in used.items()},
         numerics={"capture": "default: *"},
         records=records,
     )
@@ -120,7 +120,7 @@ def _feeds(
     for index, stage in enumerate(stages):
         site = block_input(stage)
         value = fed.get(str(site), tensors.get(str(site)))
-        digest = "unknown" if value is None else tensor_sha256(value)
+        digest = "unknown" if value is None else tensor_digest(value)
         chained = mode == "chained" and index > 0
         first = "tokens" if stage == "embed_tokens" else "golden"
         feeds.append(Feed(stage, site, digest, "chain" if chained else first))
@@ -138,7 +138,7 @@ def _store(folder: Path, site: Site, tensor: torch.Tensor, axes: tuple[str, ...]
         shape=tuple(tensor.shape),
         dtype=str(tensor.dtype).removeprefix("torch."),
         file=file,
-        sha256=tensor_sha256(tensor),
+        digest=tensor_digest(tensor),
     )
 
 

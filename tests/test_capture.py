@@ -12,7 +12,7 @@ from layerparity.capture.recorder import Recorder
 from layerparity.capture.stats import CHUNK, statistics
 from layerparity.capture.wanted import Wanted
 from layerparity.errors import UserError
-from layerparity.files import tensor_sha256
+from layerparity.files import tensor_digest
 from layerparity.site import Kind, Site, SiteSpec
 
 SPEC = SiteSpec(("batch", "token", "channel"))
@@ -60,7 +60,7 @@ def test_records_describe_what_lies_on_disk(tmp_path: Path) -> None:
     recorder.finish()
     stored = load_file(tmp_path / record.file)[str(site)]
     assert torch.equal(stored, value)
-    assert record.sha256 == tensor_sha256(stored)
+    assert record.digest == tensor_digest(stored)
     assert (record.shape, record.dtype, record.kind) == ((1, 4, 8), "bfloat16", Kind.REAL)
     assert record.stats["rms"] == pytest.approx(float(value.double().square().mean().sqrt()))
 

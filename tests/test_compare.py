@@ -297,7 +297,7 @@ def test_no_run_at_all_is_refused(golden: StoredRun) -> None:
     ("changed", "named"),
     [
         ({"model": replace(MODEL, model_type="llama")}, "model .minimax_m2 against llama"),
-        ({"model": replace(MODEL, config_sha256="x")}, "model configuration"),
+        ({"model": replace(MODEL, config_digest="x")}, "model configuration"),
         ({"inputs": {"token_ids": "other"}}, "inputs .token_ids"),
     ],
 )

@@ -26,9 +26,11 @@ from layerparity.convert.policy import SMALL, Policy, Why, policy_of
 from layerparity.convert.resume import STATE
 from layerparity.convert.shards import plan_shards
 from layerparity.errors import UserError
-from layerparity.models.checkpoint import Checkpoint, Stored, read_header
+from layerparity.models.checkpoint import Checkpoint
+from layerparity.models.filling import Filler
+from layerparity.models.header import Stored, read_header
 from layerparity.models.memory import Pool
-from layerparity.models.reading import Files, Filler
+from layerparity.models.reading import Files
 from layerparity.profile import MemoryPeaks, anonymous_bytes
 
 TINY = ROOT / "checkpoints/tiny_minimax_m2"
@@ -262,7 +264,7 @@ def test_a_run_of_either_folder_is_the_same_and_compares(
         runs.items(), key=lambda item: item[1]["kind"], reverse=True
     )
     assert left["kind"] == "golden" and left["weights"] == right["weights"]
-    records = [{str(r["site"]): r["sha256"] for r in m["records"]} for m in (left, right)]
+    records = [{str(r["site"]): r["digest"] for r in m["records"]} for m in (left, right)]
     assert records[0] == records[1]
     compared = cli(store, "job=compare")
     assert compared.exit == 0 and "\nPASS" in compared.out, compared.out

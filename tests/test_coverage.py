@@ -167,7 +167,7 @@ def test_one_expert_s_other_weights_do_not_cover_it(tmp_path: Path) -> None:
     other = print_of(torch.randn(6, generator=torch.Generator().manual_seed(0)).half())
     prints["layers.1"][name] = {
         **prints["layers.1"][name],
-        "sha256": other.sha256,
+        "digest": other.digest,
         "dtype": "float16",
         "checkpoint": "rounded",
         "stored": "float32",

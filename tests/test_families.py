@@ -18,9 +18,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from layerparity.capture.wanted import Wanted
 from layerparity.config import Config
 from layerparity.errors import UserError
+from layerparity.models.architecture import read_config
 from layerparity.models.checkpoint import Checkpoint
 from layerparity.models.families.base import Family, family_of
-from layerparity.models.skeleton import Skeleton, read_config
+from layerparity.models.skeleton import Skeleton
 from layerparity.models.twin import twins
 from layerparity.ports import _proof, hf
 from layerparity.ports.base import Assets, Call

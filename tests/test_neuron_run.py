@@ -205,7 +205,7 @@ def test_a_streamed_run_is_what_the_whole_one_is(run: Cli, store: Path) -> None:
         ended = run(*words, *device_map)
         assert ended.exit == 0, ended.err
         kept.append(Manifest.read(newest(store, "manifest.json")))
-    resident, streamed = ({str(r.site): r.sha256 for r in each.records} for each in kept)
+    resident, streamed = ({str(r.site): r.digest for r in each.records} for each in kept)
     assert resident == streamed and resident
     assert kept[0].weights == kept[1].weights
     assert "streaming 3 stages" in ended.out

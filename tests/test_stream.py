@@ -21,10 +21,11 @@ from layerparity.backends import _streaming
 from layerparity.errors import UserError
 from layerparity.manifest import FILE_NAME, PROFILE_FILE
 from layerparity.models import conversion
+from layerparity.models.architecture import read_config
 from layerparity.models.checkpoint import Checkpoint
+from layerparity.models.filling import Filler
 from layerparity.models.memory import Pool
-from layerparity.models.reading import Filler
-from layerparity.models.skeleton import Skeleton, read_config
+from layerparity.models.skeleton import Skeleton
 from layerparity.profile import MemoryPeaks, anonymous_bytes
 
 MB = 10**6
@@ -42,7 +43,7 @@ def newest(folder: Path, name: str = FILE_NAME) -> dict:
 
 
 def hashes(manifest: dict) -> dict[str, str]:
-    return {json.dumps(each["site"]): each["sha256"] for each in manifest["records"]}
+    return {json.dumps(each["site"]): each["digest"] for each in manifest["records"]}
 
 
 # ---------------------------------------------------------------- the same bits
@@ -71,6 +72,10 @@ def test_what_no_recipe_describes_is_made_by_transformers(made, monkeypatch) -> 
     assert unknown.load(checkpoint, "layers.0") == known.load(checkpoint, "layers.0")
     for name, value in known.module("layers.0").state_dict().items():
         assert torch.equal(unknown.module("layers.0").state_dict()[name], value), name
+    assert unknown.spent["layers.0"].bytes == known.spent["layers.0"].bytes > 0
+    assert unknown.spent["layers.0"].hash > 0
+    unknown.load(checkpoint, "layers.0")
+    assert unknown.spent["layers.0"].hash == 0
 
 
 def refusing_lay(*_: object) -> None:

@@ -27,7 +27,7 @@ from layerparity.compare.weights_diff import diff_side, diff_weights
 from layerparity.compare.weights_sketch import cosine, related, relative_change, same_values
 from layerparity.config import Config, DType
 from layerparity.errors import UserError
-from layerparity.files import tensor_sha256
+from layerparity.files import tensor_digest
 from layerparity.manifest import EFFECTIVE_FILE, WeightPrint
 from layerparity.models.checkpoint import Checkpoint
 from layerparity.models.families.base import family_of
@@ -75,9 +75,9 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 def test_a_print_is_of_the_values_not_of_their_type() -> None:
     values = normal(300, 301).bfloat16()
     narrow, wide = print_of(values), print_of(values.float())
-    assert narrow.sha256 == wide.sha256 == tensor_sha256(values)
+    assert narrow.digest == wide.digest == tensor_digest(values)
     finer = normal(300, 301)
-    assert print_of(finer).sha256 == tensor_sha256(finer)
+    assert print_of(finer).digest == tensor_digest(finer)
     assert (narrow.dtype, wide.dtype) == ("bfloat16", "float32")
     assert narrow.sketch == wide.sketch
     assert narrow.stats["mean"] == pytest.approx(values.double().mean().item(), rel=1e-9)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from layerparity.capture.recorder import Recorder
 from layerparity.capture.wanted import Wanted
-from layerparity.files import sha256_text, tensor_sha256
+from layerparity.files import tensor_digest, text_digest
 from layerparity.inputs.base import Inputs
 from layerparity.manifest import Feed, WeightPrint
 from layerparity.models.families.base import HIDDEN, ROUTED, TOKENS
@@ -139,7 +139,7 @@ class Execution:
         with profile.timing("fingerprint"):
             outcome.effective[stage] = self.port.effective_weights(stage)
         lines = "\n".join(f"{name} {digest}" for name, digest in sorted(used.items()))
-        outcome.weights[stage] = sha256_text(lines)
+        outcome.weights[stage] = text_digest(lines)
 
     def _stage(
         self, stage: str, previous: Passed | None, step: int | None, outcome: Outcome
@@ -154,7 +154,7 @@ class Execution:
             observed = self.port.run(stage, fed.device)
             output = Passed(observed.output, observed.output.detach().cpu())
         source = "chain" if given is None else self._source_name()
-        outcome.feeds.append(Feed(stage, source_site, tensor_sha256(fed.host), source))
+        outcome.feeds.append(Feed(stage, source_site, tensor_digest(fed.host), source))
         ends = {"in": fed.host, "out": output.host}
         tensors, specs = self._seen(stage, ends, observed, step, outcome)
         if self.references is not None:

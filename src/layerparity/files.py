@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from blake3 import blake3
 
 from layerparity.errors import UserError
 
@@ -40,17 +41,17 @@ def write_text(path: Path, text: str) -> None:
         part.write_text(text, encoding="utf-8")
 
 
-def sha256_text(text: str) -> str:
-    """Return the SHA-256 of a text's UTF-8 bytes, as hex."""
-    return hashlib.sha256(text.encode()).hexdigest()
+def text_digest(text: str) -> str:
+    """Return the BLAKE3 hash of a text's UTF-8 bytes, as hex."""
+    return blake3(text.encode()).hexdigest()
 
 
-def tensor_sha256(tensor: torch.Tensor) -> str:
-    """Return the SHA-256 of a CPU tensor's bytes in row-major order, as hex."""
+def tensor_digest(tensor: torch.Tensor) -> str:
+    """Return the BLAKE3 hash of a CPU tensor's bytes in row-major order, as hex."""
     import torch
 
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.sha256(flat.numpy().data).hexdigest()
+    return blake3(flat.numpy().data).hexdigest()
 
 
 def inside(folder: Path, name: str) -> Path:

@@ -11,7 +11,7 @@ from typing import Any
 from layerparity.errors import UserError
 from layerparity.site import Kind, Site
 
-SCHEMA = 1
+SCHEMA = 2
 FILE_NAME = "manifest.json"
 INPUTS_FILE = "inputs.safetensors"
 PROFILE_FILE = "profile.json"
@@ -24,7 +24,7 @@ class Record:
     """One stored tensor: where it lies in the run's artifacts, and what identifies it.
 
     ``shape`` follows ``axes``; ``dtype`` is torch's name without the prefix ("float32");
-    ``sha256`` covers the tensor's bytes in row-major order.
+    ``digest`` covers the tensor's bytes in row-major order.
     """
 
     site: Site
@@ -33,7 +33,7 @@ class Record:
     shape: tuple[int, ...]
     dtype: str
     file: str
-    sha256: str
+    digest: str
     stats: dict[str, float] = field(default_factory=dict)
 
 
@@ -46,7 +46,7 @@ class Feed:
 
     stage: str
     site: Site
-    sha256: str
+    digest: str
     source: str
 
 
@@ -57,14 +57,14 @@ class ModelPrint:
     name: str
     model_type: str
     num_layers: int
-    config_sha256: str
+    config_digest: str
 
 
 @dataclass(frozen=True)
 class WeightPrint:
     """What a graph holds of one tensor of the checkpoint.
 
-    ``sha256`` covers the values in row-major order, as bfloat16 where all of them are such numbers
+    ``digest`` covers the values in row-major order, as bfloat16 where all of them are such numbers
     and as float32 otherwise; ``dtype`` is what they are held in. ``stats`` are mean, std, min, max
     and l2; ``sketch`` is a fixed random projection of the values less their mean, at most 64
     numbers; a tensor that holds the very bits of the checkpoint has neither. ``target`` is the
@@ -76,7 +76,7 @@ class WeightPrint:
 
     shape: tuple[int, ...]
     dtype: str
-    sha256: str
+    digest: str
     stats: dict[str, float] = field(default_factory=dict)
     sketch: tuple[float, ...] = ()
     target: str = ""
@@ -132,9 +132,9 @@ class Manifest:
         """Return the hash of the values this run had at a site, stored or only fed."""
         for feed in self.feeds:
             if feed.site == site:
-                return feed.sha256
+                return feed.digest
         record = self.record(site)
-        return record.sha256 if record else None
+        return record.digest if record else None
 
     def to_json(self) -> str:
         """Return the manifest as JSON text with sites in their text form."""
@@ -189,6 +189,6 @@ def _record(raw: dict[str, Any]) -> Record:
         shape=tuple(raw["shape"]),
         dtype=raw["dtype"],
         file=raw["file"],
-        sha256=raw["sha256"],
+        digest=raw["digest"],
         stats={name: float(value) for name, value in raw["stats"].items()},
     )

@@ -94,7 +94,7 @@ class References:
                 self._evaluate(self._parts, ISOLATED, part)
 
     def finish(self) -> str:
-        """Write the index; return its SHA-256."""
+        """Write the index; return its hash."""
         return self.writer.finish()
 
     def _tracks(self) -> dict[tuple[str, str], Track]:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from layerparity.audit.finding import Finding
 from layerparity.errors import UserError
 from layerparity.models import fp8
-from layerparity.models.checkpoint import Stored
+from layerparity.models.conversion import in_order
+from layerparity.models.header import Stored
 
 if TYPE_CHECKING:
     import torch
@@ -52,8 +53,8 @@ def import_libraries(config: Mapping[str, Any]) -> None:
     """Import what `fit` needs, seconds of it, down to the file of this architecture."""
     from transformers import AutoModelForCausalLM
 
+    from layerparity.models.architecture import read_config
     from layerparity.models.conversion import Conversion  # noqa: F401
-    from layerparity.models.skeleton import read_config
 
     try:
         # Looking a class up is what makes transformers import it.
@@ -70,7 +71,8 @@ def fit(config: Mapping[str, Any], tensors: Mapping[str, Stored], lost: set[str]
     """
     import torch
 
-    from layerparity.models.skeleton import Skeleton, read_config
+    from layerparity.models.architecture import read_config
+    from layerparity.models.skeleton import Skeleton
 
     try:
         skeleton = Skeleton(read_config(_unquantised(config)), torch.bfloat16, "eager", None)
@@ -197,8 +199,4 @@ def _paired(names: list[str], due: Mapping[str, Shape], prefix: str) -> dict[str
         return pairs
     if len(names) != len(due):
         return None
-    return dict(zip(sorted(names, key=_natural), sorted(due, key=_natural), strict=True))
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split(".")]
+    return dict(zip(in_order(names), in_order(due), strict=True))

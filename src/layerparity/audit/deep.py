@@ -15,7 +15,7 @@ from layerparity.audit.scales import Scales
 from layerparity.audit.stream import stream
 from layerparity.audit.tally import Tally
 from layerparity.models import fp8
-from layerparity.models.checkpoint import Stored
+from layerparity.models.header import Stored
 
 
 @dataclass

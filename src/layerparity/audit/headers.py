@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from layerparity.audit.finding import Finding
-from layerparity.models.checkpoint import Stored
+from layerparity.models.header import Stored
 
 # Bits of one number, by safetensors' name of its type.
 BITS = {

@@ -11,7 +11,8 @@ from typing import Any
 
 from layerparity.audit.finding import Finding
 from layerparity.audit.headers import Shard, read_shard
-from layerparity.models.checkpoint import INDEX, Stored
+from layerparity.models.checkpoint import INDEX
+from layerparity.models.header import Stored
 
 _NUMBERED = re.compile(r"^(.*)-(\d+)-of-(\d+)\.safetensors$")
 

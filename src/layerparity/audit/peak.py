@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from layerparity.audit.architecture import Fit
 from layerparity.models import fp8
-from layerparity.models.checkpoint import Stored
+from layerparity.models.header import Stored
 
 ITEM_BYTES = {"bf16": 2, "fp32": 4}
 _BF16 = 2

@@ -9,7 +9,7 @@ from typing import Any
 from layerparity.audit.finding import Finding
 from layerparity.errors import UserError
 from layerparity.models import fp8
-from layerparity.models.checkpoint import Stored
+from layerparity.models.header import Stored
 
 _EIGHT_BIT_FLOATS = ("F8_E4M3", "F8_E5M2")
 _READ = ("F32", "BF16", "F16")

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from layerparity.models import fp8
-from layerparity.models.checkpoint import Stored
+from layerparity.models.header import Stored
 
 # The first number of a name, after what the common families call their list of blocks.
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)\.")

@@ -12,7 +12,7 @@ from layerparity.audit.tally import Tally
 from layerparity.console import Progress
 from layerparity.errors import UserError
 from layerparity.models import fp8
-from layerparity.models.checkpoint import Stored
+from layerparity.models.header import Stored
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +30,8 @@ def stream(
 
     ``matching`` are the FP8 weights that are dequantised, with scales of blocks of ``block``.
     """
-    from layerparity.models.reading import DTYPES, Files
+    from layerparity.models.filling import DTYPES
+    from layerparity.models.reading import Files
 
     files, sizes = Files({}), listing.sizes
     tallies: dict[str, Tally] = {}
@@ -97,7 +98,7 @@ class _Reader:
         """Yield a tensor's numbers from ``start`` on, flat, at most ``step`` bytes at once."""
         import torch
 
-        from layerparity.models.reading import DTYPES
+        from layerparity.models.filling import DTYPES
 
         dtype = DTYPES[stored.dtype]
         begin = stored.begin + start * dtype.itemsize

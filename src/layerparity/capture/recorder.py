@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from layerparity.capture.stats import statistics
 from layerparity.errors import UserError
-from layerparity.files import tensor_sha256, whole_file
+from layerparity.files import tensor_digest, whole_file
 from layerparity.manifest import Record
 from layerparity.site import Site, SiteSpec
 
@@ -57,7 +57,7 @@ class Recorder:
                 shape=tuple(tensor.shape),
                 dtype=str(tensor.dtype).removeprefix("torch."),
                 file=relative,
-                sha256=tensor_sha256(tensor),
+                digest=tensor_digest(tensor),
                 stats=statistics(tensor),
             )
             for site, tensor in tensors.items()

@@ -35,8 +35,8 @@ def chain_differs(
     first = next((n for n, stage in enumerate(own) if _overlap(stage, passed[0])), None)
     value = held.source.manifest.hash_at(start.site)
     if first is not None and value is not None:
-        if value != start.sha256:
-            return f"fed different values at {start.site} ({value[:8]} against {start.sha256[:8]})"
+        if value != start.digest:
+            return f"fed different values at {start.site} ({value[:8]} against {start.digest[:8]})"
         return _stages_differ(own[first:], passed, held.source, candidate)
     if fed is None:
         return f"the golden does not hold {start.site}, which {start.stage} was fed"
@@ -62,7 +62,7 @@ def _computed(fed: Feed, before: str, held: Found, goldens: Union) -> Iterator[F
         return
     for source in dict.fromkeys((held.source, *reversed(goldens.sources))):
         record = source.manifest.record(site)
-        if record and record.sha256 == fed.sha256 and not is_feed(source.manifest, site):
+        if record and record.digest == fed.digest and not is_feed(source.manifest, site):
             yield Found(source, record)
 
 
@@ -84,8 +84,8 @@ def _stages_differ(
 
 def _foreign(start: Feed, fed: Feed) -> str:
     return (
-        f"the golden's chain starts at {fed.site} ({fed.sha256[:8]}), fed to {fed.stage} from "
-        f"outside; the candidate's at {start.site} ({start.sha256[:8]})"
+        f"the golden's chain starts at {fed.site} ({fed.digest[:8]}), fed to {fed.stage} from "
+        f"outside; the candidate's at {start.site} ({start.digest[:8]})"
     )
 
 

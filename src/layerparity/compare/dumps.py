@@ -66,7 +66,7 @@ def _record(site: Site, dumped: Dumped) -> Record:
     kind = Kind.INDEX_SET if site.end == "choices" else Kind.REAL
     axes = _AXES.get(tensor.dim(), tuple(f"axis{index}" for index in range(tensor.dim())))
     dtype = str(tensor.dtype).removeprefix("torch.")
-    return Record(site, axes, kind, tuple(tensor.shape), dtype, dumped.names[0], sha256="")
+    return Record(site, axes, kind, tuple(tensor.shape), dtype, dumped.names[0], digest="")
 
 
 def _manifest(name: str, records: list[Record]) -> Manifest:

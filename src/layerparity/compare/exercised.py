@@ -138,7 +138,7 @@ def _bit_equal(layer: int, expert: int, golden: Union, candidate: Union) -> bool
 
 def _same(ours: WeightPrint, theirs: WeightPrint) -> bool:
     faithful = ours.checkpoint in _FAITHFUL and theirs.checkpoint in _FAITHFUL
-    return ours.sha256 == theirs.sha256 or faithful
+    return ours.digest == theirs.digest or faithful
 
 
 def _prints(layer: int, expert: int, side: Union) -> dict[str, WeightPrint]:

@@ -102,7 +102,7 @@ def _made(source: Source) -> str | None:
 def _strange(left: Manifest, right: Manifest) -> str:
     if left.model.model_type != right.model.model_type:
         return f"model ({left.model.model_type} against {right.model.model_type})"
-    if left.model.config_sha256 != right.model.config_sha256:
+    if left.model.config_digest != right.model.config_digest:
         return f"model configuration ({left.model.name} against {right.model.name})"
     shared = sorted(set(left.inputs) & set(right.inputs))
     names = [name for name in shared if left.inputs[name] != right.inputs[name]]

@@ -109,7 +109,7 @@ def fed(candidate: Manifest, golden: Manifest, stage: str, site: Site) -> str:
     """Return how a candidate's stage was fed: what the golden had there, or its own chain."""
     for feed in candidate.feeds:
         if feed.stage == stage and (feed.site.phase, feed.site.step) == (site.phase, site.step):
-            return ISOLATED if golden.hash_at(feed.site) == feed.sha256 else CHAINED
+            return ISOLATED if golden.hash_at(feed.site) == feed.digest else CHAINED
     return CHAINED
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from layerparity.errors import UserError
-from layerparity.files import inside, tensor_sha256
+from layerparity.files import inside, tensor_digest
 from layerparity.manifest import EFFECTIVE_FILE, INPUTS_FILE, Manifest, Record, WeightPrint
 from layerparity.tensor_files import read_tensor, tensor_names
 
@@ -127,7 +127,7 @@ class RunSource(Source):
         """Return a tensor, mapped from its file; its bytes are checked against the manifest."""
         tensor = read_tensor(inside(Path(self.run.folder), record.file), str(record.site))
         same = tuple(tensor.shape) == record.shape and str(tensor.dtype) == f"torch.{record.dtype}"
-        if not same or tensor_sha256(tensor) != record.sha256:
+        if not same or tensor_digest(tensor) != record.digest:
             raise UserError(
                 f"The tensor at {record.site} of run '{self.run.name}' is damaged: its bytes are "
                 "not those the manifest lists; make the run again."

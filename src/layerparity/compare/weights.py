@@ -94,7 +94,7 @@ def _explained(
     its: Mapping[str, WeightPrint],
 ) -> bool:
     """Return whether one tensor's digests may differ: same values held, or never loaded."""
-    if name in mine and name in its and mine[name].sha256 == its[name].sha256:
+    if name in mine and name in its and mine[name].digest == its[name].digest:
         return True
     return (name not in ours and bool(mine)) or (name not in theirs and bool(its))
 

@@ -79,7 +79,7 @@ def _owners(prints: Prints) -> Iterator[tuple[str, str]]:
         for name, each in held.items():
             right = each.expected or each
             if not is_constant(right):
-                yield right.sha256, name
+                yield right.digest, name
 
 
 def _cases(
@@ -94,7 +94,7 @@ def _cases(
     for name in sorted({*held, *within, *(loaded or ())}):
         actual = held.get(name)
         expected = _expected(actual, known.get(name))
-        same = actual is not None and (expected is None or expected.sha256 == actual.sha256)
+        same = actual is not None and (expected is None or expected.digest == actual.digest)
         if not same:
             yield _Case(name, stage, expected, actual, loaded is None or name in loaded)
 
@@ -128,7 +128,7 @@ def _what(
     assert expected is not None
     if not case.loaded:
         return "never_loaded", f"never loaded: {instead(expected, actual)}"
-    owner = None if is_constant(actual) else owners.get(actual.sha256)
+    owner = None if is_constant(actual) else owners.get(actual.digest)
     if owner is not None and owner != case.name:
         what = "reordered" if owner in wrong else "loaded_twice"
         return what, f"holds the values of {_short(owner, case.name)}"

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from layerparity.convert.policy import ITEM_BYTES, Why
 from layerparity.errors import UserError
-from layerparity.models.checkpoint import Stored
+from layerparity.models.header import Stored
 
 if TYPE_CHECKING:
     import torch
 
     from layerparity.convert.shards import Tensor
+    from layerparity.models.filling import Filler
     from layerparity.models.memory import Pool
-    from layerparity.models.reading import Filler
 
 # Bytes of a piece, as it is read or as it is written, whichever is more.
 PIECE = 16 << 20
@@ -36,7 +36,7 @@ class Piece:
         """Return its values in the new type. Raises UserError where they do not fit into it."""
         import torch
 
-        from layerparity.models.reading import DTYPES
+        from layerparity.models.filling import DTYPES
 
         into = pool.empty(self.stored.shape, DTYPES[self.dtype])
         if self.scales is None:

@@ -10,8 +10,9 @@ from fnmatch import fnmatchcase
 
 from layerparity.errors import UserError
 from layerparity.models import fp8
-from layerparity.models.checkpoint import Checkpoint, Stored
+from layerparity.models.checkpoint import Checkpoint
 from layerparity.models.families.base import family_of
+from layerparity.models.header import Stored
 
 # Floating types that can be cast into each other: the header's name and the bytes of a number.
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}

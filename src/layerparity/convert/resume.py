@@ -12,7 +12,7 @@ from typing import Any
 from layerparity.convert.shards import Shard
 from layerparity.convert.writing import Made
 from layerparity.errors import UserError
-from layerparity.files import sha256_text, write_text
+from layerparity.files import text_digest, write_text
 from layerparity.models.checkpoint import Checkpoint
 
 STATE = ".layerparity-convert.json"
@@ -63,7 +63,7 @@ def state_of(checkpoint: Checkpoint, shards: Sequence[Shard], dtype: str) -> Sta
     layout = hashlib.sha256()
     for shard in shards:
         layout.update(shard.name.encode() + shard.header)
-    config = sha256_text(json.dumps(checkpoint.config, sort_keys=True))
+    config = text_digest(json.dumps(checkpoint.config, sort_keys=True))
     return State(source, config, dtype, layout.hexdigest())
 
 

@@ -12,7 +12,8 @@ from functools import cached_property
 from layerparity.convert.policy import ITEM_BYTES, Policy, Why
 from layerparity.errors import UserError
 from layerparity.models import fp8
-from layerparity.models.checkpoint import Checkpoint, Stored
+from layerparity.models.checkpoint import Checkpoint
+from layerparity.models.header import Stored
 
 _SCALE_TYPES = tuple(ITEM_BYTES)
 _ALIGNED = 8

@@ -86,8 +86,8 @@ def _data(shard: Shard, checkpoint: Checkpoint) -> Generator[bytes | memoryview,
 
 def _read_ahead(parts: Iterable[Piece], checkpoint: Checkpoint) -> Iterator[memoryview]:
     """Yield the bytes of pieces; the next one is read while this one is hashed and written."""
+    from layerparity.models.filling import Filler
     from layerparity.models.memory import Pool
-    from layerparity.models.reading import Filler
 
     filler, pool = Filler(checkpoint.files, hashing=False), Pool()
 

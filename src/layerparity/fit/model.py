@@ -62,7 +62,8 @@ def build(
 
     # This room keeps torch_xla out of transformers, so it comes before.
     import layerparity.backends._gpu  # noqa: F401
-    from layerparity.models.skeleton import Skeleton, read_config
+    from layerparity.models.architecture import read_config
+    from layerparity.models.skeleton import Skeleton
 
     skeleton = Skeleton(
         read_config(values),

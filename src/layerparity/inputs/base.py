@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerparity.errors import UserError
-from layerparity.files import tensor_sha256
+from layerparity.files import tensor_digest
 from layerparity.site import Site
 
 if TYPE_CHECKING:
@@ -77,8 +77,8 @@ class Inputs:
         return kept
 
     def hashes(self) -> dict[str, str]:
-        """Return the SHA-256 of each kept tensor, by name."""
-        return {name: tensor_sha256(tensor) for name, tensor in self.tensors().items()}
+        """Return the hash of each kept tensor, by name."""
+        return {name: tensor_digest(tensor) for name, tensor in self.tensors().items()}
 
 
 def batch(rows: list[list[int]], length: int | None, pad: int) -> Inputs:

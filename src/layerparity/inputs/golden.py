@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from layerparity.config import FeedMode
 from layerparity.errors import UserError
-from layerparity.files import inside, sha256_text, tensor_sha256
+from layerparity.files import inside, tensor_digest, text_digest
 from layerparity.inputs import _replay
 from layerparity.inputs.base import Inputs, Request
 from layerparity.manifest import FILE_NAME, INPUTS_FILE, PROMPTS_FILE, Manifest, Record
-from layerparity.models.checkpoint import config_sha256
+from layerparity.models.checkpoint import config_digest
 from layerparity.quoting import typed
 from layerparity.site import DECODE, Site
 from layerparity.tensor_files import read_tensors
@@ -76,7 +76,7 @@ def from_runs(runs: Sequence[Any], request: Request) -> Inputs:
     """
     sources = [Source.of(run) for run in newest_first(runs)]
     for source in sources:
-        if source.manifest.model.config_sha256 != config_sha256(request.model):
+        if source.manifest.model.config_digest != config_digest(request.model):
             model = source.manifest.model.name
             raise UserError(f"Golden run {source.run.name} is of another model: {model}.")
     lacking = lacks([source.manifest for source in sources], request)
@@ -135,7 +135,7 @@ class Recorded(Mapping[Site, "torch.Tensor"]):
         source, record = self.records[site]
         path = inside(source.folder, record.file)
         tensor = read_tensors(path, [str(site)], CURE)[str(site)]
-        _prove(tensor, record.sha256, str(site), source)
+        _prove(tensor, record.digest, str(site), source)
         return tensor
 
     def __iter__(self) -> Iterator[Site]:
@@ -172,7 +172,7 @@ def _inputs(recorded: Recorded, request: Request) -> Inputs:
         given=recorded,
         texts=_texts(used[0].folder),
         synthetic=any(source.manifest.synthetic for source in used),
-        origin=marks[0] if len(marks) == 1 else sha256_text("\n".join(sorted(marks))),
+        origin=marks[0] if len(marks) == 1 else text_digest("\n".join(sorted(marks))),
         chosen=f"the inputs recorded by g{_called(used)[1:]}",
         runs=tuple(source.key for source in used),
     )
@@ -209,8 +209,8 @@ def _batch(source: Source) -> dict[str, torch.Tensor]:
     return kept
 
 
-def _prove(tensor: torch.Tensor, sha256: str, name: str, source: Source) -> None:
-    if tensor_sha256(tensor) != sha256:
+def _prove(tensor: torch.Tensor, digest: str, name: str, source: Source) -> None:
+    if tensor_digest(tensor) != digest:
         raise UserError(
             f"{name} of golden run {source.run.name} is damaged: its bytes are not those the "
             f"manifest lists; {CURE}."

@@ -85,7 +85,7 @@ def _obstacle(
     """Return why runs cannot feed the scope: empty if they can, None if nobody would ask."""
     try:
         manifests = [golden_inputs.Source.of(run).manifest for run in runs]
-        strange = [m for m in manifests if m.model.config_sha256 != checkpoint.config_sha256]
+        strange = [m for m in manifests if m.model.config_digest != checkpoint.config_digest]
         if strange or golden_inputs.lacks(manifests, request):
             return None
         other = same.differing(_used(runs))

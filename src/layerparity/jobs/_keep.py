@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from layerparity import __version__, console, ports
 from layerparity.config import Config, RunKind
 from layerparity.errors import UserError
-from layerparity.files import sha256_text, whole_file, write_text
+from layerparity.files import text_digest, whole_file, write_text
 from layerparity.inputs._replay import replays
 from layerparity.jobs import _profile
 from layerparity.jobs._effective import effective_text, layers_of
@@ -45,7 +45,7 @@ def model_print(prepared: Prepared) -> ModelPrint:
         prepared.config.model.name,
         str(checkpoint.config.get("model_type")),
         int(checkpoint.config["num_hidden_layers"]),
-        checkpoint.config_sha256,
+        checkpoint.config_digest,
     )
 
 
@@ -72,7 +72,7 @@ def fingerprint(prepared: Prepared) -> str:
     Of the checkpoint's files, size and times stand for their bytes.
     """
     files = sorted({stored.file for stored in prepared.checkpoint.tensors.values()})
-    return sha256_text(
+    return text_digest(
         json.dumps(
             {
                 "version": __version__,
@@ -139,7 +139,7 @@ def tags(prepared: Prepared, mark: str) -> dict[str, str]:
         "scope": prepared.scope.describe(),
         "model": config.model.name,
         "model_type": str(prepared.checkpoint.config.get("model_type")),
-        "config_sha256": prepared.checkpoint.config_sha256,
+        "config_digest": prepared.checkpoint.config_digest,
         "dtype": config.dtype.value,
         "port": ports.label(config.port),
         "feed": config.feed.value,

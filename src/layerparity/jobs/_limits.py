@@ -39,13 +39,13 @@ def model_of(store: Store, comparison: StoredRun) -> str:
     run = store.get(first) if first else None
     if run is None:
         raise UserError(f"The candidate of '{comparison.name}' is not in the store any more.")
-    return run.tags["config_sha256"]
+    return run.tags["config_digest"]
 
 
 def _newest(store: Store, candidate: Sequence[RunLike]) -> StoredRun | None:
-    wanted = {(run.tags.get("config_sha256"), run.tags.get("dtype")) for run in candidate}
+    wanted = {(run.tags.get("config_digest"), run.tags.get("dtype")) for run in candidate}
     for run in store.runs(kind=KIND, limit=LOOKED_AT):
-        if run.finished and {(run.tags.get("config_sha256"), run.tags.get("dtype"))} == wanted:
+        if run.finished and {(run.tags.get("config_digest"), run.tags.get("dtype"))} == wanted:
             return run
     return None
 

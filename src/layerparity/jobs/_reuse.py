@@ -8,7 +8,7 @@ from layerparity import console
 from layerparity.errors import UserError
 from layerparity.files import inside
 from layerparity.manifest import FILE_NAME, INPUTS_FILE, Manifest
-from layerparity.models.checkpoint import read_header
+from layerparity.models.header import read_header
 from layerparity.tracking.config import EMBEDDED
 
 if TYPE_CHECKING:

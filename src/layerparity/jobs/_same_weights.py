@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from layerparity.errors import UserError
-from layerparity.files import sha256_text
+from layerparity.files import text_digest
 
 if TYPE_CHECKING:
     from layerparity.models.checkpoint import Checkpoint
@@ -52,7 +52,7 @@ class SameWeights:
     def _sample(self, names: Mapping[str, str], room: int) -> list[str]:
         sizes = {name: self.checkpoint.tensors[name].bytes for name in names}
         chosen = []
-        for name in sorted(sizes, key=sha256_text):
+        for name in sorted(sizes, key=text_digest):
             if sizes[name] <= room:
                 room -= sizes[name]
                 chosen.append(name)

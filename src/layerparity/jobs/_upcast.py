@@ -46,7 +46,8 @@ def upcast(checkpoint: Checkpoint, model: str) -> Iterator[Ended]:
 
 def _largest(checkpoint: Checkpoint, stage: str, dtype: torch.dtype) -> int:
     """Return the bytes of the largest buffer that loading a stage in a type takes."""
-    from layerparity.models.skeleton import Skeleton, read_config
+    from layerparity.models.architecture import read_config
+    from layerparity.models.skeleton import Skeleton
 
     skeleton = Skeleton(read_config(checkpoint.config), dtype, "eager", "eager")
     skeleton.load(checkpoint, stage)

@@ -123,8 +123,9 @@ def _lost(checkpoint: Checkpoint, checked: Checked) -> dict[str, dict[str, Weigh
     """Return the prints of stored tensors that a stage needs and the port says nothing of."""
     import torch
 
+    from layerparity.models.architecture import read_config
     from layerparity.models.prints import print_of
-    from layerparity.models.skeleton import Skeleton, read_config
+    from layerparity.models.skeleton import Skeleton
 
     found: dict[str, dict[str, WeightPrint]] = {}
     try:

@@ -52,7 +52,7 @@ def run(config: Config) -> Exit:
         "headline": headline(audit),
         "model": config.model.name,
         "model_type": audit.model_type,
-        "config_sha256": _config_sha256(checkpoint),
+        "config_digest": _config_digest(checkpoint),
         "deep": str(config.audit.deep).lower(),
     }
     name = config.name or f"audit-{checkpoint.folder.name}"
@@ -69,9 +69,9 @@ def run(config: Config) -> Exit:
     return audit.exit
 
 
-def _config_sha256(checkpoint: Checkpoint) -> str:
+def _config_digest(checkpoint: Checkpoint) -> str:
     try:
-        return checkpoint.config_sha256
+        return checkpoint.config_digest
     except UserError:
         return ""
 

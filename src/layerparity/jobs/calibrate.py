@@ -51,7 +51,7 @@ def run(config: Config) -> Exit:
     limits = limits_of(rows, job.margin)
     if not limits:
         raise UserError("These comparisons hold no error ratio: their golden has no reference.")
-    tags = {"config_sha256": model, "dtype": dtype, "verdict": "kept"}
+    tags = {"config_digest": model, "dtype": dtype, "verdict": "kept"}
     params = {"runs": [each.id for each in found], "margin": job.margin, "limits": limits}
     with store.start(config.name or f"{KIND}-{dtype}", KIND, tags, params) as active:
         active.log_text(json.dumps(limits, indent=1), FILE)

@@ -121,8 +121,9 @@ def _cells(job: Settings, settings: Sequence[Setting], layers: dict[str, int]) -
 def _drawn(setting: Setting, job: Settings) -> list[Any]:
     from layerparity.faults.mutation import mutations
     from layerparity.jobs._steps import composed
+    from layerparity.models.architecture import read_config
     from layerparity.models.resolve import open_checkpoint
-    from layerparity.models.skeleton import Skeleton, read_config
+    from layerparity.models.skeleton import Skeleton
 
     checkpoint = open_checkpoint(composed(setting.keys).model)
     import torch

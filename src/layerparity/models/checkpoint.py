@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import json
-import math
-import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerparity.errors import UserError
-from layerparity.files import sha256_text
+from layerparity.files import text_digest
 from layerparity.models import fp8
+from layerparity.models.header import Stored, read_header
 
 if TYPE_CHECKING:
     import torch
 
-    from layerparity.models.reading import Files, Filler
+    from layerparity.models.filling import Filler
+    from layerparity.models.reading import Files
 
 INDEX = "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-_HEADER_LIMIT = 100 * 2**20
-_ITEM_BYTES = {
-    **dict.fromkeys(("F64", "I64", "U64"), 8),
-    **dict.fromkeys(("F32", "I32", "U32"), 4),
-    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
-    **dict.fromkeys(("F8_E4M3", "F8_E5M2", "I8", "U8", "BOOL"), 1),
-}
 # Keys that say where or how a config was written, not what the architecture is.
 _CONFIG_NOISE = {
     "_name_or_path",
@@ -37,21 +29,6 @@ _CONFIG_NOISE = {
     "torch_dtype",
     "quantization_config",
 }
-
-
-@dataclass(frozen=True)
-class Stored:
-    """Where one tensor of a checkpoint lies: file, dtype as safetensors names it, shape, bytes.
-
-    ``begin`` is the position of its first byte in the file.
-    """
-
-    name: str
-    file: Path
-    dtype: str
-    shape: tuple[int, ...]
-    bytes: int
-    begin: int = 0
 
 
 class Checkpoint:
@@ -73,9 +50,9 @@ class Checkpoint:
         return _read_json(self.folder / "config.json")
 
     @cached_property
-    def config_sha256(self) -> str:
+    def config_digest(self) -> str:
         """Hash of the architecture: config.json without the keys that do not describe it."""
-        return config_sha256(self.config)
+        return config_digest(self.config)
 
     @cached_property
     def tensors(self) -> dict[str, Stored]:
@@ -136,11 +113,11 @@ class Checkpoint:
         return scales
 
     def read(self, names: Iterable[str]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-        """Return tensors by name, on the CPU, and the SHA-256 of each one's bytes.
+        """Return tensors by name, on the CPU, and the hash of each one's bytes.
 
         They are as stored; FP8 weights are given with their values, in the checkpoint's own dtype.
         """
-        from layerparity.models.reading import Filler
+        from layerparity.models.filling import Filler
 
         filler = Filler(self.files)
         values, hashes = {}, {}
@@ -151,7 +128,7 @@ class Checkpoint:
 
     def value(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return one tensor as `read` does, or in ``dtype``, without its hash."""
-        from layerparity.models.reading import Filler
+        from layerparity.models.filling import Filler
 
         into = self.empty(name, dtype)
         self.fill(Filler(self.files, hashing=False), name, into)
@@ -161,7 +138,7 @@ class Checkpoint:
         """Return memory for a tensor's values. Raises UserError for a type that is not read."""
         import torch
 
-        from layerparity.models.reading import DTYPES
+        from layerparity.models.filling import DTYPES
 
         stored = self.tensors[name]
         if stored.dtype not in DTYPES:
@@ -173,13 +150,13 @@ class Checkpoint:
 
     def held_as(self, name: str) -> torch.dtype:
         """Return the type that holds a tensor's values as they are, and that its hash covers."""
-        from layerparity.models.reading import DTYPES
+        from layerparity.models.filling import DTYPES
 
         stored = self.tensors[name].dtype
         return self.dtype if stored in fp8.STORED else DTYPES[stored]
 
     def fill(self, filler: Filler, name: str, into: torch.Tensor) -> str:
-        """Fill ``into`` with a tensor's values, cast to its dtype; return the SHA-256 of `read`."""
+        """Fill ``into`` with a tensor's values, cast to its dtype; return the hash of `read`."""
         scales = self.scales(name)
         if scales is None:
             return filler.fill(self.tensors[name], into)
@@ -226,57 +203,10 @@ class Checkpoint:
         return files
 
 
-def config_sha256(config: Mapping[str, Any]) -> str:
+def config_digest(config: Mapping[str, Any]) -> str:
     """Return the hash of an architecture given as config.json's values."""
     kept = {key: value for key, value in config.items() if key not in _CONFIG_NOISE}
-    return sha256_text(json.dumps(kept, sort_keys=True, default=str))
-
-
-def read_header(file: Path) -> list[Stored]:
-    """Return what a safetensors file's header lists. Raises UserError where it cannot be true."""
-    size = file.stat().st_size
-    with file.open("rb") as opened:
-        prefix = opened.read(8)
-        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else _HEADER_LIMIT + 1
-        if length > min(_HEADER_LIMIT, size):
-            raise UserError(
-                f"{file.name} is not a safetensors file, or is cut off: fetch it again."
-            )
-        raw = opened.read(length)
-    try:
-        header = json.loads(raw)
-        header.pop("__metadata__", None)
-        stored = [_stored(file, 8 + length, name, entry) for name, entry in header.items()]
-        end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{file.name} has a damaged header: fetch it again.") from error
-    if not _tiled(stored, 8 + length):
-        raise UserError(
-            f"{file.name} has a header that lies about where its tensors are: fetch it again."
-        )
-    if 8 + length + end != size:
-        raise UserError(
-            f"{file.name} is {size} bytes but its header describes {8 + length + end}: "
-            "it is cut off or damaged; fetch it again."
-        )
-    return stored
-
-
-def _tiled(stored: list[Stored], position: int) -> bool:
-    """Say whether tensors lie one after the other, each as long as its shape and dtype say."""
-    for each in sorted(stored, key=lambda each: (each.begin, each.bytes)):
-        size = _ITEM_BYTES.get(each.dtype)
-        true = size is None or each.bytes == size * math.prod(each.shape)
-        if each.begin != position or each.bytes < 0 or not true:
-            return False
-        position += each.bytes
-    return True
-
-
-def _stored(file: Path, start: int, name: str, entry: Mapping[str, Any]) -> Stored:
-    begin, end = entry["data_offsets"]
-    shape = tuple(entry["shape"])
-    return Stored(name, file, entry["dtype"], shape, end - begin, start + begin)
+    return text_digest(json.dumps(kept, sort_keys=True, default=str))
 
 
 def _read_json(path: Path) -> dict[str, Any]:

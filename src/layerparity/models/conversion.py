@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+def in_order(names: Iterable[str]) -> list[str]:
+    """Return stored names as transformers collects them: expert 2 before expert 10."""
+    from transformers.core_model_loading import dot_natural_key
+
+    return sorted(names, key=dot_natural_key)
+
+
 class Conversion:
     """How a checkpoint's tensors become a model's parameters: renamed, stacked, concatenated."""
 
@@ -58,7 +65,7 @@ class Conversion:
         They are those that `targets` gives the weight. Raises NoRecipeError where transformers does
         more than lay them beside each other, and UserError where the shapes do not fit.
         """
-        names = sorted(stored, key=_natural)
+        names = in_order(stored)
         patterns = {name: self._patterns.get(name) for name in names}
         rule = self._rule(patterns[names[0]])
         if rule is None:
@@ -148,12 +155,6 @@ def _misfit(weight: str, stored: Sequence[int], due: Sequence[int]) -> str:
         f"{weight}: the checkpoint gives shape {list(stored)}, the architecture wants "
         f"{list(due)}: the checkpoint and its config.json do not belong together."
     )
-
-
-def _natural(name: str) -> list[tuple[int, int, str]]:
-    """Sort key that puts expert 2 before expert 10, as transformers collects them."""
-    parts = name.split(".")
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts]
 
 
 class _quiet_progress:  # noqa: N801

@@ -24,7 +24,8 @@ def layer_classes(config: Mapping[str, Any]) -> tuple[dict[int, str], dict[int, 
     """
     import torch
 
-    from layerparity.models.skeleton import Skeleton, read_config
+    from layerparity.models.architecture import read_config
+    from layerparity.models.skeleton import Skeleton
 
     try:
         skeleton = Skeleton(read_config(config), torch.float32, "eager", None)

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from layerparity.models.filling import Filler
 from layerparity.models.memory import Pool
-from layerparity.models.reading import Filler, ReadAhead
+from layerparity.models.reading import ReadAhead
 from layerparity.models.recipe import Due
 from layerparity.profile import Spent
 
 if TYPE_CHECKING:
-    from layerparity.models.checkpoint import Checkpoint, Stored
+    from layerparity.models.checkpoint import Checkpoint
+    from layerparity.models.header import Stored
 
 # More do not read faster from one disk, and take the processor from what is being computed.
 _THREADS = min(2, os.cpu_count() or 1)
@@ -24,7 +26,7 @@ _THREADS = min(2, os.cpu_count() or 1)
 
 @dataclass
 class Loaded:
-    """A stage's weights by module weight, the SHA-256 of each tensor used, and what it took."""
+    """A stage's weights by module weight, the hash of each tensor used, and what it took."""
 
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
     hashes: dict[str, str] = field(default_factory=dict)
@@ -63,6 +65,18 @@ class Loader:
                 return loaded
         return self._background.submit(self._load, due).result()
 
+    def read(self, names: Iterable[str]) -> Loaded:
+        """Return stored tensors as `Checkpoint.read` gives them, for what has no place of its own.
+
+        Here ``weights`` is by stored name. They are counted and hashed as all others are.
+        """
+        loaded = Loaded()
+        for name in sorted(names, key=self._position):
+            loaded.weights[name] = self.checkpoint.empty(name)
+        loaded.spent = self._fill(iter(list(loaded.weights.items())), None)
+        self._settle(loaded, loaded.weights)
+        return loaded
+
     def _load(self, due: Mapping[str, Due]) -> Loaded:
         loaded = Loaded()
         todo: list[tuple[str, torch.Tensor]] = []
@@ -82,11 +96,14 @@ class Loader:
             list(queue)
             wait(filling)
             raise
-        names = dict.fromkeys(name for name, _ in todo)
+        self._settle(loaded, dict.fromkeys(name for name, _ in todo))
+        return loaded
+
+    def _settle(self, loaded: Loaded, names: Iterable[str]) -> None:
+        """Make sure that no file changed while it was read, and give every tensor its hash."""
         for file in {stored.file for stored in self._stored(names)}:
             self.checkpoint.files.check(file)
         loaded.hashes = {name: self._hashes[name] for name in names}
-        return loaded
 
     def _stored(self, names: Iterable[str]) -> Iterator[Stored]:
         """Yield where tensors lie, each after its scales."""
@@ -96,7 +113,9 @@ class Loader:
                 yield scales
             yield self.checkpoint.tensors[name]
 
-    def _fill(self, queue: Iterator[tuple[str, torch.Tensor]], ahead: ReadAhead) -> Spent:
+    def _fill(
+        self, queue: Iterator[tuple[str, torch.Tensor]], ahead: ReadAhead | None
+    ) -> Spent:
         """Fill what is left in a queue that threads share."""
         files = self.checkpoint.files
         fillers = {known: Filler(files, not known, ahead) for known in (False, True)}

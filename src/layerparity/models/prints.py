@@ -18,10 +18,11 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import torch
+from blake3 import blake3
 
 from layerparity.manifest import WeightPrint
 from layerparity.models import fp8
-from layerparity.models.reading import DTYPES
+from layerparity.models.filling import DTYPES
 from layerparity.tensor_files import read_tensor
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ _THREADS = min(8, os.cpu_count() or 1)
 def print_of(tensor: torch.Tensor, target: str = "") -> WeightPrint:
     """Return the print of a tensor on the CPU, whose place in the model is ``target``."""
     flat = tensor.detach().reshape(-1)
-    tally = _Tally(values_sha256(flat))
+    tally = _Tally(values_digest(flat))
     for start in range(0, flat.numel(), CHUNK):
         tally.add(start // CHUNK, flat[start : start + CHUNK])
     dtype = str(tensor.dtype).removeprefix("torch.")
@@ -50,12 +51,12 @@ def print_of(tensor: torch.Tensor, target: str = "") -> WeightPrint:
     )
 
 
-def values_sha256(tensor: torch.Tensor) -> str:
-    """Return the SHA-256 of a CPU tensor's values in row-major order, whatever type holds them.
+def values_digest(tensor: torch.Tensor) -> str:
+    """Return the BLAKE3 hash of a CPU tensor's values in row-major order, whatever type holds them.
 
     It covers bfloat16 numbers where all the values are such, and float32 numbers otherwise.
     """
-    digest, flat = hashlib.sha256(), tensor.detach().reshape(-1)
+    digest, flat = blake3(), tensor.detach().reshape(-1)
     kept = torch.bfloat16 if _is_narrow(flat) else torch.float32
     for start in range(0, flat.numel(), _HASHED):
         digest.update(_bytes(flat[start : start + _HASHED].to(kept)))
@@ -95,7 +96,7 @@ def stage_prints(
         digest = hashes.get(name)
         # Of these alone the hash of the stored bytes is the one that a print has.
         known = same and held.dtype == checkpoint.held_as(name) == torch.bfloat16
-        if digest is not None and (known or values_sha256(held) == digest):
+        if digest is not None and (known or values_digest(held) == digest):
             return _unchanged(held, digest, place, checkpoint.tensors[name].dtype)
         return print_of(held, place)
 
@@ -153,12 +154,12 @@ def _judged(made: WeightPrint, stored: torch.Tensor) -> WeightPrint:
     own: torch.dtype = getattr(torch, made.dtype)
     rounded = _as(stored, own)
     name = str(stored.dtype).removeprefix("torch.")
-    if values_sha256(rounded) != made.sha256:
+    if values_digest(rounded) != made.digest:
         return replace(
             made, checkpoint="differs", stored=name, expected=print_of(rounded, made.target)
         )
     narrowed = torch.promote_types(own, stored.dtype) != own
-    same = not narrowed or values_sha256(stored) == made.sha256
+    same = not narrowed or values_digest(stored) == made.digest
     return replace(made, checkpoint="equal" if same else "rounded", stored=name)
 
 

@@ -1,49 +1,24 @@
-"""Reading: a stored tensor's bytes from its file into the memory they are meant for.
+"""Reading: bytes of a checkpoint's files, by position, each once, and what is fetched ahead.
 
-Nothing is mapped: each byte is read once, by position, into its place, and hashed on the way. What
-has to change its type passes through a scratch buffer of its stored type, a few megabytes at a
-time.
+Nothing is mapped: a file that is cut off or a disk that fails ends in words, not in a signal.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
-import time
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import TYPE_CHECKING
 
 from layerparity.errors import UserError
-from layerparity.models import fp8
-from layerparity.profile import Spent
 
 if TYPE_CHECKING:
-    from layerparity.models.checkpoint import Stored
+    from layerparity.models.header import Stored
 
-# Read, hashed and cast while it is still in the processor's cache.
-CHUNK = 4 << 20
 _AHEAD, _SEGMENT = 128 << 20, 16 << 20
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
 Stamp = tuple[int, int, int]
 
 
@@ -150,129 +125,3 @@ def _damage_said(file: Path) -> Iterator[None]:
         raise UserError(
             f"{file.name} cannot be read ({error.strerror}): check the disk, or fetch it again."
         ) from error
-
-
-@dataclass
-class Filler:
-    """Fills one tensor after the other; each thread has one of its own."""
-
-    files: Files
-    hashing: bool = True
-    ahead: ReadAhead | None = None
-
-    def __post_init__(self) -> None:
-        self.spent = Spent()
-        self._scratch = torch.empty(0, dtype=torch.uint8)
-
-    def fill(self, stored: Stored, into: torch.Tensor) -> str:
-        """Fill ``into``, of the stored shape, cast to its type; return the stored bytes' SHA-256.
-
-        Empty without ``hashing``.
-        """
-        own = DTYPES[stored.dtype]
-        digest = hashlib.sha256()
-        if own == into.dtype and into.is_contiguous():
-            self._straight(stored, into, digest)
-        elif into.is_contiguous():
-            self._cast(stored, into.view(-1), own, digest)
-        else:
-            # A transposed place: the rows of the file lie across it.
-            between = torch.empty(stored.shape, dtype=own)
-            self._straight(stored, between, digest)
-            with self._converting():
-                into.copy_(between)
-        return digest.hexdigest() if self.hashing else ""
-
-    def fill_fp8(
-        self,
-        stored: Stored,
-        scales: Stored,
-        block: tuple[int, int],
-        into: torch.Tensor,
-        canonical: torch.dtype,
-    ) -> str:
-        """Fill ``into`` with the values of an FP8 weight; return the SHA-256 of its values.
-
-        The hash is of the values rounded to ``canonical``, which is what a converted checkpoint
-        stores. Rows go through float32 a block at a time.
-        """
-        factors = torch.empty(scales.shape, dtype=DTYPES[scales.dtype])
-        self._straight(scales, factors, hashlib.sha256())
-        if not into.is_contiguous():
-            between = torch.empty(stored.shape, dtype=into.dtype)
-            said = self.fill_fp8(stored, scales, block, between, canonical)
-            into.copy_(between)
-            return said
-        digest = hashlib.sha256()
-        columns = stored.shape[-1]
-        rows = into.view(-1, columns)
-        per_matrix, step = stored.shape[-2], block[0]
-        grid = factors.reshape(-1, -(-per_matrix // step), factors.shape[-1])
-        for first, count, factor in _row_blocks(rows.shape[0], per_matrix, step, grid):
-            raw = self._space(count * columns)
-            self._read(stored, first * columns, raw)
-            with self._converting():
-                part = raw.view(DTYPES[stored.dtype]).view(count, columns)
-                values = fp8.dequantised(part, factor, block[1])
-                rows[first : first + count].copy_(values)
-                kept = values.to(canonical) if self.hashing else raw
-            self._hash(digest, kept)
-        return digest.hexdigest() if self.hashing else ""
-
-    def _straight(self, stored: Stored, into: torch.Tensor, digest: Any) -> None:
-        raw = into.view(-1).view(torch.uint8)
-        for start in range(0, raw.numel(), CHUNK):
-            part = raw[start : start + CHUNK]
-            self._read(stored, start, part)
-            self._hash(digest, part)
-
-    def _cast(self, stored: Stored, into: torch.Tensor, own: torch.dtype, digest: Any) -> None:
-        step = CHUNK // own.itemsize
-        for start in range(0, into.numel(), step):
-            part = into[start : start + step]
-            raw = self._space(part.numel() * own.itemsize)
-            self._read(stored, start * own.itemsize, raw)
-            self._hash(digest, raw)
-            with self._converting():
-                part.copy_(raw.view(own))
-
-    def _read(self, stored: Stored, start: int, raw: torch.Tensor) -> None:
-        began = time.perf_counter()
-        self.files.read(stored.file, stored.begin + start, _bytes(raw))
-        self.spent.read += time.perf_counter() - began
-        self.spent.bytes += raw.numel()
-        if self.ahead is not None:
-            self.ahead.passed(raw.numel())
-
-    def _hash(self, digest: Any, raw: torch.Tensor) -> None:
-        if self.hashing:
-            began = time.perf_counter()
-            digest.update(_bytes(raw))
-            self.spent.hash += time.perf_counter() - began
-
-    @contextmanager
-    def _converting(self) -> Iterator[None]:
-        began = time.perf_counter()
-        yield
-        self.spent.convert += time.perf_counter() - began
-
-    def _space(self, size: int) -> torch.Tensor:
-        if self._scratch.numel() < size:
-            self._scratch = torch.empty(size, dtype=torch.uint8)
-        return self._scratch[:size]
-
-
-def _row_blocks(
-    rows: int, per_matrix: int, step: int, grid: torch.Tensor
-) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """Yield first row, number of rows and scales of each row of blocks, matrix by matrix."""
-    for matrix in range(rows // per_matrix):
-        for number in range(grid.shape[1]):
-            first = number * step
-            count = min(step, per_matrix - first)
-            yield matrix * per_matrix + first, count, grid[matrix, number]
-
-
-def _bytes(tensor: torch.Tensor) -> memoryview:
-    raw: memoryview = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
-    return raw

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from layerparity.errors import UserError
 from layerparity.models import fp8
+from layerparity.models.architecture import build
 from layerparity.models.buffers import fill_buffers, set_tensor, tensor_at
 from layerparity.models.checkpoint import Checkpoint
-from layerparity.models.conversion import Conversion
+from layerparity.models.conversion import Conversion, in_order
 from layerparity.models.layout import layout_of
 from layerparity.models.recipe import Due, NoRecipeError
 from layerparity.profile import Spent
@@ -18,41 +18,9 @@ from layerparity.profile import Spent
 if TYPE_CHECKING:
     import torch
     from torch import nn
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PretrainedConfig
 
     from layerparity.models.loader import Loader
-
-
-def read_config(values: Mapping[str, Any]) -> PretrainedConfig:
-    """Return transformers' configuration of an architecture. Raises UserError for unknown ones."""
-    from huggingface_hub.errors import StrictDataclassError
-    from transformers import CONFIG_MAPPING, AutoConfig
-
-    values = {key: _decoded(value) for key, value in values.items()}
-    # FP8 weights are given their values while they are read: the modules are the usual ones.
-    fp8.block_of({"quantization_config": values.pop("quantization_config", None)})
-    model_type = values.pop("model_type", None)
-    if model_type not in CONFIG_MAPPING:
-        raise UserError(
-            f"transformers does not know the model type '{model_type}', and code from a checkpoint "
-            "is never run: check config.json's model_type."
-        )
-    try:
-        return AutoConfig.for_model(model_type, **values)
-    except (ValueError, LookupError, TypeError, AttributeError, StrictDataclassError) as error:
-        said = " ".join(str(error).split())
-        raise UserError(f"config.json does not describe a {model_type}: {said[:200]}") from error
-
-
-def _decoded(value: Any) -> Any:
-    """Return a value of config.json with infinities as floats; JSON has none of its own."""
-    if isinstance(value, list):
-        return [_decoded(each) for each in value]
-    if isinstance(value, dict):
-        if set(value) == {"__float__"}:
-            return float(value["__float__"])
-        return {key: _decoded(each) for key, each in value.items()}
-    return value
 
 
 class Skeleton:
@@ -70,7 +38,7 @@ class Skeleton:
 
         self.config = config
         self.dtype = dtype
-        self.model = _build(config, dtype, attn_implementation, experts_implementation)
+        self.model = build(config, dtype, attn_implementation, experts_implementation)
         kept = (f"*{name}*" for name in self.model._get_dtype_plan(dtype))
         self.float32_patterns = (*float32_patterns, *kept)
         self._keep = dict.fromkeys(self.float32_patterns, torch.float32)
@@ -124,15 +92,17 @@ class Skeleton:
         return names
 
     def load(self, checkpoint: Checkpoint, stage: str) -> dict[str, str]:
-        """Fill a stage from the checkpoint; return the SHA-256 of each stored tensor it used."""
+        """Fill a stage from the checkpoint; return the hash of each stored tensor it used."""
         self.sources(checkpoint, stage)
         due, odd = self._due(checkpoint, stage)
-        loaded = self._loader(checkpoint).load(stage, due)
+        loader = self._loader(checkpoint)
+        loaded = loader.load(stage, due)
         hashes = dict(loaded.hashes)
         if odd:
-            values, more = checkpoint.read(odd)
-            self.conversion.load(values, self.dtype, self._keep)
-            hashes |= more
+            more = loader.read(odd)
+            self.conversion.load(more.weights, self.dtype, self._keep)
+            hashes |= more.hashes
+            loaded.spent += more.spent
         for weight, value in loaded.weights.items():
             set_tensor(self.model, weight, value)
             self._filled[weight] = value.data_ptr(), tensor_at(self.model, weight)._version
@@ -226,7 +196,7 @@ class Skeleton:
         ends = {name: p for name in names for p in pieces if _same_end(name, p)}
         if len(ends) < len(names) == len(pieces):
             # Other names for the same parts: gate before up, and w1 before w3.
-            ends = dict(zip(sorted(names, key=_natural), sorted(pieces, key=_natural), strict=True))
+            ends = dict(zip(in_order(names), in_order(pieces), strict=True))
         return {name: pieces[piece] for name, piece in ends.items()}
 
     def unload(self, stage: str) -> None:
@@ -261,18 +231,13 @@ class Skeleton:
         return bool(getattr(self.config, "tie_word_embeddings", False))
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
-    """Sort key that puts expert 2 before expert 10."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split(".")]
-
-
 def _same_end(left: str, right: str) -> bool:
     return f".{left}".endswith(f".{right}") or f".{right}".endswith(f".{left}")
 
 
 def _refuse_narrow(checkpoint: Checkpoint, names: list[str]) -> None:
     """Refuse weights in 8 bits and less, but for FP8 with its scales: the others are noise."""
-    from layerparity.models.reading import DTYPES
+    from layerparity.models.filling import DTYPES
 
     for name in names:
         stored = checkpoint.tensors[name].dtype
@@ -283,31 +248,3 @@ def _refuse_narrow(checkpoint: Checkpoint, names: list[str]) -> None:
                 f"{name} is stored as {stored}, and of what is not plain floating point only "
                 "F8_E4M3 with weight_scale_inv is read: convert the checkpoint to bfloat16 first."
             )
-
-
-def _build(
-    config: PretrainedConfig,
-    dtype: torch.dtype,
-    attn_implementation: str,
-    experts_implementation: str | None,
-) -> PreTrainedModel:
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    options: dict[str, Any] = {"attn_implementation": attn_implementation}
-    # Without a word transformers asks on the terminal whether to run a checkpoint's own code.
-    options["trust_remote_code"] = False
-    if experts_implementation is not None:
-        options["experts_implementation"] = experts_implementation
-    try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype, **options)
-    except (ValueError, ImportError, KeyError) as error:
-        if "does not support an attention implementation" in str(error):
-            raise UserError(
-                f"{config.model_type} has no {attn_implementation} attention in transformers: use "
-                "attn_implementation=eager."
-            ) from error
-        # transformers names the implementations it knows, or the package that one of them needs.
-        raise UserError(str(error).strip("'\"").splitlines()[0]) from error
-    return model.eval().requires_grad_(False)

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from layerparity.errors import UserError
+from layerparity.models.architecture import read_config
 from layerparity.models.buffers import fill_buffers
-from layerparity.models.skeleton import Skeleton, read_config
+from layerparity.models.skeleton import Skeleton
 
 if TYPE_CHECKING:
     import torch

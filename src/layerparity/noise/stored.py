@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from layerparity.errors import UserError
-from layerparity.files import inside, sha256_text, tensor_sha256, whole_file, write_text
+from layerparity.files import inside, tensor_digest, text_digest, whole_file, write_text
 from layerparity.noise.floor import Floor
 from layerparity.noise.usual import Usual
 from layerparity.site import Site
@@ -18,7 +18,7 @@ from layerparity.tensor_files import read_tensors
 
 FOLDER = "reference"
 INDEX = f"{FOLDER}/index.json"
-SCHEMA = 1
+SCHEMA = 2
 ISOLATED, CHAINED = "isolated", "chained"
 
 
@@ -26,7 +26,7 @@ ISOLATED, CHAINED = "isolated", "chained"
 class Entry:
     """One site's reference: the stage and feed it was computed in, its file, and the floors there.
 
-    ``hashes`` are the SHA-256 of each tensor by its name in the file; ``floors`` gives by floating
+    ``hashes`` are the hash of each tensor by its name in the file; ``floors`` gives by floating
     type the names of the ways and the spread of their slopes.
     """
 
@@ -64,7 +64,7 @@ class ReferenceWriter:
                 tensors[_elements(site, dtype)] = floor.elements.contiguous()
                 if floor.real is not None:
                     tensors[_real(site, dtype)] = floor.real.contiguous()
-            hashes = {key: tensor_sha256(tensor) for key, tensor in tensors.items()}
+            hashes = {key: tensor_digest(tensor) for key, tensor in tensors.items()}
             kept = {d: {"ways": list(f.ways), "spread": f.spread} for d, f in floors.items()}
             self.entries.append(Entry(site, stage, feed, relative, hashes, kept))
             everything |= tensors
@@ -73,11 +73,11 @@ class ReferenceWriter:
                 save_file(everything, part)
 
     def finish(self) -> str:
-        """Write the index; return its SHA-256, which the manifest keeps."""
+        """Write the index; return its hash, which the manifest keeps."""
         rows = [{**asdict(entry), "site": str(entry.site)} for entry in self.entries]
         text = json.dumps({"schema": SCHEMA, "entries": rows}, indent=1)
         write_text(self.folder / INDEX, text)
-        return sha256_text(text)
+        return text_digest(text)
 
 
 class StoredReferences:
@@ -94,7 +94,7 @@ class StoredReferences:
             raw = json.loads(text)
         except (OSError, ValueError) as error:
             raise UserError(f"{path} cannot be read ({error}): make the golden again.") from error
-        if sha256_text(text) != digest or raw.get("schema") != SCHEMA:
+        if text_digest(text) != digest or raw.get("schema") != SCHEMA:
             raise UserError(f"{path} is not what the run's manifest names: make the golden again.")
         for row in raw["entries"]:
             entry = Entry(**{**row, "site": Site.parse(row["site"])})
@@ -131,7 +131,7 @@ class StoredReferences:
     def _read(self, entry: Entry, name: str) -> torch.Tensor:
         path = inside(self.folder, entry.file)
         tensor = read_tensors(path, [name], "make the golden again")[name]
-        if tensor_sha256(tensor) != entry.hashes[name]:
+        if tensor_digest(tensor) != entry.hashes[name]:
             raise UserError(f"{path} was altered at {name}: make the golden again.")
         return tensor
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerparity.errors import UserError, nearest
-from layerparity.files import sha256_text
+from layerparity.files import text_digest
 
 if TYPE_CHECKING:
     from layerparity.config import Config
@@ -53,7 +53,7 @@ def identity(chosen: Any) -> dict[str, Any]:
     if _is_ours(keys["_target_"]):
         return keys
     module = sys.modules[_resolve(keys["_target_"]).__module__]
-    return {**keys, "source": sha256_text("\n".join(_sources(module)))}
+    return {**keys, "source": text_digest("\n".join(_sources(module)))}
 
 
 def check(chosen: Any, config: Config, num_layers: int) -> None:

@@ -67,13 +67,13 @@ def _place_problems(given: Any, assets: Assets, *_: Any) -> Iterator[str]:
 
 def _load_problems(given: Any, assets: Assets, stage: str) -> Iterator[str]:
     if not isinstance(given, dict):
-        yield f"returned {_named(given)}, not the SHA-256 of each checkpoint tensor by name."
+        yield f"returned {_named(given)}, not the hash of each checkpoint tensor by name."
         return
     site = Site(stage, "in")
     mark = f"{stage}." if site.layer is None else f"layers.{site.layer}."
     stored = [name for name in assets.checkpoint.weights if mark in name]
     if stored and not given:
-        yield f"reports no weights, and the checkpoint holds {stored[0]}: return their SHA-256."
+        yield f"reports no weights, and the checkpoint holds {stored[0]}: return their hash."
     unknown = sorted(set(given) - set(assets.checkpoint.tensors))
     if unknown:
         yield f"reports '{unknown[0]}', which the checkpoint does not hold: use its stored names."

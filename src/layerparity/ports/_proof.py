@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from layerparity.errors import UserError
-from layerparity.files import sha256_text
+from layerparity.files import text_digest
 from layerparity.models.arguments import block_arguments
 from layerparity.models.families.base import COMPONENTS, Family
 from layerparity.models.skeleton import Skeleton
@@ -88,7 +88,7 @@ def prove(skeleton: Skeleton, family: Family) -> Proof:
     """Return what the twin shows, from memory where this architecture was proved before."""
     config = skeleton.config
     asked = [config._attn_implementation, getattr(config, "_experts_implementation", None)]
-    key = sha256_text(json.dumps([config.to_dict(), asked], sort_keys=True, default=str))
+    key = text_digest(json.dumps([config.to_dict(), asked], sort_keys=True, default=str))
     if key not in _proved:
         _proved[key] = _prove(skeleton, family)
     return _proved[key]

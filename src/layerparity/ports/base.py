@@ -98,7 +98,7 @@ class Port(ABC):
 
     @abstractmethod
     def load(self, stage: str) -> dict[str, str]:
-        """Load a stage's weights; return the SHA-256 of every checkpoint tensor used, by name."""
+        """Load a stage's weights; return the hash of every checkpoint tensor used, by name."""
 
     def expect(self, stage: str | None) -> None:  # noqa: B027
         """Begin to read a stage's weights: it is the one that is loaded next.

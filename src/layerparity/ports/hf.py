@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from layerparity.config import DType, FeedMode
 from layerparity.errors import UserError
+from layerparity.models.architecture import read_config
 from layerparity.models.families.base import ROUTED, Tap
-from layerparity.models.skeleton import Skeleton, read_config
+from layerparity.models.skeleton import Skeleton
 from layerparity.ports._cache import HfCache
 from layerparity.ports._canonical import OWN_CHOICES, REPLAYED, laid_out, sort_routing, spec_of
 from layerparity.ports._inside import after_of, expert_count, taps_of

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from enum import Enum
 
-from layerparity.files import sha256_text
+from layerparity.files import text_digest
 
 PREFIX = "layerparity."
 PARENT_TAG = "mlflow.parentRunId"
@@ -26,7 +26,7 @@ def clean(name: str) -> str:
     if not text or text.startswith(".."):
         text = f"_{text}"
     if len(text) > MAX_NAME:
-        text = f"{text[: MAX_NAME - 9]}-{sha256_text(name)[:8]}"
+        text = f"{text[: MAX_NAME - 9]}-{text_digest(name)[:8]}"
     return text
 
 
