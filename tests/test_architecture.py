@@ -17,7 +17,7 @@ FLOORS = [
     {"models", "capture", "again", "faults"},
     {"backends", "inputs", "compare", "causes", "audit", "convert"},
     {"ports", "plan", "bisect", "fit", "doctor"},
-    {"reference", "selftest"},
+    {"reference", "selftest", "stage_sites"},
     {"execute"},
     {"sweep"},
     {"jobs"},

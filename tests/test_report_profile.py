@@ -26,7 +26,7 @@ from layerparity.compare.report.time_by_stage import seconds_text, time_by_stage
 from layerparity.compare.sides import Union
 from layerparity.compare.tolerances.fixed import Settings as FixedTolerance
 from layerparity.errors import UserError
-from layerparity.jobs._profile import line
+from layerparity.jobs._profile import line, metrics
 from layerparity.manifest import PROFILE_FILE
 from layerparity.models.checkpoint import Checkpoint
 from layerparity.profile import PARTS, RunProfile, Spent, StageProfile
@@ -58,6 +58,14 @@ def with_profiles(
 
 
 BOTH = with_profiles(profile(reference=3.0), profile(2))
+
+
+def test_components_of_one_block_are_one_step() -> None:
+    parts = {f"layers.2.{name}": stage() for name in ("self_attn", "mlp")}
+    found = [(n, value) for n, value, step in metrics(RunProfile(4 * GB, parts)) if step == 2]
+    assert len(found) == len({name for name, _ in found})
+    assert dict(found)["time/block ms"] == pytest.approx(2000 * stage().seconds)
+    assert dict(found)["profile/memory peak MB"] == stage().peak / 1e6
 
 
 # ---------------------------------------------------------------- a real run

@@ -268,6 +268,30 @@ def test_one_block_fits_where_two_do_not() -> None:
         _streaming.reads_ahead(sizes, 99)
 
 
+# ---------------------------------------------------------------- what was converted is said
+
+
+def test_rounded_weights_are_named_and_exact_ones_counted(cli, copied: Path, tmp_path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    (file,) = copied.glob("*.safetensors")
+    held = {name: each.to(torch.bfloat16) for name, each in load_file(file).items()}
+    held["model.norm.weight"] = torch.full_like(held["model.norm.weight"], 1.001, dtype=torch.float)
+    held["model.layers.1.self_attn.q_norm.weight"] = held[
+        "model.layers.1.self_attn.q_norm.weight"
+    ].float()
+    save_file(held, file, metadata={"format": "pt"})
+    model = ("model=checkpoint", f"model.path={copied}", "dtype=bfloat16")
+    tokens = tmp_path / "tokens.json"
+    tokens.write_text("[[5, 6, 7, 8]]")
+    fed = ("inputs=tokens", f"inputs.file={tokens}")
+    ended = cli("device_map=stream", *model, *fed)
+    assert ended.exit == 0, ended.err
+    said = " ".join(ended.out.split())
+    assert "2 float32 held as bfloat16" in said
+    assert "; rounded: model.norm.weight" in said and "q_norm.weight" not in said.split("rounded")[1]
+
+
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
     return folders.minimax_m2(tmp_path / "copied")

@@ -11,18 +11,18 @@ from layerparity.capture.wanted import Wanted
 from layerparity.files import tensor_digest, text_digest
 from layerparity.inputs.base import Inputs
 from layerparity.manifest import Feed, WeightPrint
-from layerparity.models.families.base import HIDDEN, ROUTED, TOKENS
+from layerparity.models.families.base import ROUTED
 from layerparity.ports.base import Call, Observed, Port
 from layerparity.profile import MemoryPeaks, RunProfile, StageProfile, anonymous_bytes
 from layerparity.shown import Shown, Specs, Tensors
-from layerparity.site import DECODE, PREFILL, Kind, Site, SiteSpec
+from layerparity.site import DECODE, Kind, Site, SiteSpec
+from layerparity.stage_sites import at, boundary, boundary_spec, inside
 
 if TYPE_CHECKING:
     import torch
 
     from layerparity.reference import References
 
-LOGITS = SiteSpec(("batch", "token", "vocabulary"))
 # The next token is a choice like a router's: near a tie, rounding decides.
 NEW_TOKENS = SiteSpec(("batch", "token", "choice"), Kind.INDEX_SET)
 
@@ -115,7 +115,8 @@ class Execution:
             self._load(stage, step, profile, outcome)
         passed = self._stage(stage, previous, step, outcome)
         if self.streams:
-            self.port.release(stage)
+            with profile.timing("wait"):
+                self.port.release(stage)
         profile.peak = max(profile.peak, self._peaks.take())
         return passed
 
@@ -130,8 +131,8 @@ class Execution:
     def _load(self, stage: str, step: int | None, profile: StageProfile, outcome: Outcome) -> None:
         with profile.timing("wait"):
             used = self.port.load(stage)
-        # Before the prints: they, too, take time in which the next stage can be read.
-        self.port.expect(self._following(stage, step) if self.ahead else None)
+            # Before the prints: they, too, take time in which the next stage can be read.
+            self.port.expect(self._following(stage, step) if self.ahead else None)
         profile.loading += self.port.spent(stage)
         if stage in outcome.weights:
             return
@@ -145,7 +146,7 @@ class Execution:
         self, stage: str, previous: Passed | None, step: int | None, outcome: Outcome
     ) -> tuple[Passed, Tensors, Specs]:
         """Feed and run one stage; return its output, and what it showed at the wanted sites."""
-        source_site = _at(self.site_of(stage), step)
+        source_site = at(self.site_of(stage), step)
         given = self._given(stage, source_site)
         fed = previous if given is None else Passed(given, given)
         assert fed is not None, f"{stage} has neither given values nor a stage before it"
@@ -172,7 +173,7 @@ class Execution:
     def _choices(self, step: int | None) -> dict[int, torch.Tensor]:
         """Return the choices that were given for a pass's routers, by layer."""
         layers = {Site(stage, "in").layer for stage in self.stages} - {None}
-        sites = {layer: _at(_inside(layer, ROUTED), step) for layer in layers}
+        sites = {layer: at(inside(layer, ROUTED), step) for layer in layers}
         held = self.inputs.given
         return {layer: held[s] for layer, s in sites.items() if layer is not None and s in held}
 
@@ -191,15 +192,15 @@ class Execution:
         owner = Site(stage, "in")
         tensors: Tensors = {}
         specs: Specs = {}
-        for end in _boundary(stage):
-            site = _at(Site(stage, end), step)
+        for end in boundary(stage):
+            site = at(Site(stage, end), step)
             if self._wants(site):
-                tensors[site], specs[site] = ends[end], _boundary_spec(stage, end)
+                tensors[site], specs[site] = ends[end], boundary_spec(stage, end)
         for local, value in observed.tensors.items():
-            site = _at(_inside(owner.layer, local), step)
+            site = at(inside(owner.layer, local), step)
             tensors[site], specs[site] = value, observed.specs[local]
         for local, reason in observed.unseen.items():
-            outcome.skipped[str(_at(_inside(owner.layer, local), step))] = reason
+            outcome.skipped[str(at(inside(owner.layer, local), step))] = reason
         return tensors, specs
 
     def _wants(self, site: Site) -> bool:
@@ -252,11 +253,6 @@ class Execution:
             self.references.begin_step(call)
 
 
-def _at(site: Site, step: int | None) -> Site:
-    """Return a prefill site as it is at a decode step."""
-    return site if step is None else replace(site, phase=DECODE, step=step)
-
-
 def _chosen(step: int, token: torch.Tensor) -> tuple[Tensors, Specs]:
     """Return the token chosen at a decode step; step 0 is chosen from the prefill's logits."""
     site = Site("tokens", "out", DECODE, step)
@@ -266,26 +262,3 @@ def _chosen(step: int, token: torch.Tensor) -> tuple[Tensors, Specs]:
 def _greedy(logits: torch.Tensor) -> torch.Tensor:
     """Return the most likely next token of each sequence, int64 [batch, 1], on the CPU."""
     return logits[:, -1].detach().cpu().argmax(dim=-1, keepdim=True)
-
-
-def _inside(layer: int | None, local: str) -> Site:
-    path, _, end = local.partition(":")
-    return Site(f"layers.{layer}.{path}", end, PREFILL)
-
-
-def _boundary(stage: str) -> tuple[str, ...]:
-    """Return the ends of a stage that are sites of their own.
-
-    A component's are sites of its block, seen by taps; norm and head take what has a site already.
-    """
-    if stage in ("norm", "lm_head"):
-        return ("out",)
-    owner = Site(stage, "in")
-    return ("in", "out") if owner.layer is None or not owner.component else ()
-
-
-def _boundary_spec(stage: str, end: str) -> SiteSpec:
-    if stage == "embed_tokens":
-        # The embedding copies rows: anything but equality is a mistake.
-        return TOKENS if end == "in" else SiteSpec(HIDDEN.axes, Kind.EXACT)
-    return LOGITS if (stage, end) == ("lm_head", "out") else HIDDEN

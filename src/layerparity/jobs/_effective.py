@@ -12,17 +12,22 @@ if TYPE_CHECKING:
     from layerparity.models.checkpoint import Checkpoint
 
 
-def effective_text(
+def held_against(
     checkpoint: Checkpoint, effective: Mapping[str, Mapping[str, WeightPrint]]
-) -> str:
-    """Return the prints of each stage's weights, held against the checkpoint, as JSON text."""
+) -> dict[str, dict[str, WeightPrint]]:
+    """Return the prints of each stage's weights, each with what the checkpoint says to it."""
     from layerparity.models.prints import against
 
-    kept = {
-        stage: {name: asdict(each) for name, each in against(checkpoint, held).items()}
+    return {stage: against(checkpoint, held) for stage, held in effective.items()}
+
+
+def effective_text(effective: Mapping[str, Mapping[str, WeightPrint]]) -> str:
+    """Return the prints of each stage's weights as JSON text."""
+    plain = {
+        stage: {name: asdict(each) for name, each in held.items()}
         for stage, held in effective.items()
     }
-    return json.dumps(kept)
+    return json.dumps(plain)
 
 
 def layers_of(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -10,12 +10,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerparity import __version__, console, ports
+from layerparity import __version__, ports
 from layerparity.config import Config, RunKind
 from layerparity.errors import UserError
 from layerparity.files import text_digest, whole_file, write_text
 from layerparity.inputs._replay import replays
-from layerparity.jobs import _profile
+from layerparity.jobs import _closing, _profile
 from layerparity.jobs._effective import effective_text, layers_of
 from layerparity.jobs._start import with_start_up
 from layerparity.manifest import (
@@ -209,7 +209,7 @@ def finish(
     active.set_tags({f"fact.{name}": value for name, value in prepared.backend.facts().items()})
     with _written(active.folder):
         write_text(active.folder / FILE_NAME, made.to_json())
-    _closing_table(made, outcome, with_start_up(seconds, whole))
+    _closing.say(made, outcome, with_start_up(seconds, whole))
 
 
 def describe(prepared: Prepared, folder: Path, outcome: Outcome) -> None:
@@ -223,10 +223,10 @@ def describe(prepared: Prepared, folder: Path, outcome: Outcome) -> None:
         write_text(folder / PROMPTS_FILE, json.dumps(prepared.inputs.texts, ensure_ascii=False))
     write_text(folder / "weights.json", json.dumps(outcome.tensors_used, indent=1))
     write_text(folder / PROFILE_FILE, outcome.profile.to_json())
-    write_text(folder / EFFECTIVE_FILE, effective_text(prepared.checkpoint, outcome.effective))
+    write_text(folder / EFFECTIVE_FILE, effective_text(outcome.effective))
     write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(params(prepared.config))))
     if outcome.new_tokens is not None:
-        _texts(prepared, folder, outcome.new_tokens)
+        _closing.texts(prepared, folder, outcome.new_tokens)
     warn = prepared.backend.warnings
     if warn:
         write_text(folder / "warnings.txt", "\n".join(warn) + "\n")
@@ -256,34 +256,3 @@ def _metrics(made: Manifest, outcome: Outcome, seconds: float) -> Iterator[tuple
     yield "summary/sites", float(len(made.records)), 0
     yield "summary/nan and inf", broken, 0
     yield "summary/seconds", seconds, 0
-
-
-def _closing_table(made: Manifest, outcome: Outcome, took: str) -> None:
-    rows = []
-    for stage in made.stages:
-        held = [r for r in made.records if r.file == f"tensors/{stage}.safetensors"]
-        out = next((r for r in held if r.site.path == stage and r.site.end == "out"), None)
-        bad = sum(int(r.stats["nan"] + r.stats["inf"]) for r in held)
-        rms = f"{out.stats['rms']:.4g}" if out else "-"
-        seconds = f"{outcome.profile.stages[stage].seconds:.2f}"
-        rows.append((stage, len(held), rms, bad or "-", seconds))
-    shown = rows if len(rows) <= 24 else [*rows[:12], ("...",) * 5, *rows[-11:]]
-    columns = ("stage", "sites", "output rms", "NaN/Inf", "seconds")
-    console.table(f"{len(made.records)} sites in {took}", columns, shown)
-    console.say(_profile.line(outcome.profile))
-
-
-def _texts(prepared: Prepared, folder: Path, tokens: Any) -> None:
-    from layerparity.inputs.prompt import load_tokenizer
-
-    try:
-        tokenizer = load_tokenizer(prepared.checkpoint.folder)
-    except UserError as error:
-        console.say(f"The new tokens stay numbers: {error}")
-        return
-    texts = [tokenizer.decode(row, skip_special_tokens=True) for row in tokens.tolist()]
-    prompts = prepared.inputs.texts or [""] * len(texts)
-    pairs = [{"prompt": p, "generated": t} for p, t in zip(prompts, texts, strict=False)]
-    write_text(folder / "generated.json", json.dumps(pairs, indent=1, ensure_ascii=False))
-    for pair in pairs:
-        console.say(f"generated: {pair['prompt']}|{pair['generated']}")

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from layerparity.console import bytes_text
-from layerparity.profile import PARTS, RunProfile
+from layerparity.profile import PARTS, RunProfile, StageProfile
+from layerparity.site import Site
 
 _MB = 1e6
+_BLOCK = "block"
 # A part that takes less goes without saying.
 _LEAST = 0.005
 
 
 def metrics(profile: RunProfile) -> Iterator[tuple[str, float, int]]:
     """Yield (name, value, step) of every stage; a block's step is its layer."""
-    for index, (stage, each) in enumerate(profile.stages.items()):
-        tail = stage.removeprefix("layers.").split(".")[0]
-        where, step = ("block", int(tail)) if tail.isdigit() else (stage, index)
+    for (where, step), each in _by_place(profile).items():
         yield f"time/{where} ms", each.seconds * 1000, step
-        if not tail.isdigit():
+        if where != _BLOCK:
             continue
         parts = {
             "wait for weights": each.wait,
@@ -37,6 +37,17 @@ def metrics(profile: RunProfile) -> Iterator[tuple[str, float, int]]:
     yield "summary/read MB", sum(each.loading.bytes for each in profile.stages.values()) / _MB, 0
     peak = max(each.peak for each in profile.stages.values())
     yield "summary/memory peak MB", (peak - profile.before) / _MB, 0
+
+
+def _by_place(profile: RunProfile) -> dict[tuple[str, int], StageProfile]:
+    """Return the stages by series and step, what was run of one block added up."""
+    places: dict[tuple[str, int], StageProfile] = {}
+    for index, (stage, each) in enumerate(profile.stages.items()):
+        layer = Site(stage, "in").layer
+        place = (stage, index) if layer is None else (_BLOCK, layer)
+        places.setdefault(place, StageProfile())
+        places[place] += each
+    return places
 
 
 def line(profile: RunProfile) -> str:

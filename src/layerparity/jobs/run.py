@@ -16,6 +16,7 @@ from layerparity.errors import Exit, UserError
 from layerparity.inputs import _replay
 from layerparity.inputs.base import Inputs, Request
 from layerparity.jobs import _early, _given, _goldens, _keep, _reuse, _start
+from layerparity.jobs._effective import held_against
 from layerparity.jobs._links import say_link, say_served
 from layerparity.manifest import Manifest
 from layerparity.models.families.base import Family, family_of
@@ -213,4 +214,5 @@ def execute(
             streams=prepared.backend.streams,
             ahead=prepared.backend.ahead,
         ).run()
+    outcome.effective = held_against(prepared.checkpoint, outcome.effective)
     return _keep.manifest(prepared, outcome, recorder.records, fingerprint), outcome

@@ -113,9 +113,7 @@ class Loader:
                 yield scales
             yield self.checkpoint.tensors[name]
 
-    def _fill(
-        self, queue: Iterator[tuple[str, torch.Tensor]], ahead: ReadAhead | None
-    ) -> Spent:
+    def _fill(self, queue: Iterator[tuple[str, torch.Tensor]], ahead: ReadAhead | None) -> Spent:
         """Fill what is left in a queue that threads share."""
         files = self.checkpoint.files
         fillers = {known: Filler(files, not known, ahead) for known in (False, True)}
