@@ -365,6 +365,42 @@ def test_the_commands_that_reproduce_it_do(run: Cli, cli: Cli, store: Path) -> N
     assert "q_norm" in judged.out
 
 
+OUTSIDE = """
+from dataclasses import replace
+
+from layerparity.ports.hf import HfPort
+
+
+class Port(HfPort):
+    def run(self, stage, given):
+        seen = super().run(stage, given)
+        return replace(seen, output=seen.output * 1.03) if stage == {stage!r} else seen
+"""
+
+
+@pytest.mark.parametrize("stage", ["norm", "lm_head"])
+def test_what_is_wrong_outside_the_blocks_has_commands_that_show_it(
+    run: Cli, cli: Cli, stage: str
+) -> None:
+    import shlex
+
+    Path(f"port_of_{stage}.py").write_text(OUTSIDE.replace("{stage!r}", repr(stage)))
+    name = f"wrong-{stage}"
+    port = f"port._target_=port_of_{stage}.Port"
+    assert (
+        run(port, "kind=candidate", "inputs=golden", "golden=the-golden", f"name={name}").exit == 0
+    )
+    ended = run("job=compare", "golden=the-golden", f"candidate={name}")
+    assert ended.exit == 1, ended.out + ended.err
+    assert f"where     {stage} is the first wrong place\n" in ended.out
+    alone, compare = re.findall(r"^  python run.py (.*)$", ended.out, re.M)
+    assert f"component={stage}" in alone
+    assert cli(*shlex.split(alone)).exit == 0
+    judged = cli(*shlex.split(compare))
+    assert judged.exit == 1
+    assert f"where     {stage} is the first wrong place\n" in judged.out
+
+
 def test_a_fault_of_decoding_is_found_in_its_step(cli: Cli, tmp_path: Path) -> None:
     both = (*CPU, f"tracking.folder={tmp_path / 'runs'}", "generate.max_new_tokens=3")
     assert cli(*both, "capture=components", "name=the-golden").exit == 0

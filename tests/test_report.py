@@ -262,7 +262,14 @@ def test_a_decode_step_is_shown_by_the_whole_model_and_says_why() -> None:
     remark, *commands = next_lines(comparison, rows[1].site)
     assert remark.startswith("# the whole model runs")
     assert all(each.startswith("python run.py") for each in commands)
-    assert not next_lines(comparison, Site("lm_head", "out"))
+
+
+def test_a_stage_outside_the_blocks_is_shown_alone() -> None:
+    alone, its = next_lines(CASES["fail"], Site("lm_head", "out"))
+    asked = read(alone)
+    assert (asked["scope"], asked["component"], asked["feed"]) == ("single", "lm_head", "isolated")
+    assert "layer" not in asked and asked["inputs"] == "golden"
+    assert read(its)["candidate"] == asked["name"] == "lm_head-alone"
 
 
 def read(line: str) -> dict[str, object]:

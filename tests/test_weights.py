@@ -31,7 +31,8 @@ from layerparity.files import tensor_digest
 from layerparity.manifest import EFFECTIVE_FILE, WeightPrint
 from layerparity.models.checkpoint import Checkpoint
 from layerparity.models.families.base import family_of
-from layerparity.models.prints import BUCKETS, CHUNK, against, print_of
+from layerparity.models.prints import against, print_of
+from layerparity.models.sketch import BUCKETS, CHUNK
 from layerparity.ports.base import Assets
 from layerparity.ports.hf import HfPort
 from layerparity.verdict import Outcome

@@ -13,11 +13,15 @@ from typing import Any
 from layerparity.errors import UserError
 
 _HEADER_LIMIT = 100 * 2**20
-_ITEM_BYTES = {
-    **dict.fromkeys(("F64", "I64", "U64"), 8),
-    **dict.fromkeys(("F32", "I32", "U32"), 4),
-    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
-    **dict.fromkeys(("F8_E4M3", "F8_E5M2", "I8", "U8", "BOOL"), 1),
+# Bits of one number, by safetensors' name of its type: all that it knows, the last ones packed.
+BITS = {
+    **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
+    **dict.fromkeys(("F32", "I32", "U32"), 32),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
+    **dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F8_E8M0"), 8),
+    **dict.fromkeys(("I8", "U8", "BOOL"), 8),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    "F4": 4,
 }
 
 
@@ -34,6 +38,12 @@ class Stored:
     shape: tuple[int, ...]
     bytes: int
     begin: int = 0
+
+
+def bytes_due(stored: Stored) -> int | None:
+    """Return the bytes that shape and dtype ask for; None for a dtype nobody knows."""
+    bits = BITS.get(stored.dtype)
+    return None if bits is None else (bits * math.prod(stored.shape) + 7) // 8
 
 
 def read_header(file: Path) -> list[Stored]:
@@ -69,8 +79,7 @@ def read_header(file: Path) -> list[Stored]:
 def _tiled(stored: list[Stored], position: int) -> bool:
     """Say whether tensors lie one after the other, each as long as its shape and dtype say."""
     for each in sorted(stored, key=lambda each: (each.begin, each.bytes)):
-        size = _ITEM_BYTES.get(each.dtype)
-        true = size is None or each.bytes == size * math.prod(each.shape)
+        true = bytes_due(each) in (None, each.bytes)
         if each.begin != position or each.bytes < 0 or not true:
             return False
         position += each.bytes

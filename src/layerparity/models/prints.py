@@ -1,19 +1,15 @@
 """Weight prints: what a graph really holds of each stored tensor, in a few hundred bytes.
 
-A print has a hash of the values, their statistics and a sketch: a count sketch (Charikar, Chen,
-Farach-Colton 2002) of the values less their mean. Sketches of two tensors tell by their angle
-whether one is the other changed a little, reordered, or something else. What holds the checkpoint's
-own bits needs the hash alone.
+A print has a hash of the values, their statistics and a sketch. What holds the checkpoint's own
+bits needs the hash alone.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import cache
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +19,7 @@ from blake3 import blake3
 from layerparity.manifest import WeightPrint
 from layerparity.models import fp8
 from layerparity.models.filling import DTYPES
+from layerparity.models.sketch import CHUNK, Tally
 from layerparity.tensor_files import read_tensor
 
 if TYPE_CHECKING:
@@ -31,9 +28,6 @@ if TYPE_CHECKING:
     from layerparity.models.checkpoint import Checkpoint
     from layerparity.models.skeleton import Skeleton
 
-BUCKETS = 64
-# Values that are float32 or float64 at one time: a large tensor never is.
-CHUNK = 1 << 16
 # Values that are hashed at a time.
 _HASHED = 1 << 20
 _THREADS = min(8, os.cpu_count() or 1)
@@ -42,13 +36,12 @@ _THREADS = min(8, os.cpu_count() or 1)
 def print_of(tensor: torch.Tensor, target: str = "") -> WeightPrint:
     """Return the print of a tensor on the CPU, whose place in the model is ``target``."""
     flat = tensor.detach().reshape(-1)
-    tally = _Tally(values_digest(flat))
+    tally = Tally()
     for start in range(0, flat.numel(), CHUNK):
         tally.add(start // CHUNK, flat[start : start + CHUNK])
     dtype = str(tensor.dtype).removeprefix("torch.")
-    return WeightPrint(
-        tuple(tensor.shape), dtype, tally.hexdigest, tally.stats(), tally.sketch(), target
-    )
+    digest = values_digest(flat)
+    return WeightPrint(tuple(tensor.shape), dtype, digest, tally.stats(), tally.sketch(), target)
 
 
 def values_digest(tensor: torch.Tensor) -> str:
@@ -167,73 +160,6 @@ def _as(stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     # Widening changes no value, and the hash is of widened values: no copy is needed.
     narrows = torch.promote_types(dtype, stored.dtype) != dtype
     return stored.to(dtype) if narrows else stored
-
-
-class _Tally:
-    """Sums over a tensor's chunks, in float64."""
-
-    def __init__(self, digest: str) -> None:
-        self.hexdigest = digest
-        self._count, self._sum, self._squares = 0, 0.0, 0.0
-        self._low, self._high = float("inf"), float("-inf")
-        self._sketch = torch.zeros(BUCKETS, dtype=torch.float64)
-        self._signs = torch.zeros(BUCKETS, dtype=torch.float64)
-
-    def add(self, index: int, chunk: torch.Tensor) -> None:
-        """Add a tensor's chunk number ``index``."""
-        wide = chunk.float()
-        values = wide.double()
-        self._count += values.numel()
-        self._sum += float(values.sum())
-        self._squares += float(values.dot(values))
-        low, high = wide.aminmax()
-        self._low, self._high = min(self._low, float(low)), max(self._high, float(high))
-        signs, turn = _signs()[: values.numel()], _pseudo_random(f"chunk {index}", BUCKETS)
-        self._sketch += turn * _buckets(wide * signs)
-        self._signs += turn * (_whole() if values.numel() == CHUNK else _buckets(signs))
-
-    def stats(self) -> dict[str, float]:
-        count = max(self._count, 1)
-        mean = self._sum / count
-        spread = max(self._squares / count - mean * mean, 0.0) ** 0.5
-        ends = (self._low, self._high) if self._count else (0.0, 0.0)
-        return {
-            "mean": mean,
-            "std": spread,
-            "min": ends[0],
-            "max": ends[1],
-            "l2": self._squares**0.5,
-        }
-
-    def sketch(self) -> tuple[float, ...]:
-        centred = self._sketch - self._signs * (self._sum / max(self._count, 1))
-        kept = centred[: self._count].tolist()
-        return tuple(float(f"{value:.5g}") for value in kept)
-
-
-def _buckets(signed: torch.Tensor) -> torch.Tensor:
-    """Sum a chunk, its elements multiplied by their signs, into its buckets."""
-    left = -signed.numel() % BUCKETS
-    padded = torch.nn.functional.pad(signed, (0, left)) if left else signed
-    return padded.view(-1, BUCKETS).sum(dim=0).double()
-
-
-@cache
-def _whole() -> torch.Tensor:
-    return _buckets(_signs())
-
-
-@cache
-def _signs() -> torch.Tensor:
-    return _pseudo_random("element", CHUNK)
-
-
-def _pseudo_random(seed: str, count: int) -> torch.Tensor:
-    """Return +1 and -1, float32, from a standard's bits: the same everywhere and for ever."""
-    raw = hashlib.shake_256(seed.encode()).digest(count // 8)
-    octets = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
-    bits = (octets.unsqueeze(1) >> torch.arange(8, dtype=torch.uint8)) & 1
-    return bits.reshape(-1).float() * 2 - 1
 
 
 def _bytes(values: torch.Tensor) -> memoryview:

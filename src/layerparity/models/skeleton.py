@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from layerparity.errors import UserError
@@ -11,6 +10,7 @@ from layerparity.models.architecture import build
 from layerparity.models.buffers import fill_buffers, set_tensor, tensor_at
 from layerparity.models.checkpoint import Checkpoint
 from layerparity.models.conversion import Conversion, in_order
+from layerparity.models.held import patterns_of, stays_float32
 from layerparity.models.layout import layout_of
 from layerparity.models.recipe import Due, NoRecipeError
 from layerparity.profile import Spent
@@ -39,8 +39,7 @@ class Skeleton:
         self.config = config
         self.dtype = dtype
         self.model = build(config, dtype, attn_implementation, experts_implementation)
-        kept = (f"*{name}*" for name in self.model._get_dtype_plan(dtype))
-        self.float32_patterns = (*float32_patterns, *kept)
+        self.float32_patterns = patterns_of(self.model, dtype, float32_patterns)
         self._keep = dict.fromkeys(self.float32_patterns, torch.float32)
         self.layout = layout_of(self.model)
         self.conversion = Conversion(self.model)
@@ -141,7 +140,7 @@ class Skeleton:
         """
         import torch
 
-        if any(fnmatchcase(f".{weight}", pattern) for pattern in self.float32_patterns):
+        if stays_float32(weight, self.float32_patterns):
             return torch.float32
         dtype: torch.dtype = self.conversion.expected[weight].dtype
         return dtype

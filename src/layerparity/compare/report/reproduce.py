@@ -50,21 +50,20 @@ def next_lines(comparison: Comparison, site: Site) -> tuple[str, ...]:
 
 
 def shown_again(comparison: Comparison, site: Site) -> list[tuple[str, str]]:
-    """Return (purpose, command) of a run in which a site of a block fails again, and its judging.
+    """Return (purpose, command) of a run in which a site fails again, and of its judging.
 
-    Nothing for a site outside the blocks, or where the stored runs do not say how they were made.
+    Nothing where the stored runs do not say how they were made.
     """
     golden, candidate = comparison.golden, comparison.candidate
     made = _runs_with(candidate, site)
-    if site.layer is None or not made or not made[-1].settings:
+    if not made or not made[-1].settings:
         return []
     again = _without(made[-1].settings, _ASIDE)
     stored = {k: v for k, v in comparison.settings.items() if _head(k) == "tracking"}
     held = _runs_with(golden, site)
     if site.phase == PREFILL and held and held[-1].proved:
-        purpose, rest = "The failing block alone", _without(again, _REPLACED)
-        scope = {"scope": "single", "layer": site.layer}
-        again = {"backend": again["backend"], **scope, **rest, "inputs": "golden"}
+        purpose, rest = f"{_stage(site)} alone", _without(again, _REPLACED)
+        again = {"backend": again["backend"], **_scope(site), **rest, "inputs": "golden"}
         again["golden"] = golden.named or held[-1].named
     elif site.phase == PREFILL:
         purpose = "The candidate again"
@@ -76,6 +75,15 @@ def shown_again(comparison: Comparison, site: Site) -> list[tuple[str, str]]:
         sides = {"golden": golden.named, "candidate": again["name"]}
         pairs.append(("Its comparison", _compare(comparison, sides)))
     return pairs
+
+
+def _stage(site: Site) -> str:
+    return site.path if site.layer is None else "The failing block"
+
+
+def _scope(site: Site) -> dict[str, Any]:
+    outside = {"component": site.path, "feed": "isolated"}
+    return {"scope": "single", **(outside if site.layer is None else {"layer": site.layer})}
 
 
 def _compare(comparison: Comparison, sides: dict[str, str]) -> str:
