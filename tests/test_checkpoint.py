@@ -124,6 +124,40 @@ def in_eight_bit_integers(folder: Path) -> None:
     edit(folder, lambda t: t.update({name: t[name].to(torch.int8)}))
 
 
+def entry_of(value: object, key: str) -> Callable[[Path], None]:
+    """Give every tensor another ``key``, in a header as long as before."""
+
+    def damage(folder: Path) -> None:
+        path = folder / WEIGHTS
+        raw = path.read_bytes()
+        length = int.from_bytes(raw[:8], "little")
+        header = json.loads(raw[8 : 8 + length])
+        for entry in header.values():
+            entry[key] = value
+        text = json.dumps(header, separators=(",", ":")).encode()
+        path.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + length :])
+
+    return damage
+
+
+def index_of(weight_map: object) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        index = {"weight_map": weight_map}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    return damage
+
+
+def folder_for_a_file(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+    (folder / WEIGHTS).mkdir()
+
+
+def link_to_nothing(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+    (folder / WEIGHTS).symlink_to(folder / "gone")
+
+
 def header_that_overlaps(folder: Path) -> None:
     """Let one tensor begin where the one before it does; the file's length stays right."""
     path = folder / WEIGHTS
@@ -163,6 +197,19 @@ def unknown_type(folder: Path) -> None:
         (in_eight_bits, "v_proj.weight is stored as F8_E4M3 without .*v_proj.weight_scale_inv"),
         (in_eight_bit_integers, "v_proj.weight is stored as I8, .*bfloat16 first"),
         (header_that_overlaps, "lies about where its tensors are"),
+        (entry_of([0.0, 4.0], "data_offsets"), "damaged header"),
+        (entry_of([4, 0], "data_offsets"), "lies about"),
+        (entry_of("ab", "shape"), "damaged header"),
+        (entry_of([1.5], "shape"), "damaged header"),
+        (entry_of([-2, -2], "shape"), "damaged header"),
+        (entry_of([True], "shape"), "damaged header"),
+        (entry_of(["F32"], "dtype"), "damaged header"),
+        (index_of(["a"]), "no weight_map of tensors to files"),
+        (index_of({"lm_head.weight": 3}), "no weight_map of tensors to files"),
+        (index_of({"lm_head.weight": None}), "no weight_map of tensors to files"),
+        (index_of({}), "no weight_map of tensors to files"),
+        (folder_for_a_file, r"cannot be read \(Is a directory\)"),
+        (link_to_nothing, r"cannot be read \(No such file or directory\)"),
     ],
 )
 def test_damage_is_named(folder: Path, damage: Callable[[Path], None], says: str) -> None:
@@ -196,3 +243,9 @@ def test_the_real_model_has_its_published_size() -> None:
 def test_tensors_without_a_place_are_noticed(folder: Path) -> None:
     edit(folder, lambda t: t.update({"model.layers.1.self_attn.surprise.weight": torch.ones(2)}))
     assert fill(folder).homeless == ["model.layers.1.self_attn.surprise.weight"]
+
+
+def test_scales_without_an_eight_bit_weight_are_noticed(folder: Path) -> None:
+    name = "model.layers.1.self_attn.v_proj.weight_scale_inv"
+    edit(folder, lambda t: t.update({name: torch.ones(1, 1)}))
+    assert fill(folder).homeless == [name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +12,13 @@ from xml.etree import ElementTree
 
 import numpy
 import pytest
+import torch
 from conftest import ROOT, Ended
 from report_samples import sample
 from runs import make_run, sites
 from test_report import Page, words_of
 
+from layerparity.capture.recorder import Recorder
 from layerparity.compare.comparison import Comparison
 from layerparity.compare.dumps import open_dump
 from layerparity.compare.parity import compare_runs
@@ -91,6 +94,26 @@ def test_a_run_accounts_for_its_time_and_its_bytes(
     # A token more is a pass more.
     assert total.loading.bytes == sum(each.bytes for each in stored) * (16 if more else 1)
     assert line(kept) in ended.out.splitlines()
+
+
+def test_the_memory_that_storing_takes_counts(
+    cli: Callable[..., Ended], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sound = Recorder._save
+
+    def greedy(self: Recorder, path: Path, tensors: dict[str, torch.Tensor]) -> None:
+        # The last stage's file is written while no stage runs.
+        held = bytearray(b"x") * (200 << 20) if path.stem == "lm_head" else b""
+        time.sleep(0.1)
+        sound(self, path, tensors)
+        del held
+
+    monkeypatch.setattr(Recorder, "_save", greedy)
+    assert cli("device_map=cpu", "reference.make=false").exit == 0
+    (file,) = tmp_path.rglob(PROFILE_FILE)
+    kept = read_profile(file.parent)
+    assert kept is not None
+    assert kept.stages["lm_head"].peak - kept.before > 200 << 20
 
 
 # ---------------------------------------------------------------- the line

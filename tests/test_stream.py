@@ -289,7 +289,8 @@ def test_rounded_weights_are_named_and_exact_ones_counted(cli, copied: Path, tmp
     assert ended.exit == 0, ended.err
     said = " ".join(ended.out.split())
     assert "2 float32 held as bfloat16" in said
-    assert "; rounded: model.norm.weight" in said and "q_norm.weight" not in said.split("rounded")[1]
+    assert "; rounded: model.norm.weight" in said
+    assert "q_norm.weight" not in said.split("rounded")[1]
 
 
 @pytest.fixture

@@ -98,6 +98,7 @@ class Execution:
             previous, tensors, specs = self._visit(stage, previous, None, outcome)
             with outcome.profile.stages[stage].timing("store"):
                 self.recorder.write(stage, tensors, specs)
+            self._note_peak(stage, outcome)
             self.progress(stage)
         if self.max_new_tokens:
             assert previous is not None
@@ -105,6 +106,7 @@ class Execution:
         if self.references is not None:
             outcome.reference = self.references.finish()
         self.recorder.finish()
+        self._note_peak(self.stages[-1], outcome)
 
     def _visit(
         self, stage: str, previous: Passed | None, step: int | None, outcome: Outcome
@@ -117,8 +119,13 @@ class Execution:
         if self.streams:
             with profile.timing("wait"):
                 self.port.release(stage)
-        profile.peak = max(profile.peak, self._peaks.take())
+        self._note_peak(stage, outcome)
         return passed
+
+    def _note_peak(self, stage: str, outcome: Outcome) -> None:
+        """Count the memory that was held since the last call as a stage's."""
+        profile = outcome.profile.stages[stage]
+        profile.peak = max(profile.peak, self._peaks.take())
 
     def _following(self, stage: str, step: int | None) -> str | None:
         """Return the stage that is loaded after this one; the first again before a new token."""
@@ -241,6 +248,7 @@ class Execution:
         """Write what a decode step showed in all stages; the last one's profile bears the time."""
         with outcome.profile.stages[self.stages[-1]].timing("store"):
             self.recorder.write(f"decode.{step}", tensors, specs)
+        self._note_peak(self.stages[-1], outcome)
 
     def _forced(self, step: int, own: torch.Tensor) -> torch.Tensor:
         """Return the token the golden chose at a step, int64 [batch, 1]; the run's own without."""

@@ -69,15 +69,14 @@ def numerics(prepared: Prepared) -> dict[str, str]:
 def fingerprint(prepared: Prepared) -> str:
     """Return the hash of everything that determines a run's numbers.
 
-    Of the checkpoint's files, size and times stand for their bytes.
+    Of the checkpoint's files, size and times stand for their bytes, as their headers were read.
     """
-    files = sorted({stored.file for stored in prepared.checkpoint.tensors.values()})
     return text_digest(
         json.dumps(
             {
                 "version": __version__,
                 "model": asdict(model_print(prepared)),
-                "files": [_stamp(file) for file in files],
+                "files": [(h.file.name, *h.stamp) for h in prepared.checkpoint.headers],
                 "inputs": prepared.inputs.hashes(),
                 "given": sorted(str(site) for site in prepared.inputs.given),
                 "origin": prepared.inputs.origin,
@@ -96,12 +95,6 @@ def fingerprint(prepared: Prepared) -> str:
             sort_keys=True,
         )
     )
-
-
-def _stamp(file: Path) -> tuple[str, int, int, int]:
-    """Return name, size and both times: the second one changes even where the first is set back."""
-    state = file.stat()
-    return file.name, state.st_size, state.st_mtime_ns, state.st_ctime_ns
 
 
 def _references(config: Config) -> dict[str, Any]:

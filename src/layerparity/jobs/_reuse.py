@@ -46,7 +46,7 @@ def _check_files(run: Any, manifest: Manifest) -> None:
         path = inside(run.folder, name)
         if not path.is_file():
             raise UserError(f"{name} is gone.")
-        held = {(stored.name, stored.shape) for stored in read_header(path)}
+        held = {(stored.name, stored.shape) for stored in read_header(path).tensors}
         lost = sorted(site for site, _ in tensors - held)
         if lost:
             raise UserError(f"{name} does not hold {lost[0]}.")

@@ -22,7 +22,7 @@ def read_config(values: Mapping[str, Any]) -> PretrainedConfig:
     # FP8 weights are given their values while they are read: the modules are the usual ones.
     fp8.block_of({"quantization_config": values.pop("quantization_config", None)})
     model_type = values.pop("model_type", None)
-    if model_type not in CONFIG_MAPPING:
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         raise UserError(
             f"transformers does not know the model type '{model_type}', and code from a checkpoint "
             "is never run: check config.json's model_type."
@@ -71,4 +71,8 @@ def build(
             ) from error
         # transformers names the implementations it knows, or the package that one of them needs.
         raise UserError(str(error).strip("'\"").splitlines()[0]) from error
+    except (ArithmeticError, RuntimeError, TypeError, IndexError, AttributeError) as error:
+        # transformers does not check every value: 0 heads end in a division, 0 experts in a chunk.
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise UserError(f"config.json's values make no model ({said}): check them.") from error
     return model.eval().requires_grad_(False)

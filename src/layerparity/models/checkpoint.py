@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from layerparity.errors import UserError
 from layerparity.files import text_digest
 from layerparity.models import fp8
-from layerparity.models.header import Stored, read_header
+from layerparity.models.header import Header, Stored, read_header
 
 if TYPE_CHECKING:
     import torch
 
+    from layerparity.models.filled import Filled
     from layerparity.models.filling import Filler
     from layerparity.models.reading import Files
 
@@ -58,19 +59,41 @@ class Checkpoint:
     def tensors(self) -> dict[str, Stored]:
         """Every tensor of the checkpoint by its stored name, from the headers alone."""
         found: dict[str, Stored] = {}
-        for file in self._files():
-            for stored in read_header(file):
+        for header in self.headers:
+            for stored in header.tensors:
                 if stored.name in found:
-                    raise UserError(
-                        f"{stored.name} stands in {found[stored.name].file.name} and in {file.name}"
-                    )
+                    first = found[stored.name].file.name
+                    raise UserError(f"{stored.name} stands in {first} and in {header.file.name}")
                 found[stored.name] = stored
         return found
+
+    @cached_property
+    def headers(self) -> list[Header]:
+        """What its files say of themselves, read once, with each file's stamp of that moment."""
+        index = self.folder / INDEX
+        named = _weight_map(index) if index.is_file() else {}
+        headers = [read_header(file) for file in (self._shards(named) if named else self._found())]
+        lost = sorted(set(named) - {each.name for header in headers for each in header.tensors})
+        if lost:
+            raise UserError(
+                f"{INDEX} names {lost[0]}, which no shard holds: fetch the shard again."
+            )
+        return headers
 
     @cached_property
     def weights(self) -> dict[str, Stored]:
         """Every tensor but the scales of FP8 weights, which belong to their weights."""
         return {name: each for name, each in self.tensors.items() if not fp8.is_scale(name)}
+
+    @property
+    def lonely_scales(self) -> list[str]:
+        """The scales whose weight is missing, or stored in a type that needs none."""
+        owners = {name: self.tensors.get(fp8.weight_name(name)) for name in self.tensors}
+        return [
+            name
+            for name, owner in owners.items()
+            if fp8.is_scale(name) and (owner is None or owner.dtype not in fp8.STORED)
+        ]
 
     @cached_property
     def block(self) -> tuple[int, int]:
@@ -80,10 +103,9 @@ class Checkpoint:
     @cached_property
     def files(self) -> Files:
         """Its files, for positioned reads."""
-        from layerparity.models.reading import Files, stamp
+        from layerparity.models.reading import Files
 
-        found = {stored.file for stored in self.tensors.values()}
-        return Files({file: stamp(file.stat()) for file in found})
+        return Files({header.file: header.stamp for header in self.headers})
 
     def scales(self, name: str) -> Stored | None:
         """Return where the scales of an FP8 weight lie; None for what is stored otherwise.
@@ -123,7 +145,9 @@ class Checkpoint:
         values, hashes = {}, {}
         for name in names:
             values[name] = self.empty(name)
-            hashes[name] = self.fill(filler, name, values[name])
+            filled = self.fill(filler, name, values[name])
+            assert filled is not None
+            hashes[name] = filled.stored
         return values, hashes
 
     def value(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -155,8 +179,8 @@ class Checkpoint:
         stored = self.tensors[name].dtype
         return self.dtype if stored in fp8.STORED else DTYPES[stored]
 
-    def fill(self, filler: Filler, name: str, into: torch.Tensor) -> str:
-        """Fill ``into`` with a tensor's values, cast to its dtype; return the hash of `read`."""
+    def fill(self, filler: Filler, name: str, into: torch.Tensor) -> Filled | None:
+        """Fill ``into`` with a tensor's values, cast to its dtype; return what it holds then."""
         scales = self.scales(name)
         if scales is None:
             return filler.fill(self.tensors[name], into)
@@ -171,10 +195,8 @@ class Checkpoint:
         found = getattr(torch, str(said), None)
         return found if isinstance(found, torch.dtype) else torch.bfloat16
 
-    def _files(self) -> list[Path]:
-        index = self.folder / INDEX
-        if index.is_file():
-            return self._indexed(_read_json(index))
+    def _found(self) -> list[Path]:
+        """Return the files of a folder that has no index."""
         files = sorted(self.folder.glob("*.safetensors"))
         if files:
             return files
@@ -185,8 +207,8 @@ class Checkpoint:
             )
         raise UserError(f"{self.folder} holds no .safetensors file: give another model.path.")
 
-    def _indexed(self, index: dict[str, Any]) -> list[Path]:
-        weight_map: Mapping[str, str] = index.get("weight_map", {})
+    def _shards(self, weight_map: Mapping[str, str]) -> list[Path]:
+        """Return the files that an index names."""
         files = [self.folder / name for name in sorted(set(weight_map.values()))]
         outside = [file for file in files if file.parent != self.folder]
         if outside:
@@ -194,13 +216,16 @@ class Checkpoint:
         missing = [file.name for file in files if not file.is_file()]
         if missing:
             raise UserError(f"{INDEX} names {missing[0]}, which is not in {self.folder}: fetch it.")
-        held = {stored.name for file in files for stored in read_header(file)}
-        lost = sorted(set(weight_map) - held)
-        if lost:
-            raise UserError(
-                f"{INDEX} names {lost[0]}, which no shard holds: fetch the shard again."
-            )
         return files
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """Return the file of each tensor that an index names."""
+    found = _read_json(index).get("weight_map")
+    named = isinstance(found, dict) and all(isinstance(name, str) for name in found.values())
+    if not named or not found:
+        raise UserError(f"{INDEX} has no weight_map of tensors to files: fetch it again.")
+    return dict(found)
 
 
 def config_digest(config: Mapping[str, Any]) -> str:
@@ -212,7 +237,7 @@ def config_digest(config: Mapping[str, Any]) -> str:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise UserError(f"{path} cannot be read as JSON ({error}).") from error
     if not isinstance(value, dict):
         raise UserError(f"{path} should hold a JSON object.")

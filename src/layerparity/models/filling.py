@@ -10,12 +10,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from blake3 import blake3
 
 from layerparity.models import fp8
+from layerparity.models.filled import Account, Filled
 from layerparity.profile import Spent
 
 if TYPE_CHECKING:
@@ -52,24 +52,25 @@ class Filler:
         self.spent = Spent()
         self._scratch = torch.empty(0, dtype=torch.uint8)
 
-    def fill(self, stored: Stored, into: torch.Tensor) -> str:
-        """Fill ``into``, of the stored shape, cast to its type; return the stored bytes' hash.
+    def fill(self, stored: Stored, into: torch.Tensor) -> Filled | None:
+        """Fill ``into``, of the stored shape, cast to its type; return what it holds then.
 
-        Empty without ``hashing``.
+        None without ``hashing``.
         """
         own = DTYPES[stored.dtype]
-        digest = blake3()
+        account = Account.of_cast(own, into.dtype) if self.hashing else None
         if own == into.dtype and into.is_contiguous():
-            self._straight(stored, into, digest)
+            self._straight(stored, into, account)
         elif into.is_contiguous():
-            self._cast(stored, into.view(-1), own, digest)
+            self._cast(stored, into.view(-1), own, account)
         else:
             # A transposed place: the rows of the file lie across it.
             between = torch.empty(stored.shape, dtype=own)
-            self._straight(stored, between, digest)
+            self._straight(stored, between, None)
             with self._converting():
                 into.copy_(between)
-        return digest.hexdigest() if self.hashing else ""
+            self._note(account, between, into, between)
+        return account.done() if account else None
 
     def fill_fp8(
         self,
@@ -78,20 +79,21 @@ class Filler:
         block: tuple[int, int],
         into: torch.Tensor,
         canonical: torch.dtype,
-    ) -> str:
-        """Fill ``into`` with the values of an FP8 weight; return the hash of its values.
+    ) -> Filled | None:
+        """Fill ``into`` with the values of an FP8 weight; return what it holds then.
 
-        The hash is of the values rounded to ``canonical``, which is what a converted checkpoint
-        stores. Rows go through float32 a block at a time.
+        They are products and have no stored type: ``canonical`` is the one that a converted
+        checkpoint has. Rows go through float32 a block at a time.
         """
-        factors = torch.empty(scales.shape, dtype=DTYPES[scales.dtype])
-        self._straight(scales, factors, blake3())
         if not into.is_contiguous():
             between = torch.empty(stored.shape, dtype=into.dtype)
             said = self.fill_fp8(stored, scales, block, between, canonical)
             into.copy_(between)
             return said
-        digest = blake3()
+        factors = torch.empty(scales.shape, dtype=DTYPES[scales.dtype])
+        self._straight(scales, factors, None)
+        same = into.dtype == canonical == torch.bfloat16
+        account = Account(same=same, rounds=False) if self.hashing else None
         columns = stored.shape[-1]
         rows = into.view(-1, columns)
         per_matrix, step = stored.shape[-2], block[0]
@@ -99,30 +101,35 @@ class Filler:
         for first, count, factor in _row_blocks(rows.shape[0], per_matrix, step, grid):
             raw = self._space(count * columns)
             self._read(stored, first * columns, raw)
+            place = rows[first : first + count]
             with self._converting():
                 part = raw.view(DTYPES[stored.dtype]).view(count, columns)
                 values = fp8.dequantised(part, factor, block[1])
-                rows[first : first + count].copy_(values)
-                kept = values.to(canonical) if self.hashing else raw
-            self._hash(digest, kept)
-        return digest.hexdigest() if self.hashing else ""
+                place.copy_(values)
+            if account:
+                kept = place if into.dtype == canonical else values.to(canonical)
+                self._note(account, kept, place, place)
+        return account.done() if account else None
 
-    def _straight(self, stored: Stored, into: torch.Tensor, digest: Any) -> None:
-        raw = into.view(-1).view(torch.uint8)
-        for start in range(0, raw.numel(), CHUNK):
-            part = raw[start : start + CHUNK]
-            self._read(stored, start, part)
-            self._hash(digest, part)
+    def _straight(self, stored: Stored, into: torch.Tensor, account: Account | None) -> None:
+        flat = into.view(-1)
+        step = CHUNK // into.dtype.itemsize
+        for start in range(0, flat.numel(), step):
+            part = flat[start : start + step]
+            self._read(stored, start * into.dtype.itemsize, part.view(torch.uint8))
+            self._note(account, part, part, part)
 
-    def _cast(self, stored: Stored, into: torch.Tensor, own: torch.dtype, digest: Any) -> None:
+    def _cast(
+        self, stored: Stored, into: torch.Tensor, own: torch.dtype, account: Account | None
+    ) -> None:
         step = CHUNK // own.itemsize
         for start in range(0, into.numel(), step):
             part = into[start : start + step]
             raw = self._space(part.numel() * own.itemsize)
             self._read(stored, start * own.itemsize, raw)
-            self._hash(digest, raw)
             with self._converting():
                 part.copy_(raw.view(own))
+            self._note(account, raw, part, raw.view(own))
 
     def _read(self, stored: Stored, start: int, raw: torch.Tensor) -> None:
         began = time.perf_counter()
@@ -132,10 +139,13 @@ class Filler:
         if self.ahead is not None:
             self.ahead.passed(raw.numel())
 
-    def _hash(self, digest: Any, raw: torch.Tensor) -> None:
-        if self.hashing:
+    def _note(
+        self, account: Account | None, raw: torch.Tensor, held: torch.Tensor, source: torch.Tensor
+    ) -> None:
+        if account is not None:
             began = time.perf_counter()
-            digest.update(_bytes(raw))
+            account.read(raw)
+            account.put(held, source)
             self.spent.hash += time.perf_counter() - began
 
     @contextmanager

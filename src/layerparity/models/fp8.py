@@ -48,7 +48,7 @@ def block_of(config: Mapping[str, Any]) -> tuple[int, int]:
     method = said.get("quant_method") if isinstance(said, Mapping) else said
     block = said.get("weight_block_size", _USUAL_BLOCK) if isinstance(said, Mapping) else None
     sizes = block if isinstance(block, list | tuple) else ()
-    whole = all(isinstance(size, int) and size > 0 for size in sizes)
+    whole = all(type(size) is int and size > 0 for size in sizes)
     if method != "fp8" or len(sizes) != 2 or not whole:
         raise UserError(
             f"config.json's quantization_config is {method} with blocks of {block}: only fp8 with "

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from layerparity.errors import UserError
 
 _HEADER_LIMIT = 100 * 2**20
+Stamp = tuple[int, int, int]
 # Bits of one number, by safetensors' name of its type: all that it knows, the last ones packed.
 BITS = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
@@ -46,34 +48,56 @@ def bytes_due(stored: Stored) -> int | None:
     return None if bits is None else (bits * math.prod(stored.shape) + 7) // 8
 
 
-def read_header(file: Path) -> list[Stored]:
+@dataclass(frozen=True)
+class Header:
+    """A file's tensors, and what tells the file from the same one after a change."""
+
+    file: Path
+    stamp: Stamp
+    tensors: list[Stored] = field(default_factory=list)
+
+
+def stamp(state: os.stat_result) -> Stamp:
+    """Return what tells a file from the same file after a change: size and both times."""
+    return state.st_size, state.st_mtime_ns, state.st_ctime_ns
+
+
+def read_header(file: Path) -> Header:
     """Return what a safetensors file's header lists. Raises UserError where it cannot be true."""
-    size = file.stat().st_size
-    with file.open("rb") as opened:
-        prefix = opened.read(8)
-        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else _HEADER_LIMIT + 1
-        if length > min(_HEADER_LIMIT, size):
-            raise UserError(
-                f"{file.name} is not a safetensors file, or is cut off: fetch it again."
-            )
-        raw = opened.read(length)
+    try:
+        with file.open("rb") as opened:
+            marked = stamp(os.fstat(opened.fileno()))
+            prefix = opened.read(8)
+            length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else _HEADER_LIMIT + 1
+            raw = opened.read(length) if length <= min(_HEADER_LIMIT, marked[0]) else None
+    except OSError as error:
+        raise UserError(
+            f"{file.name} cannot be read ({error.strerror}): check the disk, or fetch it again."
+        ) from error
+    if raw is None or len(raw) != length:
+        raise UserError(f"{file.name} is not a safetensors file, or is cut off: fetch it again.")
+    return Header(file, marked, _listed(file, raw, marked[0]))
+
+
+def _listed(file: Path, raw: bytes, size: int) -> list[Stored]:
+    start = 8 + len(raw)
     try:
         header = json.loads(raw)
         header.pop("__metadata__", None)
-        stored = [_stored(file, 8 + length, name, entry) for name, entry in header.items()]
-        end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        tensors = [_stored(file, start, name, entry) for name, entry in header.items()]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{file.name} has a damaged header: fetch it again.") from error
-    if not _tiled(stored, 8 + length):
+    if not _tiled(tensors, start):
         raise UserError(
             f"{file.name} has a header that lies about where its tensors are: fetch it again."
         )
-    if 8 + length + end != size:
+    end = max((each.begin + each.bytes for each in tensors), default=start)
+    if end != size:
         raise UserError(
-            f"{file.name} is {size} bytes but its header describes {8 + length + end}: "
+            f"{file.name} is {size} bytes but its header describes {end}: "
             "it is cut off or damaged; fetch it again."
         )
-    return stored
+    return tensors
 
 
 def _tiled(stored: list[Stored], position: int) -> bool:
@@ -88,5 +112,8 @@ def _tiled(stored: list[Stored], position: int) -> bool:
 
 def _stored(file: Path, start: int, name: str, entry: Mapping[str, Any]) -> Stored:
     begin, end = entry["data_offsets"]
-    shape = tuple(entry["shape"])
-    return Stored(name, file, entry["dtype"], shape, end - begin, start + begin)
+    dtype, shape = entry["dtype"], tuple(entry["shape"])
+    # In Python True is a number, and so is 1.0; in a header neither is.
+    if not isinstance(dtype, str) or any(type(n) is not int or n < 0 for n in (begin, end, *shape)):
+        raise ValueError(name)
+    return Stored(name, file, dtype, shape, end - begin, start + begin)

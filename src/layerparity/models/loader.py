@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from layerparity.models.filled import Filled
 from layerparity.models.filling import Filler
 from layerparity.models.memory import Pool
 from layerparity.models.reading import ReadAhead
@@ -26,10 +27,10 @@ _THREADS = min(2, os.cpu_count() or 1)
 
 @dataclass
 class Loaded:
-    """A stage's weights by module weight, the hash of each tensor used, and what it took."""
+    """A stage's weights by module weight, what each tensor used held, and what it took."""
 
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
-    hashes: dict[str, str] = field(default_factory=dict)
+    filled: dict[str, Filled] = field(default_factory=dict)
     spent: Spent = field(default_factory=Spent)
 
 
@@ -43,7 +44,7 @@ class Loader:
         self.checkpoint = checkpoint
         self.pool = Pool()
         self._ahead: tuple[str, Future[Loaded]] | None = None
-        self._hashes: dict[str, str] = {}
+        self._filled: dict[str, Filled] = {}
         self._background = ThreadPoolExecutor(1, "read-ahead")
         self._threads = ThreadPoolExecutor(_THREADS, "read")
 
@@ -100,10 +101,10 @@ class Loader:
         return loaded
 
     def _settle(self, loaded: Loaded, names: Iterable[str]) -> None:
-        """Make sure that no file changed while it was read, and give every tensor its hash."""
+        """Make sure that no file changed while it was read, and say what every tensor held."""
         for file in {stored.file for stored in self._stored(names)}:
             self.checkpoint.files.check(file)
-        loaded.hashes = {name: self._hashes[name] for name in names}
+        loaded.filled = {name: self._filled[name] for name in names}
 
     def _stored(self, names: Iterable[str]) -> Iterator[Stored]:
         """Yield where tensors lie, each after its scales."""
@@ -118,10 +119,10 @@ class Loader:
         files = self.checkpoint.files
         fillers = {known: Filler(files, not known, ahead) for known in (False, True)}
         for name, into in queue:
-            filler = fillers[name in self._hashes]
-            digest = self.checkpoint.fill(filler, name, into)
-            if digest:
-                self._hashes[name] = digest
+            filler = fillers[name in self._filled]
+            filled = self.checkpoint.fill(filler, name, into)
+            if filled is not None:
+                self._filled[name] = filled
         total = Spent()
         for filler in fillers.values():
             total += filler.spent

@@ -14,10 +14,10 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import torch
-from blake3 import blake3
 
 from layerparity.manifest import WeightPrint
 from layerparity.models import fp8
+from layerparity.models.filled import Filled, values_digest
 from layerparity.models.filling import DTYPES
 from layerparity.models.sketch import CHUNK, Tally
 from layerparity.tensor_files import read_tensor
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from layerparity.models.checkpoint import Checkpoint
     from layerparity.models.skeleton import Skeleton
 
-# Values that are hashed at a time.
-_HASHED = 1 << 20
 _THREADS = min(8, os.cpu_count() or 1)
 
 
@@ -44,35 +42,12 @@ def print_of(tensor: torch.Tensor, target: str = "") -> WeightPrint:
     return WeightPrint(tuple(tensor.shape), dtype, digest, tally.stats(), tally.sketch(), target)
 
 
-def values_digest(tensor: torch.Tensor) -> str:
-    """Return the BLAKE3 hash of a CPU tensor's values in row-major order, whatever type holds them.
-
-    It covers bfloat16 numbers where all the values are such, and float32 numbers otherwise.
-    """
-    digest, flat = blake3(), tensor.detach().reshape(-1)
-    kept = torch.bfloat16 if _is_narrow(flat) else torch.float32
-    for start in range(0, flat.numel(), _HASHED):
-        digest.update(_bytes(flat[start : start + _HASHED].to(kept)))
-    return digest.hexdigest()
-
-
-def _is_narrow(flat: torch.Tensor) -> bool:
-    """Say whether every value is a bfloat16 number."""
-    if flat.dtype == torch.bfloat16:
-        return True
-    for start in range(0, flat.numel(), _HASHED):
-        wide = flat[start : start + _HASHED].float().contiguous()
-        if (wide.view(torch.int32) & 0xFFFF).any():
-            return False
-    return True
-
-
 def stage_prints(
     skeleton: Skeleton,
     checkpoint: Checkpoint,
     stage: str,
     frozen: Mapping[str, torch.Tensor],
-    hashes: Mapping[str, str],
+    filled: Mapping[str, Filled],
     *,
     trusting: bool = False,
 ) -> dict[str, WeightPrint]:
@@ -80,17 +55,15 @@ def stage_prints(
 
     Parameters and buffers are read where they are, one at a time; a stacked weight is put back
     into the stored tensors it was made of. What no stored tensor belongs to is left out. ``frozen``
-    holds, by place, what the graph uses instead of some of them; ``hashes`` are those of the stored
-    tensors, as they were read. ``trusting`` says that nobody writes past torch's own count of
+    holds, by place, what the graph uses instead of some of them; ``filled`` says what the stored
+    tensors held as they were read. ``trusting`` says that nobody writes past torch's own count of
     what is written: memory that was hashed when it was filled is then not hashed again.
     """
 
     def made(name: str, held: torch.Tensor, place: str, same: bool) -> WeightPrint:
-        digest = hashes.get(name)
-        # Of these alone the hash of the stored bytes is the one that a print has.
-        known = same and held.dtype == checkpoint.held_as(name) == torch.bfloat16
-        if digest is not None and (known or values_digest(held) == digest):
-            return _unchanged(held, digest, place, checkpoint.tensors[name].dtype)
+        known = filled.get(name)
+        if known is not None and (same or values_digest(held) == known.values):
+            return _as_filled(held, known, place, checkpoint.tensors[name].dtype)
         return print_of(held, place)
 
     path = skeleton.path(stage)
@@ -106,15 +79,17 @@ def stage_prints(
     return against(checkpoint, found)
 
 
-def _unchanged(tensor: torch.Tensor, digest: str, place: str, stored: str) -> WeightPrint:
-    """Return the short print of a tensor that holds the bits it was stored as."""
+def _as_filled(tensor: torch.Tensor, filled: Filled, place: str, stored: str) -> WeightPrint:
+    """Return the print of a tensor that holds what was read: a short one, if it was not rounded."""
+    own = str(DTYPES[stored]).removeprefix("torch.")
+    if not filled.exact:
+        return replace(print_of(tensor, place), checkpoint="rounded", stored=own)
     flat = tensor.detach().reshape(-1)
     constant = flat.numel() > 0 and _is_constant(flat)
     ends = dict.fromkeys(("min", "max"), float(flat[0])) if constant else {}
     dtype = str(tensor.dtype).removeprefix("torch.")
-    own = str(DTYPES[stored]).removeprefix("torch.")
     shape = tuple(tensor.shape)
-    return WeightPrint(shape, dtype, digest, ends, (), place, checkpoint="equal", stored=own)
+    return WeightPrint(shape, dtype, filled.values, ends, (), place, "equal", own)
 
 
 def _is_constant(flat: torch.Tensor) -> bool:

@@ -14,17 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from layerparity.errors import UserError
+from layerparity.models.header import Stamp, stamp
 
 if TYPE_CHECKING:
     from layerparity.models.header import Stored
 
 _AHEAD, _SEGMENT = 128 << 20, 16 << 20
-Stamp = tuple[int, int, int]
-
-
-def stamp(state: os.stat_result) -> Stamp:
-    """Return what tells a file from the same file after a change: size and both times."""
-    return state.st_size, state.st_mtime_ns, state.st_ctime_ns
 
 
 class Files:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PretrainedConfig
 
+    from layerparity.models.filled import Filled
     from layerparity.models.loader import Loader
 
 
@@ -90,17 +91,17 @@ class Skeleton:
         _refuse_narrow(checkpoint, names)
         return names
 
-    def load(self, checkpoint: Checkpoint, stage: str) -> dict[str, str]:
-        """Fill a stage from the checkpoint; return the hash of each stored tensor it used."""
+    def load(self, checkpoint: Checkpoint, stage: str) -> dict[str, Filled]:
+        """Fill a stage from the checkpoint; return what each stored tensor that it used held."""
         self.sources(checkpoint, stage)
         due, odd = self._due(checkpoint, stage)
         loader = self._loader(checkpoint)
         loaded = loader.load(stage, due)
-        hashes = dict(loaded.hashes)
+        filled = dict(loaded.filled)
         if odd:
             more = loader.read(odd)
             self.conversion.load(more.weights, self.dtype, self._keep)
-            hashes |= more.hashes
+            filled |= more.filled
             loaded.spent += more.spent
         for weight, value in loaded.weights.items():
             set_tensor(self.model, weight, value)
@@ -110,7 +111,7 @@ class Skeleton:
         if left:
             raise UserError(f"{stage}.{left[0]} was not filled from the checkpoint.")
         self.spent[stage] = loaded.spent
-        return hashes
+        return filled
 
     @property
     def largest_buffer(self) -> int:
@@ -210,6 +211,7 @@ class Skeleton:
                 sources.setdefault(target, []).append(name)
             else:
                 self.homeless.append(name)
+        self.homeless += checkpoint.lonely_scales
         return sources
 
     def _weights(self, stage: str) -> list[str]:

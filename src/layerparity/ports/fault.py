@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from layerparity.backends.base import Placed
     from layerparity.faults.base import Fault, Surgery
     from layerparity.models.checkpoint import Checkpoint
+    from layerparity.models.filled import Filled
 
 
 @dataclass
@@ -140,20 +141,20 @@ class FaultPort(HfPort):
         )
         return self.fault.arguments(self._arguments[layer], given)
 
-    def _load_faulty(self, checkpoint: Checkpoint, stage: str) -> dict[str, str]:
+    def _load_faulty(self, checkpoint: Checkpoint, stage: str) -> dict[str, Filled]:
         from layerparity.faults.base import Surgery
         from layerparity.ports._quantised import quantised
 
         before = self._surgeries.pop(stage, None)
         if before is not None:
             before.undo()
-        hashes = self._load_sound(checkpoint, stage)
+        filled = self._load_sound(checkpoint, stage)
         layer = Site(stage, "in").layer
         if layer in self.layers and self._touches(stage) and not self._reason(layer):
             surgery = self._surgeries[stage] = Surgery(layer, self.skeleton.config, self.seed)
             surgery.quantised = partial(quantised, self.skeleton, checkpoint, stage)
             self.fault.apply(self._block(layer), surgery)
-        return hashes
+        return filled
 
     def _choose(self, name: str, index: int | None) -> Fault:
         module = registry.load("faults", name)

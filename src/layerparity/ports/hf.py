@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from layerparity.backends.base import Backend, Placed
     from layerparity.manifest import WeightPrint
+    from layerparity.models.filled import Filled
     from layerparity.ports._observe import ObservedStage
 
 _OUTPUT = "__output__"
@@ -50,7 +51,7 @@ class HfPort(Port):
             assets.family.float32_patterns,
         )
         self._stages: dict[str, Any] = {}
-        self._hashes: dict[str, dict[str, str]] = {}
+        self._filled: dict[str, dict[str, Filled]] = {}
         self._taps: dict[str, list[tuple[str, Tap]]] = {}
         self._arguments: list[dict[str, Any]] = []
         self._sent: dict[tuple[int, ...], Any] = {}
@@ -77,12 +78,11 @@ class HfPort(Port):
 
     def load(self, stage: str) -> dict[str, str]:
         """Fill the stage's modules from the checkpoint and put them in their place."""
-        hashes = self.skeleton.load(self.assets.checkpoint, stage)
-        self._hashes[stage] = hashes
+        filled = self._filled[stage] = self.skeleton.load(self.assets.checkpoint, stage)
         module = self.skeleton.module(stage).requires_grad_(False)
         self.assets.backend.put(stage, module)
         self._stages[stage] = self._observed(stage, module)
-        return hashes
+        return {name: each.stored for name, each in filled.items()}
 
     def expect(self, stage: str | None) -> None:
         """Begin to read the stage's weights while another one computes."""
@@ -97,11 +97,11 @@ class HfPort(Port):
         from layerparity.models.prints import stage_prints
 
         frozen = self.frozen(stage)
-        hashes = self._hashes.get(stage, {})
+        filled = self._filled.get(stage, {})
         # A port that is made of this one may write where torch does not count.
         own = type(self) is HfPort
         return stage_prints(
-            self.skeleton, self.assets.checkpoint, stage, frozen, hashes, trusting=own
+            self.skeleton, self.assets.checkpoint, stage, frozen, filled, trusting=own
         )
 
     def frozen(self, stage: str) -> dict[str, torch.Tensor]:
