@@ -12,7 +12,7 @@ FLOORS = [
     {"errors", "resources", "console", "revision", "quoting", "__init__"},
     {"site", "files", "tensor_files", "registry", "numerics"},
     {"manifest", "verdict", "noise", "shown", "profile"},
-    {"tracking", "metrics"},
+    {"tracking", "metrics", "outcome"},
     {"config"},
     {"models", "capture", "again", "faults"},
     {"backends", "inputs", "compare", "causes", "audit", "convert"},

@@ -6,6 +6,7 @@ import errno
 import gc
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,12 +16,12 @@ from pathlib import Path
 import folders
 import pytest
 import torch
-from conftest import Ended
+from conftest import ROOT, Ended
 
 from layerparity.backends import _streaming
 from layerparity.errors import UserError
 from layerparity.manifest import FILE_NAME, PROFILE_FILE
-from layerparity.models import conversion
+from layerparity.models import conversion, memory
 from layerparity.models.architecture import read_config
 from layerparity.models.checkpoint import Checkpoint
 from layerparity.models.filling import Filler
@@ -256,6 +257,44 @@ def test_a_limit_of_the_process_counts(tmp_path: Path) -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert 0 < int(done.stdout) <= 50 * MB
+
+
+def limited(kilobytes: int, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command under ``ulimit -d``."""
+    command = shlex.join([sys.executable, str(ROOT / "run.py"), "device_map=stream", *words])
+    shell = ["bash", "-c", f"ulimit -d {kilobytes}; exec {command}"]
+    return subprocess.run(shell, capture_output=True, text=True, check=False, timeout=200)
+
+
+def test_a_limit_that_the_imports_exceed_is_refused_before_them(tmp_path: Path) -> None:
+    ended = limited(1_000_000, f"tracking.folder={tmp_path}")
+    assert ended.returncode == 2, ended.stderr
+    assert "ulimit -d leaves this process 1.02 GB" in ended.stderr
+    assert "raise it to 1.30 GB" in ended.stderr and "loading" not in ended.stdout
+
+
+def test_a_run_that_is_admitted_ends_in_words(large_float32: Path, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.json"
+    tokens.write_text(json.dumps([[5] * 64]))
+    words = (
+        "model=checkpoint", f"model.path={large_float32}", "dtype=bfloat16", "inputs=tokens",
+        f"inputs.file={tokens}", f"tracking.folder={tmp_path}",
+    )  # fmt: skip
+    ends = [limited(size, *words) for size in (1_300_000, 1_450_000, 1_800_000)]
+    assert [each.returncode for each in (ends[0], ends[-1])] == [2, 0], ends
+    assert ends[1].returncode in (0, 2), ends[1].stderr
+    assert "alone needs" in ends[0].stderr and "Traceback" not in ends[1].stderr
+
+
+def test_memory_that_runs_out_names_its_stage(cli: Callable[..., Ended], monkeypatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(Pool, "_take", full)
+    monkeypatch.setattr(memory, "_LARGE", 1)
+    ended = cli("device_map=stream", "scope=single", "layer=2", "inputs=random")
+    assert ended.exit == 2
+    assert "memory ran out at layers.2: raise the limit" in ended.err
 
 
 def test_one_block_fits_where_two_do_not() -> None:

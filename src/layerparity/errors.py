@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable
 from enum import IntEnum
 
@@ -25,3 +26,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """Return ``" Did you mean 'x'?"`` for the closest known name, or an empty string."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f" Did you mean '{close[0]}'?" if close else ""
+
+
+def memory_ran_out(error: BaseException) -> bool:
+    """Say whether an exception is that of a machine, or a limit, with no memory left."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    # Neither torch's allocator for the CPU nor a thread without a stack has a type of its own.
+    told = ("can't allocate memory", "can't start new thread")
+    return isinstance(error, MemoryError) or any(words in str(error) for words in told)

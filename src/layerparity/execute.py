@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 from layerparity.capture.recorder import Recorder
 from layerparity.capture.wanted import Wanted
+from layerparity.errors import UserError, memory_ran_out
 from layerparity.files import tensor_digest, text_digest
 from layerparity.inputs.base import Inputs
-from layerparity.manifest import Feed, WeightPrint
+from layerparity.manifest import Feed
 from layerparity.models.families.base import ROUTED
+from layerparity.outcome import Outcome, Passed
 from layerparity.ports.base import Call, Observed, Port
-from layerparity.profile import MemoryPeaks, RunProfile, StageProfile, anonymous_bytes
+from layerparity.profile import MemoryPeaks, StageProfile, anonymous_bytes
 from layerparity.shown import Shown, Specs, Tensors
 from layerparity.site import DECODE, Kind, Site, SiteSpec
 from layerparity.stage_sites import at, boundary, boundary_spec, inside
@@ -25,28 +27,10 @@ if TYPE_CHECKING:
 
 # The next token is a choice like a router's: near a tie, rounding decides.
 NEW_TOKENS = SiteSpec(("batch", "token", "choice"), Kind.INDEX_SET)
-
-
-@dataclass(frozen=True)
-class Passed:
-    """What one stage hands to the next: a tensor on the device, and its copy on the CPU."""
-
-    device: torch.Tensor
-    host: torch.Tensor
-
-
-@dataclass
-class Outcome:
-    """What a pass through the stages leaves beside its tensors."""
-
-    feeds: list[Feed] = field(default_factory=list)
-    weights: dict[str, str] = field(default_factory=dict)
-    tensors_used: dict[str, dict[str, str]] = field(default_factory=dict)
-    effective: dict[str, dict[str, WeightPrint]] = field(default_factory=dict)
-    skipped: dict[str, str] = field(default_factory=dict)
-    profile: RunProfile = field(default_factory=RunProfile)
-    new_tokens: torch.Tensor | None = None
-    reference: str = ""
+_NO_MEMORY = (
+    "memory ran out at {stage}: raise the limit (ulimit, container) or free some, use fewer tokens "
+    "(seq_len=, inputs.batch=), or reference.make=false in a golden run."
+)
 
 
 @dataclass
@@ -69,17 +53,23 @@ class Execution:
     streams: bool = False
     ahead: bool = False
     _peaks: MemoryPeaks = field(default_factory=MemoryPeaks, init=False)
+    _at: str = field(default="the start", init=False)
 
     def run(self) -> Outcome:
-        """Load and run every stage once, then generate where asked."""
+        """Load and run every stage once, then generate where asked.
+
+        Raises UserError where the machine, or a limit, has no memory left.
+        """
         outcome = Outcome()
         outcome.profile.before = anonymous_bytes()
         with self._peaks:
             try:
                 self._run(outcome)
-            except BaseException:
+            except BaseException as error:
                 # Whoever removes the folder must not meet somebody who still writes there.
                 self.recorder.stop()
+                if memory_ran_out(error):
+                    raise UserError(_NO_MEMORY.format(stage=self._at)) from error
                 raise
         return outcome
 
@@ -112,6 +102,7 @@ class Execution:
         self, stage: str, previous: Passed | None, step: int | None, outcome: Outcome
     ) -> tuple[Passed, Tensors, Specs]:
         """Run one stage, its weights loaded before and given back afterwards where they stream."""
+        self._at = stage
         profile = outcome.profile.stages.setdefault(stage, StageProfile())
         if self.streams or stage not in outcome.weights:
             self._load(stage, step, profile, outcome)

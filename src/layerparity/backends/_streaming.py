@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from layerparity.console import bytes_text
 from layerparity.errors import UserError
 
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
 STREAM = "stream"
+# What a run takes beside its weights: stacks of its threads, scratch, what flows between stages.
+WORK = 256 << 20
+
+
+def room_for_weights(free: int, beside: int = 0) -> int:
+    """Return what is left of ``free`` bytes for weights; ``beside`` is what is known to be held."""
+    return max(0, free - WORK - beside)
+
+
+def widest_copy(modules: Iterable[nn.Module], dtype: torch.dtype) -> int:
+    """Return the bytes of the largest weight in ``dtype``, as a reference widens it to multiply.
+
+    Stacked experts are widened one at a time, and an embedding is looked up as it is.
+    """
+    from torch import nn
+
+    linear = (each for module in modules for each in module.modules() if type(each) is nn.Linear)
+    return max((each.weight.numel() for each in linear), default=0) * dtype.itemsize
 
 
 def reads_ahead(
@@ -32,9 +55,14 @@ def reads_ahead(
 
 def most_at_once(sizes: Mapping[str, int], again: bool = False) -> int:
     """Return the bytes of the two neighbouring stages that are largest together."""
-    order = list(sizes.values())
+    return sum(sizes[stage] for stage in largest_together(sizes, again))
+
+
+def largest_together(sizes: Mapping[str, int], again: bool = False) -> tuple[str, ...]:
+    """Return the two neighbouring stages that are largest together, or the only stage there is."""
+    order = list(sizes)
     pairs = pairwise([*order, *order[:1]] if again else order)
-    return max((left + right for left, right in pairs), default=max(order))
+    return max(pairs, key=lambda pair: sum(sizes[stage] for stage in pair), default=tuple(order))
 
 
 def told(sizes: Mapping[str, int], ahead: bool, again: bool = False) -> str:

@@ -12,9 +12,9 @@ from layerparity.files import write_text
 from layerparity.jobs import _conversions, _profile
 
 if TYPE_CHECKING:
-    from layerparity.execute import Outcome
     from layerparity.jobs.run import Prepared
     from layerparity.manifest import Manifest
+    from layerparity.outcome import Outcome
 
 
 def say(made: Manifest, outcome: Outcome, took: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from layerparity import console, ports, registry
+from layerparity.backends._host_memory import refuse_small_limits
 from layerparity.config import Config, RunKind
 from layerparity.models.families.base import family_of
 from layerparity.models.resolve import open_checkpoint
@@ -17,10 +18,11 @@ LATEST = "latest"
 
 
 def refuse(config: Config) -> None:
-    """Raise UserError for a scope the model does not have, or keys the port cannot be given.
+    """Raise UserError for limits too small, a scope the model lacks, keys the port does not take.
 
     Imports none of torch, transformers, torch_xla and mlflow.
     """
+    refuse_small_limits()
     model = open_checkpoint(config.model).config
     num_layers = num_layers_of(model)
     scope_of(config, num_layers, family_of(str(model.get("model_type"))))

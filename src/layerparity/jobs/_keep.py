@@ -32,8 +32,8 @@ from layerparity.revision import git_commit
 from layerparity.sweep import part
 
 if TYPE_CHECKING:
-    from layerparity.execute import Outcome
     from layerparity.jobs.run import Prepared
+    from layerparity.outcome import Outcome
 
 VERSIONED = ("torch", "transformers", "accelerate", "safetensors", "mlflow", "torch_xla")
 

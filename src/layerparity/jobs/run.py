@@ -27,8 +27,8 @@ from layerparity.sweep import PARENT_VARIABLE
 
 if TYPE_CHECKING:
     from layerparity.backends.base import Backend
-    from layerparity.execute import Outcome
     from layerparity.models.checkpoint import Checkpoint
+    from layerparity.outcome import Outcome
     from layerparity.reference import References
 
 

@@ -23,6 +23,7 @@ from layerparity.backends._host_memory import free_host_memory
 from layerparity.backends._nested import mapped
 from layerparity.backends.base import Backend, Placed
 from layerparity.backends.gpu import DEFAULT_KIND
+from layerparity.config import RunKind
 from layerparity.errors import UserError
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def from_config(settings: Settings, config: Config) -> GpuBackend:
         tp_degree=config.tp_degree,
         threads=config.threads,
         compiles=settings.compile,
+        widens=config.reference.make and config.kind is RunKind.golden,
     )
 
 
@@ -73,6 +75,7 @@ class GpuBackend(Backend):
     tp_degree: int = 1
     threads: int | None = None
     compiles: bool = False
+    widens: bool = False
     _switches: numerics.Switches | None = None
     _memory: dict[int | str, int] = field(default_factory=dict)
     _device: dict[str, str] = field(default_factory=dict)
@@ -127,7 +130,9 @@ class GpuBackend(Backend):
         self._release_all()
         self._measure()
         if self.streams:
-            return self._place_stream(sizes)
+            wide = torch.float64 if self.dtype == torch.float32 else torch.float32
+            beside = _streaming.widest_copy(modules.values(), wide) if self.widens else 0
+            return self._place_stream(sizes, beside)
         self._device = planning.plan_devices(sizes, self.strategy, self._memory, blocks)
         placed = planning.placement(sizes, self._device)
         self._refuse_compiled_offload()
@@ -137,14 +142,22 @@ class GpuBackend(Backend):
         self._tell(placed)
         return placed
 
-    def _place_stream(self, sizes: Mapping[str, int]) -> list[Placed]:
-        """Send every stage to the first GPU, or leave it on the CPU, one after the other."""
+    def _place_stream(self, sizes: Mapping[str, int], beside: int) -> list[Placed]:
+        """Send every stage to the first GPU, or leave it on the CPU, one after the other.
+
+        ``beside`` are the bytes that are held beside the weights where they compute.
+        """
         gpu = next((key for key in self._memory if isinstance(key, int)), None)
         device = "cpu" if gpu is None else f"cuda:{gpu}"
         self._device = dict.fromkeys(sizes, device)
-        self.ahead = _streaming.reads_ahead(sizes, self._memory["cpu"], again=self.again)
+        own = 0 if gpu is not None else beside
+        host = self._memory["cpu"]
+        if self.limits.cpu is None:
+            host = _streaming.room_for_weights(host, own)
+        self.ahead = _streaming.reads_ahead(sizes, host, again=self.again)
         if gpu is not None:
-            _streaming.reads_ahead(sizes, self._memory[gpu], device)
+            room = _streaming.room_for_weights(self._memory[gpu], beside)
+            _streaming.reads_ahead(sizes, room, device)
         self.warnings.append(_streaming.told(sizes, self.ahead, self.again))
         return [Placed(device, tuple(sizes), sum(sizes.values()))]
 
