@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -79,3 +80,28 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(UserError, match="free some disk space"):
         recorder.finish()
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_what_waits_to_be_written_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, begun = threading.Event(), []
+    sound = Recorder._save
+
+    def slow(self: Recorder, path: Path, tensors: dict[str, torch.Tensor]) -> None:
+        begun.append(path.stem)
+        gate.wait(20)
+        sound(self, path, tensors)
+
+    monkeypatch.setattr(Recorder, "_save", slow)
+    monkeypatch.setattr("layerparity.capture.recorder.WAITING", 1000)
+    recorder, site = Recorder(tmp_path), Site.parse("layers.1:out")
+    for stage in range(2):
+        # 400 bytes each: both wait without holding anybody up.
+        recorder.write(f"layers.{stage}", {site: torch.ones(1, 1, 100)}, {site: SPEC})
+    assert len(begun) <= 1 and not list(tmp_path.rglob("*.safetensors"))
+    threading.Timer(0.2, gate.set).start()
+    recorder.write("layers.2", {site: torch.ones(1, 1, 100)}, {site: SPEC})
+    assert gate.is_set()
+    recorder.finish()
+    assert len(list(tmp_path.rglob("*.safetensors"))) == 3

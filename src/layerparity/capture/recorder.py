@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -17,20 +18,23 @@ if TYPE_CHECKING:
     import torch
 
 TENSORS = "tensors"
+# A sync can take longer than a small stage: what a few stages keep may wait for it together.
+WAITING = 64 << 20
 
 
 class Recorder:
     """Writes each stage's tensors under ``folder/tensors`` and keeps only their records.
 
-    A file is written and synced while the next stage computes, and appears only when it is whole;
-    no more than two stages' tensors are held at a time. `finish` waits for the last one.
+    Files are written and synced while the next stages compute, and appear only when they are whole.
+    What waits to be written is at most one stage's tensors, or `WAITING` bytes of several.
+    `finish` waits for the last one.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.records: list[Record] = []
         self._background = ThreadPoolExecutor(1, "recorder")
-        self._writing: Future[None] | None = None
+        self._writing: deque[tuple[int, Future[None]]] = deque()
 
     def write(
         self, name: str, tensors: Mapping[Site, torch.Tensor], specs: Mapping[Site, SiteSpec]
@@ -44,11 +48,12 @@ class Recorder:
         if not tensors:
             return []
         relative = f"{TENSORS}/{name}.safetensors"
-        self.finish()
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        self._wait(WAITING - size)
         # A copy: what was handed over may be the next stage's input, or a buffer used again.
         kept = {str(s): t.clone(memory_format=torch.contiguous_format) for s, t in tensors.items()}
         path = self.folder / relative
-        self._writing = self._background.submit(self._save, path, kept)
+        self._writing.append((size, self._background.submit(self._save, path, kept)))
         fresh = [
             Record(
                 site=site,
@@ -67,15 +72,22 @@ class Recorder:
 
     def finish(self) -> None:
         """Wait until everything is on the disk. Raises UserError where it refuses."""
-        if self._writing is not None:
-            writing, self._writing = self._writing, None
-            writing.result()
+        self._wait(-1)
 
     def stop(self) -> None:
         """Wait until nothing is being written, for a run that has failed already."""
-        if self._writing is not None:
-            wait([self._writing])
-            self._writing = None
+        wait([writing for _, writing in self._writing])
+        self._writing.clear()
+
+    def _wait(self, allowed: int) -> None:
+        """Wait, the oldest first, until at most so many bytes are still to be written."""
+        while self._writing:
+            _, oldest = self._writing[0]
+            # What is done is looked at early: a full disk need not wait for the end of the run.
+            if not oldest.done() and sum(size for size, _ in self._writing) <= allowed:
+                return
+            self._writing.popleft()
+            oldest.result()
 
     def _save(self, path: Path, tensors: dict[str, torch.Tensor]) -> None:
         from safetensors import SafetensorError
