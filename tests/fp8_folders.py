@@ -15,6 +15,8 @@ from typing import Any
 import yaml
 from conftest import ROOT
 
+from layerparity.models.header import BITS
+
 SHARDS = 130
 QUANTIZATION = {
     "quant_method": "fp8",
@@ -23,7 +25,6 @@ QUANTIZATION = {
     "modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"],
 }
 BLOCK = 128
-_BYTES = {"F8_E4M3": 1, "I8": 1, "BF16": 2, "F32": 4}
 Entry = tuple[str, str, tuple[int, ...]]
 
 
@@ -60,7 +61,7 @@ def big_fp8_folder(folder: Path, shards: int = SHARDS, **changes: Any) -> Path:
 
 def size_of(entry: Entry) -> int:
     """Return the bytes of a tensor."""
-    return _BYTES[entry[1]] * math.prod(entry[2])
+    return BITS[entry[1]] * math.prod(entry[2]) // 8
 
 
 def write_sparse(file: Path, entries: list[Entry]) -> None:

@@ -24,7 +24,7 @@ FLOORS = [
     {"search_path", "glosses"},
     {"help"},
     {"command"},
-    {"cli"},
+    {"cli", "apart"},
     {"__main__"},
 ]
 RANK = {name: rank for rank, floor in enumerate(FLOORS) for name in floor}

@@ -23,11 +23,15 @@ from layerparity.audit.deep import read_deep
 from layerparity.audit.examine import Audit, examine
 from layerparity.audit.finding import CURES, Finding, grouped
 from layerparity.audit.listing import read_listing
+from layerparity.audit.report import headline, markdown, sentences
 from layerparity.audit.scales import check_scales
 from layerparity.audit.stream import CHUNK
 from layerparity.audit.tally import Tally
+from layerparity.backends._streaming import most_at_once
 from layerparity.errors import Exit, UserError
+from layerparity.models import fp8
 from layerparity.models.checkpoint import INDEX, Checkpoint
+from layerparity.models.header import BITS
 from layerparity.resources import shipped
 
 WEIGHTS = "model.safetensors"
@@ -169,6 +173,17 @@ def the_peak_names_stacking_in_float32(peaks: dict[str, Any]) -> None:
     assert peaks["bf16"]["buffer"] == 2 * 256 * 3072 * 3072
     assert peaks["bf16"]["weight"] == "layers.61.mlp.experts.down_proj"
     assert peaks["bf16"]["streaming"] == 2 * 2 * (3_668_718_592 + 256)
+
+
+def test_streaming_holds_the_largest_two_stages_in_a_row(tmp_path: Path) -> None:
+    """Blocks as a rule; here embedding and first block, by what a run's own rule says."""
+    values = SMALL | {"vocab_size": 30_000}
+    fitted = audited(big_fp8_folder(tmp_path / "fp8", shards=3, **values))
+    block = fitted.sizes.layers[0].numbers
+    assert fitted.peaks["bf16"].streaming == 2 * (30_000 * 192 + block)
+    names = ["embed_tokens", "layers.0", "layers.1", "norm", "lm_head"]
+    sizes = dict(zip(names, (30_000 * 192, block, block, 192, 30_000 * 192), strict=True))
+    assert fitted.peaks["fp32"].streaming == 4 * most_at_once(sizes)
 
 
 @pytest.mark.parametrize("family", ["minimax_m2", "llama", "qwen3_moe"])
@@ -366,6 +381,36 @@ def quantization_in_a_word(folder: Path) -> None:
     edit_json(folder / "config.json", lambda c: c.update(quantization_config="fp8"))
 
 
+def quantization_of_nothing(folder: Path) -> None:
+    edit_json(folder / "config.json", lambda c: c.update(quantization_config=None))
+
+
+def index_of_nothing(folder: Path) -> None:
+    edit_json(folder / INDEX, lambda i: i.update(weight_map={}))
+
+
+def index_of_numbers(folder: Path) -> None:
+    edit_json(folder / INDEX, lambda i: i["weight_map"].update({Q_PROJ: 5}))
+
+
+def index_without_end(folder: Path) -> None:
+    (folder / INDEX).write_text("[" * 100_000)
+
+
+def config_without_end(folder: Path) -> None:
+    (folder / "config.json").write_text("[" * 100_000)
+
+
+def blocks_of_true(folder: Path) -> None:
+    blocks = {"weight_block_size": [True, True]}
+    edit_json(folder / "config.json", lambda c: c["quantization_config"].update(blocks))
+
+
+def a_layer_beyond_counting(folder: Path) -> None:
+    name = f"model.layers.{10**20}.x.weight"
+    remake(folder, "model.norm.weight", ("model.norm.weight", "BF16", (192,)), (name, "F32", (2,)))
+
+
 def empty_config(folder: Path) -> None:
     (folder / "config.json").write_text("{}")
 
@@ -412,6 +457,13 @@ DAMAGE = [
     (no_heads, {"architecture_unknown"}),
     (quantization_in_a_word, {"quantization_unread"}),
     (empty_config, {"architecture_unknown"}),
+    (quantization_of_nothing, {"quantization_unsaid"}),
+    (index_of_nothing, {"index_damaged"}),
+    (index_of_numbers, {"index_damaged"}),
+    (index_without_end, {"index_damaged"}),
+    (config_without_end, {"config_damaged"}),
+    (blocks_of_true, {"quantization_unread"}),
+    (a_layer_beyond_counting, {"tensor_unexpected"}),
     (eight_bit_integers, {"type_unread"}),
 ]
 
@@ -574,6 +626,77 @@ def test_reading_all_takes_no_memory_for_it(tmp_path: Path) -> None:
     assert megabytes[0] < 60 * CHUNK / 2**20
 
 
+@pytest.mark.parametrize("shape", [(0,), (0, 128), (130, 0), (2, 0, 3)])
+def test_tensors_without_numbers(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    """Of every type: FP8 ones with their scales, and packed ones."""
+    entries = [(f"x{kind}.weight", kind, shape) for kind in BITS]
+    if len(shape) > 1:
+        entries.append(("xF8_E4M3.weight_scale_inv", "F32", fp8.scale_shape(shape, (128, 128))))
+    write_sparse(tmp_path / WEIGHTS, entries)
+    listing = read_listing(tmp_path)
+    deep = read_deep(listing, check_scales({}, listing.tensors, set()))
+    assert {each.what for each in deep.findings} == {"not_examined"}
+    assert len(deep.statistics) == len(entries) - 3
+    assert deep.statistics["xF32.weight"]["min"] is None
+
+
+def typed_numbers(tmp_path: Path) -> Path:
+    """Write numbers of types that are no weights, each with something to be found."""
+    word = torch.full((4, 4), 2.0)
+    held = {
+        "C64": torch.complex(word, word * math.nan),
+        "U16": torch.tensor([0, 2**16 - 1], dtype=torch.uint16),
+        "U32": torch.tensor([0, 2**32 - 1], dtype=torch.uint32),
+        "U64": torch.tensor([0, 2**64 - 1], dtype=torch.uint64),
+        "E8": torch.tensor([0, 254, 255], dtype=torch.uint8).view(torch.float8_e8m0fnu),
+        "NUZ": word.to(torch.float8_e4m3fnuz),
+        "BOOL": torch.tensor([True, False]),
+    }
+    folder = copy_of_tiny(tmp_path, lambda tensors: None)
+    save_file(held, folder / "more.safetensors")
+    write_sparse(folder / "packed.safetensors", [("f4", "F4", (3, 2)), ("f6", "F6_E3M2", (4, 2))])
+    return folder
+
+
+def test_what_torch_holds_is_examined_and_the_rest_is_said(tmp_path: Path) -> None:
+    audit = audited(typed_numbers(tmp_path), deep=True)
+    named = {(each.what, each.tensor, each.note) for each in audit.findings}
+    assert {each for each in named if each[0] not in ("all_zero", "constant")} >= {
+        ("not_examined", "f4", True),
+        ("not_examined", "f6", True),
+        ("nonfinite", "C64", False),
+        ("nonfinite", "E8", False),
+    }
+    assert ("constant", "NUZ", False) in named
+    assert audit.deep is not None
+    said = audit.deep.statistics
+    assert said["C64"]["nan"] == 16 and said["C64"]["max"] == 2
+    assert [said[kind]["max"] for kind in ("U16", "U32", "U64")] == [65535, 2**32 - 1, 2**64]
+    assert said["U64"]["std"] == pytest.approx(2**63)
+    assert said["E8"]["nan"] == 1 and said["E8"]["std"] == pytest.approx(2**126)
+    assert said["BOOL"]["mean"] == 0.5
+    assert "358 of 360 tensors were read" in "\n".join(sentences(audit))
+
+
+def test_a_type_that_is_not_examined_is_no_problem(tmp_path: Path) -> None:
+    folder = copy_of_tiny(tmp_path, lambda tensors: None)
+    extra = [("model.layers.0.self_attn.rotary_emb.inv_freq", "F4", (2, 2))]
+    write_sparse(folder / "more.safetensors", extra)
+    audit = audited(folder, deep=True)
+    assert audit.exit is Exit.OK
+    assert headline(audit).endswith("(every number but those of 1 tensor was read)")
+
+
+@pytest.mark.parametrize("size", [1e30, 1e-30, 3e38, 1e-38])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_values_of_any_size_have_a_spread(tmp_path: Path, dtype: torch.dtype, size: float) -> None:
+    values = torch.tensor([-1.0, 1.0, 0.0, 0.0], dtype=torch.float64).mul(size).to(dtype)
+    save_file({"x": values}, tmp_path / WEIGHTS)
+    listing = read_listing(tmp_path)
+    said = read_deep(listing, check_scales({}, listing.tensors, set())).statistics["x"]
+    assert said["std"] == pytest.approx(values.double().std(correction=0).item(), rel=1e-6)
+
+
 def test_a_tally_of_chunks_is_that_of_the_whole() -> None:
     values = torch.randn(10_000, generator=torch.Generator().manual_seed(1)) + 8.5
     values[7], values[8] = math.nan, math.inf
@@ -584,6 +707,14 @@ def test_a_tally_of_chunks_is_that_of_the_whole() -> None:
     assert (tally.nan, tally.inf, tally.count) == (1, 1, 9998)
     assert tally.mean == pytest.approx(finite.mean().item(), rel=1e-6)
     assert tally.std == pytest.approx(finite.std(correction=0).item(), rel=1e-5)
+
+
+def test_a_name_of_any_letters_stays_one_cell(tmp_path: Path) -> None:
+    odd = "a | b\n[red]c"
+    audit = audited(copy_of_tiny(tmp_path, lambda t: t.update({odd: torch.randn(2, 2)})))
+    assert kinds(audit) == {"tensor_unexpected"}
+    (row,) = [line for line in markdown(audit).splitlines() if "| tensor_unexpected |" in line]
+    assert "a \\| b [red]c has no place" in row and row.endswith(" |")
 
 
 # The command.

@@ -15,7 +15,6 @@ from layerparity.bisect.amplified import amplified
 from layerparity.bisect.dataflow import NODES, ORDER
 from layerparity.bisect.ddmin import minimal
 from layerparity.bisect.descend import descend, first_guilty, seen_in
-from layerparity.bisect.growth import judge_chained
 from layerparity.bisect.sentence import how_sure
 from layerparity.bisect.strategies.base import Found, smallest
 from layerparity.bisect.strategies.binary import Binary
@@ -171,29 +170,6 @@ def test_an_absorbed_weight_is_said_to_be_absorbed() -> None:
     assert first_guilty(compared(block(3), weights=[dtype])) is None
 
 
-def test_accumulated_error_is_held_against_the_growth_of_rounding() -> None:
-    rows = [
-        row(site(n, local), floor_rel_l2=1e-3) for n in range(4) for local in ("mlp:out", ":out")
-    ]
-    key = "layers.3.mlp:out"
-    clean = judge_chained(compared(rows, token_errors={key: [7.9e-3, 7.9e-3, 0.5]}), 3, 0)
-    # sqrt(4 x 1e-6) x 4 = 8e-3; one flipped token does not decide.
-    assert not clean.wrong
-    assert clean.allowed == pytest.approx(8e-3)
-    wrong = judge_chained(compared(rows, token_errors={key: [8.1e-3] * 3}), 3, 0)
-    assert wrong.wrong
-    assert wrong.site == key
-    assert judge_chained(compared(rows, token_errors={key: [float("nan")] * 3}), 3, 0).wrong
-    shorter = judge_chained(compared(rows, token_errors={key: [5e-3] * 3}), 3, 3)
-    assert shorter.wrong
-
-
-def test_a_fast_branch_does_not_hide_a_slow_one() -> None:
-    rows = [row(site(0, ":out"), floor_rel_l2=1e-3), row(site(0, "mlp:out"), floor_rel_l2=1e-3)]
-    errors = {"layers.0:out": [1e-4] * 3, "layers.0.mlp:out": [0.1] * 3}
-    assert judge_chained(compared(rows, token_errors=errors), 0, 0).site == "layers.0.mlp:out"
-
-
 @pytest.mark.parametrize("guilty", [{"a"}, {"c", "f"}, {"a", "b", "h"}, set("abcdefgh")])
 def test_delta_debugging_finds_the_minimal_set_and_asks_once(guilty: set[str]) -> None:
     asked: list[frozenset[str]] = []
@@ -346,6 +322,28 @@ def test_chained_strategies_agree_with_the_scan(run: Cli, store: Path, strategy:
     ended = run("job=bisect", "golden=the-golden", f"job.strategy={strategy}", *FAULT)
     assert ended.exit == 1, ended.out + ended.err
     assert record(store)["guilt"]["place"] == "layers.3.self_attn.q_norm"  # type: ignore[index]
+
+
+def test_a_bisection_s_own_runs_are_not_the_latest(cli: Cli, tmp_path: Path) -> None:
+    def run(*arguments: str) -> Ended:
+        return cli(*CPU, f"tracking.folder={tmp_path / 'runs'}", *arguments)
+
+    assert run("name=the-golden").exit == 0
+    part = ("job=bisect", "scope=single", "layer=3")
+    assert run(*part, "golden=the-golden", *FAULT).exit == 1
+    nobody = run("job=compare", "golden=the-golden")
+    assert nobody.exit == 2
+    assert "no finished candidate run" in nobody.err
+    assert run(*part, *FAULT).exit == 1, "the golden is still found"
+    assert run("kind=candidate", "scope=single", "layer=1", "name=my-own").exit == 0
+    for sides in ((), ("golden=the-golden",), ("candidate=latest",)):
+        ended = run("job=compare", *sides)
+        assert ended.exit == 0, ended.out + ended.err
+        assert "candidate: my-own" in ended.out
+        assert "golden:    the-golden" in ended.out
+        assert "passed over" not in ended.out
+    fed = run("kind=candidate", "scope=single", "layer=2", "dtype=bfloat16")
+    assert "passed over" not in fed.out
 
 
 def test_a_right_port_ends_with_nothing(run: Cli) -> None:

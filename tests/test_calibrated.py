@@ -219,6 +219,19 @@ def test_a_calibration_is_used_by_later_comparisons(cli: Run) -> None:
     assert "calibrated for this model" not in cli("job=compare", "tolerance.calibration=null").out
 
 
+def test_a_comparison_that_fails_gives_no_limits(cli: Run) -> None:
+    shared = (*HERE, "scope=single", "layer=0")
+    cli(*shared)
+    cli(*shared, "kind=candidate", "port=fault", "port.name=gate_up_swapped")
+    assert cli("job=compare", "name=bad").exit == Exit.FAILED
+    ended = cli("job=calibrate", "job.runs=[bad]")
+    assert ended.exit == Exit.USER, ended.out
+    assert "'bad'" in ended.err
+    assert "fails at layers.0.mlp" in ended.err
+    assert "job=judge run=" in ended.err
+    assert "calibrated for this model" not in cli("job=compare").out
+
+
 def test_a_calibration_wants_comparisons(cli: Run) -> None:
     ended = cli("job=calibrate")
     assert ended.exit == Exit.USER

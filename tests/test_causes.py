@@ -93,6 +93,7 @@ CASES = {
     "offset": made(
         "self_attn.o_proj", "self_attn:out", {"offset": 0.1, "offset_z": 40.0, "slope_z": 0.5}
     ),
+    "degenerate_output": made("mlp", "mlp:out", {"candidate_constant": 0.0, "norm_ratio": 0.0}),
     "precision": made(
         "mlp",
         "mlp:out",
@@ -295,6 +296,53 @@ def test_wrong_attention_on_well_rotated_queries_is_not_their_rotation() -> None
     assert "rotary" not in {cause.id for cause in found}
     blind = likeliest(made("self_attn", "self_attn:context", {}, **told))
     assert "rotary" in {cause.id for cause in blind}
+
+
+@pytest.mark.parametrize("component", ["self_attn", "self_attn.o_proj", "mlp.gate", ""])
+def test_another_component_s_weight_explains_nothing(component: str) -> None:
+    wrong = [finding(what, "mlp.experts") for what in ("reordered", "never_loaded", "constant")]
+    seen = made(component, "self_attn:out", {"rel_l2": 0.3})
+    assert likeliest(replace(seen, findings=wrong)) == likeliest(seen)
+
+
+@pytest.mark.parametrize("name", ["precision", "qk_norm_skipped", "qk_norm_per_head"])
+def test_another_component_s_weight_silences_nothing(name: str) -> None:
+    case = CASES[name]
+    wrong = [finding("reordered", "self_attn.v_proj")]
+    assert likeliest(replace(case, findings=wrong)) == likeliest(replace(case, findings=()))
+
+
+def test_one_projection_in_another_order_is_not_said_to_be_fused_wrongly() -> None:
+    seen = made(
+        "self_attn.q_proj", "self_attn:out", {}, findings=[finding("reordered", "self_attn.q_proj")]
+    )
+    assert [each.id for each in likeliest(seen)][:2] == ["weights_altered", "fused_qkv_order"]
+    both = [finding("reordered", f"self_attn.{name}") for name in ("q_proj", "k_proj")]
+    assert likeliest(replace(seen, findings=both))[0].id == "fused_qkv_order"
+
+
+@pytest.mark.parametrize(
+    ("metrics", "says"),
+    [
+        ({"candidate_constant": 0.0}, "the candidate's tensor is all zero: it was never written"),
+        ({"candidate_constant": 2500.0}, "is the same number everywhere (2500)"),
+        ({"candidate_denormal": 1.0}, "the candidate's tensor is denormal numbers alone"),
+        ({"candidate_nonfinite": 1.0, "nonfinite_disagreement": 9.0}, "is NaN or Inf everywhere"),
+        ({"golden_constant": 0.0}, "the golden's own tensor is all zero: look at how the golden"),
+        ({"golden_denormal": 1.0}, "the golden's own tensor is denormal numbers alone, next to"),
+    ],
+)
+def test_a_tensor_that_nobody_computed_has_its_own_words(
+    metrics: dict[str, float], says: str
+) -> None:
+    first = likeliest(made("mlp", "mlp:out", metrics))[0]
+    assert first.id == "degenerate_output"
+    assert says in first.sentence
+
+
+def test_an_offset_has_its_unit() -> None:
+    (found,) = (each for each in likeliest(CASES["offset"]) if each.id == "offset")
+    assert "a mean of 0.1 floors of rounding" in found.reasons[0]
 
 
 def test_weights_altered_in_another_way_do_not_blame_their_scales() -> None:

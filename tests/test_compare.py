@@ -554,6 +554,8 @@ def test_a_component_is_compared_with_its_block(tmp_path: Path) -> None:
         ((2, 8, 5), "transposed layout"),
         ((2, 7, 8), "the other padded"),
         ((2, 40), r"shape \[2, 5, 8\] against \[2, 40\]"),
+        ((2, 0, 8), r"against \[2, 0, 8\]: the candidate's tensor is empty$"),
+        ((1, 1, 1), r"against \[1, 1, 1\]: the candidate's tensor holds one element$"),
     ],
 )
 def test_other_shapes_are_said_not_crashed_on(
@@ -576,6 +578,37 @@ def test_an_empty_tensor_is_inconclusive(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / name, tensors) for name in "gc"]
     found = row(compare(*runs), "norm:out")
     assert (found.outcome, found.metrics) == (Outcome.INCONCLUSIVE, {})
+
+
+@pytest.mark.parametrize(
+    ("values", "side", "metric", "value"),
+    [
+        (torch.zeros(2, 5, 8), "candidate", "candidate_constant", 0.0),
+        (torch.full((2, 5, 8), 2.5), "candidate", "candidate_constant", 2.5),
+        (sites()["norm:out"] * 1e-40, "candidate", "candidate_denormal", 1.0),
+        (torch.full((2, 5, 8), math.nan), "candidate", "candidate_nonfinite", 1.0),
+        (torch.zeros(2, 5, 8), "golden", "golden_constant", 0.0),
+    ],
+)
+def test_a_tensor_that_nobody_computed_is_known(
+    tmp_path: Path, values: torch.Tensor, side: str, metric: str, value: float
+) -> None:
+    sides = {"golden": sites(), "candidate": sites()}
+    sides[side]["norm:out"] = values
+    runs = [make_run(tmp_path / name, tensors) for name, tensors in sides.items()]
+    found = row(compare(*runs), "norm:out")
+    told = {k: v for k, v in found.metrics.items() if k.startswith(("golden_", "candidate_"))}
+    assert (found.outcome, told) == (Outcome.FAIL, {metric: value})
+
+
+def test_what_is_constant_among_the_real_tokens_is_constant(tmp_path: Path) -> None:
+    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+    other = {**sites(), "norm:out": sites()["norm:out"] * ~mask.bool()[..., None]}
+    runs = [make_run(tmp_path / str(n), t, mask=mask) for n, t in enumerate((sites(), other))]
+    assert row(compare(*runs), "norm:out").metrics["candidate_constant"] == 0
+    other["norm:out"][1, 4, 7] = 1.0
+    runs[1] = make_run(tmp_path / "one", other, mask=mask)
+    assert "candidate_constant" not in row(compare(*runs), "norm:out").metrics
 
 
 @pytest.mark.parametrize("value", [0.0, 3.0, 1e-42])

@@ -17,6 +17,8 @@ from runs import StoredRun, make_run, sites
 from layerparity.compare.comparison import Comparison
 from layerparity.compare.findings import ExpertUse, LayerClass
 from layerparity.compare.parity import compare_runs
+from layerparity.compare.rejudge import rejudge
+from layerparity.compare.report.evidence import coverage_lines
 from layerparity.compare.tolerances.fixed import FixedTolerance
 from layerparity.errors import Exit
 from layerparity.manifest import EFFECTIVE_FILE, Manifest, ModelPrint
@@ -202,6 +204,50 @@ def test_steps_are_counted_by_phase(tmp_path: Path) -> None:
     golden = make_run(tmp_path / "g", tensors)
     found = judged(golden, make_run(tmp_path / "c", sites()))
     assert found.coverage.steps == {"prefill": (1, 1), "decode": (1, 0)}
+
+
+def decoded(*steps: int) -> dict[str, torch.Tensor]:
+    """Return the sites of a prefill and of some decode steps, and the tokens chosen before each."""
+    made = sites()
+    later = {f"{k}@decode.{n}": v[:, -1:].clone() for n in steps for k, v in sites(n).items()}
+    tokens = {f"tokens:out@decode.{n}": torch.tensor([n, n]) for n in (0, *steps)}
+    return made | later | tokens
+
+
+def asked_for(run: StoredRun, tokens: int) -> StoredRun:
+    (run.folder / "config.yaml").write_text(f"generate:\n  max_new_tokens: {tokens}\n")
+    return run
+
+
+def test_a_prefill_alone_is_no_pass_of_a_model_that_decoded(tmp_path: Path) -> None:
+    golden = make_run(tmp_path / "g", decoded(1, 2))
+    found = judged(golden, asked_for(make_run(tmp_path / "c", sites()), 0))
+    assert found.verdict.exit is Exit.OK
+    whole = "whole model: inconclusive, 2 of 2 blocks compared, decode never exercised"
+    assert found.verdict.whole_model == whole
+    assert found.coverage.steps == {"prefill": (1, 1), "decode": (2, 0)}
+    reasons = {row.reason for row in found.rows if row.site.phase == "decode"}
+    assert reasons == {f"the candidate ran no decode step {n}" for n in (1, 2)}
+    assert "decode: 0 of 2 steps judged, never exercised" in coverage_lines(found)
+    assert rejudge(found, FixedTolerance()).verdict == found.verdict
+
+
+def test_both_phases_are_a_pass_and_some_steps_are_counted(tmp_path: Path) -> None:
+    golden = make_run(tmp_path / "g", decoded(1, 2))
+    found = judged(golden, asked_for(make_run(tmp_path / "c", decoded(1)), 2))
+    assert (found.verdict.exit, found.verdict.whole_model) == (Exit.OK, "whole model: pass")
+    assert found.coverage.steps["decode"] == (2, 1)
+
+
+def test_decoding_that_was_asked_for_and_not_compared_is_inconclusive(tmp_path: Path) -> None:
+    golden = make_run(tmp_path / "g", decoded(1, 2))
+    found = judged(golden, asked_for(make_run(tmp_path / "c", sites()), 3))
+    doubt = "generate.max_new_tokens=3 was asked for, and no decode step was compared"
+    assert (found.verdict.exit, found.coverage.doubts) == (Exit.INCONCLUSIVE, (doubt,))
+    assert doubt in found.warnings
+    # Of one new token there is no decode step.
+    first = judged(golden, asked_for(make_run(tmp_path / "one", sites()), 1))
+    assert first.verdict.exit is Exit.OK
 
 
 def test_a_manifest_of_before_has_no_classes(tmp_path: Path) -> None:

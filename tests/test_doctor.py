@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import socket
 import sqlite3
@@ -17,10 +18,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from conftest import ROOT, Ended
+from safetensors.torch import load_file, save_file
 
 from layerparity import registry
-from layerparity.backends import _nvidia
+from layerparity.backends import _control_groups, _host_memory, _nvidia
 from layerparity.backends._neuron import examined, runtime
 from layerparity.doctor import (
     _machine,
@@ -379,25 +382,49 @@ def test_nccl_and_triton(monkeypatch: pytest.MonkeyPatch, torch_says: Callable[.
     ("free", "state"), [(8e9, State.OK), (2e9, State.WARNING), (5e8, State.PROBLEM)]
 )
 def test_memory(monkeypatch: pytest.MonkeyPatch, free: float, state: State) -> None:
-    monkeypatch.setattr(memory, "memory_left", lambda: int(free))
+    monkeypatch.setattr(_control_groups, "memory_left", lambda: int(free))
     found = lines(memory)["memory"]
-    assert (found.state, "a limit" in found.found) == (state, True)
+    limited = "(the limit on its control group leaves no more)" in found.found
+    assert (found.state, limited) == (state, True)
+    assert found.cure.startswith("raise the limit on") == (state is not State.OK)
+
+
+def test_a_limit_of_the_shell_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = resource.getrlimit
+    limit = _host_memory._status_bytes("VmData") + 10**9
+    monkeypatch.setattr(
+        resource, "getrlimit", lambda k: (limit, limit) if k == resource.RLIMIT_DATA else real(k)
+    )
+    found = lines(memory)["memory"]
+    assert "(ulimit -d leaves no more)" in found.found
+    assert found.state in (State.WARNING, State.PROBLEM) and "raise ulimit -d" in found.cure
+    assert 0 < _host_memory.free_host_memory() <= 10**9
 
 
 def test_limits_of_a_container_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """For the doctor and for a run alike, those of the groups above counted."""
     own = tmp_path / "groups" / "outer" / "inner"
     own.mkdir(parents=True)
     (tmp_path / "self").write_text("0::/outer/inner\n")
-    monkeypatch.setattr(_machine, "CGROUPS", tmp_path / "groups")
-    monkeypatch.setattr(_machine, "OWN_GROUP", tmp_path / "self")
-    assert _machine.memory_left() is None
+    monkeypatch.setattr(_control_groups, "ROOT", tmp_path / "groups")
+    monkeypatch.setattr(_control_groups, "OWN", tmp_path / "self")
+    free = _host_memory.free_host_memory()
+    assert _control_groups.memory_left() is None and free > 10**6
     (own / "memory.max").write_text("max\n")
     (own.parent / "memory.max").write_text("2000\n")
     (own.parent / "memory.current").write_text("900\n")
-    (own.parent / "memory.stat").write_text("anon 700\ninactive_file 150\nactive_file 50\n")
-    assert _machine.memory_left() == 1300
+    stat = "anon 600\ninactive_file 150\nactive_file 50\nslab_reclaimable 7\nshmem 90\n"
+    (own.parent / "memory.stat").write_text(stat)
+    assert _control_groups.memory_left() == _host_memory.free_host_memory() == 1307
+    assert lines(memory)["memory"].found.startswith("1.31 kB free of")
+    assert _machine.usable_cpus() == len(os.sched_getaffinity(0))
     (own / "cpu.max").write_text("100000 100000\n")
     assert _machine.usable_cpus() == 1
+    # A container that sees its own group as the root, by the name that the host has for it.
+    (tmp_path / "self").write_text("0::/system.slice/of-the-host\n")
+    (tmp_path / "groups/memory.max").write_text("500\n")
+    (tmp_path / "groups/memory.current").write_text("100\n")
+    assert _host_memory.free_host_memory() == 400
 
 
 def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -488,11 +515,57 @@ def test_the_checkpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
         file.truncate(1_000_000)
     model = settings().model
     model.path = str(tmp_path / "cut")
-    with pytest.raises(UserError, match="cut off"):
-        lines(checkpoint, model=model)
+    found = lines(checkpoint, model=model)["checkpoint"]
+    assert found.state is State.PROBLEM and "it is cut off or damaged" in found.found
+    command = f"python run.py job=audit model=m model.path={tmp_path / 'cut'}"
+    assert found.cure == f"'{command}' lists all that is wrong with it"
     model = SimpleNamespace(name="m", path=None, shipped=None, architecture={"model_type": "x"})
     assert "without weights" in lines(checkpoint, model=model)["checkpoint"].found
     assert lines(tokenizer, model=model) == {}
+
+
+def broken_index(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text("{")
+
+
+def other_quantization(folder: Path) -> None:
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(values | {"quantization_config": "awq"}))
+
+
+def blocks_in_words(folder: Path) -> None:
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(values | {"num_hidden_layers": "six"}))
+
+
+def no_scales(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.0.self_attn.q_proj.weight"
+    tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+    save_file(tensors, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (broken_index, "cannot be read as JSON"),
+        (other_quantization, "only fp8 with two-dimensional blocks is read"),
+        (blocks_in_words, "num_hidden_layers=six, which is no number of blocks"),
+        (no_scales, "without its scales it is noise"),
+    ],
+)
+def test_what_a_run_would_refuse_of_a_checkpoint_is_a_problem(
+    tmp_path: Path, damage: Callable[[Path], None], says: str
+) -> None:
+    """The whole message, and the command that lists the rest: no cure is cut out of it."""
+    folder = Path(shutil.copytree(TINY, tmp_path / "copy"))
+    damage(folder)
+    model = settings().model
+    model.path = str(folder)
+    found = lines(checkpoint, model=model)
+    assert found["checkpoint"].state is State.PROBLEM
+    assert says in found["checkpoint"].found
+    assert "job=audit" in found["checkpoint"].cure
 
 
 def test_a_folder_without_a_tokenizer_is_a_warning(tmp_path: Path) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from conftest import Ended
 from runs import make_run, sites
 from safetensors.torch import save_file
 
@@ -234,6 +237,54 @@ def test_big_endian_and_narrow_arrays_are_read(golden: StoredRun, tmp_path: Path
     path = run.folder / "layer_0_output.npy"
     np.save(path, np.load(path).astype(">f8"))
     assert compare(golden, run).verdict.exit is Exit.OK
+
+
+@pytest.mark.parametrize(
+    ("sides", "outcome", "says"),
+    [
+        ("gc", Outcome.PASS, ""),
+        ("c", Outcome.INCONCLUSIVE, "the candidate holds int32 numbers where real numbers are due"),
+        ("g", Outcome.INCONCLUSIVE, "the golden holds int32 numbers where real numbers are due"),
+    ],
+)
+def test_whole_numbers_have_an_outcome(
+    cli: Callable[..., Ended], tmp_path: Path, sides: str, outcome: Outcome, says: str
+) -> None:
+    whole = {k: (v * 100).int() for k, v in values().items() if k == "layer_1_mlp"}
+    for side in "gc":
+        dump(tmp_path / side, values() | (whole if side in sides else {}))
+    # The whole command: the report is of real numbers alone.
+    ended = cli("job=compare", "golden=g", "candidate=c", "tolerance=fixed")
+    assert ended.exit == {Outcome.PASS: Exit.OK}.get(outcome, Exit.INCONCLUSIVE), ended.err
+    found = compare(from_folder(tmp_path / "g"), from_folder(tmp_path / "c"))
+    (row,) = (each for each in found.rows if str(each.site) == "layers.1.mlp:out")
+    assert (row.outcome, row.reason.startswith(says)) == (outcome, True)
+
+
+def test_other_whole_numbers_fail(cli: Callable[..., Ended], tmp_path: Path) -> None:
+    for n, side in enumerate("gc"):
+        dump(tmp_path / side, {k: (v * 100).int() + n for k, v in values().items()})
+    ended = cli("job=compare", "golden=g", "candidate=c", "tolerance=fixed")
+    assert ended.exit == Exit.FAILED, ended.err
+    assert "80 values are not equal to the bit" in " ".join(ended.out.split())
+
+
+def test_whole_numbers_against_a_run_are_said(golden: StoredRun, tmp_path: Path) -> None:
+    whole = {k: (v * 100).int() for k, v in values().items()}
+    found = compare(golden, dump(tmp_path / "dump", whole))
+    reasons = {row.reason for row in found.rows if row.outcome is Outcome.INCONCLUSIVE}
+    assert reasons == {
+        "the candidate holds int32 numbers where real numbers are due: dump it as floats"
+    }
+
+
+def test_a_golden_of_zeros_is_put_in_words(cli: Callable[..., Ended], tmp_path: Path) -> None:
+    dump(tmp_path / "g", values() | {"layer_1_mlp": torch.zeros(2, 5, 8)})
+    dump(tmp_path / "c", values())
+    said = " ".join(cli("job=compare", "golden=g", "candidate=c", "tolerance=fixed").out.split())
+    assert "the golden's own tensor is all zero: look at how the golden was captured" in said
+    assert "the golden is zero there, so no error relative to it" in said
+    assert not re.search(r"\b(inf|nan)\b", said)
 
 
 def test_a_link_out_of_the_dump_is_refused(golden: StoredRun, tmp_path: Path) -> None:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from layerparity.backends._streaming import (
+    STAND_IN_COPIES,
+    most_at_once,
+    reads_ahead,
+    room_for_weights,
+)
 from layerparity.errors import UserError
 from layerparity.fit.activations import Pass, stage_activations
 from layerparity.fit.cache import cache_bytes
@@ -17,14 +24,17 @@ from layerparity.fit.devices import Devices, parse_devices
 from layerparity.fit.divisibility import degrees, divided
 from layerparity.fit.machines import MACHINES
 from layerparity.fit.model import Model, build
-from layerparity.fit.placing import Answer, answer, largest_pair
+from layerparity.fit.placing import answer
 from layerparity.fit.question import Question
 from layerparity.fit.ranges import ranges
 from layerparity.fit.shape import Shape, shape_of
+from layerparity.fit.share import Answer
 from layerparity.fit.survey import survey
 from layerparity.fit.table import why_not
 from layerparity.fit.weights import Size, Weight, size_of
+from layerparity.models.architecture import read_config
 from layerparity.models.families.base import family_of
+from layerparity.models.skeleton import Skeleton
 from layerparity.resources import shipped
 
 GB, GIB = 10**9, 2**30
@@ -108,12 +118,51 @@ def test_what_the_devices_hold_adds_up(ask: Any, devices: str, strategy: str) ->
 
 
 def test_a_tied_head_has_weights_of_its_own_as_in_a_run(made: Any) -> None:
-    import json
-
     values = json.loads((made("llama") / "config.json").read_text())
     tied = build(values, family_of("llama"), ["embed_tokens", "lm_head"], None, None)
     assert [w.parameter for each in tied.weights.values() for w in each] == [True, True]
     assert tied.size("float32") == Size(2 * 300 * 64 * 4, 0)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+def test_bytes_are_those_that_a_run_holds(
+    made: Any, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    """By what the family keeps in float32, and transformers' class in float16, or in both."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    monkeypatch.setattr(LlamaForCausalLM, "_keep_in_fp32_modules", ["down_proj"])
+    monkeypatch.setattr(LlamaForCausalLM, "_keep_in_fp32_modules_strict", ["q_proj"])
+    family = replace(family_of("llama"), float32_patterns=("*.lm_head.weight", "model.norm*"))
+    values = json.loads((made("llama") / "config.json").read_text())
+    plan = build(values, family, stages(3), None, None)
+    run = Skeleton(
+        read_config(values), getattr(torch, dtype), "sdpa", None, family.float32_patterns
+    )
+    held = run.model.state_dict()
+    due = sum(value.numel() * run.held_dtype(name).itemsize for name, value in held.items())
+    assert plan.size(dtype).all == due
+    head = plan.weights["lm_head"][0]
+    assert head.bytes(dtype) == head.numel * 4
+
+
+def test_what_the_architecture_makes_in_float32_stays_so(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+    from transformers.models.llama import modeling_llama
+
+    whole = modeling_llama.LlamaRMSNorm.__init__
+
+    def wide(self: Any, *arguments: Any, **named: Any) -> None:
+        whole(self, *arguments, **named)
+        self.weight = torch.nn.Parameter(self.weight.to(torch.float32))
+
+    monkeypatch.setattr(modeling_llama.LlamaRMSNorm, "__init__", wide)
+    values = json.loads((made("llama") / "config.json").read_text())
+    plan = build(values, family_of("llama"), ["norm"], None, None)
+    assert [plan.size(dtype).all for dtype in ("float64", "bfloat16")] == [64 * 4] * 2
 
 
 def test_tensor_parallel_splits_matrices_and_repeats_the_rest() -> None:
@@ -263,17 +312,71 @@ def test_what_waits_elsewhere_does_not_fit(ask: Any) -> None:
     assert "find no place where they compute" in why_not(found)
 
 
-def test_streaming_holds_two_stages(ask: Any) -> None:
-    share = answer(ask("1x24GB", "stream")).shares[0]
-    block = 3_668_718_592 * 2
-    assert share.size == Size(2 * block, 2 * 256 * 4)
-    assert share.fits
-    assert not answer(ask("1x14GB", "stream")).fits
-    limited = answer(ask("1x24GB", "stream", max_memory="14GB"))
-    assert why_not(limited) == "cuda:0 may hold 14GB of weights and is given 14.68GB."
-    assert answer(ask("cpu:24GB", "stream")).shares[0].device == "cpu"
-    assert largest_pair([Size(1), Size(9), Size(2), Size(8)]) == Size(11)
-    assert largest_pair([Size(5)]) == Size(5)
+BLOCK = 3_668_718_592 * 2
+
+
+def test_streaming_holds_what_a_run_holds(ask: Any) -> None:
+    """On the device the stage that computes, in the CPU's memory two, as the run's own check."""
+    one, two = (Size(n * BLOCK, n * 256 * 4) for n in (1, 2))
+    device, host = answer(ask("1x24GB,cpu:40GB", "stream")).shares
+    assert (device.device, device.size, device.at_once) == ("cuda:0", one, 1)
+    assert (host.device, host.size, host.at_once) == ("cpu", two, 2)
+    assert (host.cache, host.activations, host.limit) == (0, 0, room_for_weights(36 * GB))
+    question = ask("1x24GB,cpu:40GB", "stream")
+    assert host.weights == most_at_once(question.weights)
+    assert reads_ahead(question.weights, host.limit)
+
+
+def test_streaming_reads_nothing_ahead_where_two_do_not_fit(ask: Any) -> None:
+    found = answer(ask("1x24GB,cpu:16GB", "stream"))
+    assert (found.fits, found.shares[1].at_once) == (True, 1)
+    room = room_for_weights(int(0.9 * 16 * GB))
+    assert not reads_ahead(ask("1x24GB", "stream").weights, room)
+    # A limit of the user's own is taken as it is.
+    tight = ask("1x24GB,cpu:40GB", "stream", max_memory="cpu:14.68GB")
+    assert answer(tight).shares[1].at_once == 2
+    alone = answer(ask("cpu:16GB", "stream"))
+    assert [(share.device, share.at_once, share.fits) for share in alone.shares] == [
+        ("cpu", 1, True)
+    ]
+    assert answer(ask("cpu:24GB", "stream")).shares[0].at_once == 2
+
+
+def test_streaming_that_finds_no_room_says_where(ask: Any) -> None:
+    short = ask("1x24GB,cpu:8GB", "stream")
+    assert why_not(answer(short)) == "cpu may hold 6.94GB of weights and is given 7.34GB."
+    assert cures(short) == ["more than 8.46GB of memory beside the devices"]
+    assert answer(ask("1x24GB,cpu:8.46GB", "stream")).fits
+    assert cures(ask("cpu:8GB", "stream")) == ["more than 8.46GB of memory"]
+    limited = answer(ask("1x24GB", "stream", max_memory="7GB"))
+    assert why_not(limited) == "cuda:0 may hold 6.74GB of weights and is given 7.34GB."
+    # A pretended machine of which only the device is known.
+    assert [share.device for share in answer(ask("1x9GB", "stream")).shares] == ["cuda:0"]
+    assert answer(ask("1x9GB", "stream")).fits
+
+
+def test_a_streamed_generation_begins_again_beside_its_end(made: Any) -> None:
+    values = json.loads((made("llama") / "config.json").read_text()) | {"vocab_size": 30_000}
+    model = build(values, family_of("llama"), stages(3), None, None)
+    asked = Question(model, parse_devices("cpu:1GB"), "stream", None, "bfloat16", 1, 8)
+    ends = asked.weights["lm_head"] + asked.weights["embed_tokens"]
+    for new, held in ((0, None), (1, None), (2, ends), (9, ends)):
+        (share,) = answer(replace(asked, new_tokens=new)).shares
+        assert share.weights == (held or asked.weights["embed_tokens"] + asked.weights["layers.0"])
+        assert share.weights == most_at_once(asked.weights, again=new > 1)
+        assert ("lm_head" in share.stages) == (new > 1)
+
+
+def test_neuron_streams_too(ask: Any) -> None:
+    device, host = answer(ask("2x96GiB,cpu:64GB", "stream", neuron=True, degree=2)).shares
+    assert (device.device, device.copies, device.at_once) == ("each of neuron:0..1", 2, 1)
+    assert BLOCK / 2 <= device.weights < BLOCK / 2 + 10**5
+    assert host.weights == 2 * (BLOCK + 256 * 4)
+    (alone,) = answer(ask("cpu:64GB", "stream", neuron=True)).shares
+    assert (alone.device, alone.at_once) == ("XLA:CPU", 2)
+    assert alone.weights == STAND_IN_COPIES * 2 * (BLOCK + 256 * 4)
+    (alone,) = answer(ask("cpu:24GB", "stream", neuron=True)).shares
+    assert alone.at_once == 1
 
 
 def test_neuron_splits_the_whole_scope_over_its_degree(ask: Any) -> None:
@@ -295,7 +398,8 @@ def test_neuron_splits_the_whole_scope_over_its_degree(ask: Any) -> None:
         ("8x80GB", {"max_memory": "40GB"}, ["max_memory=79.16GB", "device_map=stream"]),
         ("1x40GB", {"strategy": "cuda:0"}, ["device_map=stream"]),
         ("2x4GB", {}, ["a device of more than 7.99GB, which the largest stage alone needs"]),
-        ("1x10GB", {}, ["fewer blocks: scope=range start=A end=B"]),
+        ("1x10GB", {}, ["device_map=stream"]),
+        ("1x10GB,cpu:1GB", {}, ["fewer blocks: scope=range start=A end=B"]),
     ],
 )
 def test_a_cure_was_tried(ask: Any, devices: str, changes: dict[str, Any], said: list[str]) -> None:

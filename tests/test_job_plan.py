@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from layerparity.console import bytes_text
 
 REAL = ("job=plan", "model=minimax_m2", "dtype=bfloat16")
 
@@ -27,6 +30,8 @@ def test_457_gb_on_eight_gpus(cli: Callable[..., Any], tmp_path: Path) -> None:
     assert "228,689,748,992 parameters are 457,379,497,984 bytes" in ended.out
     assert table_row(ended.out, "8xA100-40")[5] == "no"
     assert table_row(ended.out, "8xH200")[5] == "yes, device_map=balanced"
+    # A device_map is for GPUs.
+    assert table_row(ended.out, "trn2.48xlarge")[5] == "yes"
     assert table_row(ended.out, "layers.0..61.mlp.experts.gate_up_proj")[2:] == ["4.83 GB", "2"]
     plan = json.loads((tmp_path / "deep/plan.json").read_text())
     assert plan["parameter_bytes"] == sum(d["size"]["parameters"] for d in plan["devices"])
@@ -76,18 +81,73 @@ def test_a_folder_with_nothing_but_its_config_is_enough(
     assert [row["size"] for row in plan["divisibility"]] == [4, 2, 96, 32, 4]
 
 
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"num_hidden_layers": "six"}, "num_hidden_layers=six, which is no number of blocks"),
+        ({"num_hidden_layers": None}, "num_hidden_layers=None, which is no number of blocks"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers=0, which is no number of blocks"),
+        ({"num_attention_heads": 0}, "does not describe a llama: integer modulo by zero"),
+        ({"num_key_value_heads": 0}, "values make no model (ZeroDivisionError"),
+        ({"model_type": ["llama"]}, "does not know the model type '['llama']'"),
+        ({"max_position_embeddings": "many"}, "does not describe a llama"),
+        ({"quantization_config": {"quant_method": "awq"}}, "is awq with blocks of"),
+    ],
+)
+def test_values_that_make_no_model_are_named(
+    cli: Callable[..., Any],
+    made: Callable[[str], Path],
+    tmp_path: Path,
+    values: dict[str, Any],
+    says: str,
+) -> None:
+    found = json.loads((made("llama") / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(found | values))
+    ended = cli("job=plan", "model=checkpoint", f"model.path={tmp_path}", "plan.devices=1x80GB")
+    assert ended.exit == 2, ended.err
+    assert says in ended.err and ended.err.count("\n") == 1
+
+
 def test_this_machine_and_its_stand_in(cli: Callable[..., Any]) -> None:
     assert cli("job=plan", "device_map=cpu", "generate.max_new_tokens=4").exit == 0
-    neuron = ("backend=neuron", "backend.runtime=xla_cpu", "tp_degree=2")
-    assert cli("job=plan", *neuron).exit == 0
+    neuron = ("job=plan", "backend=neuron", "backend.runtime=xla_cpu", "tp_degree=2")
+    resident, streamed = cli(*neuron), cli(*neuron, "device_map=stream")
+    assert resident.exit == streamed.exit == 0
+    assert "; every stage on one device" in resident.out
+    assert "; device_map=stream" in streamed.out
 
 
-def test_streaming_is_planned_on_one_device(cli: Callable[..., Any]) -> None:
-    ended = cli(*REAL, "device_map=stream", "plan.devices=24GB")
+def test_streaming_is_planned_as_it_runs(cli: Callable[..., Any]) -> None:
+    ended = cli(*REAL, "device_map=stream", 'plan.devices="24GB,cpu:40GB"')
     assert ended.exit == 0, ended.err
-    assert table_row(ended.out, "cuda:0")[2] == f"{2 * 2 * 3_668_718_592:,}"
-    assert "two stages in a row are in memory at once" in ended.out
-    assert cli(*REAL, "device_map=stream", "plan.devices=14GB").exit == 1
+    assert table_row(ended.out, "cuda:0")[1:3] == [
+        "one at a time; largest: layers.0",
+        f"{2 * 3_668_718_592:,}",
+    ]
+    assert table_row(ended.out, "cpu")[1:3] == [
+        "two at a time; largest: layers.0..1",
+        f"{2 * 2 * 3_668_718_592:,}",
+    ]
+    assert "│ all " not in ended.out
+    assert "the next is read while one computes" in ended.out
+    ended = cli(*REAL, "device_map=stream", "plan.devices=14GB")
+    assert ended.exit == 0
+    assert "14.68GB in the CPU's memory at once; plan.devices names none" in ended.out
+    ended = cli(*REAL, "device_map=stream", "plan.devices=cpu:14GB")
+    assert ended.exit == 0
+    assert "two in a row are 14.68GB: nothing is read ahead" in ended.out
+    assert cli(*REAL, "device_map=stream", "plan.devices=7GB").exit == 1
+
+
+def test_a_plan_of_a_stream_says_what_the_run_says(cli: Callable[..., Any]) -> None:
+    words = ("device_map=stream", "inputs=random", "scope=range", "start=0", "end=3")
+    planned = cli("job=plan", *words)
+    ran = cli(*words, "reference.make=false")
+    assert planned.exit == ran.exit == 0, ran.err
+    held = re.search(r"at most two in memory, (\S+ \S+);", ran.out)
+    assert held is not None
+    sizes = table_row(planned.out, "cpu")[2:4]
+    assert bytes_text(sum(int(size.replace(",", "")) for size in sizes)) == held[1]
 
 
 def test_a_tensor_too_large_for_the_compiler_counts_on_neuron(cli: Callable[..., Any]) -> None:

@@ -76,7 +76,11 @@ def test_the_example_of_the_docs_is_right(own_port) -> None:
     for local in ("self_attn:out", "mlp:out"):
         assert torch.allclose(mine.tensors[local], right.tensors[local], rtol=1e-4, atol=1e-5)
     assert set(mine.tensors) | set(mine.unseen) == set(right.tensors)
-    assert set(port.effective_weights("layers.0")) == set(port.load("layers.0"))
+    prints = port.effective_weights("layers.0")
+    assert set(prints) == set(port.load("layers.0"))
+    parts = {each.target.split(".")[2] for each in prints.values()}
+    norms = {"input_layernorm", "post_attention_layernorm"}
+    assert parts == {*norms, "self_attn", "mlp"}
     own_port("shares / shares.sum(-1, keepdim=True)", "shares")
     wrong = used(built(), given)
     assert not torch.allclose(wrong.output, right.output, rtol=1e-2, atol=1e-2)
@@ -95,7 +99,11 @@ def test_the_example_of_the_docs_is_right(own_port) -> None:
             "        return {}",
             "load layers.0 reports no weights, and the checkpoint holds model.layers.0.",
         ),
-        ("        return hashes", "        return", "load layers.0 returned NoneType, not the SHA"),
+        (
+            "        return hashes",
+            "        return",
+            "load layers.0 returned NoneType, not the hash",
+        ),
         (
             "        return hashes",
             "        return {'layers.0.q': ''}",

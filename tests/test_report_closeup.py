@@ -25,15 +25,18 @@ from layerparity.compare.closeup import (
     worst_elements,
 )
 from layerparity.compare.comparison import Comparison
-from layerparity.compare.portrait import FLOOR, GOLDEN, ULP_EDGES
+from layerparity.compare.portrait import FLOOR, GOLDEN, ULP_EDGES, Portrait
 from layerparity.compare.portraits import MOST_GROUPS, with_portrait
 from layerparity.compare.report.html import render_html
 from layerparity.compare.report.markdown import render_markdown
 from layerparity.compare.report.measures import compared, present, which
+from layerparity.compare.telling import Telling, telling
 from layerparity.compare.tolerances.fixed import FixedTolerance
 from layerparity.noise.deviation import Tensors
 from layerparity.noise.floor import Floor
 from layerparity.noise.groups import Layout
+from layerparity.site import Kind, Site
+from layerparity.verdict import Outcome, Row
 
 GUILTY = CASES["calibrated"]
 CHAINED = CASES["calibrated chained"]
@@ -171,6 +174,87 @@ def test_a_fault_is_named_and_shown(run: Callable[..., Ended], store: Path) -> N
     assert "against the reference" in page
     assert "against the golden" in page
     assert "## Worst elements" in (newest.parent / "report.md").read_text()
+
+
+def test_a_fault_that_only_choices_show_stays_in_its_block(
+    run: Callable[..., Ended], store: Path
+) -> None:
+    port = ("port=fault", "port.name=router_bias_dropped", "port.layers=[2]")
+    made = run(
+        "backend=gpu", "device_map=cpu", "kind=candidate", "capture=components", *port, "name=other"
+    )
+    assert made.exit == 0, made.err
+    ended = run("job=compare", "golden=the-golden", "candidate=other")
+    assert ended.exit == 1, ended.err
+    newest = max(store.rglob("comparison.json"), key=lambda path: path.stat().st_mtime)
+    comparison = Comparison.from_json(newest.read_text())
+    failed = [str(r.site) for r in comparison.rows if r.outcome is Outcome.FAIL]
+    assert failed == ["layers.2.mlp.gate:choices"]
+    portrait = comparison.portrait
+    assert portrait is not None
+    assert portrait.site in ("layers.2.mlp.experts:out", "layers.2.mlp:out")
+    assert portrait.note.startswith("layers.2.mlp.gate:choices shows the fault, and holds no real")
+    # It is not clean: the elements and the histogram show what other experts give.
+    assert portrait.worst[0].error > 0.01
+    assert sum(portrait.ulp["candidate"][ULP_EDGES.index(64.0) :]) > 100
+    page = (newest.parent / "report.html").read_text()
+    assert portrait.note in page
+    assert "The guilty place: " in page
+    assert 'Load, <span class="site">layers.2.mlp.gate:choices' in page
+    assert "which is computed from it" in (newest.parent / "report.md").read_text()
+
+
+def told(rows: list[Row], guilty: str, asked: str = "") -> Telling | None:
+    comparison = replace(GUILTY, rows=rows, guilty=guilty)
+    return telling(comparison, [row for row in rows if row.kind is Kind.REAL], asked)
+
+
+def judged(text: str, error: float, outcome: Outcome = Outcome.PASS) -> Row:
+    kind = Kind.INDEX_SET if "choices" in text else Kind.REAL
+    return Row(Site.parse(text), kind, outcome, "", {"rel_l2": error, "error_ratio": error})
+
+
+def test_the_guilty_block_is_not_left() -> None:
+    choices = "layers.2.mlp.gate:choices"
+    rows = [
+        judged("layers.2.mlp.gate:logits", 0.1),
+        judged(choices, 0.0, Outcome.FAIL),
+        judged("layers.2.mlp:out", 0.3, Outcome.INCONCLUSIVE),
+        judged("layers.2.mlp.experts:out", 0.2, Outcome.INCONCLUSIVE),
+        judged("layers.5.mlp:out", 0.9, Outcome.INCONCLUSIVE),
+        judged("layers.2.mlp:out@decode.1", 0.9, Outcome.INCONCLUSIVE),
+    ]
+    found = told(rows, "layers.2.mlp.gate", choices)
+    assert found is not None
+    assert str(found.site) == "layers.2.mlp:out"
+    failing = judged("layers.2.mlp.experts:out", 0.2, Outcome.FAIL)
+    assert str(told([*rows, failing], "", choices).site) == "layers.2.mlp.experts:out"
+
+
+def test_where_no_real_number_is_off_it_is_said_and_nothing_is_drawn() -> None:
+    choices = "layers.2.mlp.gate:choices"
+    rows = [judged("layers.2.mlp:out", 0.0), judged(choices, 0.0, Outcome.FAIL)]
+    found = told([*rows, judged("layers.5.mlp:out", 0.9)], "layers.2.mlp.gate", choices)
+    assert found is not None
+    assert (found.site, str(found.place)) == (None, choices)
+    shown = replace(GUILTY, portrait=Portrait(choices, GOLDEN, note=found.note))
+    assert "no site of real numbers in its block is off" in words_of(shown)
+    assert "Worst elements" not in words_of(shown)
+
+
+def test_a_guilt_of_weights_alone_is_shown_in_its_place() -> None:
+    rows = [
+        judged("layers.2.self_attn.q_proj:out", 0.1),
+        judged("layers.2.mlp:out", 0.3),
+        judged("layers.5.mlp:out", 0.9),
+    ]
+    found = told(rows, "layers.2.self_attn.q_proj")
+    assert found is not None
+    assert str(found.site) == "layers.2.self_attn.q_proj:out"
+    assert "No site fails" in found.note
+    assert str(told(rows, "layers.2.self_attn.k_norm").site) == "layers.2.mlp:out"
+    assert told(rows, "layers.3.mlp").site is None
+    assert str(told(rows, "").site) == "layers.5.mlp:out"
 
 
 def test_page_begins_with_the_first_wrong_place_and_its_cause() -> None:

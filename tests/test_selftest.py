@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -161,3 +163,39 @@ def test_a_buffer_in_float32_is_named_by_the_audit(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Pool, "empty", lambda pool, shape, _: plain(pool, shape, torch.float32))
     (ended,) = upcast(checkpoint, "tiny_minimax_m2")
     assert ended.ending is Ending.MISSED
+
+
+def cells_of(path: str, first: str) -> list[list[str]]:
+    """Return the rows of the table on a page whose header begins so."""
+    lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
+    start = next(n for n, line in enumerate(lines) if line.startswith(f"| {first} |")) + 2
+    rows = itertools.takewhile(lambda line: line.startswith("|"), lines[start:])
+    return [[cell.strip(" `") for cell in row.strip("| ").split("|")] for row in rows]
+
+
+def test_the_readme_has_the_table_of_the_self_test() -> None:
+    whole = cells_of("docs/selftest.md", "fault")
+    assert len(whole) > 16
+    assert cells_of("README.md", "fault") == [[row[0], *row[2:6]] for row in whole]
+    ((variants, alarms, bound),) = cells_of("README.md", "clean variants")
+    assert bound == f"{100 * upper_bound(int(alarms), int(variants)):.1f} %"
+    page = " ".join((ROOT / "docs/selftest.md").read_text(encoding="utf-8").split())
+    assert f"{variants} variants differ bitwise" in page
+    assert f"false alarms at {bound} with 95 %" in page
+
+
+def test_the_curve_is_what_its_script_draws_from_the_table(tmp_path: Path) -> None:
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("curve", ROOT / "docs/curve.py")
+    assert spec is not None
+    assert spec.loader is not None
+    curve = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(curve)
+    drawn = curve.IMAGE.read_text(encoding="utf-8")
+    header, rows = curve.table(curve.PAGE.read_text(encoding="utf-8"))
+    assert curve.figure(header, rows) + "\n" == drawn
+    names = [node.tag.rpartition("}")[2] for node in ElementTree.fromstring(drawn).iter()]
+    assert names.count("circle") == 3 * len(rows) == 21
+    rows[0][1:] = ["80", "0%", "0%", "0%"]
+    assert curve.figure(header, rows) + "\n" != drawn

@@ -236,6 +236,23 @@ def test_a_name_of_the_asked_kind_comes_first(store):
     assert store.find("mine", kind="golden")[0].id == golden.id
 
 
+def test_what_a_job_made_for_itself_is_not_the_latest(store):
+    mine = make(store, "mine")
+    swept = make(store, "sweep", kind="sweep")
+    part = make(store, "part", kind="candidate", parent=swept.id)
+    bisection = make(store, "bisect-mine", kind="bisection")
+    helpers = [make(store, f"h{n}", parent=bisection.id) for n in range(4)]
+    other = make(store, "other", kind="candidate", parent=bisection.id)
+    assert [run.id for run in store.find("latest", kind="golden")] == [mine.id]
+    assert [run.id for run in store.find("latest", kind="candidate")] == [part.id]
+    assert [run.id for run in store.own_runs("golden", limit=1)] == [mine.id]
+    assert [run.id for run in store.own_runs("candidate")] == [part.id]
+    assert store.find(helpers[0].id)[0].id == helpers[0].id
+    assert store.find(other.name, kind="candidate")[0].id == other.id
+    orphan = make(store, "orphan", parent="0" * 32)
+    assert store.find("latest", kind="golden")[0].id == orphan.id
+
+
 def test_a_failed_run_is_found_by_name_but_is_not_the_latest(store):
     good = make(store, "twice")
     with pytest.raises(ValueError), store.start("twice", "golden", {}, {}):

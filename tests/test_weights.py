@@ -259,6 +259,40 @@ def unproved(print_: WeightPrint) -> WeightPrint:
     return replace(print_, checkpoint="", stored="", expected=None)
 
 
+def without_place(prints: dict[str, dict[str, WeightPrint]]) -> dict[str, dict[str, WeightPrint]]:
+    return {s: {n: replace(p, target="") for n, p in held.items()} for s, held in prints.items()}
+
+
+def two_mistakes(block: torch.nn.Module) -> None:
+    block.self_attn.q_proj.weight.copy_(block.self_attn.q_proj.weight.flip(0).clone())
+    one_expert_twice(block)
+    zero_bias(block)
+
+
+@pytest.mark.parametrize("believed", [True, False], ids=["from the golden", "from the name"])
+def test_a_print_that_does_not_say_its_place_is_placed(made: Made, believed: bool) -> None:
+    prints, used = loaded(port_of(made("minimax_m2")), two_mistakes)
+    golden = loaded(port_of(made("minimax_m2")))[0] if believed else {}
+    wanted = diff_side(prints, golden, used, "candidate")
+    assert [each.component for each in wanted] == ["self_attn.q_proj", "mlp.gate", "mlp.experts"]
+    assert diff_side(without_place(prints), golden, used, "candidate") == wanted
+
+
+def test_a_place_may_name_the_expert(made: Made) -> None:
+    prints, used = loaded(port_of(made("minimax_m2")), one_expert_twice)
+    wanted = diff_side(prints, {}, used, "candidate")
+    own = {
+        stage: {
+            name: replace(
+                each, target=name.removeprefix("model.").replace("block_sparse_moe", "mlp")
+            )
+            for name, each in held.items()
+        }
+        for stage, held in prints.items()
+    }
+    assert diff_side(own, {}, used, "candidate") == wanted
+
+
 def test_a_print_survives_json() -> None:
     expected = print_of(normal(3, 4), "layers.0.x.weight")
     whole = replace(expected, checkpoint="differs", stored="bfloat16", expected=expected)

@@ -42,7 +42,12 @@ def num_layers_of(model: Mapping[str, Any]) -> int:
     if "num_hidden_layers" not in model:
         kind = model.get("model_type")
         raise UserError(f"{kind} is not laid out as embedding, blocks, norm and head.")
-    return int(model["num_hidden_layers"])
+    found = model["num_hidden_layers"]
+    if type(found) is not int or found < 1:
+        raise UserError(
+            f"config.json has num_hidden_layers={found}, which is no number of blocks: check it."
+        )
+    return found
 
 
 def scope_of(config: Config, num_layers: int, family: Family) -> Scope:

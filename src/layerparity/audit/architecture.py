@@ -39,7 +39,7 @@ class Fit:
     """How a checkpoint fits its architecture; all empty where transformers does not know it.
 
     ``buffers`` are stored names that fill no parameter; ``parameters`` is the architecture's own
-    number of them; ``stages`` are the numbers of each block, the embedding, the norm and the head.
+    number of them; ``stages`` are the numbers of embedding, blocks, norm and head, as they run.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -80,8 +80,8 @@ def fit(config: Mapping[str, Any], tensors: Mapping[str, Stored], lost: set[str]
     except UserError as error:
         return Fit([Finding("architecture_unknown", str(error), file="config.json", count=0)])
     except _NONSENSE as error:
-        # transformers does not check every value: 0 heads end in a division, 0 experts in a chunk.
-        text = f"config.json's values do not make a model ({type(error).__name__}: {error})"
+        # Not everything that can be built can be taken apart again.
+        text = f"config.json's values make no model ({type(error).__name__}: {error})"
         return Fit([Finding("architecture_unknown", text, file="config.json", count=0)])
 
 
@@ -165,8 +165,8 @@ class _Held:
             self._add("type_unread", f"{name} is stored as {dtype}, which is not read", name)
 
     def _stages(self) -> dict[str, int]:
-        names = ["embed_tokens", "norm", "lm_head"]
-        names += [f"layers.{layer}" for layer in range(len(self.skeleton.blocks))]
+        blocks = (f"layers.{layer}" for layer in range(len(self.skeleton.blocks)))
+        names = ["embed_tokens", *blocks, "norm", "lm_head"]
         modules = {name: self.skeleton.module(name) for name in names}
         return {
             name: sum(each.numel() for each in module.state_dict().values())

@@ -9,6 +9,7 @@ from typing import Any
 
 from layerparity import console
 from layerparity.audit import family
+from layerparity.audit.architecture import READ
 from layerparity.audit.finding import Finding
 from layerparity.audit.listing import Listing
 from layerparity.audit.scales import Scales
@@ -56,11 +57,12 @@ def read_deep(listing: Listing, scales: Scales) -> Deep:
 def _comparable(
     tallies: Mapping[str, Tally], tensors: Mapping[str, Stored], scales: Scales
 ) -> dict[str, Tally]:
-    """Leave out FP8 weights whose scales could not be applied: they have been named already."""
+    """Leave out what is no weight by its type, and FP8 weights whose scales were not applied."""
     return {
         name: tally
         for name, tally in tallies.items()
-        if tensors[name].dtype not in fp8.STORED or name in scales.matching
+        if (dtype := tensors[name].dtype) in READ
+        and (dtype not in fp8.STORED or name in scales.matching)
     }
 
 

@@ -67,7 +67,8 @@ def by_layer(tallies: Mapping[str, Tally]) -> dict[str, dict[int, dict[str, floa
     found: dict[str, dict[int, dict[str, float]]] = {}
     for name, tally in tallies.items():
         layer = layer_of(name)
-        if layer is None or fp8.is_scale(name) or tally.std <= 0 or tally.nan or tally.inf:
+        spread = 0 < tally.std < math.inf
+        if layer is None or fp8.is_scale(name) or not spread or tally.nan or tally.inf:
             continue
         family = ".".join(family_of(name))
         found.setdefault(family, {}).setdefault(layer, {})[name] = tally.std

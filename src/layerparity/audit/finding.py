@@ -48,8 +48,14 @@ CURES = {
     "constant": "look at what wrote it: it was never filled",
     "out_of_family": "look at what wrote it: a scale, or another tensor's values",
     "file_unread": _FETCH,
+    "not_examined": "look at it with the program that wrote it",
 }
 _DIGITS = re.compile(r"\d+")
+
+
+def counted(count: int, word: str) -> str:
+    """Return a number of things in words: ``1 tensor``, ``2 tensors``."""
+    return f"{count} {word}{'' if count == 1 else 's'}"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ tensors that can be made out.
 from __future__ import annotations
 
 import json
-import math
 import os
 import struct
 from collections.abc import Iterator
@@ -15,18 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from layerparity.audit.finding import Finding
-from layerparity.models.header import Stored
+from layerparity.audit.finding import Finding, counted
+from layerparity.models.header import Stored, bytes_due
 
-# Bits of one number, by safetensors' name of its type.
-BITS = {
-    **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
-    **dict.fromkeys(("F32", "I32", "U32"), 32),
-    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
-    **dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0", "I8", "U8", "BOOL"), 8),
-    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
-    "F4": 4,
-}
 _PREFIX = 8
 _LIMIT = 100 * 2**20
 
@@ -47,12 +37,6 @@ class Shard:
     def add(self, what: str, text: str, tensor: str = "", count: int = 1) -> None:
         """Note a problem of this file."""
         self.findings.append(Finding(what, text, tensor, self.file.name, count))
-
-
-def bytes_due(stored: Stored) -> int | None:
-    """Return the bytes that shape and dtype ask for; None for a dtype nobody knows."""
-    bits = BITS.get(stored.dtype)
-    return None if bits is None else (bits * math.prod(stored.shape) + 7) // 8
 
 
 def intact(stored: Stored, size: int) -> bool:
@@ -182,7 +166,7 @@ def _past_the_end(shard: Shard, end: int, tiled: bool) -> None:
     if tiled:
         text = (
             f"{shard.file.name} is {shard.size} bytes, its header describes {end}: "
-            f"{len(beyond)} tensors are cut off, {min(beyond, key=_begin).name} first"
+            f"{counted(len(beyond), 'tensor')} cut off, {min(beyond, key=_begin).name} first"
         )
         shard.add("shard_truncated", text, count=len(beyond))
         return

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from layerparity.audit.finding import Finding
+from layerparity.audit.finding import Finding, counted
 from layerparity.audit.headers import Shard, read_shard
 from layerparity.models.checkpoint import INDEX
 from layerparity.models.header import Stored
@@ -61,11 +61,13 @@ def _index(folder: Path, listing: Listing) -> tuple[dict[str, Any], dict[str, st
         return {}, {}
     try:
         index = json.loads(path.read_text(encoding="utf-8"))
-        weight_map = {str(k): str(v) for k, v in index["weight_map"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        text = f"{INDEX} holds no readable weight_map ({error}): the files were read without it"
-        listing.findings.append(Finding("index_damaged", text, file=INDEX))
-        return {}, {}
+        weight_map = dict(index["weight_map"].items())
+        if not weight_map or {type(name) for name in weight_map.values()} != {str}:
+            raise ValueError("it does not name a file for each tensor")
+    except (OSError, ValueError, RecursionError) as error:
+        return _no_index(listing, f": {error}")
+    except (KeyError, TypeError, AttributeError):
+        return _no_index(listing, "")
     named = set(weight_map.values())
     outside = {name for name in named if (folder / name).parent != folder}
     for name in sorted(outside):
@@ -73,6 +75,12 @@ def _index(folder: Path, listing: Listing) -> tuple[dict[str, Any], dict[str, st
         listing.findings.append(Finding("index_outside_folder", text, file=name))
     listing.lost |= {tensor for tensor, name in weight_map.items() if name in outside}
     return index, {k: v for k, v in weight_map.items() if v not in outside}
+
+
+def _no_index(listing: Listing, why: str) -> tuple[dict[str, Any], dict[str, str]]:
+    text = f"{INDEX} holds no readable weight_map{why}; the files were read without it"
+    listing.findings.append(Finding("index_damaged", text, file=INDEX))
+    return {}, {}
 
 
 def _files(
@@ -121,7 +129,7 @@ def _take(listing: Listing, shard: Shard, named: list[str]) -> None:
 def _lose(listing: Listing, name: str, named: list[str]) -> None:
     """Note a file that is not there, and the tensors that the index puts into it."""
     listing.lost.update(named)
-    more = f", and with it {len(named)} tensors" if named else ""
+    more = f", and with it {counted(len(named), 'tensor')}" if named else ""
     text = f"{name} is not in the folder{more}"
     listing.findings.append(Finding("shard_missing", text, file=name, count=len(named)))
 

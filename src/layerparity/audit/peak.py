@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from layerparity.audit.architecture import Fit
 from layerparity.models import fp8
@@ -17,7 +18,6 @@ from layerparity.models.header import Stored
 
 ITEM_BYTES = {"bf16": 2, "fp32": 4}
 _BF16 = 2
-_BLOCKS_HELD = 2
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Peak:
 
     ``sources`` is the state dict, ``stacked`` all buffers, ``weight`` the stacked weight that is
     being filled then (empty: none is stacked); ``largest`` the largest buffer and ``buffer`` its
-    bytes. ``streaming`` is what two blocks of that type take, which is enough: one that computes
-    and one that is being read.
+    bytes. ``streaming`` is what the largest two stages in a row take, which is enough: one that
+    computes and one that is being read.
     """
 
     bytes: int
@@ -45,7 +45,7 @@ def peaks(fitted: Fit, tensors: Mapping[str, Stored]) -> dict[str, Peak]:
         return {}
     stacks = [weight for weight in fitted.weights if weight.pieces > 1]
     sources = _sources(tensors.values())
-    block = max((n for name, n in fitted.stages.items() if name.startswith("layers.")), default=0)
+    in_a_row = max((left + right for left, right in pairwise(fitted.stages.values())), default=0)
     found = {}
     for name, item in ITEM_BYTES.items():
         stacked = sum(weight.numbers for weight in stacks) * item
@@ -57,7 +57,7 @@ def peaks(fitted: Fit, tensors: Mapping[str, Stored]) -> dict[str, Peak]:
             weight=stacks[-1].name if stacks else "",
             largest=largest.name if largest else "",
             buffer=largest.numbers * item if largest else 0,
-            streaming=_BLOCKS_HELD * block * item,
+            streaming=in_a_row * item,
         )
     return found
 

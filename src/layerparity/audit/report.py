@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from layerparity.audit.deep import Deep
 from layerparity.audit.examine import Audit
-from layerparity.audit.finding import grouped
+from layerparity.audit.finding import counted, grouped
 from layerparity.audit.sizes import Bytes
 from layerparity.console import bytes_text
 
@@ -44,7 +45,7 @@ def summary(audit: Audit) -> str:
     buffers = f" and {sizes.buffers:,} numbers in buffers" if sizes.buffers else ""
     return (
         f"{sizes.parameters:,}{due} parameters{buffers} in {sizes.whole.tensors} tensors, "
-        f"{audit.files} {_plural('file', audit.files)}; headers read in {audit.seconds:.1f} s"
+        f"{counted(audit.files, 'file')}; headers read in {audit.seconds:.1f} s"
     )
 
 
@@ -60,23 +61,38 @@ def sentences(audit: Audit) -> Iterator[str]:
     if audit.peaks:
         yield _naive(audit)
     if audit.deep:
-        deep = audit.deep
-        yield (
-            f"every number of {deep.tensors} tensors was read: {bytes_text(deep.bytes)} in "
-            f"{deep.seconds:.1f} s"
-        )
+        yield _read(audit, audit.deep)
     yield headline(audit)
 
 
 def headline(audit: Audit) -> str:
     """Return the verdict in one line."""
     count, notes = len(audit.problems), len(audit.findings) - len(audit.problems)
-    beside = f", {notes} {_plural('note', notes)}" if notes else ""
+    beside = f", {counted(notes, 'note')}" if notes else ""
     if not count:
-        depth = "every number was read" if audit.deep else "headers only: audit.deep=true reads on"
-        return f"OK: no problem in {audit.sizes.whole.tensors} tensors{beside} ({depth})"
+        return f"OK: no problem in {audit.sizes.whole.tensors} tensors{beside} ({_depth(audit)})"
     first = audit.problems[0].text
-    return f"PROBLEMS: {count} {_plural('problem', count)}{beside}; the first: {first}"
+    return f"PROBLEMS: {counted(count, 'problem')}{beside}; the first: {first}"
+
+
+def _depth(audit: Audit) -> str:
+    if not audit.deep:
+        return "headers only: audit.deep=true reads on"
+    left = audit.sizes.whole.tensors - audit.deep.tensors
+    many = counted(left, "tensor")
+    return f"every number but those of {many} was read" if left else "every number was read"
+
+
+def _read(audit: Audit, deep: Deep) -> str:
+    took = f"{bytes_text(deep.bytes)} in {deep.seconds:.1f} s"
+    left = audit.sizes.whole.tensors - deep.tensors
+    if not left:
+        return f"every number of {deep.tensors} tensors was read: {took}"
+    were = "was" if left == 1 else "were"
+    return (
+        f"{deep.tensors} of {audit.sizes.whole.tensors} tensors were read: {took}; {left} {were} "
+        "not: damaged, or of a type that cannot be examined, as the findings say"
+    )
 
 
 def markdown(audit: Audit) -> str:
@@ -94,11 +110,9 @@ def markdown(audit: Audit) -> str:
 
 
 def _line(cells: tuple[Any, ...]) -> str:
-    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
-
-
-def _plural(word: str, count: int) -> str:
-    return word if count == 1 else f"{word}s"
+    # A stored name may hold anything: a line stays one line, and a cell one cell.
+    texts = (" ".join(str(cell).replace("|", "\\|").split()) for cell in cells)
+    return "| " + " | ".join(texts) + " |"
 
 
 def _dtypes(audit: Audit) -> Table:
@@ -172,7 +186,7 @@ def _peaks(audit: Audit) -> Table:
         "peak",
         "reached at",
         "largest buffer",
-        "streamed: two blocks",
+        "streamed: two stages",
     )
     return Table("Memory of a naive conversion: all is read, then stacked", columns, rows)
 
@@ -180,7 +194,7 @@ def _peaks(audit: Audit) -> Table:
 def _naive(audit: Audit) -> str:
     narrow, wide = audit.peaks["bf16"], audit.peaks["fp32"]
     streamed = (
-        f"device_map=stream holds two blocks: {bytes_text(narrow.streaming)} in bfloat16, "
+        f"device_map=stream holds two stages: {bytes_text(narrow.streaming)} in bfloat16, "
         f"{bytes_text(wide.streaming)} in float32"
     )
     if not wide.stacked:
@@ -201,7 +215,7 @@ def _findings(audit: Audit) -> Table:
         )
         for group in grouped(audit.findings)
     ]
-    title = f"{len(audit.findings)} {_plural('finding', len(audit.findings))}, alike ones together"
+    title = f"{counted(len(audit.findings), 'finding')}, alike ones together"
     return Table(title, ("what", "tensors", "where and how", "cure"), _cut(rows))
 
 

@@ -58,7 +58,7 @@ def check_scales(
             _scale(result, stored, tensors, lost)
         elif stored.dtype in _EIGHT_BIT_FLOATS:
             _weight(result, stored, tensors, lost)
-    if result.weights and config and "quantization_config" not in config:
+    if result.weights and config and config.get("quantization_config") is None:
         text = f"{result.weights} weights are FP8 and config.json has no quantization_config"
         _add(result, "quantization_unsaid", text)
     return result

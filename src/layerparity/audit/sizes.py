@@ -12,7 +12,8 @@ from layerparity.models import fp8
 from layerparity.models.header import Stored
 
 # The first number of a name, after what the common families call their list of blocks.
-_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)\.")
+# No model has a million layers: a longer number is something else.
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d{1,6})\.")
 LARGEST = 10
 
 

@@ -26,41 +26,51 @@ CHUNK = 1 << 20
 def stream(
     listing: Listing, matching: set[str], block: tuple[int, int], bar: Progress
 ) -> tuple[dict[str, Tally], list[Finding]]:
-    """Return the statistics of every tensor whose bytes are there, and files that failed.
+    """Return the statistics of every tensor whose bytes are there, and what could not be examined.
 
     ``matching`` are the FP8 weights that are dequantised, with scales of blocks of ``block``.
     """
-    from layerparity.models.filling import DTYPES
     from layerparity.models.reading import Files
 
-    files, sizes = Files({}), listing.sizes
-    tallies: dict[str, Tally] = {}
-    failed: dict[str, Finding] = {}
+    reader = _Reader(Files({}), listing.tensors, listing.sizes)
     order = sorted(listing.tensors.values(), key=lambda each: (each.file.name, each.begin))
     try:
         for stored in order:
             bar.step(stored.name)
-            readable = stored.dtype in DTYPES and intact(stored, sizes[stored.file])
-            if not readable or stored.file.name in failed:
-                continue
-            try:
-                reader = _Reader(files, listing.tensors, sizes)
-                tallies[stored.name] = reader.tally(stored, stored.name in matching, block)
-            except UserError as error:
-                name = stored.file.name
-                failed[name] = Finding("file_unread", str(error), stored.name, name)
+            reader.examine(stored, stored.name in matching, block)
     finally:
-        files.close()
-    return tallies, list(failed.values())
+        reader.files.close()
+    return reader.tallies, [*reader.failed.values(), *reader.odd]
 
 
 class _Reader:
-    """Reads tensors of a listing in chunks of rows."""
+    """Reads tensors of a listing in chunks of rows; keeps their statistics, and what went wrong.
+
+    ``failed`` has the first fault of each file that the disk did not give, ``odd`` the tensors
+    whose type cannot be examined.
+    """
 
     def __init__(self, files: Files, tensors: Mapping[str, Stored], sizes: Mapping) -> None:
         self.files, self.tensors, self.sizes = files, tensors, sizes
+        self.tallies: dict[str, Tally] = {}
+        self.failed: dict[str, Finding] = {}
+        self.odd: list[Finding] = []
 
-    def tally(self, stored: Stored, is_fp8: bool, block: tuple[int, int]) -> Tally:
+    def examine(self, stored: Stored, is_fp8: bool, block: tuple[int, int]) -> None:
+        """Take a tensor's statistics, where its bytes are there."""
+        from layerparity.audit.numbers import HELD
+
+        name, file = stored.name, stored.file
+        if stored.dtype not in HELD:
+            text = f"{name} is stored as {stored.dtype}: its values were not examined"
+            self.odd.append(Finding("not_examined", text, name, file.name, note=True))
+        elif file.name not in self.failed and intact(stored, self.sizes[file]):
+            try:
+                self.tallies[name] = self._tally(stored, is_fp8, block)
+            except UserError as error:
+                self.failed[file.name] = Finding("file_unread", str(error), name, file.name)
+
+    def _tally(self, stored: Stored, is_fp8: bool, block: tuple[int, int]) -> Tally:
         """Return a tensor's statistics, of an FP8 weight with its scales applied."""
         tally = Tally()
         scales = self.tensors.get(fp8.scale_name(stored.name)) if is_fp8 else None
@@ -71,10 +81,10 @@ class _Reader:
         return tally
 
     def _plain(self, stored: Stored) -> Iterator[torch.Tensor]:
-        import torch
+        from layerparity.audit.numbers import widened
 
         for raw in self._raw(stored, CHUNK):
-            yield raw if raw.dtype in (torch.float32, torch.float64) else raw.float()
+            yield widened(raw)
 
     def _widened(
         self, stored: Stored, scales: Stored, block: tuple[int, int]
@@ -82,6 +92,8 @@ class _Reader:
         """Yield the values of each row of blocks; the matrices of a stack follow each other."""
         import torch
 
+        if not stored.bytes:
+            return
         rows, columns = stored.shape[-2:]
         factors = torch.cat(list(self._raw(scales, CHUNK))).reshape(-1, scales.shape[-1])
         per_matrix = scales.shape[-2]
@@ -98,9 +110,9 @@ class _Reader:
         """Yield a tensor's numbers from ``start`` on, flat, at most ``step`` bytes at once."""
         import torch
 
-        from layerparity.models.filling import DTYPES
+        from layerparity.audit.numbers import HELD
 
-        dtype = DTYPES[stored.dtype]
+        dtype = HELD[stored.dtype]
         begin = stored.begin + start * dtype.itemsize
         left = stored.bytes if count is None else count * dtype.itemsize
         while left:

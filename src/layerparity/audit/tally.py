@@ -9,10 +9,15 @@ if TYPE_CHECKING:
     import torch
 
 
+# Between these a variance in float32 neither overflowed nor lost its smallest parts.
+_SOUND = (1e-30, 1e30)
+
+
 class Tally:
     """Counts, mean, standard deviation and range of the finite values of chunks.
 
-    Chunks are merged as Chan, Golub and LeVeque (1983) do, each in float32 (float64 for float64).
+    Chunks are merged as Chan, Golub and LeVeque (1983) do, each in float32 where its squares fit
+    there, else in float64.
     """
 
     def __init__(self) -> None:
@@ -39,10 +44,7 @@ class Tally:
             self.inf += flat.numel() - finite.numel() - nan
             self.add(finite)
             return
-        # Two passes that stay in the cache; torch.var_mean takes ten times as long.
-        mean = float(flat.sum()) / flat.numel()
-        centred = flat - mean
-        self._merge(flat.numel(), mean, float(centred.dot(centred)) / flat.numel())
+        self._merge(flat.numel(), *_moments(flat, least, most))
         self.least, self.most = min(self.least, least), max(self.most, most)
 
     def _merge(self, count: int, mean: float, variance: float) -> None:
@@ -66,10 +68,23 @@ class Tally:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         return {
-            "mean": self.mean,
-            "std": self.std,
+            "mean": self.mean if math.isfinite(self.mean) else None,
+            "std": self.std if math.isfinite(self.std) else None,
             "min": self.least if self.count else None,
             "max": self.most if self.count else None,
             "nan": self.nan,
             "inf": self.inf,
         }
+
+
+def _moments(flat: torch.Tensor, least: float, most: float) -> tuple[float, float]:
+    """Return mean and variance of finite numbers, of which the least and the most are known."""
+    if least == most:
+        return least, 0.0
+    # Two passes that stay in the cache; torch.var_mean takes ten times as long.
+    mean = float(flat.sum()) / flat.numel()
+    centred = flat - mean
+    variance = float(centred.dot(centred)) / flat.numel()
+    if flat.itemsize < 8 and not _SOUND[0] < variance < _SOUND[1]:
+        return _moments(flat.double(), least, most)
+    return mean, variance

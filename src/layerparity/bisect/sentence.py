@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from layerparity.bisect.amplified import amplified
@@ -81,7 +82,12 @@ def _leaps(guilt: Guilt, rows: Mapping[str, Row]) -> Iterator[str]:
 
 def numbers_text(row: Row) -> str:
     """Return the few numbers of a row that a person asks for first."""
-    found = [form.format(row.metrics[name]) for name, form in _NUMBERS if name in row.metrics]
+    known = {name: row.metrics[name] for name, _ in _NUMBERS if name in row.metrics}
+    found = [form.format(known[n]) for n, form in _NUMBERS if math.isfinite(known.get(n, math.nan))]
+    if known.get("rel_l2") == math.inf:
+        found.append("the golden is zero there, so no error relative to it")
+    elif math.isnan(known.get("rel_l2", 0.0)):
+        found.append("no pair of finite numbers")
     return ", ".join(found)
 
 

@@ -104,14 +104,27 @@ class Evidence:
         text = self.facts.get(name, "")
         return int(text) if text.lstrip("-").isdigit() else default
 
-    def found(self, *whats: str, component: str = "") -> list[Finding]:
-        """Return the weight findings of these kinds, of a component and what is below it."""
-        return [
-            each
-            for each in self.findings
-            if each.what in whats
-            and f"{each.component}.".startswith(f"{component}." * bool(component))
-        ]
+    @property
+    def blamed(self) -> list[Finding]:
+        """The weight findings that can explain the guilty place: of it, inside it or around it.
+
+        What is wrong with another component's weights is no reason for what this one puts out.
+        """
+        return [each for each in self.findings if _overlap(each.component, self.component)]
+
+    def found(self, *whats: str, component: str | None = None) -> list[Finding]:
+        """Return the blamed findings of these kinds, or those of a module and what is below it."""
+        if component is None:
+            return [each for each in self.blamed if each.what in whats]
+        inside = (e for e in self.findings if f"{e.component}.".startswith(f"{component}."))
+        return [each for each in inside if each.what in whats]
+
+
+def _overlap(left: str, right: str) -> bool:
+    """Say whether two components are one, or one is inside the other; the block's own are apart."""
+    if not left or not right:
+        return left == right
+    return f"{left}.".startswith(f"{right}.") or f"{right}.".startswith(f"{left}.")
 
 
 @dataclass(frozen=True)

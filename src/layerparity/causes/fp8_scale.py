@@ -12,7 +12,7 @@ class Fp8Scale:
 
     def judge(self, evidence: Evidence) -> Cause | None:
         """Return the cause where a scale tensor is among the findings."""
-        found = [each for each in evidence.findings if _SCALE in f"{each.name} {each.text}"]
+        found = [each for each in evidence.blamed if _SCALE in f"{each.name} {each.text}"]
         if not found:
             return None
         whose = found[0].name.removesuffix(f"_{_SCALE}")

@@ -19,6 +19,8 @@ class FusedOrder:
             if each.component.endswith(NAMES)
         ]
         blamed = evidence.component.removeprefix("self_attn.") in NAMES
+        if not (blamed or evidence.component == "self_attn"):
+            return None
         if not moved and (len(failing) < 2 or not blamed):
             return None
         reasons = [f"{', '.join(failing)} fail on a good input"] if failing else []
@@ -30,7 +32,11 @@ class FusedOrder:
                 f"none has to do with the golden's (correlation at most {max(known):.2g})"
             )
         lost = evidence.found("never_loaded", "missing")
-        sure = 0.95 if moved else 0.2 if lost else 0.75 if known and max(known) < 0.3 else 0.45
+        sure = 0.2 if lost else 0.75 if known and max(known) < 0.3 else 0.45
+        if moved:
+            # One alone, in another order, was not cut from a stack in the wrong place.
+            wrong = {each.component for each in moved} | {f"self_attn.{name}" for name in failing}
+            sure = 0.95 if len(wrong) > 1 else 0.5
         text = "the fused projection holds q, k and v in another order than it is cut in"
         return Cause("fused_qkv_order", sure, text, reasons)
 

@@ -18,7 +18,7 @@ class GateUpSwapped:
             return None
         moved = [each for each in evidence.found("reordered", component="mlp") if _swaps(each)]
         error = evidence.metric("rel_l2")
-        if not moved and (error is None or error < 0.1 or evidence.findings):
+        if not moved and (error is None or error < 0.1 or evidence.blamed):
             return None
         reasons = [each.text for each in moved]
         if error is not None:

@@ -19,7 +19,7 @@ class NeverLoaded:
             text = f"{names} never reached the graph: the port's key mapping does not know the name"
             return Cause("never_loaded", 0.96, text, [each.text for each in lost])
         pearson = evidence.metric("pearson")
-        if evidence.findings or not evidence.local.endswith("_proj:out") or pearson is None:
+        if evidence.blamed or not evidence.local.endswith("_proj:out") or pearson is None:
             return None
         if abs(pearson) > UNRELATED:
             return None

@@ -18,7 +18,8 @@ class Offset:
             return None
         text = "a constant is added or missing: look for a bias that was dropped, or a mean"
         reasons = [
-            f"the difference has a mean of {offset:.3g}, {abs(certain):.0f} sigmas from none"
+            f"the difference has a mean of {offset:.3g} floors of rounding, "
+            f"{abs(certain):.0f} sigmas from none"
         ]
         return Cause("offset", 0.6, text, reasons)
 

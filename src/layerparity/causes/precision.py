@@ -17,7 +17,7 @@ class Precision:
     def judge(self, evidence: Evidence) -> Cause | None:
         """Return the cause where what is left looks like rounding, of a coarser type."""
         error, times = evidence.metric("rel_l2"), evidence.metric("error_ratio")
-        if not error or error > 0.1 or evidence.findings:
+        if not error or error > 0.1 or evidence.blamed:
             return None
         if times is None and evidence.metric("slope") is None:
             # Judged by no floor: nothing says that the error has no structure.

@@ -15,7 +15,7 @@ class Averaged:
         if seen is None:
             return None
         altered = evidence.found("changed_value", "reordered", component=evidence.component)
-        if not altered and (seen.constant is not True or evidence.findings):
+        if not altered and (seen.constant is not True or evidence.blamed):
             return None
         sure = 0.92 if altered else 0.75
         reasons = [f"{seen.site} fails and the projection before it passes"]

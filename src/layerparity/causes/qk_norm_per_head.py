@@ -15,7 +15,7 @@ class PerHead:
     def judge(self, evidence: Evidence) -> Cause | None:
         """Return the cause where a q_norm or k_norm fails head by head."""
         seen = qk_norm(evidence)
-        if seen is None or evidence.findings:
+        if seen is None or evidence.blamed:
             return None
         sure, reasons = 0.5, [f"{seen.site} fails and the projection before it passes"]
         if seen.between is not None:

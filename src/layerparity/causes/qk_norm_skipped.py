@@ -21,7 +21,7 @@ class Skipped:
     def judge(self, evidence: Evidence) -> Cause | None:
         """Return the cause where a q_norm or k_norm does nothing, or seems to."""
         seen = qk_norm(evidence)
-        if seen is None or evidence.findings:
+        if seen is None or evidence.blamed:
             return None
         reasons = [f"{seen.site} fails and the projection before it passes"]
         if evidence.metric("passed_through", seen.site):

@@ -22,7 +22,7 @@ class RouterBias:
         if outside:
             reasons.append(f"{outside:.0f} flips are further from a tie than the logits' noise")
         sure = 0.85
-        if evidence.facts.get("weights_compared") == "yes" and not evidence.findings:
+        if evidence.facts.get("weights_compared") == "yes" and not evidence.blamed:
             sure = 0.45
         if evidence.failed(WEIGHTS):
             sure = min(sure, 0.5)

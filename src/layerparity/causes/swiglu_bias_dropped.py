@@ -14,7 +14,7 @@ class SwigluVariant:
 
     def judge(self, evidence: Evidence) -> Cause | None:
         """Return the cause where a feed-forward output is moderately off, its weights in order."""
-        if evidence.component not in ("mlp.experts", "mlp") or evidence.findings:
+        if evidence.component not in ("mlp.experts", "mlp") or evidence.blamed:
             return None
         error, pearson = evidence.metric("rel_l2"), evidence.metric("pearson")
         if error is None or error < 0.02 or factor_share(evidence) > 0.95:

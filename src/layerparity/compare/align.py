@@ -6,6 +6,7 @@ A plan from manifests alone: no tensor is read.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 
 from layerparity.capture.wanted import Wanted
 from layerparity.compare.fingerprints import differs_at
@@ -137,10 +138,10 @@ def _asked_for(site: Site, covering: list[Manifest]) -> bool:
 
 
 def _adopt(golden: Found, candidate: Found) -> tuple[Found, Found]:
-    """Give a dump's record, of which only the shape is known, the other's axes and kind."""
-    if not candidate.source.proved:
+    """Give a dump's record, of which only shape and dtype are known, a run's axes and kind."""
+    if golden.source.proved and not candidate.source.proved:
         return golden, _like(candidate, golden.record)
-    if not golden.source.proved:
+    if candidate.source.proved and not golden.source.proved:
         return _like(golden, candidate.record), candidate
     return golden, candidate
 
@@ -154,12 +155,19 @@ def _like(found: Found, model: Record) -> Found:
 def _misfit(golden: Found, candidate: Found) -> str:
     """Return why two records of one site cannot be laid on each other, or nothing."""
     left, right = golden.record, candidate.record
+    return _whole_numbers(left, right) or _other_shape(left, right)
+
+
+def _other_shape(left: Record, right: Record) -> str:
     shapes = f"shape {list(left.shape)} against {list(right.shape)}"
     if left.shape == right.shape:
         if left.axes != right.axes:
             return f"axes ({', '.join(left.axes)}) against ({', '.join(right.axes)})"
         same = left.kind == right.kind
         return "" if same else f"{left.kind.value} numbers against {right.kind.value}"
+    small = _too_small("golden", left) or _too_small("candidate", right)
+    if small:
+        return f"{shapes}: {small}"
     if sorted(left.shape) == sorted(right.shape):
         return f"{shapes}: one is a transposed layout of the other"
     if len(left.shape) == len(right.shape):
@@ -168,6 +176,26 @@ def _misfit(golden: Found, candidate: Found) -> str:
         if all(larger) or all(smaller):
             return f"{shapes}: one looks like the other padded"
     return shapes
+
+
+def _whole_numbers(golden: Record, candidate: Record) -> str:
+    """Return which side holds integers where real numbers are due, or nothing."""
+    if Kind.REAL not in (golden.kind, candidate.kind):
+        return ""
+    held = {"golden": golden.dtype, "candidate": candidate.dtype}
+    wrong = [side for side, dtype in held.items() if "float" not in dtype]
+    if not wrong:
+        return ""
+    sides = " and ".join(f"the {side} holds {held[side]} numbers" for side in wrong)
+    return f"{sides} where real numbers are due: dump {'them' if wrong[1:] else 'it'} as floats"
+
+
+def _too_small(side: str, record: Record) -> str:
+    """Return that a tensor has next to no elements, or nothing."""
+    count = prod(record.shape)
+    if count > 1:
+        return ""
+    return f"the {side}'s tensor {'holds one element' if count else 'is empty'}"
 
 
 def _kind(golden: Found, candidate: Found) -> Kind:

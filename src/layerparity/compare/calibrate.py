@@ -10,7 +10,7 @@ from layerparity.compare.align import Pair
 from layerparity.compare.references import References, Wide
 from layerparity.compare.routing import Routing, flips, scored
 from layerparity.compare.rows import by_token, has_tokens
-from layerparity.compare.sides import Union
+from layerparity.compare.sides import Found, Union
 from layerparity.noise.deviation import Tensors, deviation
 from layerparity.noise.groups import Layout, heads_of, layout
 from layerparity.noise.stored import CHAINED
@@ -126,9 +126,14 @@ class Calibration:
             floor=wide.floor,
             spread=wide.spread,
             usual=wide.usual,
-            epsilon=torch.finfo(getattr(torch, pair.candidate.source.manifest.dtype)).eps,
+            epsilon=torch.finfo(getattr(torch, _computed_in(pair.candidate))).eps,
             experts=None if routed is None else routed.flatten(0, 1)[chosen],
         )
+
+
+def _computed_in(found: Found) -> str:
+    """Return the dtype that a side computes in; of a dump no more is known than what it holds."""
+    return found.source.manifest.dtype if found.source.proved else found.record.dtype
 
 
 def _last_token(wide: Wide, batch: int) -> Wide:

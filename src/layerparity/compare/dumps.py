@@ -63,7 +63,9 @@ def open_dump(run: RunLike) -> DumpSource:
 
 def _record(site: Site, dumped: Dumped) -> Record:
     tensor = dumped.read()
-    kind = Kind.INDEX_SET if site.end == "choices" else Kind.REAL
+    # Whole numbers, such as token ids, know no rounding: they are equal or they are not.
+    kind = Kind.REAL if tensor.is_floating_point() else Kind.EXACT
+    kind = Kind.INDEX_SET if site.end == "choices" else kind
     axes = _AXES.get(tensor.dim(), tuple(f"axis{index}" for index in range(tensor.dim())))
     dtype = str(tensor.dtype).removeprefix("torch.")
     return Record(site, axes, kind, tuple(tensor.shape), dtype, dumped.names[0], digest="")

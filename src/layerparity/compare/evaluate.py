@@ -11,6 +11,7 @@ import torch
 
 from layerparity.compare.align import Pair
 from layerparity.compare.calibrate import Calibration
+from layerparity.compare.degenerate import BothSides
 from layerparity.compare.passed_through import passed_through
 from layerparity.compare.routing import replayed
 from layerparity.compare.rows import by_token, chunks, has_tokens, real_tokens
@@ -54,9 +55,11 @@ def measure(pair: Pair, golden: Union, candidate: Union, calibration: Calibratio
         mask = _agreeing(pair.site, golden, candidate, mask)
     if mask is not None and has_tokens(axes) and by_token(left, axes).shape[:2] != mask.shape:
         return Measured(nothing=f"attention mask {list(mask.shape)} against {list(left.shape)}")
-    stream, errors, broken = Stream(pair.kind), [], 0
+    stream, errors, broken, alike = Stream(pair.kind), [], 0, BothSides()
     for chunk in chunks(left, right, axes, mask):
         stream.feed(chunk)
+        if pair.kind is Kind.REAL:
+            alike.feed(chunk)
         broken += chunk.numbers.golden_nonfinite if pair.kind in FLOATING else 0
         if has_tokens(axes) and left.is_floating_point() and not routed:
             errors += token_errors(chunk)
@@ -64,7 +67,7 @@ def measure(pair: Pair, golden: Union, candidate: Union, calibration: Calibratio
         raise UserError(_unbelievable(pair, broken))
     if not stream.elements:
         return Measured(nothing=NONE_AGREES if routed else NOTHING)
-    metrics = stream.results()
+    metrics = stream.results() | alike.metrics()
     if metrics.get("nonfinite_disagreement"):
         return Measured(metrics, errors)
     calibrated = calibration.of(pair, left, right, real)

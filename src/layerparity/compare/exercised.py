@@ -8,16 +8,20 @@ from dataclasses import replace
 import torch
 
 from layerparity.compare.comparison import Comparison
+from layerparity.compare.coverage import steps_of, unexercised
 from layerparity.compare.findings import Coverage, ExpertUse, LayerClass
 from layerparity.compare.rows import by_token, real_tokens
 from layerparity.compare.sides import Union
+from layerparity.compare.stored import Source
 from layerparity.manifest import WeightPrint
-from layerparity.site import PREFILL, Site
+from layerparity.site import DECODE, PREFILL, Site
 from layerparity.verdict import Outcome, Row, open_to_doubt
 
 _JUDGED = (Outcome.PASS, Outcome.FAIL)
 _CHOICES = "mlp.gate:choices"
 _FAITHFUL = ("equal", "rounded")
+# The first new token is the prefill's: only a second one takes a decode step.
+_ONE_STEP = 2
 
 
 def with_coverage(comparison: Comparison, golden: Union, candidate: Union) -> Comparison:
@@ -32,6 +36,7 @@ def with_coverage(comparison: Comparison, golden: Union, candidate: Union) -> Co
     asked = {site.layer for site in (Site(s, "in") for s in _stages(candidate))} - {None}
     doubts = _class_doubt(classes) if len(asked) > 1 or _is_full(candidate) else []
     doubts += [_expert_doubt(use) for use in experts if use.never]
+    doubts += _decode_doubt(comparison.rows, candidate)
     verdict = comparison.verdict
     unseen = _unseen(classes)
     if unseen:
@@ -39,7 +44,7 @@ def with_coverage(comparison: Comparison, golden: Union, candidate: Union) -> Co
         verdict = replace(verdict, whole_model=whole)
     return replace(
         comparison,
-        coverage=Coverage(classes, experts, _steps(computed, golden), tuple(doubts)),
+        coverage=Coverage(classes, experts, _steps(comparison.rows, golden), tuple(doubts)),
         verdict=open_to_doubt(verdict) if doubts else verdict,
         warnings=[*comparison.warnings, *doubts],
     )
@@ -162,16 +167,26 @@ def _expert_doubt(use: ExpertUse) -> str:
 
 
 def _steps(rows: list[Row], golden: Union) -> dict[str, tuple[int, int]]:
-    """Return, by phase, how many steps the golden holds and how many of them were judged."""
-    held = {(site.phase, site.step) for site in golden.records}
-    judged = {(row.site.phase, row.site.step) for row in rows}
-    return {
-        phase: (
-            sum(1 for own, _ in held if own == phase),
-            sum(1 for own, _ in held & judged if own == phase),
-        )
-        for phase in sorted({phase for phase, _ in held}, key=lambda phase: phase != PREFILL)
-    }
+    """Return, by phase, how many steps the golden holds of what was asked, how many were judged."""
+    held = steps_of(row.site for row in rows if row.site in golden.records)
+    judged = steps_of(r.site for r in rows if r.outcome in _JUDGED and r.site.end != "in")
+    return {phase: (len(n), len(n & judged.get(phase, set()))) for phase, n in held.items()}
+
+
+def _decode_doubt(rows: list[Row], candidate: Union) -> list[str]:
+    """Return a doubt where the candidate was asked to decode and no decode step was judged.
+
+    One that was not asked to keeps its verdict on what it was asked for; see `whole_model`.
+    """
+    asked = max((_new_tokens(source) for source in candidate.sources), default=0)
+    if asked < _ONE_STEP or DECODE not in unexercised(rows):
+        return []
+    return [f"generate.max_new_tokens={asked} was asked for, and no decode step was compared"]
+
+
+def _new_tokens(source: Source) -> int:
+    generate = source.config.get("generate")
+    return int(generate.get("max_new_tokens") or 0) if isinstance(generate, dict) else 0
 
 
 def _ranges(numbers: tuple[int, ...]) -> str:

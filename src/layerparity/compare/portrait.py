@@ -53,7 +53,8 @@ class Portrait:
     bin of `ULP_EDGES`, and the rest in one more. ``quantiles`` holds those of the normalised error
     by side, beside those of the ``normal`` distribution. ``load`` gives by site and side how many
     real tokens each expert got, and ``local_floors`` the local noise floor (relative L2) of block
-    outputs whose rows have another one, since the candidate is chained.
+    outputs whose rows have another one, since the candidate is chained. ``note`` says why the site
+    is not the one that shows the fault, or why nothing is shown of it.
     """
 
     site: str
@@ -65,6 +66,7 @@ class Portrait:
     worst: tuple[Element, ...] = ()
     load: dict[str, dict[str, list[int]]] = field(default_factory=dict)
     local_floors: dict[str, float] = field(default_factory=dict)
+    note: str = ""
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Portrait:

@@ -23,10 +23,11 @@ from layerparity.compare.portrait import FLOOR, GOLDEN, Grouped, Portrait
 from layerparity.compare.rows import by_token, has_tokens, real_tokens
 from layerparity.compare.sides import Union
 from layerparity.compare.stored import RunLike
+from layerparity.compare.telling import telling
 from layerparity.noise.deviation import Tensors, deviation
 from layerparity.noise.groups import CHANNEL, HEAD, Layout
 from layerparity.site import PREFILL, Kind, Site
-from layerparity.verdict import Outcome, Row
+from layerparity.verdict import Row
 
 MOST_GROUPS = 128
 _CHOICES = "mlp.gate:choices"
@@ -38,35 +39,33 @@ def with_portrait(
 ) -> Comparison:
     """Return a comparison with a portrait of ``site``, or of the first that fails.
 
-    Where nothing fails it is of the site with the largest error ratio. Without a site of real
-    numbers by token the comparison is returned as it is.
+    Where that holds no real numbers by token, another site of the guilty block stands for it.
+    Where nothing is wrong it is of the site with the largest error ratio; without any site of real
+    numbers the comparison is returned as it is.
     """
     left, right = open_side("golden", golden), open_side("candidate", candidate)
     pairs = {pair.site: pair for pair in plan(left, right).pairs}
-    chosen = _chosen(comparison.rows, pairs, site)
+    chosen = telling(comparison, _shown(comparison.rows, pairs), site)
     if chosen is None:
         return comparison
-    portrait = _painted(pairs, chosen, Calibration(left, right))
+    portrait = replace(
+        _painted(pairs, chosen.site, Calibration(left, right))
+        if chosen.site is not None
+        else Portrait(str(chosen.place), GOLDEN),
+        note=chosen.note,
+        load=_load(pairs, chosen.place),
+    )
     chained = comparison.candidate.feed != "isolated"
     floors = _local_floors(pairs, left, right) if chained else {}
     return replace(comparison, portrait=replace(portrait, local_floors=floors))
 
 
-def _chosen(rows: Sequence[Row], pairs: dict[Site, Pair], asked: str) -> Site | None:
-    shown = [row for row in rows if row.site in pairs and _can_be_shown(pairs[row.site], row)]
-    failed = sorted(row.site for row in shown if row.outcome is Outcome.FAIL)
-    first = [row.site for row in shown if str(row.site) == asked] or failed
-    if first or not shown:
-        return first[0] if first else None
-    return max(shown, key=_error).site
+def _shown(rows: Sequence[Row], pairs: dict[Site, Pair]) -> list[Row]:
+    return [row for row in rows if row.site in pairs and _can_be_shown(pairs[row.site], row)]
 
 
 def _can_be_shown(pair: Pair, row: Row) -> bool:
     return pair.kind is Kind.REAL and has_tokens(pair.golden.record.axes) and bool(row.metrics)
-
-
-def _error(row: Row) -> tuple[float, float]:
-    return row.metrics.get("error_ratio", 0.0), row.metrics.get("rel_l2", 0.0)
 
 
 def _painted(pairs: dict[Site, Pair], chosen: Site, calibration: Calibration) -> Portrait:
@@ -77,7 +76,7 @@ def _painted(pairs: dict[Site, Pair], chosen: Site, calibration: Calibration) ->
         for name, values in _grouped(pair, calibration, close.unit).items():
             found.setdefault(name, {})[str(pair.site)] = values
     groups = {name: _binned(values) for name, values in found.items()}
-    return replace(close, groups=groups, load=_load(pairs, chosen))
+    return replace(close, groups=groups)
 
 
 def _siblings(pairs: dict[Site, Pair], chosen: Site) -> Iterator[Pair]:

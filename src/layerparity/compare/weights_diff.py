@@ -6,7 +6,7 @@ Each tensor is held against the checkpoint's where the run did so, else against 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from layerparity.compare.findings import CHANGED_DTYPE, WeightFinding
@@ -24,6 +24,8 @@ Prints = Mapping[str, Mapping[str, WeightPrint]]
 Used = Mapping[str, Mapping[str, str]]
 
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
+# Checkpoints of mixtures of experts have this name for what sites call the MLP.
+_STORED_AS = re.compile(r"^block_sparse_moe\.")
 
 
 @dataclass(frozen=True)
@@ -35,15 +37,14 @@ class _Case:
     expected: WeightPrint | None
     actual: WeightPrint | None
     loaded: bool
+    target: str = ""
     what: str = ""
     words: str = ""
 
     @property
     def place(self) -> tuple[str, str]:
         """The module that holds the tensor, and the tensor's name in it."""
-        known = self.actual or self.expected
-        target = known.target if known is not None else ""
-        return _place(self.stage, target, self.name)
+        return _place(self.stage, self.target, self.name)
 
 
 def diff_weights(golden: Prints, candidate: Prints, used: Used) -> list[WeightFinding]:
@@ -92,11 +93,28 @@ def _cases(
     known = {n: p for s, each in believed.items() if overlap(s, stage) for n, p in each.items()}
     within = {n for n, p in known.items() if f"{p.target}.".startswith(f"{stage}.")}
     for name in sorted({*held, *within, *(loaded or ())}):
-        actual = held.get(name)
-        expected = _expected(actual, known.get(name))
+        actual, other = held.get(name), known.get(name)
+        expected = _expected(actual, other)
         same = actual is not None and (expected is None or expected.digest == actual.digest)
         if not same:
-            yield _Case(name, stage, expected, actual, loaded is None or name in loaded)
+            target = _target(stage, name, (actual, expected, other))
+            yield _Case(name, stage, expected, actual, loaded is None or name in loaded, target)
+
+
+def _target(stage: str, name: str, prints: Iterable[WeightPrint | None]) -> str:
+    """Return the place in the model of a stored tensor: what a print says, else its name.
+
+    A port need not say where its tensors belong; the other side's print of the same name does.
+    """
+    said = next((each.target for each in prints if each is not None and each.target), "")
+    inside = _within(name, stage)
+    return said or (f"{stage}.{inside}" if inside else "")
+
+
+def _within(name: str, stage: str) -> str:
+    """Return a stored name inside a stage, in the words of sites; empty where it does not fit."""
+    _, found, inside = f".{name}".partition(f".{stage}.")
+    return _STORED_AS.sub("mlp.", inside) if found else ""
 
 
 def _expected(actual: WeightPrint | None, other: WeightPrint | None) -> WeightPrint | None:
@@ -212,6 +230,10 @@ def _place(stage: str, target: str, name: str) -> tuple[str, str]:
     if not target:
         return stage, leaf or name
     module, _, own = target.rpartition(".")
+    one = _EXPERT.search(target)
+    if one:
+        # An expert's tensor is a part of the module that holds them all.
+        module = f"{target[: one.start()]}.experts"
     if own.endswith("correction_bias") and module.endswith(".mlp"):
         # The bias lies beside the router, which is its only reader.
         module += ".gate"

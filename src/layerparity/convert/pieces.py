@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from layerparity.convert.policy import ITEM_BYTES, Why
-from layerparity.errors import UserError
 from layerparity.models.header import Stored
 
 if TYPE_CHECKING:
@@ -25,17 +24,20 @@ _RAW = "U8"
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a tensor that lies in one piece: where it and its scales are, and its new type."""
+    """A part of a tensor that lies in one piece: where it and its scales are, and its new type.
+
+    ``narrows``: the new type may not hold every number of it.
+    """
 
     stored: Stored
     scales: Stored | None
     dtype: str
     block: tuple[int, int]
+    narrows: bool = False
 
     def fill(self, filler: Filler, pool: Pool) -> torch.Tensor:
         """Return its values in the new type. Raises UserError where they do not fit into it."""
-        import torch
-
+        from layerparity.convert.overflow import refuse_overflow
         from layerparity.models.filling import DTYPES
 
         into = pool.empty(self.stored.shape, DTYPES[self.dtype])
@@ -43,10 +45,8 @@ class Piece:
             filler.fill(self.stored, into)
         else:
             filler.fill_fp8(self.stored, self.scales, self.block, into, into.dtype)
-        if into.dtype is torch.float16 and bool(into.isinf().any()):
-            raise UserError(
-                f"{self.stored.name} holds values beyond float16's 65504: use dtype=bfloat16."
-            )
+        if self.narrows:
+            refuse_overflow(self, into, filler)
         return into
 
 
@@ -64,15 +64,16 @@ def pieces(tensor: Tensor, block: tuple[int, int], limit: int = PIECE) -> Iterat
     own, dtype = (_RAW, _RAW) if raw else (stored.dtype, tensor.dtype)
     item = 1 if raw else ITEM_BYTES[own]
     step = max(limit // max(item, ITEM_BYTES.get(dtype, 1)), 1)
-    count = stored.bytes // item
+    count, narrows = stored.bytes // item, tensor.why is Why.ROUNDED
     for start in range(0, count, step):
-        yield Piece(
-            _part(stored, own, (min(step, count - start),), start, item), None, dtype, block
-        )
+        part = _part(stored, own, (min(step, count - start),), start, item)
+        yield Piece(part, None, dtype, block, narrows)
 
 
 def _blocks(tensor: Tensor, scales: Stored, block: tuple[int, int], limit: int) -> Iterator[Piece]:
     stored = tensor.stored
+    if not tensor.bytes:
+        return
     rows, columns = stored.shape[-2:]
     bands, width = scales.shape[-2:]
     together = max(limit // max(block[0] * columns * ITEM_BYTES[tensor.dtype], 1), 1)
@@ -83,9 +84,8 @@ def _blocks(tensor: Tensor, scales: Stored, block: tuple[int, int], limit: int) 
             weight = _part(stored, stored.dtype, (last - first, columns), begin, 1)
             shape = (min(together, bands - band), width)
             begin, item = (matrix * bands + band) * width, ITEM_BYTES[scales.dtype]
-            yield Piece(
-                weight, _part(scales, scales.dtype, shape, begin, item), tensor.dtype, block
-            )
+            factors = _part(scales, scales.dtype, shape, begin, item)
+            yield Piece(weight, factors, tensor.dtype, block, narrows=True)
 
 
 def _part(stored: Stored, dtype: str, shape: tuple[int, ...], start: int, item: int) -> Stored:

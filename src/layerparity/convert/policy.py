@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from fnmatch import fnmatchcase
 
 from layerparity.errors import UserError
 from layerparity.models import fp8
 from layerparity.models.checkpoint import Checkpoint
 from layerparity.models.families.base import family_of
 from layerparity.models.header import Stored
+from layerparity.models.held import stays_float32
 
 # Floating types that can be cast into each other: the header's name and the bytes of a number.
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
@@ -20,7 +19,8 @@ ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 TARGETS = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 # Numbers up to which a float32 matrix in an FP8 checkpoint is small: the router's [256, 3072] is.
 SMALL = 1 << 20
-_NARROW = ("F8", "F4", "F6", "I8", "U8", "I4", "U4")
+# Weights in eight bits, whose scales nobody here can read.
+_REFUSED = ("F8_E5M2", "I8", "U8")
 
 
 class Why(StrEnum):
@@ -52,7 +52,7 @@ class Policy:
         """
         if stored.dtype in fp8.STORED:
             return self.target, Why.DEQUANTISED
-        if stored.dtype.startswith(_NARROW):
+        if stored.dtype in _REFUSED:
             raise UserError(
                 f"{stored.name} is stored as {stored.dtype}: of quantised weights only F8_E4M3 "
                 "with weight_scale_inv is converted."
@@ -71,7 +71,7 @@ class Policy:
         Norms, biases and the router's correction bias have one axis. What an FP8 checkpoint stores
         in float32 was left so on purpose, as the router is.
         """
-        if len(stored.shape) < 2 or _matches(stored.name, self.float32_patterns):
+        if len(stored.shape) < 2 or stays_float32(stored.name, self.float32_patterns):
             return True
         return self.quantised and math.prod(stored.shape) <= SMALL
 
@@ -81,7 +81,3 @@ def policy_of(checkpoint: Checkpoint, dtype: str) -> Policy:
     family = family_of(str(checkpoint.config.get("model_type")))
     quantised = any(each.dtype in fp8.STORED for each in checkpoint.weights.values())
     return Policy(TARGETS[dtype], family.float32_patterns, quantised)
-
-
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(f".{name}", pattern) for pattern in patterns)

@@ -15,7 +15,6 @@ from layerparity.models import fp8
 from layerparity.models.checkpoint import Checkpoint
 from layerparity.models.header import Stored
 
-_SCALE_TYPES = tuple(ITEM_BYTES)
 _ALIGNED = 8
 
 
@@ -120,8 +119,8 @@ def _refuse_odd_scales(checkpoint: Checkpoint) -> None:
                 f"{name} are the scales of {fp8.weight_name(name)}, which is {what}: "
                 "fetch the checkpoint again."
             )
-        if scales.dtype not in _SCALE_TYPES:
+        if scales.dtype not in fp8.SCALES:
             raise UserError(
                 f"{name} is stored as {scales.dtype}: scales are read as one of "
-                f"{', '.join(_SCALE_TYPES)}."
+                f"{', '.join(fp8.SCALES)}."
             )

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 from layerparity.console import bytes_text
 from layerparity.doctor._reading import speed_of_file
-from layerparity.doctor.base import Check, Result, Section, ok, warning
+from layerparity.doctor.base import Check, Result, Section, ok, problem, warning
+from layerparity.errors import UserError
 from layerparity.models.resolve import open_checkpoint
+from layerparity.quoting import typed
 
 if TYPE_CHECKING:
     from layerparity.config import Config
@@ -22,16 +24,39 @@ _SLOW = 200e6
 
 
 def look(config: Config) -> Iterator[Result]:
-    """Yield a line for the files and one for their disk. What is damaged raises UserError."""
+    """Yield a line for the files and one for their disk. What is no checkpoint raises UserError."""
     if config.model.path is None and config.model.shipped is None and config.model.architecture:
         found = f"model={config.model.name} is an architecture without weights"
         yield ok("checkpoint", found, "model.path=FOLDER looks at its weights too")
         return
     checkpoint = open_checkpoint(config.model)
+    try:
+        _read(checkpoint)
+    except UserError as error:
+        if not any(checkpoint.folder.glob("*.safetensors")):
+            raise
+        yield problem("checkpoint", str(error), _audit(config))
+        return
     yield ok("checkpoint", _found(checkpoint))
     largest = max(_files(checkpoint), key=lambda file: file.stat().st_size)
     if largest.stat().st_size >= _WORTH_READING:
         yield _speed(largest)
+
+
+def _read(checkpoint: Checkpoint) -> None:
+    """Read all that a run reads before weights. Raises UserError at the first fault."""
+    layers = checkpoint.config.get("num_hidden_layers")
+    if type(layers) is not int or layers < 1:
+        raise UserError(f"config.json has num_hidden_layers={layers}, which is no number of blocks")
+    _ = checkpoint.block
+    for name in checkpoint.weights:
+        checkpoint.scales(name)
+
+
+def _audit(config: Config) -> str:
+    path = config.model.path
+    words = [typed("model", config.model.name), *([typed("model.path", path)] if path else [])]
+    return f"'python run.py job=audit {' '.join(words)}' lists all that is wrong with it"
 
 
 def _found(checkpoint: Checkpoint) -> str:

@@ -47,20 +47,23 @@ def batch_of(config: Config, model: Mapping[str, Any], stages: tuple[str, ...]) 
         made = registry.load("inputs", source).prepare(config.inputs, request)
         sequences, tokens = made.attention_mask.shape
         return Batch(int(sequences), int(tokens), new, made.chosen)
-    sequences, of = 1, f"inputs={source}"
-    if source == "random":
-        sequences, usual = config.inputs.batch, _RANDOM
-    else:
-        usual = min(ASSUMED, request.max_tokens - new)
-        if source != "golden":
-            sequences = len(prompts(request))
+    sequences, usual = _usual(request, source)
     tokens = config.seq_len or usual
-    if sequences < 1:
-        raise UserError(f"inputs.batch={sequences}: give 1 or more.")
     if tokens + new > request.max_tokens:
         raise UserError(
             f"{tokens} tokens and {new} to generate are more than the model's context of "
             f"{request.max_tokens}: use seq_len={max(request.max_tokens - new, 1)}."
         )
     given = "" if config.seq_len else f", seq_len={tokens} assumed"
-    return Batch(sequences, tokens, new, of + given)
+    return Batch(sequences, tokens, new, f"inputs={source}{given}")
+
+
+def _usual(request: Request, source: str) -> tuple[int, int]:
+    """Return the sequences of a source, and the tokens of each where no ``seq_len=`` says it."""
+    inputs, new = request.config.inputs, request.config.generate.max_new_tokens
+    if source == "random":
+        if inputs.batch < 1:
+            raise UserError(f"inputs.batch={inputs.batch}: give 1 or more.")
+        return inputs.batch, _RANDOM
+    count = 1 if source == "golden" else len(prompts(request))
+    return count, min(ASSUMED, request.max_tokens - new)

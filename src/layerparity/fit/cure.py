@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from layerparity.backends._gpu.memory import SPREAD, size_text
+from layerparity.backends._gpu.memory import SHARE, SPREAD, size_text
+from layerparity.backends._streaming import WORK, room_for_weights
 from layerparity.errors import UserError
 from layerparity.fit.devices import Devices
 from layerparity.fit.placing import answer
@@ -31,6 +32,11 @@ def cures(question: Question) -> list[str]:
 
 def _smaller(question: Question) -> str:
     """Return what is left where no setting helps."""
+    read, host = max(question.weights.values()), question.devices.cpu
+    # One stage at least is in the CPU's memory while it is read.
+    if question.strategy == STREAM and host and room_for_weights(int(SHARE * host)) < read:
+        beside = " beside the devices" if question.devices.sizes else ""
+        return f"more than {size_text(int((read + WORK) / SHARE))} of memory{beside}"
     stages = question.model.stages
     alone = max(question.weights[stage] + question.activations[stage] for stage in stages)
     if alone > max((*question.devices.sizes, question.devices.cpu)):

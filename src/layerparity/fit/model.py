@@ -11,6 +11,7 @@ from layerparity.fit.weights import Size, Weight, size_of, stage_weights
 
 if TYPE_CHECKING:
     from layerparity.models.families.base import Family
+    from layerparity.models.skeleton import Skeleton
 
 # Building the architecture is what a plan spends its time on, and it needs no precision for that.
 _BUILT_IN = "bfloat16"
@@ -58,21 +59,8 @@ def build(
     ``attention`` and ``experts`` are the implementations asked for; None: transformers' own choice.
     Raises UserError for an architecture that is unknown, or that has no such stages.
     """
-    import torch
-
-    # This room keeps torch_xla out of transformers, so it comes before.
-    import layerparity.backends._gpu  # noqa: F401
-    from layerparity.models.architecture import read_config
-    from layerparity.models.skeleton import Skeleton
-
-    skeleton = Skeleton(
-        read_config(values),
-        getattr(torch, _BUILT_IN),
-        attention or family.attention or "sdpa",
-        experts if experts != "static" else None,
-        family.float32_patterns,
-    )
-    weights = stage_weights(skeleton, stages)
+    skeleton = _skeleton(values, family, attention, experts)
+    weights = stage_weights(skeleton, stages, family.float32_patterns)
     whole = set(getattr(skeleton.model, "_no_split_modules", None) or ())
     kinds = {stage: type(skeleton.module(stage)).__name__ for stage in stages}
     config: Any = skeleton.model.config
@@ -83,4 +71,23 @@ def build(
         frozenset(stage for stage, kind in kinds.items() if kind in whole),
         config._attn_implementation,
         experts or str(getattr(config, "_experts_implementation", None)),
+    )
+
+
+def _skeleton(
+    values: Mapping[str, Any], family: Family, attention: str | None, experts: str | None
+) -> Skeleton:
+    import torch
+
+    # This room keeps torch_xla out of transformers, so it comes before.
+    import layerparity.backends._gpu  # noqa: F401
+    from layerparity.models.architecture import read_config
+    from layerparity.models.skeleton import Skeleton
+
+    return Skeleton(
+        read_config(values),
+        getattr(torch, _BUILT_IN),
+        attention or family.attention or "sdpa",
+        experts if experts != "static" else None,
+        family.float32_patterns,
     )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from collections.abc import Mapping
+from dataclasses import replace
 
 from layerparity.backends._gpu.memory import (
     SPREAD,
@@ -12,77 +11,21 @@ from layerparity.backends._gpu.memory import (
     check_strategy,
     parse_limits,
 )
+from layerparity.backends._streaming import STAND_IN_COPIES, room_for_weights
 from layerparity.errors import UserError
 from layerparity.fit.question import STREAM, Question
+from layerparity.fit.share import Answer, Share
+from layerparity.fit.streaming import streamed, streamed_on_host
 from layerparity.fit.weights import Size
-
-
-@dataclass(frozen=True)
-class Share:
-    """What one device holds, in bytes, of its ``capacity``; ``limit`` is the weights' own.
-
-    ``waits``: the stages do not compute here, and are copied elsewhere whenever they run.
-    ``copies`` devices hold such a share each.
-    """
-
-    device: str
-    stages: tuple[str, ...]
-    size: Size
-    cache: int
-    activations: int
-    capacity: int
-    limit: int
-    waits: bool = False
-    copies: int = 1
-
-    @property
-    def weights(self) -> int:
-        """Bytes of parameters and buffers."""
-        return self.size.all
-
-    @property
-    def headroom(self) -> int:
-        """What is left of the capacity; below 0 where it is not enough."""
-        return self.capacity - self.weights - self.cache - self.activations
-
-    @property
-    def fits(self) -> bool:
-        """Whether the stages are where they compute, with room for what they make."""
-        return not self.waits and self.headroom >= 0 and self.weights <= self.limit
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The shares of all devices in use; none where ``refused`` says why nothing can be placed."""
-
-    shares: tuple[Share, ...]
-    refused: str = ""
-
-    @property
-    def size(self) -> Size:
-        """What all devices together hold."""
-        held = (share.size for share in self.shares for _ in range(share.copies))
-        return sum(held, Size())
-
-    @property
-    def fits(self) -> bool:
-        """Whether every share fits."""
-        return bool(self.shares) and all(share.fits for share in self.shares)
 
 
 def answer(question: Question) -> Answer:
     """Place a question's stages. Raises UserError for a strategy or limit that makes no sense."""
     if question.neuron:
-        return Answer((_neuron(question),))
+        return Answer(_neuron(question))
     if question.strategy == STREAM:
-        return Answer((_stream(question),))
+        return Answer(_streams(question))
     return _planned(question)
-
-
-def largest_pair(sizes: Sequence[Size]) -> Size:
-    """Return the largest two stages in a row: one computes while the next is being read."""
-    pairs = (left + right for left, right in pairwise(sizes))
-    return max(pairs, key=lambda pair: pair.all, default=sum(sizes, Size()))
 
 
 def _planned(question: Question) -> Answer:
@@ -142,14 +85,17 @@ def _place(device: str) -> tuple[int, int]:
     return ("cuda", "cpu", "disk").index(kind), int(index or 0)
 
 
-def _stream(question: Question) -> Share:
-    memory = _budget(question, "auto")
-    key = min((each for each in memory if isinstance(each, int)), default="cpu")
-    share = _whole(question, "cpu" if key == "cpu" else f"cuda:{key}", key)
-    return replace(share, limit=memory[key])
+def _streams(question: Question) -> tuple[Share, ...]:
+    memory, limits = _budget(question, STREAM), parse_limits(question.max_memory)
+    host = memory["cpu"] if limits.cpu is not None else room_for_weights(memory["cpu"])
+    first = min((each for each in memory if isinstance(each, int)), default=None)
+    if first is None:
+        return (streamed_on_host(question, "cpu", host),)
+    whole = _whole(question, f"cuda:{first}", first)
+    return streamed(question, replace(whole, limit=room_for_weights(memory[first])), host)
 
 
-def _neuron(question: Question) -> Share:
+def _neuron(question: Question) -> tuple[Share, ...]:
     """Return the share of the first device, or of each of the first ``degree`` devices."""
     if question.max_memory is not None:
         raise UserError("max_memory is for backend=gpu: leave it out with backend=neuron.")
@@ -159,17 +105,21 @@ def _neuron(question: Question) -> Share:
             f"tp_degree={degree} wants as many devices, and there are {len(sizes)}: give "
             f"plan.devices={degree}x24GiB, say."
         )
+    streams, host = question.strategy == STREAM, room_for_weights(question.devices.cpu)
     if not sizes:
-        return _whole(replace(question, degree=1), "XLA:CPU", "cpu")
+        alone = replace(question, degree=1)
+        if streams:
+            return (streamed_on_host(alone, "XLA:CPU", host, STAND_IN_COPIES),)
+        return (_whole(alone, "XLA:CPU", "cpu"),)
     name = "neuron:0" if degree == 1 else f"each of neuron:0..{degree - 1}"
     smallest = sizes.index(min(sizes))
-    return replace(_whole(question, name, smallest), copies=degree)
+    share = replace(_whole(question, name, smallest), copies=degree)
+    return streamed(question, share, host) if streams else (share,)
 
 
 def _whole(question: Question, device: str, key: int | str) -> Share:
     """Return the one share of a run whose stages all compute on one device."""
-    sizes = list(question.sizes.values())
-    size = largest_pair(sizes) if question.strategy == STREAM else sum(sizes, Size())
+    size = sum(question.sizes.values(), Size())
     cache, activations = sum(question.cache.values()), max(question.activations.values())
     capacity = _capacity(question, key)
     return Share(device, question.model.stages, size, cache, activations, capacity, capacity)

@@ -8,8 +8,8 @@ from typing import Any
 
 from layerparity.fit.compiler import LIMIT, TooLarge
 from layerparity.fit.divisibility import Divided
-from layerparity.fit.placing import Answer
 from layerparity.fit.question import Question
+from layerparity.fit.share import Answer
 from layerparity.fit.survey import Surveyed
 
 SCHEMA = 1

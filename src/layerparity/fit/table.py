@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from layerparity import console
 from layerparity.backends._gpu.memory import size_text
+from layerparity.backends._streaming import STAND_IN_COPIES, most_at_once
 from layerparity.fit.compiler import LIMIT
 from layerparity.fit.divisibility import Divided
-from layerparity.fit.placing import Answer, Share
 from layerparity.fit.question import STREAM, Question
 from layerparity.fit.ranges import ranges
 from layerparity.fit.record import Plan
+from layerparity.fit.share import Answer, Share
 from layerparity.fit.survey import Surveyed
 
 _SHOWN_DIVISORS = 64
+_STAND_IN = "XLA:CPU"
 
 
 def show_placement(question: Question, found: Answer) -> None:
     """Print where each module goes and what each device is left with."""
     columns = ("device", "modules", "parameters", "buffers", "KV cache", "activations")
     rows = [_row(share) for share in found.shares]
-    if len(rows) > 1:
+    if len(rows) > 1 and question.strategy != STREAM:
         size, cache = found.size, sum(share.cache for share in found.shares)
         sums = (f"{size.parameters:,}", f"{size.buffers:,}", console.bytes_text(cache))
         rows.append(("all", "", *sums, "", "", ""))
@@ -33,7 +36,28 @@ def show_placement(question: Question, found: Answer) -> None:
         f"({console.bytes_text(size.parameters)}) in {question.dtype}"
     )
     if question.strategy == STREAM:
-        console.say("two stages in a row are in memory at once; the largest two are shown")
+        _say_streaming(question, found)
+
+
+def _say_streaming(question: Question, found: Answer) -> None:
+    whole = replace(question, degree=1)
+    held = size_text(most_at_once(whole.weights, whole.new_tokens > 1))
+    reader = found.shares[-1]
+    if reader.device == _STAND_IN:
+        console.say(
+            f"{_STAND_IN} is the host: weights count {STAND_IN_COPIES} times while they move"
+        )
+    if reader.device.startswith(("cuda", "neuron", "each")):
+        console.say(
+            f"stages pass one after the other, {held} in the CPU's memory at once; plan.devices "
+            "names none (cpu:SIZE), so that was not checked"
+        )
+    elif reader.at_once > 1:
+        console.say("stages pass one after the other; the next is read while one computes")
+    else:
+        console.say(
+            f"stages pass one after the other; two in a row are {held}: nothing is read ahead"
+        )
 
 
 def show_survey(rows: Sequence[Surveyed], dtype: str) -> None:
@@ -46,7 +70,7 @@ def show_survey(rows: Sequence[Surveyed], dtype: str) -> None:
             console.bytes_text(row.needed),
             _signed(row.headroom),
             "" if row.tightest is None else _signed(row.tightest),
-            f"yes, device_map={row.way}" if row.fits else "no",
+            _fits(row),
             row.note,
         )
         for row in rows
@@ -77,6 +101,8 @@ def show_neuron(plan: Plan) -> None:
 
 def _row(share: Share) -> tuple[str, ...]:
     modules = ranges(share.stages) or "computes what waits below"
+    if share.at_once:
+        modules = f"{('one', 'two')[share.at_once - 1]} at a time; largest: {modules}"
     capacity = "" if share.device == "disk" else console.bytes_text(share.capacity)
     return (
         share.device,
@@ -88,6 +114,13 @@ def _row(share: Share) -> tuple[str, ...]:
         capacity,
         "waits" if share.waits else _signed(share.headroom),
     )
+
+
+def _fits(row: Surveyed) -> str:
+    if not row.fits:
+        return "no"
+    # device_map= is for GPUs.
+    return "yes" if row.machine.cores > 1 else f"yes, device_map={row.way}"
 
 
 def _signed(size: int) -> str:

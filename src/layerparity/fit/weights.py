@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
+
+from layerparity.models.held import patterns_of, stays_float32
 
 if TYPE_CHECKING:
     from layerparity.models.skeleton import Skeleton
@@ -18,7 +19,8 @@ class Weight:
     """One tensor of a stage that a checkpoint fills.
 
     ``name`` begins with the stage's. ``itemsize`` is its own where the run's dtype does not change
-    it (whole numbers, and what a family keeps in float32), else None. ``parameter`` is False for a
+    it (whole numbers, and what the architecture makes in a type of its own), else None;
+    ``float32_in`` are the dtypes of runs that keep it in float32. ``parameter`` is False for a
     stored buffer.
     """
 
@@ -27,18 +29,28 @@ class Weight:
     numel: int
     parameter: bool
     itemsize: int | None = None
+    float32_in: frozenset[str] = frozenset()
 
     def bytes(self, dtype: str) -> int:
-        """Return its bytes in a run of ``dtype``."""
-        return self.numel * (self.itemsize or ITEMSIZE[dtype])
+        """Return its bytes in a run of ``dtype``, by the rule of `Skeleton.held_dtype`."""
+        held = ITEMSIZE["float32"] if dtype in self.float32_in else self.itemsize
+        return self.numel * (held or ITEMSIZE[dtype])
 
 
-def stage_weights(skeleton: Skeleton, stages: Sequence[str]) -> dict[str, tuple[Weight, ...]]:
+def stage_weights(
+    skeleton: Skeleton, stages: Sequence[str], family: Sequence[str]
+) -> dict[str, tuple[Weight, ...]]:
     """Return every stage's tensors. A tied head has one of its own, as it has in a run.
 
-    Raises UserError for a stage that the architecture lacks.
+    ``family`` are the family's patterns of what stays float32; transformers' class has its own,
+    which differ by the run's dtype. Raises UserError for a stage that the architecture lacks.
     """
-    return {stage: _weights(skeleton, stage) for stage in stages}
+    import torch
+
+    patterns = {
+        each: patterns_of(skeleton.model, getattr(torch, each), family) for each in ITEMSIZE
+    }
+    return {stage: _weights(skeleton, stage, patterns) for stage in stages}
 
 
 @dataclass(frozen=True)
@@ -69,13 +81,21 @@ def size_of(weights: Iterable[Weight], dtype: str, degree: int = 1) -> Size:
     return found
 
 
-def _weights(skeleton: Skeleton, stage: str) -> tuple[Weight, ...]:
+def _weights(
+    skeleton: Skeleton, stage: str, patterns: Mapping[str, Sequence[str]]
+) -> tuple[Weight, ...]:
     module, path = skeleton.module(stage), skeleton.path(stage)
     parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     found = []
     for name, tensor in module.state_dict().items():
-        kept = any(fnmatchcase(f"{path}.{name}", each) for each in skeleton.float32_patterns)
-        own = 4 if kept else None if tensor.is_floating_point() else tensor.itemsize
-        shape = tuple(tensor.shape)
-        found.append(Weight(f"{stage}.{name}", shape, tensor.numel(), name in parameters, own))
+        kept = (each for each in ITEMSIZE if stays_float32(f"{path}.{name}", patterns[each]))
+        weight = Weight(
+            f"{stage}.{name}",
+            tuple(tensor.shape),
+            tensor.numel(),
+            name in parameters,
+            None if tensor.dtype == skeleton.dtype else tensor.itemsize,
+            frozenset(kept),
+        )
+        found.append(weight)
     return tuple(found)

@@ -78,8 +78,12 @@ class RunBench:
         return self._compared(self.golden, [self._made({**k, "feed": "isolated"}) for k in keys])
 
     def trial(self, changes: Mapping[str, Any]) -> Comparison:
-        """Run the scope isolated with other keys over the command's own, and compare it."""
-        return self._judged({**changes, **self._isolated_keys()})
+        """Run the scope isolated with other keys over the command's own, and compare it.
+
+        On backend=neuron in a process of its own: XLA reads its settings once.
+        """
+        keys = {**changes, **self._isolated_keys()}
+        return self._compared(self.golden, [self._made(keys, apart=True)])
 
     def alone(self, layer: int) -> Comparison:
         """Run one block alone with every component observed, against a golden that did the same."""
@@ -110,6 +114,15 @@ class RunBench:
         alone = {**self._keys(keys), "kind": "candidate", "name": name}
         lines = [command(alone), command({"job": "compare", **sides, **judging})]
         return [f"{REMARK}{WHOLE_MODEL}", *lines] if decoding else lines
+
+    def scanning(self) -> tuple[str, ...]:
+        """Return the lines that judge every block alone, which wants a golden with their inputs."""
+        own = {k: v for k, v in own_settings(self.config).items() if k != "golden"}
+        sides = {"job": "bisect", "job.strategy": "scan", "golden": reference(self.golden)}
+        remark = "judges every block alone"
+        if not self.holds_inputs:
+            remark += "; wants a golden that was made with capture=default"
+        return f"{REMARK}{remark}", command({**sides, **own})
 
     def golden_of(self, layer: int) -> Sequence[StoredRun]:
         """Return the golden with a block's components: the given one, or one made from it."""
@@ -142,8 +155,8 @@ class RunBench:
         with brief("comparing"), console.counting("sites") as count:
             return compare_runs(golden, runs, self.config.tolerance, progress=count)
 
-    def _made(self, keys: Settings) -> StoredRun:
-        return make(self.store, self.parent, {**self._keys(keys), "kind": "candidate"})
+    def _made(self, keys: Settings, apart: bool = False) -> StoredRun:
+        return make(self.store, self.parent, {**self._keys(keys), "kind": "candidate"}, apart)
 
     def _keys(self, keys: Settings) -> Settings:
         """Return the command's own keys, with what the bisection decides over them."""

@@ -69,7 +69,7 @@ def _sets(store: Store) -> Iterator[Sequence[StoredRun]]:
     """Yield the finished golden runs, newest first, each sweep as one set."""
     kind = RunKind.golden.value
     sweeps: set[str] = set()
-    for run in store.runs(kind=kind, limit=LOOKED_AT):
+    for run in store.own_runs(kind, LOOKED_AT):
         if not run.finished or run.parent in sweeps:
             continue
         if run.parent is None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from layerparity import console
 from layerparity.config import Config, ScopeKind
 from layerparity.errors import UserError
-from layerparity.jobs import _given, _keep
+from layerparity.jobs import _apart, _given, _keep
 from layerparity.quoting import typed
 from layerparity.sweep import PARENT_VARIABLE
 
@@ -23,21 +23,26 @@ if TYPE_CHECKING:
 Settings = dict[str, Any]
 # MLflow keeps whole milliseconds, rounded down.
 _CLOCK_S = 0.1
+# Backends whose settings are read once in a process.
+_HELD_ONCE = ("neuron",)
 # Notes that a step of this command said: the next one says only what is new.
 _noted: set[str] = set()
 
 
-def make(store: Store, parent: str, settings: Settings) -> StoredRun:
+def make(store: Store, parent: str, settings: Settings, apart: bool = False) -> StoredRun:
     """Make a run with these keys under a parent, or reuse one; say so in a line.
 
-    Raises UserError where it cannot.
+    ``apart`` says that the steps of the job differ in their keys: what a process can hold only once
+    is then run in one of its own. Raises UserError where it cannot.
     """
     from layerparity.jobs import run
 
-    config = composed({**settings, "reuse": True})
+    settings = {**settings, "reuse": True}
+    config = composed(settings)
     what, began = _described(config), time.time()
+    held_once = apart and config.backend.name in _HELD_ONCE
     with brief(what), _given.step(()), _under(parent):
-        made = store.get(run.make(config))
+        made = store.get(_apart.make(settings) if held_once else run.make(config))
     assert made is not None, "a run that was just made can be found"
     spent = time.time() - began
     reused = made.start_time.timestamp() < began - _CLOCK_S

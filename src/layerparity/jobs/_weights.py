@@ -133,7 +133,7 @@ def _lost(checkpoint: Checkpoint, checked: Checked) -> dict[str, dict[str, Weigh
         for stage, held in checked.prints.items():
             for name in set(skeleton.sources(checkpoint, stage)) - held.keys() if held else ():
                 value = checkpoint.value(name)
-                found.setdefault(stage, {})[name] = print_of(value, f"{stage}.{name}")
+                found.setdefault(stage, {})[name] = print_of(value)
     except UserError as error:
         # A port may know architectures and formats that we cannot build ourselves.
         console.say(f"note: tensors that the port does not name are not looked for: {error}")

@@ -35,7 +35,7 @@ def run(config: Config) -> Exit:
     """Audit the model's folder; show, keep as a run, and return 1 where there are problems."""
     import layerparity.backends._gpu  # noqa: F401
     from layerparity.audit.examine import examine
-    from layerparity.audit.report import headline, markdown, sentences, summary, tables
+    from layerparity.audit.report import markdown, sentences, summary, tables
     from layerparity.tracking.store import open_store
 
     checkpoint = open_checkpoint(config.model)
@@ -45,8 +45,23 @@ def run(config: Config) -> Exit:
     console.say(f"checkpoint {checkpoint.folder}\n{summary(audit)}")
     for table in tables(audit):
         console.table(table.title, table.columns, table.rows)
-    said = list(sentences(audit))
-    tags = {
+    name = config.name or f"audit-{checkpoint.folder.name}"
+    told = {"model": config.model.name, "path": audit.folder}
+    with store.start(name, KIND, _tags(config, checkpoint, audit), told) as active:
+        _keep(active, audit)
+        active.set_tags({"mlflow.note.content": markdown(audit)})
+    for sentence in sentences(audit):
+        console.say(sentence)
+    console.say(f"json:   {active.folder / FILE}")
+    console.say(f"run:    {active.url}")
+    say_served(config.tracking)
+    return audit.exit
+
+
+def _tags(config: Config, checkpoint: Checkpoint, audit: Audit) -> dict[str, str]:
+    from layerparity.audit.report import headline
+
+    return {
         "verdict": audit.verdict,
         "first_failure": audit.problems[0].text if audit.problems else "",
         "headline": headline(audit),
@@ -55,18 +70,6 @@ def run(config: Config) -> Exit:
         "config_digest": _config_digest(checkpoint),
         "deep": str(config.audit.deep).lower(),
     }
-    name = config.name or f"audit-{checkpoint.folder.name}"
-    with store.start(
-        name, KIND, tags, {"model": config.model.name, "path": audit.folder}
-    ) as active:
-        _keep(active, audit)
-        active.set_tags({"mlflow.note.content": markdown(audit)})
-    for sentence in said:
-        console.say(sentence)
-    console.say(f"json:   {active.folder / FILE}")
-    console.say(f"run:    {active.url}")
-    say_served(config.tracking)
-    return audit.exit
 
 
 def _config_digest(checkpoint: Checkpoint) -> str:
@@ -97,7 +100,7 @@ def _metrics(audit: Audit) -> Iterator[tuple[str, float, int]]:
         yield f"summary/{label}", value, 0
     for name, peak in audit.peaks.items():
         yield f"summary/naive peak {name} GB", peak.bytes / _GB, 0
-        yield f"summary/two blocks {name} GB", peak.streaming / _GB, 0
+        yield f"summary/two stages {name} GB", peak.streaming / _GB, 0
     yield "summary/tensors", float(audit.sizes.whole.tensors), 0
     yield "summary/problems", float(len(audit.problems)), 0
     yield "summary/seconds", audit.seconds, 0

@@ -117,10 +117,10 @@ def _strategy(name: str, bench: RunBench) -> Strategy:
 def _ended(bench: RunBench, found: Found) -> Ended:
     """Descend into the place that was found, and say what is wrong there and why."""
     if found.place is None:
-        return _nothing(found)
+        return _nothing(bench, found)
     guilt, comparison = _descended(bench, found)
     if guilt is None:
-        return Ended(found, _spread(found), Exit.INCONCLUSIVE, comparison=comparison)
+        return Ended(found, _spread(bench, found), Exit.INCONCLUSIVE, comparison=comparison)
     causes = likeliest(evidence_of(guilt, comparison, bench.config, bench.golden))
     answer = answer_of(
         guilt,
@@ -134,17 +134,21 @@ def _ended(bench: RunBench, found: Found) -> Ended:
     return Ended(found, answer, Exit.FAILED, guilt, causes, comparison)
 
 
-def _spread(found: Found) -> Answer:
+def _spread(bench: RunBench, found: Found) -> Answer:
     """Return what to say where the chain leaves rounding at a block that is right by itself."""
     block = f"layers.{found.place}"
     return Answer(
         f"The accumulated error leaves rounding at {block}, but {block} alone is right",
         "the error is spread over the blocks before it, or comes from how they are joined",
-        next=("# judges every block alone: the same command with job.strategy=scan",),
+        next=bench.scanning(),
     )
 
 
-def _nothing(found: Found) -> Ended:
+def _nothing(bench: RunBench, found: Found) -> Ended:
+    if found.doubt:
+        where = "Nothing fails, but not every block could be judged"
+        answer = Answer(where, evidence=(found.doubt,), next=bench.scanning())
+        return Ended(found, answer, Exit.INCONCLUSIVE, comparison=found.comparison)
     verdict = found.comparison.verdict if found.comparison else None
     if verdict is None or verdict.outcome is Outcome.PASS:
         where = "Nothing is wrong: no block, and nothing outside the blocks, leaves rounding"

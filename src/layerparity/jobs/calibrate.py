@@ -14,6 +14,7 @@ from layerparity.jobs import compare
 from layerparity.jobs._limits import FILE, KIND, model_of
 from layerparity.jobs._links import say_served
 from layerparity.jobs.judge import stored_comparison
+from layerparity.verdict import Outcome
 
 if TYPE_CHECKING:
     from layerparity.compare.comparison import Comparison
@@ -46,6 +47,8 @@ def run(config: Config) -> Exit:
     store = open_store(config.tracking)
     found = [store.find(name, kind=compare.KIND)[0] for name in job.runs]
     comparisons = [stored_comparison(each) for each in found]
+    for kept, each in _zip(found, comparisons):
+        _refuse_failed(kept, each)
     model, dtype = _one_model(store, found, comparisons)
     rows = [row for each in comparisons for row in each.rows]
     limits = limits_of(rows, job.margin)
@@ -62,6 +65,19 @@ def run(config: Config) -> Exit:
     console.say(f"Comparisons of this model in {dtype} use them from now on.\nrun: {active.url}")
     say_served(config.tracking)
     return Exit.OK
+
+
+def _refuse_failed(run: StoredRun, comparison: Comparison) -> None:
+    """Raise UserError for a comparison that fails: its numbers would excuse the same mistake."""
+    verdict = comparison.verdict
+    if verdict.outcome is not Outcome.FAIL:
+        return
+    raise UserError(
+        f"'{run.name}' ({run.id[:8]}) fails at {verdict.first_failure}: limits come from "
+        "comparisons that pass. Mend the candidate, or, if you know that it is right, say by which "
+        f"limits, and calibrate from what passes: python run.py job=judge run={run.id[:8]} "
+        "tolerance.error_ratio=..."
+    )
 
 
 def _one_model(

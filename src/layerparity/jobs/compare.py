@@ -103,10 +103,13 @@ def _named(
 
 
 def _kept(store: Store, kind: RunKind) -> list[Sequence[RunLike]]:
-    """Return the finished runs of a kind, newest first, each sweep as one set."""
+    """Return the finished runs of a kind, newest first, each sweep as one set.
+
+    Those that a job made for itself, such as a bisection, are named by their ids only.
+    """
     sets: list[Sequence[RunLike]] = []
     sweeps: set[str] = set()
-    for kept in store.runs(kind=kind.value, limit=LIMIT):
+    for kept in store.own_runs(kind.value, LIMIT):
         if not kept.finished:
             if not sets:
                 console.say(f"passed over: {kept.name} ({kept.id[:8]}) is {kept.status}")
@@ -128,7 +131,7 @@ def _unfinished(store: Store, runs: Sequence[RunLike]) -> list[str]:
     return [
         f"The sweep {each.name} ended as {each.status}: what did not finish was not compared."
         for each in found
-        if each is not None and not each.finished
+        if each is not None and each.kind == "sweep" and not each.finished
     ]
 
 

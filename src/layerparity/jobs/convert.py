@@ -52,6 +52,7 @@ def run(config: Config) -> Exit:
     with opened(folder):
         _convert(checkpoint, folder, shards, state_of(checkpoint, shards, dtype))
     _show(done)
+    _say_unread(done)
     return _say_command(folder, dtype)
 
 
@@ -149,6 +150,17 @@ def _show(done: Sequence[Group]) -> None:
         for group in done
     ]
     console.table("Conversions", columns, rows)
+
+
+def _say_unread(done: Sequence[Group]) -> None:
+    from layerparity.models.filling import DTYPES
+
+    unread = [group for group in done if group.stored not in DTYPES]
+    if unread:
+        count = sum(group.tensors for group in unread)
+        kinds = ", ".join(sorted(group.stored for group in unread))
+        many = f"{count} tensor{'' if count == 1 else 's'}"
+        console.say(f"note: {many} stored as {kinds} are copied as they are; no run reads them")
 
 
 def _say_command(folder: Path, dtype: str) -> Exit:

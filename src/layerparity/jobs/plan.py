@@ -13,12 +13,15 @@ from layerparity.config import Config
 from layerparity.errors import Exit, UserError
 from layerparity.models.families.base import family_of
 from layerparity.models.resolve import open_checkpoint
-from layerparity.plan import scope_of
+from layerparity.plan import Scope, num_layers_of, scope_of
 
 if TYPE_CHECKING:
+    from layerparity.fit.batch import Batch
     from layerparity.fit.devices import Devices
+    from layerparity.fit.model import Model
     from layerparity.fit.question import Question
     from layerparity.fit.record import Plan
+    from layerparity.models.families.base import Family
 
 _NEURON = "neuron"
 
@@ -51,26 +54,16 @@ def run(config: Config) -> Exit:
 def _question(config: Config) -> Question:
     """Return what is asked, and say it."""
     from layerparity.fit.batch import batch_of
-    from layerparity.fit.model import build
     from layerparity.fit.question import Question
 
     devices, neuron = _devices(config), config.backend.name == _NEURON
     values = _architecture(config)
-    if "num_hidden_layers" not in values:
-        raise UserError(f"{values.get('model_type')} has no num_hidden_layers: it has no blocks.")
     family = family_of(str(values.get("model_type")))
-    scope = scope_of(config, int(values["num_hidden_layers"]), family)
+    scope = scope_of(config, num_layers_of(values), family)
+    # What is wrong with the values is said by those who build a model of them.
+    model = _model(config, values, family, scope.stages)
     batch = batch_of(config, values, scope.stages)
-    experts = config.experts_implementation or ("static" if neuron else None)
-    model = build(values, family, scope.stages, config.attn_implementation, experts)
-    where = devices.describe() if devices.pretended else f"this machine: {devices.describe()} free"
-    console.say(
-        f"plan of {config.model.name}, {scope.describe()}, {config.dtype.value}, on {where}\n"
-        f"{batch.sequences} x {batch.tokens} tokens, {batch.new_tokens} to generate "
-        f"({batch.chosen}); "
-        + ("every stage on one device" if neuron else f"device_map={config.device_map.strategy}")
-    )
-    return Question(
+    question = Question(
         model,
         devices,
         config.device_map.strategy,
@@ -81,6 +74,32 @@ def _question(config: Config) -> Question:
         batch.new_tokens,
         neuron,
         config.tp_degree if neuron else 1,
+    )
+    _say(config, scope, batch, question)
+    return question
+
+
+def _model(
+    config: Config, values: Mapping[str, Any], family: Family, stages: tuple[str, ...]
+) -> Model:
+    from layerparity.fit.model import build
+
+    neuron = config.backend.name == _NEURON
+    experts = config.experts_implementation or ("static" if neuron else None)
+    return build(values, family, stages, config.attn_implementation, experts)
+
+
+def _say(config: Config, scope: Scope, batch: Batch, question: Question) -> None:
+    from layerparity.fit.question import STREAM
+
+    told, strategy = question.devices.describe(), question.strategy
+    where = told if question.devices.pretended else f"this machine: {told} free"
+    resident = question.neuron and strategy != STREAM
+    console.say(
+        f"plan of {config.model.name}, {scope.describe()}, {config.dtype.value}, on {where}\n"
+        f"{batch.sequences} x {batch.tokens} tokens, {batch.new_tokens} to generate "
+        f"({batch.chosen}); "
+        + ("every stage on one device" if resident else f"device_map={strategy}")
     )
 
 

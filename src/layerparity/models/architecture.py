@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig, PreTrainedModel
 
+# transformers does not check every value: 0 heads end in a division, 0 experts in a chunk.
+_NONSENSE = (ArithmeticError, RuntimeError, ValueError, LookupError, TypeError, AttributeError)
+
 
 def read_config(values: Mapping[str, Any]) -> PretrainedConfig:
     """Return transformers' configuration of an architecture. Raises UserError for unknown ones."""
@@ -29,7 +32,7 @@ def read_config(values: Mapping[str, Any]) -> PretrainedConfig:
         )
     try:
         return AutoConfig.for_model(model_type, **values)
-    except (ValueError, LookupError, TypeError, AttributeError, StrictDataclassError) as error:
+    except (*_NONSENSE, StrictDataclassError) as error:
         said = " ".join(str(error).split())
         raise UserError(f"config.json does not describe a {model_type}: {said[:200]}") from error
 
@@ -71,8 +74,7 @@ def build(
             ) from error
         # transformers names the implementations it knows, or the package that one of them needs.
         raise UserError(str(error).strip("'\"").splitlines()[0]) from error
-    except (ArithmeticError, RuntimeError, TypeError, IndexError, AttributeError) as error:
-        # transformers does not check every value: 0 heads end in a division, 0 experts in a chunk.
+    except _NONSENSE as error:
         said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise UserError(f"config.json's values make no model ({said}): check them.") from error
     return model.eval().requires_grad_(False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 LATEST = "latest"
 _ID = re.compile(r"[0-9a-f]{4,32}")
 _NAMED = 4
+_SWEEP = "sweep"
+# How many runs are looked at where the newest ones are all some job's own.
+_MANY = 1000
 _HOW_TO_LIST = "'python run.py job=ui' shows all runs"
 
 
@@ -49,7 +53,7 @@ def expand(store: Store, run: StoredRun, kind: str | None) -> list[StoredRun]:
     The sweep stands as their parent, also of those that it only reused. Raises UserError for a
     sweep of which nothing finished.
     """
-    if run.kind != "sweep":
+    if run.kind != _SWEEP:
         return [run]
     children = store.children(run.id)
     finished = [replace(child, parent=run.id) for child in children if child.finished]
@@ -60,11 +64,28 @@ def expand(store: Store, run: StoredRun, kind: str | None) -> list[StoredRun]:
     return [child for child in finished if child.kind == kind] or finished
 
 
+def own(store: Store, clauses: Sequence[str], limit: int) -> list[StoredRun]:
+    """Return runs that satisfy every clause, newest first, but those that a job made for itself.
+
+    A job such as a bisection makes runs under its own, which is no sweep. A run whose sweep was
+    deleted stands for itself.
+    """
+    for looked_at in (2 * limit, max(_MANY, 2 * limit)):
+        found = store.search(clauses, looked_at)
+        above = {run.parent for run in found if run.parent}
+        known = store.search([filters.any_id(sorted(above))], len(above)) if above else []
+        kinds = {parent.id: parent.kind for parent in known}
+        kept = [run for run in found if kinds.get(run.parent or "", _SWEEP) == _SWEEP]
+        if len(kept) >= limit or len(found) < looked_at:
+            break
+    return [run if run.parent in kinds else replace(run, parent=None) for run in kept[:limit]]
+
+
 def _latest(store: Store, kind: str | None) -> list[StoredRun]:
     clauses = [filters.status_is(FINISHED)]
     if kind:
         clauses.append(filters.tag_is("kind", kind))
-    found = store.search(clauses, limit=1)
+    found = own(store, clauses, limit=1)
     if not found:
         raise _not_found(store, LATEST, kind)
     parent = store.get(found[0].parent) if found[0].parent else None
@@ -73,7 +94,7 @@ def _latest(store: Store, kind: str | None) -> list[StoredRun]:
 
 def _later_sweep(store: Store, run: StoredRun, kind: str | None) -> StoredRun | None:
     """Return the newest sweep of a kind that began after a run: all its parts were reused."""
-    clauses = [filters.tag_is("kind", "sweep"), filters.tag_is("holds", kind or "")]
+    clauses = [filters.tag_is("kind", _SWEEP), filters.tag_is("holds", kind or "")]
     swept = store.search(clauses, limit=1) if kind else []
     later = [each for each in swept if each.start_time > run.start_time]
     return next((each for each in later if "children.finished" in each.tags), None)
@@ -105,7 +126,7 @@ def _by_name(store: Store, reference: str, kind: str | None) -> StoredRun | None
     """Return the newest run so called, one of the asked kind (or a sweep) before any other."""
     clause = filters.equals("attributes.run_name", reference)
     named = [run for run in store.search([clause], limit=50) if run.name == reference]
-    of_kind = (run for run in named if run.kind in (kind, "sweep"))
+    of_kind = (run for run in named if run.kind in (kind, _SWEEP))
     return next(of_kind, None) or next(iter(named), None)
 
 

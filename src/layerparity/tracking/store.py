@@ -103,9 +103,9 @@ class Store:
         """Return the run, or the finished children of the sweep, that a user's words name.
 
         ``reference`` is a run id or its unique beginning, a name (the newest so called), ``latest``
-        (the newest finished of ``kind``, with its sweep), or a folder; of a run and a folder of one
-        name the run is taken, and said. ``latest`` and children are finished; any other status is
-        the caller's to judge. Raises UserError.
+        (the newest finished of ``kind`` that no job made for itself, with its sweep), or a folder;
+        of a run and a folder of one name the run is taken, and said. ``latest`` and children are
+        finished; any other status is the caller's to judge. Raises UserError.
         """
         return finding.find(self, reference, kind)
 
@@ -121,6 +121,13 @@ class Store:
     def runs(self, kind: str | None = None, limit: int = 100) -> list[StoredRun]:
         """Return runs of any status, newest first."""
         return self.search([filters.tag_is("kind", kind)] if kind else [], limit)
+
+    def own_runs(self, kind: str, limit: int = 100) -> list[StoredRun]:
+        """Return runs of any status, newest first, but those that a job made for itself.
+
+        Such runs stand under a run that is no sweep: those of a bisection.
+        """
+        return finding.own(self, [filters.tag_is("kind", kind)], limit)
 
     def get(self, run_id: str) -> StoredRun | None:
         """Return the run with this full id, or None."""

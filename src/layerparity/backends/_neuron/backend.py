@@ -16,7 +16,13 @@ from layerparity.backends._neuron import distributed, sharding
 from layerparity.backends._neuron.notices import recorded
 from layerparity.backends._neuron.runtime import NEURON, STAND_IN, Compile, Runtime
 from layerparity.backends._neuron.xla import XlaRuntime
-from layerparity.backends._streaming import STREAM, reads_ahead, room_for_weights, told
+from layerparity.backends._streaming import (
+    STAND_IN_COPIES,
+    STREAM,
+    reads_ahead,
+    room_for_weights,
+    told,
+)
 from layerparity.backends.base import Affinity, Backend, Placed
 from layerparity.backends.neuron import DEFAULT_KIND
 from layerparity.errors import UserError
@@ -28,9 +34,6 @@ if TYPE_CHECKING:
 
 _GPU_ONLY = ("max_memory", "offload_folder", "threads")
 _ATTENTION = ("sdpa", "eager")
-# XLA:CPU's device is the host: while weights move, both hold them, and then what is fetched for
-# their prints. Measured at 2.3.
-_COPIES = 2.5
 _EXPERTS = (static_experts.NAME, "batched_mm", "eager")
 
 
@@ -119,7 +122,7 @@ class NeuronBackend(Backend):
         if self.streams:
             held = sizes
             if not self.runtime.is_neuron:
-                held = {stage: int(_COPIES * size) for stage, size in sizes.items()}
+                held = {stage: int(STAND_IN_COPIES * size) for stage, size in sizes.items()}
             room = room_for_weights(free_host_memory())
             self.ahead = reads_ahead(held, room, again=self.again)
             self.warnings.append(told(held, self.ahead, self.again))

@@ -6,7 +6,7 @@ A strategy's file holds ``STRATEGY: Strategy``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from layerparity.bisect.descend import first_guilty
@@ -53,6 +53,7 @@ class Found:
 
     ``guilt`` is what its comparison already says of the place, ``local`` that this was judged by
     local error; an accumulated error has still to be confirmed. ``note`` is for the reader.
+    ``doubt`` says what a chained run that is not wrong could not tell.
     """
 
     place: int | str | None
@@ -61,6 +62,7 @@ class Found:
     comparison: Comparison | None = field(default=None, compare=False)
     local: bool = False
     note: str = ""
+    doubt: str = ""
 
 
 class Strategy(Protocol):
@@ -81,12 +83,15 @@ def read(comparison: Comparison, asked: str, before: Sequence[Step] = ()) -> Fou
     return Found(place, steps, guilt, comparison, local=True)
 
 
-def after_blocks(bench: Bench, steps: Sequence[Step]) -> Found:
-    """Return what is wrong of the stages outside the blocks, each judged alone."""
+def after_blocks(bench: Bench, steps: Sequence[Step], doubt: str = "") -> Found:
+    """Return what is wrong of the stages outside the blocks, each judged alone.
+
+    ``doubt`` is what the blocks' chain left open.
+    """
     ends = bench.ends()
     if ends is None:
-        return Found(None, tuple(steps))
-    return read(ends, "embedding, norm and head, each alone", steps)
+        return Found(None, tuple(steps), doubt=doubt)
+    return replace(read(ends, "embedding, norm and head, each alone", steps), doubt=doubt)
 
 
 def smallest(low: int, high: int, holds: Callable[[int], bool]) -> int | None:

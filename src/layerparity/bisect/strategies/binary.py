@@ -12,21 +12,23 @@ class Binary:
     name = "binary"
 
     def find(self, bench: Bench) -> Found:
-        """Return the first block at which a prefix ends wrong; then the stages after the blocks.
+        """Return the first block at which a prefix goes wrong; then the stages after the blocks.
 
-        Assumes that an error does not vanish again further down.
+        Every block of a prefix is judged: an error may vanish again further down.
         """
         steps: list[Step] = []
+        doubts: list[str] = []
 
         def wrong(last: int) -> bool:
             judged = judge_chained(bench.chained(bench.first, last), last, bench.first)
             steps.append(Step(f"blocks {bench.first}..{last}, chained", judged.text, judged.wrong))
+            doubts.append(judged.doubt)
             return judged.wrong
 
         block = smallest(bench.first, bench.last, wrong)
         if block is not None:
             return Found(block, tuple(steps))
-        return after_blocks(bench, steps)
+        return after_blocks(bench, steps, doubts[-1])
 
 
 STRATEGY = Binary()

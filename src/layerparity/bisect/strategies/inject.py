@@ -12,20 +12,22 @@ class Inject:
     name = "inject"
 
     def find(self, bench: Bench) -> Found:
-        """Return the last block that, fed from the golden, still spoils the end of the blocks.
+        """Return the last block that, fed from the golden, is still wrong or spoils a later one.
 
-        Assumes that the end is wrong for every injection at or before that block.
+        Every block from an injection on is judged: one at or before that block shows it.
         """
         steps: list[Step] = []
+        doubts: list[str] = []
 
         def right(first: int) -> bool:
             judged = judge_chained(bench.chained(first, bench.last), bench.last, first)
             asked = f"golden put in at block {first}, chained to {bench.last}"
             steps.append(Step(asked, judged.text, judged.wrong))
+            doubts.append(judged.doubt)
             return not judged.wrong
 
         if right(bench.first):
-            return after_blocks(bench, steps)
+            return after_blocks(bench, steps, doubts[-1])
         healed = smallest(bench.first + 1, bench.last, right) if bench.last > bench.first else None
         last_wrong = bench.last if healed is None else healed - 1
         note = (

@@ -37,7 +37,8 @@ def noise(columns: Columns, comparison: Comparison, fallback: str) -> dict[str, 
 
     The first is about the class of site that the portrait shows.
     """
-    site = Site.parse(comparison.portrait.site) if comparison.portrait else None
+    shown = comparison.portrait
+    site = Site.parse(shown.site) if shown and shown.ulp else None
     local = site.local if site and site.layer is not None else fallback
     return {
         "local_site": local,
@@ -59,6 +60,7 @@ def portrait(columns: Columns, comparison: Comparison) -> dict[str, Any] | None:
     return {
         "site": shown.site,
         "title": _title(comparison, shown),
+        "note": shown.note,
         "calibrated": shown.unit == FLOOR,
         "both_sides": "golden" in shown.ulp,
         "distributions": [each for each in _distributions(shown) if each[2]],
@@ -72,6 +74,8 @@ def _title(comparison: Comparison, shown: Portrait) -> str:
     failed = any(r.outcome is Outcome.FAIL and str(r.site) == shown.site for r in comparison.rows)
     if failed:
         return "The guilty site"
+    if shown.note:
+        return "The guilty place"
     return "The site with the largest R" if shown.unit == FLOOR else "The site of the largest error"
 
 

@@ -60,4 +60,5 @@ def _others(uses: tuple[ExpertUse, ...]) -> str:
 def _steps(comparison: Comparison) -> Iterator[str]:
     for phase, (held, judged) in comparison.coverage.steps.items():
         if judged < held:
-            yield f"{phase}: {judged} of {held} steps judged"
+            words = "" if judged else ", never exercised"
+            yield f"{phase}: {judged} of {held} steps judged{words}"

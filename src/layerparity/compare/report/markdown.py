@@ -102,10 +102,13 @@ def _metric(measure: Measure, row: Row) -> str:
 
 def _worst(comparison: Comparison) -> str:
     shown = comparison.portrait
-    if shown is None or not shown.worst:
+    if shown is None or not (shown.worst or shown.note):
         return ""
+    note = _plain(shown.note)
+    if not shown.worst:
+        return note
     table = _table(worst_header(shown), worst_rows(shown)[:_MOST_ELEMENTS])
-    return f"`{shown.site}`, counted from 0\n\n{table}"
+    return f"{note} `{shown.site}`, counted from 0\n\n{table}".lstrip()
 
 
 def _layers(comparison: Comparison) -> str:

@@ -70,6 +70,15 @@ MEASURES = (
         ideal=1.0,
         bound="above",
     ),
+    *(
+        Measure(f"{side}_{name}", f"{side} {words}", f"{meaning} in the {side}.", detail=True)
+        for side in ("golden", "candidate")
+        for name, words, meaning in (
+            ("constant", "is all", "The number that every element is"),
+            ("denormal", "denormal", "Every element is next to zero, below the normal numbers,"),
+            ("nonfinite", "NaN/Inf", "No element is a finite number"),
+        )
+    ),
     *CALIBRATED,
 )
 BY_NAME = {measure.name: measure for measure in MEASURES}

@@ -113,7 +113,9 @@ def _rel_l2(row: Row) -> str:
     value = row.metrics.get(REL_L2.name)
     if value is None:
         return "-"
-    return numeral(value) if math.isfinite(value) else str(_storable(value))
+    if math.isinf(value):
+        return "golden is 0"
+    return numeral(value) if math.isfinite(value) else "NaN"
 
 
 def _storable(value: float | None) -> float | str | None:

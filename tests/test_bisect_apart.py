@@ -1,0 +1,56 @@
+"""Keys that a process can hold only once: each trial of a bisection in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Ended
+
+from layerparity.errors import UserError
+from layerparity.jobs import _apart
+from layerparity.manifest import Manifest
+
+Cli = Callable[..., Ended]
+CPU = ("backend=gpu", "device_map=cpu")
+
+
+def test_keys_that_a_process_holds_once_are_tried_in_processes_of_their_own(
+    cli: Cli, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch_xla", reason="pip install torch==2.9.1 torch_xla==2.9.0")
+    folder = f"tracking.folder={tmp_path / 'runs'}"
+    part = ("scope=single", "layer=1")
+    assert cli(*CPU, folder, "scope=range", "start=0", "end=1", "name=the-golden").exit == 0
+    ended = cli(
+        *("job=bisect", "backend=neuron", "golden=the-golden", "tolerance=fixed", folder, *part),
+        "job.bad={backend.excess_precision:true}",
+    )
+    # Both configurations ran, and both are right.
+    assert ended.exit == 2
+    assert "job.bad does not fail (pass)" in ended.err
+    manifests = [Manifest.read(path.parent) for path in tmp_path.rglob("manifest.json")]
+    flags = {each.numerics["XLA_FLAGS"] for each in manifests if each.kind == "candidate"}
+    assert len(flags) == 2, flags
+
+
+def test_a_run_apart_says_why_it_cannot_run(tmp_path: Path) -> None:
+    keys = {"backend": "gpu", "device_map": "cpu", "scope": "single", "layer": 99}
+    with pytest.raises(UserError, match="layer=99"):
+        _apart.make({**keys, "tracking.folder": str(tmp_path)})
+
+
+def test_a_run_apart_ends_with_the_command(tmp_path: Path) -> None:
+    told = tmp_path / "told.json"
+    told.write_text("{}")
+    children = []
+    with (
+        (tmp_path / "errors").open("w+") as errors,
+        pytest.raises(KeyboardInterrupt),
+        _apart._child(told, errors) as child,
+    ):
+        assert child.poll() is None
+        children.append(child)
+        raise KeyboardInterrupt
+    assert children[0].returncode not in (None, 0)
