@@ -158,6 +158,11 @@ def link_to_nothing(folder: Path) -> None:
     (folder / WEIGHTS).symlink_to(folder / "gone")
 
 
+def of_truths(folder: Path) -> None:
+    name = "model.layers.1.self_attn.v_proj.weight"
+    edit(folder, lambda t: t.update({name: t[name] > 0}))
+
+
 def header_that_overlaps(folder: Path) -> None:
     """Let one tensor begin where the one before it does; the file's length stays right."""
     path = folder / WEIGHTS
@@ -196,6 +201,7 @@ def unknown_type(folder: Path) -> None:
         (unknown_type, "nobody_knows"),
         (in_eight_bits, "v_proj.weight is stored as F8_E4M3 without .*v_proj.weight_scale_inv"),
         (in_eight_bit_integers, "v_proj.weight is stored as I8, .*bfloat16 first"),
+        (of_truths, "v_proj.weight is stored as BOOL, .*bfloat16 first"),
         (header_that_overlaps, "lies about where its tensors are"),
         (entry_of([0.0, 4.0], "data_offsets"), "damaged header"),
         (entry_of([4, 0], "data_offsets"), "lies about"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +96,16 @@ def test_random_states_are_seeded_and_synthetic() -> None:
     assert one.given[site].shape == (2, 4, MODEL["hidden_size"])
     assert torch.equal(one.given[site], two.given[site])
     assert not torch.equal(one.given[site], other.given[site])
+
+
+@pytest.mark.parametrize(
+    ("stage", "key"), [("layers.3", "hidden_size"), ("embed_tokens", "vocab_size")]
+)
+@pytest.mark.parametrize("size", [None, "64", 0])
+def test_a_size_that_is_none_is_named(stage: str, key: str, size: object) -> None:
+    asked = replace(request((stage,)), model={**MODEL, key: size})
+    with pytest.raises(UserError, match=f"{key}={size}, which is no size"):
+        random.prepare(random.Settings(), asked)
 
 
 def broken(tmp_path: Path, name: str, content: bytes) -> str:

@@ -35,13 +35,20 @@ def prepare(settings: Settings, request: Request) -> Inputs:
     inputs = Inputs("random", mask, positions(mask), synthetic=True)
     inputs.origin = f"seed {settings.seed} scale {settings.scale}"
     if request.stages[0] == "embed_tokens":
-        ids = torch.randint(0, int(request.model["vocab_size"]), mask.shape, generator=generator)
+        ids = torch.randint(0, _size(request, "vocab_size"), mask.shape, generator=generator)
         inputs.token_ids, inputs.given = ids, {site: ids}
     else:
-        shape = (settings.batch, length, int(request.model["hidden_size"]))
+        shape = (settings.batch, length, _size(request, "hidden_size"))
         inputs.given = {site: torch.randn(shape, generator=generator) * settings.scale}
     inputs.chosen = f"random, seed {settings.seed}, synthetic"
     return inputs
+
+
+def _size(request: Request, key: str) -> int:
+    found = request.model.get(key)
+    if type(found) is not int or found < 1:
+        raise UserError(f"config.json has {key}={found}, which is no size: check it.")
+    return found
 
 
 def _check(settings: Settings) -> None:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from layerparity.models.filled import Filled
     from layerparity.models.loader import Loader
 
+_PLAIN = ("F64", "F32", "F16", "BF16")
+
 
 class Skeleton:
     """A causal language model without weights; `load` fills one stage, `unload` empties it."""
@@ -87,9 +89,10 @@ class Skeleton:
                 + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
                 + f" of {stage}: it is incomplete, or its names are not {self.config.model_type}'s."
             )
-        names = sorted(name for weight in wanted for name in self._sources[weight])
-        _refuse_narrow(checkpoint, names)
-        return names
+        for weight in wanted:
+            if self.conversion.expected[weight].is_floating_point():
+                _refuse_other_numbers(checkpoint, self._sources[weight])
+        return sorted(name for weight in wanted for name in self._sources[weight])
 
     def load(self, checkpoint: Checkpoint, stage: str) -> dict[str, Filled]:
         """Fill a stage from the checkpoint; return what each stored tensor that it used held."""
@@ -236,15 +239,13 @@ def _same_end(left: str, right: str) -> bool:
     return f".{left}".endswith(f".{right}") or f".{right}".endswith(f".{left}")
 
 
-def _refuse_narrow(checkpoint: Checkpoint, names: list[str]) -> None:
-    """Refuse weights in 8 bits and less, but for FP8 with its scales: the others are noise."""
-    from layerparity.models.filling import DTYPES
-
+def _refuse_other_numbers(checkpoint: Checkpoint, names: list[str]) -> None:
+    """Refuse what is no floating point, but for FP8 with its scales: as values it is noise."""
     for name in names:
         stored = checkpoint.tensors[name].dtype
         if stored in fp8.STORED:
             checkpoint.scales(name)
-        elif stored not in DTYPES or stored.startswith(("F8", "I8", "U8")):
+        elif stored not in _PLAIN:
             raise UserError(
                 f"{name} is stored as {stored}, and of what is not plain floating point only "
                 "F8_E4M3 with weight_scale_inv is read: convert the checkpoint to bfloat16 first."

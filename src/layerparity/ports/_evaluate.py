@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from layerparity.errors import UserError
 from layerparity.models.families.base import EXPERTS
+from layerparity.models.held import stays_float32
 from layerparity.models.prints import offloaded
 from layerparity.numerics.perturb import perturbed
 from layerparity.numerics.replay import Replay
@@ -97,7 +97,7 @@ class Evaluator(HfPort):
         twin = _sharing(module)
         try:
             for path, part, name, held in _tensors(module):
-                kept = any(fnmatchcase(f".{path}.{name}", pattern) for pattern in patterns)
+                kept = stays_float32(f"{path}.{name}", patterns)
                 wanted = dtype if held.is_floating_point() and not kept else held.dtype
                 _set(twin.get_submodule(path), name, held.to(_where(part, held), wanted))
         except torch.OutOfMemoryError as error:
