@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from layerparity.errors import UserError
+from layerparity.models.bars import no_bars
 from layerparity.models.recipe import NoRecipeError, Part, Shape, lay, whole
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ class Conversion:
             # The rules collect tensors while they run, so each load needs rules of its own.
             weight_mapping=copy.deepcopy(self.rules),
         )
-        with _quiet_progress():
+        with no_bars():
             report, _ = convert_and_load_state_dict_in_model(self.model, dict(tensors), settings)
         _raise_on(report)
 
@@ -155,19 +156,3 @@ def _misfit(weight: str, stored: Sequence[int], due: Sequence[int]) -> str:
         f"{weight}: the checkpoint gives shape {list(stored)}, the architecture wants "
         f"{list(due)}: the checkpoint and its config.json do not belong together."
     )
-
-
-class _quiet_progress:  # noqa: N801
-    """transformers shows a bar for every load; one per block would drown ours."""
-
-    def __enter__(self) -> None:
-        from transformers.utils import logging
-
-        self.was_on = logging.is_progress_bar_enabled()
-        logging.disable_progress_bar()
-
-    def __exit__(self, *_: object) -> None:
-        from transformers.utils import logging
-
-        if self.was_on:
-            logging.enable_progress_bar()

@@ -55,6 +55,8 @@ def make_model(name: str, folder: Path, seed: int = 0) -> Path:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from layerparity.models.bars import no_bars
+
     torch.manual_seed(seed)
     config = AutoConfig.for_model(name, **_SHARED, **_OWN[name])
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -69,7 +71,8 @@ def make_model(name: str, folder: Path, seed: int = 0) -> Path:
             elif "bias" in path:
                 value.normal_(0.0, 0.1)
     target = folder / name
-    model.to(torch.bfloat16).save_pretrained(target)
+    with no_bars():
+        model.to(torch.bfloat16).save_pretrained(target)
     return target
 
 
