@@ -15,7 +15,7 @@ from layerparity.tracking.store import open_store
 # What is limited, the bytes that a file may have, and what is lost. The database, which is larger,
 # is on another disk, as it were: it may grow again once the run has failed.
 CASES = {
-    "recorder": ("recorder.Recorder", "write", 20_000, "tensors/layers.0.safetensors"),
+    "recorder": ("recorder.Recorder", "_save", 20_000, "tensors/layers.0.safetensors"),
     "inputs": ("_keep", "describe", 100, "inputs.safetensors"),
     "config": ("_keep", "describe", 1_000, "config.yaml"),
     "manifest": ("_keep", "write_text", 100, "manifest.json"),
