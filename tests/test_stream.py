@@ -263,7 +263,9 @@ def limited(kilobytes: int, *words: str) -> subprocess.CompletedProcess[str]:
     """Run a command under ``ulimit -d``."""
     command = shlex.join([sys.executable, str(ROOT / "run.py"), "device_map=stream", *words])
     shell = ["bash", "-c", f"ulimit -d {kilobytes}; exec {command}"]
-    return subprocess.run(shell, capture_output=True, text=True, check=False, timeout=200)
+    # Every thread's stack counts: a machine with many cores would need a higher limit.
+    env = {**os.environ, "OMP_NUM_THREADS": "2"}
+    return subprocess.run(shell, capture_output=True, text=True, check=False, timeout=200, env=env)
 
 
 def test_a_limit_that_the_imports_exceed_is_refused_before_them(tmp_path: Path) -> None:
