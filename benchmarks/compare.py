@@ -33,10 +33,10 @@ def read(golden: torch.Tensor, candidate: torch.Tensor) -> object:
 
 def ours(golden: torch.Tensor, candidate: torch.Tensor) -> object:
     """Every metric of a real site and the error of each token, as the compare job computes them."""
-    from layerparity.compare.evaluate import token_errors
-    from layerparity.compare.rows import chunks
-    from layerparity.metrics.base import Stream
-    from layerparity.site import Kind
+    from layerparity.anatomy.site import Kind
+    from layerparity.judge.evaluate import token_errors
+    from layerparity.judge.rows import chunks
+    from layerparity.numbers.metric import Stream
 
     stream, errors = Stream(Kind.REAL), []
     for chunk in chunks(golden, candidate, AXES):
@@ -47,13 +47,13 @@ def ours(golden: torch.Tensor, candidate: torch.Tensor) -> object:
 
 def ours_plain(golden: torch.Tensor, candidate: torch.Tensor) -> object:
     """The same without the compiled kernel."""
-    from layerparity.metrics import _chunk
+    from layerparity.numbers import metric
 
-    before, _chunk.find_spec = _chunk.find_spec, lambda name: None
+    before, metric.find_spec = metric.find_spec, lambda name: None
     try:
         return ours(golden, candidate)
     finally:
-        _chunk.find_spec = before
+        metric.find_spec = before
 
 
 def sorting(golden: torch.Tensor, candidate: torch.Tensor) -> dict[str, float]:
@@ -117,11 +117,11 @@ def ways() -> tuple[dict[str, Way], list[str]]:
 
 def beside(rows: int, dtype: torch.dtype, repeats: int, clock: Clock) -> dict[str, float]:
     """Return milliseconds by what is done at one site, medians of alternating runs."""
-    from layerparity.files import tensor_digest
-    from layerparity.noise.deviation import Tensors, deviation
-    from layerparity.noise.floor import measure_floor
-    from layerparity.noise.groups import Layout
-    from layerparity.numerics.ways import wider
+    from layerparity.ground.files import tensor_digest
+    from layerparity.numbers.clean import wider
+    from layerparity.numbers.deviation import Tensors, deviation
+    from layerparity.numbers.floor import measure_floor
+    from layerparity.numbers.token_sums import Layout
 
     golden, candidate = pair(rows, dtype)
     given, side = golden[0], candidate[0]

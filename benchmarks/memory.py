@@ -14,12 +14,12 @@ from pathlib import Path
 
 import torch
 
-from layerparity.compare.parity import compare_runs
-from layerparity.compare.tolerances.calibrated import CalibratedTolerance
-from layerparity.files import tensor_digest
-from layerparity.manifest import FILE_NAME, Feed, Manifest, ModelPrint, Record
-from layerparity.noise.stored import FOLDER, ISOLATED, Entry, ReferenceWriter
-from layerparity.site import Kind, Site
+from layerparity.anatomy.site import Kind, Site
+from layerparity.ground.files import tensor_digest
+from layerparity.judge.parity import compare_runs
+from layerparity.judge.tolerances.calibrated import CalibratedTolerance
+from layerparity.record.manifest import FILE_NAME, Feed, Manifest, ModelPrint, Record
+from layerparity.record.references import FOLDER, ISOLATED, Entry, ReferenceWriter
 from layerparity.tracking.stored import from_folder
 
 LAYERS = 62

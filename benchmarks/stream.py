@@ -124,8 +124,8 @@ def _one(way: str, folder: Path, tokens: int, limit_mb: int | None) -> dict[str,
     import stream_ways
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from layerparity.files import tensor_digest
-    from layerparity.profile import MemoryPeaks, anonymous_bytes
+    from layerparity.ground.files import tensor_digest
+    from layerparity.ground.profile import MemoryPeaks, anonymous_bytes
 
     # What every way imports sooner or later.
     AutoModelForCausalLM._model_mapping[type(AutoConfig.from_pretrained(folder))]

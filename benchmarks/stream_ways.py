@@ -22,12 +22,14 @@ def ours(folder: Path, ids: torch.Tensor, scratch: Path) -> Run:
     import transformers  # noqa: F401
     from hydra import initialize_config_dir
 
-    from layerparity import config, registry, search_path
-    from layerparity.jobs import run as run_job
-    from layerparity.jobs._steps import composed
-    from layerparity.resources import shipped
-    from layerparity.tensor_files import read_tensor
-    from layerparity.tracking.config import TrackingConfig
+    from layerparity.cli import search_path
+    from layerparity.ground import registry
+    from layerparity.ground.files import read_tensor
+    from layerparity.ground.resources import shipped
+    from layerparity.run import make as run_job
+    from layerparity.run.steps import composed
+    from layerparity.settings import config
+    from layerparity.settings.tracking import TrackingConfig
     from layerparity.tracking.store import open_store
 
     config.register()

@@ -13,7 +13,7 @@ PAGE = ROOT / "docs" / "selftest.md"
 IMAGE = ROOT / "docs" / "images" / "unforeseen.svg"
 sys.path.insert(0, str(ROOT / "src"))
 
-from layerparity.compare.report.svg import hover, tag, text  # noqa: E402
+from layerparity.report.svg import hover, tag, text  # noqa: E402
 
 _HEADER = "| effect / floor |"
 _LEFT, _TOP, _WIDTH, _HEIGHT = 56.0, 78.0, 640.0, 250.0

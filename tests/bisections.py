@@ -8,11 +8,11 @@ from typing import Any
 
 from report_samples import side
 
-from layerparity.bisect.dataflow import ORDER
-from layerparity.causes.base import Evidence
-from layerparity.compare.comparison import Comparison
-from layerparity.site import Kind, Site
-from layerparity.verdict import Outcome, Row, sum_up
+from layerparity.anatomy.dataflow import ORDER
+from layerparity.anatomy.site import Kind, Site
+from layerparity.mistakes.cause import Evidence
+from layerparity.record.comparison import Comparison
+from layerparity.record.verdict import Outcome, Row, sum_up
 
 DEFAULT = (":in", "self_attn:out", "mlp.gate:logits", "mlp.gate:choices", "mlp:out", ":out")
 

@@ -52,7 +52,7 @@ def cli(
     def run(*arguments: str) -> Ended:
         from hydra.core.global_hydra import GlobalHydra
 
-        from layerparity.cli import main
+        from layerparity.cli.door import main
 
         monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
         GlobalHydra.instance().clear()

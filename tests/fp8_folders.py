@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from conftest import ROOT
 
-from layerparity.models.header import BITS
+from layerparity.model.header import BITS
 
 SHARDS = 130
 QUANTIZATION = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import random
 
-from layerparity.compare.portrait import FLOOR, ULP_EDGES, Element, Grouped, Portrait
-from layerparity.site import Site
+from layerparity.anatomy.site import Site
+from layerparity.record.portrait import FLOOR, ULP_EDGES, Element, Grouped, Portrait
 
 
 def portrait(site: str, layers: int, experts: int, chance: random.Random) -> Portrait:

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 from report_portraits import portrait
 
-from layerparity.compare.answer import Answer
-from layerparity.compare.comparison import Comparison, Made, Side
-from layerparity.site import Kind, Site
-from layerparity.verdict import Outcome, Row, sum_up
+from layerparity.anatomy.site import Kind, Site
+from layerparity.record.comparison import Answer, Comparison, Made, Side
+from layerparity.record.verdict import Outcome, Row, sum_up
 
 LOCALS = (
     ":in",

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from layerparity.files import tensor_digest, text_digest
-from layerparity.manifest import FILE_NAME, INPUTS_FILE, Feed, Manifest, ModelPrint, Record
-from layerparity.site import Kind, Site
+from layerparity.anatomy.site import Kind, Site
+from layerparity.ground.files import tensor_digest, text_digest
+from layerparity.record.manifest import FILE_NAME, INPUTS_FILE, Feed, Manifest, ModelPrint, Record
 from layerparity.tracking.stored import StoredRun, from_folder
 
 HIDDEN = ("batch", "token", "channel")

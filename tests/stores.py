@@ -8,7 +8,7 @@ import socket
 import tempfile
 from pathlib import Path
 
-from layerparity.tracking.config import TrackingConfig
+from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.store import Store, open_store
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from layerparity.again import settings_of
-from layerparity.jobs import _keep
-from layerparity.quoting import typed
+from layerparity.ground.quoting import typed
+from layerparity.run import write
+from layerparity.settings.again import settings_of
 
 
 def composed(*words: str) -> dict[str, Any]:
@@ -18,15 +18,16 @@ def composed(*words: str) -> dict[str, Any]:
     from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf
 
-    from layerparity import config, search_path
-    from layerparity.resources import shipped
+    from layerparity.cli import search_path
+    from layerparity.ground.resources import shipped
+    from layerparity.settings import config
 
     config.register()
     search_path.register()
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(shipped("conf")), version_base="1.3"):
         made = OmegaConf.to_object(compose("config", overrides=list(words)))
-    return _keep.params(made)  # type: ignore[arg-type]
+    return write.params(made)  # type: ignore[arg-type]
 
 
 COMMANDS = [

@@ -84,7 +84,7 @@ def test_imports_go_down_only() -> None:
 def test_an_upward_import_is_seen() -> None:
     planted = ast.parse("from layerparity.jobs import run\nfrom layerparity import cli")
     assert len(climbs(ROOT / "metrics" / "base.py", planted)) == 2
-    siblings = ast.parse("from layerparity.inputs.base import Inputs")
+    siblings = ast.parse("from layerparity.run.inputs.base import Inputs")
     assert len(climbs(ROOT / "compare" / "evaluate.py", siblings)) == 1
 
 

@@ -19,20 +19,19 @@ from conftest import ROOT, Ended
 from fp8_folders import SHARDS, big_fp8_folder, real_config, write_sparse
 from safetensors.torch import load_file, save_file
 
-from layerparity.audit.deep import read_deep
-from layerparity.audit.examine import Audit, examine
-from layerparity.audit.finding import CURES, Finding, grouped
-from layerparity.audit.listing import read_listing
-from layerparity.audit.report import headline, markdown, sentences
-from layerparity.audit.scales import check_scales
-from layerparity.audit.stream import CHUNK
-from layerparity.audit.tally import Tally
-from layerparity.backends._streaming import most_at_once
-from layerparity.errors import Exit, UserError
-from layerparity.models import fp8
-from layerparity.models.checkpoint import INDEX, Checkpoint
-from layerparity.models.header import BITS
-from layerparity.resources import shipped
+from layerparity.checkpoint.deep import read_deep
+from layerparity.checkpoint.examine import Audit, examine
+from layerparity.checkpoint.finding import CURES, Finding, grouped
+from layerparity.checkpoint.listing import read_listing
+from layerparity.checkpoint.sizes import check_scales
+from layerparity.checkpoint.stream import CHUNK, Tally
+from layerparity.ground.errors import Exit, UserError
+from layerparity.ground.resources import shipped
+from layerparity.machine.max_memory import most_at_once
+from layerparity.model import weight_types
+from layerparity.model.checkpoint import INDEX, Checkpoint
+from layerparity.model.header import BITS
+from layerparity.report.audit import headline, markdown, sentences
 
 WEIGHTS = "model.safetensors"
 TINY = shipped("checkpoints") / "tiny_minimax_m2"
@@ -631,7 +630,9 @@ def test_tensors_without_numbers(tmp_path: Path, shape: tuple[int, ...]) -> None
     """Of every type: FP8 ones with their scales, and packed ones."""
     entries = [(f"x{kind}.weight", kind, shape) for kind in BITS]
     if len(shape) > 1:
-        entries.append(("xF8_E4M3.weight_scale_inv", "F32", fp8.scale_shape(shape, (128, 128))))
+        entries.append(
+            ("xF8_E4M3.weight_scale_inv", "F32", weight_types.scale_shape(shape, (128, 128)))
+        )
     write_sparse(tmp_path / WEIGHTS, entries)
     listing = read_listing(tmp_path)
     deep = read_deep(listing, check_scales({}, listing.tensors, set()))

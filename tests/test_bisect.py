@@ -11,19 +11,18 @@ import pytest
 from bisections import DEFAULT, WeightFinding, after, block, compared, row, site
 from conftest import Ended
 
-from layerparity.bisect.amplified import amplified
-from layerparity.bisect.dataflow import NODES, ORDER
-from layerparity.bisect.ddmin import minimal
-from layerparity.bisect.descend import descend, first_guilty, seen_in
-from layerparity.bisect.sentence import how_sure
-from layerparity.bisect.strategies.base import Found, smallest
-from layerparity.bisect.strategies.binary import Binary
-from layerparity.bisect.strategies.inject import Inject
-from layerparity.bisect.strategies.scan import Scan
-from layerparity.compare.comparison import Comparison
-from layerparity.jobs import _links
-from layerparity.site import Site
-from layerparity.verdict import Outcome, Row
+from layerparity.anatomy.dataflow import NODES, ORDER
+from layerparity.anatomy.site import Site
+from layerparity.judge.descend import amplified, descend, first_guilty, seen_in
+from layerparity.record.comparison import Comparison
+from layerparity.record.verdict import Outcome, Row
+from layerparity.report.sentence import how_sure
+from layerparity.search.configurations import minimal
+from layerparity.search.strategies.base import Found, smallest
+from layerparity.search.strategies.binary import Binary
+from layerparity.search.strategies.inject import Inject
+from layerparity.search.strategies.scan import Scan
+from layerparity.tracking import links
 
 Cli = Callable[..., Ended]
 CPU = ("backend=gpu", "device_map=cpu")
@@ -291,7 +290,7 @@ def test_a_faulty_port_is_bisected_to_its_component(
     run: Cli, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What a command says once is said by each process, and this one is many commands.
-    monkeypatch.setattr(_links, "_told", set())
+    monkeypatch.setattr(links, "_told", set())
     ended = run("job=bisect", "golden=the-golden", *FAULT)
     assert ended.exit == 1, ended.out + ended.err
     parts = re.findall(r"^(where|cause|or|evidence|next)\b", ended.out, re.M)
@@ -366,7 +365,7 @@ def test_the_commands_that_reproduce_it_do(run: Cli, cli: Cli, store: Path) -> N
 OUTSIDE = """
 from dataclasses import replace
 
-from layerparity.ports.hf import HfPort
+from layerparity.run.ports.hf import HfPort
 
 
 class Port(HfPort):

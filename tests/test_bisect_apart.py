@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from conftest import Ended
 
-from layerparity.errors import UserError
-from layerparity.jobs import _apart
-from layerparity.manifest import Manifest
+from layerparity.ground.errors import UserError
+from layerparity.record.manifest import Manifest
+from layerparity.run import apart
 
 Cli = Callable[..., Ended]
 CPU = ("backend=gpu", "device_map=cpu")
@@ -38,7 +38,7 @@ def test_keys_that_a_process_holds_once_are_tried_in_processes_of_their_own(
 def test_a_run_apart_says_why_it_cannot_run(tmp_path: Path) -> None:
     keys = {"backend": "gpu", "device_map": "cpu", "scope": "single", "layer": 99}
     with pytest.raises(UserError, match="layer=99"):
-        _apart.make({**keys, "tracking.folder": str(tmp_path)})
+        apart.make({**keys, "tracking.folder": str(tmp_path)})
 
 
 def test_a_run_apart_ends_with_the_command(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_a_run_apart_ends_with_the_command(tmp_path: Path) -> None:
     with (
         (tmp_path / "errors").open("w+") as errors,
         pytest.raises(KeyboardInterrupt),
-        _apart._child(told, errors) as child,
+        apart._child(told, errors) as child,
     ):
         assert child.poll() is None
         children.append(child)

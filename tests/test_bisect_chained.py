@@ -12,8 +12,8 @@ import pytest
 from bisections import WeightFinding, compared, row, site
 from conftest import Ended
 
-from layerparity.bisect.growth import Judged, judge_chained
-from layerparity.verdict import Outcome
+from layerparity.judge.growth import Judged, judge_chained
+from layerparity.record.verdict import Outcome
 
 Cli = Callable[..., Ended]
 CPU = ("backend=gpu", "device_map=cpu")

@@ -21,7 +21,7 @@ def free_port() -> int:
 
 def test_charts_and_report_are_in_the_ui(cli: Callable[..., Ended], tmp_path: Path) -> None:
     pytest.importorskip("torch_xla", reason="the demo's candidate needs the extra xla")
-    from layerparity.tracking.config import TrackingConfig
+    from layerparity.settings.tracking import TrackingConfig
     from layerparity.tracking.server import serve
     from layerparity.tracking.store import open_store
 

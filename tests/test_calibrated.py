@@ -10,16 +10,16 @@ import pytest
 import torch
 from conftest import Ended
 
-from layerparity.compare.judge import NO_REFERENCE, judge
-from layerparity.compare.references import Wide
-from layerparity.compare.routing import flips
-from layerparity.compare.tolerances.calibrated import CalibratedTolerance, limits_of
-from layerparity.errors import Exit, UserError
-from layerparity.manifest import FILE_NAME, Manifest
-from layerparity.noise.floor import Floor
-from layerparity.noise.stored import INDEX, ISOLATED, StoredReferences
-from layerparity.site import Kind, Site
-from layerparity.verdict import Outcome, Row
+from layerparity.anatomy.site import Kind, Site
+from layerparity.ground.errors import Exit, UserError
+from layerparity.judge.judge import NO_REFERENCE, judge
+from layerparity.judge.references import Wide
+from layerparity.judge.routing import flips
+from layerparity.judge.tolerances.calibrated import CalibratedTolerance, limits_of
+from layerparity.numbers.floor import Floor
+from layerparity.record.manifest import FILE_NAME, Manifest
+from layerparity.record.references import INDEX, ISOLATED, StoredReferences
+from layerparity.record.verdict import Outcome, Row
 
 Run = Callable[..., Ended]
 HERE = ("backend=gpu", "device_map=cpu", "threads=1")

@@ -9,12 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from layerparity.capture.recorder import Recorder
-from layerparity.capture.stats import CHUNK, statistics
-from layerparity.capture.wanted import Wanted
-from layerparity.errors import UserError
-from layerparity.files import tensor_digest
-from layerparity.site import Kind, Site, SiteSpec
+from layerparity.anatomy.site import Kind, Site, SiteSpec
+from layerparity.ground.errors import UserError
+from layerparity.ground.files import tensor_digest
+from layerparity.record.recorder import CHUNK, Recorder, statistics
+from layerparity.record.wanted import Wanted
 
 SPEC = SiteSpec(("batch", "token", "channel"))
 
@@ -94,7 +93,7 @@ def test_what_waits_to_be_written_is_bounded(
         sound(self, path, tensors)
 
     monkeypatch.setattr(Recorder, "_save", slow)
-    monkeypatch.setattr("layerparity.capture.recorder.WAITING", 1000)
+    monkeypatch.setattr("layerparity.record.recorder.WAITING", 1000)
     recorder, site = Recorder(tmp_path), Site.parse("layers.1:out")
     for stage in range(2):
         # 400 bytes each: both wait without holding anybody up.

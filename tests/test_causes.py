@@ -12,15 +12,15 @@ import torch
 from bisections import WeightFinding, evidence, row, site
 from runs import make_run
 
-from layerparity import registry
-from layerparity.causes._norms import between_heads
-from layerparity.causes._shape import blocks_of, median, outliers, spread, trend
-from layerparity.causes.base import Evidence, Tokens, likeliest
-from layerparity.compare.parity import compare_runs
-from layerparity.compare.tolerances.fixed import FixedTolerance
-from layerparity.compare.weights_kind import altered
-from layerparity.models.prints import print_of
-from layerparity.verdict import Outcome
+from layerparity.judge.parity import compare_runs
+from layerparity.judge.tolerances.fixed import FixedTolerance
+from layerparity.judge.weights_kind import altered
+from layerparity.mistakes.catalogue import rules
+from layerparity.mistakes.cause import Evidence, Tokens, likeliest
+from layerparity.mistakes.qk_norms import between_heads
+from layerparity.mistakes.shape import blocks_of, median, outliers, spread, trend
+from layerparity.model.prints import print_of
+from layerparity.record.verdict import Outcome
 
 FACTS = {"num_attention_heads": "4", "num_key_value_heads": "2", "head_dim": "8", "rotary_dim": "4"}
 COMPARED = {**FACTS, "weights_compared": "yes"}
@@ -210,7 +210,7 @@ def test_the_likeliest_cause_is_the_one_that_was_made(name: str) -> None:
 
 
 def test_every_rule_has_a_case_and_every_case_a_rule() -> None:
-    assert set(registry.names("causes")) == set(CASES)
+    assert set(rules()) == set(CASES)
 
 
 def test_every_rule_is_silent_about_a_clean_place() -> None:

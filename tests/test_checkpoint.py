@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from layerparity.errors import UserError
-from layerparity.files import tensor_digest
-from layerparity.models.architecture import read_config
-from layerparity.models.checkpoint import Checkpoint
-from layerparity.models.skeleton import Skeleton
+from layerparity.ground.errors import UserError
+from layerparity.ground.files import tensor_digest
+from layerparity.model.architecture import read_config
+from layerparity.model.checkpoint import Checkpoint
+from layerparity.model.skeleton import Skeleton
 
 WEIGHTS = "model.safetensors"
 
@@ -230,8 +230,9 @@ def test_the_real_model_has_its_published_size() -> None:
     from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf
 
-    from layerparity import config, search_path
-    from layerparity.resources import shipped
+    from layerparity.cli import search_path
+    from layerparity.ground.resources import shipped
+    from layerparity.settings import config
 
     config.register()
     search_path.register()

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, Ended
 
-from layerparity import config, glosses
-from layerparity import help as help_text
-from layerparity.command import check
-from layerparity.errors import UserError
-from layerparity.quoting import quoted
+from layerparity.cli import help as help_text
+from layerparity.cli.command import check
+from layerparity.ground.errors import UserError
+from layerparity.ground.quoting import quoted
+from layerparity.settings import config, glosses
 
 GROUPS = [*help_text.GROUPS, "job", "experiment"]
 
@@ -27,7 +27,7 @@ PROBE = """
 import json, resource, sys
 sys.argv = ["run.py", *{arguments!r}]
 sys.path.insert(0, {src!r})
-from layerparity.cli import main
+from layerparity.cli.door import main
 code = main()
 spent = resource.getrusage(resource.RUSAGE_SELF)
 heavy = {{"torch", "mlflow", "transformers", "torch_xla", "numba"}} & set(sys.modules)
@@ -160,8 +160,9 @@ def test_every_yaml_composes(choice: str) -> None:
     from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf
 
-    from layerparity import config, search_path
-    from layerparity.resources import shipped
+    from layerparity.cli import search_path
+    from layerparity.ground.resources import shipped
+    from layerparity.settings import config
 
     config.register()
     search_path.register()

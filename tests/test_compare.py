@@ -13,17 +13,17 @@ import torch
 from runs import MODEL, STAGES, make_run, sites
 from safetensors.torch import save_file
 
-from layerparity.compare.choose import obstacle
-from layerparity.compare.comparison import Comparison
-from layerparity.compare.coverage import BLOCK_ALONE
-from layerparity.compare.judge import judge
-from layerparity.compare.parity import compare_runs
-from layerparity.compare.tolerances.fixed import FixedTolerance, Settings
-from layerparity.errors import Exit, UserError
-from layerparity.manifest import Manifest
-from layerparity.site import Kind
+from layerparity.anatomy.site import Kind
+from layerparity.ground.errors import Exit, UserError
+from layerparity.judge.choose import obstacle
+from layerparity.judge.coverage import BLOCK_ALONE
+from layerparity.judge.judge import judge
+from layerparity.judge.parity import compare_runs
+from layerparity.judge.tolerances.fixed import FixedTolerance, Settings
+from layerparity.record.comparison import Comparison
+from layerparity.record.manifest import Manifest
+from layerparity.record.verdict import Outcome, Row
 from layerparity.tracking.stored import StoredRun, from_folder
-from layerparity.verdict import Outcome, Row
 
 BLOCKS = ("layers.0", "layers.1")
 HEADS = ("batch", "head", "token", "channel")

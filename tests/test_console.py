@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from layerparity import console
-from layerparity.backends._gpu.devices import DeviceMemory
-from layerparity.jobs import _links
-from layerparity.tracking.config import SERVER, TrackingConfig
+from layerparity.ground import console
+from layerparity.machine.gpus import DeviceMemory
+from layerparity.settings.tracking import SERVER, TrackingConfig
+from layerparity.tracking import links
 
 Capsys = pytest.CaptureFixture[str]
 
@@ -49,13 +49,13 @@ def test_what_serves_another_store_is_said_once(
     tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(_links, "_told", set())
+    monkeypatch.setattr(links, "_told", set())
     usual, other = TrackingConfig(), TrackingConfig(folder="my runs")
     server = TrackingConfig(name=SERVER, uri="http://127.0.0.1:1", folder="other")
     with console.brief("", set()):
-        _links.say_served(other)
+        links.say_served(other)
     for each in (usual, server, TrackingConfig(folder=str(tmp_path / "mlruns")), other, other):
-        _links.say_served(each)
+        links.say_served(each)
     assert capsys.readouterr().out == (
         "served by: python run.py job=ui 'tracking.folder=\"my runs\"'\n"
     )

@@ -22,17 +22,16 @@ from fp8_folders import write_sparse
 from fp8_small import fp8_copy, quantise
 from safetensors.torch import load_file, save_file
 
-from layerparity.convert import pieces as pieces_room
-from layerparity.convert.policy import SMALL, Policy, Why, policy_of
-from layerparity.convert.resume import STATE
-from layerparity.convert.shards import plan_shards
-from layerparity.errors import UserError
-from layerparity.models.checkpoint import Checkpoint
-from layerparity.models.filling import Filler
-from layerparity.models.header import BITS, Stored, read_header
-from layerparity.models.memory import Pool
-from layerparity.models.reading import Files
-from layerparity.profile import MemoryPeaks, anonymous_bytes
+from layerparity.checkpoint import writing as pieces_room
+from layerparity.checkpoint.shards import SMALL, Policy, Why, plan_shards, policy_of
+from layerparity.checkpoint.target import STATE
+from layerparity.ground.errors import UserError
+from layerparity.ground.profile import MemoryPeaks, anonymous_bytes
+from layerparity.model.checkpoint import Checkpoint
+from layerparity.model.filling import Filler
+from layerparity.model.header import BITS, Stored, read_header
+from layerparity.model.loader import Pool
+from layerparity.model.reading import Files
 
 TINY = ROOT / "checkpoints/tiny_minimax_m2"
 GATE = "model.layers.0.block_sparse_moe.gate.weight"
@@ -346,7 +345,7 @@ def test_a_killed_conversion_goes_on(tmp_path: Path, convert: Callable[..., Ende
 
 PROGRAM = """
 import resource, sys
-from layerparity.cli import main
+from layerparity.cli.door import main
 _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, hard))
 sys.argv = ["run.py", *{arguments!r}]
@@ -458,7 +457,7 @@ def test_another_conversion_is_not_mixed_in(
 def test_two_commands_do_not_write_to_one_folder(
     source: Path, tmp_path: Path, convert: Callable[..., Ended]
 ) -> None:
-    from layerparity.convert.folder import opened
+    from layerparity.checkpoint.target import opened
 
     with opened(tmp_path / "to"):
         ended = convert(source, tmp_path / "to")

@@ -14,18 +14,18 @@ import torch
 from conftest import Ended
 from runs import StoredRun, make_run, sites
 
-from layerparity.compare.comparison import Comparison
-from layerparity.compare.findings import ExpertUse, LayerClass
-from layerparity.compare.parity import compare_runs
-from layerparity.compare.rejudge import rejudge
-from layerparity.compare.report.evidence import coverage_lines
-from layerparity.compare.tolerances.fixed import FixedTolerance
-from layerparity.errors import Exit
-from layerparity.manifest import EFFECTIVE_FILE, Manifest, ModelPrint
-from layerparity.models.checkpoint import Checkpoint
-from layerparity.models.layer_classes import layer_classes
-from layerparity.models.prints import print_of
-from layerparity.verdict import Outcome
+from layerparity.ground.errors import Exit
+from layerparity.judge.judge import rejudge
+from layerparity.judge.parity import compare_runs
+from layerparity.judge.tolerances.fixed import FixedTolerance
+from layerparity.model.checkpoint import Checkpoint
+from layerparity.model.layer_classes import layer_classes
+from layerparity.model.prints import print_of
+from layerparity.record.comparison import Comparison
+from layerparity.record.findings import ExpertUse, LayerClass
+from layerparity.record.manifest import EFFECTIVE_FILE, Manifest, ModelPrint
+from layerparity.record.verdict import Outcome
+from layerparity.report.headline import coverage_lines
 
 Made = Callable[[str], Path]
 # The runs hold two blocks of a model of four.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bisections import after, block, compared
 
-from layerparity.bisect.descend import descend, first_guilty
-from layerparity.verdict import Row
+from layerparity.judge.descend import descend, first_guilty
+from layerparity.record.verdict import Row
 
 NORM, LATER = "input_layernorm:out", "post_attention_layernorm:out"
 

@@ -24,9 +24,9 @@ PROGRAM = """
 import resource, sys
 sys.path.insert(0, {src!r})
 from hydra.core.global_hydra import GlobalHydra
-from layerparity.capture import recorder
+from layerparity.record import recorder
 from layerparity.jobs import _keep
-from layerparity.cli import main
+from layerparity.cli.door import main
 
 def limited(work, room):
     def inner(*arguments, **keys):

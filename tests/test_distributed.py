@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
-from layerparity.backends import neuron
-from layerparity.backends._neuron import distributed, neuron_packages
-from layerparity.errors import UserError
+from layerparity.ground.errors import UserError
+from layerparity.machine import neuron as neuron_packages
+from layerparity.run.backends import neuron
+from layerparity.run.backends._neuron import distributed
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 

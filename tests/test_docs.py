@@ -33,10 +33,12 @@ from pages import (
 )
 from test_architecture import FLOORS
 
-from layerparity import command, config, registry, search_path
-from layerparity import help as help_text
-from layerparity.compare.tolerances.calibrated import CalibratedTolerance
-from layerparity.resources import shipped
+from layerparity.cli import command, search_path
+from layerparity.cli import help as help_text
+from layerparity.ground import registry
+from layerparity.ground.resources import shipped
+from layerparity.judge.tolerances.calibrated import CalibratedTolerance
+from layerparity.settings import config
 
 PLAIN = ("cp", "mkdir")
 RUNS_HERE = importlib.util.find_spec("torch_xla") is not None
@@ -130,7 +132,9 @@ def test_no_group_option_metric_or_room_is_left_out() -> None:
     for group in (*help_text.GROUPS, "job", "experiment"):
         row = next(line for line in readme.splitlines() if line.startswith(f"| `{group}` |"))
         assert [name for name in help_text.options(group) if f"`{name}`" not in row] == []
-    assert [name for name in registry.names("metrics") if f"| `{name}` |" not in compare] == []
+    assert [
+        name for name in registry.names("numbers.metrics") if f"| `{name}` |" not in compare
+    ] == []
     verdicts = (ROOT / "docs/verdicts.md").read_text()
     limits = CalibratedTolerance().limits().items()
     assert [k for k, limit in limits if f"| `{k}` | {limit:g} |" not in verdicts] == []

@@ -22,9 +22,6 @@ import torch
 from conftest import ROOT, Ended
 from safetensors.torch import load_file, save_file
 
-from layerparity import registry
-from layerparity.backends import _control_groups, _host_memory, _nvidia
-from layerparity.backends._neuron import examined, runtime
 from layerparity.doctor import (
     _machine,
     _probe,
@@ -45,8 +42,13 @@ from layerparity.doctor import (
     triton,
 )
 from layerparity.doctor.base import Check, Result, Section, State
-from layerparity.errors import UserError
-from layerparity.tracking.config import TrackingConfig
+from layerparity.ground import registry
+from layerparity.ground.errors import UserError
+from layerparity.machine import memory as _control_groups
+from layerparity.machine import memory as _host_memory
+from layerparity.machine import neuron as examined
+from layerparity.machine import neuron_runtime, nvidia
+from layerparity.settings.tracking import TrackingConfig
 
 Lines = dict[str, Result]
 TINY = ROOT / "checkpoints" / "tiny_minimax_m2"
@@ -78,7 +80,7 @@ def settings(**changes: Any) -> Any:
     return SimpleNamespace(**{**usual, **changes})
 
 
-NEURON = SimpleNamespace(name="neuron", runtime=runtime.Choice.auto)
+NEURON = SimpleNamespace(name="neuron", runtime=neuron_runtime.Choice.auto)
 
 
 def lines(module: Any, **changes: Any) -> Lines:
@@ -89,7 +91,7 @@ def lines(module: Any, **changes: Any) -> Lines:
 def torch_says(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def say(shown: int = 0, **facts: Any) -> None:
         monkeypatch.setattr(_probe, "torch_facts", lambda: {**FACTS, **facts})
-        monkeypatch.setattr(_nvidia, "gpu_names", lambda: ["NVIDIA H200"] * shown)
+        monkeypatch.setattr(nvidia, "gpu_names", lambda: ["NVIDIA H200"] * shown)
 
     return say
 
@@ -128,7 +130,7 @@ class Without(importlib.machinery.PathFinder):
 sys.meta_path[sys.meta_path.index(importlib.machinery.PathFinder)] = Without
 sys.argv = ["run.py", "job=doctor"]
 sys.path.insert(0, {str(ROOT / "src")!r})
-from layerparity.cli import main
+from layerparity.cli.door import main
 code = main()
 heavy = {{"torch", "transformers", "torch_xla", "mlflow"}} & set(sys.modules)
 print(json.dumps([code, sorted(heavy)]), file=sys.stderr)
@@ -329,7 +331,7 @@ def test_flavours_of_torch_neuronx(
 
 def test_neuron_devices_without_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "neuron0").touch()
-    monkeypatch.setattr(runtime, "DEVICE_FILES", tmp_path)
+    monkeypatch.setattr(neuron_runtime, "DEVICE_FILES", tmp_path)
     found = lines(neuron)
     assert found["neuron flavour"].state is State.PROBLEM
     assert "AWS's own package index" in found["neuron flavour"].cure

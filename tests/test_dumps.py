@@ -15,13 +15,13 @@ from conftest import Ended
 from runs import make_run, sites
 from safetensors.torch import save_file
 
-from layerparity.compare.comparison import Comparison
-from layerparity.compare.parity import compare_runs
-from layerparity.compare.tolerances.fixed import FixedTolerance
-from layerparity.errors import Exit, UserError
-from layerparity.site import Kind
+from layerparity.anatomy.site import Kind
+from layerparity.ground.errors import Exit, UserError
+from layerparity.judge.parity import compare_runs
+from layerparity.judge.tolerances.fixed import FixedTolerance
+from layerparity.record.comparison import Comparison
+from layerparity.record.verdict import Outcome
 from layerparity.tracking.stored import StoredRun, from_folder
-from layerparity.verdict import Outcome
 
 MAP = {"layer_{n}_output": "layers.{n}:out", "layer_{n}_mlp": "layers.{n}.mlp:out"}
 KEPT = {":out": "output", ".mlp:out": "mlp"}

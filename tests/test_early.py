@@ -15,17 +15,17 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, Ended
 
-from layerparity import ports, registry
-from layerparity.config import Config, RunKind
-from layerparity.errors import UserError
-from layerparity.jobs import _early, _start
+from layerparity.ground import registry
+from layerparity.ground.errors import UserError
+from layerparity.run import open_port, preflight
+from layerparity.settings.config import Config, RunKind
 
 # Several commands in one process, each as a user would type it.
 PROBE = """
 import contextlib, io, json, sys
 sys.path.insert(0, {src!r})
 from hydra.core.global_hydra import GlobalHydra
-from layerparity.cli import main
+from layerparity.cli.door import main
 for command in {commands!r}:
     sys.argv = ["run.py", *command]
     GlobalHydra.instance().clear()
@@ -100,8 +100,8 @@ def test_an_unknown_run_is_refused_before_torch(tmp_path: Path) -> None:
 def test_a_golden_that_would_not_be_used_is_not_looked_for() -> None:
     def asked(inputs: str, **changes: object) -> str | None:
         config = Config(golden="nowhere", **changes)
-        config.inputs = registry.load("inputs", inputs).Settings()
-        return _early._golden(config)
+        config.inputs = registry.load("run.inputs", inputs).Settings()
+        return preflight._golden(config)
 
     assert asked("auto", kind=RunKind.candidate) == "nowhere"
     assert asked("auto", kind=RunKind.golden) is None
@@ -110,20 +110,20 @@ def test_a_golden_that_would_not_be_used_is_not_looked_for() -> None:
 
 
 def test_a_port_of_the_users_own_is_not_imported_early() -> None:
-    ports.check({"_target_": "no_such_module.Port"}, Config(), 6)
+    open_port.check({"_target_": "no_such_module.Port"}, Config(), 6)
     with pytest.raises(UserError, match="takes"):
-        ports.check({"_target_": "layerparity.ports.hf.HfPort", "nme": 1}, Config(), 6)
+        open_port.check({"_target_": "layerparity.run.ports.hf.HfPort", "nme": 1}, Config(), 6)
 
 
-@pytest.mark.parametrize("name", registry.names("backends"))
+@pytest.mark.parametrize("name", registry.names("run.backends"))
 def test_a_backend_file_tells_the_kind_it_makes(name: str) -> None:
-    module = registry.load("backends", name)
+    module = registry.load("run.backends", name)
     config = Config()
     config.backend = module.Settings()
     config.device_map.strategy = "cpu"
     if module.affinity().score:
         assert module.build(config.backend, config).default_kind == module.DEFAULT_KIND
-    _early.settle_kind(config)
+    preflight.settle_kind(config)
     assert config.kind.value == module.DEFAULT_KIND
 
 
@@ -131,23 +131,25 @@ def test_what_takes_seconds_is_named_before(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = Config()
-    config.backend = registry.load("backends", "neuron").Settings()
+    config.backend = registry.load("run.backends", "neuron").Settings()
     there = dict.fromkeys(("mlflow", "torch"))
-    monkeypatch.setattr(_start.sys, "modules", {**there, "sys": sys})
-    _start.say_loading(config)
+    monkeypatch.setattr(preflight.sys, "modules", {**there, "sys": sys})
+    preflight.say_loading(config)
     assert capsys.readouterr().out == "loading torch_xla, transformers ...\n"
-    monkeypatch.setattr(_start.sys, "modules", dict.fromkeys((*there, "torch_xla", "transformers")))
-    _start.say_loading(config)
+    monkeypatch.setattr(
+        preflight.sys, "modules", dict.fromkeys((*there, "torch_xla", "transformers"))
+    )
+    preflight.say_loading(config)
     assert capsys.readouterr().out == ""
 
 
 def test_the_time_tells_what_the_start_took() -> None:
-    assert _start.with_start_up(1.84, 26.7) == "1.8 s (27 s with start-up)"
-    assert _start.with_start_up(1.84, 2.5) == "1.8 s"
+    assert preflight.with_start_up(1.84, 26.7) == "1.8 s (27 s with start-up)"
+    assert preflight.with_start_up(1.84, 2.5) == "1.8 s"
 
 
 def test_a_run_says_both(cli: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_start, "_runs", itertools.count())
+    monkeypatch.setattr(preflight, "_runs", itertools.count())
     words = ("device_map=cpu", "scope=single", "layer=0", "reference.make=false")
     ended = cli(*words)
     assert ended.exit == 0, ended.err
@@ -157,6 +159,6 @@ def test_a_run_says_both(cli: Callable[..., Ended], monkeypatch: pytest.MonkeyPa
 
 
 def test_only_the_first_run_of_a_process_counts_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_start, "_runs", itertools.count())
-    assert time.perf_counter() - _start.began() > 0.1
-    assert time.perf_counter() - _start.began() < 0.1
+    monkeypatch.setattr(preflight, "_runs", itertools.count())
+    assert time.perf_counter() - preflight.began() > 0.1
+    assert time.perf_counter() - preflight.began() < 0.1

@@ -14,12 +14,12 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
-from layerparity.config import DType
-from layerparity.manifest import Manifest
-from layerparity.numerics.ways import FLOOR, OTHERS, PLAIN, Way, reference
-from layerparity.ports._evaluate import SCORES, Evaluator
-from layerparity.ports.base import Call, Observed
-from layerparity.ports.hf import HfPort
+from layerparity.numbers.clean import FLOOR, OTHERS, PLAIN, Way, reference
+from layerparity.record.manifest import Manifest
+from layerparity.run.ports._evaluate import SCORES, Evaluator
+from layerparity.run.ports.base import Call, Observed
+from layerparity.run.ports.hf import HfPort
+from layerparity.settings.config import DType
 
 Made = Callable[[str], Path]
 # They move values and compute none: a weight may be cut before it is widened.
@@ -259,7 +259,7 @@ def test_offloaded_weights_have_the_same_references(
 
 
 def reference_of(store: Path, name: str) -> str:
-    from layerparity.tracking.config import TrackingConfig
+    from layerparity.settings.tracking import TrackingConfig
     from layerparity.tracking.store import open_store
 
     (kept,) = open_store(TrackingConfig(folder=str(store))).find(name)

@@ -15,18 +15,18 @@ from folders import SHARED, _save
 from test_port_hf import HostBackend, padded_batch, run_all, stages
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from layerparity.capture.wanted import Wanted
-from layerparity.config import Config
-from layerparity.errors import UserError
-from layerparity.models.architecture import read_config
-from layerparity.models.checkpoint import Checkpoint
-from layerparity.models.families.base import Family, family_of
-from layerparity.models.skeleton import Skeleton
-from layerparity.models.twin import twins
-from layerparity.ports import _proof, hf
-from layerparity.ports.base import Assets, Call
+from layerparity.anatomy.family import Family, family_of
+from layerparity.anatomy.site import Site
+from layerparity.ground.errors import UserError
+from layerparity.model.architecture import read_config
+from layerparity.model.checkpoint import Checkpoint
+from layerparity.model.skeleton import Skeleton
+from layerparity.model.twin import twins
+from layerparity.record.wanted import Wanted
+from layerparity.run.ports import _proof, hf
+from layerparity.run.ports.base import Assets, Call
 from layerparity.selftest.models import make_model
-from layerparity.site import Site
+from layerparity.settings.config import Config
 
 DENSE = {**SHARED, "intermediate_size": 96}
 SLIDING = ["sliding_attention", "full_attention", "sliding_attention"]

@@ -9,19 +9,18 @@ import pytest
 import torch
 from test_port_hf import EVERYTHING, HostBackend, padded_batch, run_all
 
-from layerparity import registry
-from layerparity.config import Config, DType, RunKind
-from layerparity.errors import UserError
-from layerparity.faults import catalogue
-from layerparity.faults.base import PHASES, Fault
-from layerparity.faults.mutation import KINDS, Mutation, mutations
-from layerparity.models.checkpoint import Checkpoint
-from layerparity.models.families.base import family_of
-from layerparity.ports.base import Assets, Call, Observed
-from layerparity.ports.fault import FaultPort
-from layerparity.ports.hf import HfPort
-from layerparity.selftest.fp8 import make_fp8
-from layerparity.site import Site
+from layerparity.anatomy.family import family_of
+from layerparity.anatomy.site import Site
+from layerparity.ground.errors import UserError
+from layerparity.mistakes.catalogue import catalogue, known_fault
+from layerparity.mistakes.fault import PHASES, Fault
+from layerparity.mistakes.mutations.draw import KINDS, Mutation, mutations
+from layerparity.model.checkpoint import Checkpoint
+from layerparity.run.ports.base import Assets, Call, Observed
+from layerparity.run.ports.fault import FaultPort
+from layerparity.run.ports.hf import HfPort
+from layerparity.selftest.cells import make_fp8
+from layerparity.settings.config import Config, DType, RunKind
 
 LAYER = 1
 DTYPES = [DType.float32, DType.bfloat16]
@@ -294,7 +293,7 @@ def test_where_a_fault_does_not_apply_it_says_why(made_too) -> None:
 
 def test_every_file_is_one_fault() -> None:
     for name in catalogue():
-        fault = registry.load("faults", name).FAULT
+        fault = known_fault(name)
         assert (fault.id, bool(fault.story), bool(fault.component)) == (name, True, True)
         assert bool(fault.never_loaded) <= fault.by_weights
 

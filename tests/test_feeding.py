@@ -14,10 +14,10 @@ import torch
 from conftest import Ended
 from safetensors.torch import load_file, save_file
 
-from layerparity.jobs._same_weights import SameWeights
-from layerparity.models.checkpoint import Checkpoint
-from layerparity.resources import shipped
-from layerparity.tracking.config import TrackingConfig
+from layerparity.ground.resources import shipped
+from layerparity.model.checkpoint import Checkpoint
+from layerparity.run.goldens import SameWeights
+from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.store import open_store
 
 Cli = Callable[..., Ended]
@@ -184,7 +184,7 @@ def test_the_neuron_backend_refuses_a_device_map(cli: Cli) -> None:
 
 
 def test_xla_leaves_the_environment_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    from layerparity.backends._neuron import xla
+    from layerparity.run.backends._neuron import xla
 
     monkeypatch.setattr(xla, "_is_running", lambda: True)
     monkeypatch.setattr(xla, "_started", {})

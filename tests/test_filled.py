@@ -12,11 +12,11 @@ from fp8_small import fp8_copy
 from safetensors.torch import load_file, save_file
 from test_weights import STAGES, port_of
 
-from layerparity.config import DType
-from layerparity.models import prints
-from layerparity.models.filled import values_digest
-from layerparity.models.prints import against, print_of
-from layerparity.models.reading import Files
+from layerparity.model import prints
+from layerparity.model.filling import values_digest
+from layerparity.model.prints import against, print_of
+from layerparity.model.reading import Files
+from layerparity.settings.config import DType
 
 STORED = ["float32", "float16", "bfloat16", "fp8"]
 HELD = [DType.float32, DType.float16, DType.bfloat16]
@@ -93,7 +93,7 @@ def test_values_are_hashed_in_the_narrowest_type_that_holds_them_all() -> None:
 
 
 def test_a_file_that_changes_after_its_header_was_read_is_refused(tmp_path: Path) -> None:
-    from layerparity.errors import UserError
+    from layerparity.ground.errors import UserError
 
     folder = folders.minimax_m2(tmp_path / "model")
     port = port_of(folder)

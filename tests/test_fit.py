@@ -9,33 +9,25 @@ from typing import Any
 
 import pytest
 
-from layerparity.backends._streaming import (
+from layerparity.anatomy.family import family_of
+from layerparity.ground.errors import UserError
+from layerparity.ground.resources import shipped
+from layerparity.machine.max_memory import (
     STAND_IN_COPIES,
     most_at_once,
     reads_ahead,
     room_for_weights,
 )
-from layerparity.errors import UserError
-from layerparity.fit.activations import Pass, stage_activations
-from layerparity.fit.cache import cache_bytes
-from layerparity.fit.compiler import LIMIT, smallest, too_large
-from layerparity.fit.cure import cures
-from layerparity.fit.devices import Devices, parse_devices
-from layerparity.fit.divisibility import degrees, divided
-from layerparity.fit.machines import MACHINES
-from layerparity.fit.model import Model, build
-from layerparity.fit.placing import answer
-from layerparity.fit.question import Question
-from layerparity.fit.ranges import ranges
-from layerparity.fit.shape import Shape, shape_of
-from layerparity.fit.share import Answer
-from layerparity.fit.survey import survey
-from layerparity.fit.table import why_not
-from layerparity.fit.weights import Size, Weight, size_of
-from layerparity.models.architecture import read_config
-from layerparity.models.families.base import family_of
-from layerparity.models.skeleton import Skeleton
-from layerparity.resources import shipped
+from layerparity.model.architecture import read_config
+from layerparity.model.skeleton import Skeleton
+from layerparity.plan.cure import cures
+from layerparity.plan.devices import MACHINES, Devices, parse_devices
+from layerparity.plan.needs import Pass, Shape, cache_bytes, shape_of, stage_activations
+from layerparity.plan.placing import Answer, answer
+from layerparity.plan.question import Model, Question, build
+from layerparity.plan.survey import LIMIT, degrees, divided, smallest, survey, too_large
+from layerparity.plan.table import why_not
+from layerparity.plan.weights import Size, Weight, ranges, size_of
 
 GB, GIB = 10**9, 2**30
 PARAMETERS = 228_689_748_992
@@ -257,7 +249,7 @@ def test_activations_are_estimated_within_a_factor_of_two(
 ) -> None:
     import transformers
 
-    from layerparity.models import static_experts
+    from layerparity.model import static_experts
 
     if experts == "batched_mm" and rows > 64:
         pytest.skip("gathers a gigabyte of weights")

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from layerparity.metrics import _chunk, _fused, _plain
-from layerparity.metrics._numbers import Numbers
-from layerparity.metrics.base import Chunk, Stream
-from layerparity.site import Kind
+from layerparity.anatomy.site import Kind
+from layerparity.numbers import fused, metric, pair_sums
+from layerparity.numbers.metric import Chunk, Stream
+from layerparity.numbers.pair_sums import Numbers
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PAIRS = [(left, right) for left in DTYPES for right in DTYPES]
@@ -33,21 +33,21 @@ SUMMED = {
 
 def agree(golden: torch.Tensor, candidate: torch.Tensor) -> Numbers:
     """Assert that both ways give the same numbers, and return them."""
-    fused, squares = _fused.numbers(golden, candidate)
-    plain, expected = _plain.numbers(golden, candidate)
+    found, squares = fused.fused_numbers(golden, candidate)
+    plain, expected = pair_sums.plain_numbers(golden, candidate)
     for name in COUNTED:
-        left, right = getattr(fused, name), getattr(plain, name)
+        left, right = getattr(found, name), getattr(plain, name)
         assert left == right or (math.isnan(left) and math.isnan(right)), name
     # Sums of both signs are judged against what they could be, the sum of absolute products.
     scale = math.sqrt(plain.golden_squares) * math.sqrt(plain.diff_squares)
     for name in SUMMED:
         bound = 1e-12 * scale if name == "golden_diff" else 1e-300
         close = pytest.approx(getattr(plain, name), rel=1e-12, abs=bound)
-        assert getattr(fused, name) == close, name
-    _moments_agree(fused, plain)
-    assert np.array_equal(fused.histogram, plain.histogram)
+        assert getattr(found, name) == close, name
+    _moments_agree(found, plain)
+    assert np.array_equal(found.histogram, plain.histogram)
     np.testing.assert_allclose(squares, expected, rtol=1e-12)
-    return fused
+    return found
 
 
 def _moments_agree(fused: Numbers, plain: Numbers) -> None:
@@ -102,7 +102,7 @@ def test_not_finite(pair: tuple[torch.dtype, torch.dtype]) -> None:
         side.view(-1)[where] = odd[torch.randint(0, 4, where.shape, generator=maker)]
     found = agree(golden.to(pair[0]), candidate.to(pair[1]))
     assert 0 < found.nonfinite_disagreement < found.size - found.count
-    _, squares = _fused.numbers(golden.to(pair[0]), candidate.to(pair[1]))
+    _, squares = fused.fused_numbers(golden.to(pair[0]), candidate.to(pair[1]))
     assert np.isinf(squares[1, :3]).all() and np.isfinite(squares[1, 3:]).all()
 
 
@@ -172,9 +172,9 @@ def test_threads_change_nothing(threads: int) -> None:
     golden, candidate = noisy(1000, 1500)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    alone = _fused.numbers(golden, candidate)
+    alone = fused.fused_numbers(golden, candidate)
     torch.set_num_threads(before)
-    shared = _fused.numbers(golden, candidate)
+    shared = fused.fused_numbers(golden, candidate)
     assert np.array_equal(alone[1], shared[1])
     assert np.array_equal(alone[0].histogram, shared[0].histogram)
     for name in (*COUNTED, *SUMMED, "moments"):
@@ -192,21 +192,21 @@ def test_large_chunks_are_fused_and_metrics_the_same_without_numba(
 ) -> None:
     golden, candidate = noisy(100, 3000)
     asked: list[int] = []
-    original = _fused.numbers
+    original = fused.fused_numbers
     monkeypatch.setattr(
-        _fused, "numbers", lambda *pair: asked.append(pair[0].numel()) or original(*pair)
+        fused, "fused_numbers", lambda *pair: asked.append(pair[0].numel()) or original(*pair)
     )
-    fused = results(golden, candidate)
-    monkeypatch.setattr(_chunk, "find_spec", lambda name: None)
+    compiled = results(golden, candidate)
+    monkeypatch.setattr(metric, "find_spec", lambda name: None)
     plain = results(golden, candidate)
     assert asked == [300_000]
-    assert fused == pytest.approx(plain, rel=1e-12)
+    assert compiled == pytest.approx(plain, rel=1e-12)
 
 
 def test_float64_and_integers_take_the_plain_way() -> None:
     golden, candidate = noisy(100, 3000)
-    assert not _fused.takes(golden.double(), candidate)
-    assert not _fused.takes(golden, candidate.int())
+    assert not fused.takes(golden.double(), candidate)
+    assert not fused.takes(golden, candidate.int())
     assert results(golden.double(), candidate.double())["rel_l2"] < 0.02
 
 

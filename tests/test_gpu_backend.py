@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from layerparity.backends import _nvidia, gpu
-from layerparity.config import Config, DeviceMapSettings, DType, GenerateSettings
-from layerparity.errors import UserError
+from layerparity.ground.errors import UserError
+from layerparity.machine import nvidia
+from layerparity.run.backends import gpu
+from layerparity.settings.config import Config, DeviceMapSettings, DType, GenerateSettings
 
 HEADER = Path(sysconfig.get_paths()["include"]) / "Python.h"
 needs_compiler = pytest.mark.skipif(
@@ -248,7 +249,7 @@ def test_a_released_stage_can_be_put_again_with_other_weights(opened, tmp_path, 
 
 
 def test_a_stage_that_failed_half_way_starts_with_an_empty_folder(tmp_path):
-    from layerparity.backends._gpu.offload import OffloadFolder
+    from layerparity.run.backends._gpu.offload import OffloadFolder
 
     folder = OffloadFolder(str(tmp_path))
     folder.open(0)
@@ -265,7 +266,7 @@ def test_released_stages_give_the_same_bits(family, expected, opened, monkeypatc
 
 
 def test_cpu_offload_gives_the_same_bits(family, expected):
-    from layerparity.backends._gpu import offload
+    from layerparity.run.backends._gpu import offload
 
     model = filled(family)
     ids, arguments = inputs(model)
@@ -317,11 +318,12 @@ def no_gpu(monkeypatch):
 
 
 def pretend(monkeypatch, free):
-    from layerparity.backends._gpu import backend, devices
+    from layerparity.machine import gpus
+    from layerparity.run.backends._gpu import backend
 
-    found = [devices.Gpu(n, "NVIDIA H200", 141 * GB) for n in range(len(free))]
-    monkeypatch.setattr(devices, "gpus", lambda: found)
-    monkeypatch.setattr(devices, "free_gpu_memory", lambda: free)
+    found = [gpus.Gpu(n, "NVIDIA H200", 141 * GB) for n in range(len(free))]
+    monkeypatch.setattr(gpus, "gpus", lambda: found)
+    monkeypatch.setattr(gpus, "free_gpu_memory", lambda: free)
     monkeypatch.setattr(backend, "free_host_memory", lambda: 10 * GB)
 
 
@@ -371,7 +373,7 @@ def test_the_label_before_and_after_a_single_gpu_is_placed(monkeypatch):
 
 
 def test_labels_with_gaps_and_two_kinds():
-    from layerparity.backends._gpu.devices import label
+    from layerparity.machine.gpus import label
 
     names = ["A100"] * 4 + ["H200"] * 2
     assert label(["cpu", "cpu"], []) == "cpu"
@@ -479,16 +481,16 @@ def driver(tmp_path, monkeypatch):
         folder = tmp_path / "gpus" / f"0000:{minor}1:00.0"
         folder.mkdir(parents=True)
         (folder / "information").write_text(INFORMATION.format(minor=minor))
-    monkeypatch.setattr(_nvidia, "DEVICE_FILES", tmp_path)
-    monkeypatch.setattr(_nvidia, "DRIVER", tmp_path)
+    monkeypatch.setattr(nvidia, "DEVICE_FILES", tmp_path)
+    monkeypatch.setattr(nvidia, "DRIVER", tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return tmp_path
 
 
 def test_the_driver_version_is_read(driver):
-    assert _nvidia.driver_version() == "550.54.15"
+    assert nvidia.driver_version() == "550.54.15"
     (driver / "version").unlink()
-    assert _nvidia.driver_version() == "unknown"
+    assert nvidia.driver_version() == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -497,15 +499,15 @@ def test_the_driver_version_is_read(driver):
 def test_gpus_are_counted_from_the_drivers_files(driver, monkeypatch, visible, count):
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert _nvidia.gpu_names() == ["NVIDIA H200"] * count
+    assert nvidia.gpu_names() == ["NVIDIA H200"] * count
 
 
 def test_a_gpu_without_a_listing_still_counts(driver):
     shutil.rmtree(driver / "gpus")
-    assert _nvidia.gpu_names() == ["NVIDIA GPU"] * 2
+    assert nvidia.gpu_names() == ["NVIDIA GPU"] * 2
     (driver / "nvidia0").unlink()
     (driver / "nvidia2").unlink()
-    assert _nvidia.gpu_names() == []
+    assert nvidia.gpu_names() == []
 
 
 # ---------------------------------------------------------------- torch.compile
@@ -635,11 +637,11 @@ def python(code, *arguments):
 def test_affinity_and_settings_import_no_torch_and_building_no_torch_xla():
     python("""
 import sys
-from layerparity.backends import gpu
+from layerparity.run.backends import gpu
 gpu.affinity()
 assert "torch" not in sys.modules, "affinity imported torch"
 gpu.Settings()
-from layerparity.config import Config, DeviceMapSettings
+from layerparity.settings.config import Config, DeviceMapSettings
 gpu.build(gpu.Settings(), Config(device_map=DeviceMapSettings("cpu")))
 assert "transformers" not in sys.modules
 import accelerate.big_modeling
@@ -651,9 +653,9 @@ def test_where_there_is_a_gpu_the_help_names_it_and_imports_nothing_heavy(driver
     code = """
 import sys
 from pathlib import Path
-from layerparity.backends import _nvidia
-_nvidia.DEVICE_FILES = _nvidia.DRIVER = Path(sys.argv[1])
-from layerparity import help
+from layerparity.machine import nvidia
+nvidia.DEVICE_FILES = nvidia.DRIVER = Path(sys.argv[1])
+from layerparity.cli import help
 print(help.text())
 heavy = [name for name in ("torch", "mlflow", "transformers", "torch_xla") if name in sys.modules]
 assert not heavy, heavy

@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from layerparity.config import Config, GenerateSettings, PromptSettings
-from layerparity.errors import UserError
-from layerparity.inputs import auto, prompt, random, tokens
-from layerparity.inputs.base import Request, batch, positions
-from layerparity.resources import shipped
-from layerparity.site import Site
+from layerparity.anatomy.site import Site
+from layerparity.ground.errors import UserError
+from layerparity.ground.resources import shipped
+from layerparity.run.inputs import auto, prompt, random, tokens
+from layerparity.run.inputs.base import Request, batch, positions
+from layerparity.settings.config import Config, GenerateSettings, PromptSettings
 
 TINY = shipped("checkpoints") / "tiny_minimax_m2"
 MODEL = json.loads((TINY / "config.json").read_text())

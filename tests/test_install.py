@@ -31,7 +31,7 @@ class Without(importlib.machinery.PathFinder):
         return super().find_spec(name, path, target)
 place = sys.meta_path.index(importlib.machinery.PathFinder)
 sys.meta_path[place] = Without
-from layerparity.cli import main
+from layerparity.cli.door import main
 code = 0
 for line in sys.argv[1:]:
     sys.argv = ["run.py", *line.split()]

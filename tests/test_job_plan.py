@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from layerparity.console import bytes_text
+from layerparity.ground.console import bytes_text
 
 REAL = ("job=plan", "model=minimax_m2", "dtype=bfloat16")
 

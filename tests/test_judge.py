@@ -11,10 +11,10 @@ import pytest
 from conftest import Ended
 from report_samples import sample
 
-from layerparity.compare.rejudge import changes, rejudge
-from layerparity.compare.tolerances.fixed import FixedTolerance
-from layerparity.errors import Exit
-from layerparity.verdict import Outcome, open_to_doubt
+from layerparity.ground.errors import Exit
+from layerparity.judge.judge import changes, rejudge
+from layerparity.judge.tolerances.fixed import FixedTolerance
+from layerparity.record.verdict import Outcome, open_to_doubt
 
 Cli = Callable[..., Ended]
 CPU = ("backend=gpu", "device_map=cpu")

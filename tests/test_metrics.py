@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from layerparity.metrics.base import Chunk, Metric, Stream, metrics_for
-from layerparity.site import Kind
+from layerparity.anatomy.site import Kind
+from layerparity.numbers.metric import Chunk, Metric, Stream, metrics_for
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ERRORS = ("max_abs_diff", "mean_abs_diff", "median_abs_diff", "std_abs_diff", "rel_l2")

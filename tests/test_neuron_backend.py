@@ -16,11 +16,11 @@ import pytest
 import torch
 from neuron_blocks import Watched, block, command, given, llama, minimax, rel_l2
 
-from layerparity.backends import neuron
-from layerparity.backends._neuron import runtime as machines
-from layerparity.backends._neuron import sharding
-from layerparity.backends._neuron.runtime import Choice, Compile
-from layerparity.errors import UserError
+from layerparity.ground.errors import UserError
+from layerparity.machine import neuron_runtime as machines
+from layerparity.machine import sharding
+from layerparity.machine.neuron_runtime import Choice, Compile
+from layerparity.run.backends import neuron
 
 TESTS = Path(__file__).parent
 pytestmark = pytest.mark.skipif(
@@ -175,7 +175,7 @@ class Twice(torch.nn.Module):
 
 
 def test_export_keeps_structure_and_never_confuses_arguments(exporting: Any) -> None:
-    from layerparity.backends._neuron.xla_export import Exported
+    from layerparity.run.backends._neuron.xla_export import Exported
 
     x, y = (exporting.send("norm", torch.full((2, 3), value)) for value in (1.0, 10.0))
     named = {"scale": 3.0, "nothing": None, "bias": x}
@@ -360,7 +360,7 @@ def test_what_would_be_ignored_is_refused(key: str) -> None:
 
 
 def test_a_users_own_flag_wins() -> None:
-    from layerparity.backends._neuron.xla import cpu_flags, with_flags
+    from layerparity.run.backends._neuron.xla import cpu_flags, with_flags
 
     flags = with_flags("--xla_allow_excess_precision=true --mine", cpu_flags(False)).split()
     assert "--xla_allow_excess_precision=true" in flags
@@ -374,8 +374,8 @@ SPMD = """
 import json, sys
 import torch
 from neuron_blocks import block, command, given, llama, rel_l2
-from layerparity.backends import neuron
-from layerparity.errors import UserError
+from layerparity.run.backends import neuron
+from layerparity.ground.errors import UserError
 
 backend = neuron.build(neuron.Settings(), command(tp_degree=2))
 backend.open()
@@ -443,7 +443,7 @@ def test_spmd_tensor_parallel_agrees_with_the_unsharded_block() -> None:
 
 def test_affinity_is_cheap() -> None:
     code = (
-        "import sys; from layerparity.backends import neuron; neuron.affinity();"
+        "import sys; from layerparity.run.backends import neuron; neuron.affinity();"
         "print([m for m in ('torch', 'torch_xla', 'transformers') if m in sys.modules])"
     )
     path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

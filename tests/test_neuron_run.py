@@ -13,13 +13,13 @@ import pytest
 from conftest import ROOT, Ended
 from safetensors.torch import load_file
 
-from layerparity.compare.comparison import Comparison
-from layerparity.manifest import Manifest
-from layerparity.quoting import quoted
-from layerparity.site import Kind
-from layerparity.tracking.config import TrackingConfig
+from layerparity.anatomy.site import Kind
+from layerparity.ground.quoting import quoted
+from layerparity.record.comparison import Comparison
+from layerparity.record.manifest import Manifest
+from layerparity.record.verdict import Outcome
+from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.store import Store, open_store
-from layerparity.verdict import Outcome
 
 pytest.importorskip("torch_xla", reason="pip install torch==2.9.1 torch_xla==2.9.0")
 

@@ -13,16 +13,16 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from layerparity.compare.tolerances.calibrated import CalibratedTolerance
-from layerparity.noise import sums as streamed
-from layerparity.noise.deviation import Deviation, Tensors, deviation
-from layerparity.noise.floor import Floor, measure_floor, scales
-from layerparity.noise.groups import Layout
-from layerparity.noise.stored import ISOLATED, ReferenceWriter, StoredReferences
-from layerparity.noise.usual import Usual
-from layerparity.numerics.sums import Product, backwards, sharded, strided
-from layerparity.numerics.ways import wider
-from layerparity.site import Kind, Site
+from layerparity.anatomy.site import Kind, Site
+from layerparity.judge.tolerances.calibrated import CalibratedTolerance
+from layerparity.numbers import token_sums as streamed
+from layerparity.numbers.arithmetic import Product, backwards, sharded, strided
+from layerparity.numbers.clean import wider
+from layerparity.numbers.deviation import Deviation, Tensors, deviation
+from layerparity.numbers.floor import Floor, measure_floor, scales
+from layerparity.numbers.token_sums import Layout
+from layerparity.numbers.typical_floor import Usual
+from layerparity.record.references import ISOLATED, ReferenceWriter, StoredReferences
 
 TYPES = {
     "bf16": (torch.bfloat16, torch.float32),
@@ -382,9 +382,9 @@ def test_a_slip_in_one_group_is_seen_there(group: str, numbers: slice, tokens: i
 def test_a_large_site_takes_little_memory() -> None:
     code = """
 import resource, torch
-from layerparity.noise.deviation import Tensors, deviation
-from layerparity.noise.floor import measure_floor
-from layerparity.noise.groups import Layout
+from layerparity.numbers.deviation import Tensors, deviation
+from layerparity.numbers.floor import measure_floor
+from layerparity.numbers.token_sums import Layout
 torch.set_num_threads(1)
 golden = torch.randn(1024, 4096)
 ways = {"one": golden * 1.001, "two": golden * 0.999}

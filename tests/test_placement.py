@@ -6,7 +6,8 @@ import logging
 
 import pytest
 
-from layerparity.backends._gpu.memory import (
+from layerparity.ground.errors import UserError
+from layerparity.machine.max_memory import (
     UNLIMITED,
     Limits,
     budget,
@@ -14,7 +15,6 @@ from layerparity.backends._gpu.memory import (
     parse_limits,
     size_text,
 )
-from layerparity.errors import UserError
 
 GB = 10**9
 BIG = {"embed_tokens": 1_229_193_216, **{f"layers.{n}": 7_337_437_696 for n in range(62)}}
@@ -23,7 +23,7 @@ BLOCKS = [stage for stage in BIG if stage.startswith("layers")]
 
 
 def plan(sizes, strategy, memory, blocks=()):
-    from layerparity.backends._gpu.planning import plan_devices
+    from layerparity.machine.placement import plan_devices
 
     return plan_devices(sizes, strategy, memory, blocks)
 
@@ -198,7 +198,7 @@ def test_the_rest_goes_to_the_cpu_then_to_disk():
 
 
 def test_what_waits_elsewhere_runs_where_accelerate_keeps_room_for_it():
-    from layerparity.backends._gpu.planning import execution_device
+    from layerparity.machine.placement import execution_device
 
     memory = {2: GB, 1: GB, "cpu": GB}
     assert [execution_device(each, memory) for each in ("cuda:2", "cpu", "disk")] == [
@@ -250,7 +250,7 @@ def stages_of(model):
 
 
 def sizes_of(model, dtype):
-    from layerparity.backends._gpu.planning import stage_bytes
+    from layerparity.machine.placement import stage_bytes
 
     return {s: stage_bytes(model.get_submodule(p), dtype) for s, p in stages_of(model).items()}
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from layerparity.config import Config, GenerateSettings, ScopeKind, ScopeSettings
-from layerparity.errors import UserError
-from layerparity.models.families.base import family_of
-from layerparity.plan import scope_of
-from layerparity.site import Site
+from layerparity.anatomy.family import family_of
+from layerparity.anatomy.site import Site
+from layerparity.ground.errors import UserError
+from layerparity.run.scope import scope_of
+from layerparity.settings.config import Config, GenerateSettings, ScopeKind, ScopeSettings
 
 FAMILY = family_of("minimax_m2")
 

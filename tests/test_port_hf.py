@@ -9,13 +9,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from layerparity.backends.base import Backend
-from layerparity.capture.wanted import Wanted
-from layerparity.config import Config, DType
-from layerparity.models.checkpoint import Checkpoint
-from layerparity.models.families.base import family_of
-from layerparity.ports import hf
-from layerparity.ports.base import Assets, Call
+from layerparity.anatomy.family import family_of
+from layerparity.model.checkpoint import Checkpoint
+from layerparity.record.wanted import Wanted
+from layerparity.run.backends.base import Backend
+from layerparity.run.ports import hf
+from layerparity.run.ports.base import Assets, Call
+from layerparity.settings.config import Config, DType
 
 EVERYTHING = Wanted("components", ("*",))
 

@@ -12,14 +12,14 @@ import torch
 from conftest import ROOT, Ended
 from test_port_hf import EVERYTHING, HostBackend
 
-from layerparity import ports
-from layerparity.config import Config
-from layerparity.errors import UserError
-from layerparity.models.checkpoint import Checkpoint
-from layerparity.models.families.base import family_of
-from layerparity.ports.base import Assets, Call, Observed, Port
-from layerparity.ports.fault import Settings
-from layerparity.ports.hf import HfPort
+from layerparity.anatomy.family import family_of
+from layerparity.ground.errors import UserError
+from layerparity.model.checkpoint import Checkpoint
+from layerparity.run import open_port
+from layerparity.run.ports.base import Assets, Call, Observed, Port
+from layerparity.run.ports.fault import Settings
+from layerparity.run.ports.hf import HfPort
+from layerparity.settings.config import Config
 
 CANDIDATE = ("device_map=cpu", "scope=single", "layer=0", "port._target_=my_port.Port")
 
@@ -54,7 +54,7 @@ def no_bytecode(monkeypatch: pytest.MonkeyPatch) -> None:
 def built() -> Port:
     checkpoint = Checkpoint(ROOT / "checkpoints/tiny_minimax_m2")
     given = Assets(checkpoint, family_of("minimax_m2"), HostBackend(), Config(), EVERYTHING)
-    return ports.build({"_target_": "my_port.Port"}, given)
+    return open_port.build({"_target_": "my_port.Port"}, given)
 
 
 def used(port: Port, given: torch.Tensor) -> Observed:
@@ -152,7 +152,7 @@ def test_what_a_port_does_wrong_is_named(own_port, old: str, new: str, says: str
 )
 def test_a_wrong_target_is_answered(target: str, says: str) -> None:
     with pytest.raises(UserError) as error:
-        ports.build({"_target_": target}, None)
+        open_port.build({"_target_": target}, None)
     assert says in str(error.value)
 
 
@@ -164,17 +164,17 @@ def test_a_key_the_port_does_not_take(cli: Callable[..., Ended], own_port) -> No
     ended = cli(*CANDIDATE, "port.eps=1e-6")
     assert (ended.exit, "+port.eps=" in ended.err) == (2, True), ended.err
     with pytest.raises(UserError, match=r"It takes replay\."):
-        ports.build({"_target_": "layerparity.ports.hf.HfPort", "tiles": 1}, None)
+        open_port.build({"_target_": "layerparity.run.ports.hf.HfPort", "tiles": 1}, None)
 
 
 def test_labels_say_what_was_chosen() -> None:
-    assert ports.label({"_target_": "layerparity.ports.hf.HfPort"}) == "hf"
+    assert open_port.label({"_target_": "layerparity.run.ports.hf.HfPort"}) == "hf"
     chosen = Settings(name="router_bias_dropped", layers=[0])
-    assert ports.label(chosen) == "fault router_bias_dropped at layers 0"
+    assert open_port.label(chosen) == "fault router_bias_dropped at layers 0"
     chosen = Settings(name="mutation", seed=3, index=2)
-    assert ports.label(chosen) == "fault mutation seed=3 index=2"
-    assert ports.label({"_target_": "a.b.Port", "eps": 1e-6}) == "a.b.Port eps=1e-06"
-    assert ports.label({"_target_": "layerparity.ports.hf.HfPort", "replay": True}) == (
+    assert open_port.label(chosen) == "fault mutation seed=3 index=2"
+    assert open_port.label({"_target_": "a.b.Port", "eps": 1e-6}) == "a.b.Port eps=1e-06"
+    assert open_port.label({"_target_": "layerparity.run.ports.hf.HfPort", "replay": True}) == (
         "hf replay=True"
     )
 
@@ -182,8 +182,8 @@ def test_labels_say_what_was_chosen() -> None:
 def test_a_port_of_ones_own_is_given_replay_only_where_it_was_asked() -> None:
     """conf/port/hf.yaml holds the key, which a port that is chosen over it need not know."""
     own = {"_target_": "a.b.Port", "replay": False}
-    assert ports.keys_of(own) == {"_target_": "a.b.Port"}
-    assert ports.keys_of({**own, "replay": True})["replay"] is True
+    assert open_port.keys_of(own) == {"_target_": "a.b.Port"}
+    assert open_port.keys_of({**own, "replay": True})["replay"] is True
 
 
 def test_every_key_and_the_code_are_in_the_identity(
@@ -192,12 +192,12 @@ def test_every_key_and_the_code_are_in_the_identity(
     monkeypatch.chdir(tmp_path)
     chosen = {"_target_": "my_port.Port", "eps": 1e-6}
     own_port()
-    first = ports.identity(chosen)
-    assert first == ports.identity(dict(chosen))
-    assert first != ports.identity({**chosen, "eps": 1e-5})
+    first = open_port.identity(chosen)
+    assert first == open_port.identity(dict(chosen))
+    assert first != open_port.identity({**chosen, "eps": 1e-5})
     own_port("silu(", "torch.relu(")
-    assert first["source"] != ports.identity(chosen)["source"]
-    faults = [ports.identity(Settings(name="a", layers=layers)) for layers in (None, [0], [1])]
+    assert first["source"] != open_port.identity(chosen)["source"]
+    faults = [open_port.identity(Settings(name="a", layers=layers)) for layers in (None, [0], [1])]
     assert len({str(each) for each in faults}) == 3
 
 
@@ -205,23 +205,23 @@ def test_a_port_without_weights_where_there_are_none() -> None:
     """A tied head is stored nowhere: a port need not report it."""
     from types import SimpleNamespace
 
-    from layerparity.ports import _guard
+    from layerparity.run import open_port
 
     held = {"model.layers.0.x": None}
     assets = SimpleNamespace(checkpoint=SimpleNamespace(tensors=held, weights=held))
-    assert list(_guard._load_problems({}, assets, "lm_head")) == []
-    assert list(_guard._load_problems({}, assets, "layers.0.mlp")) != []
+    assert list(open_port._load_problems({}, assets, "lm_head")) == []
+    assert list(open_port._load_problems({}, assets, "layers.0.mlp")) != []
 
 
 def test_our_own_mistakes_stay_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bug in our port is an internal error with its traceback, not the user's mistake."""
-    from layerparity.ports import hf
+    from layerparity.run.ports import hf
 
     def broken(*_: object) -> None:
         raise RuntimeError("ours")
 
     monkeypatch.setattr(hf.HfPort, "__init__", broken)
     with pytest.raises(RuntimeError, match="ours"):
-        ports.build({"_target_": "layerparity.ports.hf.HfPort"}, None)
+        open_port.build({"_target_": "layerparity.run.ports.hf.HfPort"}, None)
     with pytest.raises(UserError, match="port has no _target_"):
-        ports.build({}, None)
+        open_port.build({}, None)

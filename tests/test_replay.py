@@ -12,16 +12,16 @@ from conftest import Ended
 from safetensors.torch import load_file
 from test_port_hf import padded_batch, port_of, run_all
 
-from layerparity.compare.comparison import Comparison
-from layerparity.errors import UserError
-from layerparity.manifest import Manifest
-from layerparity.numerics.replay import Replay
-from layerparity.ports.base import Call
-from layerparity.ports.hf import HfPort
-from layerparity.site import Site
-from layerparity.tracking.config import TrackingConfig
+from layerparity.anatomy.site import Site
+from layerparity.ground.errors import UserError
+from layerparity.numbers.replay import Replay
+from layerparity.record.comparison import Comparison
+from layerparity.record.manifest import Manifest
+from layerparity.record.verdict import Outcome, Row
+from layerparity.run.ports.base import Call
+from layerparity.run.ports.hf import HfPort
+from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.store import open_store
-from layerparity.verdict import Outcome, Row
 
 Cli = Callable[..., Ended]
 Made = Callable[[str], Path]

@@ -13,12 +13,12 @@ from html.parser import HTMLParser
 import pytest
 from report_samples import CASES, COMPONENTS, every_case, judged, real, sample, side
 
-from layerparity.compare.comparison import Comparison, Made
-from layerparity.compare.report import headline
-from layerparity.compare.report.html import render_html
-from layerparity.compare.report.reproduce import next_lines, reproduce
-from layerparity.site import Site
-from layerparity.verdict import Outcome
+from layerparity.anatomy.site import Site
+from layerparity.record.comparison import Comparison, Made
+from layerparity.record.verdict import Outcome
+from layerparity.report import headline
+from layerparity.report.html import render_html
+from layerparity.report.reproduce import next_lines, reproduce
 
 
 class Page(HTMLParser):
@@ -284,7 +284,7 @@ def read(line: str) -> dict[str, object]:
 
 def test_report_imports_nothing_heavy() -> None:
     modules = ("html", "markdown", "table")
-    code = "".join(f"import layerparity.compare.report.{name}\n" for name in modules)
+    code = "".join(f"import layerparity.report.{name}\n" for name in modules)
     code += "import sys; print({'torch', 'mlflow', 'rich', 'transformers'} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -16,27 +16,28 @@ from conftest import Ended
 from report_samples import CASES, calibrated
 from test_report import words_of
 
-from layerparity.compare.closeup import (
+from layerparity.anatomy.site import Kind, Site
+from layerparity.judge.closeup import (
     Sides,
+    Telling,
     quantiles,
     sigma,
     spacing,
+    telling,
     ulp_histogram,
     worst_elements,
 )
-from layerparity.compare.comparison import Comparison
-from layerparity.compare.portrait import FLOOR, GOLDEN, ULP_EDGES, Portrait
-from layerparity.compare.portraits import MOST_GROUPS, with_portrait
-from layerparity.compare.report.html import render_html
-from layerparity.compare.report.markdown import render_markdown
-from layerparity.compare.report.measures import compared, present, which
-from layerparity.compare.telling import Telling, telling
-from layerparity.compare.tolerances.fixed import FixedTolerance
-from layerparity.noise.deviation import Tensors
-from layerparity.noise.floor import Floor
-from layerparity.noise.groups import Layout
-from layerparity.site import Kind, Site
-from layerparity.verdict import Outcome, Row
+from layerparity.judge.portraits import MOST_GROUPS, with_portrait
+from layerparity.judge.tolerances.fixed import FixedTolerance
+from layerparity.numbers.deviation import Tensors
+from layerparity.numbers.floor import Floor
+from layerparity.numbers.token_sums import Layout
+from layerparity.record.comparison import Comparison
+from layerparity.record.portrait import FLOOR, GOLDEN, ULP_EDGES, Portrait
+from layerparity.record.verdict import Outcome, Row
+from layerparity.report.html import render_html
+from layerparity.report.markdown import render_markdown
+from layerparity.report.measures import compared, present, which
 
 GUILTY = CASES["calibrated"]
 CHAINED = CASES["calibrated chained"]
@@ -101,7 +102,7 @@ def test_worst_elements_say_where_in_floors_and_keep_nan() -> None:
 
 def dumped(folder: Path, width: int = 300) -> Comparison:
     """Return a comparison of two dumps, of which channel 7 of layer 1's MLP is wrong."""
-    from layerparity.compare.parity import compare_runs
+    from layerparity.judge.parity import compare_runs
     from layerparity.tracking.stored import from_folder
 
     random = np.random.default_rng(0)

@@ -9,14 +9,8 @@ import pytest
 from report_samples import calibrated
 from test_report import words_of
 
-from layerparity.compare.report.expert_load import (
-    Load,
-    Panel,
-    experts_per_row,
-    load_panels,
-    load_text,
-)
-from layerparity.compare.report.html import render_html
+from layerparity.report.expert_load import Load, Panel, experts_per_row, load_panels, load_text
+from layerparity.report.html import render_html
 
 
 def loads(layers: int, experts: int) -> dict[str, dict[str, list[int]]]:

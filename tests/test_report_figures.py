@@ -22,18 +22,14 @@ from report_samples import (
 )
 from test_report import words_of
 
-from layerparity.compare.comparison import Comparison
-from layerparity.compare.report.colour import STEPS, ink_on, luminance, ramp, stylesheet
-from layerparity.compare.report.columns import Columns
-from layerparity.compare.report.error_by_layer import error_by_layer
-from layerparity.compare.report.heat_grid import Bins
-from layerparity.compare.report.measure import numeral
-from layerparity.compare.report.measures import BY_NAME
-from layerparity.compare.report.metric_heatmap import metric_heatmap
-from layerparity.compare.report.shade import Shade
-from layerparity.compare.report.stages import called, fold, stages
-from layerparity.compare.report.token_heatmap import binning, token_heatmap
-from layerparity.verdict import Outcome
+from layerparity.record.comparison import Comparison
+from layerparity.record.verdict import Outcome
+from layerparity.report.columns import Columns
+from layerparity.report.error_by_layer import error_by_layer
+from layerparity.report.heatmaps import Bins, binning, metric_heatmap, token_heatmap
+from layerparity.report.measures import BY_NAME, numeral
+from layerparity.report.stages import called, fold, stages
+from layerparity.report.svg import STEPS, Shade, ink_on, luminance, ramp, stylesheet
 
 
 def columns(comparison: Comparison) -> Columns:

@@ -11,16 +11,16 @@ from report_samples import CASES, calibrated, real, sample
 from test_report import words_of
 from test_report_figures import columns, hovers, parsed
 
-from layerparity.compare.portrait import GOLDEN, Grouped, Portrait
-from layerparity.compare.report.distributions import quantile_plot
-from layerparity.compare.report.distributions import ulp_histogram as drawn_ulp
-from layerparity.compare.report.experts import agreement_by_layer, agreement_text, load_figure
-from layerparity.compare.report.group_heatmap import group_heatmap
-from layerparity.compare.report.html import render_html
-from layerparity.compare.report.noise_by_layer import accumulated_error, local_error
-from layerparity.compare.report.stages import stages, told
-from layerparity.site import Kind, Site
-from layerparity.verdict import Outcome, Row
+from layerparity.anatomy.site import Kind, Site
+from layerparity.record.portrait import GOLDEN, Grouped, Portrait
+from layerparity.record.verdict import Outcome, Row
+from layerparity.report.distributions import quantile_plot
+from layerparity.report.distributions import ulp_histogram as drawn_ulp
+from layerparity.report.experts import agreement_by_layer, agreement_text, load_figure
+from layerparity.report.heatmaps import group_heatmap
+from layerparity.report.html import render_html
+from layerparity.report.noise_by_layer import accumulated_error, local_error
+from layerparity.report.stages import stages, told
 
 GUILTY = CASES["calibrated"]
 CHAINED = CASES["calibrated chained"]

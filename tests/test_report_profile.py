@@ -18,21 +18,20 @@ from report_samples import sample
 from runs import make_run, sites
 from test_report import Page, words_of
 
-from layerparity.capture.recorder import Recorder
-from layerparity.compare.comparison import Comparison
-from layerparity.compare.dumps import open_dump
-from layerparity.compare.parity import compare_runs
-from layerparity.compare.profiles import added, read_profile
-from layerparity.compare.report.html import render_html
-from layerparity.compare.report.markdown import render_markdown
-from layerparity.compare.report.time_by_stage import seconds_text, time_by_stage
-from layerparity.compare.sides import Union
-from layerparity.compare.tolerances.fixed import Settings as FixedTolerance
-from layerparity.errors import UserError
-from layerparity.jobs._profile import line, metrics
-from layerparity.manifest import PROFILE_FILE
-from layerparity.models.checkpoint import Checkpoint
-from layerparity.profile import PARTS, RunProfile, Spent, StageProfile
+from layerparity.ground.errors import UserError
+from layerparity.ground.profile import PARTS, RunProfile, Spent, StageProfile
+from layerparity.judge.dumps import open_dump
+from layerparity.judge.parity import compare_runs
+from layerparity.judge.sides import Union, added, read_profile
+from layerparity.judge.tolerances.fixed import Settings as FixedTolerance
+from layerparity.model.checkpoint import Checkpoint
+from layerparity.record.comparison import Comparison
+from layerparity.record.manifest import PROFILE_FILE
+from layerparity.record.recorder import Recorder
+from layerparity.report.html import render_html
+from layerparity.report.markdown import render_markdown
+from layerparity.report.time import seconds_text, time_by_stage
+from layerparity.run.closing import metrics, profile_line
 from layerparity.tracking.stored import from_folder
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -93,7 +92,7 @@ def test_a_run_accounts_for_its_time_and_its_bytes(
     stored = Checkpoint(ROOT / "checkpoints/tiny_minimax_m2").tensors.values()
     # A token more is a pass more.
     assert total.loading.bytes == sum(each.bytes for each in stored) * (16 if more else 1)
-    assert line(kept) in ended.out.splitlines()
+    assert profile_line(kept) in ended.out.splitlines()
 
 
 def test_the_memory_that_storing_takes_counts(
@@ -120,13 +119,13 @@ def test_the_memory_that_storing_takes_counts(
 
 
 def test_the_line_says_the_largest_part_first_and_nothing_of_what_took_none() -> None:
-    assert line(profile(reference=3.0)) == (
+    assert profile_line(profile(reference=3.0)) == (
         "time: 60 % reference, 28 % compute, 6 % fingerprint, 4 % waiting for weights, 2 % store; "
         "4.50 GB read at 1.25 GB/s; 1.00 GB of memory at most"
     )
     idle = RunProfile(0, {"layers.0": StageProfile(compute=1.0, store=0.001, peak=3_400_000)})
-    assert line(idle) == "time: 100 % compute; 3.40 MB of memory at most"
-    assert line(RunProfile(0, {"layers.0": StageProfile()})).startswith("time: ")
+    assert profile_line(idle) == "time: 100 % compute; 3.40 MB of memory at most"
+    assert profile_line(RunProfile(0, {"layers.0": StageProfile()})).startswith("time: ")
 
 
 # ---------------------------------------------------------------- many runs as one

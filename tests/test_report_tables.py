@@ -10,11 +10,11 @@ from report_samples import CASES, every_case, every_oddity, judged, real, sample
 from rich.console import Console
 from test_report import Page
 
-from layerparity.compare.comparison import Comparison
-from layerparity.compare.report.html import render_html
-from layerparity.compare.report.markdown import render_markdown
-from layerparity.compare.report.table import closing_table, per_site_table
-from layerparity.verdict import Outcome
+from layerparity.record.comparison import Comparison
+from layerparity.record.verdict import Outcome
+from layerparity.report.html import render_html
+from layerparity.report.markdown import render_markdown
+from layerparity.report.table import closing_table, per_site_table
 
 
 def printed(comparison: Comparison) -> str:

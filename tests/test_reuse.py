@@ -11,7 +11,7 @@ import pytest
 from conftest import Ended
 from safetensors.torch import load_file, save_file
 
-from layerparity.resources import shipped
+from layerparity.ground.resources import shipped
 
 Cli = Callable[..., Ended]
 TINY = shipped("checkpoints") / "tiny_minimax_m2"

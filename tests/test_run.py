@@ -12,9 +12,9 @@ from conftest import Ended
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from layerparity.manifest import Manifest
-from layerparity.resources import shipped
-from layerparity.site import Site
+from layerparity.anatomy.site import Site
+from layerparity.ground.resources import shipped
+from layerparity.record.manifest import Manifest
 
 TINY = shipped("checkpoints") / "tiny_minimax_m2"
 CPU = ("backend=gpu", "device_map=cpu")
@@ -69,7 +69,7 @@ def test_a_run_keeps_what_describes_it(run: Cli, store: Path) -> None:
 
 def judged(run: Cli, store: Path, name: str) -> None:
     """Compare the candidate of a name and check that it, and no other, was compared and passed."""
-    from layerparity.tracking.config import TrackingConfig
+    from layerparity.settings.tracking import TrackingConfig
     from layerparity.tracking.store import open_store
 
     opened = open_store(TrackingConfig(folder=str(store)))
@@ -264,7 +264,7 @@ def test_bf16_under_fixed_limits_carries_a_warning(run: Cli, store: Path) -> Non
 
 
 def test_a_candidate_is_tagged_with_its_verdict(run: Cli, store: Path) -> None:
-    from layerparity.tracking.config import TrackingConfig
+    from layerparity.settings.tracking import TrackingConfig
     from layerparity.tracking.store import open_store
 
     assert run(*CPU, "kind=candidate", "scope=single", "layer=5", "name=judged").exit == 0

@@ -13,16 +13,24 @@ import torch
 from conftest import ROOT
 from conftest import Ended as Ran
 
-from layerparity.bisect.guilt import Guilt
-from layerparity.errors import Exit
-from layerparity.jobs._upcast import upcast
-from layerparity.models.checkpoint import Checkpoint
-from layerparity.models.memory import Pool
-from layerparity.selftest.cells import Cell, Setting, spread
-from layerparity.selftest.fp8 import BLOCK, FP8, quantise
-from layerparity.selftest.grid import clean_cells, fault_cells, fault_names
+from layerparity.ground.errors import Exit
+from layerparity.judge.guilt import Guilt
+from layerparity.mistakes.catalogue import catalogue
+from layerparity.model.checkpoint import Checkpoint
+from layerparity.model.loader import Pool
+from layerparity.selftest.cells import (
+    BLOCK,
+    FP8,
+    Cell,
+    Setting,
+    clean_cells,
+    fault_cells,
+    quantise,
+    spread,
+)
 from layerparity.selftest.outcomes import Ended, Ending, ending_of, upper_bound
 from layerparity.selftest.table import fault_table, mutation_table, summary, wrong_table
+from layerparity.selftest.upcast import upcast
 
 HERE = Setting("tiny", "one prompt", "bfloat16")
 FAULTY = Cell(HERE, "qk_norm_skipped", {}, 3, "self_attn.q_norm", "qk_norm_skipped")
@@ -37,12 +45,12 @@ def test_first_middle_and_last_layers_are_taken_once() -> None:
 
 def test_every_fault_has_cells_in_every_setting() -> None:
     in_fp8 = Setting(FP8, "one prompt", "bfloat16")
-    cells = list(fault_cells([HERE, in_fp8], {"tiny": 6, FP8: 6}, fault_names()))
-    assert {cell.name for cell in cells} == set(fault_names())
+    cells = list(fault_cells([HERE, in_fp8], {"tiny": 6, FP8: 6}, catalogue()))
+    assert {cell.name for cell in cells} == set(catalogue())
     assert {"fp8_scale" in cell.name for cell in cells if cell.setting == HERE} == {False}
     assert {"fp8_scale" in cell.name for cell in cells if cell.setting == in_fp8} == {True}
     assert {cell.layer for cell in cells} == {0, 3, 5}
-    assert "mutation" not in fault_names()
+    assert "mutation" not in catalogue()
 
 
 def test_quantised_numbers_are_their_values_to_three_bits() -> None:

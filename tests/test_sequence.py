@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from conftest import Ended
 
-from layerparity.errors import Exit
+from layerparity.ground.errors import Exit
 from layerparity.jobs import compare
-from layerparity.jobs import run as run_job
+from layerparity.run import make as run_job
 
 Cli = Callable[..., Ended]
 HEAD = "# @package _global_\n# Mine?\ndefaults:\n  - override /job: sequence\n"

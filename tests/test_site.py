@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from layerparity.site import Site
+from layerparity.anatomy.site import Site
 
 IN_ORDER = [
     "embed_tokens:in",

@@ -10,7 +10,7 @@ from neuron_blocks import minimax, rel_l2
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from layerparity.models import static_experts
+from layerparity.model import static_experts
 
 TOKENS, EXPERTS, K, HIDDEN = 11, 6, 2, 16
 

@@ -18,16 +18,16 @@ import pytest
 import torch
 from conftest import ROOT, Ended
 
-from layerparity.backends import _streaming
-from layerparity.errors import UserError
-from layerparity.manifest import FILE_NAME, PROFILE_FILE
-from layerparity.models import conversion, memory
-from layerparity.models.architecture import read_config
-from layerparity.models.checkpoint import Checkpoint
-from layerparity.models.filling import Filler
-from layerparity.models.memory import Pool
-from layerparity.models.skeleton import Skeleton
-from layerparity.profile import MemoryPeaks, anonymous_bytes
+from layerparity.ground.errors import UserError
+from layerparity.ground.profile import MemoryPeaks, anonymous_bytes
+from layerparity.machine import max_memory
+from layerparity.model import conversion, loader
+from layerparity.model.architecture import read_config
+from layerparity.model.checkpoint import Checkpoint
+from layerparity.model.filling import Filler
+from layerparity.model.loader import Pool
+from layerparity.model.skeleton import Skeleton
+from layerparity.record.manifest import FILE_NAME, PROFILE_FILE
 
 MB = 10**6
 STAGES = ["embed_tokens", *(f"layers.{n}" for n in range(3)), "norm", "lm_head"]
@@ -248,7 +248,7 @@ def test_too_little_memory_is_said_before_anything_is_read(cli: Callable[..., En
 def test_a_limit_of_the_process_counts(tmp_path: Path) -> None:
     program = (
         "import resource, sys\n"
-        "from layerparity.backends._host_memory import free_host_memory, _status_bytes\n"
+        "from layerparity.machine.memory import free_host_memory, _status_bytes\n"
         "limit = _status_bytes('VmData') + 50_000_000\n"
         "resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))\n"
         "print(free_host_memory())\n"
@@ -293,7 +293,7 @@ def test_memory_that_runs_out_names_its_stage(cli: Callable[..., Ended], monkeyp
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
     monkeypatch.setattr(Pool, "_take", full)
-    monkeypatch.setattr(memory, "_LARGE", 1)
+    monkeypatch.setattr(loader, "_LARGE", 1)
     ended = cli("device_map=stream", "scope=single", "layer=2", "inputs=random")
     assert ended.exit == 2
     assert "memory ran out at layers.2: raise the limit" in ended.err
@@ -301,12 +301,12 @@ def test_memory_that_runs_out_names_its_stage(cli: Callable[..., Ended], monkeyp
 
 def test_one_block_fits_where_two_do_not() -> None:
     sizes = {"a": 60, "b": 100, "c": 50}
-    assert _streaming.reads_ahead(sizes, 160)
-    assert not _streaming.reads_ahead(sizes, 159)
-    assert _streaming.reads_ahead({"a": 60, "b": 10, "c": 50}, 70)
-    assert not _streaming.reads_ahead({"a": 60, "b": 10, "c": 50}, 70, again=True)
+    assert max_memory.reads_ahead(sizes, 160)
+    assert not max_memory.reads_ahead(sizes, 159)
+    assert max_memory.reads_ahead({"a": 60, "b": 10, "c": 50}, 70)
+    assert not max_memory.reads_ahead({"a": 60, "b": 10, "c": 50}, 70, again=True)
     with pytest.raises(UserError, match="b alone needs"):
-        _streaming.reads_ahead(sizes, 99)
+        max_memory.reads_ahead(sizes, 99)
 
 
 # ---------------------------------------------------------------- what was converted is said

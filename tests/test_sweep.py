@@ -11,8 +11,8 @@ import pytest
 from omegaconf import OmegaConf
 from stores import fresh_config
 
-from layerparity import sweep
-from layerparity.tracking.config import TrackingConfig
+from layerparity.run import sweep
+from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.store import open_store
 
 CONFIG = """
@@ -27,7 +27,7 @@ hydra:
   output_subdir: null
   sweep: {dir: '%s', subdir: .}
   job: {chdir: false}
-  callbacks: {sweep_parent: {_target_: layerparity.sweep.SweepParent}}
+  callbacks: {sweep_parent: {_target_: layerparity.run.sweep.SweepParent}}
 """
 
 
@@ -184,13 +184,13 @@ def test_a_part_that_was_refused_has_a_row(cli, tmp_path):
 
 
 def test_a_part_that_failed_as_a_run_has_one_row(cli, tmp_path, monkeypatch):
-    from layerparity.errors import UserError
-    from layerparity.jobs import _keep
+    from layerparity.ground.errors import UserError
+    from layerparity.run import write
 
     def fail(*arguments, **seconds):
         raise UserError("no room")
 
-    monkeypatch.setattr(_keep, "finish", fail)
+    monkeypatch.setattr(write, "finish", fail)
     made = cli("-m", "backend=gpu", "device_map=cpu", "scope=single", "layer=0,0", "inputs=prompt")
     assert made.exit == 2, made.err
     assert "REFUSED" not in made.out and made.out.count("FAILED") == 2

@@ -15,10 +15,10 @@ from types import SimpleNamespace
 import pytest
 from stores import free_port, fresh_config
 
-from layerparity.errors import Exit, UserError
+from layerparity.ground.errors import Exit, UserError
 from layerparity.jobs import ui
+from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking import server
-from layerparity.tracking.config import TrackingConfig
 from layerparity.tracking.store import open_store
 
 
@@ -100,7 +100,7 @@ def _failing(config, host, port, log):
 
 PROGRAM = (
     "import sys; from types import SimpleNamespace; from layerparity.jobs import ui;"
-    "from layerparity.tracking.config import TrackingConfig;"
+    "from layerparity.settings.tracking import TrackingConfig;"
     "ui.run(SimpleNamespace(tracking=TrackingConfig(folder=sys.argv[1]),"
     "job=ui.Settings(port=int(sys.argv[2]))))"
 )

@@ -16,26 +16,25 @@ from runs import StoredRun, make_run, sites
 from test_port_hf import EVERYTHING, HostBackend
 from transformers.core_model_loading import revert_weight_conversion
 
-from layerparity.compare.comparison import Comparison
-from layerparity.compare.findings import WeightFinding
-from layerparity.compare.parity import compare_runs
-from layerparity.compare.report.html import render_html
-from layerparity.compare.report.markdown import render_markdown
-from layerparity.compare.report.table import closing_table
-from layerparity.compare.tolerances.fixed import FixedTolerance
-from layerparity.compare.weights_diff import diff_side, diff_weights
-from layerparity.compare.weights_sketch import cosine, related, relative_change, same_values
-from layerparity.config import Config, DType
-from layerparity.errors import UserError
-from layerparity.files import tensor_digest
-from layerparity.manifest import EFFECTIVE_FILE, WeightPrint
-from layerparity.models.checkpoint import Checkpoint
-from layerparity.models.families.base import family_of
-from layerparity.models.prints import against, print_of
-from layerparity.models.sketch import BUCKETS, CHUNK
-from layerparity.ports.base import Assets
-from layerparity.ports.hf import HfPort
-from layerparity.verdict import Outcome
+from layerparity.anatomy.family import family_of
+from layerparity.ground.errors import UserError
+from layerparity.ground.files import tensor_digest
+from layerparity.judge.parity import compare_runs
+from layerparity.judge.tolerances.fixed import FixedTolerance
+from layerparity.judge.weights_diff import diff_side, diff_weights
+from layerparity.judge.weights_kind import cosine, related, relative_change, same_values
+from layerparity.model.checkpoint import Checkpoint
+from layerparity.model.prints import BUCKETS, CHUNK, against, print_of
+from layerparity.record.comparison import Comparison
+from layerparity.record.findings import WeightFinding
+from layerparity.record.manifest import EFFECTIVE_FILE, WeightPrint
+from layerparity.record.verdict import Outcome
+from layerparity.report.html import render_html
+from layerparity.report.markdown import render_markdown
+from layerparity.report.table import closing_table
+from layerparity.run.ports.base import Assets
+from layerparity.run.ports.hf import HfPort
+from layerparity.settings.config import Config, DType
 
 Made = Callable[[str], Path]
 TOLERANCE = FixedTolerance()
@@ -434,7 +433,7 @@ def test_the_command_names_a_fault(cli: Cli, made: Made) -> None:
 
 
 SILENT = """
-from layerparity.ports.hf import HfPort
+from layerparity.run.ports.hf import HfPort
 
 
 class Silent(HfPort):

@@ -2,6 +2,6 @@
 
 import sys
 
-from layerparity.cli import main
+from layerparity.cli.door import main
 
 sys.exit(main())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from layerparity.backends._control_groups import cpus_granted
+from layerparity.machine.memory import cpus_granted
 
 
 def usable_cpus() -> int:

@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from layerparity.resources import shipped
+from layerparity.ground.resources import shipped
 
 # torch_xla is built for one torch; these two were tested, and a test holds them to pyproject.toml.
 PAIR = {"torch": "2.9.1", "torch-xla": "2.9.0"}

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING
 
-from layerparity import registry
-from layerparity.errors import UserError
+from layerparity.ground import registry
+from layerparity.ground.errors import UserError
 
 if TYPE_CHECKING:
-    from layerparity.config import Config
+    from layerparity.settings.config import Config
 
 _OURS = "a fault of this check, not of the machine: report it; the other lines stand"
 

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from layerparity.console import bytes_text
 from layerparity.doctor._reading import speed_of_file
 from layerparity.doctor.base import Check, Result, Section, ok, problem, warning
-from layerparity.errors import UserError
-from layerparity.models.resolve import open_checkpoint
-from layerparity.quoting import typed
+from layerparity.ground.console import bytes_text
+from layerparity.ground.errors import UserError
+from layerparity.ground.quoting import typed
+from layerparity.model.resolve import open_checkpoint
 
 if TYPE_CHECKING:
-    from layerparity.config import Config
-    from layerparity.models.checkpoint import Checkpoint
+    from layerparity.model.checkpoint import Checkpoint
+    from layerparity.settings.config import Config
 
 SAMPLE = 256 << 20
 # A shorter read says more of the first access than of the disk.

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from layerparity.console import bytes_text
 from layerparity.doctor._machine import nearest_folder
 from layerparity.doctor._reading import speed_of_folder
 from layerparity.doctor.base import Check, Result, Section, ok, problem, warning
-from layerparity.tracking.config import read_config
+from layerparity.ground.console import bytes_text
+from layerparity.settings.tracking import read_config
 
 if TYPE_CHECKING:
-    from layerparity.config import Config
+    from layerparity.settings.config import Config
 
 SAMPLE = 128 << 20
 _TOO_LITTLE = 1e9

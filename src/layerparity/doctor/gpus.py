@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from layerparity.backends import _nvidia
-from layerparity.console import bytes_text
 from layerparity.doctor import _probe
 from layerparity.doctor.base import Check, Result, Section, ok, problem, warning
+from layerparity.ground.console import bytes_text
+from layerparity.machine import nvidia
 
 if TYPE_CHECKING:
-    from layerparity.config import Config
+    from layerparity.settings.config import Config
 
 # Below this share of free memory somebody else is at work on the GPU.
 _FREE = 0.9
@@ -19,7 +19,7 @@ _FREE = 0.9
 
 def look(config: Config) -> Iterator[Result]:
     """Yield a line for each GPU, and one where driver and torch do not see the same."""
-    shown = _nvidia.gpu_names()
+    shown = nvidia.gpu_names()
     try:
         facts = _probe.torch_facts()
     except _probe.NoAnswerError as error:
@@ -42,7 +42,7 @@ def _none(config: Config) -> Result:
 
 
 def _lost(shown: int, facts: dict[str, Any]) -> Result:
-    found = f"the driver ({_nvidia.driver_version()}) shows {shown}, torch can use "
+    found = f"the driver ({nvidia.driver_version()}) shows {shown}, torch can use "
     found += f"{len(facts['gpus'])}"
     if not facts["cuda"]:
         return problem("gpus", f"{found}: it is built without CUDA", "install torch built for CUDA")

@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from layerparity.backends import _nvidia
 from layerparity.doctor.base import Check, Result, Section, ok, warning
+from layerparity.machine import nvidia
 
 if TYPE_CHECKING:
-    from layerparity.config import Config
+    from layerparity.settings.config import Config
 
 _TIMEOUT_S = 30
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -28,7 +28,7 @@ _WORDS = {
 
 def look(config: Config) -> Iterator[Result]:
     """Yield one line that counts the pairs of GPUs by what links them."""
-    count = len(_nvidia.gpu_names())
+    count = len(nvidia.gpu_names())
     if count < 2:
         yield ok("links", "fewer than two GPUs: nothing to link")
         return

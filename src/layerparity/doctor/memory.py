@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from layerparity.backends._host_memory import host_memory
-from layerparity.console import bytes_text
 from layerparity.doctor.base import Check, Result, Section, ok, problem, warning
+from layerparity.ground.console import bytes_text
+from layerparity.machine.memory import host_memory
 
 if TYPE_CHECKING:
-    from layerparity.config import Config
+    from layerparity.settings.config import Config
 
 # torch, transformers and mlflow hold about 1 GB once they are imported, before any weight.
 _TOO_LITTLE = 1e9

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from layerparity.backends import _nvidia
 from layerparity.doctor import _probe
 from layerparity.doctor._versions import PAIR
 from layerparity.doctor.base import Check, Result, Section, ok, warning
+from layerparity.machine import nvidia
 
 if TYPE_CHECKING:
-    from layerparity.config import Config
+    from layerparity.settings.config import Config
 
 
 def look(config: Config) -> Iterator[Result]:
@@ -23,7 +23,7 @@ def look(config: Config) -> Iterator[Result]:
         return
     if version:
         yield ok("nccl", f"{version}, built into torch")
-    elif len(_nvidia.gpu_names()) > 1:
+    elif len(nvidia.gpu_names()) > 1:
         cure = f"install torch {PAIR['torch']} built for CUDA; device_map=balanced works without"
         yield warning("nccl", "torch was built without it", cure)
     else:

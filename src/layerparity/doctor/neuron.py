@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from layerparity.backends._neuron import examined
-from layerparity.backends._neuron.runtime import GET_XLA, detect, neuron_devices
 from layerparity.doctor import _probe
 from layerparity.doctor._versions import installed
 from layerparity.doctor.base import Check, Result, Section, ok, problem, warning
+from layerparity.machine import neuron
+from layerparity.machine.neuron_runtime import GET_XLA, detect, neuron_devices
 
 if TYPE_CHECKING:
-    from layerparity.config import Config
+    from layerparity.settings.config import Config
 
 _AWS = "from AWS's own package index"
 _GET = f"install torch-neuronx 2.9 {_AWS}"
@@ -20,11 +20,11 @@ _GET = f"install torch-neuronx 2.9 {_AWS}"
 
 def look(config: Config) -> Iterator[Result]:
     """Yield a line for the machine, one for the flavour, and one for each placeholder."""
-    packages = examined.packages()
+    packages = neuron.packages()
     yield _machine(config)
     placeholders = [name for name, real in packages.items() if not real]
     for name in placeholders:
-        dist = examined.PACKAGES[name]
+        dist = neuron.PACKAGES[name]
         found = f"{installed(dist) or '?'} is a placeholder of the public registry: it only raises"
         yield warning(name, found, f"pip uninstall {dist}; on Trainium, install it {_AWS}")
     real = {name: real for name, real in packages.items() if real}
@@ -49,15 +49,15 @@ def _machine(config: Config) -> Result:
 
 
 def _flavour(real: Mapping[str, bool]) -> Result:
-    versions = ", ".join(f"{name} {installed(examined.PACKAGES[name]) or '?'}" for name in real)
+    versions = ", ".join(f"{name} {installed(neuron.PACKAGES[name]) or '?'}" for name in real)
     if "torch_neuronx" not in real:
         return problem("neuron flavour", f"{versions}, but no torch_neuronx", _GET)
     try:
-        told = _probe.ask("layerparity.backends._neuron.examined", "flavour")
+        told = _probe.ask("layerparity.machine.neuron", "flavour")
     except _probe.NoAnswerError as error:
         found = f"{versions}: torch_neuronx does not import: {error}"
         return problem("neuron flavour", found, _GET)
-    if told["flavour"] == examined.XLA:
+    if told["flavour"] == neuron.XLA:
         return ok("neuron flavour", f"XLA flavour: {versions}")
     return problem("neuron flavour", f"{told['found']}: {versions}", told["cure"])
 

@@ -12,7 +12,7 @@ from layerparity.doctor._versions import PAIR, installed, known_good, requiremen
 from layerparity.doctor.base import Check, Result, Section, ok, problem, warning
 
 if TYPE_CHECKING:
-    from layerparity.config import Config
+    from layerparity.settings.config import Config
 
 _NAMED = 4
 _ALL = "pip install --constraint constraints.txt ."

@@ -11,7 +11,7 @@ from layerparity.doctor._versions import PYTHON
 from layerparity.doctor.base import Check, Result, Section, ok, warning
 
 if TYPE_CHECKING:
-    from layerparity.config import Config
+    from layerparity.settings.config import Config
 
 
 def look(config: Config) -> Iterator[Result]:

@@ -9,7 +9,7 @@ from layerparity.doctor.base import Check, Result, Section, ok
 from layerparity.tracking.health import describe
 
 if TYPE_CHECKING:
-    from layerparity.config import Config
+    from layerparity.settings.config import Config
 
 
 def look(config: Config) -> Iterator[Result]:

@@ -10,7 +10,7 @@ from layerparity.doctor._machine import usable_cpus
 from layerparity.doctor.base import Check, Result, Section, ok, warning
 
 if TYPE_CHECKING:
-    from layerparity.config import Config
+    from layerparity.settings.config import Config
 
 _VARIABLE = "OMP_NUM_THREADS"
 _BUSY = 2.0

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from layerparity.doctor import _probe
 from layerparity.doctor.base import Check, Result, Section, ok, warning
-from layerparity.models.resolve import open_checkpoint
+from layerparity.model.resolve import open_checkpoint
 
 if TYPE_CHECKING:
-    from layerparity.config import Config
+    from layerparity.settings.config import Config
 
 _CURE = "fetch the tokenizer's files into the folder, or use inputs=tokens inputs.file=IDS.json"
 _TEXT = "Two machines compare their notes."
@@ -32,7 +32,7 @@ def look(config: Config) -> Iterator[Result]:
 
 def count_tokens(folder: str) -> int:
     """Return how many tokens a short text is; called in a process of its own by `_probe`."""
-    from layerparity.inputs.prompt import load_tokenizer
+    from layerparity.run.inputs.prompt import load_tokenizer
 
     return len(load_tokenizer(Path(folder))(_TEXT)["input_ids"])
 

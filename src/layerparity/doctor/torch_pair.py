@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
-from layerparity.backends._neuron.runtime import GET_XLA
 from layerparity.doctor import _probe
 from layerparity.doctor._versions import PAIR, installed, same
 from layerparity.doctor.base import Check, Result, Section, ok, problem, warning
+from layerparity.machine.neuron_runtime import GET_XLA
 
 if TYPE_CHECKING:
-    from layerparity.config import Config
+    from layerparity.settings.config import Config
 
 _TORCH, _XLA = PAIR["torch"], PAIR["torch-xla"]
 _BOTH = f"pip install torch=={_TORCH} torch_xla=={_XLA}"
@@ -53,7 +53,7 @@ def _pair(torch: str, xla: str) -> Result:
         found = f"{xla} is made for torch {'.'.join(xla.split('.')[:2])}, and torch is {torch}"
         return problem("torch_xla", found, _BOTH)
     try:
-        facts = _probe.ask("layerparity.backends._neuron.examined", "xla_facts")
+        facts = _probe.ask("layerparity.machine.neuron", "xla_facts")
     except _probe.NoAnswerError as error:
         return problem("torch_xla", f"{xla} does not import: {error}", _BOTH)
     if same(xla, _XLA):

@@ -6,20 +6,20 @@ import importlib.util
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from layerparity.backends import _nvidia
 from layerparity.doctor import _probe
 from layerparity.doctor._versions import installed
 from layerparity.doctor.base import Check, Result, Section, ok, problem, warning
+from layerparity.machine import nvidia
 
 if TYPE_CHECKING:
-    from layerparity.config import Config
+    from layerparity.settings.config import Config
 
 _GET = "install torch with everything it asks for (make clean, then make demo TORCH=full)"
 
 
 def look(config: Config) -> Iterator[Result]:
     """Yield one line; it is a problem where backend.compile=true would run on a GPU."""
-    gpu = bool(_nvidia.gpu_names())
+    gpu = bool(nvidia.gpu_names())
     wanted = gpu and config.backend.name == "gpu" and bool(config.backend.compile)
     if importlib.util.find_spec("triton") is None:
         if wanted:

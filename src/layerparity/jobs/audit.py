@@ -6,17 +6,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from layerparity import console
-from layerparity.config import Config
-from layerparity.errors import Exit, UserError
-from layerparity.jobs._links import say_served
-from layerparity.jobs._start import say_loading
-from layerparity.models.checkpoint import Checkpoint
-from layerparity.models.resolve import open_checkpoint
+from layerparity.ground import console
+from layerparity.ground.errors import Exit, UserError
+from layerparity.machine.device import keep_torch_xla_out
+from layerparity.model.checkpoint import Checkpoint
+from layerparity.model.resolve import open_checkpoint
+from layerparity.run.preflight import say_loading
+from layerparity.settings.config import Config
+from layerparity.tracking.links import say_served
 
 if TYPE_CHECKING:
-    from layerparity.audit.examine import Audit
-    from layerparity.audit.sizes import Bytes
+    from layerparity.checkpoint.examine import Audit
+    from layerparity.checkpoint.sizes import Bytes
     from layerparity.tracking.active import ActiveRun
 
 KIND = "audit"
@@ -33,11 +34,11 @@ class Settings:
 
 def run(config: Config) -> Exit:
     """Audit the model's folder; show, keep as a run, and return 1 where there are problems."""
-    import layerparity.backends._gpu  # noqa: F401
-    from layerparity.audit.examine import examine
-    from layerparity.audit.report import markdown, sentences, summary, tables
+    from layerparity.checkpoint.examine import examine
+    from layerparity.report.audit import markdown, sentences, summary, tables
     from layerparity.tracking.store import open_store
 
+    keep_torch_xla_out()
     checkpoint = open_checkpoint(config.model)
     say_loading(config)
     store = open_store(config.tracking)
@@ -59,7 +60,7 @@ def run(config: Config) -> Exit:
 
 
 def _tags(config: Config, checkpoint: Checkpoint, audit: Audit) -> dict[str, str]:
-    from layerparity.audit.report import headline
+    from layerparity.report.audit import headline
 
     return {
         "verdict": audit.verdict,

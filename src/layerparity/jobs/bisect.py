@@ -7,28 +7,28 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from layerparity import console, registry
-from layerparity.bisect.descend import descend
-from layerparity.bisect.guilt import Guilt
-from layerparity.bisect.sentence import answer_of, markdown
-from layerparity.bisect.strategies.base import Found, Strategy
-from layerparity.causes.base import Cause, likeliest
-from layerparity.compare.answer import REMARK, Answer
-from layerparity.config import Config, RunKind
-from layerparity.errors import Exit, UserError
-from layerparity.jobs._bench import RunBench
-from layerparity.jobs._evidence import evidence_of
-from layerparity.jobs._headline import portrayed, rows_of
-from layerparity.jobs._links import say_link
-from layerparity.verdict import Outcome
+from layerparity.ground import console, registry
+from layerparity.ground.errors import Exit, UserError
+from layerparity.judge.descend import descend
+from layerparity.judge.evidence import evidence_of
+from layerparity.judge.guilt import Guilt
+from layerparity.mistakes.cause import Cause, likeliest
+from layerparity.record.comparison import REMARK, Answer
+from layerparity.record.verdict import Outcome
+from layerparity.report.answering import portrayed, rows_of
+from layerparity.report.sentence import answer_of, markdown
+from layerparity.search.bench import RunBench
+from layerparity.search.strategies.base import Found, Strategy
+from layerparity.settings.config import Config, RunKind
+from layerparity.tracking.links import say_link
 
 if TYPE_CHECKING:
-    from layerparity.compare.comparison import Comparison
+    from layerparity.record.comparison import Comparison
     from layerparity.tracking.active import ActiveRun
 
 KIND = "bisection"
 AUTO = "auto"
-STRATEGIES = "bisect.strategies"
+STRATEGIES = "search.strategies"
 _SHOWN = {
     "error_ratio": "R (reference)",
     "rel_l2": "rel L2 (golden)",
@@ -78,9 +78,9 @@ def run(config: Config) -> Exit:
     from layerparity.tracking.store import open_store
 
     if config.job.good or config.job.bad:
-        from layerparity.jobs import _configurations
+        from layerparity.search import configurations
 
-        return _configurations.run(config)
+        return configurations.run(config)
     store = open_store(config.tracking)
     golden = store.find(config.golden or "latest", kind=RunKind.golden.value)
     bench = RunBench(config, store, golden)
@@ -209,7 +209,7 @@ def _log(active: ActiveRun, ended: Ended) -> None:
     }
     active.set_tags(tags)
     if ended.comparison is not None:
-        from layerparity.compare.report.html import render_html
+        from layerparity.report.html import render_html
 
         active.log_text(ended.comparison.to_json(), "comparison.json")
         active.log_text(render_html(ended.comparison), "report.html")
@@ -231,7 +231,7 @@ def _say(ended: Ended, active: ActiveRun) -> None:
 
 def _table(guilt: Guilt, comparison: Comparison) -> None:
     """Print the sites of the guilty place in the guilty phase, in forward order."""
-    from layerparity.compare.report.measure import numeral
+    from layerparity.report.measures import numeral
 
     rows = []
     for local, row in rows_of(guilt, comparison).items():

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from layerparity import console
-from layerparity.config import Config
-from layerparity.errors import Exit, UserError
+from layerparity.ground import console
+from layerparity.ground.errors import Exit, UserError
 from layerparity.jobs import compare
-from layerparity.jobs._limits import FILE, KIND, model_of
-from layerparity.jobs._links import say_served
 from layerparity.jobs.judge import stored_comparison
-from layerparity.verdict import Outcome
+from layerparity.judge.model_limits import FILE, KIND, model_of
+from layerparity.record.verdict import Outcome
+from layerparity.settings.config import Config
+from layerparity.tracking.links import say_served
 
 if TYPE_CHECKING:
-    from layerparity.compare.comparison import Comparison
+    from layerparity.record.comparison import Comparison
     from layerparity.tracking.store import Store
     from layerparity.tracking.stored import StoredRun
 
@@ -36,7 +36,7 @@ class Settings:
 
 def run(config: Config) -> Exit:
     """Read the comparisons, take the largest of each metric, and keep the limits as a run."""
-    from layerparity.compare.tolerances.calibrated import CalibratedTolerance, limits_of
+    from layerparity.judge.tolerances.calibrated import CalibratedTolerance, limits_of
     from layerparity.tracking.store import open_store
 
     job = config.job

@@ -8,21 +8,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerparity import console
-from layerparity.config import Config, RunKind, What
-from layerparity.errors import Exit, UserError
-from layerparity.jobs import _keep
-from layerparity.jobs._headline import portrayed, with_headline
-from layerparity.jobs._limits import with_limits
-from layerparity.jobs._links import say_served
-from layerparity.jobs._weights import check_weights
-from layerparity.manifest import FILE_NAME
-from layerparity.site import Kind
-from layerparity.verdict import open_to_doubt
+from layerparity.anatomy.site import Kind
+from layerparity.ground import console
+from layerparity.ground.errors import Exit, UserError
+from layerparity.jobs.weights_only import check_weights
+from layerparity.judge.model_limits import with_limits
+from layerparity.record.manifest import FILE_NAME
+from layerparity.record.verdict import open_to_doubt
+from layerparity.report.answering import portrayed, with_headline
+from layerparity.run import write
+from layerparity.settings.config import Config, RunKind, What
+from layerparity.tracking.links import say_served
 
 if TYPE_CHECKING:
-    from layerparity.compare.comparison import Comparison
-    from layerparity.compare.stored import RunLike
+    from layerparity.record.comparison import Comparison
+    from layerparity.record.stored import RunLike
     from layerparity.tracking.store import Store
 
 KIND = "comparison"
@@ -77,7 +77,7 @@ def _sides(config: Config, store: Store) -> tuple[Sequence[RunLike], Sequence[Ru
     golden, candidate = named[RunKind.golden], named[RunKind.candidate]
     if golden is not None and candidate is not None:
         return golden, candidate
-    from layerparity.compare.choose import newest_pair
+    from layerparity.judge.choose import newest_pair
 
     goldens = [golden] if golden is not None else _kept(store, RunKind.golden)
     candidates = [candidate] if candidate is not None else _kept(store, RunKind.candidate)
@@ -136,7 +136,7 @@ def _unfinished(store: Store, runs: Sequence[RunLike]) -> list[str]:
 
 
 def _compare(golden: Sequence[RunLike], candidate: Sequence[RunLike], tolerance: Any) -> Comparison:
-    from layerparity.compare.parity import compare_runs
+    from layerparity.judge.parity import compare_runs
 
     with console.counting("sites") as count:
         return compare_runs(golden, candidate, tolerance, progress=count)
@@ -144,9 +144,9 @@ def _compare(golden: Sequence[RunLike], candidate: Sequence[RunLike], tolerance:
 
 def settings_to_judge(config: Config) -> dict[str, Any]:
     """Return what was set of how to judge, always the tolerance, and where runs are kept."""
-    from layerparity.again import settings_of
+    from layerparity.settings.again import settings_of
 
-    found = settings_of(_keep.params(config))
+    found = settings_of(write.params(config))
     kept = {k: v for k, v in found.items() if k.partition(".")[0] in _REPEATED}
     return {"tolerance": config.tolerance.name, **kept}
 
@@ -159,9 +159,9 @@ def log(
     links: Mapping[str, str] | None = None,
 ) -> None:
     """Keep a comparison as a run, with its report; ``links`` are tags that name other runs."""
-    from layerparity.compare.report.html import render_html
-    from layerparity.compare.report.markdown import render_markdown
-    from layerparity.compare.report.table import closing_table, per_site_table
+    from layerparity.report.html import render_html
+    from layerparity.report.markdown import render_markdown
+    from layerparity.report.table import closing_table, per_site_table
 
     verdict = comparison.verdict
     tags = {

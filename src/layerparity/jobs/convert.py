@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from layerparity import console
-from layerparity.config import Config
-from layerparity.console import bytes_text
-from layerparity.errors import Exit
-from layerparity.models.resolve import open_checkpoint
-from layerparity.quoting import typed
+from layerparity.ground import console
+from layerparity.ground.console import bytes_text
+from layerparity.ground.errors import Exit
+from layerparity.ground.quoting import typed
+from layerparity.model.resolve import open_checkpoint
+from layerparity.settings.config import Config
 
 if TYPE_CHECKING:
-    from layerparity.convert.resume import State
-    from layerparity.convert.shards import Shard
-    from layerparity.convert.summary import Group
-    from layerparity.models.checkpoint import Checkpoint
+    from layerparity.checkpoint.beside import Group
+    from layerparity.checkpoint.shards import Shard
+    from layerparity.checkpoint.target import State
+    from layerparity.model.checkpoint import Checkpoint
 
 QUANTIZATION = "quantization_config"
 
@@ -33,11 +33,9 @@ class Settings:
 
 def run(config: Config) -> Exit:
     """Write the model's checkpoint to the folder ``to=`` in ``dtype=``; go on where one stopped."""
-    from layerparity.convert.folder import opened, target_folder
-    from layerparity.convert.policy import policy_of
-    from layerparity.convert.resume import state_of
-    from layerparity.convert.shards import plan_shards
-    from layerparity.convert.summary import groups
+    from layerparity.checkpoint.beside import groups
+    from layerparity.checkpoint.shards import plan_shards, policy_of
+    from layerparity.checkpoint.target import opened, state_of, target_folder
 
     checkpoint, dtype = open_checkpoint(config.model), config.dtype.value
     folder = target_folder(config.to, checkpoint.folder)
@@ -57,10 +55,9 @@ def run(config: Config) -> Exit:
 
 
 def _convert(checkpoint: Checkpoint, folder: Path, shards: Sequence[Shard], state: State) -> None:
-    from layerparity.convert.folder import refuse_full, sweep_up
-    from layerparity.convert.others import CONFIG, INDEX, others
-    from layerparity.convert.resume import REPORT, STATE, found_state
-    from layerparity.convert.writing import writes_said
+    from layerparity.checkpoint.beside import CONFIG, INDEX, others
+    from layerparity.checkpoint.target import REPORT, STATE, found_state, refuse_full, sweep_up
+    from layerparity.checkpoint.writing import writes_said
 
     begun = found_state(folder)
     if begun is not None:
@@ -91,7 +88,7 @@ def _convert(checkpoint: Checkpoint, folder: Path, shards: Sequence[Shard], stat
 def _write_shards(
     checkpoint: Checkpoint, folder: Path, left: Sequence[Shard], state: State
 ) -> None:
-    from layerparity.convert.writing import sync_folder, write_shard
+    from layerparity.checkpoint.writing import sync_folder, write_shard
 
     began, written = time.perf_counter(), 0
     with console.progress("shards", len(left)) as bar:
@@ -115,11 +112,10 @@ def _finish(
     files: Sequence[Path],
 ) -> None:
     """Write what makes the folder a checkpoint, config.json last."""
-    from layerparity.convert.others import CONFIG, converted_config, copy, write_index
-    from layerparity.convert.resume import REPORT, STATE
-    from layerparity.convert.summary import report
-    from layerparity.convert.writing import sync_folder
-    from layerparity.files import write_text
+    from layerparity.checkpoint.beside import CONFIG, converted_config, copy, report, write_index
+    from layerparity.checkpoint.target import REPORT, STATE
+    from layerparity.checkpoint.writing import sync_folder
+    from layerparity.ground.files import write_text
 
     copy(files, folder)
     write_text(folder / REPORT, report(shards, state))
@@ -131,7 +127,7 @@ def _finish(
 
 
 def _has_fp8(done: Sequence[Group]) -> bool:
-    from layerparity.convert.policy import Why
+    from layerparity.checkpoint.shards import Why
 
     return any(group.why is Why.DEQUANTISED for group in done)
 
@@ -153,7 +149,7 @@ def _show(done: Sequence[Group]) -> None:
 
 
 def _say_unread(done: Sequence[Group]) -> None:
-    from layerparity.models.filling import DTYPES
+    from layerparity.model.filling import DTYPES
 
     unread = [group for group in done if group.stored not in DTYPES]
     if unread:

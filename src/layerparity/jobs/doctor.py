@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from layerparity import console, registry
-from layerparity.errors import Exit
+from layerparity.ground import console, registry
+from layerparity.ground.errors import Exit
 
 if TYPE_CHECKING:
-    from layerparity.config import Config
     from layerparity.doctor.base import Result
+    from layerparity.settings.config import Config
 
 _STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 

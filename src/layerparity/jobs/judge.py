@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from layerparity import console
-from layerparity.config import Config
-from layerparity.errors import Exit, UserError
+from layerparity.ground import console
+from layerparity.ground.errors import Exit, UserError
 from layerparity.jobs import compare
-from layerparity.jobs._headline import with_headline
+from layerparity.report.answering import with_headline
+from layerparity.settings.config import Config
 
 if TYPE_CHECKING:
-    from layerparity.compare.comparison import Comparison
+    from layerparity.record.comparison import Comparison
     from layerparity.tracking.stored import StoredRun
 
 FILE = "comparison.json"
@@ -28,7 +28,7 @@ class Settings:
 
 def run(config: Config) -> Exit:
     """Apply ``tolerance=`` to the rows of ``run=``, and log that as a comparison of its own."""
-    from layerparity.compare.rejudge import changes, rejudge
+    from layerparity.judge.judge import changes, rejudge
     from layerparity.tracking.store import open_store
 
     store = open_store(config.tracking)
@@ -54,7 +54,7 @@ def run(config: Config) -> Exit:
 
 def stored_comparison(run: StoredRun) -> Comparison:
     """Return what a comparison run stored. Raises UserError where it is none, or is damaged."""
-    from layerparity.compare.comparison import Comparison
+    from layerparity.record.comparison import Comparison
 
     path = run.file(FILE)
     if not path.is_file():

@@ -8,20 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerparity import console
-from layerparity.config import Config
-from layerparity.errors import Exit, UserError
-from layerparity.models.families.base import family_of
-from layerparity.models.resolve import open_checkpoint
-from layerparity.plan import Scope, num_layers_of, scope_of
+from layerparity.anatomy.family import family_of
+from layerparity.ground import console
+from layerparity.ground.errors import Exit, UserError
+from layerparity.model.resolve import open_checkpoint
+from layerparity.run.scope import Scope, num_layers_of, scope_of
+from layerparity.settings.config import Config
 
 if TYPE_CHECKING:
-    from layerparity.fit.batch import Batch
-    from layerparity.fit.devices import Devices
-    from layerparity.fit.model import Model
-    from layerparity.fit.question import Question
-    from layerparity.fit.record import Plan
-    from layerparity.models.families.base import Family
+    from layerparity.anatomy.family import Family
+    from layerparity.plan.batch import Batch
+    from layerparity.plan.devices import Devices
+    from layerparity.plan.question import Model, Question
+    from layerparity.plan.table import Plan
 
 _NEURON = "neuron"
 
@@ -35,8 +34,8 @@ class Settings:
 
 def run(config: Config) -> Exit:
     """Plan the scope over ``plan.devices``, or over this machine; exit 1 where it does not fit."""
-    from layerparity.fit import table
-    from layerparity.fit.record import record
+    from layerparity.plan import table
+    from layerparity.plan.table import record
 
     plan = _made(_question(config), config.tp_degree)
     table.show_placement(plan.question, plan.answer)
@@ -53,8 +52,8 @@ def run(config: Config) -> Exit:
 
 def _question(config: Config) -> Question:
     """Return what is asked, and say it."""
-    from layerparity.fit.batch import batch_of
-    from layerparity.fit.question import Question
+    from layerparity.plan.batch import batch_of
+    from layerparity.plan.question import Question
 
     devices, neuron = _devices(config), config.backend.name == _NEURON
     values = _architecture(config)
@@ -82,7 +81,7 @@ def _question(config: Config) -> Question:
 def _model(
     config: Config, values: Mapping[str, Any], family: Family, stages: tuple[str, ...]
 ) -> Model:
-    from layerparity.fit.model import build
+    from layerparity.plan.question import build
 
     neuron = config.backend.name == _NEURON
     experts = config.experts_implementation or ("static" if neuron else None)
@@ -90,7 +89,7 @@ def _model(
 
 
 def _say(config: Config, scope: Scope, batch: Batch, question: Question) -> None:
-    from layerparity.fit.question import STREAM
+    from layerparity.plan.question import STREAM
 
     told, strategy = question.devices.describe(), question.strategy
     where = told if question.devices.pretended else f"this machine: {told} free"
@@ -104,11 +103,9 @@ def _say(config: Config, scope: Scope, batch: Batch, question: Question) -> None
 
 
 def _made(question: Question, degree: int) -> Plan:
-    from layerparity.fit.compiler import too_large
-    from layerparity.fit.divisibility import degrees, divided
-    from layerparity.fit.placing import answer
-    from layerparity.fit.record import Plan
-    from layerparity.fit.survey import survey
+    from layerparity.plan.placing import answer
+    from layerparity.plan.survey import degrees, divided, survey, too_large
+    from layerparity.plan.table import Plan
 
     shape, fitting = question.model.shape, degrees(question.model.shape)
     weights = (weight for each in question.model.weights.values() for weight in each)
@@ -125,8 +122,8 @@ def _architecture(config: Config) -> Mapping[str, Any]:
 
 
 def _devices(config: Config) -> Devices:
-    from layerparity.backends import neuron
-    from layerparity.fit.devices import parse_devices, this_machine
+    from layerparity.plan.devices import parse_devices, this_machine
+    from layerparity.run.backends import neuron
 
     if config.plan.devices is not None:
         return parse_devices(config.plan.devices)
@@ -137,8 +134,8 @@ def _devices(config: Config) -> Devices:
 
 def _problems(plan: Plan) -> list[str]:
     """Return what stands in the way, each with its cure."""
-    from layerparity.fit.cure import cures
-    from layerparity.fit.table import why_not
+    from layerparity.plan.cure import cures
+    from layerparity.plan.table import why_not
 
     problems, question, found, degree = [], plan.question, plan.answer, plan.degree
     if not found.fits:
@@ -154,7 +151,7 @@ def _problems(plan: Plan) -> list[str]:
 
 
 def _write(path: Path, plan: Mapping[str, Any]) -> None:
-    from layerparity.files import write_text
+    from layerparity.ground.files import write_text
 
     try:
         write_text(path, json.dumps(plan, indent=1) + "\n")

@@ -9,21 +9,29 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerparity import console, registry
-from layerparity.config import Config
-from layerparity.errors import Exit, UserError
-from layerparity.jobs._links import say_served
-from layerparity.jobs._upcast import UPCAST, upcast
-from layerparity.selftest.cells import Cell, Keys, Setting
-from layerparity.selftest.fp8 import FP8, make_fp8
-from layerparity.selftest.grid import clean_cells, fault_cells, fault_names, mutation_cells
+from layerparity.anatomy.site import DECODE, PREFILL
+from layerparity.ground import console, registry
+from layerparity.ground.errors import Exit, UserError
+from layerparity.mistakes.catalogue import catalogue
+from layerparity.selftest.cells import (
+    FP8,
+    Cell,
+    Keys,
+    Setting,
+    clean_cells,
+    fault_cells,
+    make_fp8,
+    mutation_cells,
+)
 from layerparity.selftest.models import SHIPPED
 from layerparity.selftest.outcomes import Ended
 from layerparity.selftest.table import fault_table, mutation_table, summary, wrong_table
-from layerparity.site import DECODE, PREFILL
+from layerparity.selftest.upcast import UPCAST, upcast
+from layerparity.settings.config import Config
+from layerparity.tracking.links import say_served
 
 if TYPE_CHECKING:
-    from layerparity.models.checkpoint import Checkpoint
+    from layerparity.model.checkpoint import Checkpoint
 
 KIND = "selftest"
 _PADDED = [
@@ -80,14 +88,14 @@ def run(config: Config) -> Exit:
 
 
 def _all(config: Config, folder: Path) -> list[Ended]:
-    from layerparity.jobs._steps import composed
-    from layerparity.jobs._trials import Trials
-    from layerparity.models.resolve import open_checkpoint
-    from layerparity.tracking.config import TrackingConfig
+    from layerparity.model.resolve import open_checkpoint
+    from layerparity.run.steps import composed
+    from layerparity.selftest.trials import Trials
+    from layerparity.settings.tracking import TrackingConfig
     from layerparity.tracking.store import open_store
 
     # The backend comes first: it decides what may be imported, and by whom.
-    registry.load("backends", config.backend.name).build(config.backend, config).open()
+    registry.load("run.backends", config.backend.name).build(config.backend, config).open()
     keys = {"threads": config.threads or 1}
     store = open_store(TrackingConfig(folder=str(folder / "empty")))
     trials = Trials(folder, store, config.tolerance, keys)
@@ -105,10 +113,10 @@ def _all(config: Config, folder: Path) -> list[Ended]:
 
 
 def _cells(job: Settings, settings: Sequence[Setting], layers: dict[str, int]) -> Iterable[Cell]:
-    from layerparity.numerics.ways import OTHERS
+    from layerparity.numbers.clean import OTHERS
 
     if job.known:
-        asked = [name for name in job.faults or fault_names() if name != UPCAST]
+        asked = [name for name in job.faults or catalogue() if name != UPCAST]
         yield from fault_cells([s for s in settings if "padded" in s.inputs], layers, asked)
     if job.clean:
         yield from clean_cells(settings, [way.name for way in OTHERS])
@@ -119,11 +127,11 @@ def _cells(job: Settings, settings: Sequence[Setting], layers: dict[str, int]) -
 
 
 def _drawn(setting: Setting, job: Settings) -> list[Any]:
-    from layerparity.faults.mutation import mutations
-    from layerparity.jobs._steps import composed
-    from layerparity.models.architecture import read_config
-    from layerparity.models.resolve import open_checkpoint
-    from layerparity.models.skeleton import Skeleton
+    from layerparity.mistakes.mutations.draw import mutations
+    from layerparity.model.architecture import read_config
+    from layerparity.model.resolve import open_checkpoint
+    from layerparity.model.skeleton import Skeleton
+    from layerparity.run.steps import composed
 
     checkpoint = open_checkpoint(composed(setting.keys).model)
     import torch
@@ -152,8 +160,8 @@ def _settings(job: Settings, folder: Path) -> tuple[list[Setting], dict[str, int
 
 def _shipped(model: str, folder: Path) -> tuple[Checkpoint, Keys]:
     """Return the shipped checkpoint, as it is or in FP8, and the keys that name it."""
-    from layerparity.jobs._steps import composed
-    from layerparity.models.resolve import open_checkpoint
+    from layerparity.model.resolve import open_checkpoint
+    from layerparity.run.steps import composed
 
     checkpoint = open_checkpoint(composed({"model": SHIPPED}).model)
     if model == SHIPPED:
@@ -163,7 +171,7 @@ def _shipped(model: str, folder: Path) -> tuple[Checkpoint, Keys]:
 
 
 def _made(model: str, folder: Path) -> tuple[Checkpoint, Keys]:
-    from layerparity.models.checkpoint import Checkpoint
+    from layerparity.model.checkpoint import Checkpoint
     from layerparity.selftest.models import make_model
 
     where = make_model(model, folder)
@@ -195,7 +203,7 @@ def _plain(ended: Ended) -> dict[str, Any]:
 
 
 def _refuse_unknown(faults: Sequence[str]) -> None:
-    known = [*fault_names(), UPCAST]
+    known = [*catalogue(), UPCAST]
     strangers = [name for name in faults if name not in known]
     if strangers:
         raise UserError(f"There is no fault '{strangers[0]}'. Known: {', '.join(known)}.")

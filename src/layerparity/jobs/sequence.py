@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from layerparity import console, registry
-from layerparity.config import Config
-from layerparity.errors import Exit, UserError
-from layerparity.jobs import _given
+from layerparity.ground import console, registry
+from layerparity.ground.errors import Exit, UserError
+from layerparity.run import typed_keys
+from layerparity.settings.config import Config
 
 NAME = "sequence"
 # What chooses the sequence itself, and so belongs to no step.
@@ -52,7 +52,7 @@ def run(config: Config) -> Exit:
     composed = [_composed(number, len(steps), step, beside) for number, step in enumerate(steps, 1)]
     for number, (step, each) in enumerate(zip(steps, composed, strict=True), start=1):
         console.say(f"\n[{number} of {len(steps)}] python run.py {step}")
-        with _given.step(step.split()):
+        with typed_keys.step(step.split()):
             ended: Exit = registry.load("jobs", each.job.name).run(each)
         if ended is not Exit.OK:
             return ended

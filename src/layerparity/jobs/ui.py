@@ -6,8 +6,8 @@ import ipaddress
 from dataclasses import dataclass
 from typing import Any
 
-from layerparity import console
-from layerparity.errors import Exit, UserError
+from layerparity.ground import console
+from layerparity.ground.errors import Exit, UserError
 
 
 @dataclass
@@ -21,7 +21,7 @@ class Settings:
 
 def run(config: Any) -> Exit:
     """Serve ``config.tracking`` as ``config.job`` says; a server's address is only printed."""
-    from layerparity.tracking.config import SERVER, read_config
+    from layerparity.settings.tracking import SERVER, read_config
 
     tracking = read_config(config.tracking)
     if tracking.name == SERVER:

@@ -55,7 +55,7 @@ def make_model(name: str, folder: Path, seed: int = 0) -> Path:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from layerparity.models.bars import no_bars
+    from layerparity.model.conversion import no_bars
 
     torch.manual_seed(seed)
     config = AutoConfig.for_model(name, **_SHARED, **_OWN[name])

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from layerparity.bisect.dataflow import NODES
-from layerparity.bisect.guilt import Guilt
+from layerparity.anatomy.dataflow import NODES
+from layerparity.judge.guilt import Guilt
 from layerparity.selftest.cells import Cell
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, Timeout
 
-from layerparity.errors import UserError
+from layerparity.ground.errors import UserError
 
 FILE_NAME = "mlflow.db"
 ARTIFACTS = "artifacts"

@@ -8,13 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from layerparity import console
-from layerparity.errors import UserError, nearest
-from layerparity.tracking import filters
+from layerparity.ground import console
+from layerparity.ground.errors import UserError, nearest
+from layerparity.tracking.names import PREFIX
 from layerparity.tracking.stored import FINISHED, StoredRun, from_folder
 
 if TYPE_CHECKING:
     from layerparity.tracking.store import Store
+
 
 LATEST = "latest"
 _ID = re.compile(r"[0-9a-f]{4,32}")
@@ -73,7 +74,7 @@ def own(store: Store, clauses: Sequence[str], limit: int) -> list[StoredRun]:
     for looked_at in (2 * limit, max(_MANY, 2 * limit)):
         found = store.search(clauses, looked_at)
         above = {run.parent for run in found if run.parent}
-        known = store.search([filters.any_id(sorted(above))], len(above)) if above else []
+        known = store.search([any_id(sorted(above))], len(above)) if above else []
         kinds = {parent.id: parent.kind for parent in known}
         kept = [run for run in found if kinds.get(run.parent or "", _SWEEP) == _SWEEP]
         if len(kept) >= limit or len(found) < looked_at:
@@ -82,9 +83,9 @@ def own(store: Store, clauses: Sequence[str], limit: int) -> list[StoredRun]:
 
 
 def _latest(store: Store, kind: str | None) -> list[StoredRun]:
-    clauses = [filters.status_is(FINISHED)]
+    clauses = [status_is(FINISHED)]
     if kind:
-        clauses.append(filters.tag_is("kind", kind))
+        clauses.append(tag_is("kind", kind))
     found = own(store, clauses, limit=1)
     if not found:
         raise _not_found(store, LATEST, kind)
@@ -94,7 +95,7 @@ def _latest(store: Store, kind: str | None) -> list[StoredRun]:
 
 def _later_sweep(store: Store, run: StoredRun, kind: str | None) -> StoredRun | None:
     """Return the newest sweep of a kind that began after a run: all its parts were reused."""
-    clauses = [filters.tag_is("kind", _SWEEP), filters.tag_is("holds", kind or "")]
+    clauses = [tag_is("kind", _SWEEP), tag_is("holds", kind or "")]
     swept = store.search(clauses, limit=1) if kind else []
     later = [each for each in swept if each.start_time > run.start_time]
     return next((each for each in later if "children.finished" in each.tags), None)
@@ -115,7 +116,7 @@ def _folder(path: Path) -> StoredRun:
 def _by_id(store: Store, reference: str) -> StoredRun | None:
     if not _ID.fullmatch(reference):
         return None
-    found = store.search([filters.id_starts(reference)], limit=2)
+    found = store.search([id_starts(reference)], limit=2)
     if len(found) > 1:
         both = " and ".join(f"{run.id} ({run.name})" for run in found)
         raise UserError(f"'{reference}' begins the ids {both}: give more of it.")
@@ -124,7 +125,7 @@ def _by_id(store: Store, reference: str) -> StoredRun | None:
 
 def _by_name(store: Store, reference: str, kind: str | None) -> StoredRun | None:
     """Return the newest run so called, one of the asked kind (or a sweep) before any other."""
-    clause = filters.equals("attributes.run_name", reference)
+    clause = equals("attributes.run_name", reference)
     named = [run for run in store.search([clause], limit=50) if run.name == reference]
     of_kind = (run for run in named if run.kind in (kind, _SWEEP))
     return next(of_kind, None) or next(iter(named), None)
@@ -147,3 +148,34 @@ def _not_found(store: Store, reference: str, kind: str | None = None) -> UserErr
         f"There is no run '{reference}' in {place}.{nearest(reference, known)} "
         f"Newest: {newest}; {_HOW_TO_LIST}."
     )
+
+
+# Quotes and backslashes cannot be escaped in this language; % and _ are wildcards of LIKE.
+_AWKWARD = re.compile(r"['\"\\\n\r;]")
+
+
+def equals(field: str, value: str) -> str:
+    """Return a clause for ``field`` being ``value``; an awkward character matches any one."""
+    if not _AWKWARD.search(value):
+        return f"{field} = '{value}'"
+    return f"{field} LIKE '{_AWKWARD.sub('_', value)}'"
+
+
+def tag_is(name: str, value: str) -> str:
+    """Return a clause for one of our tags, named without its prefix."""
+    return equals(f"tags.`{PREFIX}{name}`", value)
+
+
+def id_starts(prefix: str) -> str:
+    """Return a clause for run ids that begin with hexadecimal digits."""
+    return f"attributes.run_id LIKE '{prefix}%'"
+
+
+def status_is(status: str) -> str:
+    """Return a clause for MLflow's own status."""
+    return f"attributes.status = '{status}'"
+
+
+def any_id(run_ids: list[str]) -> str:
+    """Return a clause for one of several run ids."""
+    return f"attributes.run_id IN ({', '.join(repr(each) for each in run_ids)})"

@@ -11,11 +11,10 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from layerparity.errors import UserError
+from layerparity.ground.errors import UserError
+from layerparity.settings.tracking import EMBEDDED, TrackingConfig, read_config
 from layerparity.tracking import database, environment
-from layerparity.tracking.complaints import in_plain_words
-from layerparity.tracking.config import EMBEDDED, TrackingConfig, read_config
-from layerparity.tracking.opening import knock
+from layerparity.tracking.opening import in_plain_words, knock
 
 _LOCK_SECONDS = 5
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from enum import Enum
 
-from layerparity.files import text_digest
+from layerparity.ground.files import text_digest
 
 PREFIX = "layerparity."
 PARENT_TAG = "mlflow.parentRunId"

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
-from layerparity.errors import UserError
+from layerparity.ground.errors import UserError
+from layerparity.settings.tracking import SERVER, TrackingConfig
 from layerparity.tracking import database
-from layerparity.tracking.complaints import in_plain_words, unreachable
-from layerparity.tracking.config import TrackingConfig
-from layerparity.tracking.connection import Connection
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Experiment
+
 
 # Keeps the UI from guessing what kind of work this is and showing the pages for chat traces.
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
@@ -98,3 +100,93 @@ def knock(config: TrackingConfig) -> None:
         raise UserError(f"tracking.uri={config.uri} is not an address ({error}).") from error
     except OSError as error:
         raise UserError(unreachable(config)) from error
+
+
+@dataclass(frozen=True)
+class Connection:
+    """What every room of tracking needs to talk to MLflow. ``client`` is used inside `plainly`."""
+
+    config: TrackingConfig
+    client: MlflowClient
+    experiment_id: str
+
+    def plainly(self) -> AbstractContextManager[None]:
+        """Return a block in which failures the user can mend become UserError."""
+        return in_plain_words(self.config)
+
+    def run_url(self, run_id: str, tab: str = "") -> str:
+        """Return a run's page in the MLflow UI, or a tab of it."""
+        return run_url(self.config.address, self.experiment_id, run_id, tab)
+
+
+# Without it the UI opens its pages for chat traces, where our runs are called evaluations.
+_VIEW = "workflowType=machine_learning"
+
+
+def run_url(base: str, experiment_id: str, run_id: str, tab: str = "") -> str:
+    """Return a run's page, or a tab of it such as ``model-metrics`` or ``artifacts/x.html``."""
+    page = f"{base}/#/experiments/{experiment_id}/runs/{run_id}"
+    return f"{page}/{quote(tab)}?{_VIEW}" if tab else f"{page}?{_VIEW}"
+
+
+_EMBEDDED = {
+    "disk is full": "the disk is full: make room",
+    "readonly database": "the database cannot be written to: change its permissions",
+    "unable to open database": "the database cannot be opened: change the folder's permissions",
+    "database is locked": "another process keeps the database locked: end it",
+    "disk I/O error": "the disk reports an error: check it",
+    "out-of-date database schema": "another version of MLflow made them: install that version, or "
+    "run 'mlflow db upgrade' with this one after a backup",
+    "Can't locate revision": "a newer version of MLflow made them: install that version",
+}
+_ELSEWHERE = "choose another folder with tracking.folder=FOLDER"
+_REFUSED = ("401", "403", "PERMISSION_DENIED", "UNAUTHENTICATED")
+
+
+@contextmanager
+def in_plain_words(config: TrackingConfig) -> Iterator[None]:
+    """Raise UserError where disk, database or server failed; let bugs pass as they are."""
+    import requests
+    from alembic.util.exc import CommandError
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except (MlflowException, CommandError, requests.RequestException, OSError) as error:
+        told = _server(config, error) if config.name == SERVER else _embedded(config, error)
+        if told is None:
+            raise
+        raise UserError(told) from error
+
+
+def _embedded(config: TrackingConfig, error: Exception) -> str | None:
+    if isinstance(error, OSError):
+        return f"Cannot write to {config.root} ({error.strerror or error}): {_ELSEWHERE}."
+    cures = (cure for sign, cure in _EMBEDDED.items() if sign in str(error))
+    cure = next(cures, None)
+    return cure and f"The runs in {config.root} cannot be used: {cure}, or {_ELSEWHERE}."
+
+
+def _server(config: TrackingConfig, error: Exception) -> str | None:
+    import requests
+    from mlflow.exceptions import MlflowException, RestException
+
+    if not isinstance(error, (MlflowException, requests.RequestException)):
+        return None
+    text = str(error)
+    where = f"The tracking server {config.address}"
+    if any(sign in text for sign in _REFUSED):
+        return f"{where} refuses us: set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
+    if isinstance(error, RestException):
+        return None
+    if "error code" in text or "Response body" in text:
+        return f"{where} does not answer like an MLflow server: correct tracking.uri."
+    return unreachable(config)
+
+
+def unreachable(config: TrackingConfig) -> str:
+    """Return the message for a server that does not answer."""
+    return (
+        f"The tracking server {config.address} does not answer: start it, correct tracking.uri, "
+        "or keep the runs here with tracking=embedded."
+    )

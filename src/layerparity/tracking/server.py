@@ -17,10 +17,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO
 
-from layerparity.errors import UserError
-from layerparity.files import write_text
-from layerparity.tracking import database, environment
-from layerparity.tracking.config import UI_FILE, TrackingConfig, read_config
+from layerparity.ground.errors import UserError
+from layerparity.ground.files import write_text
+from layerparity.settings.tracking import UI_FILE, TrackingConfig, read_config
+from layerparity.tracking import database
+from layerparity.tracking.environment import QUIET
 from layerparity.tracking.store import open_store
 
 LOOPBACK = "127.0.0.1"
@@ -116,7 +117,7 @@ def _launch(config: TrackingConfig, host: str, port: int, log: IO[str]) -> subpr
         stdout=log,
         stderr=subprocess.STDOUT,
         # What it reports is only shown if it fails to start.
-        env={**os.environ, **environment.QUIET, "MLFLOW_LOGGING_LEVEL": "INFO"},
+        env={**os.environ, **QUIET, "MLFLOW_LOGGING_LEVEL": "INFO"},
         # A group of its own: Ctrl-C reaches us alone, and we end all of its processes.
         start_new_session=True,
     )

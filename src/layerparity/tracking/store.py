@@ -10,18 +10,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from layerparity.errors import UserError
-from layerparity.tracking import environment, filters, finding, names, spool
-from layerparity.tracking.config import EMBEDDED, TrackingConfig, read_config
+from layerparity.ground.errors import UserError
+from layerparity.settings.tracking import EMBEDDED, TrackingConfig, read_config
+from layerparity.tracking import active, environment, finding, names
+from layerparity.tracking import finding as filters
 from layerparity.tracking.interrupt import terminable
-from layerparity.tracking.owner import owner
-from layerparity.tracking.stored import FAILED, FINISHED, KILLED, StoredRun, from_mlflow
+from layerparity.tracking.stored import FAILED, FINISHED, KILLED, StoredRun, from_mlflow, owner
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
     from layerparity.tracking.active import ActiveRun
-    from layerparity.tracking.connection import Connection
+    from layerparity.tracking.opening import Connection
 
 MEMBER_TAG = "member."
 _PAGE = 1000
@@ -88,7 +88,7 @@ class Store:
         link = self._connection
         with link.plainly():
             info = link.client.create_run(link.experiment_id, run_name=name, tags=stamped).info
-        local = spool.local_folder(info.artifact_uri)
+        local = active.local_folder(info.artifact_uri)
         if local and not local.parents[2].is_dir():
             raise UserError(
                 f"The tracking server keeps artifacts in {local.parents[1]}, which is not on this "
@@ -182,13 +182,13 @@ class Store:
 
     def _locate(self, run_id: str, artifact_uri: str, path: str) -> Path:
         """Return where a file of a run lies, or, for an empty path, its whole folder."""
-        local = spool.local_folder(artifact_uri)
+        local = active.local_folder(artifact_uri)
         if local is None:
             # Single files are kept apart: a folder in the cache is always a whole one.
             cache = self.config.root / "cache"
             target = cache / "files" / run_id / path if path else cache / "runs" / run_id
             with self._connection.plainly():
-                return spool.download(self._connection.client, run_id, path, target)
+                return active.download(self._connection.client, run_id, path, target)
         if not local.is_dir():
             raise UserError(f"The artifacts of run {run_id} are gone from {local}: make it again.")
         return local / path

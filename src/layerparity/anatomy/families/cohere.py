@@ -1,0 +1,5 @@
+"""Cohere: attention and MLP side by side after one norm, scaled logits."""
+
+from layerparity.anatomy.family import Family
+
+FAMILY = Family("cohere", after={"lm_head": lambda value, config: value * config.logit_scale})

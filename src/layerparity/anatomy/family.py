@@ -1,0 +1,155 @@
+"""Family: what the framework knows of one architecture, and the layout most of them share.
+
+A family's file is named after the checkpoint's ``model_type`` and holds ``FAMILY``. An unknown
+model type gets the shared layout, in which nothing is taken for granted of what a component is fed;
+what a block lacks is skipped and said so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from layerparity.anatomy.site import Kind, Site, SiteSpec
+from layerparity.ground import registry
+from layerparity.ground.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+# What a model computes after a stage's module, of its output and transformers' configuration.
+After = Callable[["torch.Tensor", Any], "torch.Tensor"]
+
+HIDDEN = SiteSpec(("batch", "token", "channel"))
+HEADS = SiteSpec(("batch", "token", "head", "channel"))
+EXPERTS = SiteSpec(("batch", "token", "expert"))
+CHOICES = SiteSpec(("batch", "token", "expert"), Kind.INDEX_SET)
+TOKENS = SiteSpec(("batch", "token"), Kind.EXACT)
+# Where every block's router shows which experts it chose.
+ROUTED = "mlp.gate:choices"
+
+
+@dataclass(frozen=True)
+class Tap:
+    """Where a site is observed in a block: a module's input or output, or the attention interface.
+
+    ``module`` is the path inside the block; ``pick`` the element of a tuple; ``attention`` the name
+    of an argument at the attention interface (``query``, ``key`` or ``context``). ``heads_first``
+    says that the module works on [batch, head, token, channel].
+    """
+
+    local: str
+    module: str
+    spec: SiteSpec = HIDDEN
+    pick: int | None = None
+    of_input: bool = False
+    attention: str | None = None
+    heads_first: bool = False
+
+
+# What blocks share that norm first and add afterwards, in the order of a forward pass.
+TAPS = (
+    Tap("input_layernorm:out", "input_layernorm"),
+    Tap("self_attn.q_proj:out", "self_attn.q_proj"),
+    Tap("self_attn.k_proj:out", "self_attn.k_proj"),
+    Tap("self_attn.v_proj:out", "self_attn.v_proj"),
+    Tap("self_attn.q_norm:out", "self_attn.q_norm"),
+    Tap("self_attn.k_norm:out", "self_attn.k_norm"),
+    Tap("self_attn:q_rotated", "self_attn", HEADS, attention="query"),
+    Tap("self_attn:k_rotated", "self_attn", HEADS, attention="key"),
+    Tap("self_attn:context", "self_attn", HEADS, attention="context"),
+    Tap("self_attn:out", "self_attn", pick=0),
+    Tap("post_attention_layernorm:in", "post_attention_layernorm", of_input=True),
+    Tap("post_attention_layernorm:out", "post_attention_layernorm"),
+    Tap("mlp.gate:logits", "mlp.gate", EXPERTS, pick=0),
+    Tap(ROUTED, "mlp.gate", CHOICES, pick=2),
+    Tap("mlp.gate:weights", "mlp.gate", EXPERTS, pick=1),
+    Tap("mlp.experts:out", "mlp.experts"),
+    Tap("mlp:out", "mlp"),
+)
+
+# Where a block norms elsewhere, or twice, a component's input is the output of no other.
+SHARED_TAPS = (
+    *TAPS,
+    Tap("self_attn:in", "self_attn", of_input=True),
+    Tap("mlp:in", "mlp", of_input=True),
+)
+
+# What a user may call a component, and the module it is.
+COMPONENTS = {
+    "attention": "self_attn",
+    "self_attn": "self_attn",
+    "moe": "mlp",
+    "mlp": "mlp",
+    "input_layernorm": "input_layernorm",
+    "post_attention_layernorm": "post_attention_layernorm",
+}
+OUTSIDE = {
+    "embedding": "embed_tokens",
+    "embed_tokens": "embed_tokens",
+    "norm": "norm",
+    "head": "lm_head",
+    "lm_head": "lm_head",
+}
+# The site whose values a component takes as its input; else its own, which a tap sees.
+_INPUT_OF = {"": ":in", "input_layernorm": ":in"}
+# In a block that norms first, it has been stored already.
+NORMS_FIRST = {"self_attn": "input_layernorm:out", "mlp": "post_attention_layernorm:out"}
+
+
+@dataclass(frozen=True)
+class Family:
+    """One architecture: where its sites are and which small tensors must stay float32.
+
+    ``inputs`` names the site that feeds a component, where it is not the component's own ``:in``.
+    ``after`` is what the model computes between a stage's module and the next stage. ``attention``
+    is the implementation to run with where the backend's usual one does not exist.
+    """
+
+    model_type: str
+    taps: tuple[Tap, ...] = SHARED_TAPS
+    float32_patterns: tuple[str, ...] = ()
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    after: Mapping[str, After] = field(default_factory=dict)
+    attention: str | None = None
+
+    def stage(self, component: str, layer: int | None) -> str:
+        """Return the stage of a component the user named. Raises UserError with the known names."""
+        if component in OUTSIDE:
+            return OUTSIDE[component]
+        if component not in COMPONENTS:
+            known = [*COMPONENTS, *OUTSIDE]
+            raise UserError(
+                f"component={component} is unknown.{nearest(component, known)} "
+                f"Known: {', '.join(known)}."
+            )
+        return f"layers.{layer}.{COMPONENTS[component]}"
+
+    def input_site(self, stage: str, num_layers: int) -> Site:
+        """Return the site whose values a stage is fed."""
+        if stage == "embed_tokens":
+            return Site("embed_tokens", "in")
+        if stage == "norm":
+            return Site(f"layers.{num_layers - 1}", "out")
+        if stage == "lm_head":
+            return Site("norm", "out")
+        site = Site(stage, "in")
+        known = {**_INPUT_OF, **self.inputs}
+        path, _, end = known.get(site.component, f"{site.component}:in").partition(":")
+        block = f"layers.{site.layer}"
+        return Site(f"{block}.{path}" if path else block, end)
+
+    def present(self, block: nn.Module) -> list[Tap]:
+        """Return the taps whose module the block has."""
+        modules = {name for name, _ in block.named_modules()}
+        return [tap for tap in self.taps if tap.module in modules]
+
+
+def family_of(model_type: str) -> Family:
+    """Return the family of a model type: its own file's, or the shared layout."""
+    if model_type in registry.names("anatomy.families"):
+        family: Family = registry.load("anatomy.families", model_type).FAMILY
+        return family
+    return Family(model_type)

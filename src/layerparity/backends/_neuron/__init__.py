@@ -1,1 +1,0 @@
-"""Rooms of the neuron backend: runtimes, AWS's packages, the distributed environment, sharding."""

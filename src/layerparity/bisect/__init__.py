@@ -1,1 +1,0 @@
-"""Bisect: from comparisons to the first wrong place: strategies, descent, delta debugging."""

@@ -1,1 +1,0 @@
-"""Capture: from tensors at sites to records on disk."""

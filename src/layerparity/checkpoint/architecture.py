@@ -1,0 +1,204 @@
+"""Architecture: the stored tensors a model is made of, held against those of a checkpoint."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from layerparity.checkpoint.finding import Finding
+from layerparity.ground.errors import UserError
+from layerparity.model import weight_types
+from layerparity.model.conversion import in_order
+from layerparity.model.header import Stored
+
+if TYPE_CHECKING:
+    import torch
+
+    from layerparity.model.skeleton import Skeleton
+
+READ = ("F64", "F32", "F16", "BF16", *weight_types.STORED)
+# Older checkpoints hold the rotary table, which every model computes itself.
+_COMPUTED = r"rotary_emb\.inv_freq$"
+_NONSENSE = (ArithmeticError, RuntimeError, TypeError, ValueError, LookupError, AttributeError)
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A module's weight: its canonical name, numbers in it, stored tensors it is made of."""
+
+    name: str
+    numbers: int
+    pieces: int
+
+
+@dataclass
+class Fit:
+    """How a checkpoint fits its architecture; all empty where transformers does not know it.
+
+    ``buffers`` are stored names that fill no parameter; ``parameters`` is the architecture's own
+    number of them; ``stages`` are the numbers of embedding, blocks, norm and head, as they run.
+    """
+
+    findings: list[Finding] = field(default_factory=list)
+    weights: list[Weight] = field(default_factory=list)
+    buffers: set[str] = field(default_factory=set)
+    parameters: int = 0
+    stages: dict[str, int] = field(default_factory=dict)
+
+
+def import_libraries(config: Mapping[str, Any]) -> None:
+    """Import what `fit` needs, seconds of it, down to the file of this architecture."""
+    from transformers import AutoModelForCausalLM
+
+    from layerparity.model.architecture import read_config
+    from layerparity.model.conversion import Conversion  # noqa: F401
+
+    try:
+        # Looking a class up is what makes transformers import it.
+        AutoModelForCausalLM._model_mapping.get(type(read_config(_unquantised(config))), None)
+    except (UserError, *_NONSENSE):
+        # `fit` says what is wrong with it.
+        return
+
+
+def fit(config: Mapping[str, Any], tensors: Mapping[str, Stored], lost: set[str]) -> Fit:
+    """Return how tensors, by stored name, fit config.json's architecture.
+
+    Nothing is said of the names in ``lost``. Takes no memory for weights.
+    """
+    import torch
+
+    from layerparity.model.architecture import read_config
+    from layerparity.model.skeleton import Skeleton
+
+    try:
+        skeleton = Skeleton(read_config(_unquantised(config)), torch.bfloat16, "eager", None)
+        return _Held(skeleton, tensors, lost).fit()
+    except UserError as error:
+        return Fit([Finding("architecture_unknown", str(error), file="config.json", count=0)])
+    except _NONSENSE as error:
+        # Not everything that can be built can be taken apart again.
+        text = f"config.json's values make no model ({type(error).__name__}: {error})"
+        return Fit([Finding("architecture_unknown", text, file="config.json", count=0)])
+
+
+def _unquantised(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return config.json's values without its quantization, which the scales' check is about."""
+    return {key: value for key, value in config.items() if key != "quantization_config"}
+
+
+class _Held:
+    """A checkpoint beside a meta model."""
+
+    def __init__(self, skeleton: Skeleton, tensors: Mapping[str, Stored], lost: set[str]) -> None:
+        self.skeleton, self.tensors, self.lost = skeleton, tensors, lost
+        self.expected = skeleton.model.state_dict()
+        self.result = Fit()
+        self.sources: dict[str, list[str]] = {}
+
+    def fit(self) -> Fit:
+        result, model = self.result, self.skeleton.model
+        self._sort()
+        for weight, tensor in self._own():
+            due = self.skeleton.conversion.revert(weight, tensor)
+            self._compare(weight, {name: tuple(piece.shape) for name, piece in due.items()})
+            result.weights.append(Weight(self._called(weight), tensor.numel(), len(due)))
+        buffers = {name for name, _ in model.named_buffers()}
+        result.buffers = {name for weight in buffers for name in self.sources.get(weight, ())}
+        result.parameters = sum(each.numel() for each in model.parameters())
+        result.stages = self._stages()
+        return result
+
+    def _sort(self) -> None:
+        """Give each stored tensor, and each lost one, to the module's weight it goes into."""
+        plain = [
+            name for name in (self.tensors.keys() | self.lost) if not weight_types.is_scale(name)
+        ]
+        ignored = [_COMPUTED, *(self.skeleton.model._keys_to_ignore_on_load_unexpected or ())]
+        skipped = re.compile("|".join(f"(?:{each})" for each in ignored))
+        for name, target in sorted(self.skeleton.conversion.targets(plain).items()):
+            if target in self.expected:
+                self.sources.setdefault(target, []).append(name)
+            elif name not in self.tensors:
+                continue
+            elif skipped.search(name):
+                self._add("tensor_ignored", f"{name} is not used", name, note=True)
+            else:
+                self._unexpected(name)
+
+    def _own(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """Yield the weights that a checkpoint has to hold: a tied head is its embedding."""
+        head = f"{self.skeleton.path('lm_head')}.weight"
+        tied = getattr(self.skeleton.config, "tie_word_embeddings", False)
+        for weight, tensor in self.expected.items():
+            if not (tied and weight == head and weight not in self.sources):
+                yield weight, tensor
+
+    def _compare(self, weight: str, due: dict[str, Shape]) -> None:
+        """Hold the stored tensors of one weight against those it should be made of."""
+        sources = self.sources.get(weight, [])
+        pairs = _paired(sources, due, f"{self.skeleton.model.base_model_prefix}.")
+        if pairs is None:
+            text = f"{self._called(weight)} wants {len(due)} tensors, {len(sources)} are there"
+            self._add("tensor_missing", text, sources[0])
+            return
+        for name in (each for each in sources if each in self.tensors):
+            if name in pairs:
+                self._shape(name, due[pairs[name]])
+                self._type(name, weight)
+            else:
+                self._unexpected(name)
+        for published in due.keys() - set(pairs.values()):
+            text = f"{published} is not there: {self._called(weight)} cannot be filled"
+            self._add("tensor_missing", text, published)
+
+    def _shape(self, name: str, due: Shape) -> None:
+        shape = self.tensors[name].shape
+        if shape != due:
+            text = f"{name} has the shape {list(shape)}, the architecture wants {list(due)}"
+            self._add("shape_wrong", text, name)
+
+    def _type(self, name: str, weight: str) -> None:
+        dtype = self.tensors[name].dtype
+        if self.expected[weight].is_floating_point() and dtype not in READ:
+            self._add("type_unread", f"{name} is stored as {dtype}, which is not read", name)
+
+    def _stages(self) -> dict[str, int]:
+        blocks = (f"layers.{layer}" for layer in range(len(self.skeleton.blocks)))
+        names = ["embed_tokens", *blocks, "norm", "lm_head"]
+        modules = {name: self.skeleton.module(name) for name in names}
+        return {
+            name: sum(each.numel() for each in module.state_dict().values())
+            for name, module in modules.items()
+        }
+
+    def _called(self, weight: str) -> str:
+        return weight.removeprefix(f"{self.skeleton.layout.decoder}.")
+
+    def _unexpected(self, name: str) -> None:
+        kind = self.skeleton.config.model_type
+        self._add("tensor_unexpected", f"{name} has no place in this {kind}", name)
+
+    def _add(self, what: str, text: str, name: str, note: bool = False) -> None:
+        file = self.tensors[name].file.name if name in self.tensors else ""
+        self.result.findings.append(Finding(what, text, name, file, note=note))
+
+
+def _paired(names: list[str], due: Mapping[str, Shape], prefix: str) -> dict[str, str] | None:
+    """Return the published name of each stored one: itself, or with or without ``prefix``.
+
+    Other names for the same parts (gate and up for w1 and w3) are paired in their natural order;
+    None where they are not as many.
+    """
+    if all(name in due for name in names):
+        return {name: name for name in names}
+    bare = {name.removeprefix(prefix): name for name in due}
+    pairs = {n: bare[b] for n in names if (b := n.removeprefix(prefix)) in bare}
+    if pairs:
+        return pairs
+    if len(names) != len(due):
+        return None
+    return dict(zip(in_order(names), in_order(due), strict=True))

@@ -1,0 +1,148 @@
+"""Others: what a checkpoint's folder holds beside its weights, and what of it is taken over."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from layerparity.checkpoint.shards import Shard, Tensor, Why, weight_map
+from layerparity.checkpoint.target import REPORT, State, origin
+from layerparity.ground.errors import UserError
+from layerparity.ground.files import whole_file, write_text
+from layerparity.model.checkpoint import INDEX, Checkpoint
+
+CONFIG = "config.json"
+_SINGLE = "model.safetensors"
+# Weights in whatever format, and lists of them: the result has its own.
+_WEIGHTS = (".safetensors", ".h5", ".msgpack", ".onnx", ".gguf", ".index.json")
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".npy", ".npz")
+# The cache of Hugging Face keeps files as links to here, seen from a snapshot's folder.
+_BLOBS = Path("../../blobs")
+
+
+def others(checkpoint: Checkpoint) -> tuple[list[Path], list[str]]:
+    """Return the files to copy, and the names of what is left out: folders, pickles, foreign links.
+
+    A link is followed only inside the checkpoint's folder, or to where the Hugging Face cache keeps
+    the files of its snapshots.
+    """
+    source, taken, left = checkpoint.folder, [], []
+    converted = {
+        INDEX,
+        CONFIG,
+        REPORT,
+        *(stored.file.name for stored in checkpoint.tensors.values()),
+    }
+    for path in sorted(source.iterdir()):
+        if path.name in converted or path.name.startswith("."):
+            continue
+        copied = path.is_file() and not path.name.endswith((*_WEIGHTS, *_PICKLES))
+        if copied and _is_own(path, source):
+            taken.append(path)
+        else:
+            left.append(path.name)
+    return taken, left
+
+
+def copy(files: Sequence[Path], folder: Path) -> None:
+    """Copy files, each whole or not at all."""
+    for file in files:
+        with (
+            _readable(file) as opened,
+            whole_file(folder / file.name) as part,
+            part.open("wb") as copied,
+        ):
+            shutil.copyfileobj(opened, copied)
+
+
+def _readable(file: Path) -> BinaryIO:
+    try:
+        return file.open("rb")
+    except OSError as error:
+        raise UserError(f"{file} cannot be read ({error.strerror}): check the disk.") from error
+
+
+def write_index(checkpoint: Checkpoint, shards: Sequence[Shard], folder: Path) -> None:
+    """Write the index of the shards, unless there is but one, by the usual name."""
+    indexed = (checkpoint.folder / INDEX).is_file()
+    if not indexed and [shard.name for shard in shards] == [_SINGLE]:
+        return
+    total = sum(shard.tensor_bytes for shard in shards)
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map(list(shards))}
+    write_text(folder / INDEX, json.dumps(index, indent=2, sort_keys=True) + "\n")
+
+
+def converted_config(config: dict[str, Any], dtype: str) -> str:
+    """Return config.json's text without its quantization and with the new type."""
+    kept = {key: value for key, value in config.items() if key != "quantization_config"}
+    kept["dtype"] = dtype
+    # The name of the same key before transformers 5; other programs still read it.
+    if "torch_dtype" in kept:
+        kept["torch_dtype"] = dtype
+    return json.dumps(kept, indent=2) + "\n"
+
+
+def _is_own(path: Path, source: Path) -> bool:
+    places = (source.resolve(), (source.absolute() / _BLOBS).resolve())
+    return any(path.resolve().is_relative_to(place) for place in places)
+
+
+_CHANGES = (Why.DEQUANTISED, Why.ROUNDED, Why.WIDENED)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Tensors with which the same was done: how many, and their bytes before and after."""
+
+    stored: str
+    written: str
+    why: Why
+    tensors: int
+    bytes_stored: int
+    bytes_written: int
+
+    @property
+    def changes(self) -> bool:
+        """Say whether these tensors are converted at all."""
+        return self.why in _CHANGES
+
+
+def groups(shards: Iterable[Shard]) -> list[Group]:
+    """Return what is done with the tensors, the most bytes first."""
+    held: dict[tuple[str, str, Why], list[Tensor]] = {}
+    for shard in shards:
+        for each in shard.tensors:
+            held.setdefault((each.stored.dtype, each.dtype, each.why), []).append(each)
+    found = [
+        Group(
+            *key,
+            len(some),
+            sum(each.source_bytes for each in some),
+            sum(each.bytes for each in some),
+        )
+        for key, some in held.items()
+    ]
+    return sorted(found, key=lambda group: -group.bytes_written)
+
+
+def report(shards: Sequence[Shard], state: State) -> str:
+    """Return JSON of the groups, of every tensor that was not copied, and of the origin."""
+    return json.dumps(
+        {
+            "groups": [asdict(group) for group in groups(shards)],
+            "tensors": dict(_tensors(shards)),
+            "origin": origin(state),
+        },
+        indent=1,
+    )
+
+
+def _tensors(shards: Iterable[Shard]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for shard in shards:
+        for each in shard.tensors:
+            if each.why is not Why.AS_STORED:
+                yield each.name, {"from": each.stored.dtype, "to": each.dtype, "why": each.why}

@@ -1,0 +1,184 @@
+"""Examine: a checkpoint from its headers, and with ``deep`` from every number it holds.
+
+The naive way reads the whole state dict, widens FP8 weights to bfloat16, and copies the experts
+into one buffer for each stacked weight while it still holds what they came from. With the buffers
+in float32 that is the mistake by which a 457 GB model wants more than a terabyte.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from layerparity.checkpoint.architecture import Fit, fit, import_libraries
+from layerparity.checkpoint.deep import Deep, read_deep
+from layerparity.checkpoint.finding import Finding
+from layerparity.checkpoint.listing import Listing, read_listing
+from layerparity.checkpoint.sizes import Scales, Sizes, check_scales, measure
+from layerparity.ground.errors import Exit, UserError
+from layerparity.model import weight_types
+from layerparity.model.checkpoint import INDEX, Checkpoint
+from layerparity.model.header import Stored
+
+OK = "ok"
+PROBLEMS = "problems"
+SCHEMA = 1
+
+
+@dataclass
+class Audit:
+    """What was found of a checkpoint; ``peaks`` are by the type of a naive conversion's buffers.
+
+    ``seconds`` are of the headers alone, after the libraries are imported.
+    """
+
+    folder: Path
+    model_type: str
+    files: int
+    sizes: Sizes
+    scales: Scales
+    peaks: dict[str, Peak]
+    parameters: int
+    findings: list[Finding]
+    seconds: float
+    deep: Deep | None = None
+
+    @property
+    def problems(self) -> list[Finding]:
+        """The findings that make it unsound."""
+        return [each for each in self.findings if not each.note]
+
+    @property
+    def verdict(self) -> str:
+        """``ok`` or ``problems``."""
+        return PROBLEMS if self.problems else OK
+
+    @property
+    def exit(self) -> Exit:
+        """Exit status: 1 where there is a problem."""
+        return Exit.FAILED if self.problems else Exit.OK
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {
+            "schema": SCHEMA,
+            "folder": str(self.folder),
+            "model_type": self.model_type,
+            "verdict": self.verdict,
+            "problems": len(self.problems),
+            "files": self.files,
+            "seconds": round(self.seconds, 3),
+            "architecture_parameters": self.parameters,
+            **self.sizes.to_dict(),
+            "scales": self.scales.to_dict(),
+            "peaks": {name: asdict(peak) for name, peak in self.peaks.items()},
+            "deep": self.deep.to_dict() if self.deep else None,
+            "findings": [each.to_dict() for each in self.findings],
+        }
+
+    def to_json(self) -> str:
+        """Return the audit as JSON text."""
+        return json.dumps(self.to_dict(), indent=1)
+
+
+def examine(checkpoint: Checkpoint, deep: bool = False) -> Audit:
+    """Return the audit of a checkpoint. Its damage is listed, and raises nothing.
+
+    Raises UserError where the folder holds no safetensors at all.
+    """
+    folder = checkpoint.folder
+    if not any(folder.glob("*.safetensors")) and not (folder / INDEX).is_file():
+        _ = checkpoint.tensors
+    read, said = _config(checkpoint)
+    config = read or {}
+    import_libraries(config)
+    began = time.perf_counter()
+    listing = read_listing(folder)
+    fitted = Fit() if read is None else fit(config, listing.tensors, listing.lost)
+    scales = check_scales(config, listing.tensors, listing.lost)
+    audit = Audit(
+        folder,
+        str(config.get("model_type", "")),
+        len(listing.shards),
+        measure(listing.tensors, fitted.buffers),
+        scales,
+        peaks(fitted, listing.tensors),
+        fitted.parameters,
+        [*said, *listing.findings, *fitted.findings, *scales.findings],
+        time.perf_counter() - began,
+    )
+    return _deepened(audit, listing) if deep else audit
+
+
+def _config(checkpoint: Checkpoint) -> tuple[Mapping[str, Any] | None, list[Finding]]:
+    try:
+        return checkpoint.config, []
+    except UserError as error:
+        return None, [Finding("config_damaged", str(error), file="config.json", count=0)]
+
+
+def _deepened(audit: Audit, listing: Listing) -> Audit:
+    audit.deep = read_deep(listing, audit.scales)
+    audit.findings = [*audit.findings, *audit.deep.findings]
+    return audit
+
+
+ITEM_BYTES = {"bf16": 2, "fp32": 4}
+_BF16 = 2
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Bytes held at the worst moment of a naive conversion with buffers of one type.
+
+    ``sources`` is the state dict, ``stacked`` all buffers, ``weight`` the stacked weight that is
+    being filled then (empty: none is stacked); ``largest`` the largest buffer and ``buffer`` its
+    bytes. ``streaming`` is what the largest two stages in a row take, which is enough: one that
+    computes and one that is being read.
+    """
+
+    bytes: int
+    sources: int
+    stacked: int
+    weight: str
+    largest: str
+    buffer: int
+    streaming: int
+
+
+def peaks(fitted: Fit, tensors: Mapping[str, Stored]) -> dict[str, Peak]:
+    """Return the peak by type of the buffers; empty where the architecture is not known."""
+    if not fitted.weights:
+        return {}
+    stacks = [weight for weight in fitted.weights if weight.pieces > 1]
+    sources = _sources(tensors.values())
+    in_a_row = max((left + right for left, right in pairwise(fitted.stages.values())), default=0)
+    found = {}
+    for name, item in ITEM_BYTES.items():
+        stacked = sum(weight.numbers for weight in stacks) * item
+        largest = max(stacks, key=lambda weight: weight.numbers, default=None)
+        found[name] = Peak(
+            bytes=sources + stacked,
+            sources=sources,
+            stacked=stacked,
+            weight=stacks[-1].name if stacks else "",
+            largest=largest.name if largest else "",
+            buffer=largest.numbers * item if largest else 0,
+            streaming=in_a_row * item,
+        )
+    return found
+
+
+def _sources(tensors: Iterable[Stored]) -> int:
+    """Return the bytes of the state dict: as stored, FP8 in bfloat16 and without its scales."""
+    weights = (each for each in tensors if not weight_types.is_scale(each.name))
+    return sum(
+        math.prod(each.shape) * _BF16 if each.dtype in weight_types.STORED else each.bytes
+        for each in weights
+    )

@@ -1,0 +1,204 @@
+"""Tally: the statistics of one tensor's values, taken a chunk at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from layerparity.checkpoint.finding import Finding
+from layerparity.checkpoint.headers import intact
+from layerparity.checkpoint.listing import Listing
+from layerparity.ground.console import Progress
+from layerparity.ground.errors import UserError
+from layerparity.model import weight_types
+from layerparity.model.header import Stored
+
+if TYPE_CHECKING:
+    import torch
+
+    from layerparity.model.reading import Files
+
+# Between these a variance in float32 neither overflowed nor lost its smallest parts.
+_SOUND = (1e-30, 1e30)
+
+
+class Tally:
+    """Counts, mean, standard deviation and range of the finite values of chunks.
+
+    Chunks are merged as Chan, Golub and LeVeque (1983) do, each in float32 where its squares fit
+    there, else in float64.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.nan = 0
+        self.inf = 0
+        self.mean = 0.0
+        self.least = math.inf
+        self.most = -math.inf
+        self._squares = 0.0
+
+    def add(self, values: torch.Tensor) -> None:
+        """Add a chunk: a floating tensor of any shape."""
+        import torch
+
+        flat = values.reshape(-1)
+        if flat.numel() == 0:
+            return
+        least, most = (float(each) for each in torch.aminmax(flat))
+        if not (math.isfinite(least) and math.isfinite(most)):
+            nan = int(flat.isnan().sum())
+            self.nan += nan
+            finite = flat[flat.isfinite()]
+            self.inf += flat.numel() - finite.numel() - nan
+            self.add(finite)
+            return
+        self._merge(flat.numel(), *_moments(flat, least, most))
+        self.least, self.most = min(self.least, least), max(self.most, most)
+
+    def _merge(self, count: int, mean: float, variance: float) -> None:
+        total = self.count + count
+        shift = mean - self.mean
+        self._squares += variance * count + shift * shift * self.count * count / total
+        self.mean += shift * count / total
+        self.count = total
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the finite values; 0 where there are none."""
+        return math.sqrt(max(self._squares, 0.0) / self.count) if self.count else 0.0
+
+    @property
+    def constant(self) -> bool:
+        """Whether there are several values, finite and all the same."""
+        broken = self.nan or self.inf
+        return not broken and self.count > 1 and self.least == self.most
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {
+            "mean": self.mean if math.isfinite(self.mean) else None,
+            "std": self.std if math.isfinite(self.std) else None,
+            "min": self.least if self.count else None,
+            "max": self.most if self.count else None,
+            "nan": self.nan,
+            "inf": self.inf,
+        }
+
+
+def _moments(flat: torch.Tensor, least: float, most: float) -> tuple[float, float]:
+    """Return mean and variance of finite numbers, of which the least and the most are known."""
+    if least == most:
+        return least, 0.0
+    # Two passes that stay in the cache; torch.var_mean takes ten times as long.
+    mean = float(flat.sum()) / flat.numel()
+    centred = flat - mean
+    variance = float(centred.dot(centred)) / flat.numel()
+    if flat.itemsize < 8 and not _SOUND[0] < variance < _SOUND[1]:
+        return _moments(flat.double(), least, most)
+    return mean, variance
+
+
+# Bytes read at once: the chunk and its values in float32 stay in the processor's cache.
+CHUNK = 1 << 20
+
+
+def stream(
+    listing: Listing, matching: set[str], block: tuple[int, int], bar: Progress
+) -> tuple[dict[str, Tally], list[Finding]]:
+    """Return the statistics of every tensor whose bytes are there, and what could not be examined.
+
+    ``matching`` are the FP8 weights that are dequantised, with scales of blocks of ``block``.
+    """
+    from layerparity.model.reading import Files
+
+    reader = _Reader(Files({}), listing.tensors, listing.sizes)
+    order = sorted(listing.tensors.values(), key=lambda each: (each.file.name, each.begin))
+    try:
+        for stored in order:
+            bar.step(stored.name)
+            reader.examine(stored, stored.name in matching, block)
+    finally:
+        reader.files.close()
+    return reader.tallies, [*reader.failed.values(), *reader.odd]
+
+
+class _Reader:
+    """Reads tensors of a listing in chunks of rows; keeps their statistics, and what went wrong.
+
+    ``failed`` has the first fault of each file that the disk did not give, ``odd`` the tensors
+    whose type cannot be examined.
+    """
+
+    def __init__(self, files: Files, tensors: Mapping[str, Stored], sizes: Mapping) -> None:
+        self.files, self.tensors, self.sizes = files, tensors, sizes
+        self.tallies: dict[str, Tally] = {}
+        self.failed: dict[str, Finding] = {}
+        self.odd: list[Finding] = []
+
+    def examine(self, stored: Stored, is_fp8: bool, block: tuple[int, int]) -> None:
+        """Take a tensor's statistics, where its bytes are there."""
+        from layerparity.checkpoint.stored_numbers import HELD
+
+        name, file = stored.name, stored.file
+        if stored.dtype not in HELD:
+            text = f"{name} is stored as {stored.dtype}: its values were not examined"
+            self.odd.append(Finding("not_examined", text, name, file.name, note=True))
+        elif file.name not in self.failed and intact(stored, self.sizes[file]):
+            try:
+                self.tallies[name] = self._tally(stored, is_fp8, block)
+            except UserError as error:
+                self.failed[file.name] = Finding("file_unread", str(error), name, file.name)
+
+    def _tally(self, stored: Stored, is_fp8: bool, block: tuple[int, int]) -> Tally:
+        """Return a tensor's statistics, of an FP8 weight with its scales applied."""
+        tally = Tally()
+        scales = self.tensors.get(weight_types.scale_name(stored.name)) if is_fp8 else None
+        whole = scales is not None and intact(scales, self.sizes[scales.file])
+        chunks = self._widened(stored, scales, block) if scales and whole else self._plain(stored)
+        for values in chunks:
+            tally.add(values)
+        return tally
+
+    def _plain(self, stored: Stored) -> Iterator[torch.Tensor]:
+        from layerparity.checkpoint.stored_numbers import widened
+
+        for raw in self._raw(stored, CHUNK):
+            yield widened(raw)
+
+    def _widened(
+        self, stored: Stored, scales: Stored, block: tuple[int, int]
+    ) -> Iterator[torch.Tensor]:
+        """Yield the values of each row of blocks; the matrices of a stack follow each other."""
+        import torch
+
+        if not stored.bytes:
+            return
+        rows, columns = stored.shape[-2:]
+        factors = torch.cat(list(self._raw(scales, CHUNK))).reshape(-1, scales.shape[-1])
+        per_matrix = scales.shape[-2]
+        for number in range(factors.shape[0]):
+            matrix, band = divmod(number, per_matrix)
+            first, count = band * block[0], min(block[0], rows - band * block[0])
+            start = (matrix * rows + first) * columns
+            raw = torch.cat(list(self._raw(stored, CHUNK, start, count * columns)))
+            yield weight_types.dequantised(raw.view(count, columns), factors[number], block[1])
+
+    def _raw(
+        self, stored: Stored, step: int, start: int = 0, count: int | None = None
+    ) -> Iterator[torch.Tensor]:
+        """Yield a tensor's numbers from ``start`` on, flat, at most ``step`` bytes at once."""
+        import torch
+
+        from layerparity.checkpoint.stored_numbers import HELD
+
+        dtype = HELD[stored.dtype]
+        begin = stored.begin + start * dtype.itemsize
+        left = stored.bytes if count is None else count * dtype.itemsize
+        while left:
+            size = min(left, step)
+            raw = torch.empty(size, dtype=torch.uint8)
+            self.files.read(stored.file, begin, raw.numpy().data)
+            yield raw.view(dtype)
+            begin, left = begin + size, left - size

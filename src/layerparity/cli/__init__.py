@@ -1,0 +1,1 @@
+"""The door: from a command line to a job and an exit status."""

@@ -1,0 +1,46 @@
+"""The door of a child process that makes one run of a job: python -m layerparity.cli.apart FILE.
+
+FILE holds the run's keys as JSON, and then what came of it: ``run``, its id, or ``refused``, why.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from pathlib import Path
+
+from layerparity.cli import search_path
+from layerparity.ground.errors import Exit, UserError
+from layerparity.ground.resources import shipped
+from layerparity.settings import config
+
+
+def main(path: str) -> int:
+    """Make the run, write what came of it, and return the exit status."""
+    from hydra import initialize_config_dir
+
+    from layerparity.run import make, steps, typed_keys
+    from layerparity.tracking.interrupt import terminable
+
+    told = Path(path)
+    settings = json.loads(told.read_text(encoding="utf-8"))
+    config.register()
+    search_path.register()
+    conf = initialize_config_dir(version_base="1.3", config_dir=str(shipped("conf").absolute()))
+    try:
+        # What stands in the file was typed for the whole job: one without use is no mistake.
+        with terminable(), conf, typed_keys.step(()):
+            answer = {"run": make.make(steps.composed(settings))}
+    except UserError as error:
+        told.write_text(json.dumps({"refused": str(error)}), encoding="utf-8")
+        return Exit.USER
+    except Exception:
+        traceback.print_exc()
+        return Exit.INTERNAL
+    told.write_text(json.dumps(answer), encoding="utf-8")
+    return Exit.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,170 @@
+"""The door: from a command line to a job and an exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from layerparity import __version__
+from layerparity.ground import console
+from layerparity.ground.errors import Exit, UserError
+
+_EXITS = "LAYERPARITY_EXITS"
+_SEVERITY = (Exit.OK, Exit.INCONCLUSIVE, Exit.FAILED, Exit.USER, Exit.INTERNAL)
+
+
+def main() -> int:
+    """Run the command in sys.argv; return its exit status."""
+    arguments = sys.argv[1:]
+    if any(word in ("-h", "--help", "help") for word in arguments):
+        from layerparity.cli import help as help_text
+
+        print(help_text.text())
+        return Exit.OK
+    if arguments == ["--version"]:
+        print(f"layerparity {__version__}")
+        return Exit.OK
+    try:
+        return _hydra(arguments)
+    except UserError as error:
+        console.complain(f"layerparity: {error}")
+        return Exit.USER
+    except Exception:
+        traceback.print_exc()
+        console.complain("layerparity: an internal error; the traceback above belongs in a report.")
+        return Exit.INTERNAL
+    except KeyboardInterrupt:
+        console.complain("layerparity: interrupted; what was not finished is marked so.")
+        return 128 + signal.SIGINT
+
+
+def _hydra(arguments: list[str]) -> int:
+    """Hand the command to Hydra and return the gravest exit of its jobs."""
+    import hydra
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from layerparity.cli import command, search_path
+    from layerparity.ground.resources import shipped
+    from layerparity.run import sweep
+    from layerparity.settings import config
+
+    # argparse takes key=value only in one piece, so "a=1 -m b=2" would be refused.
+    sys.argv[1:] = sorted(arguments, key=lambda word: word not in ("-m", "--multirun"))
+    command.check(sys.argv[1:])
+    config.register()
+    search_path.register()
+    # With this, Hydra hands us its exceptions instead of printing its own story and exiting.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    with tempfile.TemporaryDirectory(prefix="layerparity-") as folder:
+        os.environ[_EXITS] = str(Path(folder) / "exits")
+        _end_on_sigterm()
+        door = hydra.main(
+            version_base="1.3", config_path=str(shipped("conf")), config_name="config"
+        )(_job)
+        try:
+            door()
+        except (HydraException, OmegaConfBaseException) as error:
+            raise command.explain(error) from error
+        except sweep.CannotBegin as stopped:
+            raise stopped.reason from None
+        finally:
+            _close_sweep()
+        return _noted()
+
+
+def _job(composed: Any) -> int:
+    """Run one job and note how it ended; the same in this process and in a launcher's worker."""
+    code, why = Exit.INTERNAL, "stopped"
+    try:
+        code = _dispatch(composed)
+    except UserError as error:
+        code, why = Exit.USER, str(error)
+        console.complain(f"layerparity: {error}")
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        traceback.print_exc()
+        console.complain("layerparity: an internal error; the traceback above belongs in a report.")
+    finally:
+        _note(code, why)
+    return int(code)
+
+
+def _dispatch(composed: Any) -> Exit:
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    from layerparity.cli import command
+    from layerparity.ground import registry
+
+    try:
+        made: Any = OmegaConf.to_object(composed)
+        _check_steps(getattr(made.job, "steps", ()))
+        ended: Exit = registry.load("jobs", made.job.name).run(made)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise _where(error, command.explain(error)) from error
+    except UserError as error:
+        raise _where(error, error) from error
+    return ended
+
+
+def _check_steps(steps: Sequence[str]) -> None:
+    """Raise UserError for the first word of a sequence's step that cannot be meant."""
+    from layerparity.cli import command
+
+    for number, step in enumerate(steps, start=1):
+        try:
+            command.check_overrides(step.split(), multirun=False)
+        except UserError as error:
+            error.add_note(f"Step {number} of {len(steps)} ({step})")
+            raise
+
+
+def _where(error: Exception, told: UserError) -> UserError:
+    """Return a message with the notes of an exception, which say where it is from, before it."""
+    return UserError(": ".join([*getattr(error, "__notes__", ()), str(told)]))
+
+
+def _note(code: Exit, why: str) -> None:
+    """Append a job's exit to a file: a launcher's workers are other processes."""
+    from layerparity.run import sweep
+
+    line = json.dumps({"exit": int(code), "part": sweep.part(), "why": why.split("\n", 1)[0]})
+    with Path(os.environ[_EXITS]).open("a", encoding="utf-8") as exits:
+        exits.write(f"{line}\n")
+
+
+def _notes() -> list[dict[str, Any]]:
+    path = Path(os.environ[_EXITS])
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return [json.loads(line) for line in lines]
+
+
+def _noted() -> Exit:
+    return max((Exit(note["exit"]) for note in _notes()), key=_SEVERITY.index, default=Exit.OK)
+
+
+def _close_sweep() -> None:
+    """End the sweep's parent run, if this command opened one, and show its parts."""
+    from layerparity.run import sweep
+
+    refused = {note["part"]: note["why"] for note in _notes() if note["exit"] != Exit.OK}
+    rows = sweep.close_parent(failed=_noted() is not Exit.OK, refused=refused)
+    if rows:
+        console.table("Sweep", ("run", "status", "link"), rows)
+
+
+def _end_on_sigterm() -> None:
+    def stop(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, stop)

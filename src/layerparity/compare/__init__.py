@@ -1,1 +1,0 @@
-"""Compare: from two runs' records to rows, a verdict and a report."""

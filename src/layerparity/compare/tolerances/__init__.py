@@ -1,1 +1,0 @@
-"""Tolerances: one file per table of limits; picked by name with ``tolerance=NAME``."""

@@ -1,1 +1,0 @@
-"""Fit: whether a model fits a machine, from its architecture alone, before a weight is read."""

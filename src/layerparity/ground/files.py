@@ -1,0 +1,101 @@
+"""Files that are either whole or absent, and the hashes that prove it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from blake3 import blake3
+
+from layerparity.ground.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+    from safetensors import safe_open
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Yield a path to write to; move it to ``path``, synced, only if the block succeeds."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    os.close(handle)
+    part = Path(name)
+    try:
+        yield part
+        with part.open("rb") as written:
+            os.fsync(written.fileno())
+        # mkstemp makes private files; artifacts are read by the UI's user too.
+        part.chmod(0o644)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 text so that a crash leaves the old file or the new one, never half of it."""
+    with whole_file(path) as part:
+        part.write_text(text, encoding="utf-8")
+
+
+def text_digest(text: str) -> str:
+    """Return the BLAKE3 hash of a text's UTF-8 bytes, as hex."""
+    return blake3(text.encode()).hexdigest()
+
+
+def tensor_digest(tensor: torch.Tensor) -> str:
+    """Return the BLAKE3 hash of a CPU tensor's bytes in row-major order, as hex."""
+    import torch
+
+    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return blake3(flat.numpy().data).hexdigest()
+
+
+def inside(folder: Path, name: str) -> Path:
+    """Return the path of a file that a manifest names. Raises UserError outside its folder."""
+    path = folder / name
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise UserError(f"The manifest in {folder} names a file outside its folder: {name}.")
+    return path
+
+
+RUN_AGAIN = "make the run again"
+
+
+def read_tensor(path: Path, key: str, cure: str = RUN_AGAIN) -> torch.Tensor:
+    """Return one tensor, mapped from its file. Raises UserError, which ends in the cure."""
+    return read_tensors(path, [key], cure)[key]
+
+
+def read_tensors(
+    path: Path, keys: Iterable[str] | None = None, cure: str = RUN_AGAIN
+) -> dict[str, torch.Tensor]:
+    """Return tensors of a file by name, all of them unless named. Raises UserError."""
+    with _opened(path, cure) as file:
+        held = file.keys()
+        wanted = list(held if keys is None else keys)
+        absent = sorted(set(wanted) - set(held))
+        if absent:
+            raise UserError(f"{path} holds no tensor '{absent[0]}': it is damaged; {cure}.")
+        return {key: file.get_tensor(key) for key in wanted}
+
+
+def tensor_names(path: Path, cure: str = RUN_AGAIN) -> list[str]:
+    """Return the names of a file's tensors. Raises UserError."""
+    with _opened(path, cure) as file:
+        return list(file.keys())
+
+
+@contextmanager
+def _opened(path: Path, cure: str) -> Iterator[safe_open]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path} is missing or damaged ({error}): {cure}.") from error

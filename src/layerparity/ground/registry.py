@@ -1,0 +1,37 @@
+"""Plug-ins by name: one module in a package is one backend, family, port, metric, inputs or job."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from functools import cache
+from types import ModuleType
+
+from layerparity.ground.errors import UserError, nearest
+
+
+def names(package: str) -> list[str]:
+    """Return the names of the plug-ins in ``layerparity.<package>``, sorted; none is imported."""
+    return list(_names(package))
+
+
+@cache
+def _names(package: str) -> tuple[str, ...]:
+    path = importlib.import_module(f"layerparity.{package}").__path__
+    found = (module.name for module in pkgutil.iter_modules(path))
+    return tuple(sorted(name for name in found if not name.startswith("_") and name != "base"))
+
+
+def check(package: str, name: str) -> None:
+    """Raise UserError with the nearest known name where there is no such plug-in."""
+    known = names(package)
+    if name not in known:
+        raise UserError(
+            f"There is no '{name}' in {package}.{nearest(name, known)} Known: {', '.join(known)}."
+        )
+
+
+def load(package: str, name: str) -> ModuleType:
+    """Import one plug-in. Raises UserError with the nearest known name where there is none."""
+    check(package, name)
+    return importlib.import_module(f"layerparity.{package}.{name}")

@@ -1,0 +1,31 @@
+"""Resources: the folders and files that come with layerparity, in a source tree and in a wheel."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+
+def shipped(name: str) -> Path:
+    """Return ``conf``, ``experiments``, ``checkpoints`` or ``constraints.txt`` of this code."""
+    package = Path(__file__).resolve().parents[1]
+    installed = package / name
+    return installed if installed.exists() else package.parents[1] / name
+
+
+def git_commit() -> str:
+    """Return the checkout's commit, with ``+changes`` where files differ; empty outside git."""
+    folder = Path(__file__).resolve().parents[3]
+    if not (folder / ".git").exists() or shutil.which("git") is None:
+        return ""
+    commit = _git(folder, "rev-parse", "HEAD")
+    changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return commit + ("+changes" if commit and changed else "")
+
+
+def _git(folder: Path, *words: str) -> str:
+    ended = subprocess.run(
+        ["git", "-C", str(folder), *words], capture_output=True, text=True, check=False
+    )
+    return ended.stdout.strip()

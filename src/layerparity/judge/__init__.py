@@ -1,0 +1,1 @@
+"""Judge: from two runs' records to rows and a verdict."""

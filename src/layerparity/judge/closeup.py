@@ -1,0 +1,225 @@
+"""Close-up: histogram, quantiles and worst elements of one site's errors, from its tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import torch
+
+from layerparity.anatomy.site import Site
+from layerparity.numbers.deviation import LEAST, Tensors
+from layerparity.record.comparison import Comparison
+from layerparity.record.portrait import ULP_EDGES, Element
+from layerparity.record.verdict import Outcome, Row
+
+WORST = 16
+# Elements that quantiles are taken of, evenly strewn over the site.
+_SAMPLE = 1 << 18
+_ROWS = 1 << 20
+_SIGMAS = tuple(0.25 * step for step in range(-16, 17))
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Two sides and, where there is one, the reference: floating [tokens, elements]."""
+
+    golden: torch.Tensor
+    candidate: torch.Tensor
+    reference: torch.Tensor | None = None
+
+    @property
+    def believed(self) -> torch.Tensor:
+        """What an error is the distance from."""
+        return self.golden if self.reference is None else self.reference
+
+    @property
+    def judged(self) -> dict[str, torch.Tensor]:
+        """The sides whose errors can be told."""
+        found = {"candidate": self.candidate}
+        return found if self.reference is None else {**found, "golden": self.golden}
+
+
+def sigma(site: Tensors) -> torch.Tensor:
+    """Return the size of clean errors at each element, float64 [tokens, elements].
+
+    The floor is known by token and by element; their product over the sum is its rank-one estimate.
+    """
+    least = (LEAST * site.epsilon) ** 2 * site.reference.double().square()
+    tokens = site.floor.tokens[:, site.tokens].double().amax(0)
+    tokens = torch.maximum(tokens, least.sum(1))
+    elements = torch.maximum(site.floor.elements.double().amax(0), least.sum(0))
+    product = tokens.unsqueeze(1) * (elements / elements.sum().clamp_min(1e-300))
+    return torch.maximum(product, least).sqrt()
+
+
+def ulp_histogram(values: torch.Tensor, believed: torch.Tensor, dtype: torch.dtype) -> list[int]:
+    """Count elements by their distance from what is believed, in units of a dtype's last place.
+
+    Bins end at `ULP_EDGES`, upper edges included; one more holds the rest, NaN among it.
+    """
+    edges = torch.tensor(ULP_EDGES, dtype=torch.float64)
+    counts = torch.zeros(len(ULP_EDGES) + 1, dtype=torch.int64)
+    step = max(1, _ROWS // max(values.shape[1], 1))
+    for ours, right in zip(values.split(step), believed.split(step), strict=True):
+        wide = right.double()
+        distance = (ours.double() - wide).abs() / spacing(wide, dtype)
+        bins = torch.bucketize(distance.nan_to_num(math.inf, math.inf).flatten(), edges)
+        counts += torch.bincount(bins, minlength=counts.numel())
+    return counts.tolist()
+
+
+def spacing(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the distance of neighbouring numbers of a dtype around float64 values."""
+    info = torch.finfo(dtype)
+    size = values.abs().clamp(info.smallest_normal, info.max)
+    _, exponent = torch.frexp(size)
+    return torch.ldexp(torch.full_like(size, info.eps), exponent - 1)
+
+
+def quantiles(sides: Sides, floor: torch.Tensor) -> dict[str, list[float]]:
+    """Return quantiles of (side - reference) / floor, beside the normal ones they belong to."""
+    stride = max(1, floor.numel() // _SAMPLE)
+    floor = floor.flatten()[::stride]
+    believed = sides.believed.flatten()[::stride].double()
+    reach = -NormalDist().inv_cdf(0.5 / max(floor.numel(), 2))
+    normal = [each for each in _SIGMAS if abs(each) <= reach]
+    found = {"normal": normal}
+    for name, values in sides.judged.items():
+        error = values.flatten()[::stride].double() - believed
+        scaled = torch.where(error == 0, 0.0, error / floor.clamp_min(1e-300))
+        ordered = scaled[scaled.isfinite()].sort().values
+        if ordered.numel():
+            found[name] = [_short(_at(ordered, NormalDist().cdf(each))) for each in normal]
+    return found
+
+
+def worst_elements(
+    sides: Sides, floor: torch.Tensor | None, tokens: torch.Tensor, length: int, heads: int
+) -> tuple[Element, ...]:
+    """Return the elements that are farthest off, in floors where there is one, else as they are.
+
+    ``floor`` is float64 [tokens, elements]; ``tokens`` numbers the rows batch-major, ``length`` of
+    them to a sequence; ``heads`` is 0 where the elements are no heads.
+    """
+    error = (sides.candidate.double() - sides.believed.double()).abs()
+    if floor is not None:
+        error = torch.where(error == 0, 0.0, error / floor.clamp_min(1e-300))
+    error = error.nan_to_num(math.inf, math.inf)
+    found = error.flatten().topk(min(WORST, error.numel()))
+    elements = []
+    for index, value in zip(found.indices.tolist(), found.values.tolist(), strict=True):
+        row, column = divmod(index, error.shape[1])
+        reference = None if sides.reference is None else float(sides.reference[row, column])
+        sequence, token = divmod(int(tokens[row]), length)
+        place = _place(column, error.shape[1], heads)
+        ours, theirs = (float(each[row, column]) for each in (sides.golden, sides.candidate))
+        found_at = Element(sequence, token, place, ours, theirs, reference, _short(value))
+        elements.append(found_at)
+    return tuple(each for each in elements if each.error > 0)
+
+
+def _place(column: int, width: int, heads: int) -> str:
+    if heads < 2:
+        return f"channel {column}"
+    head, channel = divmod(column, width // heads)
+    return f"head {head}, channel {channel}"
+
+
+def _at(ordered: torch.Tensor, share: float) -> float:
+    return float(ordered[min(int(share * ordered.numel()), ordered.numel() - 1)])
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+@dataclass(frozen=True)
+class Telling:
+    """The ``site`` to show, None where no site of real numbers tells anything.
+
+    ``place`` is the site that shows the fault, or the one shown; ``note`` is for the reader.
+    """
+
+    place: Site
+    site: Site | None
+    note: str = ""
+
+
+def telling(comparison: Comparison, shown: Sequence[Row], asked: str) -> Telling | None:
+    """Return what a close-up should show, None where there is nothing.
+
+    ``shown`` are the rows that one can be made of, ``asked`` the site that shows the fault. The
+    guilty block is not left: what is right elsewhere says nothing of it.
+    """
+    guilty = comparison.guilty.partition(" (")[0]
+    if asked:
+        return _of_site(shown, Site.parse(asked))
+    if guilty:
+        return _of_weights(shown, Site(guilty, "out"))
+    failed = sorted(row.site for row in shown if row.outcome is Outcome.FAIL)
+    if failed:
+        return Telling(failed[0], failed[0])
+    largest = max(shown, key=_error, default=None)
+    return None if largest is None else Telling(largest.site, largest.site)
+
+
+def _of_site(shown: Sequence[Row], asked: Site) -> Telling:
+    """Return the site itself, else the one of its block that shows the most of what follows."""
+    if any(row.site == asked for row in shown):
+        return Telling(asked, asked)
+
+    def weight(row: Row) -> tuple[bool, bool, float]:
+        failed = row.outcome is Outcome.FAIL
+        return failed and row.site.component == asked.component, failed, _rel_l2(row)
+
+    site = _largest([r for r in _inside(shown, asked) if r.outcome is not Outcome.PASS], weight)
+    cannot = f"{asked} shows the fault, and holds no real numbers to look at"
+    if site is None:
+        return Telling(asked, None, f"{cannot}; no site of real numbers in its block is off.")
+    return Telling(asked, site, f"{cannot}: below is {site}, which is computed from it.")
+
+
+def _of_weights(shown: Sequence[Row], guilty: Site) -> Telling:
+    """Return the site of a place whose weights differ that has the largest error, though it passes.
+
+    Without one of the very component it is one of its block.
+    """
+
+    def weight(row: Row) -> tuple[bool, tuple[float, float]]:
+        return row.site.path == guilty.path, _error(row)
+
+    site = _largest(_inside(shown, guilty), weight)
+    words = f"No site fails: the weights of {guilty.path} are what is wrong"
+    if site is None:
+        return Telling(guilty, None, f"{words}, and no site of real numbers there can be shown.")
+    return Telling(guilty, site, f"{words}. Below is the site with the largest error there.")
+
+
+def _inside(shown: Sequence[Row], place: Site) -> list[Row]:
+    """Return the rows of what a place's block, or stage outside them, computes in its step."""
+    return [
+        row
+        for row in shown
+        if row.site.layer == place.layer
+        and (place.layer is not None or row.site.path == place.path)
+        and (row.site.phase, row.site.step) == (place.phase, place.step)
+        and row.site.local != ":in"
+    ]
+
+
+def _largest(rows: Sequence[Row], weight: Callable[[Row], tuple[object, ...]]) -> Site | None:
+
+    ordered = sorted(rows, key=lambda row: row.site)
+    found = max(ordered, key=weight, default=None)
+    return None if found is None else found.site
+
+
+def _rel_l2(row: Row) -> float:
+    return row.metrics.get("rel_l2", 0.0)
+
+
+def _error(row: Row) -> tuple[float, float]:
+    return row.metrics.get("error_ratio", 0.0), _rel_l2(row)

@@ -1,0 +1,243 @@
+"""Dumps: a folder of .safetensors or .npy files, made by anything, as one side of a comparison."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+from layerparity.anatomy.site import Kind, Site
+from layerparity.ground.errors import UserError, nearest
+from layerparity.ground.files import inside, read_tensor, tensor_names
+from layerparity.record.manifest import FILE_NAME, Manifest, ModelPrint, Record
+from layerparity.record.stored import RunLike, Source
+
+if TYPE_CHECKING:
+    import torch
+
+
+_AXES: dict[int, tuple[str, ...]] = {
+    2: ("token", "channel"),
+    3: ("batch", "token", "channel"),
+    4: ("batch", "head", "token", "channel"),
+}
+
+
+class DumpSource(Source):
+    """A dump as a side: records without hashes, their axes guessed from the number of dimensions.
+
+    Where the other side is a run, its record's axes and kind count.
+    """
+
+    proved = False
+
+    def __init__(self, run: RunLike, tensors: Mapping[Site, Dumped]) -> None:
+        self.run = run
+        self._tensors = tensors
+        records = [_record(site, tensors[site]) for site in sorted(tensors)]
+        self.manifest = _manifest(run.name, records)
+
+    def load(self, record: Record) -> torch.Tensor:
+        """Return a tensor as dumped."""
+        return self._tensors[record.site].read()
+
+
+def open_dump(run: RunLike) -> DumpSource:
+    """Open a folder of dumps with its name map.
+
+    The map is ``run.names``, or names.json, names.yaml or names.yml in the folder. Raises UserError
+    where it, or a tensor it names, cannot be used.
+    """
+    folder = Path(run.folder)
+    path = find_map(folder, run.names)
+    tensors = find(folder)
+    source = DumpSource(run, match(read_map(path), tensors, path))
+    used = {id(tensor) for tensor in source._tensors.values()}
+    ignored = [tensor.names[0] for tensor in tensors if id(tensor) not in used]
+    if ignored:
+        source.warnings = (
+            f"{path.name} names no site for {len(ignored)} tensors of '{run.name}', "
+            f"such as {ignored[0]}: they are left out.",
+        )
+    return source
+
+
+def _record(site: Site, dumped: Dumped) -> Record:
+    tensor = dumped.read()
+    # Whole numbers, such as token ids, know no rounding: they are equal or they are not.
+    kind = Kind.REAL if tensor.is_floating_point() else Kind.EXACT
+    kind = Kind.INDEX_SET if site.end == "choices" else kind
+    axes = _AXES.get(tensor.dim(), tuple(f"axis{index}" for index in range(tensor.dim())))
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return Record(site, axes, kind, tuple(tensor.shape), dtype, dumped.names[0], digest="")
+
+
+def _manifest(name: str, records: list[Record]) -> Manifest:
+    """Describe a dump: its stages are the blocks, and the modules outside them, that it names."""
+    layers = [record.site.layer for record in records]
+    stages = [
+        record.site.path if layer is None else f"layers.{layer}"
+        for record, layer in zip(records, layers, strict=True)
+    ]
+    return Manifest(
+        model=ModelPrint(name, "", 1 + max((n for n in layers if n is not None), default=-1), ""),
+        kind="dump",
+        backend="dump",
+        device="",
+        port="",
+        dtype=", ".join(dict.fromkeys(record.dtype for record in records)),
+        scope={},
+        feed="",
+        fingerprint="",
+        stages=list(dict.fromkeys(stages)),
+        numerics={"capture": "dump"},
+        records=records,
+    )
+
+
+_SUFFIXES = (".npy", ".safetensors")
+_CURE = "dump it again"
+
+
+@dataclass(frozen=True)
+class Dumped:
+    """One tensor of a dump. ``key`` is its name in a .safetensors file, empty for a .npy.
+
+    ``names`` are what a name map may call it, the fullest first: path and key, or the path alone
+    where the file holds nothing else.
+    """
+
+    path: Path
+    key: str
+    names: tuple[str, ...]
+
+    def read(self) -> torch.Tensor:
+        """Return the tensor, mapped from its file. Raises UserError where it cannot be read."""
+        return read_tensor(self.path, self.key, _CURE) if self.key else _read_npy(self.path)
+
+
+def find(folder: Path) -> list[Dumped]:
+    """Return every tensor under a folder, sorted by file. Raises UserError where there is none."""
+    found: list[Dumped] = []
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in _SUFFIXES and path.is_file():
+            found += _in_file(folder, path)
+    if not found:
+        raise UserError(
+            f"{folder} holds no .safetensors or .npy file. Pickles (.pt, .bin) are never opened: "
+            "save tensors with safetensors.torch.save_file or numpy.save."
+        )
+    return found
+
+
+def _in_file(folder: Path, path: Path) -> list[Dumped]:
+    relative = path.relative_to(folder)
+    inside(folder, relative.as_posix())
+    stem = relative.with_suffix("").as_posix()
+    if path.suffix == ".npy":
+        return [Dumped(path, "", (stem,))]
+    keys = tensor_names(path, _CURE)
+    alone = (stem,) if len(keys) == 1 else ()
+    return [Dumped(path, key, (f"{stem}/{key}", *alone)) for key in keys]
+
+
+def _read_npy(path: Path) -> torch.Tensor:
+    import numpy as np
+    import torch
+
+    try:
+        # Copy-on-write: torch wants writable memory, and nobody writes to it.
+        array = np.load(path, mmap_mode="c", allow_pickle=False)
+        return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
+    except (OSError, ValueError, TypeError, EOFError) as error:
+        raise UserError(
+            f"{path} cannot be read as numbers ({error}). Save it again with numpy.save from a "
+            "numeric array; bfloat16 has no .npy form, save that as float32 or as .safetensors."
+        ) from error
+
+
+FILES = ("names.json", "names.yaml", "names.yml")
+EXAMPLE = '{"layer_{n}_output": "layers.{n}:out", "logits": "lm_head:out"}'
+_PLACE = re.compile(r"\\\{(\w+)\\\}")
+
+
+def find_map(folder: Path, given: Path | None) -> Path:
+    """Return the path of a dump's name map. Raises UserError, with an example, for none."""
+    path = next((p for p in (folder / name for name in FILES) if p.is_file()), None)
+    path = given or path
+    if path is None:
+        raise UserError(
+            f"{folder} has neither {FILE_NAME}, which a finished run has, nor {FILES[0]}, which "
+            f"says what a dump's tensors are. Write one such as {EXAMPLE}"
+        )
+    if not path.is_file():
+        raise UserError(f"There is no name map {path}. Write one such as {EXAMPLE}")
+    return path
+
+
+def read_map(path: Path) -> dict[str, str]:
+    """Read a JSON or YAML name map. Raises UserError, with an example, where it is none."""
+    try:
+        # JSON is YAML.
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is neither JSON nor YAML ({error}).") from error
+    texts = isinstance(raw, dict) and all(
+        isinstance(part, str) for entry in raw.items() for part in entry
+    )
+    if not raw or not texts:
+        raise UserError(f"{path} should map tensor names to sites, such as {EXAMPLE}")
+    return raw
+
+
+def match(names: Mapping[str, str], tensors: Sequence[Dumped], path: Path) -> dict[Site, Dumped]:
+    """Return the tensor that stands at each site.
+
+    A name matches a tensor's full name, or its end after a ``/``. Raises UserError where a name
+    matches nothing, a site is none, or two tensors claim one site.
+    """
+    found: dict[Site, Dumped] = {}
+    for name, text in names.items():
+        pattern = _pattern(name)
+        hits = [(tensor, hit) for tensor in tensors if (hit := _hit(pattern, tensor))]
+        if not hits:
+            known = [known for tensor in tensors for known in tensor.names]
+            raise UserError(f"{path}: no tensor is named '{name}'.{nearest(name, known)}")
+        for tensor, hit in hits:
+            site = _site(text, hit, path)
+            if found.setdefault(site, tensor) is not tensor:
+                raise UserError(
+                    f"{path}: both {found[site].names[0]} and {tensor.names[0]} claim {site}. "
+                    "Name them with more of their path."
+                )
+    return found
+
+
+def _pattern(name: str) -> re.Pattern[str]:
+    seen: set[str] = set()
+
+    def group(place: re.Match[str]) -> str:
+        known = place[1] in seen
+        seen.add(place[1])
+        return f"(?P={place[1]})" if known else rf"(?P<{place[1]}>\d+)"
+
+    return re.compile(rf"(?:.*/)?{_PLACE.sub(group, re.escape(name))}")
+
+
+def _hit(pattern: re.Pattern[str], tensor: Dumped) -> re.Match[str] | None:
+    hits = (pattern.fullmatch(name) for name in tensor.names)
+    return next((hit for hit in hits if hit), None)
+
+
+def _site(text: str, hit: re.Match[str], path: Path) -> Site:
+    filled = text
+    for place, number in hit.groupdict().items():
+        filled = filled.replace(f"{{{place}}}", str(int(number)))
+    try:
+        return Site.parse(filled)
+    except ValueError as error:
+        raise UserError(f"{path}: {error}. A map looks like {EXAMPLE}") from error

@@ -1,0 +1,240 @@
+"""Evaluate: the numbers of one site, from two stored tensors."""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from layerparity.anatomy.site import PREFILL, Kind, Site
+from layerparity.ground.errors import UserError
+from layerparity.judge.align import Pair
+from layerparity.judge.calibrate import Calibration
+from layerparity.judge.routing import replayed
+from layerparity.judge.rows import by_token, chunks, has_tokens, real_tokens
+from layerparity.judge.sides import Found, Union
+from layerparity.numbers.metric import FLOATING, Chunk, Stream
+from layerparity.numbers.metrics.set_agreement import sets_agree
+
+CHOICES, WEIGHTS = "choices", "weights"
+NONE_AGREES = "no token's expert set agrees"
+NOTHING = "no element to compare"
+_WORTH_A_THREAD = 1 << 18
+
+
+@dataclass
+class Measured:
+    """A site's metrics by name, relative L2 error of each real token, and why there are none.
+
+    ``profiles`` are the calibrated metrics by group; ``lacking`` says why there are none of them.
+    """
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    token_errors: list[float] = field(default_factory=list)
+    nothing: str = ""
+    profiles: dict[str, list[float]] = field(default_factory=dict)
+    lacking: str = ""
+
+
+def measure(pair: Pair, golden: Union, candidate: Union, calibration: Calibration) -> Measured:
+    """Return a pair's metrics over its real tokens; tensors are read, checked and let go.
+
+    Routing weights are compared at the tokens whose expert sets agree. Raises UserError where the
+    golden holds NaN or Inf, or a tensor is damaged.
+    """
+    left, right = _load_both(pair)
+    axes, mask = pair.golden.record.axes, _mask(pair)
+    real = mask
+    routed = pair.site.end == WEIGHTS and pair.kind is Kind.REAL
+    if routed:
+        mask = _agreeing(pair.site, golden, candidate, mask)
+    if mask is not None and has_tokens(axes) and by_token(left, axes).shape[:2] != mask.shape:
+        return Measured(nothing=f"attention mask {list(mask.shape)} against {list(left.shape)}")
+    stream, errors, broken, alike = Stream(pair.kind), [], 0, BothSides()
+    for chunk in chunks(left, right, axes, mask):
+        stream.feed(chunk)
+        if pair.kind is Kind.REAL:
+            alike.feed(chunk)
+        broken += chunk.numbers.golden_nonfinite if pair.kind in FLOATING else 0
+        if has_tokens(axes) and left.is_floating_point() and not routed:
+            errors += token_errors(chunk)
+    if broken:
+        raise UserError(_unbelievable(pair, broken))
+    if not stream.elements:
+        return Measured(nothing=NONE_AGREES if routed else NOTHING)
+    metrics = stream.results() | alike.metrics()
+    if metrics.get("nonfinite_disagreement"):
+        return Measured(metrics, errors)
+    calibrated = calibration.of(pair, left, right, real)
+    metrics |= passed_through(pair, golden, candidate)
+    return Measured(
+        metrics | calibrated.metrics, errors, "", calibrated.profiles, calibrated.lacking
+    )
+
+
+def token_errors(chunk: Chunk) -> list[float]:
+    """Return ||c - g|| / ||g|| of each row of a [tokens, width] chunk, to six digits.
+
+    0 where both rows are zero; Inf where only the golden's is, or a value is not finite.
+    """
+    golden, error = np.sqrt(chunk.row_squares)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(error == 0, 0.0, error / golden)
+    return _short(ratio)
+
+
+def _short(values: np.ndarray) -> list[float]:
+    # A comparison holds one for every token of every site: six digits keep its file readable.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        digits = 5 - np.floor(np.log10(values))
+        # Powers of ten up to 10^22 are exact, and so the quotient is the decimal's nearest float.
+        scale = 10.0 ** np.clip(digits, 0, 22)
+        short = np.round(values * scale) / scale
+    for odd in np.flatnonzero((values != 0) & ~((digits >= 0) & (digits <= 22))):
+        short[odd] = float(f"{values[odd]:.6g}")
+    return short.tolist()
+
+
+def _load_both(pair: Pair) -> tuple[torch.Tensor, torch.Tensor]:
+    """Load both sides at once: a hash keeps one core busy, and lets go of the interpreter.
+
+    A small tensor is hashed sooner than a thread is started.
+    """
+    if math.prod(pair.golden.record.shape) < _WORTH_A_THREAD:
+        return _load(pair.golden), _load(pair.candidate)
+    with ThreadPoolExecutor(1) as other:
+        right = other.submit(_load, pair.candidate)
+        left = _load(pair.golden)
+        return left, right.result()
+
+
+def _load(found: Found) -> torch.Tensor:
+    return found.source.load(found.record)
+
+
+def _mask(pair: Pair) -> torch.Tensor | None:
+    """Return which tokens are real, or None for all; a decode step has no padding."""
+    if pair.site.phase != PREFILL:
+        return None
+    mask = pair.golden.source.mask
+    return pair.candidate.source.mask if mask is None else mask
+
+
+def _agreeing(
+    site: Site, golden: Union, candidate: Union, mask: torch.Tensor | None
+) -> torch.Tensor | None:
+    """Narrow a token mask to the tokens that both sides send to the same experts."""
+    choices = Site(site.path, CHOICES, site.phase, site.step)
+    left, right = golden.records.get(choices), candidate.records.get(choices)
+    if left is None or right is None or left.record.shape != right.record.shape:
+        return mask
+    if not has_tokens(left.record.axes) or replayed(right):
+        return mask
+    g, c = (by_token(_load(found), left.record.axes) for found in (left, right))
+    real, agree = real_tokens(g, mask), sets_agree(g, c)
+    return real & agree if real.shape == agree.shape else mask
+
+
+def _unbelievable(pair: Pair, count: int) -> str:
+    return (
+        f"The golden '{pair.golden.source.run.name}' has {count} NaN or Inf at {pair.site}: "
+        "it cannot be believed; make a new golden run."
+    )
+
+
+CONSTANT, DENORMAL, NONFINITE = "constant", "denormal", "nonfinite"
+# A tensor whose first numbers differ is not looked at whole.
+_FIRST = 64
+
+
+class Degenerate:
+    """What all numbers of one floating tensor have in common, fed piece by piece."""
+
+    def __init__(self) -> None:
+        self._open = {CONSTANT, DENORMAL, NONFINITE}
+        self._first: float | None = None
+        self._seen = 0
+
+    def feed(self, values: torch.Tensor) -> None:
+        """Look at one more piece; most tensors are settled by the first few numbers of it."""
+        self._seen += values.numel()
+        for piece in (values[:1] if values.dim() > 1 else values[:_FIRST], values):
+            if not self._open or not piece.numel():
+                return
+            if self._first is None:
+                self._first = float(piece.reshape(-1)[0])
+            first = self._first
+            self._open = {name for name in self._open if _holds(name, piece, first)}
+
+    def result(self) -> tuple[str, float] | None:
+        """Return what the tensor is, with the number it holds where it is constant, or None."""
+        if self._seen < 2 or self._first is None:
+            return None
+        for name in (NONFINITE, CONSTANT, DENORMAL):
+            if name in self._open:
+                return name, self._first if name == CONSTANT else 1.0
+        return None
+
+
+def _holds(name: str, piece: torch.Tensor, first: float) -> bool:
+    """Say whether all of a piece is as ``name`` says."""
+    if piece.dtype.itemsize == 1:
+        # Eight-bit numbers have no arithmetic of their own.
+        piece = piece.float()
+    if name == CONSTANT:
+        return bool(piece.eq(first).all())
+    if name == NONFINITE:
+        return not bool(piece.isfinite().any())
+    return bool(piece.abs().lt(torch.finfo(piece.dtype).smallest_normal).all())
+
+
+class BothSides:
+    """Both tensors of a site of real numbers, as they are streamed."""
+
+    def __init__(self) -> None:
+        self._sides = {"golden": Degenerate(), "candidate": Degenerate()}
+
+    def feed(self, chunk: Chunk) -> None:
+        """Look at one more piece of both."""
+        self._sides["golden"].feed(chunk.golden)
+        self._sides["candidate"].feed(chunk.candidate)
+
+    def metrics(self) -> dict[str, float]:
+        """Return ``candidate_constant`` and the like; nothing where both sides are alike."""
+        found = {side: held.result() for side, held in self._sides.items()}
+        if found["golden"] == found["candidate"]:
+            return {}
+        return {f"{side}_{what[0]}": what[1] for side, what in found.items() if what is not None}
+
+
+METRIC = "passed_through"
+# Modules that have one input and an output of the same size, by their output.
+_INPUTS = {
+    "self_attn.q_norm:out": "self_attn.q_proj:out",
+    "self_attn.k_norm:out": "self_attn.k_proj:out",
+    "post_attention_layernorm:out": "post_attention_layernorm:in",
+}
+
+
+def passed_through(pair: Pair, golden: Union, candidate: Union) -> dict[str, float]:
+    """Return the metric, 1, where the candidate's bytes are those of its input; else nothing."""
+    given = _INPUTS.get(pair.site.local)
+    if given is None:
+        return {}
+    before = _inside(pair.site, given)
+    sides = ((golden, pair.golden), (candidate, pair.candidate))
+    same = [
+        (found := side.records.get(before)) is not None
+        and (found.record.digest, found.record.dtype) == (own.record.digest, own.record.dtype)
+        for side, own in sides
+    ]
+    return {METRIC: 1.0} if same == [False, True] else {}
+
+
+def _inside(site: Site, local: str) -> Site:
+    """Return another site of the same block, phase and step."""
+    component, _, end = local.partition(":")
+    return replace(site, path=f"layers.{site.layer}.{component}", end=end)

@@ -1,0 +1,194 @@
+"""Fingerprints: which runs may be compared at all, and at which sites, and what differs if not.
+
+A site's chain begins at the last stage that was fed from outside and passes every stage from there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from layerparity.anatomy.site import Site
+from layerparity.ground.errors import UserError
+from layerparity.judge.sides import Found, Union
+from layerparity.judge.stages import chain_to, is_feed, stage_of
+from layerparity.judge.weights import weights_differ
+from layerparity.record.manifest import Feed, Manifest
+from layerparity.record.stored import RunLike, Source
+
+# How much of an experiment was stored or generated.
+_NO_FLAGS = ("capture", "max_new_tokens")
+
+
+def refuse_unfinished(run: RunLike) -> None:
+    """Raise UserError unless a run is finished."""
+    if not run.finished:
+        cure = "wait for it" if run.status in ("RUNNING", "SCHEDULED") else "run it again"
+        raise UserError(
+            f"Run '{run.name}' is {run.status.lower()}; only finished runs are compared: {cure}."
+        )
+
+
+def refuse_strangers(golden: Union, candidate: Union) -> None:
+    """Raise UserError unless all runs are of one model and one set of inputs, and no run is both.
+
+    Inputs are compared by name (token ids, attention mask, position ids), as far as both have them.
+    """
+    _refuse_twins(golden, candidate)
+    proved = [source for side in (golden, candidate) for source in side.sources if source.proved]
+    for other in proved[1:]:
+        differing = _strange(proved[0].manifest, other.manifest)
+        if differing:
+            raise UserError(
+                f"'{proved[0].run.name}' and '{other.run.name}' cannot be compared: "
+                f"{differing}. Make both from one model and one set of inputs."
+            )
+
+
+def differs_at(golden: Found, candidate: Found, goldens: Union) -> str:
+    """Return what of the inputs or weights behind a candidate's record differs from the golden's.
+
+    Empty where the golden's own chain of stages starts at the values that the candidate's was fed,
+    and every stage since then had the same weights; or where a side is a dump, of which nothing is
+    known.
+    """
+    if not (golden.source.proved and candidate.source.proved):
+        return ""
+    feed, passed = begun(candidate.source, candidate.record.site)
+    if feed is None:
+        return f"nothing says what {passed[0]} was fed"
+    return chain_differs(feed, passed, golden, goldens, candidate.source)
+
+
+def same_experiment(golden: Union, candidate: Union) -> list[str]:
+    """Return a warning where nothing that decides numbers differs between the sides."""
+    if not (golden.proved and candidate.proved):
+        return []
+    left, right = ({each.fingerprint for each in side.manifests} for side in (golden, candidate))
+    # A golden's fingerprint is never a candidate's: what else is in it is looked at one by one.
+    alike = {_made(source) for side in (golden, candidate) for source in side.sources}
+    if left != right and (len(alike) > 1 or None in alike):
+        return []
+    first = golden.manifests[0]
+    return [
+        f"Both sides are the same experiment ({first.backend} on {first.device}, port {first.port},"
+        f" {first.dtype}): that they agree shows only that it repeats itself."
+    ]
+
+
+def _refuse_twins(golden: Union, candidate: Union) -> None:
+    held = {_place(source.run) for source in golden.sources}
+    both = [each.run.name for each in candidate.sources if _place(each.run) in held]
+    if both:
+        raise UserError(
+            f"Run '{both[0]}' is on both sides, and a run compared with itself proves nothing: "
+            "give another as golden= or candidate=."
+        )
+
+
+def _place(run: RunLike) -> tuple[Path, Path | None]:
+    # One folder of dumps may hold both sides, under two name maps.
+    return Path(run.folder).resolve(), run.names
+
+
+def _made(source: Source) -> str | None:
+    """Return how a run was made, with which versions of the code; None where that is not known."""
+    tags, manifest = source.run.tags, source.manifest
+    versions = {k: v for k, v in tags.items() if k == "git_commit" or k.startswith("version.")}
+    if not versions:
+        return None
+    # A block that is fed by hand is the same block: the feed makes no other experiment.
+    names = ("backend", "device", "port", "dtype")
+    flags = {k: v for k, v in manifest.numerics.items() if k not in _NO_FLAGS}
+    made = {**versions, **flags, **{name: getattr(manifest, name) for name in names}}
+    return json.dumps(made, sort_keys=True)
+
+
+def _strange(left: Manifest, right: Manifest) -> str:
+    if left.model.model_type != right.model.model_type:
+        return f"model ({left.model.model_type} against {right.model.model_type})"
+    if left.model.config_digest != right.model.config_digest:
+        return f"model configuration ({left.model.name} against {right.model.name})"
+    shared = sorted(set(left.inputs) & set(right.inputs))
+    names = [name for name in shared if left.inputs[name] != right.inputs[name]]
+    return f"inputs ({', '.join(names)})" if names else ""
+
+
+def begun(source: Source, site: Site) -> tuple[Feed | None, list[str]]:
+    """Return the feed that a site's chain began with, if known, and the stages passed since."""
+    manifest = source.manifest
+    # What stands in no stage, such as the tokens that were generated, comes after the last one.
+    return chain_to(manifest, stage_of(manifest, site) or manifest.stages[-1], site)
+
+
+def chain_differs(
+    start: Feed, passed: Sequence[str], held: Found, goldens: Union, candidate: Source
+) -> str:
+    """Return what differs between a golden's chain to ``held`` and a candidate's; or nothing.
+
+    The candidate's began with ``start`` and passed the stages ``passed``. The golden's must hold
+    the same values there and have passed the same stages, with the same weights. Where a golden
+    stage was fed from outside, its chain goes on in whichever golden computed those very values.
+    """
+    fed, own = begun(held.source, held.record.site)
+    first = next((n for n, stage in enumerate(own) if _overlap(stage, passed[0])), None)
+    value = held.source.manifest.hash_at(start.site)
+    if first is not None and value is not None:
+        if value != start.digest:
+            return f"fed different values at {start.site} ({value[:8]} against {start.digest[:8]})"
+        return _stages_differ(own[first:], passed, held.source, candidate)
+    if fed is None:
+        return f"the golden does not hold {start.site}, which {start.stage} was fed"
+    place = next((n for n, stage in enumerate(passed) if _overlap(stage, fed.stage)), 0)
+    later = _stages_differ(own, passed[place:], held.source, candidate)
+    ends = place + (fed.stage != passed[place])
+    tried = [
+        chain_differs(start, passed[:ends], computed, goldens, candidate) or later
+        for computed in _computed(fed, passed[place - 1] if ends == place else "", held, goldens)
+        if ends
+    ]
+    return "" if "" in tried else next(iter(tried), _foreign(start, fed))
+
+
+def _computed(fed: Feed, before: str, held: Found, goldens: Union) -> Iterator[Found]:
+    """Yield where goldens computed what a stage was fed: at the output of the stage before it.
+
+    Without one, as for a component, at the very site it was fed from.
+    """
+    site = Site(before, "out", fed.site.phase, fed.site.step) if before else fed.site
+    # Forward order: a chain that is followed back comes to an end.
+    if not site < held.record.site:
+        return
+    for source in dict.fromkeys((held.source, *reversed(goldens.sources))):
+        record = source.manifest.record(site)
+        if record and record.digest == fed.digest and not is_feed(source.manifest, site):
+            yield Found(source, record)
+
+
+def _stages_differ(
+    own: Sequence[str], passed: Sequence[str], golden: Source, candidate: Source
+) -> str:
+    """Return which stage, or whose weights, a golden's chain and a candidate's do not share."""
+    for ours, theirs in zip(own, passed, strict=False):
+        if not _overlap(ours, theirs):
+            return f"the golden passed {ours} where the candidate passed {theirs}"
+        differing = weights_differ(golden, candidate, theirs)
+        if differing:
+            return differing
+    if len(own) == len(passed):
+        return ""
+    longer, extra = ("golden", own) if len(own) > len(passed) else ("candidate", passed)
+    return f"only the {longer} passed {extra[min(len(own), len(passed))]}"
+
+
+def _foreign(start: Feed, fed: Feed) -> str:
+    return (
+        f"the golden's chain starts at {fed.site} ({fed.digest[:8]}), fed to {fed.stage} from "
+        f"outside; the candidate's at {start.site} ({start.digest[:8]})"
+    )
+
+
+def _overlap(left: str, right: str) -> bool:
+    """Return whether two stages are one, or one is a component of the other."""
+    return f"{left}.".startswith(f"{right}.") or f"{right}.".startswith(f"{left}.")

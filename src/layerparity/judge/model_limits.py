@@ -1,0 +1,59 @@
+"""Limits: a model's own limits, kept by a calibration, found again for a comparison."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from layerparity.ground import console
+from layerparity.ground.errors import UserError
+
+if TYPE_CHECKING:
+    from layerparity.record.stored import RunLike
+    from layerparity.tracking.store import Store
+    from layerparity.tracking.stored import StoredRun
+
+KIND = "calibration"
+FILE = "limits.json"
+AUTO = "auto"
+LOOKED_AT = 50
+
+
+def with_limits(tolerance: Any, store: Store, candidate: Sequence[RunLike]) -> Any:
+    """Return the tolerance with the limits of the candidate's model, where some were kept."""
+    asked = getattr(tolerance, "calibration", None)
+    if asked is None:
+        return tolerance
+    found = _newest(store, candidate) if asked == AUTO else store.find(asked, kind=KIND)[0]
+    if found is None:
+        return tolerance
+    console.say(f"limits:    {found.name} {found.id[:8]}, calibrated for this model")
+    return replace(tolerance, **_read(found))
+
+
+def model_of(store: Store, comparison: StoredRun) -> str:
+    """Return the hash of the model that a comparison's candidate ran."""
+    first = comparison.tags.get("candidate", "").split(" ")[0]
+    run = store.get(first) if first else None
+    if run is None:
+        raise UserError(f"The candidate of '{comparison.name}' is not in the store any more.")
+    return run.tags["config_digest"]
+
+
+def _newest(store: Store, candidate: Sequence[RunLike]) -> StoredRun | None:
+    wanted = {(run.tags.get("config_digest"), run.tags.get("dtype")) for run in candidate}
+    for run in store.runs(kind=KIND, limit=LOOKED_AT):
+        if run.finished and {(run.tags.get("config_digest"), run.tags.get("dtype"))} == wanted:
+            return run
+    return None
+
+
+def _read(run: StoredRun) -> dict[str, float]:
+    path = run.file(FILE)
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        return {str(name): float(value) for name, value in raw.items()}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is damaged ({error}): calibrate again.") from error

@@ -1,0 +1,124 @@
+"""References at compare time: which stored reference and floor a candidate's site is judged by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from layerparity.anatomy.site import Site
+from layerparity.judge.align import Pair
+from layerparity.judge.stages import arrived, stage_of
+from layerparity.numbers.floor import Floor
+from layerparity.numbers.typical_floor import Usual
+from layerparity.record.manifest import Manifest
+from layerparity.record.references import CHAINED, ISOLATED, Entry, StoredReferences
+from layerparity.record.stored import Source
+
+
+@dataclass(frozen=True)
+class Wide:
+    """One site's reference: its values, the floor, and the slopes clean ways show at such sites.
+
+    ``usual`` is what one token's floor is as a rule, None where too few were seen.
+    """
+
+    values: torch.Tensor
+    floor: Floor
+    spread: dict[str, float]
+    feed: str
+    usual: Usual | None = None
+
+
+class References:
+    """The references of a golden side's runs, opened when first asked for."""
+
+    def __init__(self) -> None:
+        self._opened: dict[Path, StoredReferences] = {}
+        self._spreads: dict[tuple[Path, str, str, str], dict[str, float]] = {}
+        self._usuals: dict[tuple[Path, str, str, str, str, str], Usual | None] = {}
+
+    def of(self, pair: Pair) -> Wide | str:
+        """Return what a pair is judged by, or why there is nothing."""
+        return self.at(pair.site, pair.golden.source, pair.candidate.source)
+
+    def at(self, site: Site, golden: Source, candidate: Source) -> Wide | str:
+        """Return the reference at a site as the candidate's stage was fed, or why there is none."""
+        if not golden.proved or not golden.manifest.reference:
+            return "the golden has no reference to judge by: make it on backend=gpu"
+        if candidate.proved:
+            site = arrived(candidate.manifest, site)
+        stage = stage_of(candidate.manifest, site) if candidate.proved else None
+        if stage is None:
+            return "the candidate is a dump: nothing says what its blocks were fed"
+        stored = self._open(golden)
+        feed = fed(candidate.manifest, golden.manifest, stage, site)
+        entry = stored.find(stage, feed, site)
+        if entry is None:
+            return _lacking(stage, feed)
+        dtype = candidate.manifest.dtype
+        floor = stored.floor(entry, dtype)
+        if floor is None:
+            return f"the golden has no noise floor for {dtype}: make it with reference.dtypes"
+        spread, usual = self._spread(stored, entry, dtype), self._usual(stored, entry, dtype)
+        return Wide(stored.reference(entry), floor, spread, feed, usual)
+
+    def local(self, pair: Pair) -> Wide | None:
+        """Return the reference of a pair's site in its stage alone, whatever fed the candidate."""
+        golden, candidate = pair.golden.source, pair.candidate.source
+        stage = stage_of(candidate.manifest, pair.site) if candidate.proved else None
+        if stage is None or not golden.proved or not golden.manifest.reference:
+            return None
+        stored, dtype = self._open(golden), candidate.manifest.dtype
+        entry = stored.find(stage, ISOLATED, pair.site)
+        floor = stored.floor(entry, dtype) if entry is not None else None
+        if entry is None or floor is None:
+            return None
+        return Wide(stored.reference(entry), floor, self._spread(stored, entry, dtype), ISOLATED)
+
+    def _open(self, golden: Source) -> StoredReferences:
+        folder = Path(golden.run.folder)
+        if folder not in self._opened:
+            self._opened[folder] = StoredReferences(folder, golden.manifest.reference)
+        return self._opened[folder]
+
+    def _usual(self, stored: StoredReferences, entry: Entry, dtype: str) -> Usual | None:
+        site = entry.site
+        key = (stored.folder, entry.stage, entry.feed, site.path, site.end, dtype)
+        if key not in self._usuals:
+            self._usuals[key] = stored.usual(entry, dtype)
+        return self._usuals[key]
+
+    def _spread(self, stored: StoredReferences, entry: Entry, dtype: str) -> dict[str, float]:
+        """Return the largest clean slopes, in units of the floor, over the sites of this kind."""
+        key = (stored.folder, entry.site.local, entry.feed, dtype)
+        if key not in self._spreads:
+            alike = [
+                each.floors[dtype]["spread"]
+                for each in stored.entries()
+                if each.site.local == entry.site.local
+                and each.feed == entry.feed
+                and dtype in each.floors
+            ]
+            self._spreads[key] = _pooled(alike)
+        return self._spreads[key]
+
+
+def fed(candidate: Manifest, golden: Manifest, stage: str, site: Site) -> str:
+    """Return how a candidate's stage was fed: what the golden had there, or its own chain."""
+    for feed in candidate.feeds:
+        if feed.stage == stage and (feed.site.phase, feed.site.step) == (site.phase, site.step):
+            return ISOLATED if golden.hash_at(feed.site) == feed.digest else CHAINED
+    return CHAINED
+
+
+def _pooled(spreads: list[dict[str, float]]) -> dict[str, float]:
+    names = {name for each in spreads for name in each}
+    return {name: max(each.get(name, 0.0) for each in spreads) for name in names}
+
+
+def _lacking(stage: str, feed: str) -> str:
+    if feed == CHAINED:
+        return "fed by its own chain, whose rounding has no floor here: compare with feed=isolated"
+    return f"the golden has no reference of {stage} alone: make it with capture=components"

@@ -1,0 +1,169 @@
+"""Sides: the runs that stand together as golden or as candidate, seen as one set of records."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from layerparity.anatomy.site import Site
+from layerparity.ground.errors import UserError
+from layerparity.ground.profile import PARTS, RunProfile, StageProfile
+from layerparity.record.comparison import Made, Side
+from layerparity.record.manifest import PROFILE_FILE, Manifest, Record, scope_text
+from layerparity.record.stored import RunSource, Source, reference
+from layerparity.settings.again import settings_of
+
+
+class Found(NamedTuple):
+    """A record, and the run or dump that holds it."""
+
+    source: Source
+    record: Record
+
+
+class Union:
+    """The union of several runs' records by site; of a site held twice, the last run's counts.
+
+    Sources stand oldest first. ``warnings`` say what was decided between them.
+    """
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self.sources = list(sources)
+        self.records: dict[Site, Found] = {}
+        self.warnings = [text for source in sources for text in source.warnings]
+        self.profile, damaged = side_profile(self.sources)
+        self.warnings += damaged
+        doubled: dict[Site, Source] = {}
+        for source in self.sources:
+            for record in source.manifest.records:
+                if record.site in self.records:
+                    doubled[record.site] = source
+                self.records[record.site] = Found(source, record)
+        if doubled:
+            site, newest = next(iter(doubled.items()))
+            self.warnings.append(
+                f"{len(doubled)} sites stand in more than one run (such as {site}): "
+                f"the newest counts, there '{newest.run.name}'."
+            )
+
+    @property
+    def manifests(self) -> list[Manifest]:
+        """The manifests, oldest first."""
+        return [source.manifest for source in self.sources]
+
+    @property
+    def proved(self) -> bool:
+        """Whether every source has fingerprints."""
+        return all(source.proved for source in self.sources)
+
+    def skipped(self) -> dict[str, str]:
+        """Return why sites, by their text, were captured by no run."""
+        reasons = {site: why for each in self.manifests for site, why in each.skipped.items()}
+        held = {str(site) for site in self.records}
+        return {site: why for site, why in reasons.items() if site not in held}
+
+    def _named(self) -> str:
+        """Return what names the side on a command line: a run, or the sweep of several."""
+        runs = [source.run for source in self.sources]
+        sweeps = {run.parent for run in runs}
+        (sweep,) = sweeps if len(sweeps) == 1 else ("",)
+        return reference(runs[0]) if len(runs) == 1 else sweep or ""
+
+    def describe(self) -> Side:
+        """Return what a report says of the side."""
+        runs = [source.run for source in self.sources]
+        scopes = [scope_text(manifest.scope) for manifest in self.manifests]
+        return Side(
+            run=",".join(reference(run) for run in runs),
+            name=runs[0].name if len(runs) == 1 else f"{runs[0].name} and {len(runs) - 1} more",
+            url=runs[0].url,
+            named=self._named(),
+            made=tuple(_made(source) for source in self.sources),
+            profile=self.profile,
+            model=_distinct([manifest.model.name for manifest in self.manifests]),
+            scope=scopes[0] if len(scopes) == 1 else f"{scopes[0]} ... {scopes[-1]}",
+            **{
+                key: _distinct([getattr(manifest, key) for manifest in self.manifests])
+                for key in ("backend", "device", "dtype", "port", "feed")
+            },
+        )
+
+
+def _made(source: Source) -> Made:
+    names = str(source.run.names or "")
+    stages = tuple(source.manifest.stages)
+    return Made(reference(source.run), source.proved, stages, settings_of(source.config), names)
+
+
+def _distinct(values: list[str]) -> str:
+    return ", ".join(dict.fromkeys(values))
+
+
+def read_profile(folder: Path) -> RunProfile | None:
+    """Return a stored run's profile, or None where it keeps none.
+
+    Raises UserError where it is damaged.
+    """
+    path = folder / PROFILE_FILE
+    if not path.is_file():
+        return None
+    try:
+        profile = RunProfile.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        if not _sound(profile):
+            raise ValueError("a number is missing or negative")
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(
+            f"{path} is damaged ({error}): the report leaves out where this run's time went; "
+            "make the run again to see it."
+        ) from error
+    return profile
+
+
+def side_profile(sources: Sequence[Source]) -> tuple[RunProfile | None, list[str]]:
+    """Return the profiles of a side's runs as one, and a warning for each that is damaged.
+
+    None where no run keeps one: a dump's folder is not looked into.
+    """
+    found, warnings = [], []
+    for source in sources:
+        try:
+            kept = read_profile(source.run.folder) if isinstance(source, RunSource) else None
+        except UserError as error:
+            warnings.append(str(error))
+            continue
+        if kept is not None and kept.stages:
+            found.append(kept)
+    return added(found), warnings
+
+
+def added(profiles: Sequence[RunProfile]) -> RunProfile | None:
+    """Return runs' profiles added up by stage, in the order of a forward pass; None for no run.
+
+    Their ``before`` differ, so that of the sum is 0, and a peak is what was held above its run's.
+    """
+    if not profiles:
+        return None
+    stages: dict[str, StageProfile] = {}
+    for profile in profiles:
+        for stage, each in profile.stages.items():
+            above = max(each.peak - profile.before, 0)
+            total = stages.setdefault(stage, StageProfile())
+            total += replace(each, peak=above)
+    return RunProfile(0, {stage: stages[stage] for stage in sorted(stages, key=_place)})
+
+
+def _place(stage: str) -> Site:
+    return Site(stage, "in")
+
+
+def _sound(profile: RunProfile) -> bool:
+    """Say whether every number is one, and none is negative."""
+    numbers: list[float] = [profile.before]
+    for each in profile.stages.values():
+        numbers += [each.peak, *(getattr(each, part) for part in PARTS)]
+        numbers += vars(each.loading).values()
+    return all(math.isfinite(number) and number >= 0 for number in numbers)

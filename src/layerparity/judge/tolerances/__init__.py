@@ -1,0 +1,1 @@
+"""Tolerances: one file per table of limits; picked by name with tolerance=NAME."""

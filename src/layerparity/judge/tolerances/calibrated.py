@@ -1,0 +1,131 @@
+"""The calibrated tolerance: an error is judged against the noise that clean computations show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from layerparity.anatomy.site import Kind
+from layerparity.record.verdict import Row
+
+_SLOPES = ("slope", "slope_head", "slope_channel", "slope_expert")
+_RATIOS = ("error_ratio", "error_ratio_head", "error_ratio_channel", "error_ratio_expert")
+
+
+@dataclass
+class CalibratedTolerance:
+    """Limits on R (error over noise floor), whole and by group, on slopes, and on routing.
+
+    A slope fails where it is both significant (``slope_z`` standard errors, of tokens and of clean
+    ways together) and of a size that matters (``slope``, a fraction). ``norm_ratio`` is how far the
+    ratio of the norms may be from 1, unless the floor is wider. ``calibration`` names a run
+    that kept a model's own limits; ``auto`` takes the newest for the model, null none.
+    """
+
+    name: str = "calibrated"
+    error_ratio: float = 2.0
+    error_ratio_head: float = 2.5
+    error_ratio_channel: float = 8.0
+    error_ratio_expert: float = 3.0
+    error_ratio_position: float = 8.0
+    norm_ratio: float = 0.02
+    slope: float = 0.0005
+    slope_z: float = 5.0
+    slope_z_channel: float = 6.0
+    offset: float = 0.3
+    offset_z: float = 8.0
+    calibration: str | None = "auto"
+
+    def limits(self) -> dict[str, float]:
+        """Return the limits by metric."""
+        names = (
+            *_RATIOS,
+            "error_ratio_position",
+            "norm_ratio",
+            "slope",
+            "slope_z",
+            "slope_z_channel",
+            "offset",
+            "offset_z",
+        )
+        return {name: float(getattr(self, name)) for name in names}
+
+    def broken(self, kind: Kind, metrics: dict[str, float]) -> list[str]:
+        """Return the broken limits. A flip within the noise of the scores breaks none."""
+        if kind is Kind.INDEX_SET:
+            outside = metrics.get("flips_outside_noise", 0.0)
+            flipped = metrics.get("flips", 0.0)
+            return [f"{outside:.0f} of {flipped:.0f} flips are no ties"] if outside else []
+        found = [self._ratio(name, metrics) for name in (*_RATIOS, "error_ratio_position")]
+        found += [self._slope(name, metrics) for name in _SLOPES]
+        found += [self._norm(metrics), self._offset(metrics)]
+        return [text for text in found if text]
+
+    def lacks(self, kind: Kind, metrics: dict[str, float]) -> bool:
+        """Return whether there is nothing to judge by: a golden without a reference."""
+        return ("flips" if kind is Kind.INDEX_SET else "error_ratio") not in metrics
+
+    def _ratio(self, name: str, metrics: dict[str, float]) -> str:
+        value, limit = metrics.get(name, 0.0), getattr(self, name)
+        if value <= limit:
+            return ""
+        group = name.removeprefix("error_ratio").strip("_")
+        where = f" at {group} {metrics[f'{name}_index']:.0f}" if group else ""
+        return f"error{where} is {value:.3g} times the noise floor (limit {limit:g})"
+
+    def _slope(self, name: str, metrics: dict[str, float]) -> str:
+        value, z = metrics.get(name, 0.0), metrics.get(f"{name}_z", 0.0)
+        group = name.removeprefix("slope").strip("_")
+        # There are thousands of channels, and few tokens to tell the error of each slope from.
+        enough = self.slope_z_channel if group == "channel" else self.slope_z
+        if abs(value) <= self.slope or z <= enough or math.isnan(value):
+            return ""
+        where = f" of {group} {metrics[f'{name}_index']:.0f}" if group else ""
+        return f"a factor{where} is off by {value:+.3%}, {z:.3g} standard errors"
+
+    def _norm(self, metrics: dict[str, float]) -> str:
+        """Say where the size is wrong: a cosine does not see it, nor a site without noise."""
+        if metrics.get("agreeing_tokens", 1.0) < 1.0:
+            # The norms are those of all tokens, those that were routed apart among them.
+            return ""
+        apart = abs(metrics.get("norm_ratio", 1.0) - 1.0)
+        noise = self.error_ratio * metrics.get("floor_rel_l2", 0.0)
+        # NaN stands for a golden of zeros, where the error ratio decides.
+        return f"norm is off by {apart:.2%}" if apart > max(self.norm_ratio, noise) else ""
+
+    def _offset(self, metrics: dict[str, float]) -> str:
+        value, z = metrics.get("offset", 0.0), metrics.get("offset_z", 0.0)
+        if abs(value) <= self.offset or z <= self.offset_z:
+            return ""
+        return f"an offset of {value:+.3g} noise floors, {z:.3g} standard errors"
+
+
+def limits_of(rows: Iterable[Row], margin: float) -> dict[str, float]:
+    """Return the limits that judged rows known to be good would need, ``margin`` above the largest.
+
+    None is below half of the usual one: a few good runs do not show how far the next may be off.
+    Empty where no row has an error ratio.
+    """
+    largest: dict[str, float] = {}
+    for row in rows:
+        for name, value in row.metrics.items():
+            key = _limit_of(name)
+            if key is not None and math.isfinite(value):
+                largest[key] = max(largest.get(key, 0.0), abs(value) * margin)
+    if "error_ratio" not in largest:
+        return {}
+    usual = CalibratedTolerance().limits()
+    return {name: max(value, usual[name] / 2) for name, value in largest.items()}
+
+
+def _limit_of(metric: str) -> str | None:
+    """Return the limit that a metric is held against, or None."""
+    if metric in (*_RATIOS, "error_ratio_position", "offset_z"):
+        return metric
+    if metric == "slope_channel_z":
+        return "slope_z_channel"
+    return "slope_z" if metric in {f"{name}_z" for name in _SLOPES} else None
+
+
+Settings = CalibratedTolerance

@@ -1,0 +1,110 @@
+"""Weights: whether two runs computed a stage from the same checkpoint, and what became of it.
+
+Other tensors of the checkpoint make two runs strangers. What a port made of the same tensors is
+not compared here but found: see `weights_diff`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from layerparity.anatomy.site import Site
+from layerparity.judge.sides import Union
+from layerparity.judge.weights_diff import diff_weights, overlap
+from layerparity.record.comparison import Comparison
+from layerparity.record.findings import WeightFinding
+from layerparity.record.manifest import WeightPrint
+from layerparity.record.stored import Source
+from layerparity.record.verdict import Outcome, Verdict
+
+_Digests = Mapping[str, str]
+
+
+def weights_differ(golden: Source, candidate: Source, stage: str) -> str:
+    """Return what differs in a stage's weights, ``weights of layers.3 (name)``; or nothing.
+
+    Where only one run has a digest of the stage, as when one ran a component and the other its
+    block, the tensors that the narrower one used are looked up among the wider one's. A tensor
+    stored in two ways is one where both graphs hold the same values; one that a run with prints
+    did not load is a finding, not a difference.
+    """
+    left, right = (each.manifest.weights.get(stage) for each in (golden, candidate))
+    if left == right:
+        return ""
+    ours, theirs = golden.tensors_used(stage), candidate.tensors_used(stage)
+    mine, its = (_held(each, stage) for each in (golden, candidate))
+    if left is not None and right is not None:
+        names = [name for name in ours.keys() | theirs.keys() if _apart(ours, theirs, name)]
+        apart = [n for n in names if not _explained(n, ours, theirs, mine, its)]
+        return f"weights of {stage}{_list(sorted(apart))}" if apart or not names else ""
+    narrow, wide = sorted((ours, theirs), key=len)
+    if not narrow:
+        side = "golden" if left is None else "candidate"
+        return f"weights of {stage}, which the {side} has no fingerprint of"
+    names = [name for name in narrow if _apart(narrow, wide, name)]
+    apart = sorted(n for n in names if not _explained(n, ours, theirs, mine, its))
+    return f"weights of {stage}{_list(apart)}" if apart else ""
+
+
+def with_weights(comparison: Comparison, golden: Union, candidate: Union) -> Comparison:
+    """Return a comparison with the findings on both sides' weights, which fail it if at fault."""
+    prints = [_merged(source.effective for source in side.sources) for side in (golden, candidate)]
+    used = _merged(source.used for source in candidate.sources)
+    findings = diff_weights(prints[0], prints[1], used)
+    silent = [
+        f"The {role}'s port does not say what weights its graph holds."
+        for role, held in zip(("golden", "candidate"), prints, strict=True)
+        if held and not any(held.values())
+    ]
+    return replace(
+        comparison,
+        weights=findings,
+        verdict=failed_by(comparison.verdict, findings),
+        warnings=[*comparison.warnings, *silent],
+    )
+
+
+def failed_by(verdict: Verdict, findings: Iterable[WeightFinding]) -> Verdict:
+    """Return a verdict that fails for the first faulty weight, unless a site fails before it."""
+    fault = next((each for each in findings if each.is_fault), None)
+    if fault is None:
+        return verdict
+    first = verdict.first_failure
+    earlier = first and Site.parse(first) < Site(fault.stage, "in")
+    text = first if earlier else fault.text
+    return replace(verdict, outcome=Outcome.FAIL, first_failure=text)
+
+
+def _merged(each_side: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, Mapping[str, Any]]:
+    return {stage: held for side in each_side for stage, held in side.items()}
+
+
+def _held(source: Source, stage: str) -> dict[str, WeightPrint]:
+    stages = [held for name, held in source.effective.items() if overlap(name, stage)]
+    return {name: each for held in stages for name, each in held.items()}
+
+
+def _explained(
+    name: str,
+    ours: _Digests,
+    theirs: _Digests,
+    mine: Mapping[str, WeightPrint],
+    its: Mapping[str, WeightPrint],
+) -> bool:
+    """Return whether one tensor's digests may differ: same values held, or never loaded."""
+    if name in mine and name in its and mine[name].digest == its[name].digest:
+        return True
+    return (name not in ours and bool(mine)) or (name not in theirs and bool(its))
+
+
+def _apart(left: _Digests, right: _Digests, name: str) -> bool:
+    return left.get(name) != right.get(name)
+
+
+def _list(names: list[str]) -> str:
+    if not names:
+        return ""
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f" ({names[0]}{more})"

@@ -1,0 +1,248 @@
+"""Weights diff: what is wrong with the weights a graph really used, from their prints alone.
+
+Each tensor is held against the checkpoint's where the run did so, else against the golden's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from layerparity.anatomy.site import Site
+from layerparity.judge.weights_kind import altered, instead, is_constant, is_visible, same_values
+from layerparity.record.findings import CHANGED_DTYPE, WeightFinding
+from layerparity.record.manifest import WeightPrint
+
+Prints = Mapping[str, Mapping[str, WeightPrint]]
+Used = Mapping[str, Mapping[str, str]]
+
+_EXPERT = re.compile(r"\.experts\.(\d+)\.")
+# Checkpoints of mixtures of experts have this name for what sites call the MLP.
+_STORED_AS = re.compile(r"^block_sparse_moe\.")
+
+
+@dataclass(frozen=True)
+class _Case:
+    """One stored tensor in one stage: what it should be there, what it is, how that is called."""
+
+    name: str
+    stage: str
+    expected: WeightPrint | None
+    actual: WeightPrint | None
+    loaded: bool
+    target: str = ""
+    what: str = ""
+    words: str = ""
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """The module that holds the tensor, and the tensor's name in it."""
+        return _place(self.stage, self.target, self.name)
+
+
+def diff_weights(golden: Prints, candidate: Prints, used: Used) -> list[WeightFinding]:
+    """Return what is wrong with both sides' weights, in forward order; notes last.
+
+    Prints are by stored name by stage; ``used`` are the names of the tensors that the candidate
+    says it loaded, likewise. A side without prints says nothing about itself.
+    """
+    found = diff_side(golden, {}, {}, "golden")
+    return [*found, *diff_side(candidate, golden, used, "candidate")]
+
+
+def diff_side(prints: Prints, believed: Prints, used: Used, side: str) -> list[WeightFinding]:
+    """Return the findings on one side, its tensors held against the checkpoint's or ``believed``.
+
+    ``used`` holds, by stage, the names that were loaded; without it all were. Tensors that end
+    alike share a finding.
+    """
+    cases = [case for stage in prints for case in _cases(stage, prints[stage], believed, used)]
+    owners = dict(_owners(believed)) | dict(_owners(prints))
+    order = sorted(_grouped(_judged(cases, owners), side), key=_forward)
+    return [*order, *_narrowed(prints, side)]
+
+
+def _forward(finding: WeightFinding) -> Site:
+    block = "" if finding.layer is None else f"layers.{finding.layer}."
+    return Site((block + finding.component).rstrip("."), "in")
+
+
+def _owners(prints: Prints) -> Iterator[tuple[str, str]]:
+    """Yield the hash that each stored tensor should have, with its name."""
+    for held in prints.values():
+        for name, each in held.items():
+            right = each.expected or each
+            if not is_constant(right):
+                yield right.digest, name
+
+
+def _cases(
+    stage: str, held: Mapping[str, WeightPrint], believed: Prints, used: Used
+) -> Iterator[_Case]:
+    """Yield the tensors of a stage that are not what they should be; none without prints."""
+    if not held:
+        return
+    loaded = used.get(stage)
+    known = {n: p for s, each in believed.items() if overlap(s, stage) for n, p in each.items()}
+    within = {n for n, p in known.items() if f"{p.target}.".startswith(f"{stage}.")}
+    for name in sorted({*held, *within, *(loaded or ())}):
+        actual, other = held.get(name), known.get(name)
+        expected = _expected(actual, other)
+        same = actual is not None and (expected is None or expected.digest == actual.digest)
+        if not same:
+            target = _target(stage, name, (actual, expected, other))
+            yield _Case(name, stage, expected, actual, loaded is None or name in loaded, target)
+
+
+def _target(stage: str, name: str, prints: Iterable[WeightPrint | None]) -> str:
+    """Return the place in the model of a stored tensor: what a print says, else its name.
+
+    A port need not say where its tensors belong; the other side's print of the same name does.
+    """
+    said = next((each.target for each in prints if each is not None and each.target), "")
+    inside = _within(name, stage)
+    return said or (f"{stage}.{inside}" if inside else "")
+
+
+def _within(name: str, stage: str) -> str:
+    """Return a stored name inside a stage, in the words of sites; empty where it does not fit."""
+    _, found, inside = f".{name}".partition(f".{stage}.")
+    return _STORED_AS.sub("mlp.", inside) if found else ""
+
+
+def _expected(actual: WeightPrint | None, other: WeightPrint | None) -> WeightPrint | None:
+    """Return what a tensor should have been: the checkpoint's, else the other side's, or None."""
+    if actual is not None and actual.checkpoint:
+        return actual.expected or actual
+    if other is None:
+        return None
+    return other.expected or other
+
+
+def _judged(cases: list[_Case], owners: Mapping[str, str]) -> list[_Case]:
+    """Say of each case what it is."""
+    swapped, wrong = _reordered_groups(cases), {case.name for case in cases}
+    found = []
+    for case in cases:
+        what, words = _what(case, owners, wrong, swapped)
+        found.append(replace(case, what=what, words=words))
+    return found
+
+
+def _what(
+    case: _Case, owners: Mapping[str, str], wrong: set[str], swapped: Mapping[str, str]
+) -> tuple[str, str]:
+    expected, actual = case.expected, case.actual
+    if actual is None:
+        loaded = "was loaded, but nothing in the graph holds it"
+        return ("missing", loaded) if case.loaded else ("never_loaded", "never loaded")
+    assert expected is not None
+    if not case.loaded:
+        return "never_loaded", f"never loaded: {instead(expected, actual)}"
+    owner = None if is_constant(actual) else owners.get(actual.digest)
+    if owner is not None and owner != case.name:
+        what = "reordered" if owner in wrong else "loaded_twice"
+        return what, f"holds the values of {_short(owner, case.name)}"
+    if case.name in swapped:
+        return "reordered", swapped[case.name]
+    if not expected.sketch:
+        return "changed_value", "does not hold the values that the golden holds"
+    return altered(expected, actual)
+
+
+def _reordered_groups(cases: list[_Case]) -> dict[str, str]:
+    """Return, by name, the tensors of one parent that hold one another's values in other rows."""
+    groups: dict[str, list[_Case]] = {}
+    for case in cases:
+        expected, actual = case.expected, case.actual
+        if expected and expected.sketch and actual and is_visible(expected, actual):
+            groups.setdefault(case.place[0].rpartition(".")[0], []).append(case)
+    found = {}
+    for group in groups.values():
+        pairs = [(c.expected, c.actual) for c in group if c.expected and c.actual]
+        if len(group) > 1 and same_values([p[0] for p in pairs], [p[1] for p in pairs]):
+            modules = ", ".join(sorted({case.place[0].rpartition(".")[2] for case in group}))
+            words = f"holds other rows: {modules} were fused or split in the wrong order"
+            found.update({case.name: words for case in group})
+    return found
+
+
+def _grouped(cases: list[_Case], side: str) -> list[WeightFinding]:
+    """Return a finding for each place and kind of fault; experts that end alike share one."""
+    alike: dict[tuple[str, str, str, str], list[_Case]] = {}
+    for case in cases:
+        alike.setdefault((case.stage, *case.place, case.what), []).append(case)
+    return [_finding(group, side) for group in alike.values()]
+
+
+def _finding(group: list[_Case], side: str) -> WeightFinding:
+    first = group[0]
+    module, leaf = first.place
+    numbers = [match[1] for case in group if (match := _EXPERT.search(case.name))]
+    some = f" of {len(numbers)} experts" if len(numbers) > 1 else ""
+    one = f" of expert {numbers[0]}" if len(numbers) == 1 else ""
+    place = Site(module, "in")
+    whose = "" if side == "candidate" else f"{side}: "
+    return WeightFinding(
+        name=first.name,
+        stage=first.stage,
+        layer=place.layer,
+        component=place.component,
+        what=first.what,
+        text=f"{whose}{module}: {leaf}{some or one} {first.words}",
+        side=side,
+        count=len(group),
+    )
+
+
+def _narrowed(prints: Prints, side: str) -> list[WeightFinding]:
+    """Return a note for each pair of dtypes between which values were rounded."""
+    rounded: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for stage, held in prints.items():
+        for name, each in held.items():
+            if each.checkpoint == "rounded":
+                rounded.setdefault((each.stored, each.dtype), []).append((stage, name))
+    return [
+        WeightFinding(
+            name=places[0][1],
+            stage=places[0][0],
+            layer=None,
+            component="",
+            what=CHANGED_DTYPE,
+            text=f"{side}: {len(places)} tensors were rounded from {stored} to {own}",
+            side=side,
+            count=len(places),
+        )
+        for (stored, own), places in rounded.items()
+    ]
+
+
+def _place(stage: str, target: str, name: str) -> tuple[str, str]:
+    """Return the module a stored tensor belongs to, and what it is called there."""
+    leaf = name.removesuffix(".weight").rpartition(".")[2] if _EXPERT.search(name) else ""
+    if not target:
+        return stage, leaf or name
+    module, _, own = target.rpartition(".")
+    one = _EXPERT.search(target)
+    if one:
+        # An expert's tensor is a part of the module that holds them all.
+        module = f"{target[: one.start()]}.experts"
+    if own.endswith("correction_bias") and module.endswith(".mlp"):
+        # The bias lies beside the router, which is its only reader.
+        module += ".gate"
+    return module, leaf or own
+
+
+def _short(owner: str, name: str) -> str:
+    """Return an owner's name without what it has in common with another's."""
+    theirs, ours = owner.split("."), name.split(".")
+    shared = 0
+    while shared < min(len(theirs), len(ours)) - 1 and theirs[shared] == ours[shared]:
+        shared += 1
+    return ".".join(theirs[shared:]).removesuffix(".weight")
+
+
+def overlap(left: str, right: str) -> bool:
+    """Return whether two stages are one, or one is a component of the other."""
+    return f"{left}.".startswith(f"{right}.") or f"{right}.".startswith(f"{left}.")

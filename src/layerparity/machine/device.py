@@ -1,0 +1,33 @@
+"""Device: how well a backend fits this machine, and what goes where on it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Affinity:
+    """How well a backend fits this machine: 0 cannot run, 1 as a stand-in, 2 the real thing."""
+
+    score: int
+    device: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Placed:
+    """One line of the placement table: a device, the stages on it, the bytes of their weights."""
+
+    device: str
+    stages: tuple[str, ...]
+    bytes: int
+
+
+def keep_torch_xla_out() -> None:
+    """Keep accelerate, which transformers imports, from importing torch_xla where it is installed.
+
+    That takes 6 s, prints a warning and adds a root log handler. accelerate reads the variable
+    once, when it is imported itself; where that has happened already this does nothing.
+    """
+    os.environ["USE_TORCH_XLA"] = "0"

@@ -1,0 +1,117 @@
+"""Devices: the GPUs of this machine, what a run calls them, and how full they are."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+
+from layerparity.ground.console import bytes_text
+from layerparity.machine import nvidia
+from layerparity.machine.max_memory import size_text
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU: its index, its name, and its bytes of memory."""
+
+    index: int
+    name: str
+    total: int
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """One line of the memory table: modules put on a device, and its bytes.
+
+    On a GPU ``allocated`` and ``reserved`` are torch's; on ``cpu`` and ``disk`` allocated are the
+    weights put there, and reserved what the process or the offload folder holds.
+    """
+
+    device: str
+    modules: int
+    allocated: int
+    reserved: int
+    total: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.device}: {self.modules} module{'' if self.modules == 1 else 's'}, "
+            f"{bytes_text(self.allocated)} allocated, {bytes_text(self.reserved)} reserved of "
+            f"{bytes_text(self.total)}"
+        )
+
+
+def gpus() -> list[Gpu]:
+    """Return the GPUs torch can use here."""
+    found = []
+    for index in range(torch.cuda.device_count()):
+        known = torch.cuda.get_device_properties(index)
+        found.append(Gpu(index, known.name, known.total_memory))
+    return found
+
+
+def free_gpu_memory() -> list[int]:
+    """Return the free bytes of every GPU, by index."""
+    return [torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count())]
+
+
+def label(devices: Sequence[str], names: Sequence[str]) -> str:
+    """Return what a run ran on: ``cpu``, ``cuda:0 NVIDIA H200``, ``cuda:0-7 8x NVIDIA H200``.
+
+    ``names`` are the names of all GPUs by index.
+    """
+    used = sorted(int(device.partition(":")[2]) for device in set(devices) if device != "cpu")
+    if not used:
+        return "cpu"
+    kinds = [names[index] for index in used]
+    counted = [
+        f"{kinds.count(kind)}x {kind}" if len(kinds) > 1 else kind for kind in dict.fromkeys(kinds)
+    ]
+    return f"cuda:{_spans(used)} {', '.join(counted)}"
+
+
+def device_memory(device: str, modules: int, put: int, folder: Path | None) -> DeviceMemory:
+    """Return the state of one device; ``put`` are the bytes of weights sent there by this run."""
+    if device == "cpu":
+        resident = psutil.Process().memory_info().rss
+        return DeviceMemory(device, modules, put, resident, psutil.virtual_memory().total)
+    if device == "disk":
+        files = folder.rglob("*") if folder is not None else ()
+        held = sum(file.stat().st_size for file in files if file.is_file())
+        total = shutil.disk_usage(folder).total if folder is not None else 0
+        return DeviceMemory(device, modules, put, held, total)
+    total = torch.cuda.get_device_properties(device).total_memory
+    allocated, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+    return DeviceMemory(device, modules, allocated, reserved, total)
+
+
+def facts(found: Sequence[Gpu]) -> dict[str, str]:
+    """Return the machine as tags: GPUs, memory, driver and CUDA versions, CPU, threads."""
+    told = {
+        "gpu_count": str(len(found)),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "torch_threads": str(torch.get_num_threads()),
+    }
+    if found:
+        told["gpus"] = label([f"cuda:{gpu.index}" for gpu in found], [gpu.name for gpu in found])
+        told["gpu_memory"] = ", ".join(size_text(gpu.total) for gpu in found)
+        told["cuda"] = str(torch.version.cuda)
+        told["cudnn"] = str(torch.backends.cudnn.version())
+        told["driver"] = nvidia.driver_version()
+    return told
+
+
+def _spans(indices: Sequence[int]) -> str:
+    """Write sorted indices as spans: 0-3,6."""
+    spans: list[list[int]] = []
+    for index in indices:
+        if spans and index == spans[-1][1] + 1:
+            spans[-1][1] = index
+        else:
+            spans.append([index, index])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)

@@ -1,0 +1,85 @@
+"""The router's correction bias is baked into a compiled graph while it is still zero."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import Dim, export
+
+from layerparity.mistakes.block import CORRECTION, find, needs, route
+from layerparity.mistakes.cause import Cause, Evidence
+from layerparity.mistakes.fault import Fault, Surgery
+
+
+class _Router(nn.Module):
+    """A router that owns its bias, as the module that somebody exported did."""
+
+    bias: torch.Tensor
+
+    def __init__(self, gate: Any, experts: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.top_k, self.hidden_dim = gate.top_k, gate.hidden_dim
+        self.register_buffer("bias", torch.zeros(experts, dtype=dtype), persistent=False)
+
+    def forward(self, hidden: torch.Tensor, weight: torch.Tensor) -> Any:
+        owner: Any = copy.copy(self)
+        owner.__dict__["weight"] = weight
+        return route(owner, hidden, self.bias, softmax=False, normalise=True)
+
+
+def _apply(block: nn.Module, surgery: Surgery) -> None:
+    gate, bias = find(block, "mlp.gate"), find(block, CORRECTION)
+    router = _Router(gate, bias.numel(), bias.dtype)
+    example = torch.zeros(4, gate.hidden_dim, dtype=gate.weight.dtype)
+    # One graph for every number of tokens; its constant is the bias of before loading.
+    shapes = ({0: Dim("tokens", min=1)}, None)
+    program = export(router, (example, gate.weight.detach()), dynamic_shapes=shapes)
+    graph = _anywhere(program.module())
+    surgery.add(gate, "graph", graph)
+    surgery.frozen[CORRECTION] = torch.zeros_like(bias)
+
+    def forward(hidden: torch.Tensor, bias: torch.Tensor) -> Any:
+        return graph(hidden.reshape(-1, gate.hidden_dim), gate.weight)
+
+    surgery.set(gate, "forward", forward)
+
+
+def _anywhere(graph: Any) -> Any:
+    """Return an exported graph without its checks that tensors are where they were on export."""
+    for node in list(graph.graph.nodes):
+        if node.target is torch.ops.aten._assert_tensor_metadata.default:
+            graph.graph.erase_node(node)
+    graph.recompile()
+    return graph
+
+
+FAULT = Fault(
+    "bias_frozen_in_graph",
+    "a buffer was baked into the compiled graph as zeros and never updated from the checkpoint",
+    component="mlp.gate",
+    cause="bias_frozen_in_graph",
+    by_weights=True,
+    applies=needs(CORRECTION),
+    apply=_apply,
+)
+
+
+class FrozenConstant:
+    """The effective weight is one constant, where the checkpoint has values."""
+
+    def judge(self, evidence: Evidence) -> Cause | None:
+        """Return the cause where a weight finding says constant."""
+        found = evidence.found("constant", component=evidence.component)
+        if not found:
+            return None
+        text = (
+            f"{found[0].name} was baked into the compiled graph before the checkpoint was loaded, "
+            "and never updated: make it an input of the graph, or load before tracing"
+        )
+        return Cause("bias_frozen_in_graph", 0.97, text, [each.text for each in found])
+
+
+RULE = FrozenConstant()

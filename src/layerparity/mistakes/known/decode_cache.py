@@ -1,0 +1,26 @@
+"""decode_cache: what decoding reads from the cache is not what the prefill wrote."""
+
+from __future__ import annotations
+
+from layerparity.anatomy.site import DECODE
+from layerparity.mistakes.cause import Cause, Evidence
+from layerparity.record.verdict import Outcome
+
+
+class DecodeCache:
+    """Keys or attention pass in the prefill and fail in a decode step."""
+
+    def judge(self, evidence: Evidence) -> Cause | None:
+        """Return the cause where only decoding shows wrong keys or attention."""
+        site = evidence.site
+        if site is None or site.phase != DECODE or site.path.rpartition(".")[2] != "self_attn":
+            return None
+        text = "the cache is read or written at the wrong place, or its mask shows empty slots"
+        sure = 0.8 if site.end in ("k_rotated", "context") else 0.55
+        reasons = [f"{evidence.local} fails at decode step {site.step} and passes in the prefill"]
+        before = evidence.other_phase.get(evidence.local)
+        passes = before is not None and before.outcome is Outcome.PASS
+        return Cause("decode_cache", sure, text, reasons) if passes else None
+
+
+RULE = DecodeCache()

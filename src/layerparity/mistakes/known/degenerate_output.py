@@ -1,0 +1,46 @@
+"""degenerate_output: one side's tensor is zero, one number, denormal or NaN everywhere."""
+
+from __future__ import annotations
+
+from layerparity.mistakes.cause import Cause, Evidence
+
+_NEVER = "it was never written, or its buffer was baked into the graph"
+_WORDS = {
+    "nonfinite": "NaN or Inf everywhere: it was never written, or a 0 / 0 reaches every number",
+    "denormal": "denormal numbers alone, next to nothing: it was never written, or its bits were "
+    "read as another type",
+}
+
+
+class DegenerateOutput:
+    """The tensor itself says it: a computation gives no such values by rounding."""
+
+    def judge(self, evidence: Evidence) -> Cause | None:
+        """Return the cause where a side of the guilty site holds nothing that was computed."""
+        candidate = _called(evidence, "candidate")
+        if candidate:
+            text = f"the candidate's tensor is {candidate}"
+            return Cause("degenerate_output", 0.93, text, [f"all of {evidence.local} is so"])
+        golden = _called(evidence, "golden")
+        if not golden:
+            return None
+        text = f"the golden's own tensor is {golden}: look at how the golden was captured first"
+        return Cause("degenerate_output", 0.9, text, [f"the candidate's {evidence.local} is not"])
+
+
+def _called(evidence: Evidence, side: str) -> str:
+    """Return what a side's tensor is, or an empty string for one like any other."""
+    constant = evidence.metric(f"{side}_constant")
+    if constant is not None:
+        what = "all zero" if constant == 0 else f"the same number everywhere ({constant:.4g})"
+        return what if side == "golden" else f"{what}: {_NEVER} as {_filled(constant)}"
+    found = (name for name in _WORDS if evidence.metric(f"{side}_{name}"))
+    name = next(found, "")
+    return _WORDS[name] if side == "candidate" and name else _WORDS.get(name, "").partition(":")[0]
+
+
+def _filled(constant: float) -> str:
+    return "zeros" if constant == 0 else "that constant"
+
+
+RULE = DegenerateOutput()

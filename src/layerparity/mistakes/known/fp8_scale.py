@@ -1,0 +1,26 @@
+"""fp8_scale: the block scales of FP8 weights were dropped or inverted."""
+
+from __future__ import annotations
+
+from layerparity.mistakes.cause import Cause, Evidence
+
+_SCALE = "scale_inv"
+
+
+class Fp8Scale:
+    """A finding on a ``weight_scale_inv``, or altered weights whose finding speaks of a scale."""
+
+    def judge(self, evidence: Evidence) -> Cause | None:
+        """Return the cause where a scale tensor is among the findings."""
+        found = [each for each in evidence.blamed if _SCALE in f"{each.name} {each.text}"]
+        if not found:
+            return None
+        whose = found[0].name.removesuffix(f"_{_SCALE}")
+        text = (
+            f"{whose}_{_SCALE} is not applied as it should be: a value is the stored number times "
+            "its block's scale, whatever the name says"
+        )
+        return Cause("fp8_scale", 0.97, text, [each.text for each in found])
+
+
+RULE = Fp8Scale()

@@ -1,0 +1,25 @@
+"""FP8 weights are divided by their scales, as the name weight_scale_inv suggests."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from layerparity.mistakes.fault import Fault, Surgery
+
+
+def _apply(block: nn.Module, surgery: Surgery) -> None:
+    with torch.no_grad():
+        for each in surgery.quantised():
+            each.value.copy_(each.numbers / each.scales)
+
+
+FAULT = Fault(
+    "fp8_scale_inverted",
+    "divided by weight_scale_inv where it multiplies",
+    component="self_attn.q_proj",
+    cause="fp8_scale",
+    by_weights=True,
+    quantised=True,
+    apply=_apply,
+)

@@ -1,0 +1,90 @@
+"""The gate and up halves of the gated MLP are stacked the wrong way round."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from layerparity.mistakes.block import find, lacking
+from layerparity.mistakes.cause import Cause, Evidence, Finding
+from layerparity.mistakes.fault import Fault, Surgery
+from layerparity.mistakes.parts import halves, weight_halves
+from layerparity.mistakes.shape import factor_share, percent
+
+_DENSE = ("mlp.gate_proj.weight", "mlp.up_proj.weight")
+
+
+def _applies(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
+    if not lacking(block, *_DENSE) or not lacking(block, "mlp.experts.gate_up_proj"):
+        return ""
+    return "this block has no gated MLP"
+
+
+def _apply(block: nn.Module, surgery: Surgery) -> None:
+    experts = find(block, "mlp.experts")
+    if lacking(block, "mlp.experts.gate_up_proj"):
+        _swap(*(find(block, path).data for path in _DENSE))
+        return
+    _swap(*weight_halves(experts, experts.gate_up_proj.data))
+    bias = getattr(experts, "gate_up_proj_bias", None)
+    if bias is not None:
+        _swap(*halves(experts, bias.data))
+
+
+def _swap(left: torch.Tensor, right: torch.Tensor) -> None:
+    kept = left.clone()
+    left.copy_(right)
+    right.copy_(kept)
+
+
+FAULT = Fault(
+    "gate_up_swapped",
+    "gate and up halves stacked the wrong way round",
+    component="mlp.experts",
+    cause="gate_up_swapped",
+    by_weights=True,
+    applies=_applies,
+    apply=_apply,
+)
+
+
+# What checkpoints call the two halves, and the stack of both.
+_GATE, _UP, _BOTH = {"gate_proj", "w1"}, {"up_proj", "w3"}, "gate_up"
+
+
+class GateUpSwapped:
+    """The right experts with the right weights give an unrelated or much changed output."""
+
+    def judge(self, evidence: Evidence) -> Cause | None:
+        """Return the cause where the experts' output is far off on a good input."""
+        if evidence.component not in ("mlp.experts", "mlp"):
+            return None
+        moved = [each for each in evidence.found("reordered", component="mlp") if _swaps(each)]
+        error = evidence.metric("rel_l2")
+        if not moved and (error is None or error < 0.1 or evidence.blamed):
+            return None
+        reasons = [each.text for each in moved]
+        if error is not None:
+            reasons.append(f"{evidence.local} is off by {percent(error)} on a good input")
+        share = factor_share(evidence)
+        if not moved and share > 0.9:
+            return None
+        pearson = evidence.metric("pearson")
+        if pearson is not None:
+            reasons.append(f"its correlation with the golden's is {pearson:.2f}")
+        sure = 0.95 if moved else 0.6 if error is not None and error > 0.4 else 0.4
+        text = "gate and up are stacked the wrong way round: silu(up) * gate for silu(gate) * up"
+        return Cause("gate_up_swapped", sure, text, reasons)
+
+
+def _swaps(finding: Finding) -> bool:
+    """Say whether one half is where the other should be; another expert's is another mistake."""
+    if _BOTH in finding.name:
+        return True
+    # The finding ends with whose values, or with which modules' rows, the tensor holds.
+    own, said = set(finding.name.split(".")), set(finding.text.replace(",", " ").split())
+    held = {part for word in said for part in word.split(".")}
+    return bool((own & _GATE and held & _UP) or (own & _UP and held & _GATE))
+
+
+RULE = GateUpSwapped()

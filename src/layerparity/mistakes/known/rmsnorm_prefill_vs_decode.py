@@ -1,0 +1,78 @@
+"""The hand-written norm is right in the prefill and wrong where one token is computed at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from layerparity.anatomy.site import DECODE
+from layerparity.mistakes.block import epsilon_name, find, lacking, rms
+from layerparity.mistakes.cause import Cause, Evidence
+from layerparity.mistakes.fault import Fault, Surgery
+from layerparity.record.verdict import Outcome
+
+_NORMS = ("input_layernorm", "post_attention_layernorm")
+
+
+def _applies(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
+    if phase != "decode":
+        return "only where one token is computed at a time: a prefill is right"
+    return lacking(block, *_NORMS)
+
+
+def _apply(block: nn.Module, surgery: Surgery) -> None:
+    for name in _NORMS:
+        norm = find(block, name)
+        surgery.wrap(norm, partial(_compiled_twice, norm))
+
+
+def _compiled_twice(norm: Any, prefill: Callable[..., Any]) -> Callable[..., Any]:
+    epsilon = getattr(norm, epsilon_name(norm))
+
+    def forward(values: torch.Tensor) -> Any:
+        if values.shape[-2] != 1:
+            return prefill(values)
+        # The small kernel sums the squares of its first tile of channels only.
+        tile = values[..., : values.shape[-1] // 2]
+        return norm.weight * rms(values, tile, epsilon)
+
+    return forward
+
+
+FAULT = Fault(
+    "rmsnorm_prefill_vs_decode",
+    "the hand-written norm compiled differently for prefill and for token generation",
+    component="input_layernorm",
+    cause="rmsnorm_prefill_vs_decode",
+    applies=_applies,
+    apply=_apply,
+)
+
+
+class DecodeNorm:
+    """A norm that fails in a decode step, and does not fail in the prefill."""
+
+    def judge(self, evidence: Evidence) -> Cause | None:
+        """Return the cause where only decoding shows a wrong norm."""
+        if (
+            evidence.site is None
+            or evidence.site.phase != DECODE
+            or "norm" not in evidence.component
+        ):
+            return None
+        before = evidence.other_phase.get(evidence.local)
+        if before is not None and before.outcome is Outcome.FAIL:
+            return None
+        reasons = [f"{evidence.local} fails at decode step {evidence.site.step}"]
+        passes = before is not None and before.outcome is Outcome.PASS
+        if passes:
+            reasons.append("the same site passes in the prefill")
+        text = "the norm is another one in the graph for token generation than in the prefill's"
+        return Cause("rmsnorm_prefill_vs_decode", 0.92 if passes else 0.5, text, reasons)
+
+
+RULE = DecodeNorm()

@@ -1,0 +1,70 @@
+"""Every dimension of a head is rotated, where the model rotates the first few."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from layerparity.mistakes.block import head_dim
+from layerparity.mistakes.cause import Cause, Evidence
+from layerparity.mistakes.fault import Fault, Pass
+from layerparity.mistakes.known.rotary import growth_reasons
+from layerparity.mistakes.rotary_tables import parameters, plain, tables, width
+from layerparity.mistakes.shape import blocks_of, percent
+
+
+def _applies(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
+    reason = plain(block)
+    if not reason and width(block) == head_dim(block):
+        return "this model rotates whole heads by design"
+    return reason
+
+
+def _arguments(arguments: Mapping[str, Any], given: Pass) -> dict[str, Any]:
+    config = given.config
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    theta = parameters(config)["rope_theta"]
+    made = tables(given.position_ids, int(size), theta, given.dtype)
+    return {**arguments, "position_embeddings": made}
+
+
+FAULT = Fault(
+    "rope_full_instead_of_partial",
+    "all dimensions of a head rotated, the model rotates the first few",
+    component="self_attn",
+    cause="rope_full_instead_of_partial",
+    applies=_applies,
+    arguments=_arguments,
+)
+
+
+class FullRope:
+    """Rotated q or k is wrong in the channels from ``rotary_dim`` on, which pass unrotated."""
+
+    def judge(self, evidence: Evidence) -> Cause | None:
+        """Return the cause where the channels that must not rotate have changed."""
+        rotary, width = evidence.fact("rotary_dim"), evidence.fact("head_dim")
+        slopes = evidence.profile("channel")
+        if evidence.part != "rotary" or not 0 < rotary < width or not slopes:
+            return None
+        heads = blocks_of(slopes, len(slopes) // width)
+        beyond = [abs(slope) for head in heads for slope in head[rotary:]]
+        if not beyond or max(beyond) < 0.01:
+            return None
+        text = f"all {width} channels of a head are rotated; the model rotates the first {rotary}"
+        return Cause(
+            "rope_full_instead_of_partial",
+            0.95,
+            text,
+            [
+                f"channels {rotary} to {width - 1} should pass unrotated, and their slopes are off "
+                f"by up to {percent(max(beyond))}",
+                *growth_reasons(evidence),
+            ],
+        )
+
+
+RULE = FullRope()

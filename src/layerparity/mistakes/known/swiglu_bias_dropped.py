@@ -1,0 +1,90 @@
+"""One class of layers loses the ``(up + 1)`` of its gated activation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from layerparity.mistakes.block import config_of, find, lacking
+from layerparity.mistakes.cause import Cause, Evidence
+from layerparity.mistakes.fault import Fault, Surgery
+from layerparity.mistakes.parts import halves
+from layerparity.mistakes.shape import factor_share, percent
+
+
+def _applies(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
+    gone = lacking(block, "mlp.experts._apply_gate")
+    if gone:
+        return gone
+    experts = find(block, "mlp.experts")
+    probe = torch.zeros(1, 2)
+    if not hasattr(experts, "alpha") or not _of_probe(experts, probe):
+        return "this model's activation multiplies by up, not by (up + 1)"
+    kinds = getattr(config_of(block), "layer_types", None) or []
+    own = find(block, "self_attn.layer_type")
+    if len(set(kinds)) > 1 and own == kinds[0]:
+        return f"layers of class {own} keep their (up + 1)"
+    return ""
+
+
+def _of_probe(experts: Any, probe: torch.Tensor) -> bool:
+    """Say whether a gate of 1 beside an up of 0 gives something."""
+    gate, _ = halves(experts, probe)
+    gate.fill_(1.0)
+    return bool(experts._apply_gate(probe).abs().sum() > 0)
+
+
+def _apply(block: nn.Module, surgery: Surgery) -> None:
+    experts = find(block, "mlp.experts")
+
+    def gated(both: torch.Tensor) -> torch.Tensor:
+        gate, up = halves(experts, both)
+        gate = gate.clamp(max=experts.limit)
+        up = up.clamp(min=-experts.limit, max=experts.limit)
+        return up * gate * torch.sigmoid(experts.alpha * gate)
+
+    surgery.set(experts, "_apply_gate", gated)
+
+
+FAULT = Fault(
+    "swiglu_bias_dropped",
+    "(up + 1) lost in one layer class; a test with only the other class saw nothing",
+    component="mlp.experts",
+    cause="swiglu_bias_dropped",
+    applies=_applies,
+    apply=_apply,
+)
+
+
+# What only a configuration with the clamped activation has.
+_CLAMPED = "swiglu_limit"
+
+
+class SwigluVariant:
+    """The experts' output is related to the golden's, and off by more than a factor."""
+
+    def judge(self, evidence: Evidence) -> Cause | None:
+        """Return the cause where a feed-forward output is moderately off, its weights in order."""
+        if evidence.component not in ("mlp.experts", "mlp") or evidence.blamed:
+            return None
+        error, pearson = evidence.metric("rel_l2"), evidence.metric("pearson")
+        if error is None or error < 0.02 or factor_share(evidence) > 0.95:
+            return None
+        related = pearson is None or pearson > 0.3
+        reasons = [f"{evidence.local} is off by {percent(error)} on a good input"]
+        if pearson is not None:
+            reasons.append(f"it follows the golden's with a correlation of {pearson:.2f}")
+        text = (
+            "the activation is another variant: (up + 1) * glu against up * glu, a limit or an "
+            "alpha left out, gelu for silu"
+        )
+        sure = 0.5 if related else 0.25
+        if _CLAMPED in evidence.facts:
+            reasons.append("this model's activation is clamped and has an (up + 1)")
+            sure = 0.7
+        return Cause("swiglu_bias_dropped", sure, text, reasons)
+
+
+RULE = SwigluVariant()

@@ -1,0 +1,145 @@
+"""Constants: a wrong epsilon, scale, base, number of experts or activation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from layerparity.mistakes.block import epsilon_name, find, lacking
+from layerparity.mistakes.fault import Pass, Surgery, nothing
+from layerparity.mistakes.mutations.base import Mutation, mutation
+from layerparity.mistakes.mutations.slips import SIZES
+from layerparity.mistakes.rotary_tables import parameters, plain, tables
+
+_NORMS = (
+    "input_layernorm",
+    "self_attn.q_norm",
+    "self_attn.k_norm",
+    "post_attention_layernorm",
+)
+_EPSILONS = (0.0, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+_BASES = (0.01, 0.1, 0.5, 0.9, 0.99, 1.01, 1.1, 2.0, 10.0, 100.0)
+
+
+def constants(draw: Random, block: nn.Module) -> Iterator[Mutation]:
+    """Yield a block's constants with other values."""
+    for path in _NORMS:
+        if lacking(block, path):
+            continue
+        norm = find(block, path)
+        own = getattr(norm, epsilon_name(norm))
+        for epsilon in _EPSILONS:
+            if epsilon != own:
+                yield _epsilon(path, epsilon)
+        yield _one_plus(path)
+    for size in SIZES:
+        for sign in (1, -1):
+            yield _attribute("self_attn", "scaling", 1 + sign * size)
+            yield _routed_scale(1 + sign * size)
+            yield _tables_scaled(1 + sign * size)
+    for factor in _BASES:
+        yield _base(factor)
+    for name in ("gelu", "relu", "mish", "identity"):
+        yield _activation(name)
+
+
+def _epsilon(path: str, epsilon: float) -> Mutation:
+    def apply(block: nn.Module, surgery: Surgery) -> None:
+        norm = find(block, path)
+        surgery.set(norm, epsilon_name(norm), epsilon)
+
+    story = f"{path} epsilon {epsilon:g}"
+    return mutation("constant", story, path, size=epsilon, applies=_having(path), apply=apply)
+
+
+def _one_plus(path: str) -> Mutation:
+    def apply(block: nn.Module, surgery: Surgery) -> None:
+        with torch.no_grad():
+            find(block, f"{path}.weight").add_(1)
+
+    story = f"{path} weight counted from 1"
+    return mutation(
+        "constant", story, path, size=1.0, applies=_having(path), apply=apply, by_weights=True
+    )
+
+
+def _attribute(path: str, name: str, factor: float) -> Mutation:
+    def apply(block: nn.Module, surgery: Surgery) -> None:
+        module = find(block, path)
+        surgery.set(module, name, getattr(module, name) * factor)
+
+    story = f"{path} {name} times {factor:g}"
+    applies = _having(f"{path}.{name}")
+    return mutation("constant", story, path, size=abs(factor - 1), applies=applies, apply=apply)
+
+
+def _routed_scale(factor: float) -> Mutation:
+    def around(route: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(*args: Any) -> Any:
+            logits, weights, chosen = route(*args)
+            return logits, weights * factor, chosen
+
+        return forward
+
+    def apply(block: nn.Module, surgery: Surgery) -> None:
+        surgery.wrap(find(block, "mlp.gate"), around)
+
+    story = f"mlp.gate weights times {factor:g}"
+    size = abs(factor - 1)
+    return mutation(
+        "constant", story, "mlp.gate", size=size, applies=_having("mlp.gate"), apply=apply
+    )
+
+
+def _activation(name: str) -> Mutation:
+    other = {"identity": lambda values: values}.get(name) or getattr(functional, name)
+
+    def activation(block: nn.Module) -> Any:
+        return find(block, "mlp.experts.act_fn") or find(block, "mlp.act_fn")
+
+    def applies(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
+        return "" if activation(block) is not None else "this block has no plain activation"
+
+    def apply(block: nn.Module, surgery: Surgery) -> None:
+        surgery.wrap(activation(block), lambda _: other)
+
+    return mutation(
+        "constant", f"mlp activation {name}", "mlp.experts", size=1.0, applies=applies, apply=apply
+    )
+
+
+def _base(factor: float) -> Mutation:
+    def arguments(given: Mapping[str, Any], each: Pass) -> dict[str, Any]:
+        cos, _ = given["position_embeddings"]
+        theta = parameters(each.config)["rope_theta"] * factor
+        made = tables(each.position_ids, cos.shape[-1], theta, each.dtype)
+        return {**given, "position_embeddings": made}
+
+    made = _rotary(f"self_attn rotary base times {factor:g}", abs(factor - 1))
+    return replace(made, arguments=arguments)
+
+
+def _tables_scaled(factor: float) -> Mutation:
+    def arguments(given: Mapping[str, Any], each: Pass) -> dict[str, Any]:
+        cos, sin = given["position_embeddings"]
+        return {**given, "position_embeddings": (cos * factor, sin * factor)}
+
+    made = _rotary(f"self_attn rotary tables times {factor:g}", abs(factor - 1))
+    return replace(made, arguments=arguments)
+
+
+def _rotary(story: str, size: float) -> Mutation:
+    def applies(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
+        return plain(block)
+
+    return mutation("constant", story, "self_attn", size=size, applies=applies, apply=nothing)
+
+
+def _having(path: str) -> Callable[[nn.Module, torch.dtype, str], str]:
+    return lambda block, dtype, phase: lacking(block, path)

@@ -1,0 +1,40 @@
+"""Mutations: faults that no rule was written for, drawn by a seed over site, kind and size."""
+
+from __future__ import annotations
+
+from random import Random
+
+from torch import nn
+
+from layerparity.ground.errors import UserError
+from layerparity.mistakes.mutations.base import Mutation
+from layerparity.mistakes.mutations.constants import constants
+from layerparity.mistakes.mutations.precision import precision
+from layerparity.mistakes.mutations.scales import scales
+from layerparity.mistakes.mutations.shifts import shifts
+from layerparity.mistakes.mutations.slips import slips
+from layerparity.mistakes.mutations.swaps import swaps
+
+KINDS = (slips, constants, precision, swaps, shifts, scales)
+
+__all__ = ["KINDS", "Mutation", "mutations"]
+
+
+def mutations(seed: int, count: int, block: nn.Module) -> list[Mutation]:
+    """Return ``count`` distinct mutations of a block, which may be on the meta device.
+
+    Kinds take turns until theirs are used up, each in random order; a longer list begins like a
+    shorter one. Raises UserError where the block has fewer.
+    """
+    draw = Random(seed)  # noqa: S311
+    queues = []
+    for kind in KINDS:
+        unique = list({each.id: each for each in kind(draw, block)}.values())
+        draw.shuffle(unique)
+        queues.append(unique)
+    drawn: list[Mutation] = []
+    while any(queues) and len(drawn) < count:
+        drawn += [queue.pop() for queue in queues if queue]
+    if len(drawn) < count:
+        raise UserError(f"There are {len(drawn)} mutations of such a block, not {count}.")
+    return drawn[:count]

@@ -1,0 +1,156 @@
+"""Shifts: off by one in positions, the causal mask, channels, heads, experts and their number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import torch
+from torch import nn
+
+from layerparity.mistakes.block import find, head_dim, lacking
+from layerparity.mistakes.fault import ChangeArguments, Pass, Surgery, nothing
+from layerparity.mistakes.mutations.base import Mutation, mutation, of_weight
+from layerparity.mistakes.mutations.scales import _HEADS
+from layerparity.mistakes.parts import Part, parts
+from layerparity.mistakes.rotary_tables import parameters, plain, tables
+
+_AXES = (("experts", 0), ("channels", 1), ("inputs", 2))
+
+
+def shifts(draw: Random, block: nn.Module) -> Iterator[Mutation]:
+    """Yield everything of a block that can be off by one."""
+    for part in parts(block):
+        yield from _of_part(part, block)
+    for by in (1, -1):
+        yield _top_k(by)
+        yield _positions(f"all positions by {by:+d}", _moved(by))
+        yield _dimensions(2 * by)
+    for gap in sorted(draw.sample(range(1, 12), 4)):
+        yield _positions(f"positions from {gap} on by +1", _after(gap))
+    yield _mask("sees one token ahead", _ahead)
+    yield _mask("forgets the first token", _without_first)
+
+
+def _of_part(part: Part, block: nn.Module) -> Iterator[Mutation]:
+    shape = part.view(block).shape
+    for by in (1, -1):
+        for what, axis in _AXES:
+            if shape[axis] > 1:
+                yield _roll(part, what, axis, by, by)
+        size = 0 if lacking(block, "self_attn.head_dim") else head_dim(block)
+        if size and part.name in _HEADS and shape[1] > size:
+            yield _roll(part, "heads", 1, by, by * size)
+        if size and part.name == "self_attn.o_proj":
+            yield _roll(part, "heads", 2, by, by * size)
+
+
+def _roll(part: Part, what: str, axis: int, by: int, steps: int) -> Mutation:
+    def apply(block: nn.Module, surgery: Surgery) -> None:
+        view = part.view(block)
+        with torch.no_grad():
+            view.copy_(view.roll(steps, axis))
+
+    story = f"{part.name} {what} shifted by {by:+d}"
+    return of_weight("shift", story, part, size=1.0, place=(0, 0, 0), apply=apply)
+
+
+def _top_k(by: int) -> Mutation:
+    def applies(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
+        gone = lacking(block, "mlp.gate.top_k")
+        if gone:
+            return gone
+        wanted = find(block, "mlp.gate.top_k") + by
+        most = find(block, "mlp.gate.num_experts")
+        return "" if 1 <= wanted <= most else f"{wanted} of {most} experts cannot be chosen"
+
+    def apply(block: nn.Module, surgery: Surgery) -> None:
+        gate = find(block, "mlp.gate")
+        surgery.set(gate, "top_k", gate.top_k + by)
+
+    return mutation(
+        "shift",
+        f"mlp.gate chooses {by:+d} experts",
+        "mlp.gate",
+        size=1.0,
+        applies=applies,
+        apply=apply,
+    )
+
+
+def _positions(story: str, moved: Callable[[torch.Tensor], torch.Tensor]) -> Mutation:
+    def arguments(given: Mapping[str, Any], each: Pass) -> dict[str, Any]:
+        return {**given, "position_embeddings": each.tables(moved(each.position_ids))}
+
+    return _changed(story, arguments)
+
+
+def _moved(by: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda ids: (ids + by).clamp(min=0)
+
+
+def _after(gap: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda ids: ids + (ids >= gap).long()
+
+
+def _dimensions(more: int) -> Mutation:
+    """Rotate two dimensions more, or fewer, than the model does."""
+
+    def arguments(given: Mapping[str, Any], each: Pass) -> dict[str, Any]:
+        dims = given["position_embeddings"][0].shape[-1] + more
+        theta = parameters(each.config)["rope_theta"]
+        return {**given, "position_embeddings": tables(each.position_ids, dims, theta, each.dtype)}
+
+    def applies(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
+        reason = plain(block)
+        if (
+            not reason
+            and parameters(find(block, "self_attn.config")).get("partial_rotary_factor", 1.0) == 1.0
+        ):
+            return "this model rotates whole heads"
+        return reason
+
+    return replace(_changed(f"rotated dimensions by {more:+d}", arguments), applies=applies)
+
+
+def _mask(story: str, moved: Callable[[torch.Tensor], torch.Tensor]) -> Mutation:
+    def arguments(given: Mapping[str, Any], each: Pass) -> dict[str, Any]:
+        return {**given, "attention_mask": moved(_additive(given.get("attention_mask"), each))}
+
+    return _changed(f"mask {story}", arguments)
+
+
+def _changed(story: str, arguments: ChangeArguments) -> Mutation:
+    def applies(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
+        return lacking(block, "self_attn.head_dim")
+
+    made = mutation(
+        "shift", f"self_attn {story}", "self_attn", size=1.0, applies=applies, apply=nothing
+    )
+    return replace(made, arguments=arguments)
+
+
+def _additive(mask: torch.Tensor | None, each: Pass) -> torch.Tensor:
+    """Return a mask [batch, 1, token, seen] as what is added to scores: 0, or the least number."""
+    least = torch.finfo(each.dtype).min
+    if mask is None:
+        seen, new = each.attention_mask.shape[1], each.position_ids.shape[1]
+        causal = torch.ones(new, seen, dtype=torch.bool).tril(seen - new)
+        mask = (causal & each.attention_mask[:, None, :].bool())[:, None]
+    if mask.dtype is torch.bool:
+        zero = torch.zeros(mask.shape, dtype=each.dtype)
+        return zero.masked_fill(~mask, least)
+    return mask.to(each.dtype)
+
+
+def _ahead(mask: torch.Tensor) -> torch.Tensor:
+    return torch.cat([mask[..., :1], mask[..., :-1]], dim=-1)
+
+
+def _without_first(mask: torch.Tensor) -> torch.Tensor:
+    first = torch.arange(mask.shape[-1]) == 0
+    # The first token itself must see something.
+    later = torch.arange(mask.shape[-2])[:, None] > 0
+    return mask.masked_fill(first & later, torch.finfo(mask.dtype).min)

@@ -1,0 +1,102 @@
+"""Parts: a block's weights as matrices [expert, row, column] that can be written to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from layerparity.mistakes.block import CORRECTION, find
+
+
+def halves(
+    experts: Any, both: torch.Tensor, outputs: int = -1
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the gate's and the up projection's part of what is stacked along ``outputs``.
+
+    Views: writing to them writes to ``both``.
+    """
+    aligned = both.movedim(outputs, -1)
+    if getattr(experts, "is_concatenated", True):
+        gate, up = aligned.chunk(2, dim=-1)
+    else:
+        gate, up = aligned[..., ::2], aligned[..., 1::2]
+    return gate.movedim(-1, outputs), up.movedim(-1, outputs)
+
+
+def weight_halves(experts: Any, stacked: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the gate's and the up projection's part of a stacked weight, as `halves` does."""
+    return halves(experts, stacked, -1 if getattr(experts, "is_transposed", False) else -2)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One weight of a block, as a user would name it.
+
+    ``path`` is the parameter's inside the block, ``half`` the gate's or the up projection's share
+    of a stacked one. Vectors have one column; what is no expert's has one expert.
+    """
+
+    name: str
+    component: str
+    path: str
+    half: int | None = None
+
+    def view(self, block: nn.Module) -> torch.Tensor:
+        """Return the weight [expert, row, column], sharing the parameter's memory."""
+        value = find(block, self.path).data
+        experts = find(block, "mlp.experts")
+        if self.half is not None:
+            value = weight_halves(experts, value)[self.half]
+        if value.dim() == 3 and getattr(experts, "is_transposed", False):
+            value = value.transpose(1, 2)
+        if value.dim() == 1:
+            value = value.unsqueeze(-1)
+        return value if value.dim() == 3 else value.unsqueeze(0)
+
+    def fits(self, block: nn.Module, expert: int = 0, row: int = 0, column: int = 0) -> str:
+        """Return why a place in the weight does not exist in a block; or nothing."""
+        if find(block, self.path) is None:
+            return f"this block has no {self.name}"
+        shape = self.view(block).shape
+        if any(i >= n for i, n in zip((expert, row, column), shape, strict=True)):
+            return f"{self.name} is {list(shape)} in this block"
+        return ""
+
+
+def parts(block: nn.Module) -> list[Part]:
+    """Return the weights of a block in the order in which a forward pass reaches them."""
+    return sorted(_parts(block), key=lambda part: _ORDER.get(part.component, len(_ORDER)))
+
+
+_NAMES = (
+    "input_layernorm",
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.q_norm",
+    "self_attn.k_norm",
+    "self_attn.o_proj",
+    "post_attention_layernorm",
+    "mlp.gate",
+    "mlp.router",
+    "mlp.experts",
+)
+_ORDER = {name: place for place, name in enumerate(_NAMES)}
+
+
+def _parts(block: nn.Module) -> Iterator[Part]:
+    for name, module in block.named_modules():
+        weight = module._parameters.get("weight")
+        if weight is not None and weight.dim() <= 2:
+            component = "mlp" if name.startswith("mlp.") and name not in _ORDER else name
+            yield Part(name, component, f"{name}.weight")
+    if find(block, CORRECTION) is not None:
+        yield Part("mlp.gate.bias", "mlp.gate", CORRECTION)
+    if find(block, "mlp.experts.gate_up_proj") is not None:
+        yield Part("mlp.experts.gate", "mlp.experts", "mlp.experts.gate_up_proj", half=0)
+        yield Part("mlp.experts.up", "mlp.experts", "mlp.experts.gate_up_proj", half=1)
+        yield Part("mlp.experts.down", "mlp.experts", "mlp.experts.down_proj")

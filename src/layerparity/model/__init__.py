@@ -1,0 +1,1 @@
+"""Model: reading checkpoints, building skeletons, filling them stage by stage."""

@@ -1,0 +1,150 @@
+"""Architecture: from config.json's values to a model on the meta device, without any code of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from layerparity.ground.errors import UserError
+from layerparity.model import weight_types
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from transformers import PretrainedConfig, PreTrainedModel
+
+# transformers does not check every value: 0 heads end in a division, 0 experts in a chunk.
+_NONSENSE = (ArithmeticError, RuntimeError, ValueError, LookupError, TypeError, AttributeError)
+
+
+def read_config(values: Mapping[str, Any]) -> PretrainedConfig:
+    """Return transformers' configuration of an architecture. Raises UserError for unknown ones."""
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    values = {key: _decoded(value) for key, value in values.items()}
+    # FP8 weights are given their values while they are read: the modules are the usual ones.
+    weight_types.block_of({"quantization_config": values.pop("quantization_config", None)})
+    model_type = values.pop("model_type", None)
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
+        raise UserError(
+            f"transformers does not know the model type '{model_type}', and code from a checkpoint "
+            "is never run: check config.json's model_type."
+        )
+    try:
+        return AutoConfig.for_model(model_type, **values)
+    except (*_NONSENSE, StrictDataclassError) as error:
+        said = " ".join(str(error).split())
+        raise UserError(f"config.json does not describe a {model_type}: {said[:200]}") from error
+
+
+def _decoded(value: Any) -> Any:
+    """Return a value of config.json with infinities as floats; JSON has none of its own."""
+    if isinstance(value, list):
+        return [_decoded(each) for each in value]
+    if isinstance(value, dict):
+        if set(value) == {"__float__"}:
+            return float(value["__float__"])
+        return {key: _decoded(each) for key, each in value.items()}
+    return value
+
+
+def build(
+    config: PretrainedConfig,
+    dtype: torch.dtype,
+    attn_implementation: str,
+    experts_implementation: str | None,
+) -> PreTrainedModel:
+    """Return a causal language model on the meta device. Raises UserError with the cure."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    options: dict[str, Any] = {"attn_implementation": attn_implementation}
+    # Without a word transformers asks on the terminal whether to run a checkpoint's own code.
+    options["trust_remote_code"] = False
+    if experts_implementation is not None:
+        options["experts_implementation"] = experts_implementation
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype, **options)
+    except (ValueError, ImportError, KeyError) as error:
+        if "does not support an attention implementation" in str(error):
+            raise UserError(
+                f"{config.model_type} has no {attn_implementation} attention in transformers: use "
+                "attn_implementation=eager."
+            ) from error
+        # transformers names the implementations it knows, or the package that one of them needs.
+        raise UserError(str(error).strip("'\"").splitlines()[0]) from error
+    except _NONSENSE as error:
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise UserError(f"config.json's values make no model ({said}): check them.") from error
+    return model.eval().requires_grad_(False)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Module paths of the canonical stages; ``decoder`` is the module that runs the blocks.
+
+    ``blocks`` and ``norm`` are the decoder's own names for them; ``paths`` are by stage, from the
+    model's root.
+    """
+
+    decoder: str
+    blocks: str
+    norm: str
+    paths: dict[str, str]
+
+    def path(self, stage: str) -> str:
+        """Return the module path of a stage such as ``layers.3.mlp`` inside the model."""
+        head, _, rest = stage.partition(".")
+        return f"{self.paths.get(head, head)}.{rest}" if rest else self.paths.get(head, head)
+
+
+def layout_of(model: PreTrainedModel) -> Layout:
+    """Return where a model keeps its stages. Raises UserError where they are not all there."""
+    kind = model.config.model_type
+    names = {id(module): name for name, module in model.named_modules()}
+    count = getattr(model.config, "num_hidden_layers", None)
+    blocks = _blocks(model, count)
+    if blocks is None:
+        raise UserError(_refusal(kind, "list of blocks"))
+    decoder, _, own = blocks.rpartition(".")
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    norm = _norm(model.get_submodule(decoder))
+    found: dict[str, Any] = {"embedding": embedding, "final norm": norm, "head": head}
+    for what, module in found.items():
+        if id(module) not in names:
+            raise UserError(_refusal(kind, what))
+    paths = {
+        "embed_tokens": names[id(embedding)],
+        "layers": blocks,
+        "norm": names[id(norm)],
+        "lm_head": names[id(head)],
+    }
+    return Layout(decoder, own, paths["norm"].rpartition(".")[2], paths)
+
+
+def _refusal(kind: str, what: str) -> str:
+    return (
+        f"{kind} is not laid out as embedding, blocks, norm and head (no {what}): it cannot be "
+        "run by stages; give port._target_= a port of your own."
+    )
+
+
+def _blocks(model: nn.Module, count: int | None) -> str | None:
+    """Return the path of the outermost list of ``count`` modules."""
+    from torch import nn
+
+    lists = (
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) == count
+    )
+    return min(lists, key=lambda name: name.count("."), default=None)
+
+
+def _norm(decoder: nn.Module) -> nn.Module | None:
+    """Return the last norm that stands beside the blocks, or None."""
+    norms = [child for child in decoder.children() if "Norm" in type(child).__name__]
+    return norms[-1] if norms else None

@@ -1,0 +1,247 @@
+"""Checkpoint: a Hugging Face folder of safetensors, read by header first, by tensor on demand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from layerparity.ground.errors import UserError
+from layerparity.ground.files import text_digest
+from layerparity.model import weight_types
+from layerparity.model.header import Header, Stored, read_header
+
+if TYPE_CHECKING:
+    import torch
+
+    from layerparity.model.filling import Filled, Filler
+    from layerparity.model.reading import Files
+
+INDEX = "model.safetensors.index.json"
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+# Keys that say where or how a config was written, not what the architecture is.
+_CONFIG_NOISE = {
+    "_name_or_path",
+    "transformers_version",
+    "dtype",
+    "torch_dtype",
+    "quantization_config",
+}
+
+
+class Checkpoint:
+    """A folder with config.json and safetensors. Nothing but headers is read until `read`.
+
+    Raises UserError where the folder is missing, holds pickles only, or a file is damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        if not folder.is_dir():
+            raise UserError(f"No checkpoint folder at {folder}: give model.path=<folder>.")
+        if not (folder / "config.json").is_file():
+            raise UserError(f"{folder} has no config.json: it is not a Hugging Face model folder.")
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """config.json as it stands."""
+        return _read_json(self.folder / "config.json")
+
+    @cached_property
+    def config_digest(self) -> str:
+        """Hash of the architecture: config.json without the keys that do not describe it."""
+        return config_digest(self.config)
+
+    @cached_property
+    def tensors(self) -> dict[str, Stored]:
+        """Every tensor of the checkpoint by its stored name, from the headers alone."""
+        found: dict[str, Stored] = {}
+        for header in self.headers:
+            for stored in header.tensors:
+                if stored.name in found:
+                    first = found[stored.name].file.name
+                    raise UserError(f"{stored.name} stands in {first} and in {header.file.name}")
+                found[stored.name] = stored
+        return found
+
+    @cached_property
+    def headers(self) -> list[Header]:
+        """What its files say of themselves, read once, with each file's stamp of that moment."""
+        index = self.folder / INDEX
+        named = _weight_map(index) if index.is_file() else {}
+        headers = [read_header(file) for file in (self._shards(named) if named else self._found())]
+        lost = sorted(set(named) - {each.name for header in headers for each in header.tensors})
+        if lost:
+            raise UserError(
+                f"{INDEX} names {lost[0]}, which no shard holds: fetch the shard again."
+            )
+        return headers
+
+    @cached_property
+    def weights(self) -> dict[str, Stored]:
+        """Every tensor but the scales of FP8 weights, which belong to their weights."""
+        return {
+            name: each for name, each in self.tensors.items() if not weight_types.is_scale(name)
+        }
+
+    @property
+    def lonely_scales(self) -> list[str]:
+        """The scales whose weight is missing, or stored in a type that needs none."""
+        owners = {name: self.tensors.get(weight_types.weight_name(name)) for name in self.tensors}
+        return [
+            name
+            for name, owner in owners.items()
+            if weight_types.is_scale(name)
+            and (owner is None or owner.dtype not in weight_types.STORED)
+        ]
+
+    @cached_property
+    def block(self) -> tuple[int, int]:
+        """Rows and columns of the blocks of its FP8 weights."""
+        return weight_types.block_of(self.config)
+
+    @cached_property
+    def files(self) -> Files:
+        """Its files, for positioned reads."""
+        from layerparity.model.reading import Files
+
+        return Files({header.file: header.stamp for header in self.headers})
+
+    def scales(self, name: str) -> Stored | None:
+        """Return where the scales of an FP8 weight lie; None for what is stored otherwise.
+
+        Raises UserError where an FP8 weight has none, or of a shape that does not fit.
+        """
+        stored = self.tensors[name]
+        if stored.dtype not in weight_types.STORED:
+            return None
+        scales = self.tensors.get(weight_types.scale_name(name))
+        if scales is None or len(stored.shape) < 2:
+            raise UserError(
+                f"{name} is stored as {stored.dtype} without "
+                f"{weight_types.scale_name(name)}: without its scales it is noise; fetch the "
+                "checkpoint again."
+            )
+        if scales.dtype not in weight_types.SCALES:
+            raise UserError(
+                f"{scales.name} is stored as {scales.dtype}: scales are read as "
+                f"{', '.join(weight_types.SCALES)}; convert the checkpoint to bfloat16 first."
+            )
+        due = weight_types.scale_shape(stored.shape, self.block)
+        if scales.shape != due:
+            raise UserError(
+                f"{scales.name} has the shape {list(scales.shape)}, and {list(stored.shape)} in "
+                f"blocks of {list(self.block)} wants {list(due)}: fetch the checkpoint again."
+            )
+        return scales
+
+    def read(self, names: Iterable[str]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+        """Return tensors by name, on the CPU, and the hash of each one's bytes.
+
+        They are as stored; FP8 weights are given with their values, in the checkpoint's own dtype.
+        """
+        from layerparity.model.filling import Filler
+
+        filler = Filler(self.files)
+        values, hashes = {}, {}
+        for name in names:
+            values[name] = self.empty(name)
+            filled = self.fill(filler, name, values[name])
+            assert filled is not None
+            hashes[name] = filled.stored
+        return values, hashes
+
+    def value(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Return one tensor as `read` does, or in ``dtype``, without its hash."""
+        from layerparity.model.filling import Filler
+
+        into = self.empty(name, dtype)
+        self.fill(Filler(self.files, hashing=False), name, into)
+        return into
+
+    def empty(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Return memory for a tensor's values. Raises UserError for a type that is not read."""
+        import torch
+
+        from layerparity.model.filling import DTYPES
+
+        stored = self.tensors[name]
+        if stored.dtype not in DTYPES:
+            raise UserError(
+                f"{name} is stored as {stored.dtype}, which is not read: convert the checkpoint to "
+                "bfloat16 first."
+            )
+        return torch.empty(stored.shape, dtype=dtype or self.held_as(name))
+
+    def held_as(self, name: str) -> torch.dtype:
+        """Return the type that holds a tensor's values as they are, and that its hash covers."""
+        from layerparity.model.filling import DTYPES
+
+        stored = self.tensors[name].dtype
+        return self.dtype if stored in weight_types.STORED else DTYPES[stored]
+
+    def fill(self, filler: Filler, name: str, into: torch.Tensor) -> Filled | None:
+        """Fill ``into`` with a tensor's values, cast to its dtype; return what it holds then."""
+        scales = self.scales(name)
+        if scales is None:
+            return filler.fill(self.tensors[name], into)
+        return filler.fill_fp8(self.tensors[name], scales, self.block, into, self.dtype)
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        """The floating type the checkpoint was trained in, which FP8 weights are widened to."""
+        import torch
+
+        said = self.config.get("dtype") or self.config.get("torch_dtype")
+        found = getattr(torch, str(said), None)
+        return found if isinstance(found, torch.dtype) else torch.bfloat16
+
+    def _found(self) -> list[Path]:
+        """Return the files of a folder that has no index."""
+        files = sorted(self.folder.glob("*.safetensors"))
+        if files:
+            return files
+        if any(any(self.folder.glob(pattern)) for pattern in _PICKLES):
+            raise UserError(
+                f"{self.folder} holds a pickle checkpoint, which is never opened: "
+                "convert it to safetensors first (model.save_pretrained writes them)."
+            )
+        raise UserError(f"{self.folder} holds no .safetensors file: give another model.path.")
+
+    def _shards(self, weight_map: Mapping[str, str]) -> list[Path]:
+        """Return the files that an index names."""
+        files = [self.folder / name for name in sorted(set(weight_map.values()))]
+        outside = [file for file in files if file.parent != self.folder]
+        if outside:
+            raise UserError(f"{INDEX} names a file outside its folder: {outside[0].name}.")
+        missing = [file.name for file in files if not file.is_file()]
+        if missing:
+            raise UserError(f"{INDEX} names {missing[0]}, which is not in {self.folder}: fetch it.")
+        return files
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """Return the file of each tensor that an index names."""
+    found = _read_json(index).get("weight_map")
+    named = isinstance(found, dict) and all(isinstance(name, str) for name in found.values())
+    if not named or not found:
+        raise UserError(f"{INDEX} has no weight_map of tensors to files: fetch it again.")
+    return dict(found)
+
+
+def config_digest(config: Mapping[str, Any]) -> str:
+    """Return the hash of an architecture given as config.json's values."""
+    kept = {key: value for key, value in config.items() if key not in _CONFIG_NOISE}
+    return text_digest(json.dumps(kept, sort_keys=True, default=str))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read as JSON ({error}).") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{path} should hold a JSON object.")
+    return value

@@ -1,0 +1,273 @@
+"""Filling: a stored tensor's bytes, from its file into the memory they are meant for.
+
+Each byte is read into its place, and hashed on the way. What has to change its type passes through
+a scratch buffer of its stored type, a few megabytes at a time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from blake3 import blake3
+
+from layerparity.ground.profile import Spent
+from layerparity.model import weight_types
+
+if TYPE_CHECKING:
+    from layerparity.model.header import Stored
+    from layerparity.model.reading import Files, ReadAhead
+
+
+# Read, hashed and cast while it is still in the processor's cache.
+CHUNK = 4 << 20
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+@dataclass
+class Filler:
+    """Fills one tensor after the other; each thread has one of its own."""
+
+    files: Files
+    hashing: bool = True
+    ahead: ReadAhead | None = None
+
+    def __post_init__(self) -> None:
+        self.spent = Spent()
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+
+    def fill(self, stored: Stored, into: torch.Tensor) -> Filled | None:
+        """Fill ``into``, of the stored shape, cast to its type; return what it holds then.
+
+        None without ``hashing``.
+        """
+        own = DTYPES[stored.dtype]
+        account = Account.of_cast(own, into.dtype) if self.hashing else None
+        if own == into.dtype and into.is_contiguous():
+            self._straight(stored, into, account)
+        elif into.is_contiguous():
+            self._cast(stored, into.view(-1), own, account)
+        else:
+            # A transposed place: the rows of the file lie across it.
+            between = torch.empty(stored.shape, dtype=own)
+            self._straight(stored, between, None)
+            with self._converting():
+                into.copy_(between)
+            self._note(account, between, into, between)
+        return account.done() if account else None
+
+    def fill_fp8(
+        self,
+        stored: Stored,
+        scales: Stored,
+        block: tuple[int, int],
+        into: torch.Tensor,
+        canonical: torch.dtype,
+    ) -> Filled | None:
+        """Fill ``into`` with the values of an FP8 weight; return what it holds then.
+
+        They are products and have no stored type: ``canonical`` is the one that a converted
+        checkpoint has. Rows go through float32 a block at a time.
+        """
+        if not into.is_contiguous():
+            between = torch.empty(stored.shape, dtype=into.dtype)
+            said = self.fill_fp8(stored, scales, block, between, canonical)
+            into.copy_(between)
+            return said
+        factors = torch.empty(scales.shape, dtype=DTYPES[scales.dtype])
+        self._straight(scales, factors, None)
+        same = into.dtype == canonical == torch.bfloat16
+        account = Account(same=same, rounds=False) if self.hashing else None
+        columns = stored.shape[-1]
+        rows = into.view(-1, columns)
+        per_matrix, step = stored.shape[-2], block[0]
+        grid = factors.reshape(-1, -(-per_matrix // step), factors.shape[-1])
+        for first, count, factor in _row_blocks(rows.shape[0], per_matrix, step, grid):
+            raw = self._space(count * columns)
+            self._read(stored, first * columns, raw)
+            place = rows[first : first + count]
+            with self._converting():
+                part = raw.view(DTYPES[stored.dtype]).view(count, columns)
+                values = weight_types.dequantised(part, factor, block[1])
+                place.copy_(values)
+            if account:
+                kept = place if into.dtype == canonical else values.to(canonical)
+                self._note(account, kept, place, place)
+        return account.done() if account else None
+
+    def _straight(self, stored: Stored, into: torch.Tensor, account: Account | None) -> None:
+        flat = into.view(-1)
+        step = CHUNK // into.dtype.itemsize
+        for start in range(0, flat.numel(), step):
+            part = flat[start : start + step]
+            self._read(stored, start * into.dtype.itemsize, part.view(torch.uint8))
+            self._note(account, part, part, part)
+
+    def _cast(
+        self, stored: Stored, into: torch.Tensor, own: torch.dtype, account: Account | None
+    ) -> None:
+        step = CHUNK // own.itemsize
+        for start in range(0, into.numel(), step):
+            part = into[start : start + step]
+            raw = self._space(part.numel() * own.itemsize)
+            self._read(stored, start * own.itemsize, raw)
+            with self._converting():
+                part.copy_(raw.view(own))
+            self._note(account, raw, part, raw.view(own))
+
+    def _read(self, stored: Stored, start: int, raw: torch.Tensor) -> None:
+        began = time.perf_counter()
+        self.files.read(stored.file, stored.begin + start, _bytes(raw))
+        self.spent.read += time.perf_counter() - began
+        self.spent.bytes += raw.numel()
+        if self.ahead is not None:
+            self.ahead.passed(raw.numel())
+
+    def _note(
+        self, account: Account | None, raw: torch.Tensor, held: torch.Tensor, source: torch.Tensor
+    ) -> None:
+        if account is not None:
+            began = time.perf_counter()
+            account.read(raw)
+            account.put(held, source)
+            self.spent.hash += time.perf_counter() - began
+
+    @contextmanager
+    def _converting(self) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.spent.convert += time.perf_counter() - began
+
+    def _space(self, size: int) -> torch.Tensor:
+        if self._scratch.numel() < size:
+            self._scratch = torch.empty(size, dtype=torch.uint8)
+        return self._scratch[:size]
+
+
+def _row_blocks(
+    rows: int, per_matrix: int, step: int, grid: torch.Tensor
+) -> Iterator[tuple[int, int, torch.Tensor]]:
+    """Yield first row, number of rows and scales of each row of blocks, matrix by matrix."""
+    for matrix in range(rows // per_matrix):
+        for number in range(grid.shape[1]):
+            first = number * step
+            count = min(step, per_matrix - first)
+            yield matrix * per_matrix + first, count, grid[matrix, number]
+
+
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    raw: memoryview = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
+    return raw
+
+
+# Values that are widened at a time.
+_PIECE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Filled:
+    """The hashes of a tensor as it is stored and as it is held.
+
+    ``stored`` is the hash of the stored bytes; of an FP8 weight, that of its values in the type
+    that a converted checkpoint has. ``values`` is what `values_digest` gives for the values in
+    place, in the stored order. ``exact`` says that none of them was rounded.
+    """
+
+    stored: str
+    values: str
+    exact: bool
+
+
+def values_digest(tensor: torch.Tensor) -> str:
+    """Return the BLAKE3 hash of a CPU tensor's values in row-major order, whatever type holds them.
+
+    It covers bfloat16 numbers where all the values are such, and float32 numbers otherwise.
+    """
+    values = _Values()
+    values.add(tensor.detach().reshape(-1))
+    return values.hexdigest()
+
+
+class Account:
+    """Gathers, piece by piece in the stored order, what `Filled` says.
+
+    ``same`` says that what is hashed as stored is what the hash of the values covers, too;
+    ``rounds`` that values may lose something on their way into their place.
+    """
+
+    def __init__(self, *, same: bool, rounds: bool) -> None:
+        self._rounds = rounds
+        self._stored = blake3()
+        self._values = None if same else _Values()
+        self._exact = True
+
+    @classmethod
+    def of_cast(cls, own: torch.dtype, held: torch.dtype) -> Account:
+        """Return an account of values that are stored as ``own`` and cast to ``held``."""
+        rounds = torch.promote_types(own, held) != held
+        return cls(same=own is torch.bfloat16 and not rounds, rounds=rounds)
+
+    def read(self, raw: torch.Tensor) -> None:
+        """Take note of stored bytes, or of what stands for them."""
+        self._stored.update(_bytes_of(raw))
+
+    def put(self, held: torch.Tensor, source: torch.Tensor) -> None:
+        """Take note of values in place, and of those that they were cast from."""
+        if self._values is not None:
+            self._values.add(held.reshape(-1))
+        if self._rounds and self._exact:
+            # NaN stays NaN, and is unequal to itself.
+            same = (held.to(source.dtype) == source) | source.isnan()
+            self._exact = bool(same.all())
+
+    def done(self) -> Filled:
+        """Return what was gathered."""
+        stored = self._stored.hexdigest()
+        values = stored if self._values is None else self._values.hexdigest()
+        return Filled(stored, values, self._exact)
+
+
+class _Values:
+    """Hashes values as bfloat16 numbers for as long as all are such, and as float32 numbers."""
+
+    def __init__(self) -> None:
+        self._narrow, self._wide = blake3(), blake3()
+        self._is_narrow = True
+
+    def add(self, flat: torch.Tensor) -> None:
+        """Add values [value] of any one type."""
+        if flat.dtype == torch.bfloat16:
+            self._narrow.update(_bytes_of(flat))
+            return
+        for piece in flat.split(_PIECE):
+            wide = piece.float().contiguous()
+            self._wide.update(_bytes_of(wide))
+            self._is_narrow = self._is_narrow and not (wide.view(torch.int32) & 0xFFFF).any()
+            if self._is_narrow:
+                self._narrow.update(_bytes_of(wide.to(torch.bfloat16)))
+
+    def hexdigest(self) -> str:
+        """Return the hash of what was added."""
+        return str((self._narrow if self._is_narrow else self._wide).hexdigest())
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    raw: memoryview = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
+    return raw

@@ -1,0 +1,83 @@
+"""Layer classes: which blocks of a model are built alike, so that one may stand for the others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from layerparity.ground.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_DIGITS = re.compile(r"\d+")
+_PLAIN_ATTENTION = "full_attention"
+
+
+def layer_classes(config: Mapping[str, Any]) -> tuple[dict[int, str], dict[int, int]]:
+    """Return the class of each block and the number of experts of each that has some, by layer.
+
+    A class is named after its MLP and, where a model has several, its attention: ``moe``,
+    ``dense, sliding_attention``. Blocks with modules of other types are numbered apart. Both are
+    empty where transformers does not know the architecture.
+    """
+    import torch
+
+    from layerparity.model.architecture import read_config
+    from layerparity.model.skeleton import Skeleton
+
+    try:
+        skeleton = Skeleton(read_config(config), torch.float32, "eager", None)
+    except UserError:
+        return {}, {}
+    blocks = list(skeleton.blocks)
+    kinds = _attention_kinds(skeleton.config, blocks)
+    names = [_name(block, kind) for block, kind in zip(blocks, kinds, strict=True)]
+    counts = {layer: _experts(block) for layer, block in enumerate(blocks)}
+    return _told_apart(names, blocks), {layer: n for layer, n in counts.items() if n}
+
+
+def _attention_kinds(config: Any, blocks: list[nn.Module]) -> list[str]:
+    """Return each block's kind of attention; empty words where all have the usual one."""
+    kinds = getattr(config, "layer_types", None)
+    if not kinds or len(kinds) != len(blocks):
+        kinds = [getattr(block, "attention_type", "") for block in blocks]
+    usual = set(kinds) <= {_PLAIN_ATTENTION, ""}
+    return [""] * len(blocks) if usual else [str(kind) for kind in kinds]
+
+
+def _name(block: nn.Module, attention: str) -> str:
+    mlp = "moe" if _experts(block) else "dense"
+    return f"{mlp}, {attention}" if attention else mlp
+
+
+def _experts(block: nn.Module) -> int:
+    """Return how many experts a block routes between; 0 for a dense one."""
+    for name, module in block.named_modules():
+        if name.endswith("experts"):
+            count = getattr(module, "num_experts", None)
+            return int(count) if count is not None else len(list(module.children()))
+    return 0
+
+
+def _told_apart(names: list[str], blocks: list[nn.Module]) -> dict[int, str]:
+    """Number the structures that share a name: ``moe`` and ``moe (2)``."""
+    variants: dict[str, list[tuple[str, ...]]] = {}
+    found = {}
+    for layer, (name, block) in enumerate(zip(names, blocks, strict=True)):
+        seen = variants.setdefault(name, [])
+        structure = _structure(block)
+        if structure not in seen:
+            seen.append(structure)
+        number = seen.index(structure) + 1
+        found[layer] = name if number == 1 else f"{name} ({number})"
+    return found
+
+
+def _structure(block: nn.Module) -> tuple[str, ...]:
+    parts = {
+        f"{_DIGITS.sub('N', name)}:{type(module).__name__}"
+        for name, module in block.named_modules()
+    }
+    return tuple(sorted(parts))

@@ -1,0 +1,251 @@
+"""Skeleton: the whole architecture on the meta device, filled stage by stage from a checkpoint."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from layerparity.ground.errors import UserError
+from layerparity.ground.profile import Spent
+from layerparity.model import weight_types
+from layerparity.model.architecture import build, layout_of
+from layerparity.model.arguments import fill_buffers, set_tensor, tensor_at
+from layerparity.model.checkpoint import Checkpoint
+from layerparity.model.conversion import Conversion, in_order
+from layerparity.model.recipe import Due, NoRecipeError
+from layerparity.model.weight_types import patterns_of, stays_float32
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from transformers import PretrainedConfig
+
+    from layerparity.model.filling import Filled
+    from layerparity.model.loader import Loader
+
+_PLAIN = ("F64", "F32", "F16", "BF16")
+
+
+class Skeleton:
+    """A causal language model without weights; `load` fills one stage, `unload` empties it."""
+
+    def __init__(
+        self,
+        config: PretrainedConfig,
+        dtype: torch.dtype,
+        attn_implementation: str,
+        experts_implementation: str | None,
+        float32_patterns: tuple[str, ...] = (),
+    ) -> None:
+        import torch
+
+        self.config = config
+        self.dtype = dtype
+        self.model = build(config, dtype, attn_implementation, experts_implementation)
+        self.float32_patterns = patterns_of(self.model, dtype, float32_patterns)
+        self._keep = dict.fromkeys(self.float32_patterns, torch.float32)
+        self.layout = layout_of(self.model)
+        self.conversion = Conversion(self.model)
+        self.homeless: list[str] = []
+        self.spent: dict[str, Spent] = {}
+        self._sources: dict[str, list[str]] | None = None
+        self._reads: Loader | None = None
+        self._filled: dict[str, tuple[int, int]] = {}
+
+    @property
+    def base(self) -> nn.Module:
+        """The decoder without its head: embedding, blocks, final norm."""
+        return self.model.get_submodule(self.layout.decoder)
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The decoder's blocks."""
+        found: nn.ModuleList = getattr(self.base, self.layout.blocks)
+        return found
+
+    def path(self, stage: str) -> str:
+        """Return the module path of a stage (``layers.3.mlp``, ``lm_head``) inside the model."""
+        return self.layout.path(stage)
+
+    def module(self, stage: str) -> nn.Module:
+        """Return a stage's module. Raises UserError where the architecture has none."""
+        try:
+            return self.model.get_submodule(self.path(stage))
+        except AttributeError as error:
+            raise UserError(f"{self.config.model_type} has no module '{stage}'.") from error
+
+    def sources(self, checkpoint: Checkpoint, stage: str) -> list[str]:
+        """Return the stored names of the tensors a stage needs.
+
+        Raises UserError where the checkpoint lacks one of them, or stores it in 8 bits.
+        """
+        if self._sources is None:
+            self._sources = self._map(checkpoint)
+        wanted = [self._source_of(weight) for weight in self._weights(stage)]
+        missing = [weight for weight in wanted if weight not in self._sources]
+        if missing:
+            raise UserError(
+                f"The checkpoint holds nothing for {missing[0]}"
+                + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
+                + f" of {stage}: it is incomplete, or its names are not {self.config.model_type}'s."
+            )
+        for weight in wanted:
+            if self.conversion.expected[weight].is_floating_point():
+                _refuse_other_numbers(checkpoint, self._sources[weight])
+        return sorted(name for weight in wanted for name in self._sources[weight])
+
+    def load(self, checkpoint: Checkpoint, stage: str) -> dict[str, Filled]:
+        """Fill a stage from the checkpoint; return what each stored tensor that it used held."""
+        self.sources(checkpoint, stage)
+        due, odd = self._due(checkpoint, stage)
+        loader = self._loader(checkpoint)
+        loaded = loader.load(stage, due)
+        filled = dict(loaded.filled)
+        if odd:
+            more = loader.read(odd)
+            self.conversion.load(more.weights, self.dtype, self._keep)
+            filled |= more.filled
+            loaded.spent += more.spent
+        for weight, value in loaded.weights.items():
+            set_tensor(self.model, weight, value)
+            self._filled[weight] = value.data_ptr(), tensor_at(self.model, weight)._version
+        fill_buffers(self.model, self.module(stage))
+        left = [name for name, value in self.module(stage).state_dict().items() if value.is_meta]
+        if left:
+            raise UserError(f"{stage}.{left[0]} was not filled from the checkpoint.")
+        self.spent[stage] = loaded.spent
+        return filled
+
+    @property
+    def largest_buffer(self) -> int:
+        """The bytes of the largest buffer that loading took until now."""
+        return 0 if self._reads is None else self._reads.pool.largest
+
+    def untouched(self, weight: str) -> bool:
+        """Say whether a weight is still the memory it was read into, written by nobody since.
+
+        torch counts what is written in place. It does not count what goes through ``.data``.
+        """
+        held = tensor_at(self.model, weight)
+        return self._filled.get(weight) == (held.data_ptr(), held._version)
+
+    def expect(self, checkpoint: Checkpoint, stage: str | None) -> None:
+        """Begin to read the weights of the stage that is loaded next; None gives memory back."""
+        if stage is None:
+            self._loader(checkpoint).pool.clear()
+            return
+        self.sources(checkpoint, stage)
+        self._loader(checkpoint).expect(stage, self._due(checkpoint, stage)[0])
+
+    def held_dtype(self, weight: str) -> torch.dtype:
+        """Return the type a module's weight is held in: the run's, but for a few small ones.
+
+        As transformers loads them: what its model class, or the family, keeps in float32.
+        """
+        import torch
+
+        if stays_float32(weight, self.float32_patterns):
+            return torch.float32
+        dtype: torch.dtype = self.conversion.expected[weight].dtype
+        return dtype
+
+    def _due(self, checkpoint: Checkpoint, stage: str) -> tuple[dict[str, Due], list[str]]:
+        """Return how a stage's weights are laid together, and what transformers itself must make.
+
+        The second are stored names.
+        """
+        assert self._sources is not None
+        due, odd = {}, []
+        for weight in self._weights(stage):
+            source = self._source_of(weight)
+            names = self._sources[source]
+            shapes = {name: checkpoint.weights[name].shape for name in names}
+            try:
+                due[weight] = Due(self.conversion.part(source, shapes), self.held_dtype(weight))
+            except NoRecipeError:
+                odd += names
+        return due, odd
+
+    def _loader(self, checkpoint: Checkpoint) -> Loader:
+        from layerparity.model.loader import Loader
+
+        if self._reads is None or self._reads.checkpoint is not checkpoint:
+            self._reads = Loader(checkpoint)
+        return self._reads
+
+    def as_stored(
+        self, checkpoint: Checkpoint, weight: str, tensor: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """Return a module weight as the stored tensors it was made of; empty where it has none."""
+        if self._sources is None:
+            self._sources = self._map(checkpoint)
+        source = self._source_of(weight)
+        names = self._sources.get(source, [])
+        shapes = {name: checkpoint.weights[name].shape for name in names}
+        try:
+            part = self.conversion.part(source, shapes) if names else None
+        except NoRecipeError:
+            part = None
+        if part is not None:
+            return {piece.name: piece.view(tensor) for piece in part.pieces}
+        if len(names) == 1:
+            return {names[0]: tensor}
+        if not names:
+            return {}
+        pieces = self.conversion.revert(weight, tensor)
+        if pieces.keys() == set(names):
+            return pieces
+        # A checkpoint may leave out, or add, what stands before the published names.
+        ends = {name: p for name in names for p in pieces if _same_end(name, p)}
+        if len(ends) < len(names) == len(pieces):
+            # Other names for the same parts: gate before up, and w1 before w3.
+            ends = dict(zip(in_order(names), in_order(pieces), strict=True))
+        return {name: pieces[piece] for name, piece in ends.items()}
+
+    def unload(self, stage: str) -> None:
+        """Give a stage's memory back: its parameters go to the meta device again."""
+        self.module(stage).to("meta")
+
+    def _map(self, checkpoint: Checkpoint) -> dict[str, list[str]]:
+        """Return the stored names behind each module weight; what fits none is `homeless`."""
+        sources: dict[str, list[str]] = {}
+        for name, target in self.conversion.targets(checkpoint.weights).items():
+            if target in self.conversion.expected:
+                sources.setdefault(target, []).append(name)
+            else:
+                self.homeless.append(name)
+        self.homeless += checkpoint.lonely_scales
+        return sources
+
+    def _weights(self, stage: str) -> list[str]:
+        path = self.path(stage)
+        return [f"{path}.{name}" for name in self.module(stage).state_dict()]
+
+    def _source_of(self, weight: str) -> str:
+        """Return the weight that a weight is loaded as: a tied head, as the embedding.
+
+        The head gets a tensor of its own: the embedding may stand on another device.
+        """
+        if self._tied and weight == f"{self.path('lm_head')}.weight":
+            return f"{self.path('embed_tokens')}.weight"
+        return weight
+
+    @property
+    def _tied(self) -> bool:
+        return bool(getattr(self.config, "tie_word_embeddings", False))
+
+
+def _same_end(left: str, right: str) -> bool:
+    return f".{left}".endswith(f".{right}") or f".{right}".endswith(f".{left}")
+
+
+def _refuse_other_numbers(checkpoint: Checkpoint, names: list[str]) -> None:
+    """Refuse what is no floating point, but for FP8 with its scales: as values it is noise."""
+    for name in names:
+        stored = checkpoint.tensors[name].dtype
+        if stored in weight_types.STORED:
+            checkpoint.scales(name)
+        elif stored not in _PLAIN:
+            raise UserError(
+                f"{name} is stored as {stored}, and of what is not plain floating point only "
+                "F8_E4M3 with weight_scale_inv is read: convert the checkpoint to bfloat16 first."
+            )

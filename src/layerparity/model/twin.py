@@ -1,0 +1,156 @@
+"""Twin: a small model of the same architecture with random weights, on the CPU in float32.
+
+What it proves of the way its stages are run holds for the large one: the code is the same, and so
+is every value of the configuration that is no size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from layerparity.ground.errors import UserError
+from layerparity.model.architecture import read_config
+from layerparity.model.arguments import fill_buffers
+from layerparity.model.skeleton import Skeleton
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+# Parameters. A model below the first is its own twin; one above the second is too slow to prove.
+SMALL, TOO_LARGE = 4_000_000, 64_000_000
+_VOCABULARY, _WIDTH, _BLOCKS = 256, 64, 4
+# A list with more different values names no kinds of block: it numbers them.
+_KINDS = 4
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_PERIODS = ("_interval", "_step", "_period", "_pattern", "_freq", "_frequency", "_replace")
+
+
+def twins(skeleton: Skeleton) -> Iterator[Skeleton]:
+    """Yield small models with the architecture of ``skeleton``, the smallest first.
+
+    Whether the sizes fit each other is only known once one has been run.
+    """
+    if is_small(skeleton):
+        yield _filled(skeleton, skeleton.config.to_dict())
+        return
+    values = skeleton.config.to_dict()
+    narrow = _without_width(values)
+    for changes in (narrow | _fewer_heads(values), narrow):
+        try:
+            twin = _filled(skeleton, values | changes)
+        except (UserError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError):
+            # Sizes that do not fit each other; transformers says so in many ways.
+            continue
+        yield twin
+
+
+def is_small(skeleton: Skeleton) -> bool:
+    """Say whether a model is its own twin."""
+    return _size(skeleton) <= SMALL
+
+
+def _size(skeleton: Skeleton) -> int:
+    return sum(each.numel() for each in skeleton.model.parameters())
+
+
+def _without_width(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration's changes for few blocks, tokens and experts and narrow MLPs."""
+    count = int(values["num_hidden_layers"])
+    kept = _kept_blocks(values, count)
+    changes: dict[str, Any] = {"num_hidden_layers": kept}
+    for key, value in values.items():
+        if isinstance(value, list) and len(value) == count:
+            changes[key] = value[:kept]
+        elif type(value) is not int:
+            continue
+        elif "intermediate_size" in key or key in ("ffn_dim", "ffn_hidden_size"):
+            changes[key] = min(value, _WIDTH)
+        elif key == "vocab_size" or key.endswith("_token_id"):
+            changes[key] = min(value, _VOCABULARY - (key != "vocab_size"))
+        elif key in _EXPERTS:
+            changes[key] = min(value, _experts(values))
+    return changes
+
+
+def _kept_blocks(values: Mapping[str, Any], count: int) -> int:
+    """Return how many blocks show every kind of block that the configuration speaks of."""
+    kept = _BLOCKS
+    for key, value in values.items():
+        if isinstance(value, list) and len(value) == count:
+            texts = [str(each) for each in value]
+            if len(set(texts)) <= _KINDS:
+                kept = max(kept, *(texts.index(text) + 1 for text in texts))
+        elif type(value) is int and key.endswith(_PERIODS) and value < count:
+            kept = max(kept, value + 1)
+    return min(kept, count)
+
+
+def _experts(values: Mapping[str, Any]) -> int:
+    """Return a number of experts that leaves a choice, and fills every group."""
+    chosen = int(values.get("num_experts_per_tok") or 1)
+    groups = int(values.get("n_group") or 1)
+    return groups * math.ceil(max(2 * chosen, 2 * groups) / groups)
+
+
+def _fewer_heads(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return changes that keep the size of a head, and whether heads share keys and values."""
+    heads = int(values.get("num_attention_heads") or 1)
+    shared = int(values.get("num_key_value_heads") or heads)
+    few = min(shared, 2)
+    many = few * min(heads // shared, 2)
+    changes = {
+        "num_attention_heads": many,
+        "hidden_size": int(values["hidden_size"]) // heads * many,
+    }
+    if values.get("num_key_value_heads"):
+        changes["num_key_value_heads"] = few
+    return changes
+
+
+def _filled(skeleton: Skeleton, values: Mapping[str, Any]) -> Skeleton:
+    """Return a model with a configuration's values and random weights. Raises UserError."""
+    import torch
+
+    config = skeleton.config
+    attention = getattr(config, "_attn_implementation", None)
+    experts = getattr(config, "_experts_implementation", None)
+    twin = Skeleton(
+        read_config({**values, "model_type": config.model_type}),
+        torch.float32,
+        attention if attention in ("sdpa", "eager") else "eager",
+        experts if isinstance(experts, str) else None,
+    )
+    if _size(twin) > TOO_LARGE:
+        raise UserError(f"A small {config.model_type} would still have {_size(twin)} parameters.")
+    seeded = torch.Generator().manual_seed(0)
+    for module in twin.model.modules():
+        _randomise(module, seeded)
+    twin.model.tie_weights()
+    twin.model.requires_grad_(False)
+    fill_buffers(twin.model, twin.model)
+    return twin
+
+
+def _randomise(module: nn.Module, seeded: torch.Generator) -> None:
+    """Give a module's own parameters and stored buffers random values on the CPU."""
+    from torch import nn
+
+    for name, value in module._parameters.items():
+        if value is not None:
+            module._parameters[name] = nn.Parameter(_random(value, seeded), requires_grad=False)
+    for name, buffer in module._buffers.items():
+        if buffer is not None and name not in module._non_persistent_buffers_set:
+            module._buffers[name] = _random(buffer, seeded)
+
+
+def _random(like: torch.Tensor, seeded: torch.Generator) -> torch.Tensor:
+    """Return values of the size trained ones have: matrices keep a norm, vectors are near 1."""
+    import torch
+
+    if not like.is_floating_point():
+        return torch.zeros_like(like, device="cpu")
+    values = torch.empty(like.shape, dtype=like.dtype).normal_(generator=seeded)
+    return values / math.sqrt(like.shape[-1]) if like.dim() > 1 else 1 + values / 10

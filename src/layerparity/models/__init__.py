@@ -1,1 +1,0 @@
-"""Models: reading checkpoints, building skeletons, and what is known of each family."""

@@ -1,5 +1,0 @@
-"""Cohere: attention and MLP side by side after one norm, scaled logits."""
-
-from layerparity.models.families.base import Family
-
-FAMILY = Family("cohere", after={"lm_head": lambda value, config: value * config.logit_scale})

@@ -1,5 +1,0 @@
-"""Qwen3-MoE: softmax router, QK norm per head, dense blocks among the sparse ones."""
-
-from layerparity.models.families.base import NORMS_FIRST, TAPS, Family
-
-FAMILY = Family("qwen3_moe", taps=TAPS, inputs=NORMS_FIRST)

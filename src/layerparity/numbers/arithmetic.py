@@ -1,0 +1,161 @@
+"""Mode: every torch operation inside goes through one method.
+
+The weights stay as they are stored: each is widened where an operation meets it, so no second copy
+of a stage is ever held. Casts that a model's code makes by name (a norm's ``.to(float32)``, a
+softmax's ``dtype=float32``) are widened too: a reference one precision wider has none left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.nn.functional import linear
+from torch.overrides import TorchFunctionMode
+
+Operation = Callable[..., Any]
+
+
+class Mode(TorchFunctionMode):
+    """A context in which ``run(func, args, named)`` answers each operation."""
+
+    def __torch_function__(
+        self,
+        func: Operation,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Hand an operation to ``run``."""
+        return self.run(func, args, dict(kwargs or {}))
+
+    def run(self, func: Operation, args: Sequence[Any], named: dict[str, Any]) -> Any:
+        """Return an operation's result; as it is, unless a mode knows better."""
+        return func(*args, **named)
+
+
+Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Linear(Mode):
+    """Replace every ``linear(input, weight)`` by ``product``; the bias is added afterwards."""
+
+    def __init__(self, product: Product) -> None:
+        super().__init__()
+        self.product = product
+
+    def run(self, func: Operation, args: Sequence[Any], named: dict[str, Any]) -> Any:
+        """Run one operation, a linear layer by the product."""
+        return (self._linear if func is linear else func)(*args, **named)
+
+    def _linear(
+        self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        result = self.product(input, weight)
+        return result if bias is None else result + bias
+
+
+def sharded(shards: int) -> Product:
+    """Return a product of partial sums, each rounded, as tensor parallelism adds them."""
+
+    def product(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        parts = zip(input.chunk(shards, -1), weight.chunk(shards, -1), strict=True)
+        return _added(linear(left, right) for left, right in parts)
+
+    return product
+
+
+def strided(shards: int) -> Product:
+    """Return a product of partial sums over every ``shards``-th term."""
+
+    def product(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        count = min(shards, input.shape[-1])
+        return _added(
+            linear(input[..., start::count], weight[..., start::count]) for start in range(count)
+        )
+
+    return product
+
+
+def pairwise(shards: int) -> Product:
+    """Return a product of partial sums that are added two by two, as a reduction tree does."""
+
+    def product(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        parts = zip(input.chunk(shards, -1), weight.chunk(shards, -1), strict=True)
+        sums = [linear(left, right) for left, right in parts]
+        while len(sums) > 1:
+            odd = sums[-1:] if len(sums) % 2 else []
+            sums = [a + b for a, b in zip(sums[::2], sums[1::2], strict=False)] + odd
+        return sums[0]
+
+    return product
+
+
+def shuffled(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Multiply with the terms of each sum in a fixed random order."""
+    order = torch.randperm(input.shape[-1], generator=torch.Generator().manual_seed(0))
+    order = order.to(input.device)
+    return linear(input[..., order], weight[..., order])
+
+
+def backwards(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Multiply with the terms of each sum in the opposite order."""
+    return linear(input.flip(-1), weight.flip(-1))
+
+
+def accumulated(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Accumulate in float64 and round once."""
+    return linear(input.double(), weight.double()).to(input.dtype)
+
+
+def _added(partials: Iterable[torch.Tensor]) -> torch.Tensor:
+    total: torch.Tensor | None = None
+    for partial in partials:
+        total = partial if total is None else total + partial
+    assert total is not None
+    return total
+
+
+_CASTS = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16, torch.Tensor.double)
+
+
+class Widen(Mode):
+    """Compute in ``dtype``: operations that meet a tensor of it take their others in it as well."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def run(self, func: Operation, args: Sequence[Any], named: dict[str, Any]) -> Any:
+        """Run one operation, its floating dtypes and narrower operands made wide."""
+        if func in _CASTS:
+            return args[0].to(self.dtype)
+        args = [self._dtypes(each) for each in args]
+        named = {key: self._dtypes(value) for key, value in named.items()}
+        if self._meets(args) or self._meets(named.values()):
+            args = [self._wide(each) for each in args]
+            named = {key: self._wide(value) for key, value in named.items()}
+        return func(*args, **named)
+
+    def _dtypes(self, value: Any) -> Any:
+        if isinstance(value, torch.dtype) and value.is_floating_point:
+            return self.dtype
+        return value
+
+    def _meets(self, values: Any) -> bool:
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                if value.dtype == self.dtype:
+                    return True
+            elif isinstance(value, (list, tuple)) and self._meets(value):
+                return True
+        return False
+
+    def _wide(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            narrow = value.is_floating_point() and value.dtype != self.dtype
+            return value.to(self.dtype) if narrow else value
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._wide(each) for each in value)
+        return value

@@ -1,0 +1,108 @@
+"""Clean computations of one stage, which differ from each other by rounding alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from layerparity.numbers.arithmetic import (
+    Linear,
+    Product,
+    Widen,
+    accumulated,
+    backwards,
+    pairwise,
+    sharded,
+    shuffled,
+    strided,
+)
+
+_ATTENTION, _EXPERTS = "_attn_implementation", "_experts_implementation"
+
+
+@contextmanager
+def implementations(config: Any, attention: str | None, experts: str | None) -> Iterator[None]:
+    """Let a transformers configuration name other implementations; None leaves one as it is."""
+    wanted = {_ATTENTION: attention, _EXPERTS: experts}
+    before = {name: getattr(config, name, None) for name in wanted}
+    for name, value in wanted.items():
+        if value is not None:
+            setattr(config, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(config, name, value)
+
+
+def perturbed(values: torch.Tensor, seed: int) -> torch.Tensor:
+    """Return ``values`` (floating, any shape) with noise of half a unit in the last place (RMS).
+
+    A quarter of the elements move to a neighbouring number, up or down: seeded, on the CPU.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    dice = torch.randint(0, 8, values.shape, generator=generator).to(values.device)
+    infinity = torch.full_like(values, torch.inf)
+    up, down = torch.nextafter(values, infinity), torch.nextafter(values, -infinity)
+    return torch.where(dice == 0, up, torch.where(dice == 1, down, values))
+
+
+@dataclass(frozen=True)
+class Way:
+    """One clean computation: implementations, order of sums, input noise, or a wider type.
+
+    None leaves what the run itself uses.
+    """
+
+    name: str
+    attention: str | None = None
+    experts: str | None = None
+    product: Product | None = None
+    perturbs: bool = False
+    wide: torch.dtype | None = None
+
+    @contextmanager
+    def around(self, config: Any) -> Iterator[None]:
+        """Compute this way inside; ``config`` is the model's transformers configuration."""
+        with ExitStack() as stack:
+            stack.enter_context(implementations(config, self.attention, self.experts))
+            if self.product is not None:
+                stack.enter_context(Linear(self.product))
+            if self.wide is not None:
+                stack.enter_context(Widen(self.wide))
+            yield
+
+
+# What makes a noise floor: each adds its terms elsewhere, or sees the last machine's rounding.
+FLOOR = (
+    Way("eager", attention="eager", experts="eager"),
+    Way("perturbed", perturbs=True),
+    Way("32 strided shards", attention="eager", experts="eager", product=strided(32)),
+)
+PLAIN = Way("plain")
+# Others, which no floor is made from: whether they pass is a test of the floors.
+OTHERS = (
+    Way("8 shards", product=sharded(8), experts="eager"),
+    Way("16 shards", product=sharded(16), experts="eager"),
+    Way("64 shards", attention="eager", product=sharded(64), experts="eager"),
+    Way("tree of 16", product=pairwise(16), experts="eager"),
+    Way("shuffled", product=shuffled, experts="eager"),
+    Way("backwards", product=backwards, experts="eager"),
+    Way("wide accumulation", product=accumulated, experts="eager"),
+    Way("batched experts", experts="batched_mm"),
+    Way("eager attention", attention="eager"),
+)
+
+
+def reference(dtype: torch.dtype) -> Way:
+    """Return the computation that is one precision wider than ``dtype``."""
+    return Way("reference", attention="eager", experts="eager", wide=wider(dtype))
+
+
+def wider(dtype: torch.dtype) -> torch.dtype:
+    """Return float32 for the 16-bit types, else float64."""
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else torch.float64

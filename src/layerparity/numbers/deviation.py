@@ -1,0 +1,245 @@
+"""Deviation: how a candidate's error at one site stands against its noise floor, by every grouping.
+
+R is ||candidate - reference|| / floor, the floor being the largest such norm among clean ways. The
+slope is that of (candidate - golden) on the reference: what a wrong factor leaves, however small.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+
+from layerparity.numbers.floor import TINY, Floor, group_floor, scales
+from layerparity.numbers.threads import one_thread
+from layerparity.numbers.token_sums import (
+    CHANNEL,
+    FEWEST,
+    HEAD,
+    WHOLE,
+    Layout,
+    Slopes,
+    Sums,
+    apart_by_expert,
+    summed,
+)
+from layerparity.numbers.typical_floor import SHARED, Usual
+
+# No floor is below this part of one rounding (epsilon of the candidate's type) of the reference:
+# clean ways may happen to agree to the bit, on powers of two or on constants.
+LEAST = 0.1
+# No number's error is below this: machines flush what is smaller to zero.
+_FLUSHED = torch.finfo(torch.float32).tiny
+# So few independent numbers, such as a router's two weights of a token, are off by chance.
+_FEW = 8
+Count = TypeVar("Count", float, torch.Tensor)
+
+
+@dataclass
+class Tensors:
+    """One site, judged tokens only: candidate, golden and reference, floating [tokens, elements].
+
+    ``tokens`` numbers the judged tokens among all, ``experts`` is bool [tokens, experts] where the
+    tokens were routed, and ``spread`` the slopes that clean ways show at sites of this kind.
+    ``usual`` is what one token's floor is as a rule, None where too few are known.
+    """
+
+    candidate: torch.Tensor
+    golden: torch.Tensor
+    reference: torch.Tensor
+    tokens: torch.Tensor
+    real: int
+    layout: Layout
+    floor: Floor
+    spread: dict[str, float]
+    epsilon: float
+    experts: torch.Tensor | None = None
+    usual: Usual | None = None
+
+
+@dataclass
+class Deviation:
+    """Metrics by name, and per-group profiles for whoever explains a failure."""
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    profiles: dict[str, list[float]] = field(default_factory=dict)
+
+
+@one_thread()
+def deviation(site: Tensors) -> Deviation:
+    """Return everything the calibrated tolerance judges at one site."""
+    found = Deviation()
+    scale = scales(site.floor.elements)
+    sums = summed(site.candidate, site.golden, site.reference, scale, site.layout)
+    _ratios(site, sums, found)
+    _slopes(site, sums, found)
+    if site.experts is not None:
+        _by_expert(site, sums, scale.square(), found)
+    _offset(site, sums, found)
+    return found
+
+
+def _ratios(site: Tensors, sums: Sums, found: Deviation) -> None:
+    tokens, width = site.candidate.shape
+    floors = site.floor.tokens[:, site.tokens].double()
+    error, square = sums.error_tokens.sum(), sums.square_tokens.sum()
+    own = torch.maximum(floors.sum(1).max(), _least(site, square, tokens * width))
+    total, chance = _total(site, own, sums.square_tokens)
+    few = max(_of_few(tokens), chance) * float(total / own if own > 0 else 1.0)
+    total = total * chance
+    found.metrics |= {
+        "error_ratio": _root(error, total),
+        "golden_error_ratio": _root(sums.own, total),
+        "floor_rel_l2": math.sqrt(float(total / square)) if square else 0.0,
+    }
+    by_token = torch.maximum(floors.amax(0), _least(site, sums.square_tokens, width))
+    if site.usual is not None:
+        usual = site.usual.floors(sums.square_tokens)
+        by_token = site.usual.lifted(by_token, usual, min(site.usual.numbers, width))
+    per_token = (sums.error_tokens, by_token, sums.square_tokens)
+    _group(found, "position", per_token, width)
+    part = tokens / max(site.real, 1)
+    usual = site.floor.elements.double().amax(0) * part
+    by_element = torch.maximum(usual, _least(site, sums.square_elements, tokens))
+    per_element = (sums.error_elements, by_element * few, sums.square_elements)
+    if tokens >= FEWEST:
+        # A channel's few numbers may all be near zero, and their rounding is not.
+        _group(found, CHANNEL, per_element, tokens)
+    if HEAD in site.layout.groupings:
+        per_head = [site.layout.sums(each, HEAD) for each in per_element]
+        _group(found, HEAD, per_head, tokens * width // site.layout.heads)
+    if site.experts is not None:
+        routed = site.experts.double()
+        sent = routed.sum(0)
+        groups = [each @ routed for each in per_token]
+        groups[1] = groups[1] * _of_few(sent.clamp_min(1))
+        _group(found, "expert", groups, width * sent)
+
+
+def _total(site: Tensors, own: torch.Tensor, squares: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """Return the squared floor of the whole site, and what chance may make of an error's square.
+
+    ``own`` is the floor that clean ways showed here, ``squares`` [tokens] the reference's.
+    """
+    tokens, width = site.candidate.shape
+    if site.usual is None:
+        return own, _of_few(tokens) * (1 + _FEW / (tokens * width))
+    numbers = min(site.usual.numbers, width) * tokens
+    usual = site.usual.floors(squares).sum()
+    return site.usual.lifted(own, usual, numbers), 1 + _FEW / numbers
+
+
+def _least(site: Tensors, square: torch.Tensor, count: int) -> torch.Tensor:
+    """Return the least squared floor of so many numbers, from their reference's squares."""
+    dtype = torch.finfo(site.candidate.dtype)
+    smallest = max(_FLUSHED, dtype.smallest_normal * dtype.eps)
+    return (LEAST * site.epsilon) ** 2 * square + smallest**2 * count
+
+
+def _of_few(tokens: Count) -> Count:
+    """Return what to multiply a squared floor by, as it was seen in so many tokens only.
+
+    All numbers of one token share factors (a norm, a softmax), which round well or badly together:
+    of one token, the floor itself is off by a factor.
+    """
+    return (1 + 1 / tokens) ** 2
+
+
+def _group(
+    found: Deviation, name: str, sums: Sequence[torch.Tensor], count: int | torch.Tensor
+) -> None:
+    """Note the worst group's ratio and which it is.
+
+    ``sums`` are the squared error, floor and reference of each group, ``count`` the numbers in one.
+    The floor of a few numbers says little: it is drawn to what the groups have in common, their
+    median floor, as it is and in relation to the reference.
+    """
+    error, floor, square = sums
+    common = (floor / square.clamp_min(TINY))[square > 0]
+    if common.numel():
+        # A number near zero is a sum of large ones; a massive one rounds by its own size.
+        usual = torch.maximum(floor.median(), common.median() * square)
+        floor = (count * floor + SHARED * usual) / (count + SHARED)
+    ratio = torch.where(floor > 0, (error / floor).sqrt(), torch.where(error > 0, torch.inf, 0.0))
+    if ratio.numel():
+        worst = int(ratio.argmax())
+        found.metrics[f"error_ratio_{name}"] = float(ratio[worst])
+        found.metrics[f"error_ratio_{name}_index"] = float(worst)
+        found.profiles[f"error_ratio {name}"] = _short(ratio)
+
+
+def _slopes(site: Tensors, sums: Sums, found: Deviation) -> None:
+    part = site.tokens.numel() / max(site.real, 1)
+    by_element = sums.slopes[CHANNEL]
+    for grouping in site.layout.groupings:
+        slopes = sums.slopes[grouping]
+        noise = group_floor(site.floor.elements, site.layout, grouping) * part
+        variance = _across(site.layout, grouping, by_element.p, by_element.q, slopes)
+        clean = site.spread.get(grouping, 0.0) ** 2 * noise / slopes.q.clamp_min(TINY)
+        _note(found, f"slope_{grouping}".removesuffix("_whole"), slopes, variance + clean)
+
+
+def _offset(site: Tensors, sums: Sums, found: Deviation) -> None:
+    ones = torch.full_like(sums.differences, site.tokens.numel())
+    variance = _across(site.layout, WHOLE, sums.differences, ones, sums.offset)
+    _note(found, "offset", sums.offset, variance)
+
+
+def _by_expert(site: Tensors, sums: Sums, weight: torch.Tensor, found: Deviation) -> None:
+    """Regress over the tokens of each expert."""
+    assert site.experts is not None
+    routed = site.experts.double()
+    slopes = Slopes.start(routed.shape[1])
+    slopes.add(sums.products.unsqueeze(1) * routed, sums.squares.unsqueeze(1) * routed)
+    sides = (site.candidate, site.golden)
+    apart = apart_by_expert(sides, site.reference, weight, site.experts, slopes.slope)
+    variance = apart / slopes.q.square().clamp_min(TINY)
+    part = site.tokens.numel() / max(site.real, 1)
+    noise = group_floor(site.floor.elements, site.layout, WHOLE) * part * routed.mean(0)
+    clean = site.spread.get(WHOLE, 0.0) ** 2 * noise / slopes.q.clamp_min(TINY)
+    few = torch.where(routed.sum(0) < FEWEST, torch.inf, 0.0)
+    _note(found, "slope_expert", slopes, variance + clean + few)
+
+
+def _across(
+    layout: Layout, grouping: str, p: torch.Tensor, q: torch.Tensor, slopes: Slopes
+) -> torch.Tensor:
+    """Return the variance of each group's slope with its elements as clusters.
+
+    Tokens share what is constant in them: a massive channel rounds alike in all of them, and would
+    by itself look like a factor. A factor of a group is one that its elements agree on.
+    """
+    if grouping == CHANNEL:
+        return torch.zeros_like(slopes.p)
+    each = slopes.slope.repeat_interleave(layout.elements // slopes.p.numel())
+    apart = layout.sums((p - each * q).square(), grouping)
+    return apart / slopes.q.square().clamp_min(TINY)
+
+
+def _note(found: Deviation, name: str, slopes: Slopes, variance: torch.Tensor) -> None:
+    """Note the group whose slope is the most significant, with its z.
+
+    ``variance`` is what is to be added to that of the tokens, float64 [groups].
+    """
+    slope = slopes.slope
+    error = (slopes.variance + variance).sqrt()
+    z = torch.where(slope == 0, 0.0, slope.abs() / error.clamp_min(TINY))
+    worst = int(z.argmax())
+    found.metrics[name] = float(slope[worst])
+    found.metrics[f"{name}_z"] = float(z[worst])
+    if z.numel() > 1:
+        found.metrics[f"{name}_index"] = float(worst)
+        found.profiles[name] = _short(slope)
+
+
+def _root(error: torch.Tensor | float, floor: torch.Tensor) -> float:
+    if float(floor) > 0:
+        return math.sqrt(float(error) / float(floor))
+    return math.inf if float(error) > 0 else 0.0
+
+
+def _short(values: torch.Tensor) -> list[float]:
+    return [float(f"{value:.4g}") for value in values.tolist()]

@@ -1,0 +1,144 @@
+"""Fused: `Numbers` of two tensors in one pass of the compiled kernel, on all threads torch has.
+
+Slices have a fixed size and are added up in order: the numbers do not depend on how many threads
+there are, nor on which of them was faster.
+"""
+
+from __future__ import annotations
+
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from layerparity.numbers import kernel
+from layerparity.numbers.pair_sums import ATOL, BINS, RTOL, Moments, Numbers, most_steps
+
+# Pairs of a slice: long enough to hide what starting one costs, short enough to share them out.
+_SLICE = 1 << 18
+_BOUNDS = np.array([RTOL, ATOL])
+_WORDS = {torch.float32: torch.uint32, torch.bfloat16: torch.uint16}
+_EXACT = torch.float16
+
+
+def takes(golden: torch.Tensor, candidate: torch.Tensor) -> bool:
+    """Return whether both dtypes can be read by the kernel, if float16 is first made float32."""
+    return {golden.dtype, candidate.dtype} <= {*_WORDS, _EXACT}
+
+
+def fused_numbers(golden: torch.Tensor, candidate: torch.Tensor) -> tuple[Numbers, np.ndarray]:
+    """Return what `_plain.numbers` returns, of two [rows, width] tensors that it `takes`."""
+    work = _Work.of(golden, candidate)
+    histogram = _share_out(work)
+    total = work.total(histogram)
+    if total.count and candidate.dtype is _EXACT:
+        total.max_ulp = _half_steps(golden, candidate)
+    return total, work.squares.reshape(2, golden.shape[0], -1).sum(-1)
+
+
+class _Work(NamedTuple):
+    """Two flat arrays of bits, and room for what each slice of them yields."""
+
+    golden: np.ndarray
+    candidate: np.ndarray
+    width: int
+    step: int
+    sums: np.ndarray
+    counts: np.ndarray
+    squares: np.ndarray
+
+    @classmethod
+    def of(cls, golden: torch.Tensor, candidate: torch.Tensor) -> _Work:
+        rows, width = golden.shape
+        parts = -(-width // kernel.SEGMENT)
+        step = max(1, _SLICE // min(width, kernel.SEGMENT))
+        slices = -(-rows * parts // step)
+        return cls(
+            _bits(golden),
+            _bits(candidate),
+            width,
+            step,
+            np.zeros((slices, 12)),
+            np.zeros((slices, 6), dtype=np.int64),
+            np.zeros((2, rows * parts)),
+        )
+
+    def measure(self, index: int, histogram: np.ndarray) -> None:
+        """Measure one slice, counting its differences in a thread's own histogram."""
+        first, last = index * self.step, min((index + 1) * self.step, self.squares.shape[1])
+        rounded = self.golden.itemsize > self.candidate.itemsize
+        layout = (self.width, first, last, rounded)
+        found = (self.sums[index], self.counts[index], self.squares, histogram)
+        kernel.measure(self.golden, self.candidate, layout, _BOUNDS, found)
+
+    def total(self, histogram: np.ndarray) -> Numbers:
+        """Add up what the slices yielded."""
+        sums, counts = self.sums.sum(0), self.counts.sum(0)
+        found = Numbers(
+            size=self.golden.size,
+            count=int(counts[kernel.COUNT]),
+            golden_squares=float(sums[kernel.GG]),
+            candidate_squares=float(sums[kernel.CC]),
+            diff_squares=float(sums[kernel.DD]),
+            golden_diff=float(sums[kernel.GD]),
+            abs_diff_sum=float(sums[kernel.ABS]),
+            similar=int(counts[kernel.SIMILAR]),
+            nonfinite_disagreement=int(counts[kernel.DISAGREE]),
+            golden_nonfinite=int(counts[kernel.BROKEN]),
+            moments=self._moments(),
+            histogram=histogram,
+        )
+        if found.count:
+            most = self.counts.max(0)
+            found.max_abs_diff = float(
+                most[kernel.LARGEST : kernel.LARGEST + 1].view(np.float64)[0]
+            )
+            found.max_ulp = float(int(most[kernel.STEPS]) >> 32 - 8 * self.candidate.itemsize)
+        return found
+
+    def _moments(self) -> Moments:
+        merged = Moments()
+        for sums, counts in zip(self.sums, self.counts, strict=True):
+            moments = sums[kernel.G_MEAN :].tolist()
+            merged = merged.merge(Moments(int(counts[kernel.COUNT]), *moments))
+        return merged
+
+
+def _share_out(work: _Work) -> np.ndarray:
+    """Measure all slices, each thread taking the next; return the histogram of |d|."""
+    slices = len(work.sums)
+    todo = itertools.count()
+
+    def run() -> np.ndarray:
+        histogram = np.zeros((4, BINS + kernel.ZEROS), dtype=np.int32)
+        while (index := next(todo)) < slices:
+            work.measure(index, histogram)
+        found = histogram.sum(0, dtype=np.int64)
+        found[0] += found[BINS:].sum()
+        return found[:BINS]
+
+    threads = min(torch.get_num_threads(), slices)
+    if threads <= 1:
+        return run()
+    others = [_pool(torch.get_num_threads()).submit(run) for _ in range(threads - 1)]
+    own = run()
+    return sum((each.result() for each in others), own)
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="layerparity-metrics")
+
+
+def _bits(tensor: torch.Tensor) -> np.ndarray:
+    wide = tensor.float() if tensor.dtype is _EXACT else tensor
+    return wide.contiguous().reshape(-1).view(_WORDS[wide.dtype]).numpy()
+
+
+def _half_steps(golden: torch.Tensor, candidate: torch.Tensor) -> float:
+    golden, candidate = golden.reshape(-1), candidate.reshape(-1)
+    finite = torch.isfinite(golden) & torch.isfinite(candidate)
+    return most_steps(golden[finite].to(candidate.dtype), candidate[finite])

@@ -1,0 +1,136 @@
+"""What every metric offers, and how pairs of tensors stream through all of them in one pass.
+
+A metric's file holds ``METRIC``: a frozen object that makes a state, updates it with chunks and
+computes a float from it. Most are formulas of `Numbers`, which `Chunk` works out once for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib.util import find_spec
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from layerparity.anatomy.site import Kind
+from layerparity.ground import registry
+from layerparity.numbers.pair_sums import Numbers, plain_numbers
+
+FLOATING = (Kind.REAL, Kind.EXACT)
+
+
+class Metric(Protocol):
+    """A number over all elements of two tensors, computed from chunks of them.
+
+    Error metrics look at pairs that are finite on both sides; the others are counted by
+    ``nonfinite_disagreement``. Without any pair an error metric is NaN: undefined, never a pass.
+    """
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The kinds of site the metric means something at."""
+
+    def start(self) -> Any:
+        """Return the state before the first chunk."""
+
+    def update(self, state: Any, chunk: Chunk) -> Any:
+        """Return the state after one more chunk; the old state is not used again."""
+
+    def compute(self, state: Any) -> float:
+        """Return the metric."""
+
+
+@dataclass(frozen=True)
+class Additive:
+    """A metric that is a formula of sums over the chunks; ``terms`` name `Numbers`' fields."""
+
+    terms: tuple[str, ...]
+    formula: Callable[..., float]
+    kinds: tuple[Kind, ...] = (Kind.REAL,)
+
+    def start(self) -> tuple[float, ...]:
+        """Return zeros."""
+        return (0.0,) * len(self.terms)
+
+    def update(self, state: tuple[float, ...], chunk: Chunk) -> tuple[float, ...]:
+        """Add the chunk's terms."""
+        return tuple(
+            old + getattr(chunk.numbers, term) for old, term in zip(state, self.terms, strict=True)
+        )
+
+    def compute(self, state: tuple[float, ...]) -> float:
+        """Return the formula of the sums."""
+        return self.formula(*state)
+
+
+class Stream:
+    """The metrics that apply to a kind of site, fed chunk by chunk."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.elements = 0
+        self._metrics = metrics_for(kind)
+        self._states = {name: metric.start() for name, metric in self._metrics.items()}
+
+    def feed(self, chunk: Chunk) -> None:
+        """Update every metric with one chunk."""
+        self.elements += chunk.size
+        for name, metric in self._metrics.items():
+            self._states[name] = metric.update(self._states[name], chunk)
+
+    def results(self) -> dict[str, float]:
+        """Return every metric by name."""
+        return {name: float(m.compute(self._states[name])) for name, m in self._metrics.items()}
+
+
+@cache
+def metrics_for(kind: Kind) -> Mapping[str, Metric]:
+    """Return the metrics that mean something at a kind of site, by file name, sorted."""
+    loaded = {
+        name: registry.load("numbers.metrics", name).METRIC
+        for name in registry.names("numbers.metrics")
+    }
+    return {name: metric for name, metric in loaded.items() if kind in metric.kinds}
+
+
+# With fewer elements torch is done before numba is imported, or even compiling for the first time.
+_WORTH_COMPILING = 1 << 16
+
+
+class Chunk:
+    """Two tensors of one shape, any dtypes; the first axis of two or more is rows."""
+
+    def __init__(self, golden: torch.Tensor, candidate: torch.Tensor) -> None:
+        if golden.shape != candidate.shape:
+            raise ValueError(f"{list(golden.shape)} against {list(candidate.shape)}")
+        self.golden = golden
+        self.candidate = candidate
+        self.size = golden.numel()
+
+    @cached_property
+    def numbers(self) -> Numbers:
+        """Sums, counts and extremes over all elements, worked out once, when first asked."""
+        return self._measured[0]
+
+    @property
+    def row_squares(self) -> np.ndarray:
+        """Float64 [2, rows]: sums of golden^2 and of (candidate - golden)^2 in each row.
+
+        Over the row's finite pairs; the latter is Inf in a row with any other.
+        """
+        return self._measured[1]
+
+    @cached_property
+    def _measured(self) -> tuple[Numbers, np.ndarray]:
+        rows = self.golden.shape[0] if self.golden.dim() > 1 else 1
+        if not self.size:
+            return Numbers(), np.zeros((2, rows))
+        golden, candidate = self.golden.reshape(rows, -1), self.candidate.reshape(rows, -1)
+        if self.size >= _WORTH_COMPILING and find_spec("numba") is not None:
+            from layerparity.numbers import fused
+
+            if fused.takes(golden, candidate):
+                return fused.fused_numbers(golden, candidate)
+        return plain_numbers(golden, candidate)

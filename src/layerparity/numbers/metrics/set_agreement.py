@@ -1,0 +1,39 @@
+"""Fraction of tokens whose expert sets are equal on both sides; the order inside a set is free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from layerparity.anatomy.site import Kind
+from layerparity.numbers.metric import Chunk
+
+
+def sets_agree(golden: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
+    """Return bool [rows]: whether each row of two [rows, k] index tensors holds the same set."""
+    left, right = golden.long().sort(-1).values, candidate.long().sort(-1).values
+    return (left == right).all(-1)
+
+
+@dataclass(frozen=True)
+class SetAgreement:
+    """Rows with equal sets / all rows, between 0 and 1."""
+
+    kinds: tuple[Kind, ...] = (Kind.INDEX_SET,)
+
+    def start(self) -> tuple[int, int]:
+        """Return (agreeing, all) of nothing."""
+        return (0, 0)
+
+    def update(self, state: tuple[int, int], chunk: Chunk) -> tuple[int, int]:
+        """Count the chunk's rows."""
+        agree = sets_agree(chunk.golden, chunk.candidate)
+        return state[0] + int(torch.count_nonzero(agree)), state[1] + agree.numel()
+
+    def compute(self, state: tuple[int, int]) -> float:
+        """Return the fraction; NaN of nothing."""
+        return state[0] / state[1] if state[1] else float("nan")
+
+
+METRIC = SetAgreement()

@@ -1,0 +1,248 @@
+"""Groups: the ways in which the numbers of one token fall together: whole, by head, by channel.
+
+Rounding is nearly independent of the value it rounds; a wrong factor is not. The slope through the
+origin of ``difference`` on ``reference`` is that factor, and its error is estimated from the
+tokens' own sums: values of one token are not independent of each other (cluster-robust variance,
+Liang and Zeger 1986, with the tokens as clusters).
+
+A piece's float64 values stay in a core's cache, whatever the size of the site: what a comparison
+needs beside the stored tensors are a few numbers for each token and each element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch.nn.functional import embedding_bag
+
+WHOLE, HEAD, CHANNEL = "whole", "head", "channel"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a site's tensor [batch, token, ...] is laid out: elements of a token, heads among them.
+
+    ``heads`` is 0 where the elements are no heads.
+    """
+
+    elements: int
+    heads: int
+
+    @property
+    def groupings(self) -> tuple[str, ...]:
+        """The groupings that mean something here."""
+        return (WHOLE, HEAD, CHANNEL) if self.heads > 1 else (WHOLE, CHANNEL)
+
+    def size(self, grouping: str) -> int:
+        """Return the number of groups of a grouping."""
+        return {WHOLE: 1, HEAD: self.heads, CHANNEL: self.elements}[grouping]
+
+    def sums(self, values: torch.Tensor, grouping: str) -> torch.Tensor:
+        """Return the sums over each group of [..., elements] as [..., groups]."""
+        if grouping == CHANNEL:
+            return values
+        if grouping == WHOLE:
+            return values.sum(-1, keepdim=True)
+        return values.unflatten(-1, (self.heads, -1)).sum(-1)
+
+
+def heads_of(sites: Iterable[tuple[str, tuple[int, ...], tuple[str, ...]]]) -> dict[str, int]:
+    """Count the heads of ``q``, ``k`` and ``v``, as far as rotated queries and keys show them.
+
+    ``sites`` are (end, shape, axes) of a block's sites.
+    """
+    counts = {
+        end[0]: shape[axes.index("head")]
+        for end, shape, axes in sites
+        if end in ("q_rotated", "k_rotated") and "head" in axes
+    }
+    return counts | ({"v": counts["k"]} if "k" in counts else {})
+
+
+def layout(
+    shape: tuple[int, ...], axes: tuple[str, ...], local: str, heads: dict[str, int]
+) -> Layout:
+    """Return the layout of a site; ``heads`` counts the heads of ``q``, ``k`` and ``v``."""
+    elements = 1
+    for size, axis in zip(shape, axes, strict=True):
+        elements *= 1 if axis in ("batch", "token") else size
+    if "head" in axes:
+        return Layout(elements, shape[axes.index("head")])
+    count = next((n for part, n in heads.items() if local.startswith(f"self_attn.{part}_")), 0)
+    return Layout(elements, count if count and elements % count == 0 else 0)
+
+
+_TINY = 1e-300
+# Clusters: of fewer, the variance itself is a guess.
+FEWEST = 16
+
+
+@dataclass
+class Slopes:
+    """Sums over tokens, float64 [groups] each, of P = difference * regressor and Q = regressor^2.
+
+    ``tokens`` counts the clusters.
+    """
+
+    p: torch.Tensor
+    q: torch.Tensor
+    pp: torch.Tensor
+    pq: torch.Tensor
+    qq: torch.Tensor
+    tokens: int = 0
+
+    @classmethod
+    def start(cls, groups: int) -> Slopes:
+        """Return empty sums."""
+        p, q, pp, pq, qq = torch.zeros(5, groups, dtype=torch.float64)
+        return cls(p, q, pp, pq, qq)
+
+    def add(self, p: torch.Tensor, q: torch.Tensor) -> None:
+        """Add float64 [tokens, groups] of each token's sums."""
+        self.p += p.sum(0)
+        self.q += q.sum(0)
+        self.pp += p.square().sum(0)
+        self.pq += (p * q).sum(0)
+        self.qq += q.square().sum(0)
+        self.tokens += p.shape[0]
+
+    @property
+    def slope(self) -> torch.Tensor:
+        """Slope of each group, 0 where the regressor is."""
+        return self.p / self.q.clamp_min(_TINY)
+
+    @property
+    def variance(self) -> torch.Tensor:
+        """Variance of each slope with tokens as clusters; Inf of too few tokens to tell."""
+        if self.tokens < FEWEST:
+            return torch.full_like(self.p, torch.inf)
+        slope = self.slope
+        squares = self.pp - 2 * slope * self.pq + slope.square() * self.qq
+        correction = self.tokens / (self.tokens - 1)
+        return correction * squares.clamp_min(0) / self.q.square().clamp_min(_TINY)
+
+
+# Elements of a piece.
+PIECE = 1 << 16
+# Elements that are summed by expert at once, and such sums.
+BLOCK = 1 << 18
+
+
+def pieces(tokens: int, elements: int) -> Iterator[slice]:
+    """Yield ranges of tokens, each of about `PIECE` elements and at least one token."""
+    step = max(1, PIECE // max(1, elements))
+    for start in range(0, tokens, step):
+        yield slice(start, start + step)
+
+
+@dataclass
+class Sums:
+    """Float64 sums over judged tokens of candidate c, golden g, reference r and scale s.
+
+    ``error`` is (c - r)^2 and ``square`` r^2, by token and by element; ``own`` (g - r)^2 in all.
+    ``slopes`` regress s (c - g) on s r by grouping, ``offset`` s (c - g) on 1. ``products`` and
+    ``squares`` are the regression's P and Q of each token, ``differences`` s (c - g) by element.
+    """
+
+    error_tokens: torch.Tensor
+    square_tokens: torch.Tensor
+    error_elements: torch.Tensor
+    square_elements: torch.Tensor
+    products: torch.Tensor
+    squares: torch.Tensor
+    differences: torch.Tensor
+    slopes: dict[str, Slopes] = field(default_factory=dict)
+    offset: Slopes = field(default_factory=lambda: Slopes.start(1))
+    own: float = 0.0
+
+    @classmethod
+    def start(cls, tokens: int, elements: int) -> Sums:
+        """Return empty sums."""
+        error, square, products, squares = torch.zeros(4, tokens, dtype=torch.float64)
+        errors, all_squares, differences = torch.zeros(3, elements, dtype=torch.float64)
+        return cls(error, square, errors, all_squares, products, squares, differences)
+
+
+def summed(
+    candidate: torch.Tensor,
+    golden: torch.Tensor,
+    reference: torch.Tensor,
+    scale: torch.Tensor,
+    layout: Layout,
+) -> Sums:
+    """Return the sums of three floating [tokens, elements]; ``scale`` is float64 [elements]."""
+    tokens, elements = candidate.shape
+    found = Sums.start(tokens, elements)
+    found.slopes = {each: Slopes.start(layout.size(each)) for each in layout.groupings}
+    weight = scale.square()
+    for rows in pieces(tokens, elements):
+        c, g, r = (each[rows].double() for each in (candidate, golden, reference))
+        difference = c - g
+        error, square = (c - r).square_(), r.square()
+        found.error_tokens[rows], found.square_tokens[rows] = error.sum(1), square.sum(1)
+        found.error_elements += error.sum(0)
+        found.own += float((g - r).square_().sum())
+        found.differences += difference.sum(0)
+        offsets = (difference @ scale).unsqueeze(1)
+        found.offset.add(offsets, torch.full_like(offsets, elements))
+        _regress(found, rows, (difference.mul_(r), square), weight, layout)
+    found.differences *= scale
+    _weigh(found, weight)
+    return found
+
+
+def _regress(
+    found: Sums,
+    rows: slice,
+    sides: tuple[torch.Tensor, torch.Tensor],
+    weight: torch.Tensor,
+    layout: Layout,
+) -> None:
+    """Add a piece's (c - g) r and r^2, ``sides``, to the regressions; channels unweighed."""
+    products, squares = sides
+    found.slopes[CHANNEL].add(products, squares)
+    if HEAD in found.slopes:
+        each = [layout.sums(values * weight, HEAD) for values in (products, squares)]
+        found.slopes[HEAD].add(*each)
+        p, q = (values.sum(1) for values in each)
+    else:
+        p, q = products @ weight, squares @ weight
+    found.products[rows], found.squares[rows] = p, q
+    found.slopes[WHOLE].add(p.unsqueeze(1), q.unsqueeze(1))
+
+
+def _weigh(found: Sums, weight: torch.Tensor) -> None:
+    sums = found.slopes[CHANNEL]
+    found.square_elements += sums.q
+    for name, factor in (("p", 1), ("q", 1), ("pp", 2), ("pq", 2), ("qq", 2)):
+        getattr(sums, name).mul_(weight**factor)
+
+
+def apart_by_expert(
+    difference: tuple[torch.Tensor, torch.Tensor],
+    reference: torch.Tensor,
+    weight: torch.Tensor,
+    routed: torch.Tensor,
+    slope: torch.Tensor,
+) -> torch.Tensor:
+    """Return the sum over elements of (P - slope Q)^2, P and Q summed over each expert's tokens.
+
+    ``difference`` is (candidate, golden), ``routed`` bool [tokens, experts]; float64 [experts].
+    """
+    candidate, golden = difference
+    wide = max(1, BLOCK // max(1, *routed.shape))
+    _, sent = routed.T.nonzero(as_tuple=True)
+    counts = routed.sum(0)
+    # Each expert's tokens are added where they stand: a product would multiply the others by zero.
+    first = counts.cumsum(0) - counts
+    found = torch.zeros_like(slope)
+    for start in range(0, reference.shape[1], wide):
+        columns = slice(start, start + wide)
+        c, g, r = (each[:, columns].double() for each in (candidate, golden, reference))
+        p = embedding_bag(sent, (c - g).mul_(r), first, mode="sum")
+        q = embedding_bag(sent, r.square(), first, mode="sum")
+        apart = (p - slope.unsqueeze(1) * q) * weight[columns]
+        found += apart.square_().sum(1)
+    return found

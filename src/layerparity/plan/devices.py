@@ -1,0 +1,114 @@
+"""Devices: the memory a plan is made for, pretended (``8x80GB``) or this machine's."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from layerparity.ground.errors import UserError
+from layerparity.machine.max_memory import parse_limits, size_text
+
+_ENTRY = re.compile(r"^(?:(?P<count>\d+)\s*x\s*)?(?P<size>[^:x]+)$", re.IGNORECASE)
+_MOST = 1024
+_FORMS = (
+    "Write plan.devices=8x80GB, or 'plan.devices=\"2x80GB,1x40GB,cpu:500GB\"' with the memory "
+    "beside them."
+)
+
+
+@dataclass(frozen=True)
+class Devices:
+    """Bytes of each accelerator, and of the CPU's memory; what may be used, not what is built in.
+
+    ``pretended`` devices are those of ``plan.devices``.
+    """
+
+    sizes: tuple[int, ...]
+    cpu: int
+    pretended: bool = False
+
+    def describe(self) -> str:
+        """Return the devices as a person would: ``2 of 80GB, 1 of 40GB``."""
+        kinds = [
+            f"{self.sizes.count(size)} of {size_text(size)}" for size in dict.fromkeys(self.sizes)
+        ]
+        cpu = [f"a CPU with {size_text(self.cpu)}"] if self.cpu else []
+        return ", ".join([*kinds, *cpu])
+
+
+def parse_devices(text: str) -> Devices:
+    """Read ``8x80GB``, ``141GB``, ``2x80GB,1x40GB,cpu:500GB``; GB is 10^9 bytes and GiB 2^30.
+
+    Without ``cpu:`` there is no memory beside the devices. Raises UserError with the right form.
+    """
+    sizes: list[int] = []
+    cpu: int | None = None
+    for part in (each.strip() for each in text.split(",")):
+        if part.lower().startswith("cpu:") and cpu is None:
+            cpu = _size(part[4:], part)
+            continue
+        match = _ENTRY.match(part)
+        count = int(match["count"] or 1) if match else 0
+        if match is None or not 0 < count <= _MOST - len(sizes):
+            raise _refusal(part)
+        sizes += [_size(match["size"], part)] * count
+    return Devices(tuple(sizes), cpu or 0, pretended=True)
+
+
+def this_machine(ask_gpus: bool) -> Devices:
+    """Return the free memory of this machine; its GPUs are not touched unless ``ask_gpus``."""
+    from layerparity.machine.gpus import free_gpu_memory
+    from layerparity.machine.memory import free_host_memory
+
+    return Devices(tuple(free_gpu_memory()) if ask_gpus else (), free_host_memory())
+
+
+def _size(text: str, part: str) -> int:
+    try:
+        found = parse_limits(text).every
+    except UserError:
+        found = None
+    if not found:
+        raise _refusal(part)
+    return found
+
+
+def _refusal(part: str) -> UserError:
+    return UserError(
+        f"plan.devices has '{part}', which is no number of devices of a size. {_FORMS}"
+    )
+
+
+GB, GIB = 10**9, 2**30
+
+
+@dataclass(frozen=True)
+class Machine:
+    """``count`` accelerators of ``each`` bytes; one consists of ``cores`` that share its memory."""
+
+    name: str
+    count: int
+    each: int
+    cores: int = 1
+
+    @property
+    def total(self) -> int:
+        """The bytes of all accelerators together."""
+        return self.count * self.each
+
+
+# From the makers' data sheets, in their units: NVIDIA's "A100 Tensor Core GPU" (40 GB, 80 GB),
+# "H100 Tensor Core GPU" (80 GB, SXM) and "H200 Tensor Core GPU" (141 GB). A driver reports a few
+# per cent more, in powers of two, and keeps some of it. AWS's "Trn1 and Trn2 architecture" pages: a
+# Trainium chip has 2 cores and 32 GiB, a Trainium2 chip 8 physical cores and 96 GiB; trn1.32xlarge
+# has 16 chips (512 GiB), trn2.48xlarge 16 (1.5 TiB).
+MACHINES = (
+    Machine("8xA100-80", 8, 80 * GB),
+    Machine("8xA100-40", 8, 40 * GB),
+    Machine("4xH100", 4, 80 * GB),
+    Machine("6xH100", 6, 80 * GB),
+    Machine("1xH200", 1, 141 * GB),
+    Machine("8xH200", 8, 141 * GB),
+    Machine("trn2.48xlarge", 16, 96 * GIB, cores=8),
+    Machine("trn1.32xlarge", 16, 32 * GIB, cores=2),
+)

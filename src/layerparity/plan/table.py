@@ -1,0 +1,201 @@
+"""Table: a plan as a person reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from layerparity.ground import console
+from layerparity.machine.max_memory import STAND_IN_COPIES, most_at_once, size_text
+from layerparity.plan.placing import Answer, Share
+from layerparity.plan.question import STREAM, Question
+from layerparity.plan.survey import LIMIT, Divided, Surveyed, TooLarge
+from layerparity.plan.weights import ranges
+
+_SHOWN_DIVISORS = 64
+_STAND_IN = "XLA:CPU"
+
+
+def show_placement(question: Question, found: Answer) -> None:
+    """Print where each module goes and what each device is left with."""
+    columns = ("device", "modules", "parameters", "buffers", "KV cache", "activations")
+    rows = [_row(share) for share in found.shares]
+    if len(rows) > 1 and question.strategy != STREAM:
+        size, cache = found.size, sum(share.cache for share in found.shares)
+        sums = (f"{size.parameters:,}", f"{size.buffers:,}", console.bytes_text(cache))
+        rows.append(("all", "", *sums, "", "", ""))
+    if rows:
+        console.table("Placement, bytes", (*columns, "of", "headroom"), rows)
+    size = question.model.size(question.dtype)
+    console.say(
+        f"{question.model.parameters:,} parameters are {size.parameters:,} bytes "
+        f"({console.bytes_text(size.parameters)}) in {question.dtype}"
+    )
+    if question.strategy == STREAM:
+        _say_streaming(question, found)
+
+
+def _say_streaming(question: Question, found: Answer) -> None:
+    whole = replace(question, degree=1)
+    held = size_text(most_at_once(whole.weights, whole.new_tokens > 1))
+    reader = found.shares[-1]
+    if reader.device == _STAND_IN:
+        console.say(
+            f"{_STAND_IN} is the host: weights count {STAND_IN_COPIES} times while they move"
+        )
+    if reader.device.startswith(("cuda", "neuron", "each")):
+        console.say(
+            f"stages pass one after the other, {held} in the CPU's memory at once; plan.devices "
+            "names none (cpu:SIZE), so that was not checked"
+        )
+    elif reader.at_once > 1:
+        console.say("stages pass one after the other; the next is read while one computes")
+    else:
+        console.say(
+            f"stages pass one after the other; two in a row are {held}: nothing is read ahead"
+        )
+
+
+def show_survey(rows: Sequence[Surveyed], dtype: str) -> None:
+    """Print which common machines hold the model."""
+    columns = ("machine", "devices", "needed", "headroom", "tightest device", "fits", "note")
+    table = [
+        (
+            row.machine.name,
+            f"{row.machine.count} x {console.bytes_text(row.machine.each)}",
+            console.bytes_text(row.needed),
+            _signed(row.headroom),
+            "" if row.tightest is None else _signed(row.tightest),
+            _fits(row),
+            row.note,
+        )
+        for row in rows
+    ]
+    console.table(f"Common machines, {dtype}, whole blocks", columns, table)
+
+
+def show_neuron(plan: Plan) -> None:
+    """Print what the Neuron compiler would refuse, and what splits evenly."""
+    limit, large, degree = console.bytes_text(LIMIT), plan.too_large, plan.degree
+    if large:
+        rows = [
+            (row.name, str(list(row.shape)), console.bytes_text(row.bytes), row.degree or "none")
+            for row in large
+        ]
+        columns = ("weight", "shape", "bytes", "smallest tp_degree")
+        console.table(f"Above the Neuron compiler's {limit} for one tensor", columns, rows)
+    else:
+        console.say(f"No tensor is above the Neuron compiler's {limit}.")
+    columns = ("size", "is", f"tp_degree={degree} divides it", "divisors")
+    sizes = [
+        (row.what, row.size, "yes" if row.size % degree == 0 else "no", _divisors(row))
+        for row in plan.sizes
+    ]
+    console.table("Tensor parallelism", columns, sizes)
+    console.say(f"all but experts are divided by tp_degree={_listed(plan.degrees)}")
+
+
+def _row(share: Share) -> tuple[str, ...]:
+    modules = ranges(share.stages) or "computes what waits below"
+    if share.at_once:
+        modules = f"{('one', 'two')[share.at_once - 1]} at a time; largest: {modules}"
+    capacity = "" if share.device == "disk" else console.bytes_text(share.capacity)
+    return (
+        share.device,
+        modules,
+        f"{share.size.parameters:,}",
+        f"{share.size.buffers:,}",
+        console.bytes_text(share.cache),
+        console.bytes_text(share.activations),
+        capacity,
+        "waits" if share.waits else _signed(share.headroom),
+    )
+
+
+def _fits(row: Surveyed) -> str:
+    if not row.fits:
+        return "no"
+    # device_map= is for GPUs.
+    return "yes" if row.machine.cores > 1 else f"yes, device_map={row.way}"
+
+
+def _signed(size: int) -> str:
+    return f"{'-' if size < 0 else ''}{console.bytes_text(abs(size))}"
+
+
+def _divisors(row: Divided) -> str:
+    shown = [each for each in row.divisors if each <= _SHOWN_DIVISORS]
+    return _listed(shown) + (", ..." if len(shown) < len(row.divisors) else "")
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(str(each) for each in numbers)
+
+
+def why_not(found: Answer) -> str:
+    """Return in one sentence why an answer does not fit; empty where it does."""
+    if found.refused:
+        return found.refused
+    for share in found.shares:
+        if share.waits:
+            return (
+                f"{size_text(share.weights)} of weights ({ranges(share.stages)}) find no place "
+                "where they compute, and are copied there whenever they run."
+            )
+        if share.weights > share.limit:
+            return (
+                f"{share.device} may hold {size_text(share.limit)} of weights and is given "
+                f"{size_text(share.weights)}."
+            )
+        if share.headroom < 0:
+            return f"{share.device} lacks {size_text(-share.headroom)}."
+    return ""
+
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything a plan found out.
+
+    ``degree`` is the tp_degree asked for, ``degrees`` are those that divide the architecture.
+    """
+
+    question: Question
+    answer: Answer
+    machines: Sequence[Surveyed]
+    too_large: Sequence[TooLarge]
+    sizes: Sequence[Divided]
+    degrees: Sequence[int]
+    degree: int = 1
+
+
+def record(plan: Plan, problems: Sequence[str]) -> dict[str, Any]:
+    """Return a plan for a file; all sizes are bytes."""
+    question, size = plan.question, plan.question.model.size(plan.question.dtype)
+    shares, machines = plan.answer.shares, plan.machines
+    return {
+        "schema": SCHEMA,
+        "fits": not problems,
+        "problems": list(problems),
+        "dtype": question.dtype,
+        "batch": question.batch,
+        "seq_len": question.tokens,
+        "new_tokens": question.new_tokens,
+        "device_map": question.strategy,
+        "tp_degree": plan.degree,
+        "parameters": question.model.parameters,
+        "parameter_bytes": size.parameters,
+        "buffer_bytes": size.buffers,
+        "devices": [asdict(each) | _ends(each.headroom, each.fits) for each in shares],
+        "machines": [asdict(each) | _ends(each.headroom, each.fits) for each in machines],
+        "compiler": {"limit": LIMIT, "too_large": [asdict(each) for each in plan.too_large]},
+        "divisibility": [asdict(each) | {"divisors": each.divisors} for each in plan.sizes],
+        "tp_degrees": list(plan.degrees),
+    }
+
+
+def _ends(headroom: int, fits: bool) -> dict[str, Any]:
+    return {"headroom": headroom, "fits": fits}

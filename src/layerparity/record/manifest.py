@@ -1,0 +1,194 @@
+"""Manifest: what a run holds, and fingerprints of all that must agree before runs are compared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from layerparity.anatomy.site import Kind, Site
+from layerparity.ground.errors import UserError
+
+SCHEMA = 2
+FILE_NAME = "manifest.json"
+INPUTS_FILE = "inputs.safetensors"
+PROFILE_FILE = "profile.json"
+PROMPTS_FILE = "prompts.json"
+EFFECTIVE_FILE = "effective_weights.json"
+
+
+@dataclass(frozen=True)
+class Record:
+    """One stored tensor: where it lies in the run's artifacts, and what identifies it.
+
+    ``shape`` follows ``axes``; ``dtype`` is torch's name without the prefix ("float32");
+    ``digest`` covers the tensor's bytes in row-major order.
+    """
+
+    site: Site
+    axes: tuple[str, ...]
+    kind: Kind
+    shape: tuple[int, ...]
+    dtype: str
+    file: str
+    digest: str
+    stats: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Feed:
+    """What one stage was fed: the site it took values from, their hash before any cast, the source.
+
+    ``source`` is ``chain`` (the stage before it), ``golden``, ``tokens`` or ``random``.
+    """
+
+    stage: str
+    site: Site
+    digest: str
+    source: str
+
+
+@dataclass(frozen=True)
+class ModelPrint:
+    """What identifies a model's architecture: type, number of blocks, hash of its configuration."""
+
+    name: str
+    model_type: str
+    num_layers: int
+    config_digest: str
+
+
+@dataclass(frozen=True)
+class WeightPrint:
+    """What a graph holds of one tensor of the checkpoint.
+
+    ``digest`` covers the values in row-major order, as bfloat16 where all of them are such numbers
+    and as float32 otherwise; ``dtype`` is what they are held in. ``stats`` are mean, std, min, max
+    and l2; ``sketch`` is a fixed random projection of the values less their mean, at most 64
+    numbers; a tensor that holds the very bits of the checkpoint has neither. ``target`` is the
+    place in the model, such as ``layers.0.mlp.experts.gate_up_proj``. ``checkpoint`` says how the
+    values stand to the stored tensor of dtype ``stored``: ``equal``, ``rounded`` (equal once
+    rounded), ``differs``, or empty where nobody looked; ``expected`` is the print they should
+    have had, where they differ.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    digest: str
+    stats: dict[str, float] = field(default_factory=dict)
+    sketch: tuple[float, ...] = ()
+    target: str = ""
+    checkpoint: str = ""
+    stored: str = ""
+    expected: WeightPrint | None = None
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> WeightPrint:
+        """Read what `dataclasses.asdict` gave. Raises TypeError or KeyError where it is damaged."""
+        expected = raw.get("expected")
+        return cls(
+            **{
+                **raw,
+                "shape": tuple(raw["shape"]),
+                "sketch": tuple(raw["sketch"]),
+                "expected": None if expected is None else cls.from_dict(expected),
+            }
+        )
+
+
+@dataclass
+class Manifest:
+    """Everything a comparison needs to know of a run beside its tensors."""
+
+    model: ModelPrint
+    kind: str
+    backend: str
+    device: str
+    port: str
+    dtype: str
+    scope: dict[str, Any]
+    feed: str
+    fingerprint: str
+    synthetic: bool = False
+    stages: list[str] = field(default_factory=list)
+    inputs: dict[str, str] = field(default_factory=dict)
+    feeds: list[Feed] = field(default_factory=list)
+    weights: dict[str, str] = field(default_factory=dict)
+    numerics: dict[str, str] = field(default_factory=dict)
+    records: list[Record] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    reference: str = ""
+    layer_classes: dict[int, str] = field(default_factory=dict)
+    layer_experts: dict[int, int] = field(default_factory=dict)
+    schema: int = SCHEMA
+
+    def record(self, site: Site) -> Record | None:
+        """Return the record of a site, or None where the run holds none."""
+        return next((record for record in self.records if record.site == site), None)
+
+    def hash_at(self, site: Site) -> str | None:
+        """Return the hash of the values this run had at a site, stored or only fed."""
+        for feed in self.feeds:
+            if feed.site == site:
+                return feed.digest
+        record = self.record(site)
+        return record.digest if record else None
+
+    def to_json(self) -> str:
+        """Return the manifest as JSON text with sites in their text form."""
+        return json.dumps(asdict(self), default=str, indent=1, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str, source: str = "manifest") -> Manifest:
+        """Read a manifest. Raises UserError where the text is damaged or of another schema."""
+        try:
+            raw = json.loads(text)
+            if raw["schema"] != SCHEMA:
+                raise UserError(
+                    f"{source} has schema {raw['schema']}, this version reads {SCHEMA}: "
+                    "make the run again with this version."
+                )
+            raw["model"] = ModelPrint(**raw["model"])
+            raw["feeds"] = [Feed(**{**f, "site": _site(f["site"])}) for f in raw["feeds"]]
+            raw["records"] = [_record(r) for r in raw["records"]]
+            for name in ("layer_classes", "layer_experts"):
+                raw[name] = {int(layer): each for layer, each in raw.get(name, {}).items()}
+            return cls(**raw)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{source} is damaged ({error}): make the run again.") from error
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        """Read the manifest of an artifact folder. Raises UserError where there is none."""
+        path = folder / FILE_NAME
+        if not path.is_file():
+            raise UserError(f"No {FILE_NAME} in {folder}: the run did not finish; run it again.")
+        return cls.from_json(path.read_text(encoding="utf-8"), str(path))
+
+
+def scope_text(scope: Mapping[str, Any]) -> str:
+    """Return a manifest's scope as a user would say it: full, range 0..3, single 4 moe."""
+    kind, start, end = scope.get("kind", ""), scope.get("start"), scope.get("end")
+    if kind == "range":
+        return f"range {start}..{end}"
+    parts = (kind, None if kind == "full" else start, scope.get("component"))
+    return " ".join(str(part) for part in parts if part not in (None, ""))
+
+
+def _site(raw: dict[str, Any]) -> Site:
+    return Site(raw["path"], raw["end"], raw["phase"], int(raw["step"]))
+
+
+def _record(raw: dict[str, Any]) -> Record:
+    return Record(
+        site=_site(raw["site"]),
+        axes=tuple(raw["axes"]),
+        kind=Kind(raw["kind"]),
+        shape=tuple(raw["shape"]),
+        dtype=raw["dtype"],
+        file=raw["file"],
+        digest=raw["digest"],
+        stats={name: float(value) for name, value in raw["stats"].items()},
+    )

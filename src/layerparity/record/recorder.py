@@ -1,0 +1,163 @@
+"""Recorder: streams a run's tensors to safetensors, one whole file per stage, as they come."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from layerparity.anatomy.site import Site, SiteSpec
+from layerparity.ground.errors import UserError
+from layerparity.ground.files import tensor_digest, whole_file
+from layerparity.record.manifest import Record
+
+if TYPE_CHECKING:
+    import torch
+
+
+TENSORS = "tensors"
+# A sync can take longer than a small stage: what a few stages keep may wait for it together.
+WAITING = 64 << 20
+
+
+class Recorder:
+    """Writes each stage's tensors under ``folder/tensors`` and keeps only their records.
+
+    Files are written and synced while the next stages compute, and appear only when they are whole.
+    What waits to be written is at most one stage's tensors, or `WAITING` bytes of several.
+    `finish` waits for the last one.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.records: list[Record] = []
+        self._background = ThreadPoolExecutor(1, "recorder")
+        self._writing: deque[tuple[int, Future[None]]] = deque()
+
+    def write(
+        self, name: str, tensors: Mapping[Site, torch.Tensor], specs: Mapping[Site, SiteSpec]
+    ) -> list[Record]:
+        """Store the tensors of one stage in ``tensors/<name>.safetensors``; return their records.
+
+        Tensors are on the CPU. Raises UserError where the disk refused what was written before.
+        """
+        import torch
+
+        if not tensors:
+            return []
+        relative = f"{TENSORS}/{name}.safetensors"
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        self._wait(WAITING - size)
+        # A copy: what was handed over may be the next stage's input, or a buffer used again.
+        kept = {str(s): t.clone(memory_format=torch.contiguous_format) for s, t in tensors.items()}
+        path = self.folder / relative
+        self._writing.append((size, self._background.submit(self._save, path, kept)))
+        fresh = [
+            Record(
+                site=site,
+                axes=specs[site].axes,
+                kind=specs[site].kind,
+                shape=tuple(tensor.shape),
+                dtype=str(tensor.dtype).removeprefix("torch."),
+                file=relative,
+                digest=tensor_digest(tensor),
+                stats=statistics(tensor),
+            )
+            for site, tensor in tensors.items()
+        ]
+        self.records += fresh
+        return fresh
+
+    def finish(self) -> None:
+        """Wait until everything is on the disk. Raises UserError where it refuses."""
+        self._wait(-1)
+
+    def stop(self) -> None:
+        """Wait until nothing is being written, for a run that has failed already."""
+        wait([writing for _, writing in self._writing])
+        self._writing.clear()
+
+    def _wait(self, allowed: int) -> None:
+        """Wait, the oldest first, until at most so many bytes are still to be written."""
+        while self._writing:
+            _, oldest = self._writing[0]
+            # What is done is looked at early: a full disk need not wait for the end of the run.
+            if not oldest.done() and sum(size for size, _ in self._writing) <= allowed:
+                return
+            self._writing.popleft()
+            oldest.result()
+
+    def _save(self, path: Path, tensors: dict[str, torch.Tensor]) -> None:
+        from safetensors import SafetensorError
+        from safetensors.torch import save_file
+
+        try:
+            with whole_file(path) as part:
+                save_file(tensors, part)
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"{path} cannot be written ({error}): free some disk space.") from error
+
+
+# Values that are float64 at one time: they stay in a core's cache.
+CHUNK = 1 << 16
+
+
+def statistics(tensor: torch.Tensor) -> dict[str, float]:
+    """Return mean, std (population), min, max, l2, rms and the counts of NaN and Inf.
+
+    Moments cover the finite elements, accumulated in float64 a chunk at a time, so that nothing
+    of the tensor's size is allocated; an empty tensor, or one without a finite element, has zeros.
+    """
+    from layerparity.numbers.threads import one_thread
+
+    flat = tensor.detach().reshape(-1)
+    tally = _Tally()
+    with one_thread():
+        for chunk in flat.split(CHUNK) if flat.numel() else ():
+            tally.add(chunk)
+    return tally.described()
+
+
+class _Tally:
+    """Sums over chunks, in float64."""
+
+    def __init__(self) -> None:
+        self.count, self.total, self.square = 0, 0.0, 0.0
+        self.low, self.high = float("inf"), float("-inf")
+        self.nan = self.inf = 0
+
+    def add(self, chunk: torch.Tensor) -> None:
+        import torch
+
+        values = chunk.to(torch.float64)
+        total = float(values.sum())
+        # A finite sum has finite terms; one that is not may still have them, in float64.
+        if not math.isfinite(total):
+            self.nan += int(values.isnan().sum())
+            self.inf += int(values.isinf().sum())
+            values = values[values.isfinite()]
+            total = float(values.sum())
+        if values.numel():
+            self.count += values.numel()
+            self.total += total
+            self.square += float(values.dot(values))
+            low, high = values.aminmax()
+            self.low, self.high = min(self.low, float(low)), max(self.high, float(high))
+
+    def described(self) -> dict[str, float]:
+        count = self.count
+        mean = self.total / count if count else 0.0
+        variance = max(self.square / count - mean * mean, 0.0) if count else 0.0
+        return {
+            "mean": mean,
+            "std": variance**0.5,
+            "min": self.low if count else 0.0,
+            "max": self.high if count else 0.0,
+            "l2": self.square**0.5,
+            "rms": (self.square / count) ** 0.5 if count else 0.0,
+            "nan": float(self.nan),
+            "inf": float(self.inf),
+        }

@@ -1,0 +1,1 @@
+"""Report: every sentence and figure that a person reads of a comparison."""

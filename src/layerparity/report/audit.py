@@ -1,0 +1,227 @@
+"""Report: an audit as tables, for the terminal and, as Markdown, for the run's page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from layerparity.checkpoint.deep import Deep
+from layerparity.checkpoint.examine import Audit
+from layerparity.checkpoint.finding import counted, grouped
+from layerparity.checkpoint.sizes import Bytes
+from layerparity.ground.console import bytes_text
+
+SHOWN = 30
+_LARGEST = 5
+_TYPES = {"bf16": "bfloat16", "fp32": "float32"}
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with its title."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
+
+
+def tables(audit: Audit) -> Iterator[Table]:
+    """Yield the tables of an audit, the findings last."""
+    yield _dtypes(audit)
+    yield _parts(audit)
+    yield _largest(audit)
+    if audit.peaks:
+        yield _peaks(audit)
+    if audit.findings:
+        yield _findings(audit)
+
+
+def summary(audit: Audit) -> str:
+    """Return in one line what the folder holds."""
+    sizes = audit.sizes
+    complete = audit.parameters in (0, sizes.parameters)
+    due = "" if complete else f" of {audit.parameters:,}"
+    buffers = f" and {sizes.buffers:,} numbers in buffers" if sizes.buffers else ""
+    return (
+        f"{sizes.parameters:,}{due} parameters{buffers} in {sizes.whole.tensors} tensors, "
+        f"{counted(audit.files, 'file')}; headers read in {audit.seconds:.1f} s"
+    )
+
+
+def sentences(audit: Audit) -> Iterator[str]:
+    """Yield what the tables add up to, the verdict last."""
+    scales = audit.scales
+    if scales.weights:
+        yield (
+            f"FP8: {scales.weights} weights in blocks of {scales.block[0]} x {scales.block[1]}, "
+            f"{scales.present} have scales, {len(scales.matching)} of the right shape and type, "
+            f"{scales.orphans} scales belong to no FP8 weight"
+        )
+    if audit.peaks:
+        yield _naive(audit)
+    if audit.deep:
+        yield _read(audit, audit.deep)
+    yield headline(audit)
+
+
+def headline(audit: Audit) -> str:
+    """Return the verdict in one line."""
+    count, notes = len(audit.problems), len(audit.findings) - len(audit.problems)
+    beside = f", {counted(notes, 'note')}" if notes else ""
+    if not count:
+        return f"OK: no problem in {audit.sizes.whole.tensors} tensors{beside} ({_depth(audit)})"
+    first = audit.problems[0].text
+    return f"PROBLEMS: {counted(count, 'problem')}{beside}; the first: {first}"
+
+
+def _depth(audit: Audit) -> str:
+    if not audit.deep:
+        return "headers only: audit.deep=true reads on"
+    left = audit.sizes.whole.tensors - audit.deep.tensors
+    many = counted(left, "tensor")
+    return f"every number but those of {many} was read" if left else "every number was read"
+
+
+def _read(audit: Audit, deep: Deep) -> str:
+    took = f"{bytes_text(deep.bytes)} in {deep.seconds:.1f} s"
+    left = audit.sizes.whole.tensors - deep.tensors
+    if not left:
+        return f"every number of {deep.tensors} tensors was read: {took}"
+    were = "was" if left == 1 else "were"
+    return (
+        f"{deep.tensors} of {audit.sizes.whole.tensors} tensors were read: {took}; {left} {were} "
+        "not: damaged, or of a type that cannot be examined, as the findings say"
+    )
+
+
+def markdown(audit: Audit) -> str:
+    """Return the audit for the run's page."""
+    lines = [f"**{headline(audit)}**", "", f"`{audit.folder}`: {summary(audit)}", ""]
+    for table in tables(audit):
+        lines += [
+            f"#### {table.title}",
+            "",
+            _line(table.columns),
+            "|---" * len(table.columns) + "|",
+        ]
+        lines += [_line(row) for row in table.rows] + [""]
+    return "\n".join([*lines, *(f"- {each}" for each in list(sentences(audit))[:-1])])
+
+
+def _line(cells: tuple[Any, ...]) -> str:
+    # A stored name may hold anything: a line stays one line, and a cell one cell.
+    texts = (" ".join(str(cell).replace("|", "\\|").split()) for cell in cells)
+    return "| " + " | ".join(texts) + " |"
+
+
+def _dtypes(audit: Audit) -> Table:
+    sizes = audit.sizes
+    rows = [
+        (
+            name,
+            each.tensors,
+            bytes_text(each.stored),
+            f"{each.stored / max(sizes.whole.stored, 1):.1%}",
+        )
+        for name, each in sizes.dtypes.items()
+    ]
+    return Table("As stored", ("dtype", "tensors", "bytes", "share"), rows)
+
+
+def _parts(audit: Audit) -> Table:
+    rows = [(name, *_bytes(each)) for name, each in _alike(audit.sizes.layers)]
+    rows.append(("outside the layers", *_bytes(audit.sizes.outside)))
+    rows.append(("whole", *_bytes(audit.sizes.whole)))
+    columns = ("part", "tensors", "numbers", "stored", "in bf16", "in fp32")
+    return Table("Bytes by layer", columns, _cut(rows))
+
+
+def _bytes(each: Bytes) -> tuple[Any, ...]:
+    widths = (each.stored, each.bf16, each.fp32)
+    return (each.tensors, f"{each.numbers:,}", *(bytes_text(count) for count in widths))
+
+
+def _alike(layers: dict[int, Bytes]) -> Iterator[tuple[str, Bytes]]:
+    """Yield neighbouring layers of the same figures as one row."""
+    run: list[int] = []
+    for layer, each in layers.items():
+        if run and (layers[run[-1]] != each or layer != run[-1] + 1):
+            yield _range(run), layers[run[-1]]
+            run = []
+        run.append(layer)
+    if run:
+        yield _range(run), layers[run[-1]]
+
+
+def _range(run: list[int]) -> str:
+    return f"layer {run[0]}" if len(run) == 1 else f"each of layers {run[0]}..{run[-1]}"
+
+
+def _largest(audit: Audit) -> Table:
+    rows = [
+        (each.name, each.dtype, " x ".join(map(str, each.shape)), bytes_text(each.bytes))
+        for each in audit.sizes.largest[:_LARGEST]
+    ]
+    return Table("Largest tensors", ("name", "dtype", "shape", "bytes"), rows)
+
+
+def _peaks(audit: Audit) -> Table:
+    rows = [
+        (
+            _TYPES[name],
+            bytes_text(peak.sources),
+            bytes_text(peak.stacked),
+            bytes_text(peak.bytes),
+            peak.weight or "-",
+            bytes_text(peak.buffer) if peak.buffer else "-",
+            bytes_text(peak.streaming),
+        )
+        for name, peak in audit.peaks.items()
+    ]
+    columns = (
+        "buffers in",
+        "state dict",
+        "stacked copies",
+        "peak",
+        "reached at",
+        "largest buffer",
+        "streamed: two stages",
+    )
+    return Table("Memory of a naive conversion: all is read, then stacked", columns, rows)
+
+
+def _naive(audit: Audit) -> str:
+    narrow, wide = audit.peaks["bf16"], audit.peaks["fp32"]
+    streamed = (
+        f"device_map=stream holds two stages: {bytes_text(narrow.streaming)} in bfloat16, "
+        f"{bytes_text(wide.streaming)} in float32"
+    )
+    if not wide.stacked:
+        return f"nothing is stacked: the state dict is {bytes_text(narrow.sources)}; {streamed}"
+    return (
+        f"stacking buffers made in float32 would take {bytes_text(wide.stacked)} beside a state "
+        f"dict of {bytes_text(wide.sources)}, {bytes_text(wide.bytes)} in all; {streamed}"
+    )
+
+
+def _findings(audit: Audit) -> Table:
+    rows = [
+        (
+            ("note: " if group.first.note else "") + group.first.what,
+            group.tensors or "-",
+            group.first.text + (" (the first of several)" if group.findings > 1 else ""),
+            group.first.cure,
+        )
+        for group in grouped(audit.findings)
+    ]
+    title = f"{counted(len(audit.findings), 'finding')}, alike ones together"
+    return Table(title, ("what", "tensors", "where and how", "cure"), _cut(rows))
+
+
+def _cut(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Leave out the middle of a long table: the JSON has every row."""
+    if len(rows) <= SHOWN:
+        return rows
+    left = ("...", *("" for _ in rows[0][1:]))
+    return [*rows[: SHOWN - 6], left, *rows[-5:]]

@@ -1,0 +1,293 @@
+"""Heat grid: what all figures with groups downwards and layers across share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from layerparity.anatomy.site import Site
+from layerparity.record.portrait import FLOOR, Portrait
+from layerparity.record.verdict import Row
+from layerparity.report.columns import AXIS, LEFT, Columns
+from layerparity.report.measures import Measure, beyond, compared, numeral
+from layerparity.report.stages import called
+from layerparity.report.svg import Shade, box, canvas, hover, key, tag, text
+
+_TOP = 30.0
+_PLOT = 460.0
+_MOST_BINS = 96
+_TALLEST = 18.0
+_LABEL_ROOM = 26.0
+
+
+@dataclass(frozen=True)
+class Bins:
+    """Tokens (or what else ``noun`` says), put together so that ``count`` rows hold them all.
+
+    Each of the ``tokens`` values may stand for ``each`` of them already, ``total`` in all.
+    """
+
+    tokens: int
+    noun: str = "token"
+    each: int = 1
+    total: int = 0
+
+    @property
+    def size(self) -> int:
+        """Values in one row; the last row may hold fewer."""
+        return max(math.ceil(self.tokens / _MOST_BINS), 1)
+
+    @property
+    def count(self) -> int:
+        """Number of rows."""
+        return math.ceil(self.tokens / self.size)
+
+    @property
+    def per_row(self) -> int:
+        """How many tokens one row stands for."""
+        return self.size * self.each
+
+    @property
+    def height(self) -> float:
+        """Height of a row in pixels."""
+        return min(_PLOT / self.count, _TALLEST)
+
+    def name(self, index: int) -> str:
+        """Return ``token 7`` or ``tokens 8-15``."""
+        first = index * self.per_row
+        last = min(first + self.per_row, self.total or self.tokens * self.each) - 1
+        return f"{self.noun} {first}" if first == last else f"{self.noun}s {first}–{last}"
+
+    def largest(self, errors: Sequence[float]) -> list[float]:
+        """Return the largest error of each row; NaN counts as the largest."""
+        starts = range(0, len(errors), self.size)
+        return [max(errors[start : start + self.size], key=_order) for start in starts]
+
+
+@dataclass(frozen=True)
+class Said:
+    """The words of a figure: its title, its summary, and what its colours mean."""
+
+    title: str
+    summary: str
+    quantity: str
+
+
+def heat_grid(
+    columns: Columns, by_column: Sequence[Sequence[float]], bins: Bins, said: Said, wrong: float
+) -> str:
+    """Return a figure of errors, a list for each column; ``wrong`` is no rounding for certain."""
+    shown = [bins.largest(errors) for errors in by_column]
+    shade = Shade.over((error for errors in shown for error in errors), wrong)
+    cells = [_column(columns, index, bins, shade, errors) for index, errors in enumerate(shown)]
+    bottom = _TOP + bins.height * bins.count
+    track = tag("path", class_="track", d=box(LEFT, _TOP, columns.right - LEFT, bottom - _TOP))
+    drawn = canvas(
+        columns.width,
+        bottom + AXIS,
+        said.title,
+        said.summary,
+        columns.first_failure(_TOP, 0),
+        track,
+        *cells,
+        _rows(bins),
+        columns.axis(bottom),
+    )
+    return key(f"{said.quantity} ≤ {numeral(10.0**shade.low)}", numeral(10.0**shade.high)) + drawn
+
+
+def _order(error: float) -> float:
+    return math.inf if math.isnan(error) else error
+
+
+def _column(columns: Columns, index: int, bins: Bins, shade: Shade, errors: Sequence[float]) -> str:
+    # A hair of overlap instead of a gap where rows are thin: gaps of a fraction shimmer.
+    height = bins.height - 1 if bins.height > 10 else bins.height
+    x, width, where = columns.left(index), columns.pitch - 1, columns.stages[index].name
+    drawn = []
+    for number, error in enumerate(errors):
+        words = hover(f"{where}, {bins.name(number)}: {numeral(error)}")
+        shape = box(x, _TOP + number * bins.height, width, height)
+        drawn.append(tag("path", words, class_=shade.classes(error)[0], d=shape))
+    return "".join(drawn)
+
+
+def _rows(bins: Bins) -> str:
+    every = max(math.ceil(_LABEL_ROOM / bins.height), 1) if bins.count > 8 else 1
+    parts = []
+    for index in range(0, bins.count, every):
+        y = _TOP + (index + 0.5) * bins.height + 4
+        parts.append(text(LEFT - 10, y, str(index * bins.per_row), text_anchor="end"))
+    parts.append(text(LEFT - 10, _TOP - 8, bins.noun, class_="axis", text_anchor="end"))
+    return tag("g", *parts, class_="ticks")
+
+
+GROUPS = ("head", "channel", "expert")
+# A group that is so many noise floors off is no rounding; of its own size, nor is the whole of it.
+_WRONG = 100.0
+
+
+def group_heatmap(columns: Columns, portrait: Portrait, group: str) -> str:
+    """Return the figure as markup, or an empty string where the site has no such groups."""
+    found = portrait.groups.get(group)
+    if found is None:
+        return ""
+    by_column = [
+        next((found.values[str(r.site)] for r in stage.rows if str(r.site) in found.values), [])
+        for stage in columns.stages
+    ]
+    bins = Bins(max((len(each) for each in by_column), default=0), group, found.size, found.count)
+    if not bins.tokens:
+        return ""
+    calibrated = portrait.unit == FLOOR
+    said = Said(
+        f"Error of each {group} by layer, at the {called(Site.parse(portrait.site).local)}",
+        f"{found.count} {group}s downwards, {len(columns.stages)} layers and modules across.",
+        "R" if calibrated else "rel L2",
+    )
+    return heat_grid(columns, by_column, bins, said, _WRONG if calibrated else 1.0)
+
+
+def per_row(portrait: Portrait, group: str) -> int:
+    """Return how many groups one row of the figure holds (the largest of theirs is shown)."""
+    found = portrait.groups[group]
+    longest = max(len(each) for each in found.values.values())
+    return Bins(longest, group, found.size).per_row
+
+
+TokenErrors = Mapping[str, Sequence[float]]
+
+
+def errors_by_column(columns: Columns, token_errors: TokenErrors, local: str) -> list[list[float]]:
+    """Return each column's token errors at one class of site, decode steps after the prefill.
+
+    Outside the blocks every site counts as ``:out``: the map of the blocks' output is whole.
+    """
+    found = []
+    for stage in columns.stages:
+        tokens: list[float] = []
+        for row in stage.rows:
+            here = ":out" if stage.layer is None else row.site.local
+            if here == local:
+                tokens.extend(token_errors.get(str(row.site), ()))
+        found.append(tokens)
+    return found
+
+
+def token_heatmap(columns: Columns, token_errors: TokenErrors, local: str) -> str:
+    """Return the figure of a class of site as markup, or an empty string if it has no errors."""
+    by_column = errors_by_column(columns, token_errors, local)
+    bins = Bins(max((len(tokens) for tokens in by_column), default=0))
+    if not bins.tokens:
+        return ""
+    said = Said(
+        f"Error of each token by layer, at the {called(local)}",
+        f"{bins.tokens} tokens downwards, {len(columns.stages)} layers and modules across.",
+        "rel L2",
+    )
+    return heat_grid(columns, by_column, bins, said, 1.0)
+
+
+def binning(columns: Columns, token_errors: TokenErrors, local: str) -> int:
+    """Return how many tokens one row of the figure holds (their largest error is shown)."""
+    by_column = errors_by_column(columns, token_errors, local)
+    return Bins(max((len(tokens) for tokens in by_column), default=0)).size
+
+
+_MARGIN_TOP = 30.0
+_HEIGHT = 26.0
+_PRINT_FROM = 56.0
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The worst value of a metric in one column, and the row it comes from."""
+
+    column: int
+    row: Row
+    value: float
+    error: float
+
+
+@dataclass(frozen=True)
+class Line:
+    """One metric across the columns, with the limits that its cells are held against."""
+
+    columns: Columns
+    measure: Measure
+    limits: dict[str, float]
+
+    def cells(self) -> list[Cell]:
+        """Return the worst cell of each column that has the metric."""
+        cells = []
+        for index, stage in enumerate(self.columns.stages):
+            found = [
+                Cell(index, row, value, self.measure.badness(value))
+                for row in stage.rows
+                if (value := row.metrics.get(self.measure.name)) is not None
+            ]
+            if found:
+                cells.append(max(found, key=_in_order))
+        return cells
+
+    def draw(self, y: float) -> str:
+        """Draw the label, the cells on the metric's own scale, and the worst value beside them."""
+        cells = self.cells()
+        shade = self._shade(cells)
+        right, middle = self.columns.right, y + _HEIGHT / 2 + 4
+        worst = self.measure.show(max(cells, key=_in_order).value)
+        return tag(
+            "g",
+            text(LEFT - 10, middle, self.measure.label, text_anchor="end"),
+            tag("path", class_="track", d=box(LEFT, y, right - LEFT, _HEIGHT - 2)),
+            *(self._cell(cell, shade, y) for cell in cells),
+            text(right + 8, middle, worst, class_="quiet"),
+            class_="ticks",
+        )
+
+    def _shade(self, cells: list[Cell]) -> Shade:
+        limit = self.limits.get(self.measure.name)
+        error = 0.0 if limit is None else self.measure.allowed(limit)
+        return Shade.over((cell.error for cell in cells), self.measure.wrong, error)
+
+    def _cell(self, cell: Cell, shade: Shade, y: float) -> str:
+        shown = self.measure.show(cell.value)
+        fill, ink = shade.classes(cell.error)
+        x, width = self.columns.left(cell.column), self.columns.pitch - 1
+        words = f"{cell.row.site}: {self.measure.label} {shown}, {cell.row.outcome.value}"
+        parts = [hover(words), tag("path", class_=fill, d=box(x, y, width, _HEIGHT - 2))]
+        if beyond(cell.row, self.measure, self.limits):
+            parts.append(tag("path", class_=ink, d=f"M{x + width - 7:.1f} {y:.1f}h7v7z"))
+        if self.columns.pitch >= _PRINT_FROM:
+            at = {"class_": f"value {ink}", "text_anchor": "middle"}
+            parts.append(text(x + width / 2, y + 16, shown, **at))
+        return tag("g", *parts)
+
+
+def metric_heatmap(columns: Columns, limits: dict[str, float]) -> str:
+    """Return the figure as markup, or an empty string where no row has a metric.
+
+    A cell beyond its limit has a corner mark. Values are printed where the columns are wide enough.
+    """
+    measures = compared(row for stage in columns.stages for row in stage.rows)
+    if not measures:
+        return ""
+    lines = [Line(columns, measure, limits) for measure in measures]
+    bottom = _MARGIN_TOP + _HEIGHT * len(lines)
+    drawn = canvas(
+        columns.width,
+        bottom + AXIS,
+        "Worst value of each metric by layer",
+        f"{len(lines)} metrics by {len(columns.stages)} layers and modules; "
+        "the tables below hold the same numbers.",
+        columns.first_failure(_MARGIN_TOP, 0),
+        *(line.draw(_MARGIN_TOP + n * _HEIGHT) for n, line in enumerate(lines)),
+        columns.axis(bottom),
+    )
+    limited = bool(limits.keys() & {measure.name for measure in measures})
+    return key("better", "worse", limited) + drawn
+
+
+def _in_order(cell: Cell) -> float:
+    return math.inf if math.isnan(cell.error) else cell.error

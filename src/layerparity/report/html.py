@@ -1,0 +1,247 @@
+"""The report as one HTML page that needs nothing beside itself: no script, no font, no address."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from layerparity.anatomy.site import Site
+from layerparity.record.comparison import Comparison
+from layerparity.record.portrait import FLOOR, Portrait
+from layerparity.record.verdict import Outcome
+from layerparity.report import headline as words
+from layerparity.report.columns import Columns
+from layerparity.report.distributions import quantile_plot, ulp_histogram, worst_header, worst_rows
+from layerparity.report.error_by_layer import error_by_layer
+from layerparity.report.expert_load import experts_per_row, load_panels, load_text
+from layerparity.report.experts import agreement_by_layer, agreement_text, load_figure, load_site
+from layerparity.report.headline import coverage_lines, weight_rows
+from layerparity.report.heatmaps import (
+    GROUPS,
+    binning,
+    group_heatmap,
+    metric_heatmap,
+    per_row,
+    token_heatmap,
+)
+from layerparity.report.measures import (
+    REL_L2,
+    beyond,
+    compared,
+    limit_text,
+    numeral,
+    present,
+    which,
+)
+from layerparity.report.noise_by_layer import accumulated_error, local_error
+from layerparity.report.reproduce import reproduce
+from layerparity.report.stages import Stage, beside, called, fold, severity, stages, told
+from layerparity.report.svg import stylesheet
+from layerparity.report.time import where_time_went
+
+_TEMPLATE = "report.html.j2"
+_BLOCK_OUT = ":out"
+
+
+@dataclass(frozen=True)
+class TokenMap:
+    """A token x layer figure: the site it shows, its markup, the tokens in one of its rows."""
+
+    local: str
+    figure: str
+    per_row: int
+
+
+def render_html(comparison: Comparison) -> str:
+    """Return the whole report as HTML text (UTF-8), readable from a file, a mail or an iframe."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(link=words.followable, called=called, numeral=numeral)
+    return environment.get_template(_TEMPLATE).render(_context(comparison))
+
+
+def _context(comparison: Comparison) -> dict[str, Any]:
+    found = stages(comparison.rows)
+    columns = Columns(found)
+    measures = compared(comparison.rows)
+    return {
+        "comparison": comparison,
+        "words": words,
+        "commands": reproduce(comparison),
+        "evidence": {"weights": weight_rows(comparison), "coverage": coverage_lines(comparison)},
+        "glyph": {outcome.value: glyph for outcome, glyph in words.GLYPH.items()},
+        "heat_css": stylesheet(),
+        "sides": _sides(comparison),
+        "focus": _focus(comparison),
+        "noise": noise(columns, comparison, _worst_component(comparison)),
+        "portrait": portrait(columns, comparison),
+        "experts": experts(columns, comparison),
+        "folds": fold(found),
+        "opened": _opened(found),
+        "measures": measures,
+        "rel_l2": REL_L2,
+        "which": which,
+        "told": told,
+        "error_by_layer": error_by_layer(columns, comparison.limits.get(REL_L2.name)),
+        "metric_heatmap": metric_heatmap(columns, comparison.limits),
+        "token_maps": _token_maps(columns, comparison),
+        "time": where_time_went(comparison),
+        "limits": [limit_text(name, value) for name, value in comparison.limits.items()],
+        "beyond": lambda row, measure: beyond(row, measure, comparison.limits),
+        "glossary": [m for m in present(comparison.rows) if m.meaning],
+    }
+
+
+def _sides(comparison: Comparison) -> list[tuple[str, str, str]]:
+    """Return (what, golden's, candidate's) for all that either side has beside its run."""
+    golden, candidate = comparison.golden, comparison.candidate
+    names = ("model", "backend", "device", "dtype", "port", "scope", "feed")
+    pairs = [(name, getattr(golden, name), getattr(candidate, name)) for name in names]
+    return [pair for pair in pairs if pair[1] or pair[2]]
+
+
+def _focus(comparison: Comparison) -> dict[str, Any] | None:
+    """Return what the first section shows: the first failing row, else the largest error."""
+    row = words.first_failure(comparison)
+    failed = row is not None
+    row = row or words.largest_error(comparison)
+    if row is None:
+        return None
+    stage = words.stage_of(row, comparison)
+    text = words.divergence_text(row, stage) if failed else f"The largest error is at {row.site}."
+    rest = [each for each in stages(comparison.rows) if each.outcome is Outcome.FAIL]
+    return {
+        "row": row,
+        "stage": stage,
+        "path": beside(row, stage),
+        "failed": failed,
+        "text": text,
+        "also": len(rest) - 1,
+        "measures": present([row]),
+    }
+
+
+def _opened(found: list[Stage]) -> str:
+    """Return the key of the one stage whose table stands open: the first that fails, if any."""
+    return next((stage.key for stage in found if stage.outcome is Outcome.FAIL), "")
+
+
+def _token_maps(columns: Columns, comparison: Comparison) -> list[TokenMap]:
+    """Return the map of the blocks' output and one of the component that ended worst."""
+    maps = []
+    for local in dict.fromkeys((_BLOCK_OUT, _worst_component(comparison))):
+        figure = token_heatmap(columns, comparison.token_errors, local) if local else ""
+        if figure:
+            per_row = binning(columns, comparison.token_errors, local)
+            maps.append(TokenMap(local, figure, per_row))
+    return maps
+
+
+def _worst_component(comparison: Comparison) -> str:
+    """Return the class of site inside the blocks that fails first, else the one with most error."""
+    inside = [
+        row
+        for row in sorted(comparison.rows, key=lambda row: row.site)
+        if str(row.site) in comparison.token_errors
+        and row.site.layer is not None
+        and row.site.local != _BLOCK_OUT
+    ]
+    failed = [row for row in inside if row.outcome is Outcome.FAIL]
+    chosen = failed[0] if failed else max(inside, key=severity, default=None)
+    return chosen.site.local if chosen else ""
+
+
+@dataclass(frozen=True)
+class GroupMap:
+    """A group x layer figure, and how many groups one of its rows holds."""
+
+    group: str
+    figure: str
+    per_row: int
+
+
+def noise(columns: Columns, comparison: Comparison, fallback: str) -> dict[str, Any]:
+    """Return the two figures of error against rounding; ``fallback`` is a site where none is known.
+
+    The first is about the class of site that the portrait shows.
+    """
+    shown = comparison.portrait
+    site = Site.parse(shown.site) if shown and shown.ulp else None
+    local = site.local if site and site.layer is not None else fallback
+    return {
+        "local_site": local,
+        "local": local_error(columns, comparison, local) if local else "",
+        "accumulated": accumulated_error(columns, comparison),
+    }
+
+
+def portrait(columns: Columns, comparison: Comparison) -> dict[str, Any] | None:
+    """Return what the page shows of the portrait, or None where there is none."""
+    shown = comparison.portrait
+    if shown is None:
+        return None
+    maps = [
+        GroupMap(group, figure, per_row(shown, group))
+        for group in GROUPS
+        if (figure := group_heatmap(columns, shown, group))
+    ]
+    return {
+        "site": shown.site,
+        "title": _title(comparison, shown),
+        "note": shown.note,
+        "calibrated": shown.unit == FLOOR,
+        "both_sides": "golden" in shown.ulp,
+        "distributions": [each for each in _distributions(shown) if each[2]],
+        "header": worst_header(shown),
+        "rows": worst_rows(shown),
+        "maps": maps,
+    }
+
+
+def _title(comparison: Comparison, shown: Portrait) -> str:
+    failed = any(r.outcome is Outcome.FAIL and str(r.site) == shown.site for r in comparison.rows)
+    if failed:
+        return "The guilty site"
+    if shown.note:
+        return "The guilty place"
+    return "The site with the largest R" if shown.unit == FLOOR else "The site of the largest error"
+
+
+def experts(columns: Columns, comparison: Comparison) -> dict[str, Any]:
+    """Return what the page says and draws of the experts; the text is empty where none routes."""
+    site = load_site(comparison)
+    loads = comparison.portrait.load if comparison.portrait else {}
+    load = loads[site] if site else {}
+    return {
+        "panels": load_panels(loads),
+        "panels_text": load_text(loads),
+        "per_row": experts_per_row(loads),
+        "text": agreement_text(columns),
+        "agreement": agreement_by_layer(columns),
+        "load": load_figure(load) if load else "",
+        "load_site": site,
+    }
+
+
+def _distributions(shown: Portrait) -> list[tuple[str, str, str]]:
+    believed = "reference" if shown.unit == FLOOR else "golden"
+    return [
+        (
+            "Errors in ULP",
+            f"Distance from the {believed}, in representable numbers of {shown.ulp_dtype}.",
+            ulp_histogram(shown),
+        ),
+        (
+            "Q-Q plot",
+            "(side − reference) / floor against a normal. Rounding keeps near the dashed line.",
+            quantile_plot(shown),
+        ),
+    ]

@@ -1,0 +1,286 @@
+"""The metrics as a reader meets them: label, meaning, which way is worse, how to write a value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from layerparity.anatomy.site import Kind
+from layerparity.record.verdict import Row
+
+_CAP_DB = 320.0
+
+
+def numeral(value: float) -> str:
+    """Write a number in few characters: ``0``, ``12``, ``0.0312``, ``4.1e-7``, ``NaN``, ``∞``."""
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    if value == int(value) and abs(value) < 1e6:
+        return str(int(value))
+    return f"{value:.3g}" if 1e-3 <= abs(value) < 1e4 else power(value)
+
+
+def power(value: float, digits: int = 1) -> str:
+    """Write a finite number with an exponent of no more places than it needs: ``4.1e-7``."""
+    mantissa, exponent = f"{value:.{digits}e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One metric, and what a reader must know of it.
+
+    ``ideal`` is its value for identical tensors, ``bound`` the side a limit is on (``jointly``: it
+    counts only together with another metric), and ``wrong`` an error that nobody takes for
+    rounding. A ``detail`` stands with its site alone, not in the tables of many sites. ``against``
+    is the tensor that an error is measured from, where two stand side by side that differ in it.
+    """
+
+    name: str
+    label: str
+    meaning: str
+    ideal: float = 0.0
+    bound: str = "below"
+    wrong: float = 1.0
+    detail: bool = False
+    against: str = ""
+
+    def badness(self, value: float) -> float:
+        """Return the distance from the ideal (0 is bit-equal); NaN stays NaN."""
+        if self.ideal == math.inf:
+            # Decibels back to the ratio error / signal. The metric ends at the cap: no difference.
+            return 0.0 if value >= _CAP_DB else 10.0 ** (-max(value, -_CAP_DB) / 20)
+        return abs(value - self.ideal)
+
+    def allowed(self, limit: float) -> float:
+        """Return the largest badness that a limit lets pass."""
+        return limit if self.bound == "within" else self.badness(limit)
+
+    def show(self, value: float) -> str:
+        """Write a value so that one close to its ideal is never rounded onto it."""
+        gap = value - self.ideal
+        if self.ideal == 1 and 0 < abs(gap) < 1e-3:
+            return f"1{'−' if gap < 0 else '+'}{power(abs(gap), 0)}"
+        if self.ideal == 100 and 0 < -gap < 1:
+            return f"{value:.6g}" if -gap > 1e-4 else "<100"
+        return numeral(value)
+
+    def side(self, limit: float) -> str:
+        """Write a limit in words, such as ``below 0.01``."""
+        if self.bound == "jointly":
+            return f"up to {numeral(limit)}, or not significant"
+        around = " of 1" if self.bound == "within" else ""
+        return f"{self.bound} {numeral(limit)}{around}"
+
+    def beyond(self, value: float, limit: float) -> bool:
+        """Say whether a value lies on the wrong side of a limit; NaN always does."""
+        if self.bound == "jointly":
+            return False
+        if self.bound == "within":
+            return not self.badness(value) <= limit
+        return not (value < limit if self.bound == "below" else value > limit)
+
+
+_GROUPS = ("head", "channel", "expert", "position")
+_SLOPE = "of the slope of (candidate − golden) on the reference: a factor that is off by so much"
+CALIBRATED = (
+    Measure(
+        "error_ratio",
+        "R",
+        "‖candidate − reference‖ over the noise floor: the largest such error of clean "
+        "computations in the candidate's dtype.",
+        wrong=100.0,
+        against="reference",
+    ),
+    *(
+        Measure(
+            f"error_ratio_{group}",
+            f"R, worst {group}",
+            f"The same for the {group} in which it is largest.",
+            wrong=100.0,
+            detail=True,
+        )
+        for group in _GROUPS
+    ),
+    Measure(
+        "golden_error_ratio",
+        "golden's own R",
+        "‖golden − reference‖ over the noise floor.",
+        wrong=100.0,
+        detail=True,
+    ),
+    Measure(
+        "floor_rel_l2",
+        "floor, rel L2",
+        "The noise floor over ‖reference‖: what rounding alone explains.",
+        detail=True,
+    ),
+    Measure("slope", "slope", f"Value {_SLOPE}.", bound="jointly"),
+    Measure(
+        "slope_z",
+        "slope z",
+        "The slope in standard errors, clean computations' own slopes included.",
+        bound="jointly",
+        wrong=100.0,
+        detail=True,
+    ),
+    *(
+        Measure(
+            f"slope_{group}{end}",
+            f"slope{words}, worst {group}",
+            f"The same for the {group} in which it is most significant.",
+            bound="jointly",
+            detail=True,
+        )
+        for group in _GROUPS[:3]
+        for end, words in (("", ""), ("_z", " z"))
+    ),
+    Measure(
+        "slope_z_channel",
+        "slope z, worst channel",
+        "",
+        bound="jointly",
+        detail=True,
+    ),
+    Measure(
+        "offset",
+        "offset",
+        "A constant that is added to every element, in noise floors.",
+        bound="jointly",
+        detail=True,
+    ),
+    Measure("offset_z", "offset z", "The offset in standard errors.", bound="jointly", detail=True),
+    Measure("flips", "flips", "Tokens that were sent to other experts.", detail=True),
+    Measure(
+        "flips_outside_noise",
+        "flips, no ties",
+        "Those of them whose scores in the reference were too far apart for rounding.",
+    ),
+    Measure(
+        "tie_margin",
+        "tie margin",
+        "Smallest gap, in the reference, of scores that were chosen otherwise.",
+        detail=True,
+    ),
+    Measure(
+        "agreeing_tokens",
+        "tokens judged",
+        "Share of the real tokens that both sides routed alike: only those are judged.",
+        ideal=1.0,
+        bound="above",
+        detail=True,
+    ),
+)
+
+
+MEASURES = (
+    Measure(
+        "rel_l2",
+        "rel L2",
+        "‖candidate − golden‖ / ‖golden‖, over all elements.",
+        against="golden",
+    ),
+    Measure("max_abs_diff", "max |Δ|", "Largest absolute difference of one element."),
+    Measure("mean_abs_diff", "mean |Δ|", "Mean of the absolute differences."),
+    Measure("median_abs_diff", "median |Δ|", "Median of the absolute differences, to 0.4 %."),
+    Measure("std_abs_diff", "std |Δ|", "Standard deviation of the absolute differences."),
+    Measure(
+        "cosine_distance",
+        "1 − cosine",
+        "One minus the cosine of the angle between the two tensors. Blind to scale: "
+        "read it with the norm ratio.",
+    ),
+    Measure(
+        "pearson",
+        "Pearson",
+        "Linear correlation of the elements. Blind to scale and offset.",
+        ideal=1.0,
+        bound="above",
+    ),
+    Measure(
+        "similarity_percentage",
+        "similar %",
+        "Percentage of the elements with |Δ| ≤ 0.00001 + 1 % of the golden's value. It falls "
+        "quickly in bfloat16 although nothing is wrong.",
+        ideal=100.0,
+        bound="above",
+    ),
+    Measure("norm_ratio", "norm ratio", "‖candidate‖ / ‖golden‖.", ideal=1.0, bound="within"),
+    Measure(
+        "snr_db",
+        "SNR dB",
+        "Signal to noise: 20·log₁₀(‖golden‖ / ‖candidate − golden‖). 6 dB are one bit; it ends at "
+        "320 dB, which is no difference at all.",
+        ideal=math.inf,
+        bound="above",
+    ),
+    Measure(
+        "ulp_distance",
+        "ULP",
+        "Largest distance of one element, in representable numbers of the candidate's dtype.",
+        wrong=1e5,
+    ),
+    Measure(
+        "nonfinite_disagreement",
+        "NaN/Inf Δ",
+        "Elements that are NaN or infinite on one side only, or differently.",
+    ),
+    Measure("unequal", "unequal", "Elements that are not the same to the bit."),
+    Measure(
+        "set_agreement",
+        "set agreement",
+        "Share of the tokens whose sets of chosen experts are equal; their order is not looked at.",
+        ideal=1.0,
+        bound="above",
+    ),
+    *(
+        Measure(f"{side}_{name}", f"{side} {words}", f"{meaning} in the {side}.", detail=True)
+        for side in ("golden", "candidate")
+        for name, words, meaning in (
+            ("constant", "is all", "The number that every element is"),
+            ("denormal", "denormal", "Every element is next to zero, below the normal numbers,"),
+            ("nonfinite", "NaN/Inf", "No element is a finite number"),
+        )
+    ),
+    *CALIBRATED,
+)
+BY_NAME = {measure.name: measure for measure in MEASURES}
+REL_L2 = BY_NAME["rel_l2"]
+# Which group is meant, and how many: words beside another metric.
+_BESIDE = ("_index", "_count")
+
+
+def present(rows: Iterable[Row]) -> list[Measure]:
+    """Return the measures that some row has: the known ones in reading order, then any others."""
+    names = {name for row in rows for name in row.metrics if not name.endswith(_BESIDE)}
+    known = [measure for measure in MEASURES if measure.name in names]
+    others = sorted(names - BY_NAME.keys())
+    return known + [Measure(name, name.replace("_", " "), "") for name in others]
+
+
+def compared(rows: Iterable[Row]) -> list[Measure]:
+    """Return the measures that some row has and that sites are compared by, without details."""
+    return [measure for measure in present(rows) if not measure.detail]
+
+
+def which(row: Row, measure: Measure) -> str:
+    """Return which group a worst value belongs to, ``head 3``; empty where it has no group."""
+    index = row.metrics.get(f"{measure.name.removesuffix('_z')}_index")
+    group = measure.label.rpartition("worst ")[2]
+    return "" if index is None else f"{group} {index:.0f}"
+
+
+def beyond(row: Row, measure: Measure, limits: dict[str, float]) -> bool:
+    """Say whether a row's value breaks its limit; the limits speak of real numbers only."""
+    if row.kind is not Kind.REAL or measure.name not in limits or measure.name not in BY_NAME:
+        return False
+    return measure.beyond(row.metrics[measure.name], limits[measure.name])
+
+
+def limit_text(name: str, limit: float) -> str:
+    """Write a metric's limit in words, such as ``max |Δ| below 0.01``."""
+    measure = BY_NAME.get(name)
+    return f"{measure.label} {measure.side(limit)}" if measure else f"{name} {numeral(limit)}"

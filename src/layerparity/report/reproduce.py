@@ -1,0 +1,116 @@
+"""Reproduce: the commands that make a comparison, and its first failing block alone, once more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from layerparity.anatomy.site import PREFILL, Site
+from layerparity.ground.quoting import typed
+from layerparity.record.comparison import REMARK, Comparison, Made, Side
+from layerparity.report.headline import first_failure
+
+# What a block run alone takes from its golden, or from the scope it is given instead.
+_REPLACED = ("inputs", "prompt", "seq_len", "generate", "feed", "scope", "layer", "start", "end")
+# What says where a run was kept or how it was called, not how it was made.
+_ASIDE = ("name", "reuse", "golden", "candidate", "tolerance", "tracking")
+WHOLE_MODEL = "the whole model runs: scope=full alone can decode, as a token passes every block"
+
+
+def name_alone(place: str, decoding: bool = False) -> str:
+    """Return what to call a run that shows a place: ``layers.3.mlp-alone``.
+
+    A fault of ``decoding`` takes the whole model: ``layers.3.mlp-decoding``.
+    """
+    return f"{place}-{'decoding' if decoding else 'alone'}"
+
+
+def reproduce(comparison: Comparison) -> list[tuple[str, str]]:
+    """Return (purpose, command) pairs, as they must be typed.
+
+    They are: this comparison, and the first failing block alone, fed what the golden recorded, with
+    its comparison; or, where the golden is a dump or the failure came in a decode step, the
+    candidate's run again. What the stored runs do not say, such as how a dump was made, has no
+    command.
+    """
+    golden, candidate = comparison.golden, comparison.candidate
+    commands = []
+    if golden.named and candidate.named:
+        sides = {"golden": golden.named, "candidate": candidate.named}
+        commands.append(("This comparison", _compare(comparison, sides)))
+    first = first_failure(comparison)
+    return [*commands, *(shown_again(comparison, first.site) if first else [])]
+
+
+def next_lines(comparison: Comparison, site: Site) -> tuple[str, ...]:
+    """Return what to type to see a site fail again, as the lines of an answer."""
+    pairs = shown_again(comparison, site)
+    remark = (f"{REMARK}{WHOLE_MODEL}",) if pairs and site.phase != PREFILL else ()
+    return (*remark, *(command for _, command in pairs))
+
+
+def shown_again(comparison: Comparison, site: Site) -> list[tuple[str, str]]:
+    """Return (purpose, command) of a run in which a site fails again, and of its judging.
+
+    Nothing where the stored runs do not say how they were made.
+    """
+    golden, candidate = comparison.golden, comparison.candidate
+    made = _runs_with(candidate, site)
+    if not made or not made[-1].settings:
+        return []
+    again = _without(made[-1].settings, _ASIDE)
+    stored = {k: v for k, v in comparison.settings.items() if _head(k) == "tracking"}
+    held = _runs_with(golden, site)
+    if site.phase == PREFILL and held and held[-1].proved:
+        purpose, rest = f"{_stage(site)} alone", _without(again, _REPLACED)
+        again = {"backend": again["backend"], **_scope(site), **rest, "inputs": "golden"}
+        again["golden"] = golden.named or held[-1].named
+    elif site.phase == PREFILL:
+        purpose = "The candidate again"
+    else:
+        purpose = f"The candidate again: {WHOLE_MODEL}"
+    again["name"] = name_alone(site.path, site.phase != PREFILL)
+    pairs = [(purpose, _command({**again, **stored}))]
+    if golden.named:
+        sides = {"golden": golden.named, "candidate": again["name"]}
+        pairs.append(("Its comparison", _compare(comparison, sides)))
+    return pairs
+
+
+def _stage(site: Site) -> str:
+    return site.path if site.layer is None else "The failing block"
+
+
+def _scope(site: Site) -> dict[str, Any]:
+    outside = {"component": site.path, "feed": "isolated"}
+    return {"scope": "single", **(outside if site.layer is None else {"layer": site.layer})}
+
+
+def _compare(comparison: Comparison, sides: dict[str, str]) -> str:
+    names = _names(comparison.golden, comparison.candidate)
+    return _command({"job": "compare", **sides, **names, **comparison.settings})
+
+
+def _command(settings: dict[str, Any]) -> str:
+    return " ".join(["python run.py", *(typed(key, value) for key, value in settings.items())])
+
+
+def _names(golden: Side, candidate: Side) -> dict[str, str]:
+    sides = {"job.golden_names": golden, "job.candidate_names": candidate}
+    return {key: side.made[0].names for key, side in sides.items() if side.made[0].names}
+
+
+def _runs_with(side: Side, site: Site) -> list[Made]:
+    """Return the runs of a side that ran the stage of a site, oldest first."""
+    return [
+        made
+        for made in side.made
+        if any(f"{site.path}.".startswith(f"{stage}.") for stage in made.stages)
+    ]
+
+
+def _without(settings: dict[str, Any], heads: tuple[str, ...]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if _head(key) not in heads}
+
+
+def _head(key: str) -> str:
+    return key.partition(".")[0]

@@ -1,0 +1,203 @@
+"""Stages: a comparison's rows by block, and by module outside the blocks, in forward order."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from layerparity.anatomy.site import Site
+from layerparity.record.verdict import Outcome, Row
+from layerparity.report.measures import BY_NAME, REL_L2
+
+_RANK = {
+    Outcome.FAIL: 4,
+    Outcome.INCONCLUSIVE: 3,
+    Outcome.MISSING: 2,
+    Outcome.PASS: 1,
+    Outcome.SKIPPED: 0,
+}
+_CALLED = {
+    ":in": "block in",
+    ":out": "block out",
+    "self_attn:out": "attention out",
+    "mlp:out": "MLP out",
+    "mlp.gate:logits": "router logits",
+    "mlp.gate:choices": "router choices",
+    "mlp.gate:weights": "router weights",
+}
+_FEW = 16
+_STEP = re.compile(r"step \d+")
+_SHORT = {"embed_tokens": "embed", "lm_head": "head"}
+
+
+def called(local: str) -> str:
+    """Return the plain name of a site inside its block: ``mlp:out`` is the ``MLP out``."""
+    return _CALLED.get(local, local)
+
+
+def severity(row: Row) -> float:
+    """Return a row's relative L2, else its worst other error; NaN is infinite, none is -1."""
+    if REL_L2.name in row.metrics:
+        found = [row.metrics[REL_L2.name]]
+    else:
+        found = [BY_NAME[n].badness(v) for n, v in row.metrics.items() if n in BY_NAME]
+    return max((math.inf if math.isnan(value) else value for value in found), default=-1.0)
+
+
+def worst(rows: Sequence[Row]) -> Row:
+    """Return the row that ended worst, and among equals the one with the largest error.
+
+    A disagreement of sets is no error in the same unit, so it speaks only where no error does.
+    """
+    return max(
+        rows, key=lambda row: (_RANK[row.outcome], REL_L2.name in row.metrics, severity(row))
+    )
+
+
+def first_to_fail(rows: Sequence[Row]) -> Row | None:
+    """Return the failing row that a forward pass reaches first, or None where nothing fails."""
+    failed = [row for row in rows if row.outcome is Outcome.FAIL]
+    return min(failed, key=lambda row: row.site, default=None)
+
+
+def forward_order(rows: Sequence[Row]) -> list[Row]:
+    """Sort rows by place in the model; the phases and decode steps of one site stand together."""
+    return sorted(rows, key=lambda row: (Site(row.site.path, row.site.end), row.site))
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One block, or one module outside them, with its rows (at least one) in forward order."""
+
+    key: str
+    layer: int | None
+    rows: tuple[Row, ...]
+
+    @property
+    def name(self) -> str:
+        """What a reader calls it: ``layer 3`` or ``embed_tokens``."""
+        return self.key if self.layer is None else f"layer {self.layer}"
+
+    @property
+    def tick(self) -> str:
+        """Shortest label, for an axis: ``3`` or ``embed``."""
+        return _SHORT.get(self.key, self.key) if self.layer is None else str(self.layer)
+
+    @property
+    def worst(self) -> Row:
+        """The row that ended worst."""
+        return worst(self.rows)
+
+    @property
+    def shown(self) -> Row:
+        """The row that stands for the stage: the first to fail, else the worst.
+
+        What comes after the first failure may only follow from it, however large it is.
+        """
+        return first_to_fail(self.rows) or self.worst
+
+    @property
+    def outcome(self) -> Outcome:
+        """How the stage ends: as its worst row."""
+        return self.worst.outcome
+
+
+def beside(row: Row, stage: Stage) -> list[Row]:
+    """Return the rows of a stage in the phase and step of one of them, in forward order.
+
+    What was skipped is left out.
+    """
+    return [
+        each
+        for each in stage.rows
+        if (each.site.phase, each.site.step) == (row.site.phase, row.site.step)
+        and (each.outcome is not Outcome.SKIPPED or each is row)
+    ]
+
+
+def told(stage: Stage) -> tuple[list[Row], list[tuple[int, str]]]:
+    """Return the rows of a stage's table, and how many were skipped alike, with their reasons.
+
+    A golden's decode steps are hundreds: where many sites were skipped for one reason, the table
+    says so in a line.
+    """
+    words = [_STEP.sub("step", row.reason) for row in stage.rows]
+    skipped = Counter(
+        said for row, said in zip(stage.rows, words, strict=True) if row.outcome is Outcome.SKIPPED
+    )
+    many = {said: count for said, count in skipped.items() if count > _FEW}
+    rows = [
+        row
+        for row, said in zip(stage.rows, words, strict=True)
+        if row.outcome is not Outcome.SKIPPED or said not in many
+    ]
+    return rows, [(count, said) for said, count in many.items()]
+
+
+def stages(rows: Sequence[Row]) -> list[Stage]:
+    """Group rows by stage, in forward order; nothing is dropped."""
+    groups: dict[str, list[Row]] = {}
+    for row in forward_order(rows):
+        layer = row.site.layer
+        groups.setdefault(row.site.path if layer is None else f"layers.{layer}", []).append(row)
+    return [Stage(key, found[0].site.layer, tuple(found)) for key, found in groups.items()]
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Neighbouring blocks that end alike, told in one line; most often just one stage."""
+
+    stages: tuple[Stage, ...]
+
+    @property
+    def name(self) -> str:
+        """``layer 3``, ``layers 4-61`` or ``embed_tokens``."""
+        first, last = self.stages[0], self.stages[-1]
+        return first.name if len(self.stages) == 1 else f"layers {first.layer}–{last.layer}"
+
+    @property
+    def worst(self) -> Row:
+        """The row that ended worst."""
+        return worst([stage.worst for stage in self.stages])
+
+    @property
+    def shown(self) -> Row:
+        """The row that stands for all: the first stage's first to fail, else the worst."""
+        return first_to_fail(self.stages[0].rows) or self.worst
+
+    @property
+    def beside(self) -> Row | None:
+        """The worst row, where it is another one than `shown`."""
+        return None if self.worst is self.shown else self.worst
+
+    @property
+    def outcome(self) -> Outcome:
+        """How all of the stages end."""
+        return self.stages[0].outcome
+
+
+def fold(found: Sequence[Stage]) -> list[Fold]:
+    """Put neighbouring blocks of one outcome together where there are too many to read.
+
+    The first failing stage and what stands outside the blocks keep lines of their own.
+    """
+    if len(found) <= _FEW:
+        return [Fold((stage,)) for stage in found]
+    first = next((stage for stage in found if stage.outcome is Outcome.FAIL), None)
+    groups: list[list[Stage]] = []
+    for stage in found:
+        last = groups[-1][-1] if groups else None
+        if last is not None and last is not first and _alike(last, stage):
+            groups[-1].append(stage)
+        else:
+            groups.append([stage])
+    return [Fold(tuple(group)) for group in groups]
+
+
+def _alike(before: Stage, after: Stage) -> bool:
+    if before.layer is None or after.layer is None:
+        return False
+    return after.layer == before.layer + 1 and after.outcome is before.outcome

@@ -1,0 +1,300 @@
+"""Where the time went: both runs' seconds by what they were for, bytes read and memory held.
+
+It is as wide as a phone. Seconds that held the run up stand above the axis, those of the threads
+that read for it hang below, on one scale; under them lie the bytes read and the memory held.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from layerparity.anatomy.site import Site
+from layerparity.ground.console import bytes_text
+from layerparity.ground.profile import PARTS, RunProfile, StageProfile
+from layerparity.record.comparison import Comparison, Side
+from layerparity.report.svg import box, canvas, hover, tag, text
+
+_NONE = "–"
+Cells = list[str]
+
+
+@dataclass(frozen=True)
+class SideTime:
+    """One side: its role, a sentence about it, its figure, and the totals of its stages."""
+
+    role: str
+    sentence: str
+    figure: str
+    total: StageProfile
+
+
+@dataclass(frozen=True)
+class WhereTimeWent:
+    """What the section shows; without ``sides`` there is no section.
+
+    ``rows`` and ``loading`` are a table's lines, a label and a cell for each side: the seconds that
+    held the run up, and what was read for it.
+    """
+
+    sides: list[SideTime]
+    rows: list[Cells]
+    loading: list[Cells]
+    whole: Cells
+
+    @property
+    def parts(self) -> list[tuple[str, str]]:
+        """Return (part, what it is called) of what some stage spent time on, for the key."""
+        totals = [side.total for side in self.sides]
+        return [(p, words) for p, words in PARTS.items() if any(getattr(t, p) for t in totals)]
+
+    @property
+    def threads(self) -> list[str]:
+        """Return what some reading thread spent time on, for the key."""
+        totals = [side.total.loading for side in self.sides]
+        return [part for part in LOADING if any(getattr(total, part) for total in totals)]
+
+
+def where_time_went(comparison: Comparison) -> WhereTimeWent:
+    """Return where the time of both sides went, as far as their runs say."""
+    sides = [
+        _side(role, side, side.profile)
+        for role, side in (("golden", comparison.golden), ("candidate", comparison.candidate))
+        if side.profile is not None and side.profile.stages
+    ]
+    totals = [side.total for side in sides]
+    rows = [[words, *(_share(t, part) for t in totals)] for part, words in PARTS.items()]
+    whole = ["in all", *(seconds_text(total.seconds) for total in totals)]
+    return WhereTimeWent(sides, rows, list(_loading(totals)), whole)
+
+
+def time_table(comparison: Comparison) -> tuple[Cells, list[Cells]]:
+    """Return the header and the lines of the totals; no lines where no run says."""
+    found = where_time_went(comparison)
+    if not found.sides:
+        return [], []
+    header = ["", *(side.role for side in found.sides)]
+    return header, [*found.rows, found.whole, *found.loading]
+
+
+def _side(role: str, side: Side, profile: RunProfile) -> SideTime:
+    total = profile.total
+    sentence = _sentence(role, len(side.made), total)
+    return SideTime(role, sentence, time_by_stage(role, profile), total)
+
+
+def _sentence(role: str, runs: int, total: StageProfile) -> str:
+    """Say what a side spent most of its time on: ``Golden: 3.1 s, most of it (82 %) reference.``"""
+    most = max(PARTS, key=lambda part: getattr(total, part))
+    share = getattr(total, most) / total.seconds if total.seconds else 0.0
+    over = f" over {runs} runs" if runs > 1 else ""
+    kind = "most of it" if share > 0.5 else "the largest part"
+    return (
+        f"{role.capitalize()}: {seconds_text(total.seconds)}{over}, "
+        f"{kind} ({share * 100:.0f} %) {PARTS[most]}."
+    )
+
+
+def _share(total: StageProfile, part: str) -> str:
+    seconds = getattr(total, part)
+    if not seconds:
+        return _NONE
+    share = 100 * seconds / total.seconds
+    return f"{seconds_text(seconds)}, {f'{share:.0f}' if share >= 0.5 else '< 1'} %"
+
+
+def _loading(totals: Sequence[StageProfile]) -> Iterator[Cells]:
+    """Yield the lines of what was read: seconds of the threads, bytes, rate and memory."""
+    read = [total.loading for total in totals]
+    if any(each.seconds for each in read):
+        for part in LOADING:
+            yield [f"threads: {part}", *(_seconds(getattr(each, part)) for each in read)]
+    if any(each.bytes for each in read):
+        yield ["bytes read", *(bytes_text(each.bytes) if each.bytes else _NONE for each in read)]
+        yield ["read at", *(f"{bytes_text(e.rate)}/s" if e.rate else _NONE for e in read)]
+    yield ["memory at most", *(bytes_text(total.peak) for total in totals)]
+
+
+def _seconds(seconds: float) -> str:
+    return seconds_text(seconds) if seconds else _NONE
+
+
+LOADING = ("read", "convert", "hash")
+
+_WIDTH, _LEFT, _RIGHT = 320.0, 44.0, 8.0
+_PITCH = (3.0, 40.0)
+_TOP, _PLOT = 26.0, 190.0
+_CAPTION, _STRIP = 24.0, 30.0
+_BOTTOM = 40.0
+_LABEL_ROOM = 22.0
+_TICKS = 5
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Where things stand: a column for each stage, seconds above and below one axis.
+
+    ``before`` are the bytes of memory that were held before the first stage.
+    """
+
+    before: int
+    stages: Sequence[tuple[str, StageProfile]]
+
+    @property
+    def pitch(self) -> float:
+        """Width of a column in whole pixels: between narrow columns a fraction leaves seams."""
+        room = (_WIDTH - _LEFT - _RIGHT) // max(len(self.stages), 1)
+        return min(max(room, _PITCH[0]), _PITCH[1])
+
+    @property
+    def right(self) -> float:
+        """Where the last column ends."""
+        return _LEFT + self.pitch * len(self.stages)
+
+    @property
+    def up(self) -> float:
+        """The most seconds that a stage held the run up."""
+        return max((each.seconds for _, each in self.stages), default=0.0)
+
+    @property
+    def down(self) -> float:
+        """The most seconds that the reading threads spent on a stage."""
+        return max((each.loading.seconds for _, each in self.stages), default=0.0)
+
+    def y(self, seconds: float) -> float:
+        """Return a height in pixels from the top; negative seconds are below the axis."""
+        whole = self.up + self.down or 1.0
+        return _TOP + _PLOT * (self.up - seconds) / whole
+
+    def bar(self, column: int, top: float, seconds: float) -> str:
+        """Return path data of a bar of some seconds that ends at ``top`` seconds."""
+        return self.column(column, self.y(top), self.y(0) - self.y(seconds))
+
+    def column(self, column: int, y: float, height: float) -> str:
+        """Return path data of a bar in pixels, with a gap beside it where there is room."""
+        gap = 1.0 if self.pitch > 6 else 0.0
+        return box(_LEFT + column * self.pitch, y, self.pitch - gap, height)
+
+
+def seconds_text(seconds: float) -> str:
+    """Return a span of time in the unit a person would use: 12 ms, 3.4 s, 7.5 min."""
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.3g} ms"
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def time_by_stage(side: str, profile: RunProfile) -> str:
+    """Return the figure of one side (``golden`` or ``candidate``)."""
+    bars = Bars(profile.before, list(profile.stages.items()))
+    strips = _strips(bars)
+    bottom = _TOP + _PLOT + len(strips) * (_CAPTION + _STRIP)
+    total = profile.total
+    return canvas(
+        max(bars.right + _RIGHT, _WIDTH),
+        bottom + _BOTTOM,
+        f"Seconds of the {side} by stage",
+        f"{seconds_text(total.seconds)} in all, {bytes_text(total.loading.bytes)} read.",
+        _scale(bars),
+        *_stacked(bars),
+        *strips,
+        *(_told(bars, column, bottom) for column in range(len(bars.stages))),
+        _axis(bars, bottom),
+    )
+
+
+def _stacked(bars: Bars) -> list[str]:
+    """Draw the bars. Those of one part are one path: a large model has hundreds."""
+    paths: dict[str, list[str]] = {}
+    for column, (_, each) in enumerate(bars.stages):
+        above, below = 0.0, 0.0
+        for part in PARTS:
+            seconds = getattr(each, part)
+            above += seconds
+            if seconds:
+                paths.setdefault(part, []).append(bars.bar(column, above, seconds))
+        for part in LOADING:
+            seconds = getattr(each.loading, part)
+            if seconds:
+                paths.setdefault(part, []).append(bars.bar(column, -below, seconds))
+            below += seconds
+    return [tag("path", class_=f"part-{part}", d="".join(d)) for part, d in paths.items()]
+
+
+def _strips(bars: Bars) -> list[str]:
+    """Draw bytes read and memory held, each on a scale of its own; none where nothing is known."""
+    values: list[tuple[str, Callable[[StageProfile], float]]] = [
+        ("read", lambda each: each.loading.bytes),
+        ("memory", lambda each: max(each.peak - bars.before, 0)),
+    ]
+    drawn: list[str] = []
+    for words, value in values:
+        most = max((value(each) for _, each in bars.stages), default=0.0)
+        if most:
+            top = _TOP + _PLOT + len(drawn) * (_CAPTION + _STRIP) + _CAPTION
+            said = text(_LEFT, top - 5, f"{words}, at most {bytes_text(most)} in a stage")
+            shares = [value(each) / most for _, each in bars.stages]
+            drawn.append(tag("g", said, class_="ticks") + _strip(bars, top, shares))
+    return drawn
+
+
+def _strip(bars: Bars, top: float, shares: Sequence[float]) -> str:
+    foot = top + _STRIP
+    shapes = (
+        bars.column(column, foot - share * _STRIP, share * _STRIP)
+        for column, share in enumerate(shares)
+        if share
+    )
+    line = tag("path", class_="grid", d=f"M{_LEFT:.1f} {foot:.1f}H{bars.right:.1f}")
+    return tag("path", class_="strip", d="".join(shapes)) + line
+
+
+def _scale(bars: Bars) -> str:
+    """Draw the lines and numbers of both directions, in milliseconds below one second."""
+    unit, name = (1.0, "s") if max(bars.up, bars.down) >= 1 else (1e-3, "ms")
+    step = _round_step((bars.up + bars.down) / unit / _TICKS)
+    parts = [text(_LEFT - 6, _TOP - 12, name, class_="axis", text_anchor="end")]
+    for tick in range(-math.floor(bars.down / unit / step), math.floor(bars.up / unit / step) + 1):
+        y = bars.y(tick * step * unit)
+        parts.append(tag("path", class_="grid", d=f"M{_LEFT:.1f} {y:.1f}H{bars.right:.1f}"))
+        parts.append(text(_LEFT - 6, y + 4, f"{abs(tick) * step:g}", text_anchor="end"))
+    return tag("g", *parts, class_="ticks")
+
+
+def _round_step(least: float) -> float:
+    """Return the smallest of 1, 2, 5, 10, 20, ... and their tenths that is not below ``least``."""
+    power = 10.0 ** math.floor(math.log10(least)) if least > 0 else 1.0
+    return next(n * power for n in (1, 2, 5, 10) if n * power >= least)
+
+
+def _told(bars: Bars, column: int, bottom: float) -> str:
+    """Lay a clear strip over a column that says all of its numbers."""
+    stage, each = bars.stages[column]
+    said = [f"{words} {seconds_text(getattr(each, part))}" for part, words in PARTS.items()]
+    loading = [f"{part} {seconds_text(getattr(each.loading, part))}" for part in LOADING]
+    above = max(each.peak - bars.before, 0)
+    words = (
+        f"{stage}: {seconds_text(each.seconds)}: {', '.join(said)}. Reading threads: "
+        f"{', '.join(loading)}; {bytes_text(each.loading.bytes)}. Memory {bytes_text(above)}"
+    )
+    shape = box(_LEFT + column * bars.pitch, _TOP, bars.pitch, bottom - _TOP)
+    return tag("path", hover(words), d=shape, fill="none", pointer_events="all")
+
+
+def _axis(bars: Bars, bottom: float) -> str:
+    """Draw the zero line, the layers' numbers, and in words what the columns are."""
+    zero = tag("path", class_="outline", d=f"M{_LEFT:.1f} {bars.y(0):.1f}H{bars.right:.1f}")
+    layers = [Site(stage, "in").layer for stage, _ in bars.stages]
+    parts, free = [], _LEFT
+    for column, layer in enumerate(layers):
+        x = _LEFT + (column + 0.5) * bars.pitch
+        if layer is not None and x >= free:
+            parts.append(text(x, bottom + 16, str(layer), text_anchor="middle"))
+            free = x + _LABEL_ROOM
+    names = [stage if Site(stage, "in").layer is None else "layer" for stage, _ in bars.stages]
+    said = ", ".join(name for name, _ in groupby(names))
+    parts.append(text(_LEFT, bottom + 34, said, class_="axis"))
+    return zero + tag("g", *parts, class_="ticks")

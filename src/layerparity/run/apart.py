@@ -1,0 +1,98 @@
+"""Apart: a run made in a process of its own, for settings that a process can hold only once.
+
+XLA reads its flags and its number of devices once, when it starts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from layerparity.ground import console
+from layerparity.ground.errors import Exit, UserError
+
+# Seconds in which a child that was told to end may close its run.
+_GRACE_S = 20.0
+# A line of `console.Progress` where there is no terminal.
+_PROGRESS = re.compile(r".*: (\d+) of (\d+) ?(.*)")
+# The door of such a child, by name: it stands above the jobs.
+_DOOR = "layerparity.cli.apart"
+
+
+def make(settings: Mapping[str, Any]) -> str:
+    """Make a ``job=run`` with these keys in a child of this interpreter; return the run's id.
+
+    The child sees this process's environment, folder and modules. Where this one is interrupted,
+    the child ends too, its run marked so. Raises UserError with the child's own message, or with
+    how it ended.
+    """
+    with tempfile.TemporaryDirectory(prefix="layerparity-") as folder:
+        told = Path(folder) / "told.json"
+        told.write_text(json.dumps(dict(settings)), encoding="utf-8")
+        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
+            with _child(told, errors) as child:
+                _relay(child.stdout)
+                status = child.wait()
+            errors.seek(0)
+            said = errors.read()
+        answer = json.loads(told.read_text(encoding="utf-8"))
+    if status == Exit.OK:
+        return str(answer["run"])
+    if status == Exit.USER:
+        raise UserError(answer["refused"])
+    last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "no word")
+    raise UserError(f"its process ended with {_ending(status)}: {last[:300]}")
+
+
+@contextmanager
+def _child(told: Path, errors: IO[str]) -> Iterator[subprocess.Popen[str]]:
+    """Start the child; whatever ends the block early ends it as well."""
+    paths = os.pathsep.join(each or str(Path.cwd()) for each in sys.path)
+    child = subprocess.Popen(
+        [sys.executable, "-m", _DOOR, str(told)],
+        env={**os.environ, "PYTHONPATH": paths},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        text=True,
+        errors="replace",
+        # A terminal's Ctrl-C is for this process, which tells the child once.
+        process_group=0,
+    )
+    with child:
+        try:
+            yield child
+        except BaseException:
+            _end(child)
+            raise
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    child.terminate()
+    try:
+        child.communicate(timeout=_GRACE_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+
+
+def _relay(lines: IO[str] | None) -> None:
+    """Say what the child says, its progress as this process shows progress."""
+    with console.counting("blocks") as count:
+        for line in lines or ():
+            seen = _PROGRESS.fullmatch(line.rstrip())
+            if seen:
+                count(int(seen[1]), int(seen[2]), seen[3])
+            else:
+                console.say(line.rstrip())
+
+
+def _ending(status: int) -> str:
+    return f"signal {-status}" if status < 0 else f"status {status}"

@@ -1,0 +1,1 @@
+"""Rooms of the gpu backend; imported only when it is built."""

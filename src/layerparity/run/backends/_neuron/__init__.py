@@ -1,0 +1,1 @@
+"""Rooms of the neuron backend: runtimes, the distributed environment, sharding."""

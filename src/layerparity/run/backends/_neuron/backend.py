@@ -1,0 +1,238 @@
+"""NeuronBackend: a runtime, the distributed environment around it, and what it refuses."""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from layerparity.ground.errors import UserError
+from layerparity.machine import sharding
+from layerparity.machine.device import Affinity, Placed
+from layerparity.machine.max_memory import (
+    STAND_IN_COPIES,
+    STREAM,
+    reads_ahead,
+    room_for_weights,
+    told,
+)
+from layerparity.machine.memory import free_host_memory
+from layerparity.machine.neuron_runtime import NEURON, STAND_IN, Compile, Runtime
+from layerparity.model import static_experts
+from layerparity.run.backends._export import mapped
+from layerparity.run.backends._neuron import distributed
+from layerparity.run.backends._neuron.xla import XlaRuntime
+from layerparity.run.backends.base import Backend
+from layerparity.run.backends.neuron import DEFAULT_KIND
+
+if TYPE_CHECKING:
+    from layerparity.run.backends.neuron import Settings
+    from layerparity.settings.config import Config
+
+
+_GPU_ONLY = ("max_memory", "offload_folder", "threads")
+_ATTENTION = ("sdpa", "eager")
+_EXPERTS = (static_experts.NAME, "batched_mm", "eager")
+
+
+def from_config(settings: Settings, config: Config, machine: Affinity) -> NeuronBackend:
+    """Return the backend for a machine that `detect` found; see `neuron.build`."""
+    for key in _GPU_ONLY:
+        if getattr(config, key) is not None:
+            raise UserError(f"{key} is for backend=gpu: leave it out with backend=neuron.")
+    exports = Compile(settings.compile) is Compile.export
+    if exports and config.tp_degree > 1:
+        raise UserError("backend.compile=export runs unsharded: use tp_degree=1, or compile=lazy.")
+    streams = config.device_map.strategy == STREAM
+    runtime = XlaRuntime(machine.device == NEURON, config.tp_degree, settings.excess_precision)
+    runtime.prepare()
+    static_experts.register()
+    return NeuronBackend(
+        name="neuron",
+        default_kind=DEFAULT_KIND,
+        attn_implementation=config.attn_implementation or "sdpa",
+        experts_implementation=config.experts_implementation or static_experts.NAME,
+        unused=() if streams else ("device_map",),
+        streams=streams,
+        again=config.generate.max_new_tokens > 1,
+        runtime=runtime,
+        exports=exports,
+    )
+
+
+@dataclass
+class NeuronBackend(Backend):
+    """A Neuron machine or its stand-in; see `Backend` for what each method promises."""
+
+    runtime: Runtime = field(kw_only=True)
+    exports: bool = False
+    _stack: ExitStack | None = None
+    _granted: distributed.Granted | None = None
+    _plan: dict[str, str] = field(default_factory=dict)
+    _paths: dict[str, str] = field(default_factory=dict)
+    _sharded: dict[str, int] = field(default_factory=dict)
+
+    def open(self) -> None:
+        """Initialise the distributed environment, then take the device."""
+        if self._stack is not None:
+            return
+        with ExitStack() as stack:
+            stack.enter_context(recorded(self.warnings))
+            self.runtime.load()
+            self._granted = distributed.initialise(self.runtime)
+            stack.callback(distributed.teardown)
+            self.runtime.start()
+            distributed.check_collectives(self.runtime)
+            self._stack = stack.pop_all()
+
+    def close(self) -> None:
+        """Tear the distributed environment down; XLA's device stays with the process."""
+        if self._stack is not None:
+            self._stack.close()
+            self._stack = None
+        self.runtime.restore()
+
+    @property
+    def device_label(self) -> str:
+        """``Neuron``, or a name that says that it is not."""
+        return NEURON if self.runtime.is_neuron else STAND_IN
+
+    def check(self, model: nn.Module) -> None:
+        """Refuse implementations that cannot compile, and models that cannot be sharded."""
+        config: Any = model.config
+        has_experts = any(hasattr(each, "_is_expert_parallel") for each in model.modules())
+        _refuse_unless("attn_implementation", self.attn_implementation, _ATTENTION)
+        if has_experts:
+            _refuse_unless("experts_implementation", self.experts_implementation, _EXPERTS)
+        if self.runtime.tp_degree > 1 and self.runtime.is_neuron:
+            raise UserError(
+                f"tp_degree={self.runtime.tp_degree}: sharding is on XLA:CPU only for now: use "
+                "tp_degree=1, or backend.runtime=xla_cpu."
+            )
+        sharding.check(config, self.runtime.tp_degree)
+
+    def place(self, model: nn.Module, stages: Mapping[str, str]) -> list[Placed]:
+        """Put every stage on the one device; with tp_degree > 1 its shards lie side by side."""
+        config: Any = model.config
+        self._plan = sharding.plan_of(config) if self.runtime.tp_degree > 1 else {}
+        self._paths = dict(stages)
+        sizes = {stage: _bytes(model.get_submodule(path)) for stage, path in stages.items()}
+        if self.streams:
+            held = sizes
+            if not self.runtime.is_neuron:
+                held = {stage: int(STAND_IN_COPIES * size) for stage, size in sizes.items()}
+            room = room_for_weights(free_host_memory())
+            self.ahead = reads_ahead(held, room, again=self.again)
+            self.warnings.append(told(held, self.ahead, self.again))
+        return [Placed(self.device_label, tuple(stages), sum(sizes.values()))]
+
+    def put(self, stage: str, module: nn.Module) -> None:
+        """Move a stage's module to the device, in-place, and shard it where that was asked."""
+        if self.runtime.tp_degree > 1 and not self._plan:
+            raise UserError("tp_degree > 1 needs port=hf, which knows what to shard.")
+        path = self._paths.get(stage, stage)
+        shards = sharding.split_dimensions(self._plan, path, module)
+        self.runtime.move(module, shards)
+        self._sharded[stage] = len(shards)
+
+    def send(self, stage: str, value: Any) -> Any:
+        """Return tensors, or nested tuples, lists and dicts of them, on the device."""
+        return mapped(value, self.runtime.send)
+
+    def fetch(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Synchronise once, then return the tensors on the CPU; an empty dict synchronises too."""
+        self.runtime.sync()
+        return {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+
+    def compile(self, module: nn.Module, arguments: Sequence[Any]) -> Callable[..., Any]:
+        """Return the module, or with ``compile=export`` the module as one graph."""
+        return self.runtime.export(module) if self.exports else module
+
+    def counters(self) -> dict[str, Any]:
+        """Return ``compiles``, ``aten_fallbacks`` and ``aten_names`` since `open`."""
+        return self.runtime.counters()
+
+    def facts(self) -> dict[str, str]:
+        """Return versions, the device, the degree granted, compiles and fallbacks, as tags."""
+        granted = self._granted
+        if granted is None:
+            return {}
+        return {
+            **self.runtime.facts(),
+            "rank": str(granted.rank),
+            "world_size": str(granted.world_size),
+            "tp_granted": str(granted.tp_degree),
+            "sharded_parameters": str(sum(self._sharded.values())),
+        }
+
+    def numerics(self) -> dict[str, str]:
+        """Return the flags that change numbers and how stages are compiled."""
+        return {**self.runtime.numerics(), "compile": "export" if self.exports else "lazy"}
+
+
+def _refuse_unless(key: str, value: str | None, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise UserError(f"{key}={value} does not compile on XLA: use one of {', '.join(known)}.")
+
+
+def _bytes(module: nn.Module) -> int:
+    tensors = [*module.parameters(), *module.buffers()]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+# neuronx_distributed and its inference library both speak through the logger "Neuron".
+_LOGGERS = ("Neuron", "neuronx_distributed", "torch_neuronx", "torch_xla")
+_FROM_LIBRARY = re.compile(
+    r"[/\\](neuronx_distributed\w*|torch_neuronx|torch_xla|libneuronxla)[/\\]"
+)
+_ABOUT_LAYOUT = re.compile(r"\bGQA\b|\bTP\b|\bKV heads|shard|replicat|tensor.?parallel", re.I)
+
+
+@contextmanager
+def recorded(into: list[str]) -> Iterator[None]:
+    """Append to ``into``, once each, what libraries warn of, and what is about layout."""
+    handler = _Recorder(into)
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        with warnings.catch_warnings():
+            _hook(into)
+            yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
+
+
+class _Recorder(logging.Handler):
+    def __init__(self, into: list[str]) -> None:
+        super().__init__(logging.WARNING)
+        self.into = into
+
+    def emit(self, record: logging.LogRecord) -> None:
+        _note(self.into, f"{record.name}: {record.getMessage()}")
+
+
+def _hook(into: list[str]) -> None:
+    show = warnings.showwarning
+
+    def showwarning(
+        message: Warning | str, category: type[Warning], filename: str, *rest: Any
+    ) -> None:
+        if _FROM_LIBRARY.search(filename) or _ABOUT_LAYOUT.search(str(message)):
+            _note(into, f"{category.__name__}: {message}")
+        show(message, category, filename, *rest)
+
+    warnings.showwarning = showwarning  # type: ignore[assignment]
+
+
+def _note(into: list[str], text: str) -> None:
+    if text not in into:
+        into.append(text)

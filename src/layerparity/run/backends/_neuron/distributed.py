@@ -1,0 +1,203 @@
+"""Distributed environment: initialised once, before any component, and torn down once.
+
+Neuron's modules refuse to be built outside a distributed environment, even in a single process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from layerparity.ground.errors import UserError
+from layerparity.machine import neuron
+
+if TYPE_CHECKING:
+    from layerparity.machine.neuron_runtime import Runtime
+
+_DEFAULTS = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "12355"}
+# torch waits half an hour by default; ranks of one launcher start within minutes or not at all.
+_PATIENCE = timedelta(minutes=5)
+
+
+@dataclass(frozen=True)
+class Granted:
+    """The place of this process among the ranks, and the tensor parallel degree it really has."""
+
+    rank: int
+    world_size: int
+    tp_degree: int
+
+
+@dataclass
+class _Environment:
+    """What `initialise` made, so that `teardown` removes that and nothing else."""
+
+    asked: int
+    granted: Granted
+    holders: int = 1
+    own_group: bool = False
+    parallel: Any = None
+    variables: list[str] = field(default_factory=list)
+
+
+_current: _Environment | None = None
+
+
+def initialise(runtime: Runtime) -> Granted:
+    """Make torch.distributed and neuronx_distributed ready for the runtime's degree; idempotent.
+
+    A launcher's RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are used where they are set. Raises
+    UserError where the ranks or the degree granted are not those asked for.
+    """
+    global _current  # noqa: PLW0603
+    if _current is not None:
+        _refuse_other(_current, runtime.tp_degree)
+        _current.holders += 1
+        return _current.granted
+    rank, world_size = ranks(os.environ)
+    _refuse_silent_collectives(runtime, world_size)
+    made = _Environment(runtime.tp_degree, Granted(rank, world_size, 1))
+    try:
+        _fill(made)
+        if not runtime.spmd:
+            _join(made)
+        made.granted = Granted(rank, world_size, _degree(runtime, made))
+    except BaseException:
+        _undo(made)
+        raise
+    _current = made
+    return made.granted
+
+
+def teardown() -> None:
+    """Undo one `initialise`; the last one removes what was made. Safe to call too often."""
+    global _current  # noqa: PLW0603
+    if _current is None:
+        return
+    _current.holders -= 1
+    if _current.holders == 0:
+        _undo(_current)
+        _current = None
+
+
+def check_collectives(runtime: Runtime) -> None:
+    """Refuse, once the device is taken, a world in which device collectives do nothing."""
+    if _current is None or runtime.spmd:
+        return
+    reach, world_size = runtime.world_size(), _current.granted.world_size
+    if reach != world_size:
+        raise UserError(
+            f"Device collectives reach {reach} of {world_size} ranks and would silently do "
+            "nothing: check NEURON_RT_VISIBLE_CORES, and start with torchrun, one rank per core."
+        )
+
+
+def ranks(environment: Mapping[str, str]) -> tuple[int, int]:
+    """Return (rank, world size) from a launcher's variables. Raises UserError for nonsense."""
+    values = {**_DEFAULTS, **environment}
+    try:
+        rank, world_size = int(values["RANK"]), int(values["WORLD_SIZE"])
+    except ValueError as error:
+        raise UserError(
+            "RANK and WORLD_SIZE must be whole numbers: start with torchrun."
+        ) from error
+    if world_size > 1 and "RANK" not in environment:
+        raise UserError(f"WORLD_SIZE={world_size} without RANK: start with torchrun, or unset it.")
+    if not 0 <= rank < world_size:
+        raise UserError(f"RANK={rank} is not below WORLD_SIZE={world_size}: start with torchrun.")
+    return rank, world_size
+
+
+def _refuse_other(current: _Environment, tp_degree: int) -> None:
+    if current.asked != tp_degree:
+        raise UserError(
+            f"The distributed environment is initialised with tp_degree={current.asked}, and "
+            f"tp_degree={tp_degree} was asked: run each degree as a command of its own."
+        )
+
+
+def _refuse_silent_collectives(runtime: Runtime, world_size: int) -> None:
+    if world_size > 1 and not runtime.is_neuron:
+        raise UserError(
+            f"WORLD_SIZE={world_size}, but between processes XLA:CPU's collectives do nothing and "
+            f"numbers would be wrong: start without torchrun, with tp_degree={world_size}, which "
+            "shards within one process."
+        )
+
+
+def _fill(made: _Environment) -> None:
+    for name, value in _DEFAULTS.items():
+        if name not in os.environ:
+            os.environ[name] = value
+            made.variables.append(name)
+
+
+def _join(made: _Environment) -> None:
+    """Join the process group, or adopt the one somebody else made."""
+    import torch.distributed as dist
+
+    rank, world_size = made.granted.rank, made.granted.world_size
+    if dist.is_initialized():
+        if dist.get_world_size() != world_size:
+            raise UserError(
+                f"torch.distributed is already initialised with {dist.get_world_size()} ranks, "
+                f"not {world_size}: call torch.distributed.destroy_process_group() first."
+            )
+        return
+    # Alone, a store in memory will do: no port, so that two runs on one machine never collide.
+    store = dist.HashStore() if world_size == 1 else None
+    try:
+        dist.init_process_group(
+            "xla", store=store, rank=rank, world_size=world_size, timeout=_PATIENCE
+        )
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise UserError(_start_failed(made.granted, error)) from error
+    made.own_group = True
+
+
+def _start_failed(granted: Granted, error: Exception) -> str:
+    if "xla" in str(error).lower() and isinstance(error, KeyError | ValueError | AttributeError):
+        return "torch.distributed has no 'xla' backend: install the torch_xla that fits torch."
+    where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    return (
+        f"Rank {granted.rank} of {granted.world_size} could not join the others at {where} "
+        f"({str(error).splitlines()[0]}): check that every rank was started and the port is free."
+    )
+
+
+def _degree(runtime: Runtime, made: _Environment) -> int:
+    """Return the degree granted. neuronx_distributed lowers it to the world size, silently."""
+    asked = runtime.tp_degree
+    if runtime.spmd:
+        return asked
+    state = neuron.parallel_state() if runtime.is_neuron else None
+    if state is not None and not state.ready:
+        state.initialise(asked)
+        made.parallel = state
+    granted = 1 if state is None else state.tp_degree
+    if granted != asked:
+        cure = (
+            f"start with torchrun --nproc_per_node={asked}"
+            if state is not None
+            else "install neuronx-distributed from AWS's own index"
+        )
+        raise UserError(
+            f"tp_degree={asked} was asked and {granted} granted, with {made.granted.world_size} "
+            f"rank(s): {cure}, or use tp_degree={granted}."
+        )
+    return granted
+
+
+def _undo(made: _Environment) -> None:
+    if made.parallel is not None:
+        made.parallel.destroy()
+    if made.own_group:
+        import torch.distributed as dist
+
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    for name in made.variables:
+        os.environ.pop(name, None)

@@ -1,0 +1,273 @@
+"""The XLA flavour: torch_xla on Neuron devices, or on XLA:CPU as a stand-in.
+
+Only this file and ``xla_export`` import torch_xla (12 seconds). Modules run lazily: operations
+pile up until `sync`, which compiles one graph for them; blocks of one shape share it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import logging
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from layerparity.ground.errors import UserError
+from layerparity.machine import neuron
+from layerparity.machine.neuron_runtime import GET_XLA, Runtime
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+_MESH_AXIS = "tensor"
+_FLAGS = "XLA_FLAGS"
+_COUNT = "CPU_NUM_DEVICES"
+_NUMERIC_VARIABLES = ("NEURON_CC_FLAGS", "NEURON_RT_STOCHASTIC_ROUNDING_EN", "XLA_USE_BF16")
+
+# The user's own values, from before this file wrote to them.
+_given: dict[str, str | None] = {}
+# What the runtime read when it started, which it does once in a process.
+_started: dict[str, str | None] = {}
+
+
+class XlaRuntime(Runtime):
+    """torch_xla's lazy tensors on one device, or on virtual CPU devices by SPMD."""
+
+    def __init__(self, is_neuron: bool, tp_degree: int, excess_precision: bool) -> None:
+        self.is_neuron = is_neuron
+        self.tp_degree = tp_degree
+        self.excess_precision = excess_precision
+        self._device: torch.device | None = None
+        self._mesh: Any = None
+        self._compiles = 0
+        self._fallbacks: Counter[str] = Counter()
+        self._before: dict[str, str | None] = {}
+
+    @property
+    def spmd(self) -> bool:
+        """Whether one process drives all shards: tensor parallelism on XLA:CPU."""
+        return self.tp_degree > 1 and not self.is_neuron
+
+    def prepare(self) -> None:
+        """Set PJRT_DEVICE, XLA_FLAGS and CPU_NUM_DEVICES.
+
+        Raises UserError where this process's runtime already runs with others: it reads them once.
+        """
+        wanted = self._environment()
+        if self.spmd:
+            # XLA's partitioner announces its own successor at every compile.
+            os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+        if _is_running():
+            _refuse_late(wanted)
+        self._before = {name: os.environ.get(name) for name in wanted}
+        _set_environment(wanted)
+
+    def restore(self) -> None:
+        """Set the variables of `prepare` back, so that what comes after is not told of XLA."""
+        _set_environment(self._before)
+        self._before = {}
+
+    def load(self) -> None:
+        """Import torch_xla and make its process group known. Raises UserError if it cannot load."""
+        handlers = logging.root.handlers[:]
+        try:
+            importlib.import_module("torch_xla.distributed.xla_backend")
+        except (ImportError, OSError) as error:
+            raise UserError(_cannot_load(error)) from error
+        finally:
+            # Importing it puts a handler on the root logger.
+            logging.root.handlers[:] = handlers
+        if self.is_neuron and neuron.torch_neuronx() is None:
+            raise UserError("torch_neuronx does not import: install it from AWS's own index.")
+        if self.spmd:
+            import torch_xla.runtime as xr
+
+            xr.use_spmd()
+
+    def start(self) -> None:
+        """Take the device and remember where the counters stand."""
+        import torch_xla
+        import torch_xla.runtime as xr
+
+        self._device = torch_xla.device()
+        _started.update(self._environment())
+        hardware = xr.device_type()
+        if (hardware == "NEURON") is not self.is_neuron:
+            raise UserError(f"torch_xla took {hardware}: unset PJRT_DEVICE.")
+        if self.spmd:
+            self._mesh = _mesh(self.tp_degree)
+        elif xr.is_spmd():
+            raise UserError("This process runs SPMD: run tp_degree=1 as a command of its own.")
+        self._compiles, self._fallbacks = _count()
+
+    def world_size(self) -> int:
+        """Return the number of processes among which device collectives really happen."""
+        import torch_xla.runtime as xr
+
+        return int(xr.world_size())
+
+    def move(self, module: nn.Module, shards: Mapping[str, int]) -> None:
+        """Move a module to the device in place, and split the named parameters over the mesh."""
+        module.to(self._device)
+        if not shards:
+            return
+        import torch_xla.distributed.spmd as xs
+
+        for name, dimension in shards.items():
+            parameter = module.get_parameter(name)
+            spec = [None] * parameter.dim()
+            spec[dimension] = _MESH_AXIS  # type: ignore[call-overload]
+            xs.mark_sharding(parameter, self._mesh, tuple(spec))
+
+    def send(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor on the device."""
+        return tensor.to(self._device)
+
+    def sync(self) -> None:
+        """Compile and launch everything that is pending."""
+        import torch_xla
+
+        torch_xla.sync()
+
+    def export(self, module: nn.Module) -> Callable[..., Any]:
+        """Return a callable like the module that runs as one StableHLO graph."""
+        from layerparity.run.backends._neuron.xla_export import Exported
+
+        return Exported(module, around=self._keep_counters)
+
+    def counters(self) -> dict[str, Any]:
+        """Return torch_xla's compiles and ``aten::`` fallbacks since `start`."""
+        compiles, fallbacks = _count()
+        new = fallbacks - self._fallbacks
+        return {
+            "compiles": compiles - self._compiles,
+            "aten_fallbacks": sum(new.values()),
+            "aten_names": sorted(new),
+        }
+
+    def facts(self) -> dict[str, str]:
+        """Return versions, the device, and what was counted and granted."""
+        if self._device is None:
+            return {}
+        import torch_xla.runtime as xr
+
+        counted = self.counters()
+        return {
+            "torch_xla": importlib.metadata.version("torch_xla"),
+            **neuron.versions(),
+            "PJRT_DEVICE": os.environ.get("PJRT_DEVICE", ""),
+            "xla_hardware": str(xr.device_type()),
+            "xla_devices": str(xr.global_runtime_device_count()),
+            "compiles": str(counted["compiles"]),
+            "aten_fallbacks": ",".join(counted["aten_names"]) or "none",
+        }
+
+    def numerics(self) -> dict[str, str]:
+        """Return the flags that change numbers."""
+        flags = self._environment()[_FLAGS] or ""
+        found = {name: os.environ[name] for name in _NUMERIC_VARIABLES if name in os.environ}
+        return {**found, _FLAGS: " ".join(sorted(flags.split()))}
+
+    def _environment(self) -> dict[str, str | None]:
+        """Return the variables this runtime needs; None for one that must not be set."""
+        for name in (_FLAGS, _COUNT):
+            _given.setdefault(name, os.environ.get(name))
+        if self.is_neuron:
+            return {"PJRT_DEVICE": "NEURON", _FLAGS: _given[_FLAGS]}
+        if self.spmd and _given[_COUNT] not in (None, str(self.tp_degree)):
+            raise UserError(f"{_COUNT}={_given[_COUNT]} contradicts tp_degree: unset {_COUNT}.")
+        return {
+            "PJRT_DEVICE": "CPU",
+            _FLAGS: with_flags(_given[_FLAGS] or "", cpu_flags(self.excess_precision)),
+            _COUNT: str(self.tp_degree) if self.spmd else _given[_COUNT],
+        }
+
+    def _keep_counters(self, work: Callable[[], Any]) -> Any:
+        """Run work that clears torch_xla's counters on its way, and lose nothing counted before."""
+        seen = _count()[1] - self._fallbacks
+        result = work()
+        self._fallbacks = Counter({name: -count for name, count in seen.items()})
+        return result
+
+
+def _is_running() -> bool:
+    torch_xla = sys.modules.get("torch_xla")
+    return torch_xla is not None and bool(torch_xla._XLAC._xla_runtime_is_initialized())
+
+
+def _set_environment(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _refuse_late(wanted: Mapping[str, str | None]) -> None:
+    for name, value in wanted.items():
+        has = _started[name] if name in _started else os.environ.get(name)
+        if sorted((value or "").split()) != sorted((has or "").split()):
+            raise UserError(
+                f"XLA already runs in this process with {name}={has or 'unset'}, and reads it only "
+                "once: run each tp_degree and each backend setting as a command of its own."
+            )
+
+
+def _cannot_load(error: Exception) -> str:
+    versions = {}
+    for name in ("torch", "torch_xla"):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "missing"
+    return (
+        f"torch_xla {versions['torch_xla']} does not load with torch {versions['torch']} "
+        f"({str(error).splitlines()[0]}): {GET_XLA}."
+    )
+
+
+def _mesh(tp_degree: int) -> Any:
+    import numpy as np
+    import torch_xla.distributed.spmd as xs
+    import torch_xla.runtime as xr
+
+    granted = xr.global_runtime_device_count()
+    if granted != tp_degree:
+        raise UserError(f"tp_degree={tp_degree} was asked and {granted} granted: unset {_COUNT}.")
+    return xs.Mesh(np.arange(granted), (granted,), (_MESH_AXIS,))
+
+
+def _count() -> tuple[int, Counter[str]]:
+    """Return torch_xla's own count of compiles, and of operations it fell back to the host for."""
+    from torch_xla.debug import metrics
+
+    compiles = metrics.metric_data("CompileTime")
+    names = [name for name in metrics.counter_names() if name.startswith("aten::")]
+    fallbacks = Counter({name: int(metrics.counter_value(name)) for name in names})
+    return (int(compiles[0]) if compiles else 0), fallbacks
+
+
+def cpu_flags(excess_precision: bool) -> dict[str, str]:
+    """Return the XLA flags for XLA:CPU; a user's own value of the same flag wins."""
+    return {
+        # torch_xla adds this one by itself; named here so that the fingerprint always has it.
+        "xla_cpu_enable_fast_math": "false",
+        # Without it a fused graph keeps float32 between bf16 operations, and what is observed
+        # changes what is fused: block by block would differ from the whole graph.
+        "xla_allow_excess_precision": str(excess_precision).lower(),
+        # The other scheduler keeps a copy of every chunk of experts alive: all weights once more.
+        "xla_cpu_enable_concurrency_optimized_scheduler": "false",
+    }
+
+
+def with_flags(flags: str, defaults: Mapping[str, str]) -> str:
+    """Return flags with those defaults added whose name they do not hold."""
+    parts = flags.split()
+    names = {part.lstrip("-").partition("=")[0] for part in parts}
+    parts += [f"--{name}={value}" for name, value in defaults.items() if name not in names]
+    return " ".join(parts)

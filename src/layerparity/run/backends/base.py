@@ -1,0 +1,98 @@
+"""What every backend offers: where it can run, where modules go, how tensors get there and back.
+
+A backend's file holds ``Settings`` (a dataclass for conf/backend), ``affinity()`` and
+``build(settings, config)``. Nothing heavy is imported until ``build``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from layerparity.machine.device import Placed
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+@dataclass
+class Backend(ABC):
+    """One kind of machine, opened for one run.
+
+    ``warnings`` collects what a library said when it changed the layout or the numerics;
+    ``streams`` says that a stage's weights are there only while it runs, ``again`` that
+    the stages run once more for every token, ``ahead`` that
+    the next one's may be read meanwhile; ``unused`` are keys of a command that change nothing here.
+    """
+
+    name: str = ""
+    default_kind: str = "candidate"
+    attn_implementation: str = "sdpa"
+    experts_implementation: str | None = None
+    warnings: list[str] = field(default_factory=list)
+    unused: tuple[str, ...] = ()
+    streams: bool = False
+    ahead: bool = False
+    again: bool = False
+
+    @abstractmethod
+    def open(self) -> None:
+        """Make the machine ready (environment, device). Raises UserError with the cure."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what `open` took; safe to call twice."""
+
+    @property
+    @abstractmethod
+    def device_label(self) -> str:
+        """What the run really ran on, such as ``cpu`` or ``XLA:CPU, not Neuron``."""
+
+    @property
+    def spreads(self) -> bool:
+        """Whether stages compute on more than one device."""
+        return False
+
+    def check(self, model: nn.Module) -> None:  # noqa: B027
+        """Refuse, with the cure, a model this backend cannot run as asked (tp_degree, heads)."""
+
+    @abstractmethod
+    def place(self, model: nn.Module, stages: Mapping[str, str]) -> list[Placed]:
+        """Decide where each stage goes. ``stages`` maps a stage to its module path in ``model``.
+
+        ``model`` is the whole architecture on the meta device: nothing is read or moved.
+        """
+
+    @abstractmethod
+    def put(self, stage: str, module: nn.Module) -> None:
+        """Move a stage's loaded module (on the CPU until now) to its place, in-place."""
+
+    def release(self, stage: str) -> None:  # noqa: B027
+        """Give back what `put` took for a stage."""
+
+    def memory_table(self) -> Sequence[object]:
+        """Return a line of text for each device's memory, after stages were put there."""
+        return ()
+
+    @abstractmethod
+    def send(self, stage: str, value: Any) -> Any:
+        """Return tensors, or nested tuples, lists and dicts of them, on the stage's device."""
+
+    @abstractmethod
+    def fetch(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Synchronise once and return the tensors on the CPU, detached and contiguous."""
+
+    def compile(self, module: nn.Module, arguments: Sequence[Any]) -> Any:
+        """Return a callable like ``module``; backends that compile do it here."""
+        return module
+
+    def facts(self) -> dict[str, str]:
+        """Return what the run should remember of the machine, as tags."""
+        return {}
+
+    def numerics(self) -> dict[str, str]:
+        """Return settings that change numbers (flags, precision), for the fingerprint."""
+        return {}

@@ -1,0 +1,53 @@
+"""The gpu backend: transformers and accelerate, on the GPUs here, or on the CPU without one.
+
+Nothing heavy is imported until `build`; the rooms behind it are in ``_gpu``.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from layerparity.machine import nvidia
+from layerparity.machine.device import Affinity, keep_torch_xla_out
+
+if TYPE_CHECKING:
+    from layerparity.run.backends._gpu.backend import GpuBackend
+    from layerparity.settings.config import Config
+
+# What a run makes where nobody says.
+DEFAULT_KIND = "golden"
+
+
+@dataclass
+class Settings:
+    """conf/backend/gpu: ``compile`` runs each stage through torch.compile instead of eagerly."""
+
+    name: str = "gpu"
+    compile: bool = False
+
+
+def affinity() -> Affinity:
+    """Return how well this backend fits; torch is asked only where it is imported already."""
+    names = _names_by_torch() if "torch" in sys.modules else nvidia.gpu_names()
+    if not names:
+        return Affinity(1, "cpu", "no GPU here: device_map=cpu runs on the CPU")
+    return Affinity(2, "cuda", f"{len(names)} GPU{'s' if len(names) > 1 else ''}: {names[0]}")
+
+
+def build(settings: Settings, config: Config) -> GpuBackend:
+    """Return the backend of a configuration, not yet opened; transformers is not yet imported.
+
+    Raises UserError for a ``device_map`` or ``max_memory`` that cannot be read.
+    """
+    from layerparity.run.backends._gpu.backend import from_config
+
+    keep_torch_xla_out()
+    return from_config(settings, config)
+
+
+def _names_by_torch() -> list[str]:
+    import torch
+
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]

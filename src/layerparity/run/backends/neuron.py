@@ -1,0 +1,52 @@
+"""The neuron backend: XLA on AWS Neuron devices, or XLA:CPU as a stand-in that says so.
+
+Nothing heavy is imported until `build`; the rooms behind it are in ``_neuron``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from layerparity.ground.errors import UserError
+from layerparity.machine.device import Affinity
+from layerparity.machine.neuron_runtime import Choice, Compile, detect
+
+if TYPE_CHECKING:
+    from layerparity.run.backends._neuron.backend import NeuronBackend
+    from layerparity.settings.config import Config
+
+# What a run makes where nobody says.
+DEFAULT_KIND = "candidate"
+
+
+@dataclass
+class Settings:
+    """conf/backend/neuron: which runtime, how stages are compiled, and bf16's intermediates.
+
+    ``excess_precision`` lets XLA:CPU keep float32 between fused bf16 operations.
+    """
+
+    name: str = "neuron"
+    runtime: Choice = Choice.auto
+    compile: Compile = Compile.lazy
+    excess_precision: bool = False
+
+
+def affinity() -> Affinity:
+    """Return how well this backend fits; neither torch nor torch_xla is imported."""
+    return detect()
+
+
+def build(settings: Settings, config: Config) -> NeuronBackend:
+    """Return the backend of a configuration, not yet opened; torch_xla is not yet imported.
+
+    Sets the variables that torch_xla reads when it is imported, so build comes before everything
+    that may import it. Raises UserError, saying what is missing and how to get it.
+    """
+    machine = detect(Choice(settings.runtime))
+    if machine.score == 0:
+        raise UserError(machine.reason)
+    from layerparity.run.backends._neuron.backend import from_config
+
+    return from_config(settings, config, machine)

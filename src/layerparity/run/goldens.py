@@ -1,0 +1,170 @@
+"""Goldens: which stored golden runs feed a scope, asked for by name or the newest that fit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from layerparity.ground import console
+from layerparity.ground.errors import UserError
+from layerparity.ground.files import text_digest
+from layerparity.run.inputs import golden as golden_inputs
+from layerparity.settings.config import RunKind
+
+if TYPE_CHECKING:
+    from layerparity.model.checkpoint import Checkpoint
+    from layerparity.run.inputs.base import Request
+    from layerparity.tracking.store import Store
+    from layerparity.tracking.stored import StoredRun
+
+
+LATEST = "latest"
+LOOKED_AT = 50
+MENTIONED = 3
+WEIGHTS_FILE = "weights.json"
+
+
+def golden_for(
+    store: Store, reference: str | None, checkpoint: Checkpoint, request: Request
+) -> Sequence[StoredRun]:
+    """Return the golden runs asked for, or the newest that hold the scope's inputs, or none.
+
+    A sweep is the union of its finished children. Goldens in the run's own dtype are preferred to
+    newer ones in another. A golden made from other weights is passed over, or, where it was asked
+    for by name, mentioned. Raises UserError where the reference names nothing.
+    """
+    same = SameWeights(checkpoint, request.stages)
+    if reference is not None and reference != LATEST:
+        asked = store.find(reference, kind=RunKind.golden.value)
+        other = same.differing(_used(asked))
+        if other:
+            console.say(f"note: {_called(asked)} was made from other weights: {other}")
+        return asked
+    fitting = _fitting(store, checkpoint, request, same)
+    fallback: Sequence[StoredRun] = ()
+    for runs in fitting:
+        if all(run.tags.get("dtype") == request.config.dtype.value for run in runs):
+            return runs
+        fallback = fallback or runs
+    return fallback
+
+
+def _fitting(
+    store: Store, checkpoint: Checkpoint, request: Request, same: SameWeights
+) -> Iterator[Sequence[StoredRun]]:
+    """Yield the sets of runs that could feed the scope, newest first; say why others cannot."""
+    mentioned = 0
+    for runs in _sets(store):
+        why = _obstacle(runs, checkpoint, request, same)
+        if why is None:
+            continue
+        if not why:
+            yield runs
+        elif mentioned < MENTIONED:
+            mentioned += 1
+            console.say(f"note: {_called(runs)} is passed over: {why}")
+
+
+def _sets(store: Store) -> Iterator[Sequence[StoredRun]]:
+    """Yield the finished golden runs, newest first, each sweep as one set."""
+    kind = RunKind.golden.value
+    sweeps: set[str] = set()
+    for run in store.own_runs(kind, LOOKED_AT):
+        if not run.finished or run.parent in sweeps:
+            continue
+        if run.parent is None:
+            yield [run]
+            continue
+        sweeps.add(run.parent)
+        yield store.find(run.parent, kind=kind)
+
+
+def _obstacle(
+    runs: Sequence[StoredRun], checkpoint: Checkpoint, request: Request, same: SameWeights
+) -> str | None:
+    """Return why runs cannot feed the scope: empty if they can, None if nobody would ask."""
+    try:
+        manifests = [golden_inputs.Source.of(run).manifest for run in runs]
+        strange = [m for m in manifests if m.model.config_digest != checkpoint.config_digest]
+        if strange or golden_inputs.lacks(manifests, request):
+            return None
+        other = same.differing(_used(runs))
+    except UserError as error:
+        return str(error)
+    return f"it was made from other weights: {other}" if other else ""
+
+
+def _used(runs: Sequence[Any]) -> dict[str, dict[str, str]]:
+    """Return the digests of the tensors that runs used, by stage and stored name, as listed."""
+    found: dict[str, dict[str, str]] = {}
+    # The newest listing of a stage counts, as it does for its tensors.
+    for run in reversed(golden_inputs.newest_first(runs)):
+        path = run.file(WEIGHTS_FILE)
+        try:
+            found |= json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        except (OSError, ValueError, TypeError) as error:
+            raise UserError(f"{path} is damaged ({error}): make the run again.") from error
+    return found
+
+
+def _called(runs: Sequence[StoredRun]) -> str:
+    more = f" and {len(runs) - 1} more of its sweep" if len(runs) > 1 else ""
+    return f"golden run {runs[0].name}{more}"
+
+
+# Models up to this size are compared whole; of larger ones this much, spread over the stages.
+BUDGET = 2**30
+
+
+class SameWeights:
+    """Compares the tensors of a scope's stages with digests, reading each tensor once.
+
+    What is read is chosen by the hash of its name: small tensors and large ones, in every stage. A
+    change in a tensor that was not chosen is left to the comparison, which knows every digest.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, stages: Sequence[str], budget: int = BUDGET) -> None:
+        self.checkpoint, self.stages, self.budget = checkpoint, stages, budget
+        self._digests: dict[str, str] = {}
+
+    def differing(self, used: Mapping[str, Mapping[str, str]]) -> str:
+        """Return the first tensor that differs from ``used`` (digests by name, by stage), or ''.
+
+        Only stages that overlap the scope are looked at: all of them where none does.
+        """
+        shared = {stage: used[stage] for stage in used if self._overlaps(stage)} or used
+        for stage in shared:
+            listed = shared[stage]
+            lost = [name for name in listed if name not in self.checkpoint.tensors]
+            if lost:
+                return f"the checkpoint holds no {lost[0]}"
+            names = self._sample(listed, self.budget // len(shared))
+            for name, digest in self._read(names).items():
+                if digest != listed[name]:
+                    return name
+        return ""
+
+    def _overlaps(self, stage: str) -> bool:
+        return any(
+            f"{mine}.".startswith(f"{stage}.") or f"{stage}.".startswith(f"{mine}.")
+            for mine in self.stages
+        )
+
+    def _sample(self, names: Mapping[str, str], room: int) -> list[str]:
+        sizes = {name: self.checkpoint.tensors[name].bytes for name in names}
+        chosen = []
+        for name in sorted(sizes, key=text_digest):
+            if sizes[name] <= room:
+                room -= sizes[name]
+                chosen.append(name)
+        return chosen or sorted(sizes, key=lambda name: sizes[name])[:1]
+
+    def _read(self, names: Sequence[str]) -> dict[str, str]:
+        fresh = [name for name in names if name not in self._digests]
+        try:
+            self._digests |= self.checkpoint.read(fresh)[1]
+        except OSError as error:
+            where = self.checkpoint.folder
+            raise UserError(f"{where} cannot be read ({error}): check the disk.") from error
+        return {name: self._digests[name] for name in names}

@@ -1,0 +1,73 @@
+"""Replay: the choices of a golden run that a candidate repeats, and why it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from layerparity.anatomy.family import ROUTED
+from layerparity.anatomy.site import DECODE, Site
+from layerparity.ground.errors import UserError
+
+if TYPE_CHECKING:
+    from layerparity.record.manifest import Manifest, Record
+    from layerparity.run.inputs.base import Inputs, Request
+    from layerparity.settings.config import Config
+
+TOKENS = Site("tokens", "out")
+
+
+def replays(config: Config) -> bool:
+    """Say whether the port is told the golden's choices (port.replay=true)."""
+    port = config.port
+    return bool(port.get("replay") if isinstance(port, Mapping) else getattr(port, "replay", False))
+
+
+def refuse_unfed(config: Config, inputs: Inputs) -> None:
+    """Raise UserError where a run is to repeat choices and no golden run feeds it."""
+    if not replays(config):
+        return
+    if config.kind.value == "golden":
+        raise UserError("port.replay=true is for the run that is judged: add kind=candidate.")
+    if inputs.source != "golden":
+        raise UserError(
+            f"port.replay=true repeats a golden run's choices, and this run is fed {inputs.chosen}:"
+            " use inputs=golden."
+        )
+
+
+def choices(manifest: Manifest, request: Request) -> list[Record]:
+    """Return what a run recorded of the choices that the scope's routers are to repeat.
+
+    The tokens it chose are among them: another token's routing would mean nothing.
+    """
+    if not replays(request.config):
+        return []
+    wanted = {str(site) for site in _sites(request, {s.layer for s in _blocks(request)})}
+    return [record for record in manifest.records if str(record.site) in wanted]
+
+
+def lacking(manifests: Sequence[Manifest], request: Request) -> Site | None:
+    """Return the first choice to repeat that no run recorded, or None."""
+    if not replays(request.config):
+        return None
+    routed = {layer for manifest in manifests for layer in manifest.layer_experts}
+    held = {str(record.site) for manifest in manifests for record in manifest.records}
+    layers = {s.layer for s in _blocks(request) if s.component in ("", "mlp")} & routed
+    return next((s for s in _sites(request, layers) if str(s) not in held), None)
+
+
+def _blocks(request: Request) -> list[Site]:
+    found = (Site(stage, "in") for stage in request.stages)
+    return [site for site in found if site.layer is not None]
+
+
+def _sites(request: Request, layers: set[int | None]) -> Iterator[Site]:
+    """Yield the choices of some blocks' routers, and the tokens, in every pass of a run."""
+    path, _, end = ROUTED.partition(":")
+    own = [Site(f"layers.{layer}.{path}", end) for layer in sorted(layers, key=str)]
+    yield from own
+    for step in range(request.config.generate.max_new_tokens):
+        yield Site(TOKENS.path, TOKENS.end, DECODE, step)
+        if step:
+            yield from (Site(site.path, site.end, DECODE, step) for site in own)

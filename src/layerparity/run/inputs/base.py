@@ -1,0 +1,126 @@
+"""What a run is fed, and what an input source may ask for.
+
+A source's file holds ``Settings`` (for conf/inputs) and ``prepare(settings, request) -> Inputs``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from layerparity.anatomy.site import Site
+from layerparity.ground.errors import UserError
+from layerparity.ground.files import tensor_digest
+
+if TYPE_CHECKING:
+    import torch
+
+    from layerparity.settings.config import Config
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a source needs to know: the command, the model's folder and limits, the runs there are.
+
+    ``stages`` are the scope's, in order; ``site_of`` names the site a stage takes its values from;
+    ``golden`` finds the stored golden runs that a name means, or the newest that fit for None: one
+    run, the finished children of a sweep, or none.
+    """
+
+    config: Config
+    model_folder: Path
+    model: dict[str, Any]
+    stages: tuple[str, ...]
+    site_of: Callable[[str], Site]
+    golden: Callable[[str | None], Sequence[Any]]
+
+    @property
+    def max_tokens(self) -> int:
+        """The model's context, in tokens."""
+        return int(self.model.get("max_position_embeddings") or 1 << 30)
+
+    @property
+    def from_tokens(self) -> bool:
+        """Whether token ids can be where the scope begins: at the embedding, or at block 0."""
+        return self.stages[0] in ("embed_tokens", "layers.0")
+
+
+@dataclass
+class Inputs:
+    """One batch.
+
+    ``attention_mask`` and ``position_ids`` are int64 [batch, token]; a mask of 0 marks padding.
+    ``origin`` identifies fed values that token ids do not: a golden's fingerprint, or a seed.
+    ``token_ids`` is int64 [batch, token], or None where hidden states are fed. ``given`` holds the
+    values stages are fed from outside, by site: ids, or floating [batch, token, channel]. ``runs``
+    are the ids (or folders) of the runs that recorded them.
+    """
+
+    source: str
+    attention_mask: torch.Tensor
+    position_ids: torch.Tensor
+    token_ids: torch.Tensor | None = None
+    given: Mapping[Site, torch.Tensor] = field(default_factory=dict)
+    texts: list[str] = field(default_factory=list)
+    synthetic: bool = False
+    chosen: str = ""
+    origin: str = ""
+    runs: tuple[str, ...] = ()
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return what the run keeps of its inputs."""
+        kept = {"attention_mask": self.attention_mask, "position_ids": self.position_ids}
+        if self.token_ids is not None:
+            kept["token_ids"] = self.token_ids
+        return kept
+
+    def hashes(self) -> dict[str, str]:
+        """Return the hash of each kept tensor, by name."""
+        return {name: tensor_digest(tensor) for name, tensor in self.tensors().items()}
+
+
+def batch(rows: list[list[int]], length: int | None, pad: int) -> Inputs:
+    """Return token rows as one batch, padded on the left to ``length`` or to the longest row.
+
+    Left padding keeps every row's last token in the last column, where generation goes on.
+    """
+    import torch
+
+    width = length or max(len(row) for row in rows)
+    ids = torch.full((len(rows), width), pad, dtype=torch.int64)
+    mask = torch.zeros((len(rows), width), dtype=torch.int64)
+    for index, row in enumerate(rows):
+        kept = row[:width]
+        ids[index, width - len(kept) :] = torch.tensor(kept, dtype=torch.int64)
+        mask[index, width - len(kept) :] = 1
+    return Inputs("tokens", mask, positions(mask), ids, {Site("embed_tokens", "in"): ids})
+
+
+def positions(mask: torch.Tensor) -> torch.Tensor:
+    """Return position ids that count real tokens from 0; padded places hold 0."""
+    return (mask.cumsum(-1) - 1).clamp(min=0)
+
+
+def check_length(rows: list[list[int]], request: Request, what: str) -> None:
+    """Refuse empty rows, rows beyond the model's context, and ids outside the vocabulary."""
+    longest = max(len(row) for row in rows)
+    wanted = request.config.seq_len or longest
+    room = request.max_tokens - request.config.generate.max_new_tokens
+    if min(len(row) for row in rows) == 0:
+        raise UserError(f"{what} holds no token: give some text.")
+    if max(wanted, min(longest, wanted)) > room:
+        raise UserError(
+            f"{what} has {wanted} tokens and the model's context is {request.max_tokens}"
+            + (
+                f" less {request.max_tokens - room} to generate"
+                if room < request.max_tokens
+                else ""
+            )
+            + f": shorten it, or cut it with seq_len={room}."
+        )
+    vocabulary = int(request.model.get("vocab_size", 1 << 60))
+    worst = max(max(row) for row in rows)
+    if worst >= vocabulary or min(min(row) for row in rows) < 0:
+        raise UserError(f"{what} holds token id {worst}; the vocabulary has {vocabulary}.")

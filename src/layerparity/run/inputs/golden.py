@@ -1,0 +1,277 @@
+"""inputs=golden: what other runs recorded at the inputs of the scope's stages (isolated mode)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from layerparity.anatomy.site import DECODE, Site
+from layerparity.ground.errors import UserError
+from layerparity.ground.files import inside, read_tensors, tensor_digest, text_digest
+from layerparity.ground.quoting import typed
+from layerparity.model.checkpoint import config_digest
+from layerparity.record.manifest import FILE_NAME, INPUTS_FILE, PROMPTS_FILE, Manifest, Record
+from layerparity.run.inputs import _replay
+from layerparity.run.inputs.base import Inputs, Request
+from layerparity.settings.config import FeedMode
+
+if TYPE_CHECKING:
+    import torch
+
+CURE = "make the golden run again"
+_ALWAYS = ("attention_mask", "position_ids")
+
+
+@dataclass
+class Settings:
+    """conf/inputs/golden.yaml: the run to take inputs from; null: the newest that fits."""
+
+    name: str = "golden"
+    run: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A stored golden run and its manifest; files are fetched when they are read."""
+
+    run: Any
+    manifest: Manifest
+
+    @classmethod
+    def of(cls, run: Any) -> Source:
+        """Open a run by its manifest. Raises UserError where it has none that can be read."""
+        return cls(run, Manifest.read(run.file(FILE_NAME).parent))
+
+    @property
+    def folder(self) -> Path:
+        """The run's artifacts."""
+        return Path(self.run.folder)
+
+    @property
+    def key(self) -> str:
+        """What names the run for ever: its id, or its folder where it is in no store."""
+        return str(self.run.id or self.folder)
+
+
+def prepare(settings: Settings, request: Request) -> Inputs:
+    """Return the recorded inputs of the scope. Raises UserError where no run recorded one."""
+    found = request.golden(settings.run or request.config.golden)
+    if not found:
+        raise UserError(
+            "There is no golden run of this model that holds the inputs of "
+            f"{request.stages[0]}. Make one first: {golden_command(request)}"
+        )
+    return from_runs(found, request)
+
+
+def from_runs(runs: Sequence[Any], request: Request) -> Inputs:
+    """Return the inputs that runs recorded, each site from the newest run that holds it.
+
+    Tensors are read when they are asked for. Raises UserError where runs are of another model, were
+    fed different tokens, or lack a site.
+    """
+    sources = [Source.of(run) for run in newest_first(runs)]
+    for source in sources:
+        if source.manifest.model.config_digest != config_digest(request.model):
+            model = source.manifest.model.name
+            raise UserError(f"Golden run {source.run.name} is of another model: {model}.")
+    lacking = lacks([source.manifest for source in sources], request)
+    if lacking:
+        whose = _called(sources)
+        raise UserError(
+            f"{whose} did not store {request.site_of(lacking)}, which {lacking} is fed. "
+            f"Make one that does: {golden_command(request)}"
+        )
+    _settle_steps(sources, request)
+    _refuse_unrouted(sources, request)
+    recorded = Recorded(sources, request)
+    _refuse_mixed(recorded.holders)
+    return _inputs(recorded, request)
+
+
+def newest_first(runs: Sequence[Any]) -> list[Any]:
+    """Return runs by the time they began, the newest first."""
+    return sorted(runs, key=lambda run: run.start_time, reverse=True)
+
+
+def lacks(manifests: Sequence[Manifest], request: Request) -> str:
+    """Return the first stage of the scope whose input no run recorded, or an empty string."""
+    held = (
+        any(_record(manifest, request, stage) for manifest in manifests) for stage in _fed(request)
+    )
+    return next((stage for stage, has in zip(_fed(request), held, strict=True) if not has), "")
+
+
+class Recorded(Mapping[Site, "torch.Tensor"]):
+    """Recorded tensors by site, read from disk, and proved, each time one is asked for.
+
+    ``used`` are the runs that values come from, ``holders`` all that hold one of the sites.
+    """
+
+    def __init__(self, sources: Sequence[Source], request: Request) -> None:
+        self.records: dict[Site, tuple[Source, Record]] = {}
+        self.holders: list[Source] = []
+        for source in sources:
+            found = [_record(source.manifest, request, stage) for stage in _fed(request)]
+            found += _steps(source.manifest, request)
+            found += _replay.choices(source.manifest, request)
+            for record in found:
+                if record is not None:
+                    # The newest comes first.
+                    self.records.setdefault(record.site, (source, record))
+            if any(found):
+                self.holders.append(source)
+        for source, record in self.records.values():
+            # Refused here, before anything runs.
+            inside(source.folder, record.file)
+        chosen = [source for source, _ in self.records.values()]
+        self.used = [source for source in self.holders if source in chosen]
+
+    def __getitem__(self, site: Site) -> torch.Tensor:
+        source, record = self.records[site]
+        path = inside(source.folder, record.file)
+        tensor = read_tensors(path, [str(site)], CURE)[str(site)]
+        _prove(tensor, record.digest, str(site), source)
+        return tensor
+
+    def __iter__(self) -> Iterator[Site]:
+        return iter(self.records)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+
+def golden_command(request: Request) -> str:
+    """Return the command that makes the golden run this scope needs."""
+    extra = " capture=components" if request.config.component else ""
+    asked = request.config.model
+    path = f" {typed('model.path', asked.path)}" if asked.path else ""
+    model = f" {typed('model', asked.name)}{path}"
+    return f"python run.py backend=gpu device_map=cpu scope=full{model}{extra}"
+
+
+def _inputs(recorded: Recorded, request: Request) -> Inputs:
+    used = recorded.used
+    kept = _batch(used[0])
+    length = kept["attention_mask"].shape[1]
+    if request.config.seq_len not in (None, length):
+        raise UserError(
+            f"{_called(used)} has {length} tokens, not seq_len={request.config.seq_len}: leave "
+            "seq_len out, or make a golden run with it."
+        )
+    marks = [source.manifest.fingerprint for source in used]
+    return Inputs(
+        source="golden",
+        attention_mask=kept["attention_mask"],
+        position_ids=kept["position_ids"],
+        token_ids=kept.get("token_ids"),
+        given=recorded,
+        texts=_texts(used[0].folder),
+        synthetic=any(source.manifest.synthetic for source in used),
+        origin=marks[0] if len(marks) == 1 else text_digest("\n".join(sorted(marks))),
+        chosen=f"the inputs recorded by g{_called(used)[1:]}",
+        runs=tuple(source.key for source in used),
+    )
+
+
+def _called(sources: Sequence[Source]) -> str:
+    first = f"Golden run {sources[0].run.name}"
+    return first if len(sources) == 1 else f"{first} and {len(sources) - 1} more of its sweep"
+
+
+def _refuse_mixed(sources: Sequence[Source]) -> None:
+    """Raise UserError unless all runs that hold the scope's inputs were fed one batch."""
+    first = sources[0]
+    for other in sources[1:]:
+        one, two = first.manifest.inputs, other.manifest.inputs
+        apart = sorted(name for name in set(one) & set(two) if one[name] != two[name])
+        if apart:
+            raise UserError(
+                f"Golden runs {first.run.name} and {other.run.name} were fed different inputs "
+                f"({', '.join(apart)}): choose one with golden={first.key[:8]}."
+            )
+
+
+def _batch(source: Source) -> dict[str, torch.Tensor]:
+    """Return mask, positions and, where there are some, token ids: int64 [batch, token]."""
+    listed = source.manifest.inputs
+    kept = read_tensors(source.folder / INPUTS_FILE, [*listed], CURE)
+    for name in (*_ALWAYS, *listed):
+        if name not in kept:
+            raise UserError(
+                f"The manifest of golden run {source.run.name} lists no {name}: {CURE}."
+            )
+        _prove(kept[name], listed[name], name, source)
+    return kept
+
+
+def _prove(tensor: torch.Tensor, digest: str, name: str, source: Source) -> None:
+    if tensor_digest(tensor) != digest:
+        raise UserError(
+            f"{name} of golden run {source.run.name} is damaged: its bytes are not those the "
+            f"manifest lists; {CURE}."
+        )
+
+
+def _texts(folder: Path) -> list[str]:
+    path = folder / PROMPTS_FILE
+    try:
+        return list(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else []
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{path} is damaged ({error}): {CURE}.") from error
+
+
+def _fed(request: Request) -> tuple[str, ...]:
+    chained = request.config.feed is FeedMode.chained
+    return request.stages[:1] if chained else request.stages
+
+
+def _settle_steps(sources: Sequence[Source], request: Request) -> None:
+    """Chain the blocks where no run recorded the decode steps, unless isolation was asked for."""
+    config = request.config
+    wanted = config.generate.max_new_tokens
+    held = {record.site.step for s in sources for record in _steps(s.manifest, request)}
+    if wanted <= 1 or config.feed is FeedMode.chained or held >= set(range(1, wanted)):
+        return
+    if config.feed is FeedMode.isolated:
+        raise UserError(
+            f"{_called(sources)} generated {max(held, default=-1) + 1} tokens, not {wanted}: make "
+            f"one with generate.max_new_tokens={wanted}, or use feed=chained."
+        )
+    config.feed = FeedMode.chained
+
+
+def _refuse_unrouted(sources: Sequence[Source], request: Request) -> None:
+    """Raise UserError where choices are to be repeated and no run recorded one of them."""
+    site = _replay.lacking([source.manifest for source in sources], request)
+    if site is not None:
+        tokens = request.config.generate.max_new_tokens
+        more = f" generate.max_new_tokens={tokens}" if tokens else ""
+        raise UserError(
+            f"{_called(sources)} did not store {site}, which port.replay=true repeats. "
+            f"Make one that does: {golden_command(request)}{more}"
+        )
+
+
+def _steps(manifest: Manifest, request: Request) -> list[Record]:
+    """Return what a run recorded of the scope's inputs, and of its tokens, while it decoded."""
+    wanted = request.config.generate.max_new_tokens
+    if not wanted or request.config.feed is FeedMode.chained:
+        return []
+    fed = {request.site_of(stage) for stage in request.stages}
+    fed |= {Site(stage, "in") for stage in request.stages} | {Site("tokens", "out")}
+    return [
+        record
+        for record in manifest.records
+        if record.site.phase == DECODE
+        and record.site.step < wanted
+        and Site(record.site.path, record.site.end) in fed
+    ]
+
+
+def _record(manifest: Manifest, request: Request, stage: str) -> Record | None:
+    site = request.site_of(stage)
+    return manifest.record(site) or manifest.record(Site(stage, "in"))

@@ -1,0 +1,60 @@
+"""inputs=random: seeded hidden states, or ids at the embedding; marked synthetic."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from layerparity.ground.errors import UserError
+from layerparity.run.inputs.base import Inputs, Request, positions
+
+
+@dataclass
+class Settings:
+    """conf/inputs/random.yaml: seed, batch size, and the standard deviation of hidden states."""
+
+    name: str = "random"
+    seed: int = 0
+    batch: int = 1
+    scale: float = 1.0
+
+
+def prepare(settings: Settings, request: Request) -> Inputs:
+    """Return normal hidden states [batch, seq_len, hidden] for the first stage.
+
+    At the embedding, uniform token ids. The CPU generator makes them, so a seed means the same
+    values on every machine. Raises UserError for numbers that make no batch.
+    """
+    import torch
+
+    _check(settings)
+    length = request.config.seq_len or 32
+    generator = torch.Generator().manual_seed(settings.seed)
+    mask = torch.ones((settings.batch, length), dtype=torch.int64)
+    site = request.site_of(request.stages[0])
+    inputs = Inputs("random", mask, positions(mask), synthetic=True)
+    inputs.origin = f"seed {settings.seed} scale {settings.scale}"
+    if request.stages[0] == "embed_tokens":
+        ids = torch.randint(0, _size(request, "vocab_size"), mask.shape, generator=generator)
+        inputs.token_ids, inputs.given = ids, {site: ids}
+    else:
+        shape = (settings.batch, length, _size(request, "hidden_size"))
+        inputs.given = {site: torch.randn(shape, generator=generator) * settings.scale}
+    inputs.chosen = f"random, seed {settings.seed}, synthetic"
+    return inputs
+
+
+def _size(request: Request, key: str) -> int:
+    found = request.model.get(key)
+    if type(found) is not int or found < 1:
+        raise UserError(f"config.json has {key}={found}, which is no size: check it.")
+    return found
+
+
+def _check(settings: Settings) -> None:
+    if settings.batch < 1:
+        raise UserError(f"inputs.batch={settings.batch}: give 1 or more.")
+    if not (math.isfinite(settings.scale) and settings.scale > 0):
+        raise UserError(f"inputs.scale={settings.scale}: give a number above 0.")
+    if not 0 <= settings.seed < 2**63:
+        raise UserError(f"inputs.seed={settings.seed}: give 0 to {2**63 - 1}.")

@@ -1,0 +1,71 @@
+"""inputs=tokens: token ids from a JSON, .npy or .safetensors file, no tokenizer needed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from layerparity.ground.errors import UserError
+from layerparity.run.inputs.base import Inputs, Request, batch, check_length
+
+FORM = "a JSON list of lists of ids, an integer .npy array, or a .safetensors file with input_ids"
+
+
+@dataclass
+class Settings:
+    """conf/inputs/tokens.yaml."""
+
+    name: str = "tokens"
+    file: str | None = None
+
+
+def prepare(settings: Settings, request: Request) -> Inputs:
+    """Return the file's rows as one batch. Raises UserError where they are not token ids."""
+    if settings.file is None:
+        raise UserError(f"inputs=tokens wants inputs.file=<path>: {FORM}.")
+    if not request.from_tokens:
+        raise UserError(
+            f"Tokens can only feed a scope that begins at layer 0, not {request.stages[0]}: "
+            "use inputs=golden."
+        )
+    path = Path(settings.file)
+    rows = _rows(path)
+    check_length(rows, request, f"{path.name}")
+    inputs = batch(rows, request.config.seq_len, int(request.model.get("pad_token_id") or 0))
+    inputs.chosen = f"tokens of {path.name}"
+    return inputs
+
+
+def _rows(path: Path) -> list[list[int]]:
+    from safetensors import SafetensorError
+
+    try:
+        value = _read(path)
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise UserError(
+            f"{path} cannot be read as token ids ({error}); it wants {FORM}."
+        ) from error
+    rows = [value] if value and not isinstance(value[0], list) else value
+    whole = bool(rows) and all(_is_row(row) for row in rows)
+    if not whole:
+        raise UserError(f"{path} does not hold token ids; it wants {FORM}.")
+    return rows
+
+
+def _is_row(row: Any) -> bool:
+    return isinstance(row, list) and bool(row) and all(type(each) is int for each in row)
+
+
+def _read(path: Path) -> list[Any]:
+    if path.suffix == ".npy":
+        import numpy as np
+
+        return list(np.load(path, allow_pickle=False).tolist())
+    if path.suffix == ".safetensors":
+        from safetensors.numpy import load_file
+
+        tensors = load_file(path)
+        return list(tensors["input_ids" if "input_ids" in tensors else "token_ids"].tolist())
+    return list(json.loads(path.read_text(encoding="utf-8")))

@@ -1,0 +1,139 @@
+"""Make: one run, from a composed configuration to a finished run in the store."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from layerparity.ground import console, registry
+from layerparity.ground.errors import UserError
+from layerparity.record.manifest import Manifest
+from layerparity.record.recorder import Recorder
+from layerparity.run import open_port, preflight, reuse, write
+from layerparity.run.ports.base import Assets, Port
+from layerparity.run.prepare import Prepared, prepare
+from layerparity.run.sweep import PARENT_VARIABLE
+from layerparity.run.write import held_against
+from layerparity.settings.config import Config, RunKind
+from layerparity.tracking.links import say_link, say_served
+
+if TYPE_CHECKING:
+    from layerparity.record.outcome import Outcome
+    from layerparity.run.reference import References
+
+
+def make(config: Config) -> str:
+    """Make one run, or find the one that is reused, and return its id."""
+    from layerparity.tracking.store import open_store
+
+    began = preflight.began()
+    # What can be refused without torch is refused before it: importing it takes seconds.
+    preflight.settle_kind(config)
+    preflight.refuse(config)
+    preflight.say_loading(config)
+    store = open_store(config.tracking)
+    preflight.refuse_unknown_golden(config, store)
+    # The backend decides what more may be imported, and by whom.
+    backend = registry.load("run.backends", config.backend.name).build(config.backend, config)
+    backend.open()
+    try:
+        prepared = prepare(config, backend, store)
+        fingerprint = write.fingerprint(prepared)
+        again = reuse.reusable(store, fingerprint) if config.reuse else None
+        if again is not None:
+            parent = os.environ.get(PARENT_VARIABLE)
+            if parent:
+                store.adopt(parent, again)
+            console.say(f"Reusing run {again.name} ({again.id}): same fingerprint.\n{again.url}")
+            say_served(config.tracking)
+            return again.id
+        return _log(prepared, store, fingerprint, began)
+    finally:
+        backend.close()
+
+
+def _log(prepared: Prepared, store: Any, fingerprint: str, began: float) -> str:
+    from layerparity.tracking.system import SystemMetrics
+
+    config = prepared.config
+    port = build_port(prepared)
+    parent = os.environ.get(PARENT_VARIABLE)
+    name = config.name or write.run_name(prepared)
+    if config.name and parent:
+        # The sweep itself bears the name; its runs add what tells them apart.
+        name = f"{config.name} {prepared.scope.describe()}"
+    tags = write.tags(prepared, fingerprint)
+    params = write.params(config)
+    with store.start(name, config.kind.value, tags, params, parent=parent) as active:
+        executed = time.perf_counter()
+        with SystemMetrics() as system:
+            manifest, outcome = execute(prepared, port, active.folder, fingerprint)
+        active.log_metrics(system.points)
+        if not manifest.records:
+            raise UserError("The run stored no site: capture.include= matches none of the scope's.")
+        for line in prepared.backend.memory_table():
+            console.say(str(line))
+        now = time.perf_counter()
+        took = {"seconds": now - executed, "whole": now - began}
+        write.finish(prepared, active, manifest, outcome, **took)
+    say_link(active, config.tracking)
+    return str(active.id)
+
+
+def build_port(prepared: Prepared) -> Port:
+    """Return the port, its weights found and its stages placed: the last chance to refuse."""
+    assets = Assets(
+        prepared.checkpoint, prepared.family, prepared.backend, prepared.config, prepared.wanted
+    )
+    port = open_port.build(prepared.config.port, assets)
+    placed = port.place(prepared.scope.stages)
+    for warning in prepared.backend.warnings:
+        console.say(f"note: {warning}")
+    rows = [(p.device, len(p.stages), console.bytes_text(p.bytes)) for p in placed]
+    console.table("Placement", ("device", "modules", "weights"), rows)
+    return port
+
+
+def _references(prepared: Prepared, port: Port, folder: Path) -> References | None:
+    """Return what is computed beside a golden run; a candidate, or another machine's, has none."""
+    from layerparity.run.ports.hf import HfPort
+
+    config = prepared.config
+    wanted = config.reference.make and config.kind is RunKind.golden
+    if not wanted or not isinstance(port, HfPort) or config.backend.name != "gpu":
+        return None
+    from layerparity.run.reference import References, floor_dtypes
+
+    asked = [dtype.value for dtype in config.reference.dtypes]
+    dtypes = floor_dtypes(port, asked)
+    return References(port, folder, dtypes, config.reference.chained, config.reference.components)
+
+
+def execute(
+    prepared: Prepared, port: Port, folder: Path, fingerprint: str
+) -> tuple[Manifest, Outcome]:
+    """Run the scope, its tensors kept in ``folder``; return what describes them."""
+    from layerparity.run.execute import Execution
+
+    config, stages = prepared.config, prepared.scope.stages
+    recorder = Recorder(folder)
+    more = max(config.generate.max_new_tokens - 1, 0)
+    title = "blocks and tokens" if more else "blocks"
+    with console.progress(title, len(stages) + more) as bar:
+        outcome = Execution(
+            port=port,
+            stages=stages,
+            inputs=prepared.inputs,
+            site_of=prepared.request.site_of,
+            wanted=prepared.wanted,
+            recorder=recorder,
+            progress=bar.step,
+            max_new_tokens=config.generate.max_new_tokens,
+            references=_references(prepared, port, folder),
+            streams=prepared.backend.streams,
+            ahead=prepared.backend.ahead,
+        ).run()
+    outcome.effective = held_against(prepared.checkpoint, outcome.effective)
+    return write.manifest(prepared, outcome, recorder.records, fingerprint), outcome

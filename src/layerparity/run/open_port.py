@@ -1,0 +1,279 @@
+"""Ports: implementations that are judged; conf/port names one, or a user's own, by ``_target_``."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from layerparity.anatomy.site import Site
+from layerparity.ground.errors import UserError, nearest
+from layerparity.ground.files import text_digest
+from layerparity.run.ports.base import Assets, Observed, Port
+
+if TYPE_CHECKING:
+    from layerparity.settings.config import Config
+
+_OURS = "layerparity."
+_EXAMPLE = "port._target_=their.module.Port"
+
+
+def keys_of(chosen: Any) -> dict[str, Any]:
+    """Return the keys of ``config.port`` as plain values, ``_target_`` among them."""
+    if dataclasses.is_dataclass(chosen) and not isinstance(chosen, type):
+        return dataclasses.asdict(chosen)
+    if not isinstance(chosen, Mapping) or not isinstance(chosen.get("_target_"), str):
+        raise UserError(f"port has no _target_: choose port=hf, or give {_EXAMPLE}.")
+    keys = {str(key): value for key, value in chosen.items()}
+    if keys.get("replay") is False and not _is_ours(keys["_target_"]):
+        # conf/port/hf.yaml's own, which a user's port is chosen over.
+        del keys["replay"]
+    return keys
+
+
+def label(chosen: Any) -> str:
+    """Return a port as its user would name it: ``hf``, ``fault qkv_never_loaded at layers 0``."""
+    keys = keys_of(chosen)
+    target = keys.pop("_target_")
+    words = [target.split(".")[2] if _is_ours(target) else target]
+    name, layers = keys.pop("name", None), keys.pop("layers", None)
+    words += [str(name)] if name is not None else []
+    words += [f"at layers {','.join(map(str, layers))}"] if layers is not None else []
+    told = {key: value for key, value in keys.items() if value is not None and value is not False}
+    words += [f"{key}={value}" for key, value in told.items()]
+    return " ".join(words)
+
+
+def identity(chosen: Any) -> dict[str, Any]:
+    """Return what tells a port apart in a fingerprint: every key, and the code of a user's own."""
+    keys = keys_of(chosen)
+    if _is_ours(keys["_target_"]):
+        return keys
+    module = sys.modules[_resolve(keys["_target_"]).__module__]
+    return {**keys, "source": text_digest("\n".join(_sources(module)))}
+
+
+def check(chosen: Any, config: Config, num_layers: int) -> None:
+    """Refuse what a port of ours cannot be given; nothing heavy is imported. Raises UserError."""
+    keys = keys_of(chosen)
+    target = keys.pop("_target_")
+    if not _is_ours(target):
+        # A user's own module may import anything: it is looked at when it is built.
+        return
+    make = _resolve(target)
+    _check_keys(target, make, keys)
+    refuse = getattr(make, "check", None)
+    if refuse is not None:
+        refuse(config, num_layers, **keys)
+
+
+def build(chosen: Any, assets: Assets) -> Port:
+    """Return the port that ``config.port`` names: ``_target_`` called with assets and its keys.
+
+    What a user's own port does wrong becomes a UserError that names it; see `_guard`.
+    """
+    from layerparity.run.ports.base import Port
+
+    keys = keys_of(chosen)
+    target = keys.pop("_target_")
+    make = _resolve(target)
+    _check_keys(target, make, keys)
+    if _is_ours(target):
+        ours: Port = make(assets, **keys)
+        return ours
+    try:
+        made = make(assets, **keys)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"The port {target} {said(error)} while it was made.") from error
+    if not isinstance(made, Port):
+        raise UserError(
+            f"{target} gave {type(made).__name__}, not a port: derive it from "
+            "layerparity.run.ports.base.Port."
+        )
+    return guarded(made, target, assets)
+
+
+def _is_ours(target: str) -> bool:
+    return target.startswith(_OURS)
+
+
+def _resolve(target: str) -> Callable[..., Any]:
+    """Import what a dotted path names. Raises UserError with the cure."""
+    path, _, name = target.rpartition(".")
+    if not path or not all(part.isidentifier() for part in target.split(".")):
+        raise UserError(f"port._target_={target} is no dotted path: write {_EXAMPLE}.")
+    module = _import(path, target)
+    found = getattr(module, name, None)
+    if found is None:
+        known = [each for each in vars(module) if not each.startswith("_")]
+        raise UserError(f"port._target_={target}: {path} has no '{name}'.{nearest(name, known)}")
+    if not callable(found):
+        raise UserError(f"port._target_={target} is no class and no function: write {_EXAMPLE}.")
+    return found
+
+
+def _import(path: str, target: str) -> Any:
+
+    # A console script does not look for modules where it is run; a user's own port stands there.
+    if not _is_ours(target) and str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(path)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{path}.".startswith(f"{error.name}."):
+            raise UserError(f"port._target_={target}: importing {path} {said(error)}.") from error
+        raise UserError(
+            f"port._target_={target}: there is no module '{error.name}'. Run from the folder that "
+            "holds it, or name that folder in PYTHONPATH."
+        ) from error
+    except Exception as error:
+        raise UserError(f"port._target_={target}: importing {path} {said(error)}.") from error
+
+
+def _check_keys(target: str, make: Callable[..., Any], keys: Mapping[str, Any]) -> None:
+    try:
+        signature = inspect.signature(make)
+    except ValueError:
+        return
+    try:
+        signature.bind(None, **keys)
+    except TypeError as error:
+        known = [*signature.parameters][1:]
+        takes = f"It takes {', '.join(known)}." if known else "It takes no key."
+        raise UserError(f"The port {target}: {error}. {takes}") from error
+
+
+def _sources(module: Any) -> list[str]:
+    """Return the text of a module, and of all others of its package."""
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return []
+    top = sys.modules[module.__name__.partition(".")[0]]
+    folders = [Path(each) for each in getattr(top, "__path__", ())]
+    files = sorted(path for folder in folders for path in folder.rglob("*.py"))
+    return [each.read_text(encoding="utf-8") for each in files or [Path(file)]]
+
+
+_CHECKED = ("place", "load", "begin", "run", "new_cache", "release", "effective_weights")
+
+
+def said(error: Exception) -> str:
+    """Return an exception as the end of a sentence, with the line that raised it."""
+    text = str(error).strip().splitlines()
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"raised {type(error).__name__}{': ' + text[0] if text else ''}{where}"
+
+
+def guarded(port: Port, name: str, assets: Assets) -> Port:
+    """Return the port with its methods checked: a mistake in one is a UserError.
+
+    ``load`` must report the weights of a stage that has some; ``run`` must return an `Observed`
+    whose tensors fit the batch.
+    """
+    for method in _CHECKED:
+        plain = getattr(port, method, None)
+        if plain is not None:
+            setattr(port, method, _checked(plain, f"The port {name}", assets))
+    return port
+
+
+def _checked(plain: Callable[..., Any], name: str, assets: Assets) -> Callable[..., Any]:
+    method = plain.__name__
+
+    @functools.wraps(plain)
+    def call(*args: Any, **named: Any) -> Any:
+        stage = f" {args[0]}" if args and isinstance(args[0], str) else ""
+        try:
+            given = plain(*args, **named)
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(f"{name} {said(error)} in {method}{stage}.") from error
+        problems = _PROBLEMS.get(method, _nothing)(given, assets, *args)
+        for problem in problems:
+            raise UserError(f"{name}: {method}{stage} {problem}")
+        return given
+
+    return call
+
+
+def _nothing(*_: Any) -> Iterator[str]:
+    return iter(())
+
+
+def _place_problems(given: Any, assets: Assets, *_: Any) -> Iterator[str]:
+    if not isinstance(given, list):
+        yield f"returned {_named(given)}, not a list of Placed (it may be empty)."
+
+
+def _load_problems(given: Any, assets: Assets, stage: str) -> Iterator[str]:
+    if not isinstance(given, dict):
+        yield f"returned {_named(given)}, not the hash of each checkpoint tensor by name."
+        return
+    site = Site(stage, "in")
+    mark = f"{stage}." if site.layer is None else f"layers.{site.layer}."
+    stored = [name for name in assets.checkpoint.weights if mark in name]
+    if stored and not given:
+        yield f"reports no weights, and the checkpoint holds {stored[0]}: return their hash."
+    unknown = sorted(set(given) - set(assets.checkpoint.tensors))
+    if unknown:
+        yield f"reports '{unknown[0]}', which the checkpoint does not hold: use its stored names."
+
+
+def _run_problems(given: Any, assets: Assets, stage: str, values: Any) -> Iterator[str]:
+    if not isinstance(given, Observed):
+        yield f"returned {_named(given)}, not an Observed."
+        return
+    wanted = _output_shape(assets, stage, values)
+    if getattr(given.output, "shape", None) is None or tuple(given.output.shape) != wanted:
+        yield f"returned {_named(given.output)} as output, {list(wanted)} is due."
+    for local, tensor in given.tensors.items():
+        yield from _tensor_problems(given, local, tensor, wanted[:2])
+
+
+def _tensor_problems(
+    given: Observed, local: str, tensor: Any, batch: tuple[int, ...]
+) -> Iterator[str]:
+    if ":" not in local or getattr(tensor, "shape", None) is None:
+        yield f"shows '{local}' as {_named(tensor)}: name sites as mlp:out, and give tensors."
+        return
+    spec = given.specs.get(local)
+    if spec is None or len(spec.axes) != tensor.dim():
+        named = "no axes" if spec is None else f"the axes {', '.join(spec.axes)}"
+        yield f"shows {local} as {_named(tensor)} with {named}: name each axis in specs."
+    elif tensor.device.type != "cpu":
+        yield f"shows {local} on {tensor.device.type}: bring what is observed to the CPU."
+    elif tuple(tensor.shape[:2]) != batch:
+        yield f"shows {local} as {_named(tensor)}: {list(batch)} is the batch and its tokens."
+
+
+def _output_shape(assets: Assets, stage: str, values: Any) -> tuple[int, ...]:
+    config = assets.checkpoint.config
+    if stage == "embed_tokens":
+        return (*values.shape, int(config["hidden_size"]))
+    if stage == "lm_head":
+        return (*values.shape[:-1], int(config["vocab_size"]))
+    return tuple(values.shape)
+
+
+def _named(value: Any) -> str:
+    """Return a value as a message shows it: a tensor's shape, else its type."""
+    shape = getattr(value, "shape", None)
+    return f"a tensor {list(shape)}" if shape is not None else type(value).__name__
+
+
+_PROBLEMS: dict[str, Callable[..., Iterator[str]]] = {
+    "place": _place_problems,
+    "load": _load_problems,
+    "run": _run_problems,
+}

@@ -1,0 +1,77 @@
+"""Canonical: what a tap saw, in the axes and the order that every port shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from layerparity.anatomy.family import HIDDEN, ROUTED, Family, Tap
+from layerparity.anatomy.site import Site, SiteSpec
+from layerparity.model.skeleton import Skeleton
+from layerparity.run.ports.base import Call
+
+if TYPE_CHECKING:
+    import torch
+
+CHOICES = ROUTED
+# Among a stage's arguments: the choices its router repeats. Among what was seen: its own.
+REPLAYED = "replayed_choices"
+OWN_CHOICES = "__own_choices__"
+WEIGHTS = "mlp.gate:weights"
+
+
+def laid_out(tap: Tap, value: torch.Tensor, call: Call) -> torch.Tensor:
+    """Return a tensor with batch and token first; routers and experts see tokens flattened."""
+    if tap.attention in ("query", "key"):
+        value = value.transpose(1, 2)[:, : call.tokens]
+    elif value.dim() == 4 and (tap.heads_first or value.shape[1] != call.tokens):
+        value = value.transpose(1, 2)
+    elif value.dim() == 2:
+        value = value.reshape(call.batch, call.tokens, -1)
+    return value.contiguous()
+
+
+def spec_of(tap: Tap, value: torch.Tensor) -> SiteSpec:
+    if tap.spec is HIDDEN and value.dim() == 4:
+        return SiteSpec(("batch", "token", "head", "channel"))
+    return tap.spec
+
+
+def sort_routing(tensors: dict[str, torch.Tensor], unseen: dict[str, str]) -> None:
+    """Sort each token's experts by id, their weights with them: top-k order is undefined."""
+    if CHOICES not in tensors:
+        if tensors.pop(WEIGHTS, None) is not None:
+            unseen[WEIGHTS] = f"has no order of its own: capture {CHOICES} too"
+        return
+    tensors[CHOICES], order = tensors[CHOICES].sort(dim=-1)
+    if WEIGHTS in tensors:
+        tensors[WEIGHTS] = tensors[WEIGHTS].gather(-1, order)
+
+
+_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
+
+
+def taps_of(family: Family, skeleton: Skeleton, stage: str, wanted: Any) -> list[tuple[str, Tap]]:
+    """Return the wanted taps inside a stage, each with its module path below the stage."""
+    site = Site(stage, "in")
+    if site.layer is None:
+        return []
+    inside = site.component
+    found = []
+    for tap in family.present(skeleton.module(f"layers.{site.layer}")):
+        below = tap.module == inside or tap.module.startswith(f"{inside}.") or not inside
+        own_output = inside != "" and tap.local == f"{inside}:out"
+        if below and (own_output or wanted(layer=site.layer, local=tap.local)):
+            found.append((tap.module.removeprefix(inside).removeprefix("."), tap))
+    return found
+
+
+def after_of(family: Family, skeleton: Skeleton, stage: str) -> Callable[..., Any] | None:
+    """Return what the model computes of a stage's output before the next stage, or None."""
+    after, config = family.after.get(stage), skeleton.config
+    return None if after is None else lambda output: after(output, config)
+
+
+def expert_count(config: Any) -> int:
+    """Return how many experts a router chooses from, 0 for a dense model."""
+    return next((int(n) for key in _COUNTS if (n := getattr(config, key, None))), 0)

@@ -1,0 +1,161 @@
+"""Evaluate: a port's loaded stages, computed once more in another clean way."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from layerparity.anatomy.family import EXPERTS
+from layerparity.ground.errors import UserError
+from layerparity.model.prints import offloaded
+from layerparity.model.weight_types import stays_float32
+from layerparity.numbers.clean import Way, perturbed
+from layerparity.numbers.replay import Replay
+from layerparity.run.ports._canonical import expert_count
+from layerparity.run.ports._observe import ObservedStage
+from layerparity.run.ports.base import Call, Observed
+from layerparity.run.ports.hf import HfPort
+
+if TYPE_CHECKING:
+    from torch import nn
+
+SCORES = "mlp.gate:scores"
+# What accelerate leaves on a module whose weights wait elsewhere.
+_HOOKED = ("_hf_hook", "_old_forward", "forward")
+
+
+class Evaluator(HfPort):
+    """One way of computing what a port has loaded, with masks and a cache of its own.
+
+    In the port's own floating type or a wider one the port's own modules run; for a narrower
+    ``dtype`` a stage is copied into it until it is forgotten, and so is one that is offloaded.
+    """
+
+    def __init__(self, port: HfPort, way: Way, dtype: torch.dtype | None = None) -> None:
+        self.__dict__.update(port.__dict__)
+        self.way = way
+        self._narrow = dtype if dtype not in (None, port.skeleton.dtype) else None
+        self._stages, self._taps, self._sent = {}, {}, {}
+        self._arguments, self._call = [], None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The floating type the way computes in."""
+        return self.way.wide or self._narrow or self.skeleton.dtype
+
+    def begin(self, call: Call) -> None:
+        """Prepare a pass as this way's implementations and type want it, after the port did."""
+        with self.way.around(self.skeleton.config):
+            super().begin(call)
+
+    @property
+    def cache(self) -> Any:
+        """The cache of the pass that was begun, or None."""
+        return self._call.cache if self._call is not None else None
+
+    def load(self, stage: str) -> dict[str, str]:
+        """Take the stage as it is loaded; nothing is read."""
+        module = self.skeleton.module(stage)
+        if self._narrow is not None or _waits(module):
+            # accelerate would make the copies it fetches in whatever type this way computes in.
+            module = self._copy(stage, module)
+        self._stages[stage] = _plain(self._observed(stage, module))
+        return {}
+
+    def release(self, stage: str) -> None:
+        """Forget the stage; its weights are the port's."""
+        self._stages.pop(stage, None)
+
+    def evaluate(self, stage: str, given: torch.Tensor, choices: torch.Tensor | None) -> Observed:
+        """Run a stage with another run's routing, ``choices`` int64 [batch, token, k].
+
+        The scores that the router chose from are observed as well, at `SCORES`.
+        """
+        flat = None if choices is None else choices.flatten(0, 1)
+        told = Replay(flat, expert_count(self.skeleton.config))
+        given = given.to(self.dtype) if given.is_floating_point() else given
+        if self.way.perturbs:
+            given = perturbed(given, sum(stage.encode()))
+        with self.way.around(self.skeleton.config), told:
+            observed = self.run(stage, given)
+        if told.scores is not None and self._call is not None:
+            scores = told.scores.detach().cpu()
+            observed.tensors[SCORES] = scores.reshape(self._call.batch, self._call.tokens, -1)
+            observed.specs[SCORES] = EXPERTS
+        return observed
+
+    def _copy(self, stage: str, module: nn.Module) -> nn.Module:
+        """Return a copy in this way's stored type; what the family keeps in float32 stays so.
+
+        Offloaded weights are fetched to where they run. Raises UserError where they do not fit.
+        """
+        dtype, patterns = self._narrow or self.skeleton.dtype, self.skeleton.float32_patterns
+        twin = _sharing(module)
+        try:
+            for path, part, name, held in _tensors(module):
+                kept = stays_float32(f"{path}.{name}", patterns)
+                wanted = dtype if held.is_floating_point() and not kept else held.dtype
+                _set(twin.get_submodule(path), name, held.to(_where(part, held), wanted))
+        except torch.OutOfMemoryError as error:
+            own = str(self.skeleton.dtype).removeprefix("torch.")
+            raise UserError(
+                f"{stage} does not fit a second time, for its noise floor in {dtype}: use "
+                f"reference.dtypes=[{own}], or reference.make=false."
+            ) from error
+        return twin
+
+
+def _waits(module: nn.Module) -> bool:
+    """Say whether accelerate keeps some of a module's weights elsewhere while it does not run."""
+    return any(value.is_meta for value in module.parameters())
+
+
+def _sharing(module: nn.Module) -> nn.Module:
+    """Return a copy with the same tensors, which accelerate does not look after.
+
+    It shares the configuration: a way names its implementations there.
+    """
+    parts = list(module.modules())
+    configs = (part.__dict__.get("config") for part in parts)
+    shared = (*module.parameters(), *module.buffers(), *map(_hook, parts), *configs)
+    twin = copy.deepcopy(module, {id(each): each for each in shared if each is not None})
+    for part in twin.modules():
+        if _hook(part) is not None:
+            for name in _HOOKED:
+                part.__dict__.pop(name, None)
+    return twin
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, torch.Tensor]]:
+    """Yield a module's tensors with the path of their owner, the owner and their name in it."""
+    for path, part in module.named_modules():
+        named = (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False))
+        for name, value in named:
+            held = offloaded(part, name) if value.is_meta else value
+            if held is not None:
+                yield path, part, name, held
+
+
+def _where(part: nn.Module, held: torch.Tensor) -> Any:
+    """Return the device that a module runs on."""
+    hook = _hook(part)
+    devices = (getattr(each, "execution_device", None) for each in getattr(hook, "hooks", (hook,)))
+    return next((device for device in devices if device is not None), held.device)
+
+
+def _set(owner: nn.Module, name: str, value: torch.Tensor) -> None:
+    if name in owner._parameters:
+        value = torch.nn.Parameter(value, requires_grad=False)
+    setattr(owner, name, value)
+
+
+def _hook(part: nn.Module) -> Any:
+    return getattr(part, "_hf_hook", None)
+
+
+def _plain(module: ObservedStage) -> Callable[..., Any]:
+    # A module would be compiled by the backend; what sets the scale is computed as it is written.
+    return module.__call__

@@ -1,0 +1,147 @@
+"""Observe: a stage of a transformers model as a function that returns (output, {site: tensor})."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from layerparity.anatomy.family import Tap
+from layerparity.model.arguments import CACHE_NAMES
+from layerparity.numbers.replay import Replay
+from layerparity.run.ports._canonical import OWN_CHOICES, REPLAYED
+
+
+class ObservedStage(nn.Module):
+    """A stage's module whose forward also returns what its taps saw.
+
+    As a plain function of tensors it can be run eagerly, traced or exported: the observed tensors
+    are outputs, which is all that a compiled graph can show.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        taps: list[tuple[str, Tap]],
+        after: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        experts: int = 0,
+    ) -> None:
+        """``taps`` pairs each tap with its module path inside ``module``.
+
+        ``after`` is what the model computes of the module's output before the next stage;
+        ``experts`` the number that its router chooses from.
+        """
+        super().__init__()
+        self.module = module
+        self.taps = taps
+        self.after = after
+        self.experts = experts
+
+    def forward(
+        self, given: torch.Tensor, arguments: dict[str, Any]
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Return the stage's output and the tensors at its taps, by local site address.
+
+        Among the arguments, `REPLAYED` int64 [batch, token, k] tells the router what to choose;
+        what it would have chosen is seen at `OWN_CHOICES`, [tokens, k].
+        """
+        seen: dict[str, torch.Tensor] = {}
+        arguments = dict(arguments)
+        told = arguments.pop(REPLAYED, None)
+        with ExitStack() as stack:
+            for path, tap in self.taps:
+                stack.enter_context(_watch(self.module.get_submodule(path), tap, seen))
+            if told is not None:
+                stack.enter_context(_replayed(told, self.experts, seen))
+            output = _first(self.module(given, **_own_names(self.module, arguments)))
+        return output if self.after is None else self.after(output), seen
+
+
+def _own_names(module: nn.Module, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments with the cache under the name that the module has for it."""
+    if "past_key_values" not in arguments:
+        return arguments
+    taken = inspect.signature(module.forward).parameters
+    own = next((name for name in CACHE_NAMES if name in taken), "past_key_values")
+    rest = {key: value for key, value in arguments.items() if key != "past_key_values"}
+    return {**rest, own: arguments["past_key_values"]}
+
+
+def _first(output: Any) -> torch.Tensor:
+    return output[0] if isinstance(output, tuple) else output
+
+
+@contextmanager
+def _replayed(told: torch.Tensor, experts: int, seen: dict[str, torch.Tensor]) -> Iterator[None]:
+    with Replay(told.flatten(0, 1), experts) as replay:
+        yield
+    if replay.scores is not None:
+        scores = replay.scores.reshape(-1, experts)
+        seen[OWN_CHOICES] = scores.topk(told.shape[-1], dim=-1).indices
+
+
+@contextmanager
+def _watch(module: nn.Module, tap: Tap, seen: dict[str, torch.Tensor]) -> Iterator[None]:
+    if tap.attention is not None:
+        name = tap.attention
+        with _attention(module, lambda values: _note(seen, tap, values[name])):
+            yield
+        return
+    if tap.of_input:
+        handle = module.register_forward_pre_hook(
+            lambda _, args, named: _note(seen, tap, _given(args, named)), with_kwargs=True
+        )
+    else:
+        handle = module.register_forward_hook(lambda _, __, output: _note(seen, tap, output))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _given(args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """Return what a module was fed: its first argument, however it was passed."""
+    return args[0] if args else next(iter(named.values()), None)
+
+
+def _note(seen: dict[str, torch.Tensor], tap: Tap, value: Any) -> None:
+    # Returns nothing on purpose: a hook that returns a value replaces the module's output.
+    if isinstance(value, tuple):
+        picked = tap.pick if tap.pick is not None else 0
+        if picked >= len(value):
+            return
+        value = value[picked]
+    elif tap.pick:
+        return
+    if isinstance(value, torch.Tensor):
+        # A copy: what follows may write into the tensor, or hand it on as its own output.
+        seen[tap.local] = value.clone()
+
+
+@contextmanager
+def _attention(module: nn.Module, note: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+    """Wrap transformers' attention look-up, where rotated queries and keys pass by."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as INTERFACE
+
+    look_up = INTERFACE.get_interface
+
+    def wrapped(*args: Any, **kwargs: Any) -> Callable[..., Any]:
+        attend = look_up(*args, **kwargs)
+
+        def observed(owner: nn.Module, query: Any, key: Any, *rest: Any, **named: Any) -> Any:
+            result = attend(owner, query, key, *rest, **named)
+            if owner is module:
+                note({"query": query, "key": key, "context": _first(result)})
+            return result
+
+        return observed
+
+    INTERFACE.get_interface = wrapped
+    try:
+        yield
+    finally:
+        INTERFACE.get_interface = look_up

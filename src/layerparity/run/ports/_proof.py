@@ -1,0 +1,202 @@
+"""Proof: does a chain of stages compute what the model's own forward computes?
+
+Models differ in what they do between their modules. Instead of a list of those that scale there, a
+small twin of the model is run whole and stage by stage, and every boundary is compared.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from layerparity.anatomy.family import COMPONENTS, Family
+from layerparity.anatomy.site import Site
+from layerparity.ground.errors import UserError
+from layerparity.ground.files import text_digest
+from layerparity.model.arguments import block_arguments
+from layerparity.model.skeleton import Skeleton
+from layerparity.model.twin import is_small, twins
+from layerparity.run.ports._observe import ObservedStage
+
+# Relative L2 error of float32 sums in another order stays far below; a forgotten factor does not.
+AGREES = 1e-4
+_OWN_PORT = "give port._target_= a port of your own"
+_proved: dict[str, Proof] = {}
+
+
+@dataclass
+class Proof:
+    """What a model's twin showed.
+
+    ``alone`` are the kinds of stage (``layers``, ``layers.mlp``) that compute something else when
+    they are run by themselves; ``between`` pairs neighbours with something between them;
+    ``unproved`` says why nothing could be shown, ``failed`` why stages cannot be run at all.
+    """
+
+    alone: set[str] = field(default_factory=set)
+    between: set[tuple[str, str]] = field(default_factory=set)
+    unproved: str = ""
+    failed: str = ""
+
+
+@dataclass
+class Forward:
+    """One forward of the whole model: what went into each stage, and the logits."""
+
+    given: dict[str, torch.Tensor]
+    output: dict[str, torch.Tensor]
+    logits: torch.Tensor
+
+
+def check(skeleton: Skeleton, family: Family, stages: Sequence[str], chained: bool) -> str:
+    """Refuse stages whose run would not be the model's; return a note where nothing was proved.
+
+    ``chained`` says whether each stage is fed the one before it. Raises UserError.
+    """
+    proof = prove(skeleton, family)
+    model = skeleton.config.model_type
+    if proof.failed:
+        raise UserError(f"{model} cannot be run by stages ({proof.failed}): {_OWN_PORT}.")
+    kinds = [_kind(stage) for stage in stages]
+    for kind in kinds:
+        if kind in proof.alone:
+            raise UserError(
+                f"{model}: {kind} computes something else by itself than in the model: leave it "
+                f"out of the scope, or {_OWN_PORT}."
+            )
+    pairs = [*pairwise(kinds)] if chained else []
+    for pair in [*pairs, *([("lm_head", "logits")] if "lm_head" in kinds else [])]:
+        if pair in proof.between:
+            raise UserError(
+                f"{model} computes something between {pair[0]} and {pair[1]} that belongs to no "
+                "module, so these stages would be wrong: use scope=single layer=N inputs=random, "
+                f"or {_OWN_PORT}."
+            )
+    return proof.unproved and (
+        f"That the stages of {model} make up the model is not proved ({proof.unproved}): compare "
+        "the logits of a full run with transformers' own once."
+    )
+
+
+def prove(skeleton: Skeleton, family: Family) -> Proof:
+    """Return what the twin shows, from memory where this architecture was proved before."""
+    config = skeleton.config
+    asked = [config._attn_implementation, getattr(config, "_experts_implementation", None)]
+    key = text_digest(json.dumps([config.to_dict(), asked], sort_keys=True, default=str))
+    if key not in _proved:
+        _proved[key] = _prove(skeleton, family)
+    return _proved[key]
+
+
+def _prove(skeleton: Skeleton, family: Family) -> Proof:
+    reason, failed = "no small model of the kind can be built", ""
+    for twin in twins(skeleton):
+        ids, mask = _tokens(int(twin.config.vocab_size))
+        try:
+            whole = _forward(twin, ids, mask)
+        except Exception as error:
+            # transformers' own code on an architecture of the user's: it may fail in any way.
+            reason = _told(error)
+            continue
+        if not bool(whole.logits[mask.bool()].isfinite().all()):
+            reason = "a small model of the kind gives no finite logits"
+            continue
+        try:
+            return _compared(twin, family, whole, mask)
+        except Exception as error:
+            failed = _told(error)
+    # Where the twin has the sizes of the model itself, the model cannot be computed either.
+    failed = failed or (reason if is_small(skeleton) else "")
+    return Proof(unproved=reason, failed=failed)
+
+
+def _compared(twin: Skeleton, family: Family, whole: Forward, mask: torch.Tensor) -> Proof:
+    proof = Proof()
+    arguments = block_arguments(twin, mask, _positions(mask))
+    order = _stages(twin)
+    follows = dict(zip(order, [*order[1:], "logits"], strict=True))
+    wanted = {**whole.given, "logits": whole.logits}
+    for stage, given in whole.given.items():
+        layer = Site(stage, "in").layer
+        inside = Site(stage, "in").component if layer is not None else ""
+        named = arguments[layer] if layer is not None and inside in ("", "self_attn") else {}
+        plain, _ = ObservedStage(twin.module(stage), [])(given, named)
+        if not _agree(plain, whole.output[stage], mask):
+            proof.alone.add(_kind(stage))
+        elif stage in follows:
+            after = family.after.get(stage)
+            passed = plain if after is None else after(plain, twin.config)
+            if not _agree(passed, wanted[follows[stage]], mask):
+                proof.between.add((_kind(stage), _kind(follows[stage])))
+    return proof
+
+
+def _forward(twin: Skeleton, ids: torch.Tensor, mask: torch.Tensor) -> Forward:
+    """Run the model's own forward, and note what passes by at every stage and component."""
+    given: dict[str, torch.Tensor] = {}
+    output: dict[str, torch.Tensor] = {}
+
+    def watch(stage: str) -> Any:
+        def hook(_: Any, args: Any, named: Any, result: Any) -> None:
+            first = args[0] if args else next(iter(named.values()))
+            given[stage] = first.clone()
+            output[stage] = (result[0] if isinstance(result, tuple) else result).clone()
+
+        return twin.module(stage).register_forward_hook(hook, with_kwargs=True)
+
+    with ExitStack() as stack, torch.no_grad():
+        for stage in (*_stages(twin), *_components(twin)):
+            stack.callback(watch(stage).remove)
+        logits = twin.model(
+            input_ids=ids, attention_mask=mask, position_ids=_positions(mask), use_cache=False
+        ).logits
+    return Forward(given, output, logits)
+
+
+def _stages(twin: Skeleton) -> list[str]:
+    blocks = [f"layers.{n}" for n in range(len(twin.blocks))]
+    return ["embed_tokens", *blocks, "norm", "lm_head"]
+
+
+def _components(twin: Skeleton) -> Iterator[str]:
+    for number, block in enumerate(twin.blocks):
+        held = {name for name, _ in block.named_children()}
+        yield from (f"layers.{number}.{name}" for name in sorted(set(COMPONENTS.values()) & held))
+
+
+def _kind(stage: str) -> str:
+    """Return a stage without its number: ``layers``, ``layers.mlp``, ``norm``."""
+    return ".".join(part for part in stage.split(".") if not part.isdigit())
+
+
+def _tokens(vocabulary: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return token ids and mask, int64 [2, 8]; the second row is padded on the left."""
+    seeded = torch.Generator().manual_seed(0)
+    ids = torch.randint(1, vocabulary, (2, 8), generator=seeded)
+    mask = torch.ones_like(ids)
+    mask[1, :3] = 0
+    return ids, mask
+
+
+def _positions(mask: torch.Tensor) -> torch.Tensor:
+    return (mask.cumsum(-1) - 1).clamp(min=0)
+
+
+def _agree(ours: torch.Tensor, theirs: torch.Tensor, mask: torch.Tensor) -> bool:
+    if ours.shape != theirs.shape:
+        return False
+    rows = mask.bool()
+    same = ours.shape[:2] == rows.shape
+    ours, theirs = (ours[rows], theirs[rows]) if same else (ours, theirs)
+    return bool((ours - theirs).norm() <= AGREES * theirs.norm())
+
+
+def _told(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:120]}" if lines else type(error).__name__

@@ -1,0 +1,135 @@
+"""Port: the implementation that is judged; how a backend's blocks are built, loaded and run.
+
+conf/port names a port by ``_target_``, which is called with `Assets` and the group's other keys and
+returns a `Port`. At bottom a port is a function that returns ``(output, {site: tensor})``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from layerparity.anatomy.site import SiteSpec
+from layerparity.ground.profile import Spent
+
+if TYPE_CHECKING:
+    import torch
+
+    from layerparity.anatomy.family import Family
+    from layerparity.machine.device import Placed
+    from layerparity.model.checkpoint import Checkpoint
+    from layerparity.record.manifest import WeightPrint
+    from layerparity.run.backends.base import Backend
+    from layerparity.settings.config import Config
+
+
+@dataclass(frozen=True)
+class Assets:
+    """What a port is built from: the checkpoint, its family, the machine, and what to observe."""
+
+    checkpoint: Checkpoint
+    family: Family
+    backend: Backend
+    config: Config
+    wanted: Any
+
+
+@dataclass
+class Call:
+    """One pass over the batch.
+
+    ``attention_mask`` [batch, seen tokens] and ``position_ids`` [batch, token] are int64 on the
+    CPU; ``tokens`` is the number of new tokens; ``cache`` is whatever the port keeps between
+    passes, or None for a pass without one. ``choices`` are the experts that each block's router is
+    told to choose, int64 [batch, token, k], by layer; without an entry a router chooses itself.
+    """
+
+    attention_mask: torch.Tensor
+    position_ids: torch.Tensor
+    cache: Any = None
+    choices: Mapping[int, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def batch(self) -> int:
+        """Number of sequences."""
+        return int(self.position_ids.shape[0])
+
+    @property
+    def tokens(self) -> int:
+        """Number of new tokens in each sequence."""
+        return int(self.position_ids.shape[1])
+
+
+@dataclass
+class Observed:
+    """What a stage gave: its output, and tensors by site address inside the stage's block.
+
+    ``output`` stays on the device. ``tensors`` are on the CPU in canonical layout; ``specs`` name
+    their axes. ``unseen`` gives a reason for each wanted site the port cannot show.
+    """
+
+    output: torch.Tensor
+    tensors: dict[str, torch.Tensor]
+    specs: dict[str, SiteSpec]
+    unseen: dict[str, str] = field(default_factory=dict)
+
+
+class Port(ABC):
+    """An implementation of a model, run stage by stage.
+
+    A stage is ``embed_tokens``, ``layers.N``, a component such as ``layers.N.mlp``, ``norm`` or
+    ``lm_head``.
+    """
+
+    @classmethod  # noqa: B027
+    def check(cls, config: Config, num_layers: int, **keys: Any) -> None:
+        """Refuse keys of ``port`` that cannot be meant; called before torch is imported.
+
+        Raises UserError with the cure.
+        """
+
+    @abstractmethod
+    def place(self, stages: Sequence[str]) -> list[Placed]:
+        """Check that the stages can be loaded and run, and decide where each one goes.
+
+        Nothing is read but headers. Raises UserError with the cure.
+        """
+
+    @abstractmethod
+    def load(self, stage: str) -> dict[str, str]:
+        """Load a stage's weights; return the hash of every checkpoint tensor used, by name."""
+
+    def expect(self, stage: str | None) -> None:  # noqa: B027
+        """Begin to read a stage's weights: it is the one that is loaded next.
+
+        For None nothing is to be read ahead, and what was kept for it may be given back.
+        """
+
+    def spent(self, stage: str) -> Spent:
+        """Return what reading a stage's weights took, when it was loaded last."""
+        return Spent()
+
+    def effective_weights(self, stage: str) -> dict[str, WeightPrint]:
+        """Return a print of what a loaded stage's graph really holds, by the stored names.
+
+        Empty where the port does not say. `layerparity.model.prints.print_of` makes a print; what
+        the checkpoint says to it may be left open.
+        """
+        return {}
+
+    @abstractmethod
+    def begin(self, call: Call) -> None:
+        """Prepare a pass: masks, positions and rotary tables for every stage."""
+
+    @abstractmethod
+    def run(self, stage: str, given: torch.Tensor) -> Observed:
+        """Run one stage on ``given`` ([batch, token] ids, or [batch, token, channel] states)."""
+
+    @abstractmethod
+    def new_cache(self, batch: int, max_tokens: int) -> Any:
+        """Return a static cache for ``max_tokens`` tokens a sequence. Raises UserError without."""
+
+    def release(self, stage: str) -> None:  # noqa: B027
+        """Give a stage's memory back."""

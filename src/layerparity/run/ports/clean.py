@@ -1,0 +1,55 @@
+"""port=clean: port=hf with its sums in another order: right, but not bit-equal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from layerparity.ground.errors import UserError, nearest
+from layerparity.run.ports.base import Assets, Call, Observed
+from layerparity.run.ports.hf import HfPort
+
+if TYPE_CHECKING:
+    import torch
+
+    from layerparity.machine.device import Placed
+
+
+@dataclass
+class Settings:
+    """conf/port/clean.yaml: which of the clean ways."""
+
+    _target_: str = "layerparity.run.ports.clean.CleanPort"
+    name: str | None = None
+    replay: bool = False
+
+
+class CleanPort(HfPort):
+    """transformers' modules, computed in one of the clean ways that no noise floor is made from."""
+
+    def __init__(self, assets: Assets, name: str | None = None, replay: bool = False) -> None:
+        from layerparity.numbers.clean import OTHERS
+
+        super().__init__(assets, replay)
+        known = {way.name: way for way in OTHERS}
+        if name not in known:
+            hint = nearest(name or "", known)
+            raise UserError(f"port=clean wants port.name=NAME.{hint} Known: {', '.join(known)}.")
+        self.way = known[name]
+
+    def place(self, stages: Sequence[str]) -> list[Placed]:
+        """Place the stages; only a backend that computes at once can be told how to add."""
+        if self.assets.backend.name != "gpu":
+            raise UserError("port=clean computes eagerly: use backend=gpu device_map=cpu.")
+        return super().place(stages)
+
+    def begin(self, call: Call) -> None:
+        """Prepare a pass as the way's implementations want it."""
+        with self.way.around(self.skeleton.config):
+            super().begin(call)
+
+    def run(self, stage: str, given: torch.Tensor) -> Observed:
+        """Run one stage the clean way."""
+        with self.way.around(self.skeleton.config):
+            return super().run(stage, given)

@@ -1,0 +1,220 @@
+"""port=fault: port=hf with one mistake planted in it, to see whether it is found and named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from layerparity.anatomy.site import Site
+from layerparity.ground import console
+from layerparity.ground.errors import UserError
+from layerparity.mistakes.catalogue import MUTATION, catalogue, check_fault, known_fault
+from layerparity.run.ports.base import Assets, Call
+from layerparity.run.ports.hf import HfPort
+from layerparity.settings.config import Config, RunKind
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from layerparity.machine.device import Placed
+    from layerparity.mistakes.fault import Fault, Surgery
+    from layerparity.model.checkpoint import Checkpoint
+    from layerparity.model.filling import Filled
+
+
+@dataclass
+class Settings:
+    """conf/port/fault.yaml: which fault, at which layers (all where none are given).
+
+    ``seed`` decides what is random; ``index`` picks among the seed's mutations, port.name=mutation.
+    """
+
+    _target_: str = "layerparity.run.ports.fault.FaultPort"
+    name: str | None = None
+    layers: list[int] | None = None
+    seed: int | None = None
+    index: int | None = None
+    replay: bool = False
+
+
+class FaultPort(HfPort):
+    """transformers' modules with a fault planted in some blocks, after their weights are loaded."""
+
+    def __init__(
+        self,
+        assets: Assets,
+        name: str | None = None,
+        layers: Sequence[int] | None = None,
+        seed: int | None = None,
+        index: int | None = None,
+        *,
+        replay: bool = False,
+    ) -> None:
+        count = int(assets.checkpoint.config["num_hidden_layers"])
+        self.check(assets.config, count, name=name, layers=layers, index=index)
+        super().__init__(assets, replay)
+        self.layers = set(range(count) if layers is None else layers)
+        self.seed = seed or 0
+        assert name is not None, "check refuses it"
+        self.fault = self._choose(name, index)
+        self._surgeries: dict[str, Surgery] = {}
+        self._reasons: dict[tuple[str, int], str] = {}
+        # Planted between loading and placing: on the CPU, before a device or a compiler sees it.
+        self._load_sound = self.skeleton.load
+        self.skeleton.load = self._load_faulty  # type: ignore[method-assign]
+
+    @classmethod
+    def check(cls, config: Config, num_layers: int, **keys: Any) -> None:
+        """Refuse a golden run, a fault that is not known, and layers that the model lacks."""
+        if config.kind is RunKind.golden:
+            raise UserError("port=fault is there to be judged, not believed: add kind=candidate.")
+        _check_name(keys.get("name"), keys.get("index"))
+        _check_layers(keys.get("layers"), num_layers)
+
+    def place(self, stages: Sequence[str]) -> list[Placed]:
+        """Place the stages; say where the fault does not apply. Raises UserError if nowhere."""
+        reasons = {layer: self._reason(layer) for layer in self.layers & _layers_of(stages)}
+        if not reasons:
+            # One part of a sweep, or of a bisection, may well be right.
+            self.assets.backend.warnings.append(f"{self.fault.id}: no layer of it is in the scope")
+        elif all(reasons.values()):
+            why = next(iter(reasons.values()))
+            raise UserError(f"port.name={self.fault.id} changes nothing here: {why}.")
+        for reason in sorted(set(reasons.values()) - {""}):
+            where = ", ".join(str(layer) for layer in sorted(reasons) if reasons[layer] == reason)
+            self.assets.backend.warnings.append(f"{self.fault.id} not at layers {where}: {reason}")
+        return super().place(stages)
+
+    def load(self, stage: str) -> dict[str, str]:
+        """Load a stage with its fault; weights that the fault loses are not reported as used."""
+        hashes = super().load(stage)
+        if stage not in self._surgeries:
+            return hashes
+        block = f"layers.{Site(stage, 'in').layer}"
+        lost = {self.skeleton.path(f"{block}.{name}") for name in self.fault.never_loaded}
+        targets = self.skeleton.conversion.targets(hashes)
+        return {name: digest for name, digest in hashes.items() if targets[name] not in lost}
+
+    def release(self, stage: str) -> None:
+        """Forget the stage's weights, and its fault with them."""
+        super().release(stage)
+        surgery = self._surgeries.pop(stage, None)
+        if surgery is not None:
+            surgery.undo()
+
+    def frozen(self, stage: str) -> dict[str, torch.Tensor]:
+        """Return the constants that the fault's graph holds in place of weights."""
+        surgery = self._surgeries.get(stage)
+        block = f"layers.{Site(stage, 'in').layer}"
+        held = surgery.frozen if surgery is not None else {}
+        return {f"{block}.{path}": value for path, value in held.items()}
+
+    def begin(self, call: Call) -> None:
+        """Prepare a pass; faulty blocks get the arguments their fault makes of it."""
+        super().begin(call)
+        if self.fault.arguments is None:
+            return
+        before = list(self._arguments)
+        for layer in sorted(self.layers):
+            if not self._reason(layer):
+                self._arguments[layer] = self._changed(layer, call)
+        if all(map(_same, before, self._arguments)):
+            console.say(f"note: {self.fault.story}: changes nothing in this pass.")
+
+    def _changed(self, layer: int, call: Call) -> dict[str, Any]:
+        from layerparity.mistakes.fault import Pass
+        from layerparity.model.arguments import block_arguments
+
+        def tables(positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            past = None if call.cache is None else call.cache.seen(call)
+            made = block_arguments(self.skeleton, call.attention_mask, positions, past)
+            found: tuple[torch.Tensor, torch.Tensor] = made[layer]["position_embeddings"]
+            return found
+
+        assert self.fault.arguments is not None
+        skeleton = self.skeleton
+        given = Pass(
+            call.attention_mask, call.position_ids, skeleton.config, skeleton.dtype, tables
+        )
+        return self.fault.arguments(self._arguments[layer], given)
+
+    def _load_faulty(self, checkpoint: Checkpoint, stage: str) -> dict[str, Filled]:
+        from layerparity.mistakes.fault import Surgery
+        from layerparity.run.ports._quantised import quantised
+
+        before = self._surgeries.pop(stage, None)
+        if before is not None:
+            before.undo()
+        filled = self._load_sound(checkpoint, stage)
+        layer = Site(stage, "in").layer
+        if layer in self.layers and self._touches(stage) and not self._reason(layer):
+            surgery = self._surgeries[stage] = Surgery(layer, self.skeleton.config, self.seed)
+            surgery.quantised = partial(quantised, self.skeleton, checkpoint, stage)
+            self.fault.apply(self._block(layer), surgery)
+        return filled
+
+    def _choose(self, name: str, index: int | None) -> Fault:
+        if name != MUTATION:
+            return known_fault(name)
+        from layerparity.mistakes.mutations.draw import mutations
+
+        number = index or 0
+        drawn = mutations(self.seed, number + 1, self._block(min(self.layers)))
+        chosen: Fault = drawn[number]
+        return chosen
+
+    def _block(self, layer: int) -> nn.Module:
+        return self.skeleton.module(f"layers.{layer}")
+
+    def _reason(self, layer: int) -> str:
+        """Return why the fault does not apply to a layer in any phase, or nothing."""
+        from layerparity.mistakes.fault import PHASES
+        from layerparity.run.ports._quantised import holds_fp8
+
+        if (self.fault.id, layer) not in self._reasons:
+            block, dtype = self._block(layer), self.skeleton.dtype
+            # Asked once, of the sound block: a planted fault may hide what it applies to.
+            found = [self.fault.applies(block, dtype, phase) for phase in PHASES]
+            if self.fault.quantised and not holds_fp8(self.assets.checkpoint):
+                found = ["the checkpoint holds no weights in FP8"]
+            self._reasons[self.fault.id, layer] = "" if "" in found else found[0]
+        return self._reasons[self.fault.id, layer]
+
+    def _touches(self, stage: str) -> bool:
+        """Say whether what the fault changes is in the stage: a block, or a component of one."""
+        inside = Site(stage, "in").component
+        return not inside or f"{self.fault.component}.".startswith(f"{inside}.")
+
+
+def _check_name(name: str | None, index: int | None) -> None:
+    if name is None:
+        known = ", ".join((*catalogue(), MUTATION))
+        raise UserError(f"port=fault wants port.name=NAME, one of: {known}.")
+    check_fault(name)
+    if index is not None and name != MUTATION:
+        raise UserError(f"port.index picks among mutations: use port.name={MUTATION}.")
+
+
+def _check_layers(asked: Sequence[int] | None, count: int) -> None:
+    strangers = [layer for layer in asked or () if not 0 <= layer < count]
+    if strangers or asked == []:
+        said = f"port.layers={list(asked or ())}".replace(" ", "")
+        raise UserError(f"{said}: give some of the layers 0 to {count - 1}, or leave it out.")
+
+
+def _layers_of(stages: Sequence[str]) -> set[int]:
+    found = (Site(stage, "in").layer for stage in stages)
+    return {layer for layer in found if layer is not None}
+
+
+def _same(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
+    import torch
+    from torch.utils import _pytree as pytree
+
+    leaves = zip(pytree.tree_leaves(left), pytree.tree_leaves(right), strict=False)
+    return left.keys() == right.keys() and all(
+        torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in leaves
+    )

@@ -1,0 +1,289 @@
+"""port=hf: transformers' own modules, loaded stage by stage and run on the backend's device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from layerparity.anatomy.family import ROUTED, Tap
+from layerparity.anatomy.site import Site, SiteSpec
+from layerparity.ground.errors import UserError
+from layerparity.ground.profile import Spent
+from layerparity.model.architecture import read_config
+from layerparity.model.skeleton import Skeleton
+from layerparity.run.ports._canonical import (
+    OWN_CHOICES,
+    REPLAYED,
+    after_of,
+    expert_count,
+    laid_out,
+    sort_routing,
+    spec_of,
+    taps_of,
+)
+from layerparity.run.ports.base import Assets, Call, Observed, Port
+from layerparity.settings.config import DType, FeedMode
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from transformers.cache_utils import Cache
+
+    from layerparity.machine.device import Placed
+    from layerparity.model.filling import Filled
+    from layerparity.record.manifest import WeightPrint
+    from layerparity.run.backends.base import Backend
+    from layerparity.run.ports._observe import ObservedStage
+
+
+_OUTPUT = "__output__"
+
+
+class HfPort(Port):
+    """transformers' modules, on a skeleton that is filled one stage at a time.
+
+    With ``replay`` every router chooses what the golden's did, where the pass says what that was.
+    """
+
+    def __init__(self, assets: Assets, replay: bool = False) -> None:
+        import torch
+
+        if not isinstance(replay, bool):
+            raise UserError(f"port.replay={replay} is neither true nor false.")
+        config, backend = assets.config, assets.backend
+        self.assets = assets
+        self.replay = replay
+        self.skeleton = Skeleton(
+            read_config(assets.checkpoint.config),
+            getattr(torch, config.dtype.value),
+            config.attn_implementation or assets.family.attention or backend.attn_implementation,
+            config.experts_implementation or _experts(backend, config.dtype),
+            assets.family.float32_patterns,
+        )
+        self._stages: dict[str, Any] = {}
+        self._filled: dict[str, dict[str, Filled]] = {}
+        self._taps: dict[str, list[tuple[str, Tap]]] = {}
+        self._arguments: list[dict[str, Any]] = []
+        self._sent: dict[tuple[int, ...], Any] = {}
+        self._call: Call | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The floating type stages compute in."""
+        return self.skeleton.dtype
+
+    def place(self, stages: Sequence[str]) -> list[Placed]:
+        """Find every stage's tensors in the checkpoint and let the backend place the stages."""
+        backend = self.assets.backend
+        backend.check(self.skeleton.model)
+        for stage in stages:
+            self.skeleton.sources(self.assets.checkpoint, stage)
+        self._mention_homeless()
+        if self.replay and not any(self._routes(stage) for stage in stages):
+            backend.warnings.append("port.replay=true: no block of the scope has a router.")
+        self._prove(stages)
+        return backend.place(
+            self.skeleton.model, {stage: self.skeleton.path(stage) for stage in stages}
+        )
+
+    def load(self, stage: str) -> dict[str, str]:
+        """Fill the stage's modules from the checkpoint and put them in their place."""
+        filled = self._filled[stage] = self.skeleton.load(self.assets.checkpoint, stage)
+        module = self.skeleton.module(stage).requires_grad_(False)
+        self.assets.backend.put(stage, module)
+        self._stages[stage] = self._observed(stage, module)
+        return {name: each.stored for name, each in filled.items()}
+
+    def expect(self, stage: str | None) -> None:
+        """Begin to read the stage's weights while another one computes."""
+        self.skeleton.expect(self.assets.checkpoint, stage)
+
+    def spent(self, stage: str) -> Spent:
+        """Return what reading the stage's weights took."""
+        return self.skeleton.spent.get(stage, Spent())
+
+    def effective_weights(self, stage: str) -> dict[str, WeightPrint]:
+        """Return the prints of the stage's parameters and buffers, as they are on the device."""
+        from layerparity.model.prints import stage_prints
+
+        frozen = self.frozen(stage)
+        filled = self._filled.get(stage, {})
+        # A port that is made of this one may write where torch does not count.
+        own = type(self) is HfPort
+        return stage_prints(
+            self.skeleton, self.assets.checkpoint, stage, frozen, filled, trusting=own
+        )
+
+    def frozen(self, stage: str) -> dict[str, torch.Tensor]:
+        """Return what a stage's graph holds in place of weights, by ``layers.0.mlp.some_name``.
+
+        A graph that was made before its weights were loaded may hold constants of its own.
+        """
+        return {}
+
+    def release(self, stage: str) -> None:
+        """Forget the stage's weights."""
+        self._stages.pop(stage, None)
+        self.assets.backend.release(stage)
+        self.skeleton.unload(stage)
+
+    def begin(self, call: Call) -> None:
+        """Let transformers make the masks, positions and rotary tables, once, on the host."""
+        from layerparity.model.arguments import block_arguments
+
+        past = None if call.cache is None else call.cache.seen(call)
+        self._call = call
+        self._sent.clear()
+        self._arguments = block_arguments(
+            self.skeleton, call.attention_mask, call.position_ids, past, self.dtype
+        )
+
+    def run(self, stage: str, given: torch.Tensor) -> Observed:
+        """Run one stage; the tensors come back in canonical layout on the CPU."""
+        import torch
+
+        assert self._call is not None, "begin() comes before run()"
+        backend = self.assets.backend
+        arguments = self._arguments_of(stage)
+        if given.is_floating_point():
+            # What a golden recorded may be wider, or narrower, than this run.
+            given = given.to(self.dtype)
+        sent = backend.send(stage, given)
+        told = self._told(stage)
+        if told is not None:
+            arguments = {**arguments, REPLAYED: backend.send(stage, told)}
+        runnable = self._stages[stage]
+        if isinstance(runnable, torch.nn.Module):
+            runnable = self._stages[stage] = backend.compile(runnable, (sent, arguments))
+        try:
+            with torch.no_grad():
+                output, seen = runnable(sent, arguments)
+        except torch.OutOfMemoryError as error:
+            raise UserError(
+                f"{stage} ran out of memory while computing: use a smaller seq_len or batch, or "
+                "max_memory= to leave more room beside the weights."
+            ) from error
+        fetched = backend.fetch({**seen, _OUTPUT: output})
+        fetched.pop(_OUTPUT)
+        if told is not None and OWN_CHOICES not in fetched:
+            raise UserError(
+                f"{stage}: its router does not choose by one top-k over all experts, so no choice "
+                "can be replayed: use port.replay=false."
+            )
+        return self._canonical(stage, output, fetched)
+
+    def _observed(self, stage: str, module: nn.Module) -> ObservedStage:
+        from layerparity.run.ports._observe import ObservedStage
+
+        family, skeleton = self.assets.family, self.skeleton
+        self._taps[stage] = taps_of(family, skeleton, stage, self.assets.wanted)
+        after = after_of(family, skeleton, stage)
+        return ObservedStage(module, self._taps[stage], after, expert_count(skeleton.config))
+
+    def _routes(self, stage: str) -> bool:
+        """Say whether a stage holds a router that shows its choices."""
+        found = taps_of(self.assets.family, self.skeleton, stage, lambda **site: True)
+        return any(tap.local == ROUTED for _, tap in found)
+
+    def _told(self, stage: str) -> torch.Tensor | None:
+        """Return what a stage's router is told to choose, int64 [batch, token, k], or None."""
+        assert self._call is not None
+        layer = Site(stage, "in").layer
+        told = self._call.choices.get(layer) if self.replay and layer is not None else None
+        return told if told is not None and self._routes(stage) else None
+
+    def _prove(self, stages: Sequence[str]) -> None:
+        """Refuse stages that would not compute what the model computes."""
+        from layerparity.run.ports._proof import check
+
+        chained = self.assets.config.feed is not FeedMode.isolated
+        note = check(self.skeleton, self.assets.family, stages, chained)
+        if note:
+            self.assets.backend.warnings.append(note)
+
+    def _mention_homeless(self) -> None:
+        """Say which of the checkpoint's tensors the architecture has no place for."""
+        names = self.skeleton.homeless
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            self.assets.backend.warnings.append(
+                f"The checkpoint's {names[0]}{more} belong to no module of "
+                f"{self.skeleton.config.model_type}: they are not used."
+            )
+
+    def new_cache(self, batch: int, max_tokens: int) -> HfCache:
+        """Return transformers' static cache with a host-side twin that only counts."""
+        return HfCache(self.skeleton, max_tokens)
+
+    def _arguments_of(self, stage: str) -> dict[str, Any]:
+        layer = Site(stage, "in").layer
+        component = Site(stage, "in").component
+        if layer is None or component not in ("", "self_attn"):
+            return {}
+        arguments = self._arguments[layer]
+        key = (
+            layer if self.assets.backend.spreads else 0,
+            *(id(value) for value in arguments.values()),
+        )
+        if key not in self._sent:
+            # Blocks share their masks and tables: one copy on the device serves them all.
+            self._sent[key] = self.assets.backend.send(stage, arguments)
+        sent = dict(self._sent[key])
+        if self._call is not None and self._call.cache is not None:
+            sent["past_key_values"] = self._call.cache.device
+        return sent
+
+    def _canonical(self, stage: str, output: Any, seen: dict[str, torch.Tensor]) -> Observed:
+        assert self._call is not None
+        tensors: dict[str, torch.Tensor] = {}
+        specs: dict[str, SiteSpec] = {}
+        unseen: dict[str, str] = {}
+        for _, tap in self._taps[stage]:
+            if tap.local not in seen:
+                unseen[tap.local] = f"{tap.module} gives no such tensor here"
+                continue
+            value = laid_out(tap, seen[tap.local], self._call)
+            tensors[tap.local] = value
+            specs[tap.local] = spec_of(tap, value)
+        sort_routing(tensors, unseen)
+        if OWN_CHOICES in seen and ROUTED in tensors:
+            # Beside what was computed with the golden's choices: what the router's scores say.
+            own = seen[OWN_CHOICES].sort(dim=-1).values
+            tensors[ROUTED] = own.reshape(tensors[ROUTED].shape)
+        return Observed(output, tensors, specs, unseen)
+
+
+def _experts(backend: Backend, dtype: DType) -> str | None:
+    # The grouped matrix product that is transformers' default does not exist in float64.
+    chosen = backend.experts_implementation
+    return "eager" if chosen is None and dtype is DType.float64 else chosen
+
+
+class HfCache:
+    """transformers' static cache on the device, and a host-side twin that only counts tokens."""
+
+    def __init__(self, skeleton: Skeleton, max_tokens: int) -> None:
+        from transformers import StaticCache
+
+        self.device: Cache = StaticCache(config=skeleton.config, max_cache_len=max_tokens)
+        self.host: Cache = StaticCache(config=skeleton.config, max_cache_len=max_tokens)
+        if not all(hasattr(layer, "cumulative_length") for layer in self.host.layers):
+            raise UserError(
+                f"{skeleton.config.model_type} has blocks that keep no keys and values, and no "
+                "static cache for them: leave generate.max_new_tokens out."
+            )
+
+    def seen(self, call: Call) -> Cache:
+        """Return the host's twin as it stands before a pass, which its masks are made from.
+
+        Every block counts as cached what was seen before, whether or not the scope has it.
+        """
+        import torch
+
+        before = int(call.attention_mask.shape[-1]) - call.tokens
+        for twin in self.host.layers:
+            twin.cumulative_length = torch.tensor(before)
+            # A sliding window counts here, and beyond its own length.
+            twin.cumulative_length_int = before
+            twin.is_initialized = before > 0
+        return self.host

@@ -1,0 +1,220 @@
+"""Reference: beside a golden run, each stage again one precision wider, and in clean ways.
+
+The reference says how far the golden itself is off; the clean ways, how far a right computation may
+be. Both take the golden's own input (isolated) and, where the golden is chained, their own (what
+rounding makes of a whole chain). Expert choices are the golden's in all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from layerparity.anatomy.family import COMPONENTS, EXPERTS
+from layerparity.anatomy.site import DECODE, PREFILL, Kind, Site
+from layerparity.numbers.clean import FLOOR, PLAIN, reference, wider
+from layerparity.numbers.floor import Floor, measure_floor
+from layerparity.numbers.token_sums import Layout, heads_of, layout
+from layerparity.record.outcome import Shown
+from layerparity.record.references import CHAINED, ISOLATED, ReferenceWriter
+from layerparity.run.ports._canonical import CHOICES
+from layerparity.run.ports._evaluate import SCORES, Evaluator
+from layerparity.run.ports.base import Call, Observed
+
+if TYPE_CHECKING:
+    from layerparity.run.ports.hf import HfPort
+
+GOLDEN = "golden"
+# What each way gave, by floating type and name, at each site.
+Results = dict[tuple[str, str], dict[Site, torch.Tensor]]
+
+
+@dataclass
+class Track:
+    """An evaluator, and what it last put out where it feeds itself."""
+
+    evaluator: Evaluator
+    state: torch.Tensor | None = None
+
+
+@dataclass
+class References:
+    """Everything that is computed beside a golden run, stage by stage, while its weights are there.
+
+    ``dtypes`` are the candidates' floating types that floors are made for, by torch's names.
+    """
+
+    port: HfPort
+    folder: Path
+    dtypes: Sequence[str]
+    chained: bool = True
+    components: bool = True
+    writer: ReferenceWriter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.writer = ReferenceWriter(self.folder)
+        self._sets = {ISOLATED: self._tracks()}
+        if self.chained:
+            self._sets[CHAINED] = self._tracks()
+        self._parts = self._tracks() if self.components else {}
+        self._mask = torch.ones(0)
+
+    def begin(self, call: Call, cache_tokens: int) -> None:
+        """Prepare the prefill. With ``cache_tokens`` the isolated evaluations keep caches."""
+        self._mask = call.attention_mask.bool().flatten()
+        for feed, tracks in self._sets.items():
+            for track in tracks.values():
+                track.state = None
+                own = Call(call.attention_mask, call.position_ids)
+                if cache_tokens and feed == ISOLATED:
+                    own.cache = track.evaluator.new_cache(call.batch, cache_tokens)
+                track.evaluator.begin(own)
+        for track in self._parts.values():
+            track.evaluator.begin(Call(call.attention_mask, call.position_ids))
+
+    def begin_step(self, call: Call) -> None:
+        """Prepare a decode step, which only the isolated evaluations take."""
+        self._mask = torch.ones(call.batch * call.tokens, dtype=torch.bool)
+        for track in self._sets[ISOLATED].values():
+            track.evaluator.begin(
+                Call(call.attention_mask, call.position_ids, track.evaluator.cache)
+            )
+
+    def evaluate(self, shown: Shown) -> None:
+        """Evaluate one stage in every way and store what came out; a decode step isolated only."""
+        feeds = self._sets if shown.step is None else {ISOLATED: self._sets[ISOLATED]}
+        for feed, tracks in feeds.items():
+            self._evaluate(tracks, feed, shown)
+        if shown.step is None:
+            for part in self._components(shown):
+                self._evaluate(self._parts, ISOLATED, part)
+
+    def finish(self) -> str:
+        """Write the index; return its hash."""
+        return self.writer.finish()
+
+    def _tracks(self) -> dict[tuple[str, str], Track]:
+        """Return a track for the reference and for each way in each floating type."""
+        own = _name(self.port.dtype)
+        found = {("", "reference"): Track(Evaluator(self.port, reference(self.port.dtype)))}
+        for dtype in self.dtypes:
+            ways = FLOOR if dtype == own else (PLAIN, *FLOOR)
+            narrow = None if dtype == own else getattr(torch, dtype)
+            for way in ways:
+                found[dtype, way.name] = Track(Evaluator(self.port, way, narrow))
+        return found
+
+    def _evaluate(self, tracks: dict[tuple[str, str], Track], feed: str, shown: Shown) -> None:
+        if shown.stage == "embed_tokens":
+            return
+        choices = next((t for s, t in shown.tensors.items() if s.local == CHOICES), None)
+        results: Results = {}
+        for key, track in tracks.items():
+            track.evaluator.load(shown.stage)
+            own = feed == CHAINED and shown.chained and track.state is not None
+            given = track.state if own else shown.given
+            assert given is not None
+            observed = track.evaluator.evaluate(shown.stage, given, choices)
+            track.state = observed.output.detach()
+            track.evaluator.release(shown.stage)
+            results[key] = _by_site(shown, observed)
+            start = Site(shown.stage, "in")
+            if own and start in shown.tensors:
+                results[key][start] = given.cpu()
+        if feed == ISOLATED or shown.chained:
+            self._keep(results, feed, shown)
+
+    def _keep(self, results: Results, feed: str, shown: Shown) -> None:
+        wide = results.pop(("", "reference"))
+        specs = shown.specs
+        heads = heads_of((s.end, tuple(t.shape), specs[s].axes) for s, t in shown.tensors.items())
+        found = {}
+        for site, value in wide.items():
+            axes = shown.specs[site].axes if site in shown.specs else EXPERTS.axes
+            laid = layout(tuple(value.shape), axes, site.local, heads)
+            floors = {
+                dtype: self._floor(
+                    laid, _ways(results, site, dtype), value, shown.tensors.get(site)
+                )
+                for dtype in self.dtypes
+            }
+            found[site] = (value, floors)
+        name = shown.stage if shown.step is None else f"{shown.stage}.decode.{shown.step}"
+        self.writer.write(shown.stage, feed, name, found)
+
+    def _floor(
+        self,
+        laid: Layout,
+        ways: dict[str, torch.Tensor],
+        wide: torch.Tensor,
+        golden: torch.Tensor | None,
+    ) -> Floor:
+        if golden is None:
+            # The router's scores are nobody's site: any clean computation stands for the golden.
+            golden = next(iter(ways.values()))
+        elif golden.dtype == next(iter(ways.values())).dtype:
+            ways = {GOLDEN: golden, **ways}
+        flat = {name: value.reshape(-1, laid.elements) for name, value in ways.items()}
+        golden, wide = (each.reshape(-1, laid.elements) for each in (golden, wide))
+        return measure_floor(flat, golden, wide, self._mask, laid)
+
+    def _components(self, shown: Shown) -> Iterator[Shown]:
+        """Yield what the golden had at each component whose input it recorded."""
+        block = Site(shown.stage, "in")
+        if not self._parts or block.layer is None or block.component:
+            return
+        held = {name for name, _ in self.port.skeleton.module(shown.stage).named_children()}
+        for path in dict.fromkeys(COMPONENTS.values()):
+            if path not in held:
+                continue
+            stage = f"{shown.stage}.{path}"
+            given = shown.tensors.get(self.port.assets.family.input_site(stage, 0))
+            if given is None:
+                continue
+            inner = {
+                s: t
+                for s, t in shown.tensors.items()
+                if s.component == path or s.component.startswith(f"{path}.")
+            }
+            yield Shown(stage, given, False, inner, shown.specs)
+
+
+def floor_dtypes(port: HfPort, asked: Sequence[str]) -> list[str]:
+    """Return the floating types floors are made for: those asked for, or the run's and bfloat16."""
+    own = _name(port.dtype)
+    if asked:
+        return list(dict.fromkeys(asked))
+    return [own] if wider(port.dtype) is torch.float32 else [own, "bfloat16"]
+
+
+def _by_site(shown: Shown, observed: Observed) -> dict[Site, torch.Tensor]:
+    """Return a way's floating tensors at the sites the golden kept, and its router's scores."""
+    owner = Site(shown.stage, "in")
+    phase, step = (PREFILL, 0) if shown.step is None else (DECODE, shown.step)
+    found = {}
+    for site in shown.tensors:
+        if shown.specs[site].kind is not Kind.REAL or (
+            site.path == shown.stage and site.end == "in"
+        ):
+            continue
+        if site.path == shown.stage and site.end == "out" and site.local not in observed.tensors:
+            found[site] = observed.output.detach().cpu()
+        elif site.local in observed.tensors:
+            found[site] = observed.tensors[site.local]
+    if SCORES in observed.tensors and owner.layer is not None:
+        path, _, end = SCORES.partition(":")
+        site = Site(f"layers.{owner.layer}.{path}", end, phase, step)
+        found[site] = observed.tensors[SCORES]
+    return found
+
+
+def _ways(results: Results, site: Site, dtype: str) -> dict[str, torch.Tensor]:
+    return {way: values[site] for (own, way), values in results.items() if own == dtype}
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,116 @@
+"""Plan: from a scope to the stages that run, as data, before any weight is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from layerparity.anatomy.family import OUTSIDE, Family
+from layerparity.ground.errors import UserError
+from layerparity.record.manifest import scope_text
+from layerparity.settings.config import Config, ScopeKind
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The asked part of a model: its stages in order, and how it is described."""
+
+    kind: str
+    stages: tuple[str, ...]
+    start: int | None = None
+    end: int | None = None
+    component: str | None = None
+
+    def describe(self) -> str:
+        """Return the scope as a user would say it."""
+        return scope_text(self.to_dict())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what the manifest keeps."""
+        kept = {"start": self.start, "end": self.end, "component": self.component}
+        return {"kind": self.kind, **kept}
+
+    def with_embedding(self) -> Scope:
+        """Return the scope with the embedding before its first block."""
+        stages = ("embed_tokens", *self.stages)
+        return Scope(self.kind, stages, self.start, self.end, self.component)
+
+
+def num_layers_of(model: Mapping[str, Any]) -> int:
+    """Return config.json's number of blocks. Raises UserError for what cannot be run by stages."""
+    if "num_hidden_layers" not in model:
+        kind = model.get("model_type")
+        raise UserError(f"{kind} is not laid out as embedding, blocks, norm and head.")
+    found = model["num_hidden_layers"]
+    if type(found) is not int or found < 1:
+        raise UserError(
+            f"config.json has num_hidden_layers={found}, which is no number of blocks: check it."
+        )
+    return found
+
+
+def scope_of(config: Config, num_layers: int, family: Family) -> Scope:
+    """Return the scope a command asks for. Raises UserError for keys that do not belong to it."""
+    kind = config.scope.kind
+    _refuse_strangers(config, kind)
+    if kind is ScopeKind.full:
+        blocks = tuple(f"layers.{n}" for n in range(num_layers))
+        return Scope("full", ("embed_tokens", *blocks, "norm", "lm_head"), 0, num_layers - 1)
+    if kind is ScopeKind.range:
+        return _range(config, num_layers)
+    return _single(config, num_layers, family)
+
+
+def _single(config: Config, num_layers: int, family: Family) -> Scope:
+    component = config.component
+    if component in OUTSIDE and config.layer is None:
+        return Scope("single", (OUTSIDE[component],), component=component)
+    if config.layer is None:
+        raise UserError(f"scope=single wants layer=N, 0 to {num_layers - 1}.")
+    if component in OUTSIDE:
+        raise UserError(f"component={component} belongs to no layer: leave layer= out.")
+    _in_range("layer", config.layer, num_layers)
+    stage = family.stage(component, config.layer) if component else f"layers.{config.layer}"
+    return Scope("single", (stage,), config.layer, config.layer, component)
+
+
+def _range(config: Config, num_layers: int) -> Scope:
+    if config.start is None or config.end is None:
+        raise UserError(f"scope=range wants start=A end=B (inclusive), 0 to {num_layers - 1}.")
+    _in_range("start", config.start, num_layers)
+    _in_range("end", config.end, num_layers)
+    if config.end < config.start:
+        raise UserError(f"end={config.end} comes before start={config.start}: swap them.")
+    stages = tuple(f"layers.{n}" for n in range(config.start, config.end + 1))
+    return Scope("range", stages, config.start, config.end)
+
+
+def _in_range(name: str, value: int, num_layers: int) -> None:
+    if not 0 <= value < num_layers:
+        raise UserError(
+            f"{name}={value} is out of range: this model has layers 0 to {num_layers - 1}."
+        )
+
+
+def _refuse_strangers(config: Config, kind: ScopeKind) -> None:
+    belongs = {
+        "layer": ScopeKind.single,
+        "component": ScopeKind.single,
+        "start": ScopeKind.range,
+        "end": ScopeKind.range,
+    }
+    for key, owner in belongs.items():
+        value = getattr(config, key)
+        if value is not None and owner is not kind:
+            raise UserError(
+                f"{key}={value} does not belong to scope={kind.value}: use scope={owner.value}."
+            )
+    if config.generate.max_new_tokens and kind is not ScopeKind.full:
+        raise UserError("generate.max_new_tokens needs the whole model: use scope=full.")
+    for key in ("seq_len", "tp_degree", "threads"):
+        value = getattr(config, key)
+        if value is not None and value < 1:
+            raise UserError(f"{key}={value}: give 1 or more.")
+    if config.generate.max_new_tokens < 0:
+        raise UserError("generate.max_new_tokens counts tokens: give 0 or more.")

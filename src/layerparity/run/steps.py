@@ -1,0 +1,129 @@
+"""Steps: runs that a job makes as its own, from the keys of a command."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from layerparity.ground import console
+from layerparity.ground.errors import UserError
+from layerparity.ground.quoting import typed
+from layerparity.run import apart as _apart
+from layerparity.run import typed_keys, write
+from layerparity.run.sweep import PARENT_VARIABLE
+from layerparity.settings.config import Config, ScopeKind
+
+if TYPE_CHECKING:
+    from layerparity.tracking.store import Store
+    from layerparity.tracking.stored import StoredRun
+
+Settings = dict[str, Any]
+# MLflow keeps whole milliseconds, rounded down.
+_CLOCK_S = 0.1
+# Backends whose settings are read once in a process.
+_HELD_ONCE = ("neuron",)
+# Notes that a step of this command said: the next one says only what is new.
+_noted: set[str] = set()
+
+
+def make(store: Store, parent: str, settings: Settings, apart: bool = False) -> StoredRun:
+    """Make a run with these keys under a parent, or reuse one; say so in a line.
+
+    ``apart`` says that the steps of the job differ in their keys: what a process can hold only once
+    is then run in one of its own. Raises UserError where it cannot.
+    """
+    from layerparity.run import make as run
+
+    settings = {**settings, "reuse": True}
+    config = composed(settings)
+    what, began = _described(config), time.time()
+    held_once = apart and config.backend.name in _HELD_ONCE
+    with brief(what), typed_keys.step(()), _under(parent):
+        made = store.get(_apart.make(settings) if held_once else run.make(config))
+    assert made is not None, "a run that was just made can be found"
+    spent = time.time() - began
+    reused = made.start_time.timestamp() < began - _CLOCK_S
+    how = "reused" if reused else f"{spent:.1f} s"
+    console.say(f"{what}: {made.name} {made.id[:8]}, {how}")
+    return made
+
+
+def brief(title: str) -> AbstractContextManager[None]:
+    """Return a block in which only notes, once each, and progress under a title are shown."""
+    return console.brief(title, _noted)
+
+
+def _described(config: Config) -> str:
+    """Return what a step runs in few words: ``candidate run of layer 3, isolated, ...``."""
+    where = {
+        ScopeKind.full: "the whole model",
+        ScopeKind.range: f"layers {config.start} to {config.end}",
+        ScopeKind.single: config.component or f"layer {config.layer}",
+    }[config.scope.kind]
+    how = f"{config.feed.value}, capture={config.capture.name}"
+    return f"{config.kind.value} run of {where}, {how}"
+
+
+def composed(settings: Settings) -> Config:
+    """Return the configuration of a ``job=run`` with these keys. Raises UserError for misfits."""
+    from hydra import compose
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    words = [shlex.split(typed(key, value))[0] for key, value in settings.items()]
+    try:
+        made = OmegaConf.to_object(compose("config", overrides=words))
+    except (HydraException, OmegaConfBaseException) as error:
+        why = str(error.__cause__ or error).strip().splitlines()[0]
+        raise UserError(f"These keys do not go together: {' '.join(words)} ({why})") from error
+    assert isinstance(made, Config)
+    return made
+
+
+def own_settings(config: Config) -> Settings:
+    """Return the keys of a command that differ from the defaults; its job is left out."""
+    from layerparity.settings.again import settings_of
+
+    return settings_of(write.params(config))
+
+
+def stored_settings(run: StoredRun) -> Settings:
+    """Return the keys that made a stored run. Raises UserError where it did not keep them."""
+    import yaml
+
+    from layerparity.settings.again import settings_of
+
+    path = run.file("config.yaml")
+    if not path.is_file():
+        raise UserError(f"Run {run.name} kept no config.yaml: make a golden run with this version.")
+    return settings_of(yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+def reference(runs: Sequence[StoredRun]) -> str:
+    """Return what names runs on a command line: an id, the sweep's id, or a folder."""
+    if len(runs) > 1 and runs[0].parent:
+        return runs[0].parent
+    return runs[0].id or str(runs[0].folder)
+
+
+def command(settings: Settings) -> str:
+    """Return the command line that has these keys."""
+    return " ".join(["python run.py", *(typed(key, value) for key, value in settings.items())])
+
+
+@contextmanager
+def _under(parent: str) -> Iterator[None]:
+    """Let runs be made as children of a parent."""
+    before = os.environ.get(PARENT_VARIABLE)
+    os.environ[PARENT_VARIABLE] = parent
+    try:
+        yield
+    finally:
+        os.environ.pop(PARENT_VARIABLE)
+        if before is not None:
+            os.environ[PARENT_VARIABLE] = before

@@ -1,0 +1,151 @@
+"""Sweep: the parent run of a Hydra multirun, opened before its jobs and closed whatever happens.
+
+Imported whenever Hydra starts, so mlflow is only imported once a sweep really begins.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.experimental.callback import Callback
+from omegaconf import OmegaConf
+
+from layerparity.ground import console
+from layerparity.ground.errors import UserError
+
+if TYPE_CHECKING:
+    from layerparity.tracking.active import ActiveRun
+    from layerparity.tracking.store import Store
+    from layerparity.tracking.stored import StoredRun
+
+PARENT_VARIABLE = "LAYERPARITY_PARENT_RUN"
+SWEPT_JOB = "run"
+REFUSED = "REFUSED"
+# The kind of a sweep is its own; that of its children tells what it can stand for.
+_SHARED_TAGS = {name: name for name in ("backend", "device", "model", "dtype", "port", "feed")}
+_SHARED_TAGS["holds"] = "kind"
+_open: list[tuple[Store, ActiveRun, list[str]]] = []
+
+
+class ChildRow(NamedTuple):
+    """One line of a sweep's closing table."""
+
+    name: str
+    status: str
+    url: str
+
+
+class CannotBegin(BaseException):
+    """A sweep that cannot begin, and why. Hydra makes a mere warning of a callback's Exception."""
+
+    def __init__(self, reason: Exception) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
+class SweepParent(Callback):
+    """Hydra callback: opens the parent run of a multirun of ``job=run`` and tells its children."""
+
+    def on_multirun_start(self, config: Any, **kwargs: Any) -> None:
+        """Open the parent and put its id into the environment, where workers see it too.
+
+        Raises CannotBegin where the store cannot be used.
+        """
+        # An id left by an outer command is not this sweep's parent.
+        os.environ.pop(PARENT_VARIABLE, None)
+        try:
+            _make_folder(OmegaConf.select(config, "hydra.sweep.dir"))
+            if config.hydra.runtime.choices.get("job") == SWEPT_JOB:
+                _begin(config)
+        except Exception as error:
+            raise CannotBegin(error) from error
+
+
+def part() -> str:
+    """Return the words that make the job at hand one part of a sweep; empty outside of sweeps."""
+    if PARENT_VARIABLE not in os.environ or not HydraConfig.initialized():
+        return ""
+    return " ".join(HydraConfig.get().overrides.task)
+
+
+def close_parent(
+    failed: bool = False,
+    error: BaseException | None = None,
+    refused: Mapping[str, str] | None = None,
+) -> list[ChildRow]:
+    """Close the parent run, if this process opened one, and return a row for each part.
+
+    FINISHED if every part finished; KILLED if the sweep or a child was stopped; else FAILED, also
+    when ``failed`` says that a job ended before it had a run. ``error``, or the exception that is
+    being handled (this is called in a ``finally``), is what ended the sweep. ``refused`` says why,
+    by `part`, a job did not succeed; those that had no run get a row too.
+    """
+    os.environ.pop(PARENT_VARIABLE, None)
+    if not _open:
+        return []
+    store, parent, shared = _open.pop()
+    children = store.children(parent.id)
+    known = {child.tags.get("part") for child in children}
+    lost = {words: why for words, why in (refused or {}).items() if words not in known}
+    error = error or sys.exception()
+    parent.set_tags(_summary(children, len(lost)))
+    parent.end(_status(children, failed or bool(lost), error), error)
+    rows = [ChildRow(child.name, child.status, child.url) for child in children]
+    return rows + [ChildRow(_apart(words, shared), REFUSED, why) for words, why in lost.items()]
+
+
+def _make_folder(folder: str | None) -> None:
+    """Make the folder that Hydra makes next, where a failure would be nobody's fault."""
+    try:
+        if folder:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"Cannot write to {folder} ({error.strerror}): choose another folder with "
+            "tracking.folder=FOLDER."
+        ) from error
+
+
+def _begin(config: Any) -> None:
+    from layerparity.tracking.store import open_store
+
+    overrides = [str(each) for each in config.hydra.overrides.task]
+    store = open_store(config.tracking)
+    name = config.get("name") or "sweep " + " ".join(overrides)
+    parent = store.begin(name[:200], "sweep", {}, {"overrides": overrides})
+    os.environ[PARENT_VARIABLE] = parent.id
+    console.say(f"{parent.name}  {parent.id}\n{parent.url}")
+    _open.append((store, parent, overrides))
+
+
+def _apart(words: str, shared: list[str]) -> str:
+    """Return what tells a part from the others: its words without those that all of them have."""
+    return " ".join(word for word in words.split(" ") if word not in shared) or words
+
+
+def _status(children: list[StoredRun], failed: bool, error: BaseException | None) -> str:
+    endings = {child.status for child in children}
+    if isinstance(error, (KeyboardInterrupt, SystemExit)) or "KILLED" in endings:
+        return "KILLED"
+    whole = endings == {"FINISHED"} and not failed and error is None
+    return "FINISHED" if whole else "FAILED"
+
+
+def _summary(children: list[StoredRun], refused: int) -> dict[str, object]:
+    """Return how the parts ended, and the tags that all children share."""
+    counts = Counter(child.status.lower() for child in children)
+    if refused:
+        counts[REFUSED.lower()] = refused
+    tags: dict[str, object] = {"children": len(children)}
+    tags.update({f"children.{status}": count for status, count in sorted(counts.items())})
+    for name, source in _SHARED_TAGS.items():
+        values = {child.tags.get(source, "") for child in children}
+        if len(values) == 1 and values != {""}:
+            tags[name] = values.pop()
+    return tags

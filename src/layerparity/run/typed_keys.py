@@ -1,0 +1,59 @@
+"""Given: which keys the user typed for this very run; one that would have no effect is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+from layerparity.ground.errors import UserError
+
+if TYPE_CHECKING:
+    from layerparity.run.backends.base import Backend
+    from layerparity.run.inputs.base import Inputs
+
+_step: ContextVar[Sequence[str] | None] = ContextVar("step", default=None)
+
+
+@contextmanager
+def step(words: Sequence[str]) -> Iterator[None]:
+    """Take these words of a sequence's step for what was typed.
+
+    What stands beside the steps goes to all of them, so one that has no use for it is no mistake.
+    """
+    token = _step.set(words)
+    try:
+        yield
+    finally:
+        _step.reset(token)
+
+
+def keys() -> list[str]:
+    """Return the keys that were typed, groups included; empty where no command was."""
+    from hydra.core.hydra_config import HydraConfig
+
+    words = _step.get()
+    if words is None:
+        words = HydraConfig.get().overrides.task if HydraConfig.initialized() else ()
+    return [word.partition("=")[0].lstrip("+~") for word in words]
+
+
+def refuse_unused(backend: Backend, inputs: Inputs) -> None:
+    """Raise UserError for a typed key that changes nothing in a run so fed on such a backend."""
+    for key in keys():
+        group = key.partition(".")[0]
+        if key in backend.unused:
+            raise UserError(f"{key} does nothing on backend={backend.name}: leave it out.")
+        if key == "candidate":
+            raise UserError("candidate= belongs to job=compare: leave it out.")
+        if group == "prompt" and inputs.source != "prompt":
+            raise UserError(
+                f"{key} would do nothing: the run is fed {inputs.chosen}. Leave it out, or use "
+                "inputs=prompt."
+            )
+        if key == "golden" and inputs.source != "golden":
+            raise UserError(
+                f"{key} would do nothing: the run is fed {inputs.chosen}. Leave it out, or use "
+                "inputs=golden."
+            )

@@ -1,0 +1,279 @@
+"""Keep: what a run leaves in tracking: names, tags, parameters, manifest, metrics, texts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from layerparity import __version__
+from layerparity.ground.errors import UserError
+from layerparity.ground.files import text_digest, whole_file, write_text
+from layerparity.ground.resources import git_commit
+from layerparity.record.manifest import (
+    EFFECTIVE_FILE,
+    FILE_NAME,
+    INPUTS_FILE,
+    PROFILE_FILE,
+    PROMPTS_FILE,
+    Manifest,
+    ModelPrint,
+    Record,
+)
+from layerparity.run import closing, open_port
+from layerparity.run.inputs._replay import replays
+from layerparity.run.preflight import with_start_up
+from layerparity.run.sweep import part
+from layerparity.settings.config import Config, RunKind
+
+if TYPE_CHECKING:
+    from layerparity.model.checkpoint import Checkpoint
+    from layerparity.record.manifest import WeightPrint
+    from layerparity.record.outcome import Outcome
+    from layerparity.run.make import Prepared
+
+
+VERSIONED = ("torch", "transformers", "accelerate", "safetensors", "mlflow", "torch_xla")
+
+
+def model_print(prepared: Prepared) -> ModelPrint:
+    """Return what identifies the run's model."""
+    checkpoint = prepared.checkpoint
+    return ModelPrint(
+        prepared.config.model.name,
+        str(checkpoint.config.get("model_type")),
+        int(checkpoint.config["num_hidden_layers"]),
+        checkpoint.config_digest,
+    )
+
+
+def numerics(prepared: Prepared) -> dict[str, str]:
+    """Return every setting that can change the numbers of a run."""
+    config, backend = prepared.config, prepared.backend
+    usual = prepared.family.attention or backend.attn_implementation
+    return {
+        "capture": prepared.wanted.fingerprint(),
+        "attn_implementation": config.attn_implementation or usual,
+        "experts_implementation": str(
+            config.experts_implementation or backend.experts_implementation
+        ),
+        "tp_degree": str(config.tp_degree),
+        "max_new_tokens": str(config.generate.max_new_tokens),
+        **({"replay": "golden"} if replays(config) else {}),
+        **backend.numerics(),
+    }
+
+
+def fingerprint(prepared: Prepared) -> str:
+    """Return the hash of everything that determines a run's numbers.
+
+    Of the checkpoint's files, size and times stand for their bytes, as their headers were read.
+    """
+    return text_digest(
+        json.dumps(
+            {
+                "version": __version__,
+                "model": asdict(model_print(prepared)),
+                "files": [(h.file.name, *h.stamp) for h in prepared.checkpoint.headers],
+                "inputs": prepared.inputs.hashes(),
+                "given": sorted(str(site) for site in prepared.inputs.given),
+                "origin": prepared.inputs.origin,
+                "stages": prepared.scope.stages,
+                "kind": prepared.config.kind.value,
+                "dtype": prepared.config.dtype.value,
+                "port": open_port.identity(prepared.config.port),
+                "device": prepared.backend.device_label,
+                "feed": prepared.config.feed.value,
+                "numerics": numerics(prepared),
+                "reference": _references(prepared.config),
+                "threads": prepared.config.threads,
+                "git_commit": git_commit(),
+                "versions": versions(),
+            },
+            sort_keys=True,
+        )
+    )
+
+
+def _references(config: Config) -> dict[str, Any]:
+    """Return what a golden computes beside itself; a candidate computes nothing."""
+    if config.kind is not RunKind.golden:
+        return {}
+    made = asdict(config.reference)
+    return made | {"dtypes": [dtype.value for dtype in config.reference.dtypes]}
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the packages that decide numbers; absent ones are left out."""
+    found = {}
+    for name in VERSIONED:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def run_name(prepared: Prepared) -> str:
+    """Return a name that says what the run is."""
+    config = prepared.config
+    scope = prepared.scope.describe().replace(" ", "-").replace("..", "-")
+    return f"{config.kind.value}-{config.backend.name}-{scope}"
+
+
+def tags(prepared: Prepared, mark: str) -> dict[str, str]:
+    """Return the tags a run is found and told apart by."""
+    backend, config = prepared.backend, prepared.config
+    return {
+        "backend": backend.name,
+        "device": backend.device_label,
+        "scope": prepared.scope.describe(),
+        "model": config.model.name,
+        "model_type": str(prepared.checkpoint.config.get("model_type")),
+        "config_digest": prepared.checkpoint.config_digest,
+        "dtype": config.dtype.value,
+        "port": open_port.label(config.port),
+        "feed": config.feed.value,
+        "inputs": prepared.inputs.source,
+        **({"inputs_from": " ".join(prepared.inputs.runs)} if prepared.inputs.runs else {}),
+        **({"part": part()} if part() else {}),
+        "fingerprint": mark,
+        "git_commit": git_commit(),
+        "synthetic": str(prepared.inputs.synthetic).lower(),
+        **{f"version.{name}": version for name, version in versions().items()},
+        **{f"fact.{name}": value for name, value in backend.facts().items()},
+    }
+
+
+def params(config: Config) -> dict[str, Any]:
+    """Return the resolved configuration as plain values."""
+    from omegaconf import OmegaConf
+
+    plain = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+def manifest(prepared: Prepared, outcome: Outcome, records: list[Record], mark: str) -> Manifest:
+    """Return the manifest of a finished execution."""
+    config = prepared.config
+    return Manifest(
+        model=model_print(prepared),
+        kind=config.kind.value,
+        backend=prepared.backend.name,
+        device=prepared.backend.device_label,
+        port=open_port.label(config.port),
+        dtype=config.dtype.value,
+        scope=prepared.scope.to_dict(),
+        feed=config.feed.value,
+        fingerprint=mark,
+        synthetic=prepared.inputs.synthetic,
+        stages=list(prepared.scope.stages),
+        inputs=prepared.inputs.hashes(),
+        feeds=outcome.feeds,
+        weights=outcome.weights,
+        numerics=numerics(prepared),
+        records=records,
+        skipped=outcome.skipped,
+        **layers_of(prepared.checkpoint),
+        reference=outcome.reference,
+    )
+
+
+def finish(
+    prepared: Prepared,
+    active: Any,
+    made: Manifest,
+    outcome: Outcome,
+    *,
+    seconds: float,
+    whole: float,
+) -> None:
+    """Write everything that describes the run; the manifest last, which makes it whole.
+
+    ``seconds`` are those of the stages, ``whole`` with all that came before them.
+    Raises UserError where the disk refuses.
+    """
+    with _written(active.folder):
+        describe(prepared, active.folder, outcome)
+    active.log_metrics(_metrics(made, outcome, seconds))
+    active.set_tags({f"fact.{name}": value for name, value in prepared.backend.facts().items()})
+    with _written(active.folder):
+        write_text(active.folder / FILE_NAME, made.to_json())
+    closing.say(made, outcome, with_start_up(seconds, whole))
+
+
+def describe(prepared: Prepared, folder: Path, outcome: Outcome) -> None:
+    """Write what describes a run beside its tensors, the manifest apart."""
+    from omegaconf import OmegaConf
+    from safetensors.torch import save_file
+
+    with whole_file(folder / INPUTS_FILE) as part_file:
+        save_file({n: t.contiguous() for n, t in prepared.inputs.tensors().items()}, part_file)
+    if prepared.inputs.texts:
+        write_text(folder / PROMPTS_FILE, json.dumps(prepared.inputs.texts, ensure_ascii=False))
+    write_text(folder / "weights.json", json.dumps(outcome.tensors_used, indent=1))
+    write_text(folder / PROFILE_FILE, outcome.profile.to_json())
+    write_text(folder / EFFECTIVE_FILE, effective_text(outcome.effective))
+    write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(params(prepared.config))))
+    if outcome.new_tokens is not None:
+        closing.texts(prepared, folder, outcome.new_tokens)
+    warn = prepared.backend.warnings
+    if warn:
+        write_text(folder / "warnings.txt", "\n".join(warn) + "\n")
+
+
+@contextmanager
+def _written(folder: Path) -> Iterator[None]:
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{folder} cannot be written ({error}): free some disk space.") from error
+
+
+def _metrics(made: Manifest, outcome: Outcome, seconds: float) -> Iterator[tuple[str, float, int]]:
+    for record in made.records:
+        layer = record.site.layer
+        if layer is None or record.site.phase != "prefill":
+            continue
+        label = (record.site.component or "block") + f".{record.site.end}"
+        yield f"layer/{label} rms", record.stats["rms"], layer
+        largest = max(abs(record.stats["min"]), abs(record.stats["max"]))
+        yield f"layer/{label} max abs", largest, layer
+    yield from closing.metrics(outcome.profile)
+    broken = sum(r.stats["nan"] + r.stats["inf"] for r in made.records)
+    yield "summary/sites", float(len(made.records)), 0
+    yield "summary/nan and inf", broken, 0
+    yield "summary/seconds", seconds, 0
+
+
+def held_against(
+    checkpoint: Checkpoint, effective: Mapping[str, Mapping[str, WeightPrint]]
+) -> dict[str, dict[str, WeightPrint]]:
+    """Return the prints of each stage's weights, each with what the checkpoint says to it."""
+    from layerparity.model.prints import against
+
+    return {stage: against(checkpoint, held) for stage, held in effective.items()}
+
+
+def effective_text(effective: Mapping[str, Mapping[str, WeightPrint]]) -> str:
+    """Return the prints of each stage's weights as JSON text."""
+    plain = {
+        stage: {name: asdict(each) for name, each in held.items()}
+        for stage, held in effective.items()
+    }
+    return json.dumps(plain)
+
+
+def layers_of(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the manifest's fields about the model's layers: their classes and their experts."""
+    from layerparity.model.layer_classes import layer_classes
+
+    classes, experts = layer_classes(checkpoint.config)
+    return {"layer_classes": classes, "layer_experts": experts}

@@ -1,0 +1,1 @@
+"""Search: from comparisons to the first wrong place, or the fewest keys that make it wrong."""

@@ -1,0 +1,225 @@
+"""Bench: makes the candidate runs a bisection asks for, and compares each with the golden."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from layerparity.anatomy.dataflow import NODES
+from layerparity.anatomy.site import Site
+from layerparity.ground import console
+from layerparity.ground.errors import UserError
+from layerparity.record.comparison import REMARK
+from layerparity.record.manifest import FILE_NAME, Manifest
+from layerparity.record.wanted import Wanted
+from layerparity.report.reproduce import WHOLE_MODEL, name_alone
+from layerparity.run.steps import (
+    Settings,
+    brief,
+    command,
+    make,
+    own_settings,
+    reference,
+    stored_settings,
+)
+from layerparity.settings.config import Config, ScopeKind
+
+if TYPE_CHECKING:
+    from layerparity.record.comparison import Comparison
+    from layerparity.tracking.store import Store
+    from layerparity.tracking.stored import StoredRun
+
+# What a bisection decides for its runs: a command's own word for it is dropped.
+_DECIDED = ("scope", "layer", "start", "end", "component", "feed", "kind", "inputs", "reuse")
+_NOT_A_RUNS = ("golden", "candidate", "run", "name", "tolerance", "prompt", "seq_len")
+_JUDGING = ("tolerance", "tracking")
+_GENERATE = "generate.max_new_tokens"
+_ENDS = ("embedding", "norm", "head")
+
+
+@dataclass
+class RunBench:
+    """Candidate runs with the command's own keys, each logged under the bisection's run.
+
+    ``golden`` is one run, or the children of a sweep; ``parent`` the bisection's id. A run that
+    exists already is reused, so that an interrupted bisection goes on where it stopped.
+    """
+
+    config: Config
+    store: Store
+    golden: Sequence[StoredRun]
+    parent: str = ""
+    manifests: list[Manifest] = field(init=False)
+    _made_golden: dict[int, StoredRun] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.manifests = [Manifest.read(run.file(FILE_NAME).parent) for run in self.golden]
+        self.first, self.last, self.whole = _scope(self.config, self.manifests)
+
+    @property
+    def holds_inputs(self) -> bool:
+        """Whether the golden recorded what every block of the scope is fed."""
+        return all(self._holder(layer) for layer in range(self.first, self.last + 1))
+
+    def isolated(self) -> Comparison:
+        """Run the whole scope in one run, every block fed the golden's own input to it."""
+        return self._judged(self._isolated_keys())
+
+    def chained(self, first: int, last: int) -> Comparison:
+        """Run blocks ``first..last``: the golden's input to the first, then each its output."""
+        return self._judged({"scope": "range", "start": first, "end": last, "feed": "chained"})
+
+    def ends(self) -> Comparison | None:
+        """Run what the scope has outside the blocks, isolated; None where it has nothing there."""
+        if not self.whole:
+            return None
+        keys: list[Settings] = [{"scope": "single", "component": end} for end in _ENDS]
+        return self._compared(self.golden, [self._made({**k, "feed": "isolated"}) for k in keys])
+
+    def trial(self, changes: Mapping[str, Any]) -> Comparison:
+        """Run the scope isolated with other keys over the command's own, and compare it.
+
+        On backend=neuron in a process of its own: XLA reads its settings once.
+        """
+        keys = {**changes, **self._isolated_keys()}
+        return self._compared(self.golden, [self._made(keys, apart=True)])
+
+    def alone(self, layer: int) -> Comparison:
+        """Run one block alone with every component observed, against a golden that did the same."""
+        return self._compared(self.golden_of(layer), [self._made(_alone(layer))])
+
+    def decoding(self, layer: int) -> Comparison | None:
+        """Run the whole model with every component observed; None where the golden did not."""
+        if not self.whole or self._with_components(layer) is None:
+            return None
+        return self._judged({**self._isolated_keys(), "capture": "components"})
+
+    def commands(self, layer: int | None, component: str, decoding: bool = False) -> list[str]:
+        """Return the lines that run a block, or a stage outside, alone, and compare it.
+
+        Decoding wants the whole model, and a remark says so: each block is still fed from the
+        golden. The run is named after the component that it shows.
+        """
+        outside = {"scope": "single", "component": component, "feed": "isolated"}
+        keys = outside if layer is None else _alone(layer)
+        if decoding:
+            keys = {**self._isolated_keys(), "capture": "components"}
+        golden = self.golden if layer is None or decoding else self.golden_of(layer)
+        own = own_settings(self.config)
+        judging = {k: v for k, v in own.items() if k.partition(".")[0] in _JUDGING}
+        stage = [f"layers.{layer}"] if layer is not None else []
+        name = name_alone(".".join(filter(None, [*stage, component])), decoding)
+        sides = {"golden": reference(golden), "candidate": name}
+        alone = {**self._keys(keys), "kind": "candidate", "name": name}
+        lines = [command(alone), command({"job": "compare", **sides, **judging})]
+        return [f"{REMARK}{WHOLE_MODEL}", *lines] if decoding else lines
+
+    def scanning(self) -> tuple[str, ...]:
+        """Return the lines that judge every block alone, which wants a golden with their inputs."""
+        own = {k: v for k, v in own_settings(self.config).items() if k != "golden"}
+        sides = {"job": "bisect", "job.strategy": "scan", "golden": reference(self.golden)}
+        remark = "judges every block alone"
+        if not self.holds_inputs:
+            remark += "; wants a golden that was made with capture=default"
+        return f"{REMARK}{remark}", command({**sides, **own})
+
+    def golden_of(self, layer: int) -> Sequence[StoredRun]:
+        """Return the golden with a block's components: the given one, or one made from it."""
+        found = self._with_components(layer) or self._made_golden.get(layer)
+        if found is not None:
+            return [found]
+        held = self._holder(layer)
+        if held is None:
+            raise UserError(f"The golden holds no input of layers.{layer}: make one that does.")
+        console.say(f"The golden kept not all components of layers.{layer}: made anew from it.")
+        made = {k: v for k, v in stored_settings(held).items() if not _is_dropped(k)}
+        tracking = {k: v for k, v in own_settings(self.config).items() if k.startswith("tracking")}
+        fed = {"inputs": "golden", "inputs.run": reference([held]), "kind": "golden"}
+        keys = {**made, **tracking, **_alone(layer), **fed}
+        made_now = make(self.store, self.parent, _dropping(keys, _GENERATE, "capture."))
+        self._made_golden[layer] = made_now
+        return [made_now]
+
+    def _isolated_keys(self) -> Settings:
+        if not self.whole:
+            return {"scope": "range", "start": self.first, "end": self.last, "feed": "isolated"}
+        return {"scope": "full", "feed": "isolated"}
+
+    def _judged(self, keys: Settings) -> Comparison:
+        return self._compared(self.golden, [self._made(keys)])
+
+    def _compared(self, golden: Sequence[StoredRun], runs: Sequence[StoredRun]) -> Comparison:
+        from layerparity.judge.parity import compare_runs
+
+        with brief("comparing"), console.counting("sites") as count:
+            return compare_runs(golden, runs, self.config.tolerance, progress=count)
+
+    def _made(self, keys: Settings, apart: bool = False) -> StoredRun:
+        return make(self.store, self.parent, {**self._keys(keys), "kind": "candidate"}, apart)
+
+    def _keys(self, keys: Settings) -> Settings:
+        """Return the command's own keys, with what the bisection decides over them."""
+        own = {k: v for k, v in own_settings(self.config).items() if not _is_dropped(k)}
+        if keys.get("scope") != "full":
+            own = _dropping(own, _GENERATE)
+        if "capture" in keys:
+            own = _dropping(own, "capture.")
+        return {**own, "inputs": "golden", "inputs.run": reference(self.golden), **keys}
+
+    def _with_components(self, layer: int) -> StoredRun | None:
+        """Return the newest golden run that was asked for every component of a block."""
+        for run, manifest in reversed(list(zip(self.golden, self.manifests, strict=True))):
+            wanted = Wanted.parse(manifest.numerics.get("capture", ""))
+            every = wanted is not None and all(wanted(layer, node.local) for node in NODES)
+            if every and f"layers.{layer}" in manifest.stages and _holds(manifest, layer):
+                return run
+        return None
+
+    def _holder(self, layer: int) -> StoredRun | None:
+        pairs = reversed(list(zip(self.golden, self.manifests, strict=True)))
+        return next((run for run, manifest in pairs if _holds(manifest, layer)), None)
+
+
+def _scope(config: Config, manifests: Sequence[Manifest]) -> tuple[int, int, bool]:
+    """Return the blocks to look through, and whether the whole model is looked through.
+
+    The command's scope, or, where it asks for all, what the golden has of it.
+    """
+    stages = {stage for manifest in manifests for stage in manifest.stages}
+    held = sorted(
+        layer for layer in range(manifests[0].model.num_layers) if _block(layer) in stages
+    )
+    if not held:
+        raise UserError("The golden ran no block: make one with scope=full or scope=range.")
+    kind = config.scope.kind
+    if kind is ScopeKind.full:
+        return held[0], held[-1], {"embed_tokens", "norm", "lm_head"} <= stages
+    single = kind is ScopeKind.single
+    first, last = (config.layer, config.layer) if single else (config.start, config.end)
+    if first is None or last is None:
+        raise UserError(f"scope={kind.value} wants {'layer=N' if single else 'start=A end=B'}.")
+    if last < first or not {first, last} <= set(held):
+        asked = f"layer {first}" if single else f"blocks {first} to {last}"
+        raise UserError(f"The golden has blocks {held[0]} to {held[-1]}: it cannot judge {asked}.")
+    return first, last, False
+
+
+def _alone(layer: int) -> Settings:
+    return {"scope": "single", "layer": layer, "capture": "components", "feed": "isolated"}
+
+
+def _block(layer: int) -> str:
+    return f"layers.{layer}"
+
+
+def _holds(manifest: Manifest, layer: int) -> bool:
+    return manifest.record(Site(_block(layer), "in")) is not None
+
+
+def _is_dropped(key: str) -> bool:
+    return key.partition(".")[0] in (*_DECIDED, *_NOT_A_RUNS)
+
+
+def _dropping(settings: Settings, *starts: str) -> Settings:
+    return {key: value for key, value in settings.items() if not key.startswith(starts)}

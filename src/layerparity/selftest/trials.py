@@ -1,0 +1,129 @@
+"""Trials: the goldens and candidates of a self-test, made in a folder and thrown away."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from layerparity.anatomy.site import DECODE, PREFILL
+from layerparity.ground import console, registry
+from layerparity.ground.errors import UserError
+from layerparity.ground.files import write_text
+from layerparity.judge.descend import first_guilty
+from layerparity.judge.evidence import evidence_of
+from layerparity.judge.parity import compare_runs
+from layerparity.mistakes.cause import likeliest
+from layerparity.record.manifest import FILE_NAME
+from layerparity.record.verdict import Outcome, Row
+from layerparity.run import make as run_job
+from layerparity.run import write
+from layerparity.run.steps import composed
+from layerparity.selftest.cells import Cell, Setting
+from layerparity.selftest.outcomes import Ended, Ending, ending_of
+from layerparity.settings.config import Config
+
+if TYPE_CHECKING:
+    from layerparity.record.comparison import Comparison
+    from layerparity.tracking.stored import StoredRun
+
+
+_GENERATED = 4
+
+
+@dataclass
+class Trials:
+    """Where a self-test's runs are made: one golden for each setting, a folder for each candidate.
+
+    ``tracking`` are the keys that name an empty store, so that nothing of the user's is looked at.
+    """
+
+    folder: Path
+    store: Any
+    tolerance: Any
+    keys: dict[str, Any]
+    _goldens: dict[str, StoredRun] = field(default_factory=dict)
+
+    def golden(self, setting: Setting) -> StoredRun:
+        """Return the golden of a setting, made when first asked for."""
+        if setting.label not in self._goldens:
+            keys = {**self._keys(setting), "kind": "golden"}
+            where = self.folder / f"golden-{len(self._goldens)}"
+            self._goldens[setting.label] = self._make(where, composed(keys))
+        return self._goldens[setting.label]
+
+    def end(self, cell: Cell, phases: Sequence[str] = (PREFILL, DECODE)) -> list[Ended]:
+        """Make a cell's candidate, compare it, and return how it ended in each phase."""
+        golden = self.golden(cell.setting)
+        fed = {"inputs": "golden", "inputs.run": str(golden.folder), "kind": "candidate"}
+        own = self._keys(cell.setting)
+        kept = {k: v for k, v in own.items() if k.partition(".")[0] not in ("inputs", "prompt")}
+        config = composed({**kept, **fed, **cell.keys})
+        where = self.folder / "candidate"
+        try:
+            candidate = self._make(where, config)
+            comparison = compare_runs([golden], [candidate], self.tolerance)
+            return [self._ended(cell, comparison, config, golden, phase) for phase in phases]
+        except UserError as error:
+            return [Ended(cell, Ending.NOT_HERE, note=str(error))]
+        finally:
+            shutil.rmtree(where, ignore_errors=True)
+
+    def _ended(
+        self, cell: Cell, comparison: Comparison, config: Config, golden: StoredRun, phase: str
+    ) -> Ended:
+        rows = [row for row in comparison.rows if row.site.phase == phase]
+        seen = replace(comparison, rows=rows)
+        changed = any(row.metrics.get("max_abs_diff") or row.metrics.get("flips") for row in rows)
+        guilt = first_guilty(seen)
+        ending = ending_of(_expected(cell, rows), guilt, bool(changed or comparison.weights))
+        effect = max(
+            (r.metrics.get("error_ratio", 0.0) for r in rows if r.site.layer == cell.layer),
+            default=0.0,
+        )
+        cause = ""
+        if guilt is not None:
+            found = likeliest(evidence_of(guilt, comparison, config, [golden]))
+            cause = found[0].id if found else ""
+        why = next((f"{r.site}: {r.reason}" for r in rows if r.outcome is Outcome.FAIL), "")
+        named = guilt.called if guilt is not None else ""
+        blind = first_guilty(replace(seen, weights=[])) is not None
+        return Ended(cell, ending, named, cause, effect, why, phase, blind)
+
+    def _keys(self, setting: Setting) -> dict[str, Any]:
+        shared = {"backend": "gpu", "device_map": "cpu", "scope": "full", "capture": "components"}
+        generate = {"generate.max_new_tokens": _GENERATED}
+        return {**shared, **generate, "dtype": setting.dtype, **setting.keys, **self.keys}
+
+    def _make(self, folder: Path, config: Config) -> StoredRun:
+        with console.quiet():
+            return make_in(folder, config, self.store)
+
+
+def _expected(cell: Cell, rows: Sequence[Row]) -> Cell:
+    """Return the cell with the component as its block has it: a dense one has no experts."""
+    held = {row.site.component for row in rows if row.site.layer == cell.layer}
+    dense = cell.component == "mlp.experts" and "mlp.experts" not in held
+    return replace(cell, component="mlp") if dense else cell
+
+
+def make_in(folder: Path, config: Config, store: Any) -> StoredRun:
+    """Make one run in ``folder``, as ``job=run`` would, without tracking it.
+
+    ``store`` is where goldens named in the configuration are looked up.
+    """
+    from layerparity.tracking.stored import from_folder
+
+    backend = registry.load("run.backends", config.backend.name).build(config.backend, config)
+    backend.open()
+    try:
+        prepared = run_job.prepare(config, backend, store)
+        port = run_job.build_port(prepared)
+        manifest, outcome = run_job.execute(prepared, port, folder, write.fingerprint(prepared))
+        write.describe(prepared, folder, outcome)
+        write_text(folder / FILE_NAME, manifest.to_json())
+    finally:
+        backend.close()
+    return from_folder(folder)

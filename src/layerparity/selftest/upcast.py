@@ -1,0 +1,54 @@
+"""Upcast: the known fault that no tensor shows, a stacking buffer in float32 of a bfloat16 run.
+
+Its values are right once they are cast, and its memory is not: the audit has to say what it takes,
+and the loader must not be able to make it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from layerparity.selftest.cells import Cell, Setting
+from layerparity.selftest.outcomes import Ended, Ending
+
+if TYPE_CHECKING:
+    import torch
+
+    from layerparity.model.checkpoint import Checkpoint
+
+UPCAST = "fp32_upcast"
+
+
+def upcast(checkpoint: Checkpoint, model: str) -> Iterator[Ended]:
+    """Yield whether the audit names the buffer; nothing where the model stacks no weights.
+
+    It is named where the audit gives the very bytes that a loader for float32 takes for its largest
+    buffer, and a loader for bfloat16 takes no more than its own figure.
+    """
+    import torch
+
+    from layerparity.checkpoint.examine import examine
+
+    peaks = examine(checkpoint).peaks
+    if not peaks or not peaks["fp32"].largest:
+        return
+    layer = int(peaks["fp32"].largest.partition("layers.")[2].split(".")[0])
+    types = (torch.bfloat16, torch.float32)
+    sound, planted = (_largest(checkpoint, f"layers.{layer}", dtype) for dtype in types)
+    named = planted == peaks["fp32"].buffer and sound == peaks["bf16"].buffer < planted
+    where = peaks["fp32"].largest
+    cell = Cell(Setting(model, "loading", "bfloat16"), UPCAST, {}, layer, "mlp.experts", "audit")
+    told = f"{where} stacked in float32 takes {planted} bytes, in bfloat16 {sound}"
+    ending = Ending.NAMED if named else Ending.MISSED
+    yield Ended(cell, ending, where if named else "", "audit" if named else "", note=told)
+
+
+def _largest(checkpoint: Checkpoint, stage: str, dtype: torch.dtype) -> int:
+    """Return the bytes of the largest buffer that loading a stage in a type takes."""
+    from layerparity.model.architecture import read_config
+    from layerparity.model.skeleton import Skeleton
+
+    skeleton = Skeleton(read_config(checkpoint.config), dtype, "eager", "eager")
+    skeleton.load(checkpoint, stage)
+    return skeleton.largest_buffer

@@ -1,0 +1,114 @@
+"""Again: the keys of a command line that make a stored configuration anew."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from functools import cache
+from typing import Any
+
+from layerparity.ground import registry
+from layerparity.ground.resources import shipped
+from layerparity.settings.config import PLUGIN_GROUPS, Config
+
+# What an option of a group calls itself; all others have a name.
+_NAMED_BY = {"scope": "kind", "device_map": "strategy"}
+_BY_TARGET = "port"
+_ALWAYS = ("backend",)
+_NEVER = ("job", "experiment")
+
+
+def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a stored configuration sets, by key: options of groups, and ``group.key``.
+
+    ``config`` is the whole of it as plain values. What a bare command would set as well is left
+    out, but for the backend; so is the job.
+    """
+    found: dict[str, Any] = {}
+    usual = _usual_options()
+    for key, value in config.items():
+        if key in _NEVER:
+            continue
+        default = _root().get(key)
+        if key in usual and isinstance(value, Mapping):
+            option = _option_of(key, value) or usual[key]
+            if option != usual[key] or key in _ALWAYS:
+                found[key] = option
+            default = _option(key, option)
+        defaults = dict(_flat(key, default))
+        found.update(
+            {
+                # A key that an own port takes, and no option of ours has, must be added to it.
+                f"+{k}" if k not in defaults and key == _BY_TARGET else k: v
+                for k, v in _flat(key, value)
+                if k not in defaults or v != defaults[k]
+            }
+        )
+    return found
+
+
+def _option_of(group: str, value: Mapping[str, Any]) -> str | None:
+    """Return which option of a group a stored value is, or None for one of the user's own."""
+    if group == _BY_TARGET and "_target_" in value:
+        return next((n for n in _options(group) if _target(group, n) == value["_target_"]), None)
+    option = str(value.get(_NAMED_BY.get(group, "name")))
+    return option if _exists(group, option) else None
+
+
+def _options(group: str) -> list[str]:
+    return sorted(path.stem for path in (shipped("conf") / group).glob("*.yaml"))
+
+
+@cache
+def _target(group: str, option: str) -> str:
+    return str(_option(group, option).get("_target_"))
+
+
+def _option(group: str, option: str) -> dict[str, Any]:
+    """Return the values of an option as it stands: the schema's, and the YAML's over them."""
+    import yaml
+
+    values = dict(_root()[group] or {}) if isinstance(_root()[group], Mapping) else {}
+    if group in PLUGIN_GROUPS:
+        schema = getattr(registry.load(PLUGIN_GROUPS[group], option), "Settings", None)
+        values = _plain(schema()) if schema else {}
+    path = shipped("conf") / group / f"{option}.yaml"
+    if not path.is_file():
+        return {**values, _NAMED_BY[group]: option}
+    own = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    return {**values, **{key: value for key, value in own.items() if key != "defaults"}}
+
+
+def _exists(group: str, option: str) -> bool:
+    # Every GPU has an option of its own: device_map=cuda:3.
+    known = (shipped("conf") / group / f"{option}.yaml").is_file()
+    return known or (group == "device_map" and option.startswith("cuda:"))
+
+
+@cache
+def _usual_options() -> dict[str, str]:
+    """Return the option that each group has in a bare command."""
+    import yaml
+
+    text = (shipped("conf") / "config.yaml").read_text(encoding="utf-8")
+    pairs = [each for each in yaml.safe_load(text)["defaults"] if isinstance(each, dict)]
+    return {k: v for each in pairs for k, v in each.items() if v and " " not in k}
+
+
+@cache
+def _root() -> dict[str, Any]:
+    return _plain(Config())
+
+
+def _plain(schema: Any) -> dict[str, Any]:
+    raw = dataclasses.asdict(schema)
+    return {key: value.name if isinstance(value, Enum) else value for key, value in raw.items()}
+
+
+def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _flat(f"{key}.{name}", inner)
+    else:
+        yield key, value

@@ -1,0 +1,69 @@
+"""TrackingConfig: where runs are kept, and how long a server may think before it counts as gone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from layerparity.ground.errors import UserError, nearest
+
+EMBEDDED = "embedded"
+SERVER = "server"
+UI_ADDRESS = "http://127.0.0.1:5000"
+UI_FILE = "ui.txt"
+
+
+@dataclass
+class TrackingConfig:
+    """conf/tracking. ``embedded`` keeps all in ``folder``; ``server`` talks to ``uri``.
+
+    ``folder`` is relative to the current directory; with a server it holds what waits for upload
+    (``spool``) and what was downloaded (``cache``). ``timeout_s`` is the limit of one request.
+    """
+
+    name: str = EMBEDDED
+    uri: str | None = None
+    folder: str = "mlruns"
+    experiment: str = "layerparity"
+    timeout_s: int = 5
+
+    @property
+    def root(self) -> Path:
+        """``folder`` as an absolute path without links."""
+        return Path(self.folder).expanduser().resolve()
+
+    @property
+    def address(self) -> str:
+        """Where a browser finds the runs: the server, or where ``job=ui`` last served the store."""
+        if self.uri:
+            return self.uri.rstrip("/")
+        noted = self.root / UI_FILE
+        return noted.read_text(encoding="utf-8").strip() if noted.is_file() else UI_ADDRESS
+
+    @property
+    def place(self) -> str:
+        """The store in words for a message: its folder or its address."""
+        return self.address if self.name == SERVER else str(self.root)
+
+
+def read_config(raw: object) -> TrackingConfig:
+    """Return the checked config of a dataclass or an OmegaConf node with the same keys.
+
+    Raises UserError where name and uri contradict each other.
+    """
+    values: dict[str, Any] = {
+        each.name: getattr(raw, each.name, each.default) for each in fields(TrackingConfig)
+    }
+    config = TrackingConfig(**values)
+    if config.name not in (EMBEDDED, SERVER):
+        known = (EMBEDDED, SERVER)
+        raise UserError(
+            f"tracking={config.name} does not exist.{nearest(config.name, known)} "
+            f"Known: {', '.join(known)}."
+        )
+    if config.name == EMBEDDED and config.uri:
+        raise UserError("tracking.uri is for a server: add tracking=server, or leave the uri out.")
+    if config.name == SERVER and not (config.uri or "").startswith(("http://", "https://")):
+        raise UserError("tracking=server needs its address: add tracking.uri=http://127.0.0.1:5000")
+    return config
