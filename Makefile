@@ -7,7 +7,7 @@ TORCH ?= trimmed
 OVERRIDES_trimmed := --overrides overrides.txt
 OVERRIDES_full :=
 
-.PHONY: demo test lint type format ui screenshots constraints clean
+.PHONY: demo test lint type house format ui screenshots constraints clean
 
 demo: .venv/ready
 	$(BIN)/python run.py experiment=quickstart
@@ -26,6 +26,10 @@ lint: .venv/ready
 
 type: .venv/ready
 	$(BIN)/mypy
+
+# The plan of the code in figures, beside its limits.  WHY=FIGURE lists the places behind one.
+house:
+	@$(PYTHON) tools/house.py $(if $(WHY),--why $(WHY))
 
 format: .venv/ready
 	$(BIN)/ruff check --fix .

@@ -3,96 +3,89 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
+from itertools import combinations
 from pathlib import Path
 
-import layerparity
+import pytest
+from conftest import ROOT
+from floors import climbs, floors
+from source import EDGES, File, Package, read, room
 
-ROOT = Path(layerparity.__file__).parent
-FLOORS = [
-    {"errors", "resources", "console", "revision", "quoting", "__init__"},
-    {"site", "files", "tensor_files", "registry", "numerics"},
-    {"manifest", "verdict", "noise", "shown", "profile"},
-    {"tracking", "metrics", "outcome"},
-    {"config"},
-    {"models", "capture", "again", "faults"},
-    {"backends", "inputs", "compare", "causes", "audit", "convert"},
-    {"ports", "plan", "bisect", "fit", "doctor"},
-    {"reference", "selftest", "stage_sites"},
-    {"execute"},
-    {"sweep"},
-    {"jobs"},
-    {"search_path", "glosses"},
-    {"help"},
-    {"command"},
-    {"cli", "apart"},
-    {"__main__"},
-]
-RANK = {name: rank for rank, floor in enumerate(FLOORS) for name in floor}
+CODE = read(ROOT / "src" / "layerparity")
+FLOORS = floors(ROOT / "docs" / "architecture.md")
 # The only folders that may import these libraries.
 ROOMS = {
     "mlflow": ("tracking",),
-    "torch_xla": ("backends/_neuron",),
-    "torch_neuronx": ("backends/_neuron",),
-    "neuronx_distributed": ("backends/_neuron",),
+    "torch_xla": ("run/backends/_neuron", "machine"),
+    "torch_neuronx": ("run/backends/_neuron", "machine"),
+    "neuronx_distributed": ("run/backends/_neuron", "machine"),
 }
 
 
-def modules() -> list[Path]:
-    return sorted(ROOT.rglob("*.py"))
-
-
-def imports(tree: ast.AST) -> list[tuple[str, int]]:
-    found = []
-    for node in ast.walk(tree):
+def foreign(file: File) -> Iterator[tuple[str, int]]:
+    """Yield what a file imports by its full name, and on which line."""
+    for node in ast.walk(file.tree):
         if isinstance(node, ast.Import):
-            found += [(alias.name, node.lineno) for alias in node.names]
+            yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            if node.module == "layerparity":
-                found += [(f"layerparity.{alias.name}", node.lineno) for alias in node.names]
-            else:
-                found.append((node.module, node.lineno))
-    return found
+            yield node.module, node.lineno
 
 
-def room(path: Path) -> str:
-    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+def planted(where: str, text: str) -> list[str]:
+    """Return what climbs in a new file of a room, were it there."""
+    file = File(f"layerparity.{where}.planted", "planted.py", text)
+    found = climbs(Package.of([*CODE.files.values(), file]), FLOORS)
+    return [line for line in found if line.startswith("planted.py")]
 
 
-def climbs(path: Path, tree: ast.AST) -> list[str]:
-    wrong = []
-    for name, line in imports(tree):
-        parts = name.split(".")
-        if parts[0] != "layerparity" or len(parts) == 1 or parts[1] == "__version__":
-            continue
-        here, there = room(path), parts[1]
-        if here != there and RANK[there] >= RANK[here]:
-            wrong.append(f"{path.relative_to(ROOT)}:{line} imports {name}, which is not below it")
-    return wrong
+def table(folder: Path, *rows: str) -> Path:
+    """Write a page with a table of floors."""
+    page = folder / "page.md"
+    lines = ("# Page", "", "## Floors", "", "Words.", "", "| floor | package |", "|---|---|", *rows)
+    page.write_text("\n".join((*lines, "", "## Other", "", "| 9 | elsewhere |")))
+    return page
 
 
 def test_every_room_has_a_floor() -> None:
-    rooms = {room(path) for path in modules()}
-    assert rooms - set(RANK) == set()
-    assert set(RANK) - rooms == set()
+    assert {room(module) for module in CODE.files} - set(EDGES) == set(FLOORS)
 
 
 def test_imports_go_down_only() -> None:
-    wrong = [line for path in modules() for line in climbs(path, ast.parse(path.read_text()))]
-    assert wrong == []
+    assert climbs(CODE, FLOORS) == []
 
 
 def test_an_upward_import_is_seen() -> None:
-    planted = ast.parse("from layerparity.jobs import run\nfrom layerparity import cli")
-    assert len(climbs(ROOT / "metrics" / "base.py", planted)) == 2
-    siblings = ast.parse("from layerparity.run.inputs.base import Inputs")
-    assert len(climbs(ROOT / "compare" / "evaluate.py", siblings)) == 1
+    ground, roof = min(FLOORS, key=FLOORS.__getitem__), max(FLOORS, key=FLOORS.__getitem__)
+    assert planted(roof, f"from layerparity import {ground}, __version__") == []
+    assert planted(ground, f"def f():\n    from layerparity import {roof}\n    {roof}.main()") == [
+        f"planted.py:2 imports layerparity.{roof}, which is not below it"
+    ]
+    assert len(planted(roof, "import layerparity.__main__")) == 1
+    here, there = next((a, b) for a, b in combinations(FLOORS, 2) if FLOORS[a] == FLOORS[b])
+    assert len(planted(here, f"from layerparity import {here}, {there}")) == 1
+    assert planted("cellar", "import layerparity") == ["planted.py:1: cellar has no floor"]
+
+
+def test_the_table_is_read_whole_or_refused(tmp_path: Path) -> None:
+    page = table(
+        tmp_path, "| 2 | `a/`, b | both |", "| | c | a row of the same floor |", "| 0 | d |"
+    )
+    assert floors(page) == {"a": 2, "b": 2, "c": 2, "d": 0}
+    with pytest.raises(ValueError, match="a stands on two floors"):
+        floors(table(tmp_path, "| 1 | a |", "| 0 | a |"))
+    with pytest.raises(ValueError, match="no table"):
+        floors(table(tmp_path))
+    page.write_text("# Page\n\n| 1 | a |\n| 0 | b |\n| 0 | c |\n")
+    with pytest.raises(ValueError, match="no table"):
+        floors(page)
 
 
 def test_each_library_stays_in_its_room() -> None:
     wrong = []
-    for path in modules():
-        inside = path.relative_to(ROOT).as_posix()
-        for name, line in imports(ast.parse(path.read_text())):
+    for file in CODE.files.values():
+        inside = file.path.partition("/")[2]
+        for name, line in foreign(file):
             rooms = ROOMS.get(name.split(".")[0])
             if rooms is not None and not inside.startswith(rooms):
                 wrong.append(f"{inside}:{line} imports {name}")
@@ -102,9 +95,9 @@ def test_each_library_stays_in_its_room() -> None:
 def test_no_pickle_and_no_foreign_code() -> None:
     forbidden = ("torch.load(", "pickle.load", "trust_remote_code=True", "allow_pickle=True")
     wrong = [
-        f"{path.relative_to(ROOT)}: {word}"
-        for path in modules()
+        f"{file.path}: {word}"
+        for file in CODE.files.values()
         for word in forbidden
-        if word in path.read_text()
+        if word in file.text
     ]
     assert wrong == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from layerparity.judge.descend import amplified, seen_in
 from layerparity.judge.guilt import Guilt, names_of
@@ -11,7 +12,16 @@ from layerparity.mistakes.cause import Cause
 from layerparity.record.comparison import Answer
 from layerparity.record.verdict import Row
 from layerparity.report.markdown import answer_markdown
-from layerparity.search.strategies.base import Step
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing a strategy asked and what it was told."""
+
+    asked: str
+    told: str
+    wrong: bool
+
 
 # Each number with what it is measured against: the two are not the same tensor.
 _NUMBERS = (

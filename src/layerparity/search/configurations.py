@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from layerparity.ground import console
 from layerparity.ground.errors import Exit, UserError
 from layerparity.record.verdict import Outcome
+from layerparity.report.sentence import Step
 from layerparity.search.bench import RunBench
-from layerparity.search.strategies.base import Step
 from layerparity.settings.config import Config, RunKind
 from layerparity.tracking.links import say_link
 

@@ -12,6 +12,7 @@ from typing import Protocol
 from layerparity.judge.descend import first_guilty
 from layerparity.judge.guilt import Guilt
 from layerparity.record.comparison import Comparison
+from layerparity.report.sentence import Step
 
 
 class Bench(Protocol):
@@ -36,15 +37,6 @@ class Bench(Protocol):
 
     def ends(self) -> Comparison | None:
         """Run what the scope has outside the blocks, isolated; None where it has nothing there."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """One thing a strategy asked and what it was told."""
-
-    asked: str
-    told: str
-    wrong: bool
 
 
 @dataclass(frozen=True)

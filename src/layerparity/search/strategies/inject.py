@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from layerparity.judge.growth import judge_chained
-from layerparity.search.strategies.base import Bench, Found, Step, after_blocks, smallest
+from layerparity.report.sentence import Step
+from layerparity.search.strategies.base import Bench, Found, after_blocks, smallest
 
 
 class Inject:
