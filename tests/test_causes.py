@@ -15,8 +15,8 @@ from runs import make_run
 from layerparity.judge.parity import compare_runs
 from layerparity.judge.tolerances.fixed import FixedTolerance
 from layerparity.judge.weights_kind import altered
-from layerparity.mistakes.catalogue import rules
-from layerparity.mistakes.cause import Evidence, Tokens, likeliest
+from layerparity.mistakes.catalogue import likeliest, rules
+from layerparity.mistakes.cause import Evidence, Tokens
 from layerparity.mistakes.qk_norms import between_heads
 from layerparity.mistakes.shape import blocks_of, median, outliers, spread, trend
 from layerparity.model.prints import print_of

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from layerparity.ground.errors import UserError
-from layerparity.machine import neuron as neuron_packages
+from layerparity.machine import neuron_packages
 from layerparity.run.backends import neuron
 from layerparity.run.backends._neuron import distributed
 

@@ -47,7 +47,7 @@ from layerparity.ground.errors import UserError
 from layerparity.machine import memory as _control_groups
 from layerparity.machine import memory as _host_memory
 from layerparity.machine import neuron as examined
-from layerparity.machine import neuron_runtime, nvidia
+from layerparity.machine import nvidia
 from layerparity.settings.tracking import TrackingConfig
 
 Lines = dict[str, Result]
@@ -80,7 +80,7 @@ def settings(**changes: Any) -> Any:
     return SimpleNamespace(**{**usual, **changes})
 
 
-NEURON = SimpleNamespace(name="neuron", runtime=neuron_runtime.Choice.auto)
+NEURON = SimpleNamespace(name="neuron", runtime=examined.Choice.auto)
 
 
 def lines(module: Any, **changes: Any) -> Lines:
@@ -331,7 +331,7 @@ def test_flavours_of_torch_neuronx(
 
 def test_neuron_devices_without_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "neuron0").touch()
-    monkeypatch.setattr(neuron_runtime, "DEVICE_FILES", tmp_path)
+    monkeypatch.setattr(examined, "DEVICE_FILES", tmp_path)
     found = lines(neuron)
     assert found["neuron flavour"].state is State.PROBLEM
     assert "AWS's own package index" in found["neuron flavour"].cure

@@ -17,10 +17,11 @@ import torch
 from neuron_blocks import Watched, block, command, given, llama, minimax, rel_l2
 
 from layerparity.ground.errors import UserError
-from layerparity.machine import neuron_runtime as machines
+from layerparity.machine import neuron as machines
 from layerparity.machine import sharding
-from layerparity.machine.neuron_runtime import Choice, Compile
+from layerparity.machine.neuron import Choice
 from layerparity.run.backends import neuron
+from layerparity.run.backends._neuron.runtime import Compile
 
 TESTS = Path(__file__).parent
 pytestmark = pytest.mark.skipif(

@@ -9,7 +9,7 @@ from layerparity.doctor import _probe
 from layerparity.doctor._versions import installed
 from layerparity.doctor.base import Check, Result, Section, ok, problem, warning
 from layerparity.machine import neuron
-from layerparity.machine.neuron_runtime import GET_XLA, detect, neuron_devices
+from layerparity.machine.neuron import GET_XLA, detect, neuron_devices
 
 if TYPE_CHECKING:
     from layerparity.settings.config import Config

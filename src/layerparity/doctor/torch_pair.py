@@ -11,7 +11,7 @@ from packaging.version import Version
 from layerparity.doctor import _probe
 from layerparity.doctor._versions import PAIR, installed, same
 from layerparity.doctor.base import Check, Result, Section, ok, problem, warning
-from layerparity.machine.neuron_runtime import GET_XLA
+from layerparity.machine.neuron import GET_XLA
 
 if TYPE_CHECKING:
     from layerparity.settings.config import Config

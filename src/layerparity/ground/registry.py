@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import pkgutil
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 
 from layerparity.ground.errors import UserError, nearest
@@ -20,6 +22,17 @@ def _names(package: str) -> tuple[str, ...]:
     path = importlib.import_module(f"layerparity.{package}").__path__
     found = (module.name for module in pkgutil.iter_modules(path))
     return tuple(sorted(name for name in found if not name.startswith("_") and name != "base"))
+
+
+def holding(package: str, symbol: str) -> list[str]:
+    """Return the names of the plug-ins that define ``symbol`` at top level; none is imported."""
+    found = []
+    for name in names(package):
+        spec = importlib.util.find_spec(f"layerparity.{package}.{name}")
+        source = "" if spec is None or spec.origin is None else Path(spec.origin).read_text("utf-8")
+        if any(line.startswith(f"{symbol} =") for line in source.splitlines()):
+            found.append(name)
+    return found
 
 
 def check(package: str, name: str) -> None:

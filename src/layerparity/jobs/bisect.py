@@ -12,7 +12,8 @@ from layerparity.ground.errors import Exit, UserError
 from layerparity.judge.descend import descend
 from layerparity.judge.evidence import evidence_of
 from layerparity.judge.guilt import Guilt
-from layerparity.mistakes.cause import Cause, likeliest
+from layerparity.mistakes.catalogue import likeliest
+from layerparity.mistakes.cause import Cause
 from layerparity.record.comparison import REMARK, Answer
 from layerparity.record.verdict import Outcome
 from layerparity.report.answering import portrayed, rows_of

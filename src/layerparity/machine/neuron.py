@@ -1,119 +1,83 @@
-"""AWS's packages: the only file that imports torch_neuronx and neuronx_distributed.
-
-PyPI has placeholders under both names, which raise on import: only a symbol proves the real one.
+"""Neuron: the devices and AWS's packages on this machine, and which runtime they make up.
 
 `xla_facts` and `flavour` import what they ask, which may crash: call them in a process of its own.
 """
 
 from __future__ import annotations
 
-import ast
-import importlib
 import importlib.util
 import os
-import sys
+from enum import Enum
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 from layerparity.ground.errors import UserError
-from layerparity.machine.neuron_runtime import neuron_devices
+from layerparity.machine import neuron_packages
+from layerparity.machine.device import Affinity
 
-_PARALLEL_STATE = "neuronx_distributed.parallel_layers.parallel_state"
-_FX = "transformers.utils.fx"
+NEURON = "Neuron"
+STAND_IN = "XLA:CPU, not Neuron"
+DEVICE_FILES = Path("/dev")
+
+GET_XLA = (
+    "on Linux x86_64, pip install torch==2.9.1 torch_xla==2.9.0 gets it, with XLA:CPU as a "
+    "stand-in for Neuron; on Trainium, install torch-neuronx 2.9 and neuronx-distributed from "
+    "AWS's own index"
+)
+USE_STAND_IN = "for the stand-in, use backend.runtime=xla_cpu"
 
 
-def looks_real(name: str) -> bool:
-    """Say, without importing it, whether a package is more than a file that raises."""
-    spec = importlib.util.find_spec(name)
-    if spec is None or spec.origin is None:
-        return False
-    body = ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
-    return not any(isinstance(statement, ast.Raise) for statement in body)
+class Choice(Enum):
+    """conf/backend's ``runtime``. auto: Neuron devices where there are any, else XLA:CPU."""
+
+    auto = "auto"
+    xla = "xla"
+    xla_cpu = "xla_cpu"
 
 
-def torch_neuronx() -> ModuleType | None:
-    """Import torch_neuronx's XLA flavour, or return None where it is absent or a placeholder.
+def neuron_devices() -> int:
+    """Return the number of Neuron devices the driver shows."""
+    return len(list(DEVICE_FILES.glob("neuron[0-9]*")))
 
-    Raises UserError where it is the native flavour, which this version does not run.
+
+def detect(choice: Choice = Choice.auto) -> Affinity:
+    """Return which machine a choice gives here, cheaply: neither torch nor torch_xla is imported.
+
+    A score of 0 carries the cure in its reason; 1 is the stand-in, 2 is Neuron itself.
     """
-    try:
-        module = importlib.import_module("torch_neuronx")
-    except ImportError:
-        return None
-    if callable(getattr(module, "trace", None)):
-        return module
-    version = getattr(module, "__version__", "?")
-    raise UserError(
-        f"torch_neuronx {version} is the native flavour, and this version runs the XLA flavour: "
-        "install torch-neuronx 2.9 from AWS's own index, in an environment of its own."
-    )
+    if importlib.util.find_spec("torch_xla") is None:
+        return Affinity(0, "none", f"torch_xla is not installed: {GET_XLA}.")
+    asked = os.environ.get("PJRT_DEVICE")
+    if asked not in (None, "CPU", "NEURON"):
+        return Affinity(0, asked or "", f"PJRT_DEVICE={asked} is not Neuron: unset PJRT_DEVICE.")
+    count = neuron_devices()
+    if choice is Choice.xla_cpu or (
+        choice is Choice.auto and (asked == "CPU" or not (count or asked))
+    ):
+        return _stand_in(asked, count)
+    return _neuron(asked, count)
 
 
-class ParallelState:
-    """neuronx_distributed's parallel state, as far as it is used here."""
-
-    def __init__(self, module: Any) -> None:
-        self._module = module
-
-    @property
-    def ready(self) -> bool:
-        """Whether somebody has initialised it."""
-        return bool(self._module.model_parallel_is_initialized())
-
-    def initialise(self, tp_degree: int) -> None:
-        """Make the groups; torch.distributed must be initialised before."""
-        self._module.initialize_model_parallel(tensor_model_parallel_size=tp_degree)
-
-    @property
-    def tp_degree(self) -> int:
-        """The degree that was granted, which may be less than what was asked."""
-        return int(self._module.get_tensor_model_parallel_size())
-
-    def destroy(self) -> None:
-        """Forget the groups."""
-        self._module.destroy_model_parallel()
+def _stand_in(asked: str | None, count: int) -> Affinity:
+    if asked == "NEURON":
+        return Affinity(0, STAND_IN, "PJRT_DEVICE=NEURON contradicts runtime=xla_cpu: unset it.")
+    why = f"asked for beside {count} Neuron devices" if count else "no Neuron device here"
+    return Affinity(1, STAND_IN, f"{why}: XLA:CPU runs the same code path")
 
 
-def parallel_state() -> ParallelState | None:
-    """Import neuronx_distributed's parallel state, or return None where there is no real one.
-
-    Raises UserError where there is one that does not import.
-    """
-    if not looks_real("neuronx_distributed"):
-        return None
-    _offer_fx()
-    try:
-        return ParallelState(importlib.import_module(_PARALLEL_STATE))
-    except ImportError as error:
-        raise UserError(
-            f"neuronx_distributed is here but does not import ({error}): install the version that "
-            "fits torch_neuronx, from AWS's own index."
-        ) from error
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of what was imported, as tags."""
-    names = ("torch_neuronx", "neuronx_distributed")
-    loaded = {name: sys.modules.get(name) for name in names}
-    return {
-        name: str(getattr(module, "__version__", "?"))
-        for name, module in loaded.items()
-        if module is not None
-    }
-
-
-def _offer_fx() -> None:
-    """Give neuronx_distributed the class it inherits from, which transformers 5 dropped.
-
-    Only its pipeline tracer would use it; without the name the whole package fails to import.
-    """
-    if _FX in sys.modules or importlib.util.find_spec("transformers") is None:
-        return
-    if importlib.util.find_spec(_FX) is None:
-        stand_in = ModuleType(_FX)
-        stand_in.HFTracer = type("HFTracer", (), {})  # type: ignore[attr-defined]
-        sys.modules[_FX] = stand_in
+def _neuron(asked: str | None, count: int) -> Affinity:
+    if asked == "CPU":
+        return Affinity(0, NEURON, "PJRT_DEVICE=CPU contradicts runtime=xla: unset it.")
+    if not count:
+        where = DEVICE_FILES / "neuron*"
+        return Affinity(0, NEURON, f"There is no Neuron device at {where}; {USE_STAND_IN}.")
+    if not neuron_packages.looks_real("torch_neuronx"):
+        return Affinity(
+            0,
+            NEURON,
+            f"{count} Neuron devices are here, but torch_neuronx is missing or PyPI's placeholder: "
+            f"install it from AWS's own index; {USE_STAND_IN}.",
+        )
+    return Affinity(2, NEURON, f"{count} Neuron devices")
 
 
 # What each is imported as, and what it is installed as.
@@ -130,13 +94,13 @@ NATIVE = "native flavour"
 def packages() -> dict[str, bool]:
     """Return which of AWS's packages are here, and whether each is more than a placeholder."""
     found = {name: importlib.util.find_spec(name) is not None for name in PACKAGES}
-    return {name: looks_real(name) for name, here in found.items() if here}
+    return {name: neuron_packages.looks_real(name) for name, here in found.items() if here}
 
 
 def flavour() -> dict[str, str]:
     """Return ``flavour``, ``found`` and ``cure`` of the torch_neuronx that imports here."""
     try:
-        module = torch_neuronx()
+        module = neuron_packages.torch_neuronx()
     except UserError as error:
         found, _, cure = str(error).partition(": ")
         return {"flavour": NATIVE, "found": found, "cure": cure}

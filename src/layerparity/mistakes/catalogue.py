@@ -8,7 +8,7 @@ from layerparity.ground import registry
 from layerparity.ground.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from layerparity.mistakes.cause import Rule
+    from layerparity.mistakes.cause import Cause, Evidence, Rule
     from layerparity.mistakes.fault import Fault
 
 # The name under which a port plants a mistake that is drawn, not known.
@@ -16,16 +16,16 @@ MUTATION = "mutation"
 _KNOWN = "mistakes.known"
 
 
-def catalogue() -> dict[str, Fault]:
-    """Return the known faults by id, sorted."""
-    modules = {name: registry.load(_KNOWN, name) for name in registry.names(_KNOWN)}
-    return {name: each.FAULT for name, each in modules.items() if hasattr(each, "FAULT")}
+def catalogue() -> list[str]:
+    """Return the ids of the known faults, sorted; none is imported."""
+    return registry.holding(_KNOWN, "FAULT")
 
 
 def known_fault(name: str) -> Fault:
     """Return a known fault. Raises UserError with the nearest id where there is none."""
     check_fault(name)
-    return catalogue()[name]
+    fault: Fault = registry.load(_KNOWN, name).FAULT
+    return fault
 
 
 def check_fault(name: str) -> None:
@@ -39,5 +39,11 @@ def check_fault(name: str) -> None:
 
 def rules() -> dict[str, Rule]:
     """Return the rules that recognise a known bug, by the name of its file."""
-    modules = {name: registry.load(_KNOWN, name) for name in registry.names(_KNOWN)}
-    return {name: each.RULE for name, each in modules.items() if hasattr(each, "RULE")}
+    found = registry.holding(_KNOWN, "RULE")
+    return {name: registry.load(_KNOWN, name).RULE for name in found}
+
+
+def likeliest(evidence: Evidence) -> list[Cause]:
+    """Return every cause that a rule sees in the evidence, the surest first."""
+    found = [cause for rule in rules().values() if (cause := rule.judge(evidence)) is not None]
+    return sorted(found, key=lambda cause: (-cause.confidence, cause.id))

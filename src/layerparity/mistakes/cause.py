@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from layerparity.anatomy.site import Site
-from layerparity.mistakes.catalogue import rules
 from layerparity.record.verdict import Outcome, Row
 
 
@@ -142,9 +141,3 @@ class Rule(Protocol):
 
     def judge(self, evidence: Evidence) -> Cause | None:
         """Return the cause if the evidence points to it."""
-
-
-def likeliest(evidence: Evidence) -> list[Cause]:
-    """Return every cause that a rule sees in the evidence, the surest first."""
-    found = [cause for rule in rules().values() if (cause := rule.judge(evidence)) is not None]
-    return sorted(found, key=lambda cause: (-cause.confidence, cause.id))

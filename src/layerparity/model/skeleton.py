@@ -8,7 +8,7 @@ from layerparity.ground.errors import UserError
 from layerparity.ground.profile import Spent
 from layerparity.model import weight_types
 from layerparity.model.architecture import build, layout_of
-from layerparity.model.arguments import fill_buffers, set_tensor, tensor_at
+from layerparity.model.buffers import fill_buffers, set_tensor, tensor_at
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.conversion import Conversion, in_order
 from layerparity.model.recipe import Due, NoRecipeError

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from layerparity.ground.errors import UserError
 from layerparity.model.architecture import read_config
-from layerparity.model.arguments import fill_buffers
+from layerparity.model.buffers import fill_buffers
 from layerparity.model.skeleton import Skeleton
 
 if TYPE_CHECKING:

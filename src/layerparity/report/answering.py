@@ -68,7 +68,7 @@ def _causes(
     guilt: Guilt, comparison: Comparison, config: Config, golden: Sequence[Any]
 ) -> list[Cause]:
     from layerparity.judge.evidence import evidence_of
-    from layerparity.mistakes.cause import likeliest
+    from layerparity.mistakes.catalogue import likeliest
 
     return likeliest(evidence_of(guilt, comparison, _of_golden(config, golden), golden))
 

@@ -19,7 +19,7 @@ from layerparity.record.manifest import WeightPrint
 if TYPE_CHECKING:
     from layerparity.record.manifest import Manifest
     from layerparity.record.outcome import Outcome
-    from layerparity.run.make import Prepared
+    from layerparity.run.prepare import Prepared
 
 
 def say(made: Manifest, outcome: Outcome, took: str) -> None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from layerparity.model.checkpoint import Checkpoint
     from layerparity.record.manifest import WeightPrint
     from layerparity.record.outcome import Outcome
-    from layerparity.run.make import Prepared
+    from layerparity.run.prepare import Prepared
 
 
 VERSIONED = ("torch", "transformers", "accelerate", "safetensors", "mlflow", "torch_xla")

@@ -15,7 +15,7 @@ from layerparity.ground.files import write_text
 from layerparity.judge.descend import first_guilty
 from layerparity.judge.evidence import evidence_of
 from layerparity.judge.parity import compare_runs
-from layerparity.mistakes.cause import likeliest
+from layerparity.mistakes.catalogue import likeliest
 from layerparity.record.manifest import FILE_NAME
 from layerparity.record.verdict import Outcome, Row
 from layerparity.run import make as run_job

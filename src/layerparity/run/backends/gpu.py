@@ -13,7 +13,7 @@ from layerparity.machine import nvidia
 from layerparity.machine.device import Affinity, keep_torch_xla_out
 
 if TYPE_CHECKING:
-    from layerparity.run.backends._gpu.backend import GpuBackend
+    from layerparity.run.backends.base import Backend
     from layerparity.settings.config import Config
 
 # What a run makes where nobody says.
@@ -36,7 +36,7 @@ def affinity() -> Affinity:
     return Affinity(2, "cuda", f"{len(names)} GPU{'s' if len(names) > 1 else ''}: {names[0]}")
 
 
-def build(settings: Settings, config: Config) -> GpuBackend:
+def build(settings: Settings, config: Config) -> Backend:
     """Return the backend of a configuration, not yet opened; transformers is not yet imported.
 
     Raises UserError for a ``device_map`` or ``max_memory`` that cannot be read.
@@ -44,7 +44,7 @@ def build(settings: Settings, config: Config) -> GpuBackend:
     from layerparity.run.backends._gpu.backend import from_config
 
     keep_torch_xla_out()
-    return from_config(settings, config)
+    return from_config(config, DEFAULT_KIND, settings.compile)
 
 
 def _names_by_torch() -> list[str]:

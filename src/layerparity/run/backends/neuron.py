@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from layerparity.ground.errors import UserError
 from layerparity.machine.device import Affinity
-from layerparity.machine.neuron_runtime import Choice, Compile, detect
+from layerparity.machine.neuron import Choice, detect
+from layerparity.run.backends._neuron.runtime import Compile
 
 if TYPE_CHECKING:
-    from layerparity.run.backends._neuron.backend import NeuronBackend
+    from layerparity.run.backends.base import Backend
     from layerparity.settings.config import Config
 
 # What a run makes where nobody says.
@@ -38,7 +39,7 @@ def affinity() -> Affinity:
     return detect()
 
 
-def build(settings: Settings, config: Config) -> NeuronBackend:
+def build(settings: Settings, config: Config) -> Backend:
     """Return the backend of a configuration, not yet opened; torch_xla is not yet imported.
 
     Sets the variables that torch_xla reads when it is imported, so build comes before everything
@@ -49,4 +50,6 @@ def build(settings: Settings, config: Config) -> NeuronBackend:
         raise UserError(machine.reason)
     from layerparity.run.backends._neuron.backend import from_config
 
-    return from_config(settings, config, machine)
+    return from_config(
+        config, DEFAULT_KIND, machine, Compile(settings.compile), settings.excess_precision
+    )

@@ -24,22 +24,20 @@ from layerparity.machine.memory import free_host_memory
 from layerparity.run.backends._export import mapped
 from layerparity.run.backends._gpu import compiling, numerics, offload
 from layerparity.run.backends.base import Backend
-from layerparity.run.backends.gpu import DEFAULT_KIND
 from layerparity.settings.config import RunKind
 
 if TYPE_CHECKING:
-    from layerparity.run.backends.gpu import Settings
     from layerparity.settings.config import Config
 
 
-def from_config(settings: Settings, config: Config) -> GpuBackend:
+def from_config(config: Config, default_kind: str, compiles: bool) -> GpuBackend:
     """Return the backend of a configuration. Raises UserError for what cannot be read."""
     check_strategy(config.device_map.strategy)
-    if settings.compile and config.generate.max_new_tokens:
+    if compiles and config.generate.max_new_tokens:
         raise UserError(compiling.NO_CACHE)
     return GpuBackend(
         name="gpu",
-        default_kind=DEFAULT_KIND,
+        default_kind=default_kind,
         attn_implementation=config.attn_implementation or "sdpa",
         experts_implementation=config.experts_implementation,
         strategy=config.device_map.strategy,
@@ -50,7 +48,7 @@ def from_config(settings: Settings, config: Config) -> GpuBackend:
         dtype=getattr(torch, config.dtype.value),
         tp_degree=config.tp_degree,
         threads=config.threads,
-        compiles=settings.compile,
+        compiles=compiles,
         widens=config.reference.make and config.kind is RunKind.golden,
     )
 

@@ -24,16 +24,15 @@ from layerparity.machine.max_memory import (
     told,
 )
 from layerparity.machine.memory import free_host_memory
-from layerparity.machine.neuron_runtime import NEURON, STAND_IN, Compile, Runtime
+from layerparity.machine.neuron import NEURON, STAND_IN
 from layerparity.model import static_experts
 from layerparity.run.backends._export import mapped
 from layerparity.run.backends._neuron import distributed
+from layerparity.run.backends._neuron.runtime import Compile, Runtime
 from layerparity.run.backends._neuron.xla import XlaRuntime
 from layerparity.run.backends.base import Backend
-from layerparity.run.backends.neuron import DEFAULT_KIND
 
 if TYPE_CHECKING:
-    from layerparity.run.backends.neuron import Settings
     from layerparity.settings.config import Config
 
 
@@ -42,21 +41,23 @@ _ATTENTION = ("sdpa", "eager")
 _EXPERTS = (static_experts.NAME, "batched_mm", "eager")
 
 
-def from_config(settings: Settings, config: Config, machine: Affinity) -> NeuronBackend:
+def from_config(
+    config: Config, default_kind: str, machine: Affinity, compiled: Compile, excess_precision: bool
+) -> NeuronBackend:
     """Return the backend for a machine that `detect` found; see `neuron.build`."""
     for key in _GPU_ONLY:
         if getattr(config, key) is not None:
             raise UserError(f"{key} is for backend=gpu: leave it out with backend=neuron.")
-    exports = Compile(settings.compile) is Compile.export
+    exports = compiled is Compile.export
     if exports and config.tp_degree > 1:
         raise UserError("backend.compile=export runs unsharded: use tp_degree=1, or compile=lazy.")
     streams = config.device_map.strategy == STREAM
-    runtime = XlaRuntime(machine.device == NEURON, config.tp_degree, settings.excess_precision)
+    runtime = XlaRuntime(machine.device == NEURON, config.tp_degree, excess_precision)
     runtime.prepare()
     static_experts.register()
     return NeuronBackend(
         name="neuron",
-        default_kind=DEFAULT_KIND,
+        default_kind=default_kind,
         attn_implementation=config.attn_implementation or "sdpa",
         experts_implementation=config.experts_implementation or static_experts.NAME,
         unused=() if streams else ("device_map",),

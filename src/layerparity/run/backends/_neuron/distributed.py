@@ -12,10 +12,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from layerparity.ground.errors import UserError
-from layerparity.machine import neuron
+from layerparity.machine import neuron_packages
 
 if TYPE_CHECKING:
-    from layerparity.machine.neuron_runtime import Runtime
+    from layerparity.run.backends._neuron.runtime import Runtime
 
 _DEFAULTS = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "12355"}
 # torch waits half an hour by default; ranks of one launcher start within minutes or not at all.
@@ -173,7 +173,7 @@ def _degree(runtime: Runtime, made: _Environment) -> int:
     asked = runtime.tp_degree
     if runtime.spmd:
         return asked
-    state = neuron.parallel_state() if runtime.is_neuron else None
+    state = neuron_packages.parallel_state() if runtime.is_neuron else None
     if state is not None and not state.ready:
         state.initialise(asked)
         made.parallel = state

@@ -16,8 +16,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from layerparity.ground.errors import UserError
-from layerparity.machine import neuron
-from layerparity.machine.neuron_runtime import GET_XLA, Runtime
+from layerparity.machine import neuron_packages
+from layerparity.machine.neuron import GET_XLA
+from layerparity.run.backends._neuron.runtime import Runtime
 
 if TYPE_CHECKING:
     import torch
@@ -82,7 +83,7 @@ class XlaRuntime(Runtime):
         finally:
             # Importing it puts a handler on the root logger.
             logging.root.handlers[:] = handlers
-        if self.is_neuron and neuron.torch_neuronx() is None:
+        if self.is_neuron and neuron_packages.torch_neuronx() is None:
             raise UserError("torch_neuronx does not import: install it from AWS's own index.")
         if self.spmd:
             import torch_xla.runtime as xr
@@ -159,7 +160,7 @@ class XlaRuntime(Runtime):
         counted = self.counters()
         return {
             "torch_xla": importlib.metadata.version("torch_xla"),
-            **neuron.versions(),
+            **neuron_packages.versions(),
             "PJRT_DEVICE": os.environ.get("PJRT_DEVICE", ""),
             "xla_hardware": str(xr.device_type()),
             "xla_devices": str(xr.global_runtime_device_count()),

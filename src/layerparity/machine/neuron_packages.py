@@ -1,0 +1,112 @@
+"""AWS's packages: the only file that imports torch_neuronx and neuronx_distributed.
+
+PyPI has placeholders under both names, which raise on import: only a symbol proves the real one.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from layerparity.ground.errors import UserError
+
+_PARALLEL_STATE = "neuronx_distributed.parallel_layers.parallel_state"
+_FX = "transformers.utils.fx"
+
+
+def looks_real(name: str) -> bool:
+    """Say, without importing it, whether a package is more than a file that raises."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        return False
+    body = ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
+    return not any(isinstance(statement, ast.Raise) for statement in body)
+
+
+def torch_neuronx() -> ModuleType | None:
+    """Import torch_neuronx's XLA flavour, or return None where it is absent or a placeholder.
+
+    Raises UserError where it is the native flavour, which this version does not run.
+    """
+    try:
+        module = importlib.import_module("torch_neuronx")
+    except ImportError:
+        return None
+    if callable(getattr(module, "trace", None)):
+        return module
+    version = getattr(module, "__version__", "?")
+    raise UserError(
+        f"torch_neuronx {version} is the native flavour, and this version runs the XLA flavour: "
+        "install torch-neuronx 2.9 from AWS's own index, in an environment of its own."
+    )
+
+
+class ParallelState:
+    """neuronx_distributed's parallel state, as far as it is used here."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    @property
+    def ready(self) -> bool:
+        """Whether somebody has initialised it."""
+        return bool(self._module.model_parallel_is_initialized())
+
+    def initialise(self, tp_degree: int) -> None:
+        """Make the groups; torch.distributed must be initialised before."""
+        self._module.initialize_model_parallel(tensor_model_parallel_size=tp_degree)
+
+    @property
+    def tp_degree(self) -> int:
+        """The degree that was granted, which may be less than what was asked."""
+        return int(self._module.get_tensor_model_parallel_size())
+
+    def destroy(self) -> None:
+        """Forget the groups."""
+        self._module.destroy_model_parallel()
+
+
+def parallel_state() -> ParallelState | None:
+    """Import neuronx_distributed's parallel state, or return None where there is no real one.
+
+    Raises UserError where there is one that does not import.
+    """
+    if not looks_real("neuronx_distributed"):
+        return None
+    _offer_fx()
+    try:
+        return ParallelState(importlib.import_module(_PARALLEL_STATE))
+    except ImportError as error:
+        raise UserError(
+            f"neuronx_distributed is here but does not import ({error}): install the version that "
+            "fits torch_neuronx, from AWS's own index."
+        ) from error
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what was imported, as tags."""
+    names = ("torch_neuronx", "neuronx_distributed")
+    loaded = {name: sys.modules.get(name) for name in names}
+    return {
+        name: str(getattr(module, "__version__", "?"))
+        for name, module in loaded.items()
+        if module is not None
+    }
+
+
+def _offer_fx() -> None:
+    """Give neuronx_distributed the class it inherits from, which transformers 5 dropped.
+
+    Only its pipeline tracer would use it; without the name the whole package fails to import.
+    """
+    if _FX in sys.modules or importlib.util.find_spec("transformers") is None:
+        return
+    if importlib.util.find_spec(_FX) is None:
+        stand_in = ModuleType(_FX)
+        stand_in.HFTracer = type("HFTracer", (), {})  # type: ignore[attr-defined]
+        sys.modules[_FX] = stand_in

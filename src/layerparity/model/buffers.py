@@ -1,0 +1,92 @@
+"""Buffers: what a constructor computes and no checkpoint stores, such as rotary frequencies.
+
+They are lost on the meta device. transformers' own initialisation fills them again, module by
+module, as it does after it has loaded a model; a test pins what is used of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from layerparity.ground.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from transformers import PreTrainedModel
+
+# What no initialisation would leave: a buffer that still holds it was not filled.
+_UNFILLED = -(2**31) + 1
+
+
+def fill_buffers(model: PreTrainedModel, part: nn.Module) -> None:
+    """Compute the buffers of ``part``, a module of ``model``, that are on the meta device.
+
+    They stand on the CPU afterwards, in the dtype that transformers gives them. Parameters and
+    stored buffers keep their values. Raises UserError where a buffer is not filled.
+    """
+    import torch
+
+    for owner in list(part.modules()):
+        lost = [name for name, buffer in _unstored(owner) if buffer.is_meta]
+        if not lost:
+            continue
+        for name in lost:
+            owner._buffers[name] = _empty(owner._buffers[name])
+        for tensor in (*owner.parameters(), *owner.buffers()):
+            # transformers' initialisation leaves alone what bears this mark.
+            tensor._is_hf_initialized = not any(tensor is owner._buffers[name] for name in lost)  # type: ignore[attr-defined]
+        with torch.no_grad():
+            model._init_weights(owner)
+        for name in lost:
+            _check(owner, name)
+
+
+def tensor_at(model: nn.Module, weight: str) -> torch.Tensor:
+    """Return a parameter or buffer of a model by its path."""
+    path, _, name = weight.rpartition(".")
+    found: torch.Tensor = getattr(model.get_submodule(path), name)
+    return found
+
+
+def set_tensor(model: nn.Module, weight: str, value: torch.Tensor) -> None:
+    """Put a value in the place of a parameter, or stored buffer, of a model."""
+    from torch import nn
+
+    path, _, name = weight.rpartition(".")
+    owner = model.get_submodule(path)
+    if name in owner._buffers:
+        owner._buffers[name] = value
+    else:
+        owner._parameters[name] = nn.Parameter(value, requires_grad=False)
+
+
+def _unstored(owner: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, buffer in owner._buffers.items():
+        if buffer is not None and name in owner._non_persistent_buffers_set:
+            yield name, buffer
+
+
+def _empty(buffer: torch.Tensor | None) -> torch.Tensor:
+    import torch
+
+    assert buffer is not None
+    value = float("nan") if buffer.is_floating_point() else 0
+    if buffer.dtype in (torch.int32, torch.int64):
+        value = _UNFILLED
+    return torch.full_like(buffer, value, device="cpu")
+
+
+def _check(owner: nn.Module, name: str) -> None:
+    import torch
+
+    value = owner._buffers[name]
+    assert value is not None
+    floating = value.is_floating_point()
+    unfilled = torch.isnan(value).any() if floating else (value == _UNFILLED).any()
+    if value.numel() and bool(unfilled):
+        raise UserError(
+            f"{type(owner).__name__}.{name} is computed when the model is built and cannot be "
+            "computed again: this architecture cannot be run by stages."
+        )

@@ -1,0 +1,82 @@
+"""Runtime: what the neuron backend needs of a machine.
+
+The XLA flavour is `xla.XlaRuntime`, on Neuron devices or on XLA:CPU as a stand-in. Another flavour
+is one more file with one more subclass.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+class Compile(Enum):
+    """conf/backend's ``compile``. lazy: XLA's lazy tensors; export: one StableHLO graph a stage."""
+
+    lazy = "lazy"
+    export = "export"
+
+
+class Runtime(ABC):
+    """One way to run tensors on Neuron, or on what stands in for it."""
+
+    tp_degree: int = 1
+    is_neuron: bool = False
+
+    @property
+    @abstractmethod
+    def spmd(self) -> bool:
+        """Whether one process drives all shards, so that there are no ranks."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Set environment variables, before anybody imports the runtime's packages."""
+
+    def restore(self) -> None:  # noqa: B027
+        """Set the environment variables back to what they were before `prepare`."""
+
+    @abstractmethod
+    def load(self) -> None:
+        """Import the packages and make torch.distributed's ``xla`` backend known."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Take the device. Raises UserError where what was granted is not what was asked."""
+
+    @abstractmethod
+    def world_size(self) -> int:
+        """Return the number of processes among which device collectives really happen."""
+
+    @abstractmethod
+    def move(self, module: nn.Module, shards: Mapping[str, int]) -> None:
+        """Move a module to the device in place; split each named parameter along its dimension."""
+
+    @abstractmethod
+    def send(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor on the device."""
+
+    @abstractmethod
+    def sync(self) -> None:
+        """Compile and launch everything that is pending."""
+
+    @abstractmethod
+    def export(self, module: nn.Module) -> Callable[..., Any]:
+        """Return a callable like the module that runs as one compiled graph."""
+
+    @abstractmethod
+    def counters(self) -> dict[str, Any]:
+        """Return ``compiles``, ``aten_fallbacks`` (how many) and ``aten_names`` since `start`."""
+
+    @abstractmethod
+    def facts(self) -> dict[str, str]:
+        """Return versions and what was granted, as tags."""
+
+    @abstractmethod
+    def numerics(self) -> dict[str, str]:
+        """Return the flags that change numbers; the same before `start` and after it."""
