@@ -1,16 +1,19 @@
-"""Help: groups, jobs and experiments with one line each, read from the YAML files' first lines."""
+"""The help text: a line for each option, from its YAML's first line, and each key's own help."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
+
+from omegaconf import MISSING
 
 from layerparity.cli.search_path import experiment_folders
 from layerparity.ground import registry
 from layerparity.ground.resources import shipped
-from layerparity.settings.config import Config
-from layerparity.settings.glosses import dotted_keys
+from layerparity.settings.config import Config, plugin_schemas
+from layerparity.settings.key import Key, keys_of
 
 GROUPS = (
     "backend",
@@ -24,6 +27,9 @@ GROUPS = (
     "tracking",
 )
 _WIDEST = 34
+# Keys that say what an option is called: it is chosen by its group instead.
+_CHOSEN_BY_GROUP = (".name", "scope.kind", "device_map.strategy", "port._target_")
+_OWN_PORT = ("port._target_=...", "a port of your own: their.module.Port")
 _USAGE = """\
 layerparity: layer-by-layer numerical parity between two machines running one language model.
 
@@ -98,16 +104,52 @@ def _keys() -> str:
         default = getattr(item.default, "value", item.default)
         shown.append(f"{item.name}={'null' if default is None else str(default).lower()}")
     dotted = dotted_keys()
-    told = {words: gloss for words, gloss in dotted.items() if _head(words) != "tolerance"}
-    limits = [words for words in dotted if words not in told]
-    width = min(max(map(len, told)), _WIDEST)
-    lines = [f"  {words:<{width}}  {gloss}" for words, gloss in told.items()]
+    limits = [words for words in dotted if words.startswith("tolerance.")]
+    explained = {words: does for words, does in dotted.items() if words not in limits}
+    width = min(max(map(len, explained)), _WIDEST)
+    lines = [f"  {words:<{width}}  {does}" for words, does in explained.items()]
     parts = ["Keys and their defaults", *_filled(shown), *lines]
     return "\n".join([*parts, "  Limits of the tolerances:", *_filled(limits)]) + "\n"
 
 
-def _head(key: str) -> str:
-    return key.partition(".")[0]
+def dotted_keys() -> dict[str, str]:
+    """Return what each key with a dot does, by ``key=default``, in alphabetical order."""
+    by_path: dict[str, dict[str, Key]] = {}
+    for option, key in _with_options():
+        # A port's name is a choice of its own: which fault, which clean way.
+        if key.path == "port.name" or not key.path.endswith(_CHOSEN_BY_GROUP):
+            by_path.setdefault(key.path, {})[option] = key
+    rows = [(path, *_described(path, keys)) for path, keys in by_path.items()]
+    return {words: does for _, words, does in sorted([*rows, (_OWN_PORT[0], *_OWN_PORT)])}
+
+
+def _with_options() -> Iterator[tuple[str, Key]]:
+    """Yield every dotted key beside the option of its group that has it, empty where all do."""
+    yield from (("", key) for key in keys_of(Config) if "." in key.path)
+    for group, option, settings in plugin_schemas():
+        yield from ((option, key) for key in keys_of(settings, f"{group}."))
+
+
+def _described(path: str, keys: dict[str, Key]) -> tuple[str, str]:
+    """Return ``key=default`` of a path, and what it does, from the key of each option."""
+    defaults = dict.fromkeys(_plain(key.default) for key in keys.values())
+    does = next(iter(keys.values())).help
+    if len({key.help for key in keys.values()}) > 1:
+        does = "; ".join(f"{option}: {key.help}" for option, key in keys.items())
+    if "" not in keys:
+        does = f"{path.partition('.')[0]}={','.join(keys)}: {does}"
+    return f"{path}={'|'.join(defaults)}", does
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{','.join(map(_plain, value))}]"
+    if value is None or value == MISSING:
+        return "null"
+    value = getattr(value, "value", value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _filled(words: Sequence[str]) -> list[str]:

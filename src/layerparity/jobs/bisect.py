@@ -21,6 +21,7 @@ from layerparity.report.sentence import answer_of, markdown
 from layerparity.search.bench import RunBench
 from layerparity.search.strategies.base import Found, Strategy
 from layerparity.settings.config import Config, RunKind
+from layerparity.settings.key import key
 from layerparity.tracking.links import say_link
 
 if TYPE_CHECKING:
@@ -47,9 +48,9 @@ class Settings:
     """
 
     name: str = "bisect"
-    strategy: str = AUTO
-    good: Any = None
-    bad: Any = None
+    strategy: str = key(AUTO, "how to look for the block: auto, scan, binary or inject")
+    good: Any = key(None, "keys of a configuration that is right: {dtype:float32}")
+    bad: Any = key(None, "keys of a configuration that is wrong: {dtype:bfloat16,threads:1}")
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from layerparity.ground import console
@@ -14,6 +14,7 @@ from layerparity.jobs.judge import stored_comparison
 from layerparity.judge.model_limits import FILE, KIND, model_of
 from layerparity.record.verdict import Outcome
 from layerparity.settings.config import Config
+from layerparity.settings.key import key
 from layerparity.tracking.links import say_served
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ class Settings:
     """
 
     name: str = "calibrate"
-    runs: list[str] = field(default_factory=list)
-    margin: float = 1.5
+    runs: list[str] = key([], "comparisons known to be good: [id,...]")
+    margin: float = key(1.5, "factor of the largest value seen that a limit lets pass")
 
 
 def run(config: Config) -> Exit:

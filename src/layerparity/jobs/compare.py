@@ -18,6 +18,7 @@ from layerparity.record.verdict import open_to_doubt
 from layerparity.report.answering import portrayed, with_headline
 from layerparity.run import write
 from layerparity.settings.config import Config, RunKind, What
+from layerparity.settings.key import key
 from layerparity.tracking.links import say_served
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ class Settings:
     """conf/job/compare.yaml; the name maps are for folders of dumps."""
 
     name: str = "compare"
-    golden_names: str | None = None
-    candidate_names: str | None = None
+    golden_names: str | None = key(None, "name map of a folder of dumps, a JSON file")
+    candidate_names: str | None = key(None, "name map of a folder of dumps, a JSON file")
 
 
 def run(config: Config) -> Exit:

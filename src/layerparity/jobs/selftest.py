@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from layerparity.selftest.outcomes import Ended
 from layerparity.selftest.table import fault_table, mutation_table, summary, wrong_table
 from layerparity.selftest.upcast import UPCAST, upcast
 from layerparity.settings.config import Config
+from layerparity.settings.key import key
 from layerparity.tracking.links import say_served
 
 if TYPE_CHECKING:
@@ -50,13 +51,13 @@ class Settings:
     """
 
     name: str = "selftest"
-    known: bool = True
-    faults: list[str] = field(default_factory=list)
-    models: list[str] = field(default_factory=lambda: [SHIPPED, "qwen3_moe", FP8])
-    dtypes: list[str] = field(default_factory=lambda: ["bfloat16", "float32"])
-    clean: bool = True
-    mutations: int = 0
-    seed: int = 0
+    known: bool = key(True, "plant the known faults")
+    faults: list[str] = key([], "faults to plant; empty: all")
+    models: list[str] = key([SHIPPED, "qwen3_moe", FP8], "models to plant faults in")
+    dtypes: list[str] = key(["bfloat16", "float32"], "floating types to plant faults in")
+    clean: bool = key(True, "run the clean variants, which must raise no alarm")
+    mutations: int = key(0, "how many random faults to plant as well")
+    seed: int = key(0, "seed of the random faults")
 
 
 def run(config: Config) -> Exit:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from layerparity.ground import console, registry
 from layerparity.ground.errors import Exit, UserError
 from layerparity.run import typed_keys
 from layerparity.settings.config import Config
+from layerparity.settings.key import key
 
 NAME = "sequence"
 # What chooses the sequence itself, and so belongs to no step.
@@ -22,7 +23,7 @@ class Settings:
     """conf/job/sequence.yaml: each step is a command's arguments, separated by spaces."""
 
     name: str = NAME
-    steps: list[str] = field(default_factory=list)
+    steps: list[str] = key([], "commands that an experiment runs one after the other")
 
 
 @dataclass(frozen=True)
@@ -101,9 +102,9 @@ def _compose(words: Sequence[str], beside: Beside) -> Any:
     # The values of an option mean nothing where the step chose another one.
     elsewhere = {name for name in own if mine[name] != beside.chosen.get(name)}
     settled = {*elsewhere, *_beyond(alone, mine)} | ({*named, *map(_key, beside.given)} - {*mine})
-    for key, value in beside.values.items():
-        if not any(_same_branch(key, each) for each in settled):
-            OmegaConf.update(made, key, value, force_add=True)
+    for path, value in beside.values.items():
+        if not any(_same_branch(path, each) for each in settled):
+            OmegaConf.update(made, path, value, force_add=True)
     return OmegaConf.to_object(made)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from layerparity.ground import console
 from layerparity.ground.errors import Exit, UserError
+from layerparity.settings.key import key
 
 
 @dataclass
@@ -15,8 +16,8 @@ class Settings:
     """conf/job/ui.yaml. ``host`` must be a loopback address."""
 
     name: str = "ui"
-    port: int = 5000
-    host: str = "127.0.0.1"
+    port: int = key(5000, "port of the MLflow UI")
+    host: str = key("127.0.0.1", "address to serve at; loopback only")
 
 
 def run(config: Any) -> Exit:

@@ -1,13 +1,12 @@
-"""The root of a run's configuration: every key of a command, with its type and default.
+"""The root of a run's configuration: every key of a command, with its type, default and help.
 
-Groups (``backend``, ``scope``, ...) are typed beside the code that reads them; each plug-in's
-``Settings`` is found by `register`, so adding a plug-in adds its schema.
+What plug-ins take (``backend``, ``inputs``, ...) is typed beside the code that reads it:
+`plugin_schemas` finds each plug-in's ``Settings``, so adding a plug-in adds its keys.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -16,6 +15,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
 from layerparity.ground import registry
+from layerparity.settings.key import key, keys_of
 from layerparity.settings.tracking import TrackingConfig
 
 PLUGIN_GROUPS = {
@@ -91,10 +91,12 @@ class ModelSettings:
     """
 
     name: str = MISSING
-    path: str | None = None
-    shipped: str | None = None
-    architecture: dict[str, Any] | None = None
-    prompt: str | None = None
+    path: str | None = key(None, "folder of a Hugging Face checkpoint")
+    shipped: str | None = key(None, "a checkpoint that comes with layerparity")
+    architecture: dict[str, Any] | None = key(
+        None, "values of config.json, where there is no folder"
+    )
+    prompt: str | None = key(None, "what the model is asked where the command gives no prompt")
 
 
 @dataclass
@@ -102,25 +104,25 @@ class CaptureSettings:
     """conf/capture: which sites are stored; shell patterns over a site's local address."""
 
     name: str = MISSING
-    include: list[str] = field(default_factory=list)
-    exclude: list[str] = field(default_factory=list)
+    include: list[str] = key([], "shell patterns of sites that are stored")
+    exclude: list[str] = key([], "shell patterns of sites that are not stored, such as ['mlp.*']")
 
 
 @dataclass
 class PromptSettings:
     """What the model is asked. ``file`` holds one prompt, or a JSON list of prompts."""
 
-    text: str | None = None
-    file: str | None = None
-    texts: list[str] = field(default_factory=list)
-    chat: bool = False
+    text: str | None = key(None, "the prompt")
+    file: str | None = key(None, "a file with one prompt, or a JSON list of prompts")
+    texts: list[str] = key([], "several prompts, a batch")
+    chat: bool = key(False, "put the checkpoint's chat template around the text")
 
 
 @dataclass
 class GenerateSettings:
     """Greedy generation after the prefill, on full scope."""
 
-    max_new_tokens: int = 0
+    max_new_tokens: int = key(0, "tokens to generate greedily after the prompt; wants scope=full")
 
 
 @dataclass
@@ -132,24 +134,26 @@ class ReferenceSettings:
     ``components`` serves candidates that run one component alone.
     """
 
-    make: bool = True
-    dtypes: list[DType] = field(default_factory=list)
-    chained: bool = True
-    components: bool = True
+    make: bool = key(True, "compute the golden one precision wider, for the noise floor")
+    dtypes: list[DType] = key(
+        [], "candidates' types that get a noise floor; empty: the run's, and bfloat16"
+    )
+    chained: bool = key(True, "follow clean rounding through the whole chain as well")
+    components: bool = key(True, "make references of components alone as well")
 
 
 @dataclass
 class AuditSettings:
     """job=audit. ``deep`` reads every weight as well: NaN, all-zero, constant, out of family."""
 
-    deep: bool = False
+    deep: bool = key(False, "read every weight as well: NaN, all-zero, constant, out of family")
 
 
 @dataclass
 class PlanSettings:
     """job=plan. ``devices`` are pretended, such as ``8x80GB``; None plans for this machine."""
 
-    devices: str | None = None
+    devices: str | None = key(None, "devices to pretend, such as 8x80GB; null: this machine's")
 
 
 @dataclass
@@ -171,54 +175,49 @@ class Config:
     reference: ReferenceSettings = field(default_factory=ReferenceSettings)
     audit: AuditSettings = field(default_factory=AuditSettings)
     plan: PlanSettings = field(default_factory=PlanSettings)
-    layer: int | None = None
-    start: int | None = None
-    end: int | None = None
-    component: str | None = None
-    tp_degree: int = 1
-    seq_len: int | None = None
-    dtype: DType = DType.float32
-    attn_implementation: str | None = None
-    experts_implementation: str | None = None
-    max_memory: str | None = None
-    offload_folder: str | None = None
-    threads: int | None = None
-    kind: RunKind = RunKind.auto
-    feed: FeedMode = FeedMode.auto
-    golden: str | None = None
-    candidate: str | None = None
-    what: What = What.runs
-    run: str | None = None
-    to: str | None = None
-    name: str | None = None
-    reuse: bool = False
+    layer: int | None = key(None, "the block of scope=single")
+    start: int | None = key(None, "the first block of scope=range")
+    end: int | None = key(None, "the last block of scope=range")
+    component: str | None = key(None, "one component alone, or a stage outside the blocks")
+    tp_degree: int = key(1, "devices that each block is split over")
+    seq_len: int | None = key(None, "cut or pad prompts to so many tokens; random inputs' length")
+    dtype: DType = key(DType.float32, "floating type of weights and computation")
+    attn_implementation: str | None = key(None, "sdpa, eager or another; null: sdpa")
+    experts_implementation: str | None = key(None, "expert kernel; null: transformers' own choice")
+    max_memory: str | None = key(None, "the most that devices may hold: 40GB, or 0:60GB,cpu:100GB")
+    offload_folder: str | None = key(None, "where weights that fit no memory are kept")
+    threads: int | None = key(None, "threads of torch on the CPU")
+    kind: RunKind = key(RunKind.auto, "golden (believed) or candidate (judged); auto: by backend")
+    feed: FeedMode = key(FeedMode.auto, "isolated or chained; auto: as the inputs allow")
+    golden: str | None = key(None, "the run that is believed: id, name or folder")
+    candidate: str | None = key(None, "the run that is judged: id, name or folder")
+    what: What = key(What.runs, "job=compare: stored runs, or a port's weights")
+    run: str | None = key(None, "job=judge: the comparison to judge again")
+    to: str | None = key(None, "job=convert: folder to write; job=plan: JSON file to write")
+    name: str | None = key(None, "name of the run")
+    reuse: bool = key(False, "take a finished run with the same fingerprint")
 
 
 def register() -> None:
     """Store every schema with Hydra: the root, and each plug-in's ``Settings``."""
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
+    for group, name, settings in plugin_schemas():
+        store.store(group=f"schema/{group}", name=name, node=settings)
+
+
+def plugin_schemas() -> Iterator[tuple[str, str, type]]:
+    """Yield (group, name, ``Settings``) of each plug-in that has keys of its own."""
     for group, package in PLUGIN_GROUPS.items():
         for name in registry.names(package):
             settings = getattr(registry.load(package, name), "Settings", None)
             if settings is not None:
-                store.store(group=f"schema/{group}", name=name, node=settings)
+                yield group, name, settings
 
 
 def every_key() -> list[str]:
-    """Return every key a command may set, nested ones with their dots."""
-    found = set(_walk(Config, ""))
-    for group, package in PLUGIN_GROUPS.items():
-        for name in registry.names(package):
-            settings = getattr(registry.load(package, name), "Settings", None)
-            found.update(_walk(settings, f"{group}.") if settings else ())
-    return sorted(found)
-
-
-def _walk(schema: Any, prefix: str) -> Iterable[str]:
-    for item in dataclasses.fields(schema):
-        name = f"{prefix}{item.name}"
-        yield name
-        factory = item.default_factory
-        if factory is not dataclasses.MISSING and dataclasses.is_dataclass(factory):
-            yield from _walk(factory, f"{name}.")
+    """Return every key a command may set, groups among them, nested keys with their dots."""
+    keys = {key.path for key in keys_of(Config)}
+    for group, _, settings in plugin_schemas():
+        keys |= {key.path for key in keys_of(settings, f"{group}.")}
+    return sorted({*keys, *(path.partition(".")[0] for path in keys)})

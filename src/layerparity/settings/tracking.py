@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from layerparity.ground.errors import UserError, nearest
+from layerparity.settings.key import key
 
 EMBEDDED = "embedded"
 SERVER = "server"
@@ -23,10 +24,10 @@ class TrackingConfig:
     """
 
     name: str = EMBEDDED
-    uri: str | None = None
-    folder: str = "mlruns"
-    experiment: str = "layerparity"
-    timeout_s: int = 5
+    uri: str | None = key(None, "address of the tracking server")
+    folder: str = key("mlruns", "where runs are kept (server: where they wait and are cached)")
+    experiment: str = key("layerparity", "the MLflow experiment that holds the runs")
+    timeout_s: int = key(5, "seconds that a server may take for an answer")
 
     @property
     def root(self) -> Path:

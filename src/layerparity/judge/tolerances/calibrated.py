@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from layerparity.anatomy.site import Kind
 from layerparity.record.verdict import Row
+from layerparity.settings.key import key
 
 _SLOPES = ("slope", "slope_head", "slope_channel", "slope_expert")
 _RATIOS = ("error_ratio", "error_ratio_head", "error_ratio_channel", "error_ratio_expert")
@@ -24,18 +25,20 @@ class CalibratedTolerance:
     """
 
     name: str = "calibrated"
-    error_ratio: float = 2.0
-    error_ratio_head: float = 2.5
-    error_ratio_channel: float = 8.0
-    error_ratio_expert: float = 3.0
-    error_ratio_position: float = 8.0
-    norm_ratio: float = 0.02
-    slope: float = 0.0005
-    slope_z: float = 5.0
-    slope_z_channel: float = 6.0
-    offset: float = 0.3
-    offset_z: float = 8.0
-    calibration: str | None = "auto"
+    error_ratio: float = key(2.0, "error over the noise floor, of a whole site")
+    error_ratio_head: float = key(2.5, "the same of one head")
+    error_ratio_channel: float = key(8.0, "the same of one channel")
+    error_ratio_expert: float = key(3.0, "the same of one expert's tokens")
+    error_ratio_position: float = key(8.0, "the same of one token")
+    norm_ratio: float = key(0.02, "how far the ratio of the norms may be from 1")
+    slope: float = key(0.0005, "size of a wrong factor, a fraction")
+    slope_z: float = key(5.0, "its significance in standard errors")
+    slope_z_channel: float = key(6.0, "the same of one channel: there are thousands")
+    offset: float = key(0.3, "size of an offset, in noise floors")
+    offset_z: float = key(8.0, "its significance in standard errors")
+    calibration: str | None = key(
+        "auto", "a job=calibrate run whose limits hold; auto: the newest; null: none"
+    )
 
     def limits(self) -> dict[str, float]:
         """Return the limits by metric."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from layerparity.anatomy.site import Kind
+from layerparity.settings.key import key
 
 _CEILINGS = ("max_abs_diff", "mean_abs_diff", "cosine_distance")
 
@@ -17,11 +18,11 @@ class FixedTolerance:
     """
 
     name: str = "fixed"
-    max_abs_diff: float = 0.01
-    mean_abs_diff: float = 0.001
-    similarity_percentage: float = 95.0
-    cosine_similarity: float = 0.99
-    pearson: float = 0.99
+    max_abs_diff: float = key(0.01, "largest difference of any element, below")
+    mean_abs_diff: float = key(0.001, "mean difference, below")
+    similarity_percentage: float = key(95.0, "percentage of similar elements, above")
+    cosine_similarity: float = key(0.99, "cosine of both tensors, above")
+    pearson: float = key(0.99, "correlation of both tensors, above")
 
     def limits(self) -> dict[str, float]:
         """Return the limits by metric: a cosine distance for the cosine similarity."""

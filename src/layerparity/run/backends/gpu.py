@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from layerparity.machine import nvidia
 from layerparity.machine.device import Affinity, keep_torch_xla_out
+from layerparity.settings.key import key
 
 if TYPE_CHECKING:
     from layerparity.run.backends.base import Backend
@@ -25,7 +26,7 @@ class Settings:
     """conf/backend/gpu: ``compile`` runs each stage through torch.compile instead of eagerly."""
 
     name: str = "gpu"
-    compile: bool = False
+    compile: bool = key(False, "torch.compile")
 
 
 def affinity() -> Affinity:

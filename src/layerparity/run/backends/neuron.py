@@ -12,6 +12,7 @@ from layerparity.ground.errors import UserError
 from layerparity.machine.device import Affinity
 from layerparity.machine.neuron import Choice, detect
 from layerparity.run.backends._neuron.runtime import Compile
+from layerparity.settings.key import key
 
 if TYPE_CHECKING:
     from layerparity.run.backends.base import Backend
@@ -29,9 +30,9 @@ class Settings:
     """
 
     name: str = "neuron"
-    runtime: Choice = Choice.auto
-    compile: Compile = Compile.lazy
-    excess_precision: bool = False
+    runtime: Choice = key(Choice.auto, "how to reach the device: auto takes what is there")
+    compile: Compile = key(Compile.lazy, "lazy, or export to one graph")
+    excess_precision: bool = key(False, "let XLA compute 16-bit types wider between operations")
 
 
 def affinity() -> Affinity:

@@ -17,6 +17,7 @@ from layerparity.record.manifest import FILE_NAME, INPUTS_FILE, PROMPTS_FILE, Ma
 from layerparity.run.inputs import _replay
 from layerparity.run.inputs.base import Inputs, Request
 from layerparity.settings.config import FeedMode
+from layerparity.settings.key import key
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +31,7 @@ class Settings:
     """conf/inputs/golden.yaml: the run to take inputs from; null: the newest that fits."""
 
     name: str = "golden"
-    run: str | None = None
+    run: str | None = key(None, "the golden whose recorded inputs are fed: id, name or folder")
 
 
 @dataclass(frozen=True, eq=False)

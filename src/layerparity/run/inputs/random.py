@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from layerparity.ground.errors import UserError
 from layerparity.run.inputs.base import Inputs, Request, positions
+from layerparity.settings.key import key
 
 
 @dataclass
@@ -14,9 +15,9 @@ class Settings:
     """conf/inputs/random.yaml: seed, batch size, and the standard deviation of hidden states."""
 
     name: str = "random"
-    seed: int = 0
-    batch: int = 1
-    scale: float = 1.0
+    seed: int = key(0, "seed of the values")
+    batch: int = key(1, "sequences in a batch")
+    scale: float = key(1.0, "standard deviation of the hidden states")
 
 
 def prepare(settings: Settings, request: Request) -> Inputs:

@@ -9,6 +9,7 @@ from typing import Any
 
 from layerparity.ground.errors import UserError
 from layerparity.run.inputs.base import Inputs, Request, batch, check_length
+from layerparity.settings.key import key
 
 FORM = "a JSON list of lists of ids, an integer .npy array, or a .safetensors file with input_ids"
 
@@ -18,7 +19,7 @@ class Settings:
     """conf/inputs/tokens.yaml."""
 
     name: str = "tokens"
-    file: str | None = None
+    file: str | None = key(None, "token ids: JSON, .npy or .safetensors")
 
 
 def prepare(settings: Settings, request: Request) -> Inputs:

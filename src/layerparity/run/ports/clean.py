@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from layerparity.ground.errors import UserError, nearest
 from layerparity.run.ports.base import Assets, Call, Observed
-from layerparity.run.ports.hf import HfPort
+from layerparity.run.ports.hf import REPLAY_HELP, HfPort
+from layerparity.settings.key import key
 
 if TYPE_CHECKING:
     import torch
@@ -21,8 +22,8 @@ class Settings:
     """conf/port/clean.yaml: which of the clean ways."""
 
     _target_: str = "layerparity.run.ports.clean.CleanPort"
-    name: str | None = None
-    replay: bool = False
+    name: str | None = key(None, "which fault, or which clean way")
+    replay: bool = key(False, REPLAY_HELP)
 
 
 class CleanPort(HfPort):

@@ -12,8 +12,9 @@ from layerparity.ground import console
 from layerparity.ground.errors import UserError
 from layerparity.mistakes.catalogue import MUTATION, catalogue, check_fault, known_fault
 from layerparity.run.ports.base import Assets, Call
-from layerparity.run.ports.hf import HfPort
+from layerparity.run.ports.hf import REPLAY_HELP, HfPort
 from layerparity.settings.config import Config, RunKind
+from layerparity.settings.key import key
 
 if TYPE_CHECKING:
     import torch
@@ -33,11 +34,11 @@ class Settings:
     """
 
     _target_: str = "layerparity.run.ports.fault.FaultPort"
-    name: str | None = None
-    layers: list[int] | None = None
-    seed: int | None = None
-    index: int | None = None
-    replay: bool = False
+    name: str | None = key(None, "which fault, or which clean way")
+    layers: list[int] | None = key(None, "blocks that get the fault: [0,3]; null: all")
+    seed: int | None = key(None, "a random fault of this seed, instead of a named one")
+    index: int | None = key(None, "which of the seed's random faults")
+    replay: bool = key(False, REPLAY_HELP)
 
 
 class FaultPort(HfPort):

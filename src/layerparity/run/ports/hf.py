@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from layerparity.run.ports._observe import ObservedStage
 
 
+# What its ports' key ``replay`` does.
+REPLAY_HELP = "route tokens as the golden did, so that only arithmetic is left"
 _OUTPUT = "__output__"
 
 
