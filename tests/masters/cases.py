@@ -45,7 +45,7 @@ class Case:
 GOLDENS: dict[str, Golden] = {
     "bf16": Golden("tiny", (12, 8), (_BF16, *_LAYERS_0_TO_2, _ALL, _ISOLATED, _WHOLE)),
     "fp32": Golden("tiny", (16,), (*_LAYERS_0_TO_1, _ALL, _ISOLATED, _WHOLE)),
-    "chain": Golden("tiny", (9, 7), (_WHOLE, "reference.dtypes=[float32]")),
+    "chain": Golden("tiny", (7, 4), (_WHOLE, "reference.dtypes=[float32]")),
     "spoken": Golden("tiny", (8,), (_BF16, _ALL, _ISOLATED, _WHOLE, "generate.max_new_tokens=3")),
     "part": Golden("tiny", (12, 8), (_BF16, *_LAYER_0, _ALL, _ISOLATED)),
     "bare": Golden("tiny", (8,), (*_LAYER_0, "reference.make=false")),
@@ -53,7 +53,7 @@ GOLDENS: dict[str, Golden] = {
     "gpt_oss": Golden("gpt_oss", (12, 8), (_BF16, *_LAYERS_0_TO_1, _ALL, _ISOLATED, _WHOLE)),
     "qwen3_moe": Golden("qwen3_moe", (8,), (_BF16, *_LAYERS_0_TO_2, _ISOLATED, _WHOLE)),
     "llama": Golden(
-        "llama", (16,), (_ALL, _ISOLATED, _WHOLE, "reference.dtypes=[float32,bfloat16]")
+        "llama", (12,), (_ALL, _ISOLATED, _WHOLE, "reference.dtypes=[float32,bfloat16]")
     ),
     "gemma2": Golden("gemma2", (16,), (_BF16, *_LAYER_0, _ALL, _ISOLATED, _WHOLE)),
     "cohere": Golden("cohere", (16,), (_BF16, *_LAYER_0, _ALL, _ISOLATED, _WHOLE)),
@@ -129,6 +129,10 @@ CANDIDATES: dict[str, tuple[str, Words]] = {
     "fp32-one_row_slips": ("fp32", (_ALL, *_single(1), *_mutation(54, 1))),
     "fp32-least_slip": ("fp32", (_ALL, *_single(1), *_mutation(108, 1))),
     "chain-right": ("chain", (*_CHAINED, *_clean("shuffled"))),
+    "chain-replayed": (
+        "chain",
+        (*_CHAINED, "port.replay=true", "attn_implementation=eager"),
+    ),
     "chain-isolated": ("chain", _clean("64 shards")),
     "chain-router_bias_dropped": ("chain", (*_CHAINED, *_fault("router_bias_dropped", 2))),
     "chain-o_proj_renamed_twice": (
@@ -144,6 +148,7 @@ CANDIDATES: dict[str, tuple[str, Words]] = {
         "spoken",
         (_BF16, "generate.max_new_tokens=3", *_fault("bias_frozen_in_graph", 4)),
     ),
+    "spoken-positions_from_9": ("spoken", (*_FULL_SPOKEN, *_mutation(118, 1))),
     "spoken-chained": (
         "spoken",
         (_BF16, "generate.max_new_tokens=2", *_CHAINED, *_clean("shuffled")),
@@ -163,7 +168,7 @@ CANDIDATES: dict[str, tuple[str, Words]] = {
     "gpt_oss-right": ("gpt_oss", (_BF16, _ALL, *_single(1), *_clean("64 shards"))),
     "gpt_oss-swiglu_bias_dropped": (
         "gpt_oss",
-        (_BF16, _ALL, *_single(0), *_fault("swiglu_bias_dropped", 0)),
+        (_BF16, _ALL, *_single(1), *_fault("swiglu_bias_dropped", 1)),
     ),
     "qwen3_moe-dense-0": ("qwen3_moe", (_BF16, *_single(0), *_clean("shuffled"))),
     "qwen3_moe-dense-2": ("qwen3_moe", (_BF16, *_single(2), *_clean("shuffled"))),
@@ -175,6 +180,8 @@ CANDIDATES: dict[str, tuple[str, Words]] = {
     ),
     "gemma2-right": ("gemma2", (_BF16, _ALL, *_single(0))),
     "gemma2-gate_up_swapped": ("gemma2", (_BF16, _ALL, *_single(0), *_fault("gate_up_swapped", 0))),
+    "gemma2-norm_before_mlp_in_fp8": ("gemma2", (_BF16, _ALL, *_single(0), *_mutation(371, 0))),
+    "gemma2-norm_after_mlp_in_fp8": ("gemma2", (_BF16, _ALL, *_single(0), *_mutation(206, 0))),
     "cohere-right": ("cohere", (_BF16, _ALL, *_single(0), *_clean("shuffled"))),
     "cohere-gate_up_swapped": ("cohere", (_BF16, _ALL, *_single(0), *_fault("gate_up_swapped", 0))),
 }

@@ -85,7 +85,7 @@ class Maker:
     def _model(self, model: str) -> tuple[str, ...]:
         if model == "tiny":
             return ("model=tiny_minimax_m2",)
-        folder = self.folder / model
+        folder = self.folder / "models" / model
         if not folder.is_dir():
             make_model(model, folder)
             (MODELS / model).mkdir(parents=True, exist_ok=True)
@@ -192,7 +192,7 @@ def write_expected(names: set[str]) -> None:
         given = {"golden": case.golden, "candidate": case.candidate, "tolerance": case.tolerance}
         text = "".join(_lines({**given, **found}))
         (EXPECTED / f"{name}.json").write_text(text, encoding="utf-8")
-        print(f"{name}: {found['outcome']}, {(found['guilty'] or {}).get('place')}")
+        print(f"{name}: {found['outcome']}, {(found.get('guilty') or {}).get('place')}")
 
 
 def _lines(found: dict[str, Any]) -> Iterator[str]:
