@@ -21,7 +21,7 @@ from layerparity.config import Config
 from layerparity.jobs._evidence import evidence_of
 from layerparity.jobs._headline import _of_golden
 from layerparity.jobs._weights import Checked
-from layerparity.tracking.stored import from_folder
+from layerparity.tracking.stored import StoredRun, from_folder
 from layerparity.verdict import Row
 
 
@@ -38,11 +38,11 @@ def conclude(
     left, right = ([from_folder(folder) for folder in side] for side in (golden, candidate))
     judged_by = registry.load("compare.tolerances", tolerance["name"]).Settings(**tolerance)
     comparison = compare_runs(left, right, judged_by)
+    return _concluded(comparison, left)
+
+
+def _concluded(comparison: Comparison, golden: Sequence[StoredRun]) -> dict[str, Any]:
     guilt = first_guilty(comparison)
-    causes = []
-    if guilt is not None:
-        seen = evidence_of(guilt, comparison, _of_golden(Config(), left), left)
-        causes = [[cause.id, cause.confidence] for cause in likeliest(seen)]
     verdict, sites = comparison.verdict, {str(row.site): row for row in comparison.rows}
     first = verdict.first_failure
     return {
@@ -52,7 +52,7 @@ def conclude(
         "first_failure": first if not first or first in sites else "a weight",
         "whole_model": verdict.whole_model,
         "guilty": _guilty(guilt) if guilt else None,
-        "causes": causes,
+        "causes": _causes(guilt, comparison, golden) if guilt else [],
         "weights": _findings(comparison.weights),
         "doubts": list(comparison.coverage.doubts),
         "warnings": comparison.warnings,
@@ -72,6 +72,13 @@ def _weights(candidate: Sequence[Path]) -> dict[str, Any]:
 
 def _findings(found: Sequence[WeightFinding]) -> list[list[str]]:
     return [[each.name, each.stage, each.what] for each in found]
+
+
+def _causes(
+    guilt: Guilt, comparison: Comparison, golden: Sequence[StoredRun]
+) -> list[tuple[str, float]]:
+    seen = evidence_of(guilt, comparison, _of_golden(Config(), golden), golden)
+    return [(cause.id, cause.confidence) for cause in likeliest(seen)]
 
 
 def _guilty(guilt: Guilt) -> dict[str, Any]:
