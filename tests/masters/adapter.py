@@ -8,21 +8,21 @@ from typing import Any
 
 from masters.reasons import broken_limits
 
-from layerparity import registry
-from layerparity.bisect.descend import first_guilty
-from layerparity.bisect.guilt import Guilt
-from layerparity.causes.base import likeliest
-from layerparity.compare.comparison import Comparison
-from layerparity.compare.findings import WeightFinding
-from layerparity.compare.parity import compare_runs
-from layerparity.compare.stored import RunSource
-from layerparity.compare.weights_diff import diff_side
-from layerparity.config import Config
-from layerparity.jobs._evidence import evidence_of
-from layerparity.jobs._headline import _of_golden
-from layerparity.jobs._weights import Checked
+from layerparity.ground import registry
+from layerparity.jobs.weights_only import Checked
+from layerparity.judge.descend import first_guilty
+from layerparity.judge.evidence import evidence_of
+from layerparity.judge.guilt import Guilt
+from layerparity.judge.parity import compare_runs
+from layerparity.judge.weights_diff import diff_side
+from layerparity.mistakes.catalogue import likeliest
+from layerparity.record.comparison import Comparison
+from layerparity.record.findings import WeightFinding
+from layerparity.record.stored import RunSource
+from layerparity.record.verdict import Row
+from layerparity.report.answering import _of_golden
+from layerparity.settings.config import Config
 from layerparity.tracking.stored import StoredRun, from_folder
-from layerparity.verdict import Row
 
 
 def conclude(
@@ -36,7 +36,7 @@ def conclude(
     if not golden:
         return _weights(candidate)
     left, right = ([from_folder(folder) for folder in side] for side in (golden, candidate))
-    judged_by = registry.load("compare.tolerances", tolerance["name"]).Settings(**tolerance)
+    judged_by = registry.load("judge.tolerances", tolerance["name"]).Settings(**tolerance)
     comparison = compare_runs(left, right, judged_by)
     return _concluded(comparison, left)
 

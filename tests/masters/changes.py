@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from layerparity.files import tensor_digest
+from layerparity.ground.files import tensor_digest
 
 MANIFEST, PRINTS = "manifest.json", "effective_weights.json"
 _BLOCK = "layers.1"

@@ -96,7 +96,7 @@ class Maker:
         """Run a command line in this process; return the folder of the run that it stored."""
         from hydra.core.global_hydra import GlobalHydra
 
-        from layerparity.cli import main as door
+        from layerparity.cli.door import main as door
 
         store = self.folder / "store"
         always = ("backend=gpu", "device_map=cpu", "threads=1", f"tracking.folder={store}")
@@ -116,11 +116,11 @@ def make_model(model: str, folder: Path) -> None:
     from test_families import KNOWN
     from transformers import AutoConfig
 
-    from layerparity.resources import shipped
-    from layerparity.selftest import fp8, models
+    from layerparity.ground.resources import shipped
+    from layerparity.selftest import cells, models
 
     if model == "tiny_fp8":
-        fp8.make_fp8(shipped("checkpoints") / models.SHIPPED, folder)
+        cells.make_fp8(shipped("checkpoints") / models.SHIPPED, folder)
     elif model in models.MADE:
         models.make_model(model, folder.parent)
     elif model in folders.FAMILIES:
@@ -133,7 +133,7 @@ def rows_of(model: str, lengths: Iterable[int]) -> list[list[int]]:
     """Return token ids, a row for each length: of a text, or drawn for a model without words."""
     from random import Random
 
-    from layerparity.resources import shipped
+    from layerparity.ground.resources import shipped
 
     if not model.startswith("tiny"):
         draw = Random(0)
