@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from layerparity.anatomy.site import Kind
-from layerparity.numbers.metric import Chunk, Metric, Stream, metrics_for
+from layerparity.ground import registry
+from layerparity.numbers.metric import Chunk, Metric, Stream, every_metric, metrics_for
+from layerparity.numbers.metrics import absolute
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ERRORS = ("max_abs_diff", "mean_abs_diff", "median_abs_diff", "std_abs_diff", "rel_l2")
@@ -253,6 +255,12 @@ def test_metrics_are_frozen() -> None:
     metric: Metric = metrics_for(Kind.REAL)["rel_l2"]
     with pytest.raises(AttributeError):
         metric.kinds = ()  # type: ignore[misc]
+
+
+def test_a_name_stands_for_one_metric(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "load", lambda package, name: absolute)
+    with pytest.raises(ValueError, match="two metrics have one name"):
+        every_metric.__wrapped__()
 
 
 def test_equality_is_judged_in_the_narrower_dtype():

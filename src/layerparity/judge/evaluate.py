@@ -17,7 +17,7 @@ from layerparity.judge.routing import replayed
 from layerparity.judge.rows import by_token, chunks, has_tokens, real_tokens
 from layerparity.judge.sides import Found, Union
 from layerparity.numbers.metric import FLOATING, Chunk, Stream
-from layerparity.numbers.metrics.set_agreement import sets_agree
+from layerparity.numbers.metrics.sets import sets_agree
 
 CHOICES, WEIGHTS = "choices", "weights"
 NONE_AGREES = "no token's expert set agrees"

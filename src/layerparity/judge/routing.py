@@ -11,7 +11,7 @@ from layerparity.anatomy.site import PREFILL, Site
 from layerparity.judge.references import Wide
 from layerparity.judge.rows import by_token
 from layerparity.judge.sides import Found, Union
-from layerparity.numbers.metrics.set_agreement import sets_agree
+from layerparity.numbers.metrics.sets import sets_agree
 
 CHOICES = "choices"
 # What a block computes after its router, and so differs wherever an expert set does.

@@ -1,7 +1,8 @@
 """What every metric offers, and how pairs of tensors stream through all of them in one pass.
 
-A metric's file holds ``METRIC``: a frozen object that makes a state, updates it with chunks and
-computes a float from it. Most are formulas of `Numbers`, which `Chunk` works out once for all.
+A metric is a frozen object that makes a state, updates it with chunks and computes a float from it.
+Most are formulas of `Numbers`, which `Chunk` works out once for all. Each stands by its name in
+``METRICS`` of a file in `numbers.metrics`.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ import torch
 
 from layerparity.anatomy.site import Kind
 from layerparity.ground import registry
-from layerparity.numbers.pair_sums import Numbers, plain_numbers
+from layerparity.numbers.pair_sums import Numbers, larger, plain_numbers
 
 FLOATING = (Kind.REAL, Kind.EXACT)
+# With fewer elements torch is done before numba is imported, or even compiling for the first time.
+_WORTH_COMPILING = 1 << 16
 
 
 class Metric(Protocol):
@@ -66,6 +69,26 @@ class Additive:
         return self.formula(*state)
 
 
+@dataclass(frozen=True)
+class Largest:
+    """The largest value of a chunk's number ``term``, over all chunks; NaN where none has one."""
+
+    term: str
+    kinds: tuple[Kind, ...] = (Kind.REAL,)
+
+    def start(self) -> float:
+        """Return NaN: nothing was seen."""
+        return float("nan")
+
+    def update(self, state: float, chunk: Chunk) -> float:
+        """Return the larger of what was seen."""
+        return larger(state, getattr(chunk.numbers, self.term))
+
+    def compute(self, state: float) -> float:
+        """Return the largest value."""
+        return state
+
+
 class Stream:
     """The metrics that apply to a kind of site, fed chunk by chunk."""
 
@@ -87,16 +110,20 @@ class Stream:
 
 @cache
 def metrics_for(kind: Kind) -> Mapping[str, Metric]:
-    """Return the metrics that mean something at a kind of site, by file name, sorted."""
-    loaded = {
-        name: registry.load("numbers.metrics", name).METRIC
-        for name in registry.names("numbers.metrics")
-    }
-    return {name: metric for name, metric in loaded.items() if kind in metric.kinds}
+    """Return the metrics that mean something at a kind of site, by name, sorted."""
+    return {name: metric for name, metric in every_metric().items() if kind in metric.kinds}
 
 
-# With fewer elements torch is done before numba is imported, or even compiling for the first time.
-_WORTH_COMPILING = 1 << 16
+@cache
+def every_metric() -> Mapping[str, Metric]:
+    """Return the metrics of all files by name, sorted. Raises ValueError for a name given twice."""
+    pairs: list[tuple[str, Metric]] = []
+    for file in registry.names("numbers.metrics"):
+        pairs += registry.load("numbers.metrics", file).METRICS.items()
+    metrics = dict(sorted(pairs))
+    if len(metrics) < len(pairs):
+        raise ValueError(f"two metrics have one name: {sorted(name for name, _ in pairs)}")
+    return metrics
 
 
 class Chunk:

@@ -1,4 +1,4 @@
-"""Fraction of tokens whose expert sets are equal on both sides; the order inside a set is free."""
+"""Sets of indices: the experts that a router chose for each token, in any order."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from layerparity.numbers.metric import Chunk
 
 
 def sets_agree(golden: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
-    """Return bool [rows]: whether each row of two [rows, k] index tensors holds the same set."""
+    """Return bool [token]: whether rows of two integer [token, k] tensors hold the same set."""
     left, right = golden.long().sort(-1).values, candidate.long().sort(-1).values
     return (left == right).all(-1)
 
 
 @dataclass(frozen=True)
 class SetAgreement:
-    """Rows with equal sets / all rows, between 0 and 1."""
+    """Tokens with equal sets / all tokens, between 0 and 1."""
 
     kinds: tuple[Kind, ...] = (Kind.INDEX_SET,)
 
@@ -27,7 +27,7 @@ class SetAgreement:
         return (0, 0)
 
     def update(self, state: tuple[int, int], chunk: Chunk) -> tuple[int, int]:
-        """Count the chunk's rows."""
+        """Count the chunk's tokens."""
         agree = sets_agree(chunk.golden, chunk.candidate)
         return state[0] + int(torch.count_nonzero(agree)), state[1] + agree.numel()
 
@@ -36,4 +36,4 @@ class SetAgreement:
         return state[0] / state[1] if state[1] else float("nan")
 
 
-METRIC = SetAgreement()
+METRICS = {"set_agreement": SetAgreement()}
