@@ -119,18 +119,18 @@ def beside(rows: int, dtype: torch.dtype, repeats: int, clock: Clock) -> dict[st
     """Return milliseconds by what is done at one site, medians of alternating runs."""
     from layerparity.ground.files import tensor_digest
     from layerparity.numbers.clean import wider
-    from layerparity.numbers.deviation import Tensors, deviation
+    from layerparity.numbers.deviation import JudgedSite, deviation
     from layerparity.numbers.floor import measure_floor
-    from layerparity.numbers.token_sums import Layout
+    from layerparity.numbers.token_sums import TokenLayout
 
     golden, candidate = pair(rows, dtype)
     given, side = golden[0], candidate[0]
     reference, mask = given.to(wider(dtype)), torch.ones(rows, dtype=torch.bool)
-    laid, named = Layout(WIDTH, 32), {"one": side, "two": given, "three": side}
+    laid, named = TokenLayout(WIDTH, 32), {"one": side, "two": given, "three": side}
     floor = measure_floor(named, given, reference, mask, laid)
     sent = torch.rand(rows, 256).topk(8).indices
     routed = torch.zeros(rows, 256, dtype=torch.bool).scatter_(1, sent, value=True)
-    site = Tensors(
+    site = JudgedSite(
         side, given, reference, mask.nonzero().flatten(), rows, laid, floor, floor.spread, 2**-8
     )
     jobs = {

@@ -13,7 +13,7 @@ import torch
 from layerparity.anatomy.site import Kind
 from layerparity.numbers import fused, metric, pair_sums
 from layerparity.numbers.metric import Chunk, Stream
-from layerparity.numbers.pair_sums import Numbers
+from layerparity.numbers.pair_sums import PairSums
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PAIRS = [(left, right) for left in DTYPES for right in DTYPES]
@@ -27,14 +27,14 @@ COUNTED = (
     "max_ulp",
 )
 SUMMED = {
-    each.name for each in fields(Numbers) if each.name not in (*COUNTED, "moments", "histogram")
+    each.name for each in fields(PairSums) if each.name not in (*COUNTED, "moments", "histogram")
 }
 
 
-def agree(golden: torch.Tensor, candidate: torch.Tensor) -> Numbers:
+def agree(golden: torch.Tensor, candidate: torch.Tensor) -> PairSums:
     """Assert that both ways give the same numbers, and return them."""
-    found, squares = fused.fused_numbers(golden, candidate)
-    plain, expected = pair_sums.plain_numbers(golden, candidate)
+    found, squares = fused.fused_sums(golden, candidate)
+    plain, expected = pair_sums.plain_sums(golden, candidate)
     for name in COUNTED:
         left, right = getattr(found, name), getattr(plain, name)
         assert left == right or (math.isnan(left) and math.isnan(right)), name
@@ -50,7 +50,7 @@ def agree(golden: torch.Tensor, candidate: torch.Tensor) -> Numbers:
     return found
 
 
-def _moments_agree(fused: Numbers, plain: Numbers) -> None:
+def _moments_agree(fused: PairSums, plain: PairSums) -> None:
     left, right = fused.moments, plain.moments
     assert left.size == right.size
     for squares, mean in (("gg", "golden"), ("cc", "candidate")):
@@ -102,7 +102,7 @@ def test_not_finite(pair: tuple[torch.dtype, torch.dtype]) -> None:
         side.view(-1)[where] = odd[torch.randint(0, 4, where.shape, generator=maker)]
     found = agree(golden.to(pair[0]), candidate.to(pair[1]))
     assert 0 < found.nonfinite_disagreement < found.size - found.count
-    _, squares = fused.fused_numbers(golden.to(pair[0]), candidate.to(pair[1]))
+    _, squares = fused.fused_sums(golden.to(pair[0]), candidate.to(pair[1]))
     assert np.isinf(squares[1, :3]).all() and np.isfinite(squares[1, 3:]).all()
 
 
@@ -172,9 +172,9 @@ def test_threads_change_nothing(threads: int) -> None:
     golden, candidate = noisy(1000, 1500)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    alone = fused.fused_numbers(golden, candidate)
+    alone = fused.fused_sums(golden, candidate)
     torch.set_num_threads(before)
-    shared = fused.fused_numbers(golden, candidate)
+    shared = fused.fused_sums(golden, candidate)
     assert np.array_equal(alone[1], shared[1])
     assert np.array_equal(alone[0].histogram, shared[0].histogram)
     for name in (*COUNTED, *SUMMED, "moments"):
@@ -192,9 +192,9 @@ def test_large_chunks_are_fused_and_metrics_the_same_without_numba(
 ) -> None:
     golden, candidate = noisy(100, 3000)
     asked: list[int] = []
-    original = fused.fused_numbers
+    original = fused.fused_sums
     monkeypatch.setattr(
-        fused, "fused_numbers", lambda *pair: asked.append(pair[0].numel()) or original(*pair)
+        fused, "fused_sums", lambda *pair: asked.append(pair[0].numel()) or original(*pair)
     )
     compiled = results(golden, candidate)
     monkeypatch.setattr(metric, "find_spec", lambda name: None)

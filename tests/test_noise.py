@@ -18,10 +18,10 @@ from layerparity.judge.tolerances.calibrated import CalibratedTolerance
 from layerparity.numbers import token_sums as streamed
 from layerparity.numbers.arithmetic import Product, backwards, sharded, strided
 from layerparity.numbers.clean import wider
-from layerparity.numbers.deviation import Deviation, Tensors, deviation
+from layerparity.numbers.deviation import Deviation, JudgedSite, deviation
 from layerparity.numbers.floor import Floor, measure_floor, scales
-from layerparity.numbers.token_sums import Layout
-from layerparity.numbers.typical_floor import Usual
+from layerparity.numbers.token_sums import TokenLayout
+from layerparity.numbers.typical_floor import TypicalFloor
 from layerparity.record.references import ISOLATED, ReferenceWriter, StoredReferences
 
 TYPES = {
@@ -42,7 +42,7 @@ def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 def site(
     shape: tuple[int, int, int], types: str, experts: int = 0, floor: Floor | None = None
-) -> Tensors:
+) -> JudgedSite:
     """Return a site of random values, some elements massive, some tokens left out."""
     tokens, elements, heads = shape
     dtype, wide = TYPES[types]
@@ -53,12 +53,12 @@ def site(
     candidate, golden, *ways = (reference * (1 + noise)).to(dtype)
     mask = torch.rand(tokens, generator=maker) < 0.8
     mask[0] = True
-    laid = Layout(elements, heads)
+    laid = TokenLayout(elements, heads)
     named = {"one": ways[0], "two": ways[1]}
     floor = floor or measure_floor(named, golden, reference.to(wide), mask, laid)
     count = int(mask.sum())
     routed = torch.rand(count, experts, generator=maker) < 0.3 if experts else None
-    return Tensors(
+    return JudgedSite(
         candidate=candidate[mask],
         golden=golden[mask],
         reference=reference.to(wide)[mask],
@@ -85,7 +85,7 @@ def test_sums_are_the_dense_ones(shape: tuple[int, int, int], types: str) -> Non
     scale = scales(given.floor.elements)
     c, g, r = (each.double() for each in (given.candidate, given.golden, given.reference))
     before = [each.clone() for each in (given.candidate, given.golden, given.reference)]
-    found = streamed.summed(given.candidate, given.golden, given.reference, scale, given.layout)
+    found = streamed.site_sums(given.candidate, given.golden, given.reference, scale, given.layout)
     for each, old in zip((given.candidate, given.golden, given.reference), before, strict=True):
         assert torch.equal(each, old)
     for axis, error, square in (
@@ -100,7 +100,7 @@ def test_sums_are_the_dense_ones(shape: tuple[int, int, int], types: str) -> Non
 
 
 def _regressions_are_the_dense_ones(
-    found: streamed.Sums, difference: torch.Tensor, scaled: torch.Tensor, layout: Layout
+    found: streamed.SiteSums, difference: torch.Tensor, scaled: torch.Tensor, layout: TokenLayout
 ) -> None:
     products, squares = difference * scaled, scaled.square()
     close(found.products, products.sum(1), products.abs().sum(1))
@@ -156,7 +156,7 @@ def test_floor_is_the_dense_one(shape: tuple[int, int, int], types: str) -> None
     # What stands in padding is nobody's business.
     ways[0][~mask] = math.nan
     before = [each.clone() for each in (golden, reference, *ways)]
-    laid = Layout(elements, heads)
+    laid = TokenLayout(elements, heads)
     found = measure_floor(dict(zip("ab", ways, strict=True)), golden, reference, mask, laid)
     for each, old in zip((golden, reference, *ways), before, strict=True):
         assert torch.equal(each[mask], old[mask])
@@ -234,11 +234,11 @@ def rounded(
     wide = wider(dtype)
     reference, golden = linear(value.to(wide), weight.to(wide)), linear(value, weight)
     ways = {"golden": golden, "two": sharded(2)(value, weight), "three": strided(3)(value, weight)}
-    laid, mask = Layout(64, 4), torch.ones(tokens, dtype=torch.bool)
+    laid, mask = TokenLayout(64, 4), torch.ones(tokens, dtype=torch.bool)
     floor = measure_floor(ways, golden, reference, mask, laid)
     candidate = product(value, weight) if change is unchanged else change(reference).to(dtype)
     return deviation(
-        Tensors(
+        JudgedSite(
             candidate=candidate,
             golden=golden,
             reference=reference,
@@ -252,7 +252,7 @@ def rounded(
     )
 
 
-def tiny(given: Tensors, scale: float) -> Tensors:
+def tiny(given: JudgedSite, scale: float) -> JudgedSite:
     """Return a site whose numbers are all smaller by a power of two."""
     candidate, golden, reference, *ways = (
         each * scale
@@ -275,7 +275,7 @@ def test_the_smallest_numbers_are_judged_as_any_others(types: str) -> None:
 def one_token(seed: int, product: Product, change: Change = unchanged) -> Deviation:
     """Return how one token deviates in bfloat16, where one massive channel outweighs the others.
 
-    What is usual is known of 40 more tokens.
+    The typical floor is known of 40 more tokens.
     """
     maker = torch.Generator().manual_seed(seed)
     value, weight = (torch.randn(n, 96, generator=maker) for n in (41, 64))
@@ -283,7 +283,7 @@ def one_token(seed: int, product: Product, change: Change = unchanged) -> Deviat
     value, weight = value.to(torch.bfloat16), weight.to(torch.bfloat16)
     reference, golden = linear(value.float(), weight.float()), linear(value, weight)
     ways = {"golden": golden, "two": sharded(2)(value, weight), "three": strided(3)(value, weight)}
-    laid = Layout(64, 4)
+    laid = TokenLayout(64, 4)
 
     def measured(rows: slice) -> Floor:
         few = {name: way[rows] for name, way in ways.items()}
@@ -294,7 +294,7 @@ def one_token(seed: int, product: Product, change: Change = unchanged) -> Deviat
     everywhere, floor = measured(slice(None)), measured(first)
     assert everywhere.real is not None
     return deviation(
-        Tensors(
+        JudgedSite(
             candidate=change(product(value, weight)[first]),
             golden=golden[first],
             reference=reference[first],
@@ -304,7 +304,7 @@ def one_token(seed: int, product: Product, change: Change = unchanged) -> Deviat
             floor=floor,
             spread=floor.spread,
             epsilon=torch.finfo(torch.bfloat16).eps,
-            usual=Usual.of(*everywhere.real),
+            typical=TypicalFloor.of(*everywhere.real),
         )
     )
 
@@ -327,18 +327,18 @@ def test_a_wrong_token_is_seen_where_a_massive_channel_outweighs_the_others() ->
 def test_how_many_numbers_a_floor_is_worth(numbers: int) -> None:
     maker = torch.Generator().manual_seed(numbers)
     floors = torch.randn(4000, numbers, generator=maker, dtype=torch.float64).square().sum(1)
-    usual = Usual.of(floors, torch.ones(4000))
-    assert usual is not None
-    assert usual.numbers == pytest.approx(numbers, rel=0.25)
+    typical = TypicalFloor.of(floors, torch.ones(4000))
+    assert typical is not None
+    assert typical.freedom == pytest.approx(numbers, rel=0.25)
 
 
-def test_what_is_usual_needs_tokens() -> None:
+def test_a_typical_floor_needs_tokens() -> None:
     ones = torch.ones(3, dtype=torch.float64)
-    assert Usual.of(ones, ones) is None
-    same = Usual.of(ones.repeat(2), ones.repeat(2))
-    assert same is not None and math.isinf(same.numbers)
-    assert same.lifted(0.5, 1.0, 1.0) == pytest.approx(0.97, abs=0.01)
-    assert same.lifted(2.0, 1.0, 1.0) == 2.0
+    assert TypicalFloor.of(ones, ones) is None
+    same = TypicalFloor.of(ones.repeat(2), ones.repeat(2))
+    assert same is not None and math.isinf(same.freedom)
+    assert same.raised_to_typical(0.5, 1.0, 1.0) == pytest.approx(0.97, abs=0.01)
+    assert same.raised_to_typical(2.0, 1.0, 1.0) == 2.0
 
 
 def broken(found: Deviation) -> list[str]:
@@ -382,9 +382,9 @@ def test_a_slip_in_one_group_is_seen_there(group: str, numbers: slice, tokens: i
 def test_a_large_site_takes_little_memory() -> None:
     code = """
 import resource, torch
-from layerparity.numbers.deviation import Tensors, deviation
+from layerparity.numbers.deviation import JudgedSite, deviation
 from layerparity.numbers.floor import measure_floor
-from layerparity.numbers.token_sums import Layout
+from layerparity.numbers.token_sums import TokenLayout
 torch.set_num_threads(1)
 golden = torch.randn(1024, 4096)
 ways = {"one": golden * 1.001, "two": golden * 0.999}
@@ -392,9 +392,9 @@ routed = torch.zeros(1024, 64, dtype=torch.bool)
 routed[:, :4] = True
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 before = peak()
-mask, laid = torch.ones(1024, dtype=torch.bool), Layout(4096, 32)
+mask, laid = torch.ones(1024, dtype=torch.bool), TokenLayout(4096, 32)
 floor = measure_floor(ways, golden, golden, mask, laid)
-deviation(Tensors(ways["one"], golden, golden, torch.arange(1024), 1024, laid, floor,
+deviation(JudgedSite(ways["one"], golden, golden, torch.arange(1024), 1024, laid, floor,
                   floor.spread, 2**-8, routed))
 print(peak() - before)
 """
@@ -402,13 +402,13 @@ print(peak() - before)
     assert float(done.stdout) < 150
 
 
-def test_what_is_usual_is_pooled_over_prefill_and_steps(tmp_path: Path) -> None:
+def test_the_typical_floor_is_pooled_over_prefill_and_steps(tmp_path: Path) -> None:
     writer, maker = ReferenceWriter(tmp_path), torch.Generator().manual_seed(0)
     tokens = []
     for step, count in ((0, 5), (1, 1), (2, 1)):
         golden = torch.randn(count + 1, 8, generator=maker)
         mask = torch.arange(count + 1) < count
-        floor = measure_floor({"one": golden * 1.01}, golden, golden, mask, Layout(8, 0))
+        floor = measure_floor({"one": golden * 1.01}, golden, golden, mask, TokenLayout(8, 0))
         assert floor.real is not None
         tokens.append(floor.real)
         place = Site("layers.0.mlp", "out", "decode" if step else "prefill", step)
@@ -416,5 +416,5 @@ def test_what_is_usual_is_pooled_over_prefill_and_steps(tmp_path: Path) -> None:
     stored = StoredReferences(tmp_path, writer.finish())
     last = stored.find("layers.0", ISOLATED, Site("layers.0.mlp", "out", "decode", 2))
     assert last is not None
-    assert stored.usual(last, "float32") == Usual.of(*torch.cat(tokens, 1))
-    assert stored.usual(last, "bfloat16") is None
+    assert stored.typical_floor(last, "float32") == TypicalFloor.of(*torch.cat(tokens, 1))
+    assert stored.typical_floor(last, "bfloat16") is None

@@ -29,9 +29,9 @@ from layerparity.judge.closeup import (
 )
 from layerparity.judge.portraits import MOST_GROUPS, with_portrait
 from layerparity.judge.tolerances.fixed import FixedTolerance
-from layerparity.numbers.deviation import Tensors
+from layerparity.numbers.deviation import JudgedSite
 from layerparity.numbers.floor import Floor
-from layerparity.numbers.token_sums import Layout
+from layerparity.numbers.token_sums import TokenLayout
 from layerparity.record.comparison import Comparison
 from layerparity.record.portrait import FLOOR, GOLDEN, ULP_EDGES, Portrait
 from layerparity.record.verdict import Outcome, Row
@@ -80,7 +80,9 @@ def test_sigma_has_the_floors_sums_by_token_and_by_element() -> None:
     tokens, elements = torch.tensor([[1.0, 3.0]]), torch.tensor([[0.5, 1.5, 2.0]])
     values = torch.zeros(2, 3)
     floor = Floor(("a",), tokens, elements)
-    site = Tensors(values, values, values, torch.arange(2), 2, Layout(3, 0), floor, {}, 2**-8)
+    site = JudgedSite(
+        values, values, values, torch.arange(2), 2, TokenLayout(3, 0), floor, {}, 2**-8
+    )
     squares = sigma(site).square()
     assert squares.sum(1).tolist() == pytest.approx([1.0, 3.0])
     assert squares.sum(0).tolist() == pytest.approx([0.5, 1.5, 2.0])

@@ -12,8 +12,8 @@ from layerparity.judge.references import References, Wide
 from layerparity.judge.routing import Routing, flips, scored
 from layerparity.judge.rows import by_token, has_tokens
 from layerparity.judge.sides import Found, Union
-from layerparity.numbers.deviation import Tensors, deviation
-from layerparity.numbers.token_sums import Layout, heads_of, layout
+from layerparity.numbers.deviation import JudgedSite, deviation
+from layerparity.numbers.token_sums import TokenLayout, heads_of, token_layout
 from layerparity.record.references import CHAINED
 
 # With fewer of the tokens left, what remains is no sample of the site.
@@ -58,7 +58,7 @@ class Calibration:
 
     def tensors(
         self, pair: Pair, golden: torch.Tensor, candidate: torch.Tensor, real: torch.Tensor
-    ) -> Tensors | str:
+    ) -> JudgedSite | str:
         """Return a site's judged tokens with reference and floor, or why there are none.
 
         ``golden`` and ``candidate`` are [batch, token, ...], ``real`` is bool [batch, token].
@@ -72,10 +72,10 @@ class Calibration:
             return _few(share, wide.feed)
         return self._tensors(pair, (golden, candidate), wide, judged, int(real.sum()))
 
-    def layout(self, pair: Pair) -> Layout:
+    def layout(self, pair: Pair) -> TokenLayout:
         """Return how the elements of one token are laid out at a site."""
         record = pair.golden.record
-        return layout(record.shape, record.axes, pair.site.local, self._heads)
+        return token_layout(record.shape, record.axes, pair.site.local, self._heads)
 
     def _choices(
         self, pair: Pair, left: torch.Tensor, right: torch.Tensor, real: torch.Tensor
@@ -105,7 +105,7 @@ class Calibration:
         wide: Wide,
         judged: torch.Tensor,
         real: int,
-    ) -> Tensors:
+    ) -> JudgedSite:
         left, right = sides
         chosen = judged.flatten()
         routed = self.routing.experts(pair.site)
@@ -116,7 +116,7 @@ class Calibration:
             each.reshape(chosen.numel(), -1).index_select(0, tokens)
             for each in (left, right, reference)
         )
-        return Tensors(
+        return JudgedSite(
             candidate=theirs,
             golden=ours,
             reference=wider,
@@ -125,7 +125,7 @@ class Calibration:
             layout=self.layout(pair),
             floor=wide.floor,
             spread=wide.spread,
-            usual=wide.usual,
+            typical=wide.typical,
             epsilon=torch.finfo(getattr(torch, _computed_in(pair.candidate))).eps,
             experts=None if routed is None else routed.flatten(0, 1)[chosen],
         )
@@ -141,7 +141,7 @@ def _last_token(wide: Wide, batch: int) -> Wide:
     values = wide.values[:, -1:]
     tokens = wide.floor.tokens.unflatten(-1, (batch, -1))[..., -1]
     floor = type(wide.floor)(wide.floor.ways, tokens, wide.floor.elements, wide.floor.spread)
-    return Wide(values, floor, wide.spread, wide.feed, wide.usual)
+    return Wide(values, floor, wide.spread, wide.feed, wide.typical)
 
 
 def _few(share: float, feed: str) -> str:

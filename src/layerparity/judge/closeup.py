@@ -10,7 +10,7 @@ from statistics import NormalDist
 import torch
 
 from layerparity.anatomy.site import Site
-from layerparity.numbers.deviation import LEAST, Tensors
+from layerparity.numbers.deviation import LEAST, JudgedSite
 from layerparity.record.comparison import Comparison
 from layerparity.record.portrait import ULP_EDGES, Element
 from layerparity.record.verdict import Outcome, Row
@@ -42,7 +42,7 @@ class Sides:
         return found if self.reference is None else {**found, "golden": self.golden}
 
 
-def sigma(site: Tensors) -> torch.Tensor:
+def sigma(site: JudgedSite) -> torch.Tensor:
     """Return the size of clean errors at each element, float64 [tokens, elements].
 
     The floor is known by token and by element; their product over the sum is its rank-one estimate.

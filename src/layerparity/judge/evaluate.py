@@ -58,7 +58,7 @@ def measure(pair: Pair, golden: Union, candidate: Union, calibration: Calibratio
         stream.feed(chunk)
         if pair.kind is Kind.REAL:
             alike.feed(chunk)
-        broken += chunk.numbers.golden_nonfinite if pair.kind in FLOATING else 0
+        broken += chunk.sums.golden_nonfinite if pair.kind in FLOATING else 0
         if has_tokens(axes) and left.is_floating_point() and not routed:
             errors += token_errors(chunk)
     if broken:

@@ -22,8 +22,8 @@ from layerparity.judge.closeup import (
 from layerparity.judge.parity import open_side
 from layerparity.judge.rows import by_token, has_tokens, real_tokens
 from layerparity.judge.sides import Union
-from layerparity.numbers.deviation import Tensors, deviation
-from layerparity.numbers.token_sums import CHANNEL, HEAD, Layout
+from layerparity.numbers.deviation import JudgedSite, deviation
+from layerparity.numbers.token_sums import CHANNEL, HEAD, TokenLayout
 from layerparity.record.comparison import Comparison
 from layerparity.record.portrait import FLOOR, GOLDEN, Grouped, Portrait
 from layerparity.record.stored import RunLike
@@ -126,7 +126,7 @@ def _calibrated(
     calibration: Calibration,
     sides: tuple[torch.Tensor, torch.Tensor],
     mask: torch.Tensor,
-) -> Tensors | None:
+) -> JudgedSite | None:
     found = calibration.tensors(pair, *sides, mask)
     return None if isinstance(found, str) or not found.tokens.numel() else found
 
@@ -152,7 +152,7 @@ def _grouped(pair: Pair, calibration: Calibration, unit: str) -> dict[str, list[
     return {n: _relative(sides, laid, n) for n in laid.groupings if n in _GROUPINGS}
 
 
-def _relative(sides: Sides, laid: Layout, grouping: str) -> list[float]:
+def _relative(sides: Sides, laid: TokenLayout, grouping: str) -> list[float]:
     golden = sides.golden.double()
     error = (sides.candidate.double() - golden).square().sum(0)
     ratio = laid.sums(error, grouping) / laid.sums(golden.square().sum(0), grouping)

@@ -11,7 +11,7 @@ from layerparity.anatomy.site import Site
 from layerparity.judge.align import Pair
 from layerparity.judge.stages import arrived, stage_of
 from layerparity.numbers.floor import Floor
-from layerparity.numbers.typical_floor import Usual
+from layerparity.numbers.typical_floor import TypicalFloor
 from layerparity.record.manifest import Manifest
 from layerparity.record.references import CHAINED, ISOLATED, Entry, StoredReferences
 from layerparity.record.stored import Source
@@ -21,14 +21,14 @@ from layerparity.record.stored import Source
 class Wide:
     """One site's reference: its values, the floor, and the slopes clean ways show at such sites.
 
-    ``usual`` is what one token's floor is as a rule, None where too few were seen.
+    ``typical`` is what one token's floor is as a rule, None where too few were seen.
     """
 
     values: torch.Tensor
     floor: Floor
     spread: dict[str, float]
     feed: str
-    usual: Usual | None = None
+    typical: TypicalFloor | None = None
 
 
 class References:
@@ -37,7 +37,7 @@ class References:
     def __init__(self) -> None:
         self._opened: dict[Path, StoredReferences] = {}
         self._spreads: dict[tuple[Path, str, str, str], dict[str, float]] = {}
-        self._usuals: dict[tuple[Path, str, str, str, str, str], Usual | None] = {}
+        self._typical_floors: dict[tuple[Path, str, str, str, str, str], TypicalFloor | None] = {}
 
     def of(self, pair: Pair) -> Wide | str:
         """Return what a pair is judged by, or why there is nothing."""
@@ -61,8 +61,9 @@ class References:
         floor = stored.floor(entry, dtype)
         if floor is None:
             return f"the golden has no noise floor for {dtype}: make it with reference.dtypes"
-        spread, usual = self._spread(stored, entry, dtype), self._usual(stored, entry, dtype)
-        return Wide(stored.reference(entry), floor, spread, feed, usual)
+        spread = self._spread(stored, entry, dtype)
+        typical = self._typical_floor(stored, entry, dtype)
+        return Wide(stored.reference(entry), floor, spread, feed, typical)
 
     def local(self, pair: Pair) -> Wide | None:
         """Return the reference of a pair's site in its stage alone, whatever fed the candidate."""
@@ -83,12 +84,14 @@ class References:
             self._opened[folder] = StoredReferences(folder, golden.manifest.reference)
         return self._opened[folder]
 
-    def _usual(self, stored: StoredReferences, entry: Entry, dtype: str) -> Usual | None:
+    def _typical_floor(
+        self, stored: StoredReferences, entry: Entry, dtype: str
+    ) -> TypicalFloor | None:
         site = entry.site
         key = (stored.folder, entry.stage, entry.feed, site.path, site.end, dtype)
-        if key not in self._usuals:
-            self._usuals[key] = stored.usual(entry, dtype)
-        return self._usuals[key]
+        if key not in self._typical_floors:
+            self._typical_floors[key] = stored.typical_floor(entry, dtype)
+        return self._typical_floors[key]
 
     def _spread(self, stored: StoredReferences, entry: Entry, dtype: str) -> dict[str, float]:
         """Return the largest clean slopes, in units of the floor, over the sites of this kind."""

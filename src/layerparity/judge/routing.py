@@ -87,9 +87,10 @@ def flips(
     """
     wide = scores.values.double().reshape(mask.numel(), -1)
     floors = scores.floor.tokens.double().amax(0)
-    if scores.usual is not None:
-        usual = scores.usual.floors(wide.square().sum(1))
-        floors = scores.usual.lifted(floors, usual, min(scores.usual.numbers, wide.shape[-1]))
+    if scores.typical is not None:
+        typical = scores.typical.of_tokens(wide.square().sum(1))
+        freedom = min(scores.typical.freedom, wide.shape[-1])
+        floors = scores.typical.raised_to_typical(floors, typical, freedom)
     noise = (floors / wide.shape[-1]).sqrt()
     noise = torch.maximum(noise, noise[mask].mean())
     apart = ~sets_agree(golden, candidate) & mask

@@ -1,7 +1,8 @@
-"""Deviation: how a candidate's error at one site stands against its noise floor, by every grouping.
+"""Judge one site: a candidate's error against its noise floor, whole and by token, channel, ...
 
-R is ||candidate - reference|| / floor, the floor being the largest such norm among clean ways. The
-slope is that of (candidate - golden) on the reference: what a wrong factor leaves, however small.
+R, ``error_ratio``, is ||candidate - reference|| / floor, where the floor is the largest such norm
+among clean ways. ``slope`` is that of (candidate - golden) on the reference: what a wrong factor
+leaves, however small. ``offset`` is the mean of (candidate - golden) in noise floors.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from layerparity.numbers.token_sums import (
     FEWEST,
     HEAD,
     WHOLE,
-    Layout,
+    SiteSums,
     Slopes,
-    Sums,
+    TokenLayout,
     apart_by_expert,
-    summed,
+    site_sums,
 )
-from layerparity.numbers.typical_floor import SHARED, Usual
+from layerparity.numbers.typical_floor import SHARED, TypicalFloor
 
 # No floor is below this part of one rounding (epsilon of the candidate's type) of the reference:
 # clean ways may happen to agree to the bit, on powers of two or on constants.
@@ -35,16 +36,19 @@ LEAST = 0.1
 _FLUSHED = torch.finfo(torch.float32).tiny
 # So few independent numbers, such as a router's two weights of a token, are off by chance.
 _FEW = 8
-Count = TypeVar("Count", float, torch.Tensor)
+TokenCount = TypeVar("TokenCount", float, torch.Tensor)
 
 
 @dataclass
-class Tensors:
-    """One site, judged tokens only: candidate, golden and reference, floating [tokens, elements].
+class JudgedSite:
+    """What one site is judged by, its judged tokens only.
 
-    ``tokens`` numbers the judged tokens among all, ``experts`` is bool [tokens, experts] where the
-    tokens were routed, and ``spread`` the slopes that clean ways show at sites of this kind.
-    ``usual`` is what one token's floor is as a rule, None where too few are known.
+    ``candidate``, ``golden`` and ``reference`` are floating [token, element]. ``tokens``, int64
+    [token], numbers the judged tokens among all batch * token ones, of which ``real`` are not
+    padding. ``experts`` is bool [token, expert] where the tokens were routed. ``floor`` holds the
+    errors of clean ways at the site, ``spread`` the slopes that they show at sites of this kind, by
+    grouping, in units of the floor; ``epsilon`` is that of the candidate's type. ``typical`` is one
+    token's floor as a rule, None where too few are known.
     """
 
     candidate: torch.Tensor
@@ -52,37 +56,40 @@ class Tensors:
     reference: torch.Tensor
     tokens: torch.Tensor
     real: int
-    layout: Layout
+    layout: TokenLayout
     floor: Floor
     spread: dict[str, float]
     epsilon: float
     experts: torch.Tensor | None = None
-    usual: Usual | None = None
+    typical: TypicalFloor | None = None
 
 
 @dataclass
 class Deviation:
-    """Metrics by name, and per-group profiles for whoever explains a failure."""
+    """Metrics by name, and profiles by grouping for whoever explains a failure: a value a group."""
 
     metrics: dict[str, float] = field(default_factory=dict)
     profiles: dict[str, list[float]] = field(default_factory=dict)
 
 
 @one_thread()
-def deviation(site: Tensors) -> Deviation:
-    """Return everything the calibrated tolerance judges at one site."""
-    found = Deviation()
+def deviation(site: JudgedSite) -> Deviation:
+    """Return everything that the calibrated tolerance judges at one site."""
+    result = Deviation()
     scale = scales(site.floor.elements)
-    sums = summed(site.candidate, site.golden, site.reference, scale, site.layout)
-    _ratios(site, sums, found)
-    _slopes(site, sums, found)
+    sums = site_sums(site.candidate, site.golden, site.reference, scale, site.layout)
+    _ratios(site, sums, result)
+    _slopes(site, sums, result)
     if site.experts is not None:
-        _by_expert(site, sums, scale.square(), found)
-    _offset(site, sums, found)
-    return found
+        _by_expert(site, sums, scale.square(), result)
+    ones = torch.full_like(sums.differences, site.tokens.numel())
+    variance = _across(site.layout, WHOLE, sums.differences, ones, sums.offset)
+    _note_slope(result, "offset", sums.offset, variance)
+    return result
 
 
-def _ratios(site: Tensors, sums: Sums, found: Deviation) -> None:
+def _ratios(site: JudgedSite, sums: SiteSums, result: Deviation) -> None:
+    """Note the ratio of error to floor: of the whole site and of the worst group of each kind."""
     tokens, width = site.candidate.shape
     floors = site.floor.tokens[:, site.tokens].double()
     error, square = sums.error_tokens.sum(), sums.square_tokens.sum()
@@ -90,56 +97,59 @@ def _ratios(site: Tensors, sums: Sums, found: Deviation) -> None:
     total, chance = _total(site, own, sums.square_tokens)
     few = max(_of_few(tokens), chance) * float(total / own if own > 0 else 1.0)
     total = total * chance
-    found.metrics |= {
+    result.metrics |= {
         "error_ratio": _root(error, total),
         "golden_error_ratio": _root(sums.own, total),
         "floor_rel_l2": math.sqrt(float(total / square)) if square else 0.0,
     }
     by_token = torch.maximum(floors.amax(0), _least(site, sums.square_tokens, width))
-    if site.usual is not None:
-        usual = site.usual.floors(sums.square_tokens)
-        by_token = site.usual.lifted(by_token, usual, min(site.usual.numbers, width))
+    if site.typical is not None:
+        typical = site.typical.of_tokens(sums.square_tokens)
+        freedom = min(site.typical.freedom, width)
+        by_token = site.typical.raised_to_typical(by_token, typical, freedom)
     per_token = (sums.error_tokens, by_token, sums.square_tokens)
-    _group(found, "position", per_token, width)
+    _note_worst(result, "position", per_token, width)
     part = tokens / max(site.real, 1)
-    usual = site.floor.elements.double().amax(0) * part
-    by_element = torch.maximum(usual, _least(site, sums.square_elements, tokens))
+    seen = site.floor.elements.double().amax(0) * part
+    by_element = torch.maximum(seen, _least(site, sums.square_elements, tokens))
     per_element = (sums.error_elements, by_element * few, sums.square_elements)
     if tokens >= FEWEST:
         # A channel's few numbers may all be near zero, and their rounding is not.
-        _group(found, CHANNEL, per_element, tokens)
+        _note_worst(result, CHANNEL, per_element, tokens)
     if HEAD in site.layout.groupings:
         per_head = [site.layout.sums(each, HEAD) for each in per_element]
-        _group(found, HEAD, per_head, tokens * width // site.layout.heads)
+        _note_worst(result, HEAD, per_head, tokens * width // site.layout.heads)
     if site.experts is not None:
         routed = site.experts.double()
         sent = routed.sum(0)
         groups = [each @ routed for each in per_token]
         groups[1] = groups[1] * _of_few(sent.clamp_min(1))
-        _group(found, "expert", groups, width * sent)
+        _note_worst(result, "expert", groups, width * sent)
 
 
-def _total(site: Tensors, own: torch.Tensor, squares: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """Return the squared floor of the whole site, and what chance may make of an error's square.
+def _total(
+    site: JudgedSite, own: torch.Tensor, squares: torch.Tensor
+) -> tuple[torch.Tensor, float]:
+    """Return the whole site's squared floor, and the factor chance may put on a squared error.
 
-    ``own`` is the floor that clean ways showed here, ``squares`` [tokens] the reference's.
+    ``own`` is the floor that clean ways showed here; ``squares``, float64 [token], the reference's.
     """
     tokens, width = site.candidate.shape
-    if site.usual is None:
+    if site.typical is None:
         return own, _of_few(tokens) * (1 + _FEW / (tokens * width))
-    numbers = min(site.usual.numbers, width) * tokens
-    usual = site.usual.floors(squares).sum()
-    return site.usual.lifted(own, usual, numbers), 1 + _FEW / numbers
+    freedom = min(site.typical.freedom, width) * tokens
+    typical = site.typical.of_tokens(squares).sum()
+    return site.typical.raised_to_typical(own, typical, freedom), 1 + _FEW / freedom
 
 
-def _least(site: Tensors, square: torch.Tensor, count: int) -> torch.Tensor:
+def _least(site: JudgedSite, square: torch.Tensor, count: int) -> torch.Tensor:
     """Return the least squared floor of so many numbers, from their reference's squares."""
     dtype = torch.finfo(site.candidate.dtype)
     smallest = max(_FLUSHED, dtype.smallest_normal * dtype.eps)
     return (LEAST * site.epsilon) ** 2 * square + smallest**2 * count
 
 
-def _of_few(tokens: Count) -> Count:
+def _of_few(tokens: TokenCount) -> TokenCount:
     """Return what to multiply a squared floor by, as it was seen in so many tokens only.
 
     All numbers of one token share factors (a norm, a softmax), which round well or badly together:
@@ -148,8 +158,8 @@ def _of_few(tokens: Count) -> Count:
     return (1 + 1 / tokens) ** 2
 
 
-def _group(
-    found: Deviation, name: str, sums: Sequence[torch.Tensor], count: int | torch.Tensor
+def _note_worst(
+    result: Deviation, name: str, sums: Sequence[torch.Tensor], count: int | torch.Tensor
 ) -> None:
     """Note the worst group's ratio and which it is.
 
@@ -161,17 +171,18 @@ def _group(
     common = (floor / square.clamp_min(TINY))[square > 0]
     if common.numel():
         # A number near zero is a sum of large ones; a massive one rounds by its own size.
-        usual = torch.maximum(floor.median(), common.median() * square)
-        floor = (count * floor + SHARED * usual) / (count + SHARED)
+        typical = torch.maximum(floor.median(), common.median() * square)
+        floor = (count * floor + SHARED * typical) / (count + SHARED)
     ratio = torch.where(floor > 0, (error / floor).sqrt(), torch.where(error > 0, torch.inf, 0.0))
     if ratio.numel():
         worst = int(ratio.argmax())
-        found.metrics[f"error_ratio_{name}"] = float(ratio[worst])
-        found.metrics[f"error_ratio_{name}_index"] = float(worst)
-        found.profiles[f"error_ratio {name}"] = _short(ratio)
+        result.metrics[f"error_ratio_{name}"] = float(ratio[worst])
+        result.metrics[f"error_ratio_{name}_index"] = float(worst)
+        result.profiles[f"error_ratio {name}"] = _rounded(ratio)
 
 
-def _slopes(site: Tensors, sums: Sums, found: Deviation) -> None:
+def _slopes(site: JudgedSite, sums: SiteSums, result: Deviation) -> None:
+    """Note the most significant slope of each grouping."""
     part = site.tokens.numel() / max(site.real, 1)
     by_element = sums.slopes[CHANNEL]
     for grouping in site.layout.groupings:
@@ -179,17 +190,11 @@ def _slopes(site: Tensors, sums: Sums, found: Deviation) -> None:
         noise = group_floor(site.floor.elements, site.layout, grouping) * part
         variance = _across(site.layout, grouping, by_element.p, by_element.q, slopes)
         clean = site.spread.get(grouping, 0.0) ** 2 * noise / slopes.q.clamp_min(TINY)
-        _note(found, f"slope_{grouping}".removesuffix("_whole"), slopes, variance + clean)
+        _note_slope(result, f"slope_{grouping}".removesuffix("_whole"), slopes, variance + clean)
 
 
-def _offset(site: Tensors, sums: Sums, found: Deviation) -> None:
-    ones = torch.full_like(sums.differences, site.tokens.numel())
-    variance = _across(site.layout, WHOLE, sums.differences, ones, sums.offset)
-    _note(found, "offset", sums.offset, variance)
-
-
-def _by_expert(site: Tensors, sums: Sums, weight: torch.Tensor, found: Deviation) -> None:
-    """Regress over the tokens of each expert."""
+def _by_expert(site: JudgedSite, sums: SiteSums, weight: torch.Tensor, result: Deviation) -> None:
+    """Note the most significant slope among those over the tokens of each expert."""
     assert site.experts is not None
     routed = site.experts.double()
     slopes = Slopes.start(routed.shape[1])
@@ -201,11 +206,11 @@ def _by_expert(site: Tensors, sums: Sums, weight: torch.Tensor, found: Deviation
     noise = group_floor(site.floor.elements, site.layout, WHOLE) * part * routed.mean(0)
     clean = site.spread.get(WHOLE, 0.0) ** 2 * noise / slopes.q.clamp_min(TINY)
     few = torch.where(routed.sum(0) < FEWEST, torch.inf, 0.0)
-    _note(found, "slope_expert", slopes, variance + clean + few)
+    _note_slope(result, "slope_expert", slopes, variance + clean + few)
 
 
 def _across(
-    layout: Layout, grouping: str, p: torch.Tensor, q: torch.Tensor, slopes: Slopes
+    layout: TokenLayout, grouping: str, p: torch.Tensor, q: torch.Tensor, slopes: Slopes
 ) -> torch.Tensor:
     """Return the variance of each group's slope with its elements as clusters.
 
@@ -219,7 +224,7 @@ def _across(
     return apart / slopes.q.square().clamp_min(TINY)
 
 
-def _note(found: Deviation, name: str, slopes: Slopes, variance: torch.Tensor) -> None:
+def _note_slope(result: Deviation, name: str, slopes: Slopes, variance: torch.Tensor) -> None:
     """Note the group whose slope is the most significant, with its z.
 
     ``variance`` is what is to be added to that of the tokens, float64 [groups].
@@ -228,11 +233,11 @@ def _note(found: Deviation, name: str, slopes: Slopes, variance: torch.Tensor) -
     error = (slopes.variance + variance).sqrt()
     z = torch.where(slope == 0, 0.0, slope.abs() / error.clamp_min(TINY))
     worst = int(z.argmax())
-    found.metrics[name] = float(slope[worst])
-    found.metrics[f"{name}_z"] = float(z[worst])
+    result.metrics[name] = float(slope[worst])
+    result.metrics[f"{name}_z"] = float(z[worst])
     if z.numel() > 1:
-        found.metrics[f"{name}_index"] = float(worst)
-        found.profiles[name] = _short(slope)
+        result.metrics[f"{name}_index"] = float(worst)
+        result.profiles[name] = _rounded(slope)
 
 
 def _root(error: torch.Tensor | float, floor: torch.Tensor) -> float:
@@ -241,5 +246,5 @@ def _root(error: torch.Tensor | float, floor: torch.Tensor) -> float:
     return math.inf if float(error) > 0 else 0.0
 
 
-def _short(values: torch.Tensor) -> list[float]:
+def _rounded(values: torch.Tensor) -> list[float]:
     return [float(f"{value:.4g}") for value in values.tolist()]

@@ -1,4 +1,4 @@
-"""Floor: what clean computations of one site differ by, from a reference and from each other."""
+"""Noise floor of one site: how far clean computations are from a reference and from the golden."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from layerparity.numbers.threads import one_thread
-from layerparity.numbers.token_sums import Layout, pieces
+from layerparity.numbers.token_sums import TokenLayout, pieces
 
 # No channel is believed to be cleaner than this part of the site's mean square error: a channel
 # that happened to round exactly would outweigh all others.
@@ -20,8 +20,8 @@ TINY = 1e-300
 class Floor:
     """The errors of ``ways`` at one site, in one floating type.
 
-    ``tokens`` is float64 [ways, batch * token], each token's sum of squared errors against the
-    reference; ``elements`` float64 [ways, elements], the same summed over real tokens. ``spread``
+    ``tokens`` is float64 [way, batch * token], each token's sum of squared errors against the
+    reference; ``elements`` float64 [way, element], the same summed over real tokens. ``spread``
     gives by grouping the largest slope of (way - golden) on the reference, in units of the floor.
     ``real`` is float64 [2, real tokens]: each one's largest floor, and its reference's square.
     """
@@ -34,7 +34,10 @@ class Floor:
 
 
 def scales(elements: torch.Tensor) -> torch.Tensor:
-    """Return 1 / standard error of each element up to a common factor, float64 [elements]."""
+    """Return 1 / standard error of each element up to a common factor, float64 [element].
+
+    ``elements`` are a floor's, floating [way, element].
+    """
     mean = elements.double().mean(0)
     least = _LEAST * float(mean.mean())
     return (mean + least).rsqrt() if float(mean.sum()) > 0 else torch.ones_like(mean)
@@ -46,12 +49,12 @@ def measure_floor(
     golden: torch.Tensor,
     reference: torch.Tensor,
     mask: torch.Tensor,
-    layout: Layout,
+    layout: TokenLayout,
 ) -> Floor:
     """Return the floor of one site.
 
-    ``ways`` (by name), ``golden`` and ``reference`` are floating [tokens, elements];
-    ``mask`` is bool [tokens], true for real ones.
+    ``ways`` (by name), ``golden`` and ``reference`` are floating [batch * token, element];
+    ``mask`` is bool [batch * token], true for real ones.
     """
     shape = reference.shape
     tokens = torch.zeros(len(ways), shape[0], dtype=torch.float64)
@@ -59,7 +62,8 @@ def measure_floor(
     squares = torch.zeros(shape[1], dtype=torch.float64)
     by_token = torch.zeros(shape[0], dtype=torch.float64)
     for rows in pieces(*shape):
-        real = _chosen(mask[rows])
+        # What picks the real rows, without a copy where it picks them all.
+        real = slice(None) if bool(mask[rows].all()) else mask[rows]
         wide, own = reference[rows].double(), golden[rows].double()
         square = wide.square()
         squares += square[real].sum(0)
@@ -75,30 +79,28 @@ def measure_floor(
     return Floor(tuple(ways), tokens, elements, spread, largest)
 
 
-def _chosen(mask: torch.Tensor) -> torch.Tensor | slice:
-    """Return what picks a mask's rows, without a copy where it picks them all."""
-    return slice(None) if bool(mask.all()) else mask
+def group_floor(elements: torch.Tensor, layout: TokenLayout, grouping: str) -> torch.Tensor:
+    """Return each group's squared floor, scaled by `scales`, float64 [group].
 
-
-def group_floor(elements: torch.Tensor, layout: Layout, grouping: str) -> torch.Tensor:
-    """Return each group's squared floor, scaled by `scales`, float64 [groups]."""
+    ``elements`` are a floor's, floating [way, element].
+    """
     scaled = elements.double() * scales(elements).square()
     return layout.sums(scaled, grouping).amax(0)
 
 
 def _spread(
-    products: torch.Tensor, squares: torch.Tensor, elements: torch.Tensor, layout: Layout
+    products: torch.Tensor, squares: torch.Tensor, elements: torch.Tensor, layout: TokenLayout
 ) -> dict[str, float]:
     """Return the largest slope among ways and groups, in units of the group's floor.
 
-    ``products`` are each way's sums over tokens of (way - golden) * reference, float64 [ways,
-    elements], ``squares`` those of reference^2.
+    ``products`` are each way's sums over tokens of (way - golden) * reference, float64 [way,
+    element], ``squares`` those of reference^2.
     """
     weight = scales(elements).square()
-    found = {}
+    largest = {}
     for grouping in layout.groupings:
         p, q = (layout.sums(each * weight, grouping) for each in (products, squares))
         noise = group_floor(elements, layout, grouping).clamp_min(TINY)
         slope = p.abs() / q.clamp_min(TINY)
-        found[grouping] = float((slope * (q / noise).sqrt()).max())
-    return found
+        largest[grouping] = float((slope * (q / noise).sqrt()).max())
+    return largest

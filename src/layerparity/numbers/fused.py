@@ -1,6 +1,6 @@
-"""Fused: `Numbers` of two tensors in one pass of the compiled kernel, on all threads torch has.
+"""The `PairSums` of two tensors in one pass of the compiled kernel, on all threads torch has.
 
-Slices have a fixed size and are added up in order: the numbers do not depend on how many threads
+Slices have a fixed size and are added up in order: the sums do not depend on how many threads
 there are, nor on which of them was faster.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from layerparity.numbers import kernel
-from layerparity.numbers.pair_sums import ATOL, BINS, RTOL, Moments, Numbers, most_steps
+from layerparity.numbers.pair_sums import ATOL, BINS, RTOL, Moments, PairSums, most_steps
 
 # Pairs of a slice: long enough to hide what starting one costs, short enough to share them out.
 _SLICE = 1 << 18
@@ -25,12 +25,12 @@ _EXACT = torch.float16
 
 
 def takes(golden: torch.Tensor, candidate: torch.Tensor) -> bool:
-    """Return whether both dtypes can be read by the kernel, if float16 is first made float32."""
+    """Say whether the kernel can read both: float32, bfloat16, or float16 made float32."""
     return {golden.dtype, candidate.dtype} <= {*_WORDS, _EXACT}
 
 
-def fused_numbers(golden: torch.Tensor, candidate: torch.Tensor) -> tuple[Numbers, np.ndarray]:
-    """Return what `_plain.numbers` returns, of two [rows, width] tensors that it `takes`."""
+def fused_sums(golden: torch.Tensor, candidate: torch.Tensor) -> tuple[PairSums, np.ndarray]:
+    """Return what `pair_sums.plain_sums` returns, of two [row, width] tensors that it `takes`."""
     work = _Work.of(golden, candidate)
     histogram = _share_out(work)
     total = work.total(histogram)
@@ -74,10 +74,10 @@ class _Work(NamedTuple):
         found = (self.sums[index], self.counts[index], self.squares, histogram)
         kernel.measure(self.golden, self.candidate, layout, _BOUNDS, found)
 
-    def total(self, histogram: np.ndarray) -> Numbers:
+    def total(self, histogram: np.ndarray) -> PairSums:
         """Add up what the slices yielded."""
         sums, counts = self.sums.sum(0), self.counts.sum(0)
-        found = Numbers(
+        found = PairSums(
             size=self.golden.size,
             count=int(counts[kernel.COUNT]),
             golden_squares=float(sums[kernel.GG]),

@@ -1,4 +1,4 @@
-"""Kernel: one compiled pass over two tensors that yields every sum, count and bin of `Numbers`.
+"""One compiled pass over two tensors that yields every sum, count and bin of `PairSums`.
 
 Tensors are read as segments (a token's elements, or a part of them) that stay in a core's first
 cache: summed in float64 lane by lane, and summed again without NaN and Inf where that shows any.

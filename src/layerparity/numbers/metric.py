@@ -1,7 +1,7 @@
 """What every metric offers, and how pairs of tensors stream through all of them in one pass.
 
 A metric is a frozen object that makes a state, updates it with chunks and computes a float from it.
-Most are formulas of `Numbers`, which `Chunk` works out once for all. Each stands by its name in
+Most are formulas of `PairSums`, which `Chunk` works out once for all. Each stands by its name in
 ``METRICS`` of a file in `numbers.metrics`.
 """
 
@@ -18,7 +18,7 @@ import torch
 
 from layerparity.anatomy.site import Kind
 from layerparity.ground import registry
-from layerparity.numbers.pair_sums import Numbers, larger, plain_numbers
+from layerparity.numbers.pair_sums import PairSums, larger, plain_sums
 
 FLOATING = (Kind.REAL, Kind.EXACT)
 # With fewer elements torch is done before numba is imported, or even compiling for the first time.
@@ -48,7 +48,7 @@ class Metric(Protocol):
 
 @dataclass(frozen=True)
 class Additive:
-    """A metric that is a formula of sums over the chunks; ``terms`` name `Numbers`' fields."""
+    """A metric that is a formula of sums over the chunks; ``terms`` name `PairSums`' fields."""
 
     terms: tuple[str, ...]
     formula: Callable[..., float]
@@ -61,7 +61,7 @@ class Additive:
     def update(self, state: tuple[float, ...], chunk: Chunk) -> tuple[float, ...]:
         """Add the chunk's terms."""
         return tuple(
-            old + getattr(chunk.numbers, term) for old, term in zip(state, self.terms, strict=True)
+            old + getattr(chunk.sums, term) for old, term in zip(state, self.terms, strict=True)
         )
 
     def compute(self, state: tuple[float, ...]) -> float:
@@ -82,7 +82,7 @@ class Largest:
 
     def update(self, state: float, chunk: Chunk) -> float:
         """Return the larger of what was seen."""
-        return larger(state, getattr(chunk.numbers, self.term))
+        return larger(state, getattr(chunk.sums, self.term))
 
     def compute(self, state: float) -> float:
         """Return the largest value."""
@@ -137,7 +137,7 @@ class Chunk:
         self.size = golden.numel()
 
     @cached_property
-    def numbers(self) -> Numbers:
+    def sums(self) -> PairSums:
         """Sums, counts and extremes over all elements, worked out once, when first asked."""
         return self._measured[0]
 
@@ -150,14 +150,14 @@ class Chunk:
         return self._measured[1]
 
     @cached_property
-    def _measured(self) -> tuple[Numbers, np.ndarray]:
+    def _measured(self) -> tuple[PairSums, np.ndarray]:
         rows = self.golden.shape[0] if self.golden.dim() > 1 else 1
         if not self.size:
-            return Numbers(), np.zeros((2, rows))
+            return PairSums(), np.zeros((2, rows))
         golden, candidate = self.golden.reshape(rows, -1), self.candidate.reshape(rows, -1)
         if self.size >= _WORTH_COMPILING and find_spec("numba") is not None:
             from layerparity.numbers import fused
 
             if fused.takes(golden, candidate):
-                return fused.fused_numbers(golden, candidate)
-        return plain_numbers(golden, candidate)
+                return fused.fused_sums(golden, candidate)
+        return plain_sums(golden, candidate)

@@ -1,7 +1,6 @@
-"""The sums over the elements of two tensors that metrics are formulas of, compiled or by torch.
+"""The sums over the elements of two tensors that metrics are formulas of, and their plain way.
 
-Slices have a fixed size and are added up in order: the numbers do not depend on how many threads
-there are, nor on which of them was faster.
+`fused` computes the same in one compiled pass; here torch does, in float64 and piece by piece.
 """
 
 from __future__ import annotations
@@ -19,8 +18,12 @@ from layerparity.numbers.threads import one_thread
 # A float32's upper 16 bits are sign, exponent and 7 bits of mantissa: a bin is 2^-7 wide at most.
 DROPPED_BITS = 16
 BINS = 1 << 15
-# An element is similar where |c - g| <= ATOL + RTOL |g|: see similarity_percentage.
+# An element is similar where |c - g| <= ATOL + RTOL |g|: see `metrics.agreement.percentage`.
 RTOL, ATOL = 1e-2, 1e-5
+# Elements of a piece: its float64 intermediates stay in a core's cache and within malloc's reuse,
+# which makes a pass three times and more faster than with a million.
+_SIZE = 1 << 16
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Moments(NamedTuple):
@@ -34,7 +37,10 @@ class Moments(NamedTuple):
     gc: float = 0.0
 
     def merge(self, new: Moments) -> Moments:
-        """Chan's update: both parts' own deviations, plus those between their means."""
+        """Return the moments of both parts: their own deviations, plus those between their means.
+
+        Chan, Golub and LeVeque 1979, "Updating formulae and a pairwise algorithm".
+        """
         if not self.size or not new.size:
             return self if self.size else new
         count = self.size + new.size
@@ -52,11 +58,11 @@ class Moments(NamedTuple):
 
 
 @dataclass
-class Numbers:
-    """Over the pairs that are finite on both sides, d = candidate - golden; the rest is counted.
+class PairSums:
+    """Sums over the pairs that are finite on both sides, float64, with d = candidate - golden.
 
-    Sums are float64. ``max_abs_diff`` and ``max_ulp`` are NaN where there is no pair. ``histogram``
-    counts |d|, int64 [`BINS`], by the upper bits of its float32 pattern.
+    The other pairs are counted. ``max_abs_diff`` and ``max_ulp`` are NaN where there is no pair.
+    ``histogram`` counts |d|, int64 [`BINS`], by the upper bits of its float32 pattern.
     """
 
     size: int = 0
@@ -74,8 +80,8 @@ class Numbers:
     moments: Moments = field(default_factory=Moments)
     histogram: np.ndarray = field(default_factory=lambda: np.zeros(BINS, dtype=np.int64))
 
-    def merge(self, new: Numbers) -> None:
-        """Take in the numbers of more elements."""
+    def merge(self, new: PairSums) -> None:
+        """Take in the sums of more elements."""
         for name in _ADDED:
             setattr(self, name, getattr(self, name) + getattr(new, name))
         for name in ("max_abs_diff", "max_ulp"):
@@ -103,20 +109,14 @@ def larger(old: float, new: float) -> float:
     return old if math.isnan(new) or old >= new else new
 
 
-# Elements of a piece: its float64 intermediates stay in a core's cache and within malloc's reuse,
-# which makes a pass three times and more faster than with a million.
-_SIZE = 1 << 16
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
 @one_thread()
-def plain_numbers(golden: torch.Tensor, candidate: torch.Tensor) -> tuple[Numbers, np.ndarray]:
-    """Return the numbers of two [rows, width] tensors, and float64 [2, rows] sums of squares.
+def plain_sums(golden: torch.Tensor, candidate: torch.Tensor) -> tuple[PairSums, np.ndarray]:
+    """Return the sums of two [row, width] tensors of any dtypes, and float64 [2, row] of squares.
 
     The latter are of the golden and of the difference in each row, over its finite pairs; the
     difference's is Inf in a row with any other.
     """
-    total = Numbers()
+    total = PairSums()
     squares = np.zeros((2, golden.shape[0]))
     for rows, columns in _pieces(*golden.shape):
         left, right = golden[rows, columns], candidate[rows, columns]
@@ -145,34 +145,34 @@ def _piece(
     g: torch.Tensor,
     c: torch.Tensor,
     broken: bool,
-) -> Numbers:
-    """Return the numbers of flat tensors, of which ``g`` and ``c`` are the float64 values."""
-    found = Numbers(size=golden.numel())
+) -> PairSums:
+    """Return the sums of flat tensors, of which ``g`` and ``c`` are the float64 values."""
+    sums = PairSums(size=golden.numel())
     if broken:
         finite = torch.isfinite(g) & torch.isfinite(c)
-        found.golden_nonfinite = int(torch.count_nonzero(~torch.isfinite(g)))
-        found.nonfinite_disagreement = int(torch.count_nonzero(_class(g) != _class(c)))
+        sums.golden_nonfinite = int(torch.count_nonzero(~torch.isfinite(g)))
+        sums.nonfinite_disagreement = int(torch.count_nonzero(_class(g) != _class(c)))
         golden, candidate, g, c = golden[finite], candidate[finite], g[finite], c[finite]
     if golden.numel():
-        _add_sums(found, g, c)
+        _add_sums(sums, g, c)
         if candidate.is_floating_point():
-            found.max_ulp = most_steps(golden.to(candidate.dtype), candidate)
-    return found
+            sums.max_ulp = most_steps(golden.to(candidate.dtype), candidate)
+    return sums
 
 
-def _add_sums(found: Numbers, g: torch.Tensor, c: torch.Tensor) -> None:
+def _add_sums(sums: PairSums, g: torch.Tensor, c: torch.Tensor) -> None:
     d = c - g
     gap = d.abs()
-    found.count = g.numel()
-    found.golden_squares, found.candidate_squares = _dot(g, g), _dot(c, c)
-    found.diff_squares, found.golden_diff = _dot(d, d), _dot(g, d)
-    found.abs_diff_sum, found.max_abs_diff = float(gap.sum()), float(gap.max())
-    found.similar = int(torch.count_nonzero(gap <= g.abs().mul_(RTOL).add_(ATOL)))
+    sums.count = g.numel()
+    sums.golden_squares, sums.candidate_squares = _dot(g, g), _dot(c, c)
+    sums.diff_squares, sums.golden_diff = _dot(d, d), _dot(g, d)
+    sums.abs_diff_sum, sums.max_abs_diff = float(gap.sum()), float(gap.max())
+    sums.similar = int(torch.count_nonzero(gap <= g.abs().mul_(RTOL).add_(ATOL)))
     bins = gap.float().view(torch.int32) >> DROPPED_BITS
-    found.histogram += torch.bincount(bins, minlength=BINS).numpy()
+    sums.histogram += torch.bincount(bins, minlength=BINS).numpy()
     means = float(g.mean()), float(c.mean())
     x, y = g - means[0], c - means[1]
-    found.moments = Moments(found.count, *means, _dot(x, x), _dot(y, y), _dot(x, y))
+    sums.moments = Moments(sums.count, *means, _dot(x, x), _dot(y, y), _dot(x, y))
 
 
 def _dot(left: torch.Tensor, right: torch.Tensor) -> float:
@@ -180,13 +180,16 @@ def _dot(left: torch.Tensor, right: torch.Tensor) -> float:
 
 
 def _class(value: torch.Tensor) -> torch.Tensor:
-    """0 finite, 1 +Inf, 2 -Inf, 3 NaN."""
+    """Return each float64's class: 0 finite, 1 +Inf, 2 -Inf, 3 NaN."""
     infinite = torch.isinf(value) * torch.where(value > 0, 1, 2)
     return torch.where(torch.isnan(value), 3, infinite)
 
 
 def most_steps(golden: torch.Tensor, candidate: torch.Tensor) -> float:
-    """Return the most representable steps between two values of flat tensors of one dtype."""
+    """Return the most representable steps between two values of flat tensors of one float dtype.
+
+    Bit patterns without their sign are ordered like the numbers (IEEE 754); +0 and -0 are one.
+    """
     g, c = _ordered(golden), _ordered(candidate)
     gaps = torch.maximum(g, c) - torch.minimum(g, c)
     wrapped = gaps < 0 if float(gaps.min()) < 0 else None

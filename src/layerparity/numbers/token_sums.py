@@ -1,12 +1,12 @@
-"""Groups: the ways in which the numbers of one token fall together: whole, by head, by channel.
+"""Sum one site's errors and regressions by token and by group: whole, by head, by channel.
 
 Rounding is nearly independent of the value it rounds; a wrong factor is not. The slope through the
 origin of ``difference`` on ``reference`` is that factor, and its error is estimated from the
 tokens' own sums: values of one token are not independent of each other (cluster-robust variance,
 Liang and Zeger 1986, with the tokens as clusters).
 
-A piece's float64 values stay in a core's cache, whatever the size of the site: what a comparison
-needs beside the stored tensors are a few numbers for each token and each element.
+Tensors are read in pieces whose float64 values stay in a core's cache, whatever the size of the
+site: all that is kept are a few numbers for each token and each element.
 """
 
 from __future__ import annotations
@@ -18,11 +18,18 @@ import torch
 from torch.nn.functional import embedding_bag
 
 WHOLE, HEAD, CHANNEL = "whole", "head", "channel"
+# Clusters: of fewer, the variance itself is a guess.
+FEWEST = 16
+# Elements of a piece.
+PIECE = 1 << 16
+# Elements that are summed by expert at once, and such sums.
+BLOCK = 1 << 18
+_TINY = 1e-300
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How a site's tensor [batch, token, ...] is laid out: elements of a token, heads among them.
+class TokenLayout:
+    """How one token of a site's tensor [batch, token, ...] is laid out: its elements, in heads.
 
     ``heads`` is 0 where the elements are no heads.
     """
@@ -40,7 +47,7 @@ class Layout:
         return {WHOLE: 1, HEAD: self.heads, CHANNEL: self.elements}[grouping]
 
     def sums(self, values: torch.Tensor, grouping: str) -> torch.Tensor:
-        """Return the sums over each group of [..., elements] as [..., groups]."""
+        """Return the sums over each group of [..., element] as [..., group], of the same dtype."""
         if grouping == CHANNEL:
             return values
         if grouping == WHOLE:
@@ -61,27 +68,25 @@ def heads_of(sites: Iterable[tuple[str, tuple[int, ...], tuple[str, ...]]]) -> d
     return counts | ({"v": counts["k"]} if "k" in counts else {})
 
 
-def layout(
+def token_layout(
     shape: tuple[int, ...], axes: tuple[str, ...], local: str, heads: dict[str, int]
-) -> Layout:
-    """Return the layout of a site; ``heads`` counts the heads of ``q``, ``k`` and ``v``."""
+) -> TokenLayout:
+    """Return the layout of a site from its tensor's shape and its axes' names.
+
+    ``local`` is its address inside the block; ``heads`` counts the heads of ``q``, ``k``, ``v``.
+    """
     elements = 1
     for size, axis in zip(shape, axes, strict=True):
         elements *= 1 if axis in ("batch", "token") else size
     if "head" in axes:
-        return Layout(elements, shape[axes.index("head")])
+        return TokenLayout(elements, shape[axes.index("head")])
     count = next((n for part, n in heads.items() if local.startswith(f"self_attn.{part}_")), 0)
-    return Layout(elements, count if count and elements % count == 0 else 0)
-
-
-_TINY = 1e-300
-# Clusters: of fewer, the variance itself is a guess.
-FEWEST = 16
+    return TokenLayout(elements, count if count and elements % count == 0 else 0)
 
 
 @dataclass
 class Slopes:
-    """Sums over tokens, float64 [groups] each, of P = difference * regressor and Q = regressor^2.
+    """Sums over tokens, float64 [group] each, of P = difference * regressor and Q = regressor^2.
 
     ``tokens`` counts the clusters.
     """
@@ -100,7 +105,7 @@ class Slopes:
         return cls(p, q, pp, pq, qq)
 
     def add(self, p: torch.Tensor, q: torch.Tensor) -> None:
-        """Add float64 [tokens, groups] of each token's sums."""
+        """Add each token's P and Q, float64 [token, group]."""
         self.p += p.sum(0)
         self.q += q.sum(0)
         self.pp += p.square().sum(0)
@@ -110,24 +115,21 @@ class Slopes:
 
     @property
     def slope(self) -> torch.Tensor:
-        """Slope of each group, 0 where the regressor is."""
+        """Slope of each group, float64 [group]; 0 where the regressor is."""
         return self.p / self.q.clamp_min(_TINY)
 
     @property
     def variance(self) -> torch.Tensor:
-        """Variance of each slope with tokens as clusters; Inf of too few tokens to tell."""
+        """Variance of each slope, float64 [group], with tokens as clusters; Inf of too few to tell.
+
+        Liang and Zeger 1986, with the correction n / (n - 1) for n clusters.
+        """
         if self.tokens < FEWEST:
             return torch.full_like(self.p, torch.inf)
         slope = self.slope
         squares = self.pp - 2 * slope * self.pq + slope.square() * self.qq
         correction = self.tokens / (self.tokens - 1)
         return correction * squares.clamp_min(0) / self.q.square().clamp_min(_TINY)
-
-
-# Elements of a piece.
-PIECE = 1 << 16
-# Elements that are summed by expert at once, and such sums.
-BLOCK = 1 << 18
 
 
 def pieces(tokens: int, elements: int) -> Iterator[slice]:
@@ -138,7 +140,7 @@ def pieces(tokens: int, elements: int) -> Iterator[slice]:
 
 
 @dataclass
-class Sums:
+class SiteSums:
     """Float64 sums over judged tokens of candidate c, golden g, reference r and scale s.
 
     ``error`` is (c - r)^2 and ``square`` r^2, by token and by element; ``own`` (g - r)^2 in all.
@@ -158,66 +160,63 @@ class Sums:
     own: float = 0.0
 
     @classmethod
-    def start(cls, tokens: int, elements: int) -> Sums:
+    def start(cls, tokens: int, elements: int) -> SiteSums:
         """Return empty sums."""
         error, square, products, squares = torch.zeros(4, tokens, dtype=torch.float64)
         errors, all_squares, differences = torch.zeros(3, elements, dtype=torch.float64)
         return cls(error, square, errors, all_squares, products, squares, differences)
 
 
-def summed(
+def site_sums(
     candidate: torch.Tensor,
     golden: torch.Tensor,
     reference: torch.Tensor,
     scale: torch.Tensor,
-    layout: Layout,
-) -> Sums:
-    """Return the sums of three floating [tokens, elements]; ``scale`` is float64 [elements]."""
+    layout: TokenLayout,
+) -> SiteSums:
+    """Return the sums of three floating [token, element]; ``scale`` is float64 [element]."""
     tokens, elements = candidate.shape
-    found = Sums.start(tokens, elements)
-    found.slopes = {each: Slopes.start(layout.size(each)) for each in layout.groupings}
+    sums = SiteSums.start(tokens, elements)
+    sums.slopes = {each: Slopes.start(layout.size(each)) for each in layout.groupings}
     weight = scale.square()
     for rows in pieces(tokens, elements):
         c, g, r = (each[rows].double() for each in (candidate, golden, reference))
         difference = c - g
         error, square = (c - r).square_(), r.square()
-        found.error_tokens[rows], found.square_tokens[rows] = error.sum(1), square.sum(1)
-        found.error_elements += error.sum(0)
-        found.own += float((g - r).square_().sum())
-        found.differences += difference.sum(0)
+        sums.error_tokens[rows], sums.square_tokens[rows] = error.sum(1), square.sum(1)
+        sums.error_elements += error.sum(0)
+        sums.own += float((g - r).square_().sum())
+        sums.differences += difference.sum(0)
         offsets = (difference @ scale).unsqueeze(1)
-        found.offset.add(offsets, torch.full_like(offsets, elements))
-        _regress(found, rows, (difference.mul_(r), square), weight, layout)
-    found.differences *= scale
-    _weigh(found, weight)
-    return found
+        sums.offset.add(offsets, torch.full_like(offsets, elements))
+        _regress(sums, rows, (difference.mul_(r), square), weight, layout)
+    sums.differences *= scale
+    channels = sums.slopes[CHANNEL]
+    sums.square_elements += channels.q
+    # Until here the channels' terms are not weighed.
+    for name, factor in (("p", 1), ("q", 1), ("pp", 2), ("pq", 2), ("qq", 2)):
+        getattr(channels, name).mul_(weight**factor)
+    return sums
 
 
 def _regress(
-    found: Sums,
+    sums: SiteSums,
     rows: slice,
     sides: tuple[torch.Tensor, torch.Tensor],
     weight: torch.Tensor,
-    layout: Layout,
+    layout: TokenLayout,
 ) -> None:
     """Add a piece's (c - g) r and r^2, ``sides``, to the regressions; channels unweighed."""
     products, squares = sides
-    found.slopes[CHANNEL].add(products, squares)
-    if HEAD in found.slopes:
+    sums.slopes[CHANNEL].add(products, squares)
+    if HEAD in sums.slopes:
         each = [layout.sums(values * weight, HEAD) for values in (products, squares)]
-        found.slopes[HEAD].add(*each)
+        sums.slopes[HEAD].add(*each)
         p, q = (values.sum(1) for values in each)
     else:
         p, q = products @ weight, squares @ weight
-    found.products[rows], found.squares[rows] = p, q
-    found.slopes[WHOLE].add(p.unsqueeze(1), q.unsqueeze(1))
-
-
-def _weigh(found: Sums, weight: torch.Tensor) -> None:
-    sums = found.slopes[CHANNEL]
-    found.square_elements += sums.q
-    for name, factor in (("p", 1), ("q", 1), ("pp", 2), ("pq", 2), ("qq", 2)):
-        getattr(sums, name).mul_(weight**factor)
+    sums.products[rows], sums.squares[rows] = p, q
+    sums.slopes[WHOLE].add(p.unsqueeze(1), q.unsqueeze(1))
 
 
 def apart_by_expert(
@@ -229,7 +228,9 @@ def apart_by_expert(
 ) -> torch.Tensor:
     """Return the sum over elements of (P - slope Q)^2, P and Q summed over each expert's tokens.
 
-    ``difference`` is (candidate, golden), ``routed`` bool [tokens, experts]; float64 [experts].
+    ``difference`` is (candidate, golden), which are floating [token, element] like ``reference``;
+    ``weight`` is float64 [element], ``routed`` bool [token, expert], ``slope`` and the result
+    float64 [expert].
     """
     candidate, golden = difference
     wide = max(1, BLOCK // max(1, *routed.shape))
@@ -237,12 +238,12 @@ def apart_by_expert(
     counts = routed.sum(0)
     # Each expert's tokens are added where they stand: a product would multiply the others by zero.
     first = counts.cumsum(0) - counts
-    found = torch.zeros_like(slope)
+    sums = torch.zeros_like(slope)
     for start in range(0, reference.shape[1], wide):
         columns = slice(start, start + wide)
         c, g, r = (each[:, columns].double() for each in (candidate, golden, reference))
         p = embedding_bag(sent, (c - g).mul_(r), first, mode="sum")
         q = embedding_bag(sent, r.square(), first, mode="sum")
         apart = (p - slope.unsqueeze(1) * q) * weight[columns]
-        found += apart.square_().sum(1)
-    return found
+        sums += apart.square_().sum(1)
+    return sums

@@ -1,4 +1,4 @@
-"""Usual: the floor of a token of a site as a rule, by its prefill and all its decode steps.
+"""Typical noise floor of one token at a site, pooled over the prefill and all decode steps.
 
 The floor of a single token is a single draw. Its numbers share a norm and a softmax, and a massive
 channel may outweigh all others: then its error is one number's, now and then near zero by luck.
@@ -12,46 +12,54 @@ from typing import TypeVar
 
 import torch
 
-# Of fewer tokens, nothing is usual.
+# Of fewer tokens, nothing is typical.
 _FEWEST = 4
 # Clean tokens are no noisier than this quantile of them, but for the unlucky.
 _HIGH = 0.9
 # The quantile of the normal distribution there.
 _NORMAL = 1.2816
-# What is usual counts as much as this many independent numbers of the token itself.
+# What is typical counts as much as this many independent numbers of the token itself.
 SHARED = 16
-Floor = TypeVar("Floor", float, torch.Tensor)
+Square = TypeVar("Square", float, torch.Tensor)
 
 
 @dataclass(frozen=True)
-class Usual:
+class TypicalFloor:
     """The squared floor of an unlucky token, as it is and over the token's squares.
 
-    ``numbers`` is how many independent numbers a token's floor is worth: 1 where one channel
-    outweighs the rest, Inf where all tokens have the same.
+    ``freedom`` is how many independent numbers a token's floor is worth (degrees of freedom): 1
+    where one channel outweighs the rest, Inf where all tokens have the same.
     """
 
     absolute: float
     relative: float
-    numbers: float
+    freedom: float
 
     @classmethod
-    def of(cls, floors: torch.Tensor, squares: torch.Tensor) -> Usual | None:
-        """Return what is usual, from float64 [tokens] each; None of too few tokens."""
+    def of(cls, floors: torch.Tensor, squares: torch.Tensor) -> TypicalFloor | None:
+        """Return what is typical of clean tokens; None of too few.
+
+        ``floors`` and ``squares`` are float64 [token]: each one's squared floor, and the sum of
+        squares of its reference.
+        """
         if floors.numel() < _FEWEST:
             return None
         relative = floors[squares > 0] / squares[squares > 0]
         # Noise goes with a token's size, or it does not: whatever explains more of it.
-        numbers = max(_numbers(floors), _numbers(relative))
-        return cls(_high(floors), _high(relative), numbers)
+        freedom = max(_degrees_of_freedom(floors), _degrees_of_freedom(relative))
+        return cls(_high(floors), _high(relative), freedom)
 
-    def floors(self, squares: torch.Tensor) -> torch.Tensor:
-        """Return the floor of unlucky tokens with these squares, float64 [tokens]."""
+    def of_tokens(self, squares: torch.Tensor) -> torch.Tensor:
+        """Return the squared floor of unlucky tokens of these squares; both float64 [token]."""
         return (self.relative * squares).clamp_min(self.absolute)
 
-    def lifted(self, own: Floor, usual: Floor, numbers: float) -> Floor:
-        """Return a floor worth so many numbers, drawn up to the usual one if it is below it."""
-        drawn = (numbers * own + SHARED * usual) / (numbers + SHARED)
+    def raised_to_typical(self, own: Square, typical: Square, freedom: float) -> Square:
+        """Return a squared floor, drawn towards the typical one where it is below it.
+
+        ``freedom`` is how many independent numbers ``own`` is worth; the typical floor is worth
+        `SHARED`.
+        """
+        drawn = (freedom * own + SHARED * typical) / (freedom + SHARED)
         if isinstance(own, torch.Tensor):
             return torch.maximum(own, torch.as_tensor(drawn))
         return max(own, drawn)
@@ -61,7 +69,7 @@ def _high(values: torch.Tensor) -> float:
     return float(torch.quantile(values, _HIGH)) if values.numel() else 0.0
 
 
-def _numbers(values: torch.Tensor) -> float:
+def _degrees_of_freedom(values: torch.Tensor) -> float:
     """Return the degrees of freedom of chi-squared values, by the ratio of two quantiles.
 
     Of few of them the upper quantile is far above the median. By the cube root's normal

@@ -20,7 +20,7 @@ from layerparity.ground.files import (
     write_text,
 )
 from layerparity.numbers.floor import Floor
-from layerparity.numbers.typical_floor import Usual
+from layerparity.numbers.typical_floor import TypicalFloor
 
 FOLDER = "reference"
 INDEX = f"{FOLDER}/index.json"
@@ -128,11 +128,11 @@ class StoredReferences:
         elements = self._read(entry, _elements(entry.site, dtype))
         return Floor(tuple(kept["ways"]), tokens, elements, dict(kept["spread"]))
 
-    def usual(self, entry: Entry, dtype: str) -> Usual | None:
-        """Return what is usual at a site, by its prefill and all its decode steps; or None."""
+    def typical_floor(self, entry: Entry, dtype: str) -> TypicalFloor | None:
+        """Return one token's floor at a site, pooled over prefill and decode steps; or None."""
         named = [(each, _real(each.site, dtype)) for each in self._steps[_place(entry)]]
         found = [self._read(each, name) for each, name in named if name in each.hashes]
-        return Usual.of(*torch.cat(found, 1)) if found else None
+        return TypicalFloor.of(*torch.cat(found, 1)) if found else None
 
     def _read(self, entry: Entry, name: str) -> torch.Tensor:
         path = inside(self.folder, entry.file)

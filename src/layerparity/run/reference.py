@@ -18,7 +18,7 @@ from layerparity.anatomy.family import COMPONENTS, EXPERTS
 from layerparity.anatomy.site import DECODE, PREFILL, Kind, Site
 from layerparity.numbers.clean import FLOOR, PLAIN, reference, wider
 from layerparity.numbers.floor import Floor, measure_floor
-from layerparity.numbers.token_sums import Layout, heads_of, layout
+from layerparity.numbers.token_sums import TokenLayout, heads_of, token_layout
 from layerparity.record.outcome import Shown
 from layerparity.record.references import CHAINED, ISOLATED, ReferenceWriter
 from layerparity.run.ports._canonical import CHOICES
@@ -135,7 +135,7 @@ class References:
         found = {}
         for site, value in wide.items():
             axes = shown.specs[site].axes if site in shown.specs else EXPERTS.axes
-            laid = layout(tuple(value.shape), axes, site.local, heads)
+            laid = token_layout(tuple(value.shape), axes, site.local, heads)
             floors = {
                 dtype: self._floor(
                     laid, _ways(results, site, dtype), value, shown.tensors.get(site)
@@ -148,7 +148,7 @@ class References:
 
     def _floor(
         self,
-        laid: Layout,
+        laid: TokenLayout,
         ways: dict[str, torch.Tensor],
         wide: torch.Tensor,
         golden: torch.Tensor | None,

@@ -45,7 +45,7 @@ class Median:
 
     def update(self, state: np.ndarray, chunk: Chunk) -> np.ndarray:
         """Add the chunk's histogram, in place."""
-        state += chunk.numbers.histogram
+        state += chunk.sums.histogram
         return state
 
     def compute(self, state: np.ndarray) -> float:

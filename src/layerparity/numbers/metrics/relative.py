@@ -92,7 +92,7 @@ class Pearson:
 
     def update(self, state: Moments, chunk: Chunk) -> Moments:
         """Merge the chunk's moments into the state."""
-        return state.merge(chunk.numbers.moments)
+        return state.merge(chunk.sums.moments)
 
     def compute(self, state: Moments) -> float:
         """Return the correlation."""
