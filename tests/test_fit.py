@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from layerparity.anatomy.family import family_of
+from layerparity.anatomy.sizes import ModelSizes, sizes_of
 from layerparity.ground.errors import UserError
 from layerparity.ground.resources import shipped
 from layerparity.machine.max_memory import (
@@ -22,7 +23,7 @@ from layerparity.model.architecture import read_config
 from layerparity.model.skeleton import Skeleton
 from layerparity.plan.cure import cures
 from layerparity.plan.devices import MACHINES, Devices, parse_devices
-from layerparity.plan.needs import Pass, Shape, cache_bytes, shape_of, stage_activations
+from layerparity.plan.needs import PassSize, cache_bytes, stage_activations
 from layerparity.plan.placing import Answer, answer
 from layerparity.plan.question import Model, Question, build
 from layerparity.plan.survey import LIMIT, degrees, divided, smallest, survey, too_large
@@ -165,7 +166,7 @@ def test_tensor_parallel_splits_matrices_and_repeats_the_rest() -> None:
 
 # ---------------------------------------------------------------- cache and activations
 
-DENSE = Shape(64, 4, 2, 16, 96, 96, 0, 0, 300, (0, 0, 0))
+DENSE = ModelSizes(64, 4, 2, 16, 16, 96, 96, 0, 0, 300, (0, 0, 0))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -178,16 +179,16 @@ def test_the_cache_is_what_transformers_allocates(dtype: str) -> None:
         MiniMaxM2Config(**common, num_key_value_heads=2, hidden_size=64),
         Gemma2Config(**common, num_key_value_heads=2, hidden_size=64, sliding_window=8),
     ):
-        kind, shape = getattr(torch, dtype), shape_of(config)
+        kind, sizes = getattr(torch, dtype), sizes_of(config)
         cache = StaticCache(config=config, max_cache_len=24)
         cache.early_initialization(3, 2, 16, kind, torch.device("cpu"))
         allocated = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
         ours = sum(
-            cache_bytes(shape, f"layers.{n}", batch=3, tokens=24, itemsize=kind.itemsize)
+            cache_bytes(sizes, f"layers.{n}", batch=3, tokens=24, itemsize=kind.itemsize)
             for n in range(4)
         )
         assert ours == allocated
-    assert shape.windows.count(8) == 2
+    assert sizes.windows.count(8) == 2
 
 
 def test_only_attention_keeps_a_cache() -> None:
@@ -259,14 +260,14 @@ def test_activations_are_estimated_within_a_factor_of_two(
         **own, vocab_size=300, hidden_size=256, num_hidden_layers=1, num_attention_heads=8,
         num_key_value_heads=2, head_dim=32, bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
-    made = Pass(2, rows, 4 if dtype == "float32" else 2, attention, experts or "eager")
-    estimate = stage_activations(shape_of(config), "layers.0", kind != "dense", made)
+    made = PassSize(2, rows, 4 if dtype == "float32" else 2, attention, experts or "eager")
+    estimate = stage_activations(sizes_of(config), "layers.0", kind != "dense", made)
     peak = measured(config, dtype, attention, experts, rows)
     assert peak / 2 <= estimate <= peak * 2, (estimate / peak, estimate, peak)
 
 
 def test_a_component_needs_no_more_than_its_block() -> None:
-    made = Pass(1, 100, 2, "sdpa", "eager")
+    made = PassSize(1, 100, 2, "sdpa", "eager")
     block = stage_activations(DENSE, "layers.0", False, made)
     parts = [f"layers.0.{each}" for each in ("self_attn", "mlp", "input_layernorm")]
     assert max(stage_activations(DENSE, part, False, made) for part in parts[:2]) == block
@@ -448,10 +449,10 @@ def test_machines_are_as_large_as_their_makers_say() -> None:
 
 def test_the_tensor_the_compiler_refuses(real: Model) -> None:
     every = [weight for each in real.weights.values() for weight in each]
-    (row,) = too_large(every, "bfloat16", degrees(real.shape))
+    (row,) = too_large(every, "bfloat16", degrees(real.sizes))
     assert row.name == "layers.0..61.mlp.experts.gate_up_proj"
     assert (row.shape, row.bytes, row.degree) == ((256, 3072, 3072), 4_831_838_208, 2)
-    wide = too_large(every, "float32", degrees(real.shape))
+    wide = too_large(every, "float32", degrees(real.sizes))
     assert [(row.name.rpartition(".")[2], row.degree) for row in wide] == [
         ("gate_up_proj", 4),  # 3 would clear it, and divides 48 heads, but not 8 KV heads.
         ("down_proj", 2),
@@ -466,12 +467,12 @@ def test_the_smallest_degree_clears_the_limit() -> None:
 
 
 def test_divisors_are_named(real: Model) -> None:
-    found = {row.what: row.divisors for row in divided(real.shape)}
+    found = {row.what: row.divisors for row in divided(real.sizes)}
     assert found["attention heads"] == [1, 2, 3, 4, 6, 8, 12, 16, 24, 48]
     assert found["KV heads"] == [1, 2, 4, 8]
     assert max(found["intermediate size"]) == 1536
     assert found["experts"] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
-    assert degrees(real.shape) == [1, 2, 4, 8]
+    assert degrees(real.sizes) == [1, 2, 4, 8]
     both = replace(DENSE, experts=6, top_k=2, expert_intermediate=40)
     assert [row.size for row in divided(both)] == [4, 2, 96, 40, 6]
     assert degrees(both) == [1, 2]

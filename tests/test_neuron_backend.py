@@ -16,6 +16,7 @@ import pytest
 import torch
 from neuron_blocks import Watched, block, command, given, llama, minimax, rel_l2
 
+from layerparity.anatomy.sizes import sizes_of
 from layerparity.ground.errors import UserError
 from layerparity.machine import neuron as machines
 from layerparity.machine import sharding
@@ -316,15 +317,19 @@ def test_refuses_implementations_that_cannot_compile(lazy: Any) -> None:
         lazy.check(model_of(llama()))
 
 
+def sharding_check(config: Any, degree: int) -> None:
+    sharding.check(config, sizes_of(config).divided, degree)
+
+
 def test_sharding_is_refused_with_the_cure() -> None:
-    sharding.check(llama(), 2)
-    sharding.check(minimax(), 1)
+    sharding_check(llama(), 2)
+    sharding_check(minimax(), 1)
     with pytest.raises(UserError, match=r"minimax_m2 is not one .*packed_colwise.*tp_degree=1"):
-        sharding.check(minimax(), 2)
+        sharding_check(minimax(), 2)
     with pytest.raises(UserError, match=r"2 \(KV heads\).*one that does: 1, 2\.$"):
-        sharding.check(llama(), 4)
+        sharding_check(llama(), 4)
     with pytest.raises(UserError, match=r"one that does: 1, 2, 4\.$"):
-        sharding.check(
+        sharding_check(
             llama(num_attention_heads=8, num_key_value_heads=4, intermediate_size=100), 3
         )
 
@@ -376,6 +381,7 @@ import json, sys
 import torch
 from neuron_blocks import block, command, given, llama, rel_l2
 from layerparity.run.backends import neuron
+from layerparity.anatomy.sizes import sizes_of
 from layerparity.ground.errors import UserError
 
 backend = neuron.build(neuron.Settings(), command(tp_degree=2))

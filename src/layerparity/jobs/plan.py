@@ -107,11 +107,11 @@ def _made(question: Question, degree: int) -> Plan:
     from layerparity.plan.survey import degrees, divided, survey, too_large
     from layerparity.plan.table import Plan
 
-    shape, fitting = question.model.shape, degrees(question.model.shape)
+    sizes, fitting = question.model.sizes, degrees(question.model.sizes)
     weights = (weight for each in question.model.weights.values() for weight in each)
     large = too_large(weights, question.dtype, fitting)
     found, machines = answer(question), survey(question)
-    return Plan(question, found, machines, large, divided(shape), fitting, degree)
+    return Plan(question, found, machines, large, divided(sizes), fitting, degree)
 
 
 def _architecture(config: Config) -> Mapping[str, Any]:

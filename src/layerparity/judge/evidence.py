@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.site import DECODE, PREFILL, Site
+from layerparity.anatomy.sizes import sizes_of
 from layerparity.ground.errors import UserError
 from layerparity.judge.descend import block_rows
 from layerparity.judge.guilt import Guilt
@@ -67,9 +68,9 @@ def _facts(config: Config, comparison: Comparison) -> dict[str, str]:
         # Runs may be compared where the model is not: the rules do with what the runs say.
         model = {}
     plain = {k: str(v) for k, v in model.items() if isinstance(v, (str, int, float, bool))}
-    if "head_dim" not in plain and model.get("num_attention_heads"):
-        heads = int(model["num_attention_heads"])
-        plain["head_dim"] = str(int(model.get("hidden_size", 0)) // heads)
+    sizes = sizes_of(model)
+    for name, size in (("head_dim", sizes.head_dim), ("rotary_dim", sizes.rotary_dims)):
+        plain.setdefault(name, str(size))
     silent = any(SILENT in warning for warning in comparison.warnings)
     if hasattr(comparison, "weights") and not silent:
         plain["weights_compared"] = "yes"

@@ -21,17 +21,13 @@ if TYPE_CHECKING:
 _DIMENSION = {"colwise": 0, "rowwise": 1}
 _ATTENTION = {f"layers.*.self_attn.{each}_proj" for each in "qkvo"}
 _WITHIN_MODEL = re.compile(r"(?:^|\.)(layers\.\d+(?:\..+)?)$")
-_SIZES = {
-    "num_attention_heads": "attention heads",
-    "num_key_value_heads": "KV heads",
-    "intermediate_size": "intermediate size",
-}
 
 
-def check(config: Any, tp_degree: int) -> None:
+def check(config: Any, sizes: Mapping[str, int], tp_degree: int) -> None:
     """Refuse a model or a degree that cannot be sharded. Raises UserError with the cure.
 
-    ``config`` is transformers' configuration of the whole model.
+    ``config`` is transformers' configuration of the whole model, ``sizes`` are what tensor
+    parallelism divides, by what a person calls it.
     """
     if tp_degree == 1:
         return
@@ -44,11 +40,9 @@ def check(config: Any, tp_degree: int) -> None:
             f"tp_degree={tp_degree}: only models of the Llama family are sharded, and "
             f"{text.model_type} is not one ({why}): use tp_degree=1."
         )
-    sizes = {label: getattr(text, name, None) for name, label in _SIZES.items()}
-    known = {label: size for label, size in sizes.items() if isinstance(size, int)}
-    if any(size % tp_degree for size in known.values()):
-        has = ", ".join(f"{size} ({label})" for label, size in known.items())
-        fit = ", ".join(str(each) for each in common_divisors(*known.values()))
+    if any(size % tp_degree for size in sizes.values()):
+        has = ", ".join(f"{size} ({label})" for label, size in sizes.items())
+        fit = ", ".join(str(each) for each in common_divisors(*sizes.values()))
         raise UserError(
             f"tp_degree={tp_degree} does not divide all of {has}: use one that does: {fit}."
         )

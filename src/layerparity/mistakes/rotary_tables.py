@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from layerparity.mistakes.block import config_of, head_dim, lacking
+from layerparity.anatomy.sizes import sizes_of
+from layerparity.mistakes.block import config_of, lacking
 
 
 def parameters(config: Any) -> dict[str, Any]:
@@ -29,8 +30,7 @@ def plain(block: nn.Module) -> str:
 
 def width(block: nn.Module) -> int:
     """Return how many dimensions of a head are rotated."""
-    factor = parameters(config_of(block)).get("partial_rotary_factor", 1.0)
-    return int(head_dim(block) * factor)
+    return sizes_of(config_of(block)).rotary_dims
 
 
 def tables(

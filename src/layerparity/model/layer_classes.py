@@ -34,7 +34,7 @@ def layer_classes(config: Mapping[str, Any]) -> tuple[dict[int, str], dict[int, 
     blocks = list(skeleton.blocks)
     kinds = _attention_kinds(skeleton.config, blocks)
     names = [_name(block, kind) for block, kind in zip(blocks, kinds, strict=True)]
-    counts = {layer: _experts(block) for layer, block in enumerate(blocks)}
+    counts = {layer: experts_of(block) for layer, block in enumerate(blocks)}
     return _told_apart(names, blocks), {layer: n for layer, n in counts.items() if n}
 
 
@@ -48,14 +48,14 @@ def _attention_kinds(config: Any, blocks: list[nn.Module]) -> list[str]:
 
 
 def _name(block: nn.Module, attention: str) -> str:
-    mlp = "moe" if _experts(block) else "dense"
+    mlp = "moe" if experts_of(block) else "dense"
     return f"{mlp}, {attention}" if attention else mlp
 
 
-def _experts(block: nn.Module) -> int:
+def experts_of(block: nn.Module) -> int:
     """Return how many experts a block routes between; 0 for a dense one."""
     for name, module in block.named_modules():
-        if name.endswith("experts"):
+        if name.rpartition(".")[2] == "experts":
             count = getattr(module, "num_experts", None)
             return int(count) if count is not None else len(list(module.children()))
     return 0

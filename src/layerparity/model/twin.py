@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from layerparity.anatomy.sizes import EXPERT_KEYS, sizes_of
 from layerparity.ground.errors import UserError
 from layerparity.model.architecture import read_config
 from layerparity.model.buffers import fill_buffers
@@ -24,7 +25,6 @@ SMALL, TOO_LARGE = 4_000_000, 64_000_000
 _VOCABULARY, _WIDTH, _BLOCKS = 256, 64, 4
 # A list with more different values names no kinds of block: it numbers them.
 _KINDS = 4
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _PERIODS = ("_interval", "_step", "_period", "_pattern", "_freq", "_frequency", "_replace")
 
 
@@ -70,7 +70,7 @@ def _without_width(values: Mapping[str, Any]) -> dict[str, Any]:
             changes[key] = min(value, _WIDTH)
         elif key == "vocab_size" or key.endswith("_token_id"):
             changes[key] = min(value, _VOCABULARY - (key != "vocab_size"))
-        elif key in _EXPERTS:
+        elif key in EXPERT_KEYS:
             changes[key] = min(value, _experts(values))
     return changes
 
@@ -90,20 +90,20 @@ def _kept_blocks(values: Mapping[str, Any], count: int) -> int:
 
 def _experts(values: Mapping[str, Any]) -> int:
     """Return a number of experts that leaves a choice, and fills every group."""
-    chosen = int(values.get("num_experts_per_tok") or 1)
+    chosen = sizes_of(values).top_k or 1
     groups = int(values.get("n_group") or 1)
     return groups * math.ceil(max(2 * chosen, 2 * groups) / groups)
 
 
 def _fewer_heads(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return changes that keep the size of a head, and whether heads share keys and values."""
-    heads = int(values.get("num_attention_heads") or 1)
-    shared = int(values.get("num_key_value_heads") or heads)
+    sizes = sizes_of(values)
+    heads, shared = sizes.heads or 1, sizes.kv_heads or 1
     few = min(shared, 2)
     many = few * min(heads // shared, 2)
     changes = {
         "num_attention_heads": many,
-        "hidden_size": int(values["hidden_size"]) // heads * many,
+        "hidden_size": sizes.hidden // heads * many,
     }
     if values.get("num_key_value_heads"):
         changes["num_key_value_heads"] = few

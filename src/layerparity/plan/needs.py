@@ -22,14 +22,14 @@ H is the hidden size, h and k heads and KV heads of d channels, I the intermedia
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from layerparity.anatomy.family import OUTSIDE
 from layerparity.anatomy.site import Site
+from layerparity.anatomy.sizes import ModelSizes
 
 
 @dataclass(frozen=True)
-class Pass:
+class PassSize:
     """One forward pass: its size, and the implementations it computes with."""
 
     batch: int
@@ -39,37 +39,37 @@ class Pass:
     experts: str
 
 
-def stage_activations(shape: Shape, stage: str, sparse: bool, made: Pass) -> int:
+def stage_activations(sizes: ModelSizes, stage: str, sparse: bool, made: PassSize) -> int:
     """Return the bytes of activations a stage needs at its peak; ``sparse``: it holds experts."""
     site, rows, item = Site(stage, "in"), made.batch * made.tokens, made.itemsize
     if stage == OUTSIDE["head"]:
-        return rows * (shape.hidden + shape.vocabulary) * item
+        return rows * (sizes.hidden + sizes.vocabulary) * item
     if stage == OUTSIDE["embedding"]:
-        return rows * (shape.hidden * item + 8)
-    mlp = _experts(shape, made) if sparse else rows * 3 * (shape.hidden + shape.intermediate) * item
-    parts = {"self_attn": _attention(shape, made), "mlp": mlp}
+        return rows * (sizes.hidden * item + 8)
+    mlp = _experts(sizes, made) if sparse else rows * 3 * (sizes.hidden + sizes.intermediate) * item
+    parts = {"self_attn": _attention(sizes, made), "mlp": mlp}
     if site.layer is not None and site.component == "":
         return max(parts.values())
-    return parts.get(site.component, rows * shape.hidden * (2 * item + 8))
+    return parts.get(site.component, rows * sizes.hidden * (2 * item + 8))
 
 
-def _attention(shape: Shape, made: Pass) -> int:
+def _attention(sizes: ModelSizes, made: PassSize) -> int:
     rows, item = made.batch * made.tokens, made.itemsize
-    width = shape.heads * shape.head_dim
-    projected = width + 2 * shape.kv_heads * shape.head_dim
-    size = rows * ((2 * shape.hidden + projected) * item + width * max(3 * item, item + 8))
+    width = sizes.heads * sizes.head_dim
+    projected = width + 2 * sizes.kv_heads * sizes.head_dim
+    size = rows * ((2 * sizes.hidden + projected) * item + width * max(3 * item, item + 8))
     if made.attention == "eager":
         score = item + (item if item >= 4 else 8)
-        size += made.batch * shape.heads * made.tokens**2 * score
+        size += made.batch * sizes.heads * made.tokens**2 * score
     return size
 
 
-def _experts(shape: Shape, made: Pass) -> int:
+def _experts(sizes: ModelSizes, made: PassSize) -> int:
     item, wide = made.itemsize, max(4, made.itemsize)
-    hidden, inner = shape.hidden, shape.expert_intermediate
+    hidden, inner = sizes.hidden, sizes.expert_intermediate
     tokens = made.batch * made.tokens
     row = hidden * item + max(4 * inner * item, hidden * (item + 2 * wide))
-    size = tokens * (3 * hidden * item + 12 * shape.experts)
+    size = tokens * (3 * hidden * item + 12 * sizes.experts)
     if made.experts == "eager":
         return size + tokens * row
     if made.experts == "static":
@@ -77,16 +77,16 @@ def _experts(shape: Shape, made: Pass) -> int:
 
         # As static_experts.chunk_size counts them, weights included.
         one = 3 * hidden * inner * item + 16 * tokens * max(hidden, 2 * inner)
-        chunk = max(1, min(shape.experts, CHUNK_BYTES // one))
+        chunk = max(1, min(sizes.experts, CHUNK_BYTES // one))
         computed = chunk * max(4 * inner * item, hidden * (item + 3 * wide))
-        routing = 5 * shape.experts * shape.top_k
+        routing = 5 * sizes.experts * sizes.top_k
         return size + tokens * (computed + routing + 2 * hidden * wide)
     gathered = 3 * hidden * inner * item if made.experts == "batched_mm" else 0
-    return size + tokens * shape.top_k * (row + gathered)
+    return size + tokens * sizes.top_k * (row + gathered)
 
 
 def cache_bytes(
-    shape: Shape, stage: str, *, batch: int, tokens: int, itemsize: int, degree: int = 1
+    sizes: ModelSizes, stage: str, *, batch: int, tokens: int, itemsize: int, degree: int = 1
 ) -> int:
     """Return the bytes a stage's keys and values take on one of ``degree`` devices, exactly.
 
@@ -97,63 +97,6 @@ def cache_bytes(
     site = Site(stage, "in")
     if site.layer is None or site.component not in ("", "self_attn"):
         return 0
-    window = shape.windows[site.layer]
+    window = sizes.windows[site.layer]
     kept = min(tokens, window) if window else tokens
-    return 2 * -(-shape.kv_heads // degree) * shape.head_dim * kept * batch * itemsize
-
-
-_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
-_TOP_K = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts")
-_WINDOWED = "sliding_attention"
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Sizes of a decoder, in elements.
-
-    ``experts`` and ``top_k`` are 0 for a dense model. ``windows`` holds, for each block, the number
-    of tokens its attention looks back, or 0 for all of them.
-    """
-
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    expert_intermediate: int
-    experts: int
-    top_k: int
-    vocabulary: int
-    windows: tuple[int, ...]
-
-
-def shape_of(config: Any) -> Shape:
-    """Return the shape that transformers' configuration describes."""
-    text = config.get_text_config()
-    hidden, heads = int(text.hidden_size), int(text.num_attention_heads)
-    intermediate = int(_first(text, ("intermediate_size",)) or 4 * hidden)
-    experts = _first(text, _EXPERTS)
-    return Shape(
-        hidden=hidden,
-        heads=heads,
-        kv_heads=_first(text, ("num_key_value_heads",)) or heads,
-        head_dim=_first(text, ("head_dim",)) or hidden // heads,
-        intermediate=intermediate,
-        expert_intermediate=_first(text, ("moe_intermediate_size",)) or intermediate,
-        experts=experts,
-        top_k=_first(text, _TOP_K) or 1 if experts else 0,
-        vocabulary=int(text.vocab_size),
-        windows=_windows(text),
-    )
-
-
-def _first(text: Any, names: tuple[str, ...]) -> int:
-    """Return the first of some keys that is a number above 0, or 0."""
-    found = (getattr(text, name, None) for name in names)
-    return next((int(value) for value in found if isinstance(value, int) and value > 0), 0)
-
-
-def _windows(text: Any) -> tuple[int, ...]:
-    window = _first(text, ("sliding_window",))
-    kinds = getattr(text, "layer_types", None) or [""] * int(text.num_hidden_layers)
-    return tuple(window if kind == _WINDOWED else 0 for kind in kinds)
+    return 2 * -(-sizes.kv_heads // degree) * sizes.head_dim * kept * batch * itemsize

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from layerparity.anatomy.sizes import ModelSizes, sizes_of
 from layerparity.machine.device import keep_torch_xla_out
 from layerparity.plan.devices import Devices
-from layerparity.plan.needs import Pass, Shape, cache_bytes, shape_of, stage_activations
+from layerparity.plan.needs import PassSize, cache_bytes, stage_activations
 from layerparity.plan.weights import ITEMSIZE, Size, Weight, size_of, stage_weights
 
 if TYPE_CHECKING:
@@ -53,10 +54,10 @@ class Question:
     def cache(self) -> dict[str, int]:
         """Bytes of each stage's keys and values."""
         tokens, item = self.tokens + self.new_tokens, ITEMSIZE[self.dtype]
-        shape, batch = self.model.shape, self.batch
+        sizes, batch = self.model.sizes, self.batch
         return {
             stage: cache_bytes(
-                shape, stage, batch=batch, tokens=tokens, itemsize=item, degree=self.degree
+                sizes, stage, batch=batch, tokens=tokens, itemsize=item, degree=self.degree
             )
             for stage in self.model.stages
         }
@@ -65,9 +66,11 @@ class Question:
     def activations(self) -> dict[str, int]:
         """Bytes of each stage's activations, an estimate."""
         model = self.model
-        made = Pass(self.batch, self.tokens, ITEMSIZE[self.dtype], model.attention, model.experts)
+        made = PassSize(
+            self.batch, self.tokens, ITEMSIZE[self.dtype], model.attention, model.experts
+        )
         return {
-            stage: stage_activations(model.shape, stage, stage in model.sparse, made)
+            stage: stage_activations(model.sizes, stage, stage in model.sparse, made)
             for stage in model.stages
         }
 
@@ -78,14 +81,14 @@ _BUILT_IN = "bfloat16"
 
 @dataclass(frozen=True)
 class Model:
-    """A scope of an architecture: its stages' tensors in running order, and its shape.
+    """A scope of an architecture: its stages' tensors in running order, and its sizes.
 
     ``sparse`` are the stages that hold experts, ``blocks`` those that are never split;
     ``attention`` and ``experts`` name the implementations that compute.
     """
 
     weights: Mapping[str, tuple[Weight, ...]]
-    shape: Shape
+    sizes: ModelSizes
     sparse: frozenset[str]
     blocks: frozenset[str]
     attention: str
@@ -125,7 +128,7 @@ def build(
     config: Any = skeleton.model.config
     return Model(
         weights,
-        shape_of(config),
+        sizes_of(config),
         frozenset(s for s in stages if any(".experts" in w.name for w in weights[s])),
         frozenset(stage for stage, kind in kinds.items() if kind in whole),
         config._attn_implementation,

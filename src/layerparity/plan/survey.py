@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from layerparity.anatomy.sizes import ModelSizes
 from layerparity.ground.errors import UserError
 from layerparity.machine.sharding import common_divisors
 from layerparity.plan.devices import MACHINES, Devices, Machine
-from layerparity.plan.needs import Shape
 from layerparity.plan.question import Question
 from layerparity.plan.weights import Weight, ranges
 
@@ -93,12 +93,9 @@ def _note(
         return f"enough in all, but only {room // largest} whole blocks on a device"
     if machine.cores == 1 or not fits:
         return ""
-    splits = machine.cores in degrees(question.model.shape)
+    splits = machine.cores in degrees(question.model.sizes)
     verb = "splits" if splits else "does not split"
     return f"{machine.cores} cores a chip: tp_degree={machine.cores} {verb} a block evenly"
-
-
-EXPERTS = "experts"
 
 
 @dataclass(frozen=True)
@@ -114,21 +111,15 @@ class Divided:
         return common_divisors(self.size)
 
 
-def divided(shape: Shape) -> list[Divided]:
+def divided(sizes: ModelSizes) -> list[Divided]:
     """Return what tensor parallelism divides; experts, which expert parallelism does, come last."""
-    rows = [
-        Divided("attention heads", shape.heads),
-        Divided("KV heads", shape.kv_heads),
-        Divided("intermediate size", shape.intermediate),
-    ]
-    if shape.experts and shape.expert_intermediate != shape.intermediate:
-        rows.append(Divided("intermediate size of an expert", shape.expert_intermediate))
-    return [*rows, Divided(EXPERTS, shape.experts)] if shape.experts else rows
+    rows = [Divided(what, size) for what, size in sizes.divided.items()]
+    return [*rows, Divided("experts", sizes.experts)] if sizes.experts else rows
 
 
-def degrees(shape: Shape) -> list[int]:
+def degrees(sizes: ModelSizes) -> list[int]:
     """Return every tp_degree that divides heads, KV heads and intermediate sizes, ascending."""
-    return common_divisors(*(row.size for row in divided(shape) if row.what != EXPERTS))
+    return common_divisors(*sizes.divided.values())
 
 
 # neuronx-cc refuses a single tensor of more than 4 GB. Where it draws the line between 4 * 10^9 and

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from layerparity.anatomy.sizes import sizes_of
 from layerparity.mistakes.block import head_dim
 from layerparity.mistakes.cause import Cause, Evidence
 from layerparity.mistakes.fault import Fault, Pass
@@ -24,10 +25,8 @@ def _applies(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
 
 
 def _arguments(arguments: Mapping[str, Any], given: Pass) -> dict[str, Any]:
-    config = given.config
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    theta = parameters(config)["rope_theta"]
-    made = tables(given.position_ids, int(size), theta, given.dtype)
+    theta, size = parameters(given.config)["rope_theta"], sizes_of(given.config).head_dim
+    made = tables(given.position_ids, size, theta, given.dtype)
     return {**arguments, "position_embeddings": made}
 
 

@@ -48,9 +48,6 @@ def sort_routing(tensors: dict[str, torch.Tensor], unseen: dict[str, str]) -> No
         tensors[WEIGHTS] = tensors[WEIGHTS].gather(-1, order)
 
 
-_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
-
-
 def taps_of(family: Family, skeleton: Skeleton, stage: str, wanted: Any) -> list[tuple[str, Tap]]:
     """Return the wanted taps inside a stage, each with its module path below the stage."""
     site = Site(stage, "in")
@@ -70,8 +67,3 @@ def after_of(family: Family, skeleton: Skeleton, stage: str) -> Callable[..., An
     """Return what the model computes of a stage's output before the next stage, or None."""
     after, config = family.after.get(stage), skeleton.config
     return None if after is None else lambda output: after(output, config)
-
-
-def expert_count(config: Any) -> int:
-    """Return how many experts a router chooses from, 0 for a dense model."""
-    return next((int(n) for key in _COUNTS if (n := getattr(config, key, None))), 0)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from layerparity.anatomy.family import EXPERTS
+from layerparity.anatomy.sizes import sizes_of
 from layerparity.ground.errors import UserError
 from layerparity.model.prints import offloaded
 from layerparity.model.weight_types import stays_float32
 from layerparity.numbers.clean import Way, perturbed
 from layerparity.numbers.replay import Replay
-from layerparity.run.ports._canonical import expert_count
 from layerparity.run.ports._observe import ObservedStage
 from layerparity.run.ports.base import Call, Observed
 from layerparity.run.ports.hf import HfPort
@@ -75,7 +75,7 @@ class Evaluator(HfPort):
         The scores that the router chose from are observed as well, at `SCORES`.
         """
         flat = None if choices is None else choices.flatten(0, 1)
-        told = Replay(flat, expert_count(self.skeleton.config))
+        told = Replay(flat, sizes_of(self.skeleton.config).experts)
         given = given.to(self.dtype) if given.is_floating_point() else given
         if self.way.perturbs:
             given = perturbed(given, sum(stage.encode()))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.family import ROUTED, Tap
 from layerparity.anatomy.site import Site, SiteSpec
+from layerparity.anatomy.sizes import sizes_of
 from layerparity.ground.errors import UserError
 from layerparity.ground.profile import Spent
 from layerparity.model.architecture import read_config
@@ -15,7 +16,6 @@ from layerparity.run.ports._canonical import (
     OWN_CHOICES,
     REPLAYED,
     after_of,
-    expert_count,
     laid_out,
     sort_routing,
     spec_of,
@@ -180,7 +180,7 @@ class HfPort(Port):
         family, skeleton = self.assets.family, self.skeleton
         self._taps[stage] = taps_of(family, skeleton, stage, self.assets.wanted)
         after = after_of(family, skeleton, stage)
-        return ObservedStage(module, self._taps[stage], after, expert_count(skeleton.config))
+        return ObservedStage(module, self._taps[stage], after, sizes_of(skeleton.config).experts)
 
     def _routes(self, stage: str) -> bool:
         """Say whether a stage holds a router that shows its choices."""

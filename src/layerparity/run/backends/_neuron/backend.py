@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from layerparity.anatomy.sizes import sizes_of
 from layerparity.ground.errors import UserError
 from layerparity.machine import sharding
 from layerparity.machine.device import Affinity, Placed
@@ -117,7 +118,7 @@ class NeuronBackend(Backend):
                 f"tp_degree={self.runtime.tp_degree}: sharding is on XLA:CPU only for now: use "
                 "tp_degree=1, or backend.runtime=xla_cpu."
             )
-        sharding.check(config, self.runtime.tp_degree)
+        sharding.check(config, sizes_of(config).divided, self.runtime.tp_degree)
 
     def place(self, model: nn.Module, stages: Mapping[str, str]) -> list[Placed]:
         """Put every stage on the one device; with tp_degree > 1 its shards lie side by side."""
