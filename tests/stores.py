@@ -1,30 +1,24 @@
-"""Embedded stores for tests: MLflow's first start takes seconds, so it is paid once per session."""
+"""Embedded stores for tests."""
 
 from __future__ import annotations
 
-import functools
-import shutil
 import socket
-import tempfile
 from pathlib import Path
 
 from layerparity.settings.tracking import TrackingConfig
+from layerparity.tracking import database, environment
 from layerparity.tracking.store import Store, open_store
 
 
-@functools.cache
-def _template() -> tempfile.TemporaryDirectory:
-    folder = tempfile.TemporaryDirectory(prefix="layerparity-store-")
-    open_store(TrackingConfig(folder=folder.name, experiment="template"))
-    return folder
-
-
 def fresh_config(folder: Path, **changes) -> TrackingConfig:
-    """Return the config of an empty embedded store in ``folder``."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in Path(_template().name).glob("mlflow.db*"):
-        shutil.copy(path, folder)
-    return TrackingConfig(folder=str(folder), **changes)
+    """Return the config of an embedded store in ``folder``, made but never opened."""
+    config = TrackingConfig(folder=str(folder), **changes)
+    environment.prepare(config.timeout_s)
+    from mlflow import MlflowClient
+
+    with database.locked(config.root):
+        database.make(config.root, MlflowClient)
+    return config
 
 
 def fresh_store(folder: Path) -> Store:

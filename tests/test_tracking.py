@@ -409,14 +409,18 @@ def test_a_deleted_experiment_says_how_to_get_it_back(tmp_path):
         open_store(config)
 
 
-def test_an_interrupted_first_start_leaves_nothing(tmp_path):
+def test_an_interrupted_first_start_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
     def stopped(uri):
         Path(uri.removeprefix("sqlite:///")).write_text("half")
         raise KeyboardInterrupt
 
+    (tmp_path / "runs").mkdir()
     with pytest.raises(KeyboardInterrupt):
-        database.make(tmp_path, stopped)
-    assert list(tmp_path.iterdir()) == []
+        database.make(tmp_path / "runs", stopped)
+    assert list((tmp_path / "runs").iterdir()) == []
+    assert not list(tmp_path.glob("cache/layerparity/stores/*.db"))
 
 
 def test_a_moved_store_keeps_working(tmp_path):
@@ -499,16 +503,19 @@ for number in range(3):
 
 
 def test_processes_that_start_at_once_on_a_fresh_store_lose_nothing(tmp_path):
-    writers = ("a", "b", "c", "killed")
-    command = [sys.executable, "-c", textwrap.dedent(WRITER), str(tmp_path)]
+    writers = ("a", "b", "c", "d", "e", "f", "g", "killed")
+    command = [sys.executable, "-c", textwrap.dedent(WRITER), str(tmp_path / "runs")]
+    # No template is kept yet: one of them makes it.
+    told = {"env": {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}}
     children = [
-        subprocess.Popen([*command, name], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        subprocess.Popen([*command, name], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **told)
         for name in writers
     ]
     said = [child.communicate(timeout=500)[0].decode() for child in children]
-    assert [child.returncode for child in children] == [0, 0, 0, -signal.SIGKILL], said
-    assert said == [""] * 4, "MLflow is to be quiet"
-    store = open_store(TrackingConfig(folder=str(tmp_path)))
+    assert [child.returncode for child in children] == [0] * 7 + [-signal.SIGKILL], said
+    assert said == [""] * 8, "MLflow is to be quiet"
+    store = open_store(TrackingConfig(folder=str(tmp_path / "runs")))
+    assert len(list(tmp_path.glob("cache/layerparity/stores/mlflow-*.db"))) == 1
     runs = {run.name: run for run in store.runs()}
     assert sorted(runs) == sorted(f"{name}-{number}" for name in writers for number in range(3))
     for name, run in runs.items():

@@ -14,6 +14,7 @@ from pathlib import Path
 from filelock import BaseFileLock, FileLock, Timeout
 
 from layerparity.ground.errors import UserError
+from layerparity.tracking import template
 
 FILE_NAME = "mlflow.db"
 ARTIFACTS = "artifacts"
@@ -63,19 +64,32 @@ def _lock(root: Path) -> BaseFileLock:
 def make(root: Path, initialise: Callable[[str], object]) -> None:
     """Make the database unless it exists; ``initialise`` fills the one at the URI it is given.
 
-    It is filled aside and moved into place, so an interrupted first start leaves nothing behind.
+    Where a `template` is kept, it is copied, and nothing is initialised. All is done aside and
+    moved into place, so an interrupted first start leaves nothing behind.
     """
     target = root / FILE_NAME
     if target.exists():
         return
     with tempfile.TemporaryDirectory(prefix=".first-start-", dir=root) as aside:
-        fresh, whole = Path(aside) / "fresh.db", Path(aside) / "whole.db"
-        initialise(f"sqlite:///{fresh}")
-        with closing(sqlite3.connect(fresh)) as database:
-            database.execute("VACUUM INTO ?", (str(whole),))
-        with closing(sqlite3.connect(whole)) as database:
-            database.execute("PRAGMA journal_mode = WAL")
+
+        def migrate(path: Path) -> None:
+            fresh = Path(aside) / "fresh.db"
+            initialise(f"sqlite:///{fresh}")
+            _pack(fresh, path)
+
+        whole = Path(aside) / "whole.db"
+        template.fill(whole, migrate)
         whole.replace(target)
+
+
+def _pack(fresh: Path, path: Path) -> None:
+    """Write a database that MLflow made to one file in WAL mode."""
+    with closing(sqlite3.connect(fresh, isolation_level=None)) as database:
+        # The default experiment knows where and when it was made: each store gets its own.
+        database.execute("DELETE FROM experiments")
+        database.execute("VACUUM INTO ?", (str(path),))
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA journal_mode = WAL")
 
 
 def check(root: Path) -> None:
