@@ -1,9 +1,4 @@
-"""Mode: every torch operation inside goes through one method.
-
-The weights stay as they are stored: each is widened where an operation meets it, so no second copy
-of a stage is ever held. Casts that a model's code makes by name (a norm's ``.to(float32)``, a
-softmax's ``dtype=float32``) are widened too: a reference one precision wider has none left.
-"""
+"""Contexts that change how torch computes: the order of a linear layer's sums, or a wider type."""
 
 from __future__ import annotations
 
@@ -15,10 +10,13 @@ from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
 Operation = Callable[..., Any]
+# Of an input [..., channel] and a weight [row, channel], both floating: [..., row].
+Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+_CASTS = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16, torch.Tensor.double)
 
 
 class Mode(TorchFunctionMode):
-    """A context in which ``run(func, args, named)`` answers each operation."""
+    """A context in which ``run(func, args, named)`` answers each torch operation."""
 
     def __torch_function__(
         self,
@@ -35,9 +33,6 @@ class Mode(TorchFunctionMode):
         return func(*args, **named)
 
 
-Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-
 class Linear(Mode):
     """Replace every ``linear(input, weight)`` by ``product``; the bias is added afterwards."""
 
@@ -47,13 +42,14 @@ class Linear(Mode):
 
     def run(self, func: Operation, args: Sequence[Any], named: dict[str, Any]) -> Any:
         """Run one operation, a linear layer by the product."""
-        return (self._linear if func is linear else func)(*args, **named)
 
-    def _linear(
-        self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        result = self.product(input, weight)
-        return result if bias is None else result + bias
+        def replaced(
+            input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+        ) -> torch.Tensor:
+            result = self.product(input, weight)
+            return result if bias is None else result + bias
+
+        return (replaced if func is linear else func)(*args, **named)
 
 
 def sharded(shards: int) -> Product:
@@ -93,19 +89,19 @@ def pairwise(shards: int) -> Product:
 
 
 def shuffled(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Multiply with the terms of each sum in a fixed random order."""
+    """Return [..., row] of [..., channel] and [row, channel], terms in a fixed random order."""
     order = torch.randperm(input.shape[-1], generator=torch.Generator().manual_seed(0))
     order = order.to(input.device)
     return linear(input[..., order], weight[..., order])
 
 
 def backwards(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Multiply with the terms of each sum in the opposite order."""
+    """Return [..., row] of [..., channel] and [row, channel], terms in the opposite order."""
     return linear(input.flip(-1), weight.flip(-1))
 
 
 def accumulated(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Accumulate in float64 and round once."""
+    """Return [..., row] of [..., channel] and [row, channel], summed in float64, rounded once."""
     return linear(input.double(), weight.double()).to(input.dtype)
 
 
@@ -117,11 +113,14 @@ def _added(partials: Iterable[torch.Tensor]) -> torch.Tensor:
     return total
 
 
-_CASTS = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16, torch.Tensor.double)
-
-
 class Widen(Mode):
-    """Compute in ``dtype``: operations that meet a tensor of it take their others in it as well."""
+    """Compute in ``dtype``: operations that meet a tensor of it take their others in it as well.
+
+    The weights stay as they are stored: each is widened where an operation meets it, so no second
+    copy of a stage is ever held. Casts that a model's code makes by name (a norm's
+    ``.to(float32)``, a softmax's ``dtype=float32``) are widened too: a reference one precision
+    wider has none left.
+    """
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()

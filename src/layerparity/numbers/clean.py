@@ -1,4 +1,4 @@
-"""Clean computations of one stage, which differ from each other by rounding alone."""
+"""Clean ways to compute one stage: they differ from each other by rounding alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replay: a router that is told which experts to choose, so that only arithmetic is left.
+"""Tell a router which experts to choose, so that only arithmetic is left to compare.
 
 Its own scores still weigh the experts. Whatever it would have chosen from is kept in ``scores``.
 """
@@ -16,8 +16,8 @@ from layerparity.numbers.arithmetic import Mode, Operation
 class Replay(Mode):
     """Answer the router's top-k with given choices.
 
-    ``choices`` is int64 [tokens, k], or None to only listen; a top-k of another size, or over
-    another number of scores than ``experts``, is somebody else's. ``scores`` is [tokens, experts]
+    ``choices`` is int64 [token, k], or None to only listen; a top-k of another size, or over
+    another number of scores than ``experts``, is somebody else's. ``scores`` is [token, expert]
     after the router ran, else None.
     """
 

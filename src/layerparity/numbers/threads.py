@@ -1,4 +1,4 @@
-"""Threads: torch's own are left out of work that is made of many small pieces."""
+"""Keep torch to one thread in work that is made of many small pieces."""
 
 from __future__ import annotations
 
