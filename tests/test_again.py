@@ -89,3 +89,12 @@ def test_nothing_stored_says_nothing() -> None:
 )
 def test_words_are_bare_only_where_they_are_read_as_text(value: object, word: str) -> None:
     assert typed("k", value) == word
+
+
+@pytest.mark.parametrize(("name", "port"), [("hf.HfPort", "hf"), ("fault.FaultPort", "fault")])
+def test_a_port_that_was_stored_by_its_former_path_is_understood(name: str, port: str) -> None:
+    keys = {"port.name": "gate_up_swapped"} if port == "fault" else {"port.replay": True}
+    stored = composed(f"port={port}", *(f"{key}={value}" for key, value in keys.items()))
+    stored["port"]["_target_"] = f"layerparity.ports.{name}"
+    chosen = {} if port == "hf" else {"port": port}
+    assert settings_of(stored) == {"backend": "gpu", **chosen, **keys}

@@ -127,7 +127,7 @@ def test_the_example_of_the_docs_is_right(own_port) -> None:
         ),
         ("        return []", "        return 3", "place returned int, not a list of Placed"),
         ("import torch\n", "import troch\n", "raised ModuleNotFoundError: No module named 'troch'"),
-        ("class Port(base.Port):", "class Port:", "gave Port, not a port: derive it from"),
+        ("class Port(porting.Port):", "class Port:", "gave Port, not a port: derive it from"),
         ("self.config = assets.checkpoint.config", "1 / 0", "while it was made"),
         ("class Port(", "class Prot(", "my_port has no 'Port'. Did you mean 'Prot'?"),
     ],

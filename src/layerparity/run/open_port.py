@@ -41,7 +41,7 @@ def label(chosen: Any) -> str:
     """Return a port as its user would name it: ``hf``, ``fault qkv_never_loaded at layers 0``."""
     keys = keys_of(chosen)
     target = keys.pop("_target_")
-    words = [target.split(".")[2] if _is_ours(target) else target]
+    words = [target.split(".")[-2] if _is_ours(target) else target]
     name, layers = keys.pop("name", None), keys.pop("layers", None)
     words += [str(name)] if name is not None else []
     words += [f"at layers {','.join(map(str, layers))}"] if layers is not None else []
@@ -96,7 +96,7 @@ def build(chosen: Any, assets: Assets) -> Port:
     if not isinstance(made, Port):
         raise UserError(
             f"{target} gave {type(made).__name__}, not a port: derive it from "
-            "layerparity.run.ports.base.Port."
+            "layerparity.porting.Port."
         )
     return guarded(made, target, assets)
 

@@ -8,6 +8,7 @@ from enum import Enum
 from functools import cache
 from typing import Any
 
+from layerparity import path_today
 from layerparity.ground import registry
 from layerparity.ground.resources import shipped
 from layerparity.settings.config import PLUGIN_GROUPS, Config
@@ -27,7 +28,7 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     usual = _usual_options()
-    for key, value in config.items():
+    for key, value in _today(config).items():
         if key in _NEVER:
             continue
         default = _root().get(key)
@@ -46,6 +47,14 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
             }
         )
     return found
+
+
+def _today(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a stored configuration with its port named by the path that it has today."""
+    port = config.get(_BY_TARGET)
+    if not isinstance(port, Mapping) or "_target_" not in port:
+        return config
+    return {**config, _BY_TARGET: {**port, "_target_": path_today(port["_target_"])}}
 
 
 def _option_of(group: str, value: Mapping[str, Any]) -> str | None:
