@@ -11,13 +11,14 @@ import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT, Ended
 
 from layerparity.ground import registry
 from layerparity.ground.errors import UserError
-from layerparity.run import open_port, preflight
+from layerparity.run import open_backend, open_port, preflight
 from layerparity.settings.config import Config, RunKind
 
 # Several commands in one process, each as a user would type it.
@@ -117,14 +118,12 @@ def test_a_port_of_the_users_own_is_not_imported_early() -> None:
 
 @pytest.mark.parametrize("name", registry.names("run.backends"))
 def test_a_backend_file_tells_the_kind_it_makes(name: str) -> None:
-    module = registry.load("run.backends", name)
     config = Config()
-    config.backend = module.Settings()
-    config.device_map.strategy = "cpu"
-    if module.affinity().score:
-        assert module.build(config.backend, config).default_kind == module.DEFAULT_KIND
+    config.backend = registry.load("run.backends", name).Settings()
+    made = open_backend.abilities(config).kind
+    assert made is (RunKind.golden if name == "gpu" else RunKind.candidate)
     preflight.settle_kind(config)
-    assert config.kind.value == module.DEFAULT_KIND
+    assert config.kind is made
 
 
 def test_what_takes_seconds_is_named_before(
@@ -133,12 +132,10 @@ def test_what_takes_seconds_is_named_before(
     config = Config()
     config.backend = registry.load("run.backends", "neuron").Settings()
     there = dict.fromkeys(("mlflow", "torch"))
-    monkeypatch.setattr(preflight.sys, "modules", {**there, "sys": sys})
+    monkeypatch.setattr(preflight, "sys", SimpleNamespace(modules=there))
     preflight.say_loading(config)
     assert capsys.readouterr().out == "loading torch_xla, transformers ...\n"
-    monkeypatch.setattr(
-        preflight.sys, "modules", dict.fromkeys((*there, "torch_xla", "transformers"))
-    )
+    there.update(dict.fromkeys(("torch_xla", "transformers")))
     preflight.say_loading(config)
     assert capsys.readouterr().out == ""
 

@@ -624,7 +624,7 @@ def python(code, *arguments):
         capture_output=True,
         text=True,
         env={
-            "PYTHONPATH": str(Path(gpu.__file__).parents[2]),
+            "PYTHONPATH": str(Path(gpu.__file__).parents[3]),
             "PATH": "/usr/bin:/bin",
             "OMP_NUM_THREADS": "1",
         },

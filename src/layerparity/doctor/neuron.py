@@ -10,6 +10,7 @@ from layerparity.doctor._versions import installed
 from layerparity.doctor.base import Check, Result, Section, ok, problem, warning
 from layerparity.machine import neuron
 from layerparity.machine.neuron import GET_XLA, detect, neuron_devices
+from layerparity.run import open_backend
 
 if TYPE_CHECKING:
     from layerparity.settings.config import Config
@@ -43,7 +44,7 @@ def _machine(config: Config) -> Result:
     if fit.score:
         return ok("neuron devices", found)
     said, _, cure = fit.reason.partition(": ")
-    if config.backend.name == "neuron" or neuron_devices():
+    if "torch_xla" in open_backend.abilities(config).libraries or neuron_devices():
         return problem("neuron devices", said, cure or GET_XLA)
     return ok("neuron devices", f"none; {said}")
 

@@ -12,6 +12,7 @@ from layerparity.doctor import _probe
 from layerparity.doctor._versions import PAIR, installed, same
 from layerparity.doctor.base import Check, Result, Section, ok, problem, warning
 from layerparity.machine.neuron import GET_XLA
+from layerparity.run import open_backend
 
 if TYPE_CHECKING:
     from layerparity.settings.config import Config
@@ -29,8 +30,9 @@ def look(config: Config) -> Iterator[Result]:
     yield _imported(torch)
     if importlib.util.find_spec("torch_xla") is not None:
         yield _pair(torch, installed("torch_xla") or "?")
-    elif config.backend.name == "neuron":
-        yield problem("torch_xla", "is not installed, and backend=neuron needs it", GET_XLA)
+    elif "torch_xla" in open_backend.abilities(config).libraries:
+        needed = f"is not installed, and backend={config.backend.name} needs it"
+        yield problem("torch_xla", needed, GET_XLA)
     else:
         yield ok("torch_xla", "is not installed; only backend=neuron needs it", GET_XLA)
 

@@ -10,6 +10,7 @@ from layerparity.doctor import _probe
 from layerparity.doctor._versions import installed
 from layerparity.doctor.base import Check, Result, Section, ok, problem, warning
 from layerparity.machine import nvidia
+from layerparity.run import open_backend
 
 if TYPE_CHECKING:
     from layerparity.settings.config import Config
@@ -20,7 +21,7 @@ _GET = "install torch with everything it asks for (make clean, then make demo TO
 def look(config: Config) -> Iterator[Result]:
     """Yield one line; it is a problem where backend.compile=true would run on a GPU."""
     gpu = bool(nvidia.gpu_names())
-    wanted = gpu and config.backend.name == "gpu" and bool(config.backend.compile)
+    wanted = gpu and open_backend.abilities(config).gpu_compiler == "triton"
     if importlib.util.find_spec("triton") is None:
         if wanted:
             yield problem("triton", "is not installed, and backend.compile=true needs it", _GET)

@@ -12,6 +12,7 @@ from layerparity.anatomy.family import family_of
 from layerparity.ground import console
 from layerparity.ground.errors import Exit, UserError
 from layerparity.model.resolve import open_checkpoint
+from layerparity.run import open_backend
 from layerparity.run.scope import Scope, num_layers_of, scope_of
 from layerparity.settings.config import Config
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from layerparity.plan.devices import Devices
     from layerparity.plan.question import Model, Question
     from layerparity.plan.table import Plan
-
-_NEURON = "neuron"
 
 
 @dataclass
@@ -55,7 +54,7 @@ def _question(config: Config) -> Question:
     from layerparity.plan.batch import batch_of
     from layerparity.plan.question import Question
 
-    devices, neuron = _devices(config), config.backend.name == _NEURON
+    devices, one_device = _devices(config), open_backend.abilities(config).one_device
     values = _architecture(config)
     family = family_of(str(values.get("model_type")))
     scope = scope_of(config, num_layers_of(values), family)
@@ -71,8 +70,8 @@ def _question(config: Config) -> Question:
         batch.sequences,
         batch.tokens,
         batch.new_tokens,
-        neuron,
-        config.tp_degree if neuron else 1,
+        one_device,
+        config.tp_degree if one_device else 1,
     )
     _say(config, scope, batch, question)
     return question
@@ -83,8 +82,7 @@ def _model(
 ) -> Model:
     from layerparity.plan.question import build
 
-    neuron = config.backend.name == _NEURON
-    experts = config.experts_implementation or ("static" if neuron else None)
+    experts = config.experts_implementation or open_backend.abilities(config).experts
     return build(values, family, stages, config.attn_implementation, experts)
 
 
@@ -123,13 +121,15 @@ def _architecture(config: Config) -> Mapping[str, Any]:
 
 def _devices(config: Config) -> Devices:
     from layerparity.plan.devices import parse_devices, this_machine
-    from layerparity.run.backends import neuron
 
     if config.plan.devices is not None:
         return parse_devices(config.plan.devices)
-    if config.backend.name == _NEURON and neuron.affinity().score > 1:
-        raise UserError("A Neuron device does not say its memory: give plan.devices=16x96GiB, say.")
-    return this_machine(config.backend.name != _NEURON and config.device_map.strategy != "cpu")
+    known = open_backend.abilities(config).memory_known
+    if not known and (fit := open_backend.affinity(config)).score > 1:
+        raise UserError(
+            f"A {fit.device} device does not say its memory: give plan.devices=16x96GiB, say."
+        )
+    return this_machine(known and config.device_map.strategy != "cpu")
 
 
 def _problems(plan: Plan) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.site import DECODE, PREFILL
-from layerparity.ground import console, registry
+from layerparity.ground import console
 from layerparity.ground.errors import Exit, UserError
 from layerparity.mistakes.catalogue import catalogue
 from layerparity.selftest.cells import (
@@ -90,13 +90,14 @@ def run(config: Config) -> Exit:
 
 def _all(config: Config, folder: Path) -> list[Ended]:
     from layerparity.model.resolve import open_checkpoint
+    from layerparity.run import open_backend
     from layerparity.run.steps import composed
     from layerparity.selftest.trials import Trials
     from layerparity.settings.tracking import TrackingConfig
     from layerparity.tracking.store import open_store
 
     # The backend comes first: it decides what may be imported, and by whom.
-    registry.load("run.backends", config.backend.name).build(config.backend, config).open()
+    open_backend.build(config).open()
     keys = {"threads": config.threads or 1}
     store = open_store(TrackingConfig(folder=str(folder / "empty")))
     trials = Trials(folder, store, config.tolerance, keys)

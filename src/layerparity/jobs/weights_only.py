@@ -7,14 +7,14 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.family import family_of
-from layerparity.ground import console, registry
+from layerparity.ground import console
 from layerparity.ground.errors import Exit, UserError
 from layerparity.judge.weights_diff import diff_side
 from layerparity.model.resolve import open_checkpoint
 from layerparity.record.findings import WeightFinding
 from layerparity.record.manifest import WeightPrint
 from layerparity.record.wanted import Wanted
-from layerparity.run import open_port, preflight
+from layerparity.run import open_backend, open_port, preflight
 from layerparity.run.ports.base import Assets, Port
 from layerparity.run.scope import Scope, scope_of
 from layerparity.settings.config import Config
@@ -68,16 +68,12 @@ def check_weights(config: Config, kind: str) -> Exit:
     preflight.refuse(config)
     preflight.say_loading(config)
     store = open_store(config.tracking)
-    backend = registry.load("run.backends", config.backend.name).build(config.backend, config)
-    backend.open()
-    try:
+    with open_backend.opened(config) as backend:
         checkpoint = open_checkpoint(config.model)
         scope, port = _built(config, checkpoint, backend)
         label = open_port.label(config.port)
         console.say(f"weights of {config.model.name}, {scope.describe()}, as port {label} has them")
         checked = _loaded(port, checkpoint, scope.stages)
-    finally:
-        backend.close()
     if len(checked.silent) == len(scope.stages):
         raise UserError(
             f"The port {label} does not say what weights its graph holds: give it "

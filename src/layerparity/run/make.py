@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerparity.ground import console, registry
+from layerparity.ground import console
 from layerparity.ground.errors import UserError
 from layerparity.record.manifest import Manifest
 from layerparity.record.recorder import Recorder
-from layerparity.run import open_port, preflight, reuse, write
+from layerparity.run import open_backend, open_port, preflight, reuse, write
 from layerparity.run.ports.base import Assets, Port
 from layerparity.run.prepare import Prepared, prepare
 from layerparity.run.sweep import PARENT_VARIABLE
@@ -36,22 +36,18 @@ def make(config: Config) -> str:
     store = open_store(config.tracking)
     preflight.refuse_unknown_golden(config, store)
     # The backend decides what more may be imported, and by whom.
-    backend = registry.load("run.backends", config.backend.name).build(config.backend, config)
-    backend.open()
-    try:
+    with open_backend.opened(config) as backend:
         prepared = prepare(config, backend, store)
         fingerprint = write.fingerprint(prepared)
         again = reuse.reusable(store, fingerprint) if config.reuse else None
-        if again is not None:
-            parent = os.environ.get(PARENT_VARIABLE)
-            if parent:
-                store.adopt(parent, again)
-            console.say(f"Reusing run {again.name} ({again.id}): same fingerprint.\n{again.url}")
-            say_served(config.tracking)
-            return again.id
-        return _log(prepared, store, fingerprint, began)
-    finally:
-        backend.close()
+        if again is None:
+            return _log(prepared, store, fingerprint, began)
+    parent = os.environ.get(PARENT_VARIABLE)
+    if parent:
+        store.adopt(parent, again)
+    console.say(f"Reusing run {again.name} ({again.id}): same fingerprint.\n{again.url}")
+    say_served(config.tracking)
+    return again.id
 
 
 def _log(prepared: Prepared, store: Any, fingerprint: str, began: float) -> str:
@@ -102,7 +98,8 @@ def _references(prepared: Prepared, port: Port, folder: Path) -> References | No
 
     config = prepared.config
     wanted = config.reference.make and config.kind is RunKind.golden
-    if not wanted or not isinstance(port, HfPort) or config.backend.name != "gpu":
+    able = open_backend.abilities(config).references
+    if not wanted or not able or not isinstance(port, HfPort):
         return None
     from layerparity.run.reference import References, floor_dtypes
 

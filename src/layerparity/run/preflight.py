@@ -8,10 +8,10 @@ import time
 from typing import TYPE_CHECKING
 
 from layerparity.anatomy.family import family_of
-from layerparity.ground import console, registry
+from layerparity.ground import console
 from layerparity.machine.memory import refuse_small_limits
 from layerparity.model.resolve import open_checkpoint
-from layerparity.run import open_port
+from layerparity.run import open_backend, open_port
 from layerparity.run.scope import num_layers_of, scope_of
 from layerparity.settings.config import Config, RunKind
 
@@ -34,10 +34,9 @@ def refuse(config: Config) -> None:
 
 
 def settle_kind(config: Config) -> None:
-    """Replace kind=auto by what the backend makes where nobody says, if its file tells."""
+    """Replace kind=auto by what the backend makes where nobody says."""
     if config.kind is RunKind.auto:
-        backend = registry.load("run.backends", config.backend.name)
-        config.kind = RunKind(getattr(backend, "DEFAULT_KIND", RunKind.auto.value))
+        config.kind = open_backend.abilities(config).kind
 
 
 def refuse_unknown_golden(config: Config, store: Store) -> None:
@@ -74,9 +73,7 @@ def began() -> float:
 
 def say_loading(config: Config) -> None:
     """Name the libraries that take seconds to import, where they are not there already."""
-    libraries = ["mlflow", "torch", "transformers"]
-    if config.backend.name == "neuron":
-        libraries.insert(2, "torch_xla")
+    libraries = ["mlflow", "torch", *open_backend.abilities(config).libraries, "transformers"]
     missing = [name for name in libraries if name not in sys.modules]
     if missing:
         console.say(f"loading {', '.join(missing)} ...")

@@ -14,7 +14,7 @@ from layerparity.run import goldens, typed_keys
 from layerparity.run.inputs import _replay
 from layerparity.run.inputs.base import Inputs, Request
 from layerparity.run.scope import Scope, num_layers_of, scope_of
-from layerparity.settings.config import Config, FeedMode, RunKind
+from layerparity.settings.config import Config, FeedMode
 
 if TYPE_CHECKING:
     from layerparity.model.checkpoint import Checkpoint
@@ -41,8 +41,6 @@ def prepare(config: Config, backend: Backend, store: Any) -> Prepared:
     family = family_of(str(checkpoint.config.get("model_type")))
     num_layers = num_layers_of(checkpoint.config)
     scope = scope_of(config, num_layers, family)
-    if config.kind is RunKind.auto:
-        config.kind = RunKind(backend.default_kind)
     request = Request(
         config=config,
         model_folder=checkpoint.folder,

@@ -13,7 +13,7 @@ from layerparity.ground import console
 from layerparity.ground.errors import UserError
 from layerparity.ground.quoting import typed
 from layerparity.run import apart as _apart
-from layerparity.run import typed_keys, write
+from layerparity.run import open_backend, typed_keys, write
 from layerparity.run.sweep import PARENT_VARIABLE
 from layerparity.settings.config import Config, ScopeKind
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 Settings = dict[str, Any]
 # MLflow keeps whole milliseconds, rounded down.
 _CLOCK_S = 0.1
-# Backends whose settings are read once in a process.
-_HELD_ONCE = ("neuron",)
 # Notes that a step of this command said: the next one says only what is new.
 _noted: set[str] = set()
 
@@ -41,9 +39,9 @@ def make(store: Store, parent: str, settings: Settings, apart: bool = False) -> 
     settings = {**settings, "reuse": True}
     config = composed(settings)
     what, began = _described(config), time.time()
-    held_once = apart and config.backend.name in _HELD_ONCE
+    own_process = apart and open_backend.abilities(config).settings_once
     with brief(what), typed_keys.step(()), _under(parent):
-        made = store.get(_apart.make(settings) if held_once else run.make(config))
+        made = store.get(_apart.make(settings) if own_process else run.make(config))
     assert made is not None, "a run that was just made can be found"
     spent = time.time() - began
     reused = made.start_time.timestamp() < began - _CLOCK_S

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.site import DECODE, PREFILL
-from layerparity.ground import console, registry
+from layerparity.ground import console
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import write_text
 from layerparity.judge.descend import first_guilty
@@ -19,7 +19,7 @@ from layerparity.mistakes.catalogue import likeliest
 from layerparity.record.manifest import FILE_NAME
 from layerparity.record.verdict import Outcome, Row
 from layerparity.run import make as run_job
-from layerparity.run import write
+from layerparity.run import open_backend, write
 from layerparity.run.steps import composed
 from layerparity.selftest.cells import Cell, Setting
 from layerparity.selftest.outcomes import Ended, Ending, ending_of
@@ -116,14 +116,10 @@ def make_in(folder: Path, config: Config, store: Any) -> StoredRun:
     """
     from layerparity.tracking.stored import from_folder
 
-    backend = registry.load("run.backends", config.backend.name).build(config.backend, config)
-    backend.open()
-    try:
+    with open_backend.opened(config) as backend:
         prepared = run_job.prepare(config, backend, store)
         port = run_job.build_port(prepared)
         manifest, outcome = run_job.execute(prepared, port, folder, write.fingerprint(prepared))
         write.describe(prepared, folder, outcome)
         write_text(folder / FILE_NAME, manifest.to_json())
-    finally:
-        backend.close()
     return from_folder(folder)

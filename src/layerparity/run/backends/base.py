@@ -1,7 +1,7 @@
 """What every backend offers: where it can run, where modules go, how tensors get there and back.
 
-A backend's file holds ``Settings`` (a dataclass for conf/backend), ``affinity()`` and
-``build(settings, config)``. Nothing heavy is imported until ``build``.
+A backend's file holds ``Settings`` (a dataclass for conf/backend), ``affinity()``,
+``abilities(settings)`` and ``build(settings, config)``. Nothing heavy is imported until ``build``.
 """
 
 from __future__ import annotations
@@ -12,10 +12,36 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from layerparity.machine.device import Placed
+from layerparity.settings.config import RunKind
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """What a backend says of itself; others ask this, never its name. Defaults promise nothing.
+
+    ``kind`` is what a run makes where nobody says. ``eager``: torch computes operation by
+    operation, so that a port can choose the order of a sum. ``references``: a golden run may
+    evaluate its stages again beside itself, wider and in other ways. ``settings_once``: a process
+    reads the settings once, so that runs with others need a process of their own. ``one_device``:
+    every stage goes to one device, whatever device_map says. ``memory_known``: the free memory of
+    its devices can be asked for, as of NVIDIA's. ``experts`` is the implementation of experts where
+    none is asked for, ``libraries`` what it imports that takes seconds, and ``gpu_compiler`` the
+    package that compiled stages need on a GPU.
+    """
+
+    kind: RunKind = RunKind.candidate
+    eager: bool = False
+    references: bool = False
+    settings_once: bool = False
+    one_device: bool = False
+    memory_known: bool = False
+    experts: str | None = None
+    libraries: tuple[str, ...] = ()
+    gpu_compiler: str = ""
 
 
 @dataclass
@@ -29,7 +55,6 @@ class Backend(ABC):
     """
 
     name: str = ""
-    default_kind: str = "candidate"
     attn_implementation: str = "sdpa"
     experts_implementation: str | None = None
     warnings: list[str] = field(default_factory=list)

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 
 from layerparity.machine import nvidia
 from layerparity.machine.device import Affinity, keep_torch_xla_out
+from layerparity.run.backends.base import Abilities
+from layerparity.settings.config import RunKind
 from layerparity.settings.key import key
 
 if TYPE_CHECKING:
     from layerparity.run.backends.base import Backend
     from layerparity.settings.config import Config
-
-# What a run makes where nobody says.
-DEFAULT_KIND = "golden"
 
 
 @dataclass
@@ -37,6 +36,17 @@ def affinity() -> Affinity:
     return Affinity(2, "cuda", f"{len(names)} GPU{'s' if len(names) > 1 else ''}: {names[0]}")
 
 
+def abilities(settings: Settings) -> Abilities:
+    """Return what torch on GPUs, or on the CPU, can do."""
+    return Abilities(
+        kind=RunKind.golden,
+        eager=True,
+        references=True,
+        memory_known=True,
+        gpu_compiler="triton" if settings.compile else "",
+    )
+
+
 def build(settings: Settings, config: Config) -> Backend:
     """Return the backend of a configuration, not yet opened; transformers is not yet imported.
 
@@ -45,7 +55,7 @@ def build(settings: Settings, config: Config) -> Backend:
     from layerparity.run.backends._gpu.backend import from_config
 
     keep_torch_xla_out()
-    return from_config(config, DEFAULT_KIND, settings.compile)
+    return from_config(config, settings.compile)
 
 
 def _names_by_torch() -> list[str]:

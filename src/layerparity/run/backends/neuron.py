@@ -12,14 +12,12 @@ from layerparity.ground.errors import UserError
 from layerparity.machine.device import Affinity
 from layerparity.machine.neuron import Choice, detect
 from layerparity.run.backends._neuron.runtime import Compile
+from layerparity.run.backends.base import Abilities
 from layerparity.settings.key import key
 
 if TYPE_CHECKING:
     from layerparity.run.backends.base import Backend
     from layerparity.settings.config import Config
-
-# What a run makes where nobody says.
-DEFAULT_KIND = "candidate"
 
 
 @dataclass
@@ -40,6 +38,13 @@ def affinity() -> Affinity:
     return detect()
 
 
+def abilities(settings: Settings) -> Abilities:
+    """Return what XLA can do: it reads its flags and its number of devices once, as it starts."""
+    return Abilities(
+        settings_once=True, one_device=True, experts="static", libraries=("torch_xla",)
+    )
+
+
 def build(settings: Settings, config: Config) -> Backend:
     """Return the backend of a configuration, not yet opened; torch_xla is not yet imported.
 
@@ -51,6 +56,4 @@ def build(settings: Settings, config: Config) -> Backend:
         raise UserError(machine.reason)
     from layerparity.run.backends._neuron.backend import from_config
 
-    return from_config(
-        config, DEFAULT_KIND, machine, Compile(settings.compile), settings.excess_precision
-    )
+    return from_config(config, machine, Compile(settings.compile), settings.excess_precision)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from layerparity.ground.errors import UserError, nearest
+from layerparity.run import open_backend
 from layerparity.run.ports.base import Assets, Call, Observed
 from layerparity.run.ports.hf import REPLAY_HELP, HfPort
 from layerparity.settings.key import key
 
 if TYPE_CHECKING:
     import torch
-
-    from layerparity.machine.device import Placed
 
 
 @dataclass
@@ -32,18 +30,14 @@ class CleanPort(HfPort):
     def __init__(self, assets: Assets, name: str | None = None, replay: bool = False) -> None:
         from layerparity.numbers.clean import OTHERS
 
+        if not open_backend.abilities(assets.config).eager:
+            raise UserError("port=clean computes eagerly: use backend=gpu device_map=cpu.")
         super().__init__(assets, replay)
         known = {way.name: way for way in OTHERS}
         if name not in known:
             hint = nearest(name or "", known)
             raise UserError(f"port=clean wants port.name=NAME.{hint} Known: {', '.join(known)}.")
         self.way = known[name]
-
-    def place(self, stages: Sequence[str]) -> list[Placed]:
-        """Place the stages; only a backend that computes at once can be told how to add."""
-        if self.assets.backend.name != "gpu":
-            raise UserError("port=clean computes eagerly: use backend=gpu device_map=cpu.")
-        return super().place(stages)
 
     def begin(self, call: Call) -> None:
         """Prepare a pass as the way's implementations want it."""

@@ -30,14 +30,13 @@ if TYPE_CHECKING:
     from layerparity.settings.config import Config
 
 
-def from_config(config: Config, default_kind: str, compiles: bool) -> GpuBackend:
+def from_config(config: Config, compiles: bool) -> GpuBackend:
     """Return the backend of a configuration. Raises UserError for what cannot be read."""
     check_strategy(config.device_map.strategy)
     if compiles and config.generate.max_new_tokens:
         raise UserError(compiling.NO_CACHE)
     return GpuBackend(
         name="gpu",
-        default_kind=default_kind,
         attn_implementation=config.attn_implementation or "sdpa",
         experts_implementation=config.experts_implementation,
         strategy=config.device_map.strategy,

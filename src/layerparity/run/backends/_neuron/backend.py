@@ -43,7 +43,7 @@ _EXPERTS = (static_experts.NAME, "batched_mm", "eager")
 
 
 def from_config(
-    config: Config, default_kind: str, machine: Affinity, compiled: Compile, excess_precision: bool
+    config: Config, machine: Affinity, compiled: Compile, excess_precision: bool
 ) -> NeuronBackend:
     """Return the backend for a machine that `detect` found; see `neuron.build`."""
     for key in _GPU_ONLY:
@@ -58,7 +58,6 @@ def from_config(
     static_experts.register()
     return NeuronBackend(
         name="neuron",
-        default_kind=default_kind,
         attn_implementation=config.attn_implementation or "sdpa",
         experts_implementation=config.experts_implementation or static_experts.NAME,
         unused=() if streams else ("device_map",),

@@ -1,0 +1,48 @@
+"""The backend that a configuration names: what it says of itself, and opened for one run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from layerparity.ground import registry
+
+if TYPE_CHECKING:
+    from layerparity.machine.device import Affinity
+    from layerparity.run.backends.base import Abilities, Backend
+    from layerparity.settings.config import Config
+
+BACKENDS = "run.backends"
+
+
+def affinity(config: Config) -> Affinity:
+    """Return how well the backend fits this machine; nothing heavy is imported."""
+    found: Affinity = registry.load(BACKENDS, config.backend.name).affinity()
+    return found
+
+
+def abilities(config: Config) -> Abilities:
+    """Return what the backend says that it can do; nothing heavy is imported."""
+    found: Abilities = registry.load(BACKENDS, config.backend.name).abilities(config.backend)
+    return found
+
+
+def build(config: Config) -> Backend:
+    """Return the backend, not yet opened: it decides what may be imported from now on.
+
+    Raises UserError for settings that it cannot take.
+    """
+    made: Backend = registry.load(BACKENDS, config.backend.name).build(config.backend, config)
+    return made
+
+
+@contextmanager
+def opened(config: Config) -> Iterator[Backend]:
+    """Open the backend for one run, and close it whatever happens."""
+    backend = build(config)
+    backend.open()
+    try:
+        yield backend
+    finally:
+        backend.close()
