@@ -19,12 +19,12 @@ from conftest import ROOT, Ended
 from fp8_folders import SHARDS, big_fp8_folder, real_config, write_sparse
 from safetensors.torch import load_file, save_file
 
+from layerparity.checkpoint.audit import Audit, examine
 from layerparity.checkpoint.deep import read_deep
-from layerparity.checkpoint.examine import Audit, examine
 from layerparity.checkpoint.finding import CURES, Finding, grouped
 from layerparity.checkpoint.listing import read_listing
-from layerparity.checkpoint.sizes import check_scales
-from layerparity.checkpoint.stream import CHUNK, Tally
+from layerparity.checkpoint.scales import check_scales
+from layerparity.checkpoint.stream import CHUNK, ValueStatistics
 from layerparity.ground.errors import Exit, UserError
 from layerparity.ground.resources import shipped
 from layerparity.machine.max_memory import most_at_once
@@ -701,7 +701,7 @@ def test_values_of_any_size_have_a_spread(tmp_path: Path, dtype: torch.dtype, si
 def test_a_tally_of_chunks_is_that_of_the_whole() -> None:
     values = torch.randn(10_000, generator=torch.Generator().manual_seed(1)) + 8.5
     values[7], values[8] = math.nan, math.inf
-    tally = Tally()
+    tally = ValueStatistics()
     for chunk in values.split(999):
         tally.add(chunk)
     finite = values[values.isfinite()].double()

@@ -22,8 +22,9 @@ from fp8_folders import write_sparse
 from fp8_small import fp8_copy, quantise
 from safetensors.torch import load_file, save_file
 
-from layerparity.checkpoint import writing as pieces_room
+from layerparity.checkpoint.shard_writer import slice_values
 from layerparity.checkpoint.shards import SMALL, Policy, Why, plan_shards, policy_of
+from layerparity.checkpoint.slices import slices
 from layerparity.checkpoint.target import STATE
 from layerparity.ground.errors import UserError
 from layerparity.ground.profile import MemoryPeaks, anonymous_bytes
@@ -165,7 +166,7 @@ def test_every_tensor_stands_where_its_numbers_may_be_mapped(
         assert stored.begin % made[stored.name].element_size() == 0
 
 
-def test_small_pieces_are_the_same_as_one(tmp_path: Path) -> None:
+def test_small_slices_are_the_same_as_one(tmp_path: Path) -> None:
     weight, scales = (
         torch.stack(each) for each in zip(*map(quantise, torch.randn(2, 300, 200)), strict=True)
     )
@@ -176,9 +177,9 @@ def test_small_pieces_are_the_same_as_one(tmp_path: Path) -> None:
     for tensor in shard.tensors:
         found = {}
         for limit in (1, 1000, 10**9):
-            cut = list(pieces_room.pieces(tensor, (128, 128), limit))
-            found[limit] = torch.cat([each.fill(filler, pool).flatten() for each in cut])
-        assert len(list(pieces_room.pieces(tensor, (128, 128), 1))) > 5
+            cut = list(slices(tensor, (128, 128), limit))
+            found[limit] = torch.cat([slice_values(each, filler, pool).flatten() for each in cut])
+        assert len(list(slices(tensor, (128, 128), 1))) > 5
         assert torch.equal(found[1], found[10**9]) and torch.equal(found[1000], found[10**9])
         assert found[1].nbytes == tensor.bytes
 
@@ -457,9 +458,9 @@ def test_another_conversion_is_not_mixed_in(
 def test_two_commands_do_not_write_to_one_folder(
     source: Path, tmp_path: Path, convert: Callable[..., Ended]
 ) -> None:
-    from layerparity.checkpoint.target import opened
+    from layerparity.checkpoint.target import locked
 
-    with opened(tmp_path / "to"):
+    with locked(tmp_path / "to"):
         ended = convert(source, tmp_path / "to")
     assert ended.exit == 2 and "Another command is writing to" in ended.err
     assert convert(source, tmp_path / "to").exit == 0

@@ -1,4 +1,4 @@
-"""Finding: one thing that is wrong with a checkpoint, or worth knowing of it, and its cure."""
+"""Describe one thing that is wrong with a checkpoint, or worth knowing, and its cure."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Group:
+class FindingGroup:
     """Findings of one kind about tensors that differ by their numbers only: layer, expert."""
 
     first: Finding
@@ -103,11 +103,13 @@ class Group:
     tensors: int
 
 
-def grouped(findings: Iterable[Finding]) -> list[Group]:
+def grouped(findings: Iterable[Finding]) -> list[FindingGroup]:
     """Return findings by kind and by name without numbers, problems first, else in their order."""
-    held: dict[tuple[bool, str, str], list[Finding]] = {}
+    alike: dict[tuple[bool, str, str], list[Finding]] = {}
     for each in findings:
         key = (each.note, each.what, _DIGITS.sub("*", each.tensor or each.file))
-        held.setdefault(key, []).append(each)
-    groups = [Group(same[0], len(same), sum(f.count for f in same)) for same in held.values()]
+        alike.setdefault(key, []).append(each)
+    groups = [
+        FindingGroup(same[0], len(same), sum(f.count for f in same)) for same in alike.values()
+    ]
     return sorted(groups, key=lambda group: group.first.note)

@@ -1,6 +1,6 @@
-"""Headers: what a safetensors file says it holds, with every way in which that cannot be true.
+"""Read a safetensors header, damaged or not, and list every way in which it cannot be true.
 
-`models/checkpoint.py` refuses a file at its first fault; here a damaged file still gives all the
+`model/checkpoint.py` refuses a file at its first fault; here a damaged file still gives all the
 tensors that can be made out.
 """
 
@@ -22,7 +22,7 @@ _LIMIT = 100 * 2**20
 
 
 @dataclass
-class Shard:
+class ShardHeader:
     """A file, its size in bytes, and the tensors that its header lists.
 
     ``readable`` is False where the header could not be made out at all.
@@ -44,9 +44,9 @@ def intact(stored: Stored, size: int) -> bool:
     return stored.bytes == bytes_due(stored) and stored.begin + stored.bytes <= size
 
 
-def read_shard(file: Path) -> Shard:
+def read_shard_header(file: Path) -> ShardHeader:
     """Read a file's header; nothing is raised for what is wrong with it."""
-    shard = Shard(file)
+    shard = ShardHeader(file)
     try:
         with file.open("rb") as opened:
             shard.size = os.fstat(opened.fileno()).st_size
@@ -66,7 +66,7 @@ def read_shard(file: Path) -> Shard:
     return shard
 
 
-def _no_header(shard: Shard, length: int) -> None:
+def _no_header(shard: ShardHeader, length: int) -> None:
     shard.readable = False
     name = shard.file.name
     if 0 <= length <= _LIMIT or shard.size < _PREFIX:
@@ -76,7 +76,7 @@ def _no_header(shard: Shard, length: int) -> None:
         shard.add("header_damaged", f"{name} is not a safetensors file: it does not begin as one")
 
 
-def _entries(shard: Shard, raw: bytes) -> None:
+def _entries(shard: ShardHeader, raw: bytes) -> None:
     """Take down every entry of the header that can be made out."""
     try:
         header = json.loads(raw, object_pairs_hook=_noticing)
@@ -131,7 +131,7 @@ def _stored(file: Path, start: int, name: str, entry: Any) -> Stored | None:
     return Stored(name, file, dtype, shape, end - begin, start + begin)
 
 
-def _tiling(shard: Shard, position: int) -> None:
+def _tiling(shard: ShardHeader, position: int) -> None:
     """Hold sizes against shapes, and places against each other and against the file's end."""
     for each in shard.tensors:
         due = bytes_due(each)
@@ -161,19 +161,16 @@ def _misplaced(tensors: list[Stored], end: int) -> Iterator[tuple[str, Stored, i
         end = max(end, each.begin + each.bytes)
 
 
-def _past_the_end(shard: Shard, end: int, tiled: bool) -> None:
+def _past_the_end(shard: ShardHeader, end: int, tiled: bool) -> None:
     beyond = [each for each in shard.tensors if each.begin + each.bytes > shard.size]
     if tiled:
+        first = min(beyond, key=lambda stored: stored.begin)
         text = (
             f"{shard.file.name} is {shard.size} bytes, its header describes {end}: "
-            f"{counted(len(beyond), 'tensor')} cut off, {min(beyond, key=_begin).name} first"
+            f"{counted(len(beyond), 'tensor')} cut off, {first.name} first"
         )
         shard.add("shard_truncated", text, count=len(beyond))
         return
     for each in beyond:
         text = f"{each.name} ends at byte {each.begin + each.bytes}, the file at {shard.size}"
         shard.add("offsets_beyond_end", text, each.name)
-
-
-def _begin(stored: Stored) -> int:
-    return stored.begin

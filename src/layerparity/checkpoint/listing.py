@@ -1,4 +1,4 @@
-"""Listing: a folder's files and the tensors in them, held against the index and each other."""
+"""List a folder's files and their tensors, and check them against the index and each other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from layerparity.checkpoint.finding import Finding, counted
-from layerparity.checkpoint.headers import Shard, read_shard
+from layerparity.checkpoint.headers import ShardHeader, read_shard_header
 from layerparity.model.checkpoint import INDEX
 from layerparity.model.header import Stored
 
@@ -25,7 +25,7 @@ class Listing:
     or unreadable, and what the index names and no file has.
     """
 
-    shards: list[Shard] = field(default_factory=list)
+    shards: list[ShardHeader] = field(default_factory=list)
     tensors: dict[str, Stored] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     lost: set[str] = field(default_factory=set)
@@ -47,9 +47,9 @@ def read_listing(folder: Path) -> Listing:
     for absent in missing:
         _lose(listing, absent, named.get(absent, []))
     for file in files:
-        _take(listing, read_shard(file), named.get(file.name, []))
+        _take(listing, read_shard_header(file), named.get(file.name, []))
     if weight_map:
-        _held_against(listing, weight_map)
+        _check_index(listing, weight_map)
         _total(listing, index)
     return listing
 
@@ -112,7 +112,7 @@ def _gaps(files: Iterable[Path]) -> list[str]:
     return sorted(due - there)
 
 
-def _take(listing: Listing, shard: Shard, named: list[str]) -> None:
+def _take(listing: Listing, shard: ShardHeader, named: list[str]) -> None:
     """Add a file to the listing; of a tensor in two files the first counts."""
     listing.shards.append(shard)
     listing.findings += shard.findings
@@ -134,11 +134,14 @@ def _lose(listing: Listing, name: str, named: list[str]) -> None:
     listing.findings.append(Finding("shard_missing", text, file=name, count=len(named)))
 
 
-def _held_against(listing: Listing, weight_map: Mapping[str, str]) -> None:
-    """Hold what the index says of each tensor against where it is."""
-    held = _places(listing)
+def _check_index(listing: Listing, weight_map: Mapping[str, str]) -> None:
+    """Compare what the index says of each tensor with where it is."""
+    holders: dict[str, tuple[str, ...]] = {}
+    for shard in listing.shards:
+        for stored in shard.tensors:
+            holders[stored.name] = (*holders.get(stored.name, ()), shard.file.name)
     for tensor, file in weight_map.items():
-        files = held.get(tensor)
+        files = holders.get(tensor)
         if files is None and tensor not in listing.lost:
             text = f"{INDEX} puts {tensor} into {file}, and no file has it"
             listing.findings.append(Finding("index_names_absent", text, tensor, file))
@@ -146,20 +149,10 @@ def _held_against(listing: Listing, weight_map: Mapping[str, str]) -> None:
         elif files is not None and file not in files:
             text = f"{INDEX} puts {tensor} into {file}, it is in {files[0]}"
             listing.findings.append(Finding("index_names_other_file", text, tensor, file))
-    for tensor, files in held.items():
+    for tensor, files in holders.items():
         if tensor not in weight_map and tensor not in listing.lost:
             text = f"{tensor} is in {files[0]} and not in the index"
             listing.findings.append(Finding("index_lacks", text, tensor, files[0]))
-
-
-def _places(listing: Listing) -> dict[str, tuple[str, ...]]:
-    """Return the names of the files that hold each tensor."""
-    held: dict[str, tuple[str, ...]] = {}
-    for shard in listing.shards:
-        here = (shard.file.name,)
-        for stored in shard.tensors:
-            held[stored.name] = held.get(stored.name, ()) + here
-    return held
 
 
 def _total(listing: Listing, index: Mapping[str, Any]) -> None:

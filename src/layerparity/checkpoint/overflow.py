@@ -1,4 +1,4 @@
-"""Overflow: numbers that were finite as they were stored and would be Inf in the new type."""
+"""Refuse numbers that were finite as they were stored and would be Inf in the new type."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from layerparity.checkpoint.slices import TensorSlice
 from layerparity.ground.errors import UserError
 from layerparity.model.filling import DTYPES
 
 if TYPE_CHECKING:
-    from layerparity.checkpoint.writing import Piece
     from layerparity.model.filling import Filler
     from layerparity.model.header import Stored
 
@@ -19,30 +19,30 @@ if TYPE_CHECKING:
 _WIDER = (torch.bfloat16, torch.float32, torch.float64)
 
 
-def refuse_overflow(piece: Piece, made: torch.Tensor, filler: Filler) -> None:
-    """Raise UserError where ``made``, a piece in its new type, has an Inf that was no Inf before.
+def refuse_overflow(part: TensorSlice, values: torch.Tensor, filler: Filler) -> None:
+    """Raise UserError where ``values``, a slice in its new type, has an Inf that was no Inf before.
 
     The stored numbers are read a second time only where there is an Inf or NaN. A scale that is
     Inf, and an Inf that was stored as one, stay what they are.
     """
     # One pass; isinf() takes ten times as long and a mask.
-    if not made.numel() or all(math.isfinite(float(end)) for end in torch.aminmax(made)):
+    if not values.numel() or all(math.isfinite(float(end)) for end in torch.aminmax(values)):
         return
-    exact = _exact(piece, made.isinf(), filler)
+    exact = _exact(part, values.isinf(), filler)
     lost = exact[exact.isfinite()]
     if lost.numel():
-        raise _refusal(piece, made.dtype, lost.abs().max())
+        raise _refusal(part, values.dtype, lost.abs().max())
 
 
-def _exact(piece: Piece, where: torch.Tensor, filler: Filler) -> torch.Tensor:
+def _exact(part: TensorSlice, where: torch.Tensor, filler: Filler) -> torch.Tensor:
     """Return the values at ``where`` as float64, FP8 numbers times their scales without loss."""
-    stored = _as_stored(piece.stored, filler)
-    if piece.scales is None:
+    stored = _as_stored(part.stored, filler)
+    if part.scales is None:
         return stored[where].double()
-    rows, columns = piece.stored.shape
-    factors = _as_stored(piece.scales, filler)
-    wide = factors.repeat_interleave(piece.block[0], 0)[:rows]
-    wide = wide.repeat_interleave(piece.block[1], 1)[:, :columns]
+    rows, columns = part.stored.shape
+    factors = _as_stored(part.scales, filler)
+    wide = factors.repeat_interleave(part.block[0], 0)[:rows]
+    wide = wide.repeat_interleave(part.block[1], 1)[:, :columns]
     # torch cannot pick out FP8 numbers.
     return stored.float()[where].double() * wide[where].double()
 
@@ -53,10 +53,10 @@ def _as_stored(stored: Stored, filler: Filler) -> torch.Tensor:
     return into
 
 
-def _refusal(piece: Piece, target: torch.dtype, worst: torch.Tensor) -> UserError:
-    name = piece.stored.name
+def _refusal(part: TensorSlice, target: torch.dtype, worst: torch.Tensor) -> UserError:
+    name = part.stored.name
     # FP8 numbers are multiplied in float32, whatever they are written as.
-    wider = _WIDER if piece.scales is None else _WIDER[:-1]
+    wider = _WIDER if part.scales is None else _WIDER[:-1]
     fits = next((each for each in wider if worst.to(each).isfinite()), None)
     beyond = f"holds values beyond {_called(target)}'s {torch.finfo(target).max:g}"
     if fits is None:

@@ -1,4 +1,4 @@
-"""Shards: what each file of the result will hold, to the byte, before anything is read."""
+"""Plan each file of a converted checkpoint to the byte, before any tensor is read."""
 
 from __future__ import annotations
 
@@ -18,116 +18,6 @@ from layerparity.model.header import Stored
 from layerparity.model.weight_types import stays_float32
 
 _ALIGNED = 8
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """One tensor of the result: what it is made of, its type by the header's name, its bytes."""
-
-    stored: Stored
-    scales: Stored | None
-    dtype: str
-    bytes: int
-    why: Why
-
-    @property
-    def name(self) -> str:
-        """Return its name, which is the stored one."""
-        return self.stored.name
-
-    @property
-    def source_bytes(self) -> int:
-        """Return the bytes that are read for it, scales counted."""
-        return self.stored.bytes + (self.scales.bytes if self.scales else 0)
-
-
-@dataclass(frozen=True)
-class Shard:
-    """One file of the result: its name, and its tensors in the order of their bytes."""
-
-    name: str
-    tensors: tuple[Tensor, ...]
-
-    @cached_property
-    def header(self) -> bytes:
-        """The file's beginning: the header's length and the header, padded with spaces."""
-        entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
-        end = 0
-        for each in self.tensors:
-            begin, end = end, end + each.bytes
-            shape, offsets = list(each.stored.shape), [begin, end]
-            entries[each.name] = {"dtype": each.dtype, "shape": shape, "data_offsets": offsets}
-        text = json.dumps(entries, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % _ALIGNED)
-        return struct.pack("<Q", len(text)) + text
-
-    @cached_property
-    def bytes(self) -> int:
-        """The size of the file."""
-        return len(self.header) + self.tensor_bytes
-
-    @cached_property
-    def tensor_bytes(self) -> int:
-        """The bytes of its tensors."""
-        return sum(each.bytes for each in self.tensors)
-
-
-def plan_shards(checkpoint: Checkpoint, policy: Policy) -> list[Shard]:
-    """Return the result's files: the source's own, less the scales.
-
-    Raises UserError for scales that belong to nothing, and for weights that cannot be read.
-    """
-    _refuse_odd_scales(checkpoint)
-    held: dict[str, list[Tensor]] = {}
-    for stored in checkpoint.weights.values():
-        held.setdefault(stored.file.name, []).append(_tensor(checkpoint, policy, stored))
-    return [Shard(name, tuple(sorted(held[name], key=_place))) for name in sorted(held)]
-
-
-def weight_map(shards: list[Shard]) -> Mapping[str, str]:
-    """Return the file of each tensor by name."""
-    return {tensor.name: shard.name for shard in shards for tensor in shard.tensors}
-
-
-def _tensor(checkpoint: Checkpoint, policy: Policy, stored: Stored) -> Tensor:
-    dtype, why = policy.decide(stored)
-    if why is not Why.DEQUANTISED:
-        cast = dtype != stored.dtype
-        size = ITEM_BYTES[dtype] * math.prod(stored.shape) if cast else stored.bytes
-        return Tensor(stored, None, dtype, size, why)
-    if len(stored.shape) < 2:
-        raise UserError(
-            f"{stored.name} is stored as {stored.dtype} with the shape {list(stored.shape)}, and "
-            "blocks have two axes: fetch the checkpoint again."
-        )
-    scales = checkpoint.scales(stored.name)
-    return Tensor(stored, scales, dtype, ITEM_BYTES[dtype] * math.prod(stored.shape), why)
-
-
-def _place(tensor: Tensor) -> tuple[int, int]:
-    """Sort key: wide numbers first, so that each stands aligned; then as they are read."""
-    count = math.prod(tensor.stored.shape)
-    return -(tensor.bytes // count if count else _ALIGNED), tensor.stored.begin
-
-
-def _refuse_odd_scales(checkpoint: Checkpoint) -> None:
-    for name, scales in checkpoint.tensors.items():
-        if not weight_types.is_scale(name):
-            continue
-        weight = checkpoint.tensors.get(weight_types.weight_name(name))
-        if weight is None or weight.dtype not in weight_types.STORED:
-            what = f"stored as {weight.dtype}" if weight else "not there"
-            raise UserError(
-                f"{name} are the scales of {weight_types.weight_name(name)}, which is {what}: "
-                "fetch the checkpoint again."
-            )
-        if scales.dtype not in weight_types.SCALES:
-            raise UserError(
-                f"{name} is stored as {scales.dtype}: scales are read as one of "
-                f"{', '.join(weight_types.SCALES)}."
-            )
-
-
 # Floating types that can be cast into each other: the header's name and the bytes of a number.
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 # By torch's name, which is what dtype= takes.
@@ -196,3 +86,111 @@ def policy_of(checkpoint: Checkpoint, dtype: str) -> Policy:
     family = family_of(str(checkpoint.config.get("model_type")))
     quantised = any(each.dtype in weight_types.STORED for each in checkpoint.weights.values())
     return Policy(TARGETS[dtype], family.float32_patterns, quantised)
+
+
+@dataclass(frozen=True)
+class PlannedTensor:
+    """One tensor of the result: what it is made of, its type by the header's name, its bytes."""
+
+    stored: Stored
+    scales: Stored | None
+    dtype: str
+    bytes: int
+    why: Why
+
+    @property
+    def name(self) -> str:
+        """Return its name, which is the stored one."""
+        return self.stored.name
+
+    @property
+    def source_bytes(self) -> int:
+        """Return the bytes that are read for it, scales counted."""
+        return self.stored.bytes + (self.scales.bytes if self.scales else 0)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file of the result: its name, and its tensors in the order of their bytes."""
+
+    name: str
+    tensors: tuple[PlannedTensor, ...]
+
+    @cached_property
+    def header(self) -> bytes:
+        """The file's beginning: the header's length and the header, padded with spaces."""
+        entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+        end = 0
+        for each in self.tensors:
+            begin, end = end, end + each.bytes
+            shape, offsets = list(each.stored.shape), [begin, end]
+            entries[each.name] = {"dtype": each.dtype, "shape": shape, "data_offsets": offsets}
+        text = json.dumps(entries, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % _ALIGNED)
+        return struct.pack("<Q", len(text)) + text
+
+    @cached_property
+    def bytes(self) -> int:
+        """The size of the file."""
+        return len(self.header) + self.tensor_bytes
+
+    @cached_property
+    def tensor_bytes(self) -> int:
+        """The bytes of its tensors."""
+        return sum(each.bytes for each in self.tensors)
+
+
+def plan_shards(checkpoint: Checkpoint, policy: Policy) -> list[Shard]:
+    """Return the result's files: the source's own, less the scales.
+
+    Raises UserError for scales that belong to nothing, and for weights that cannot be read.
+    """
+    _refuse_odd_scales(checkpoint)
+    held: dict[str, list[PlannedTensor]] = {}
+    for stored in checkpoint.weights.values():
+        held.setdefault(stored.file.name, []).append(_planned(checkpoint, policy, stored))
+    return [Shard(name, tuple(sorted(held[name], key=_place))) for name in sorted(held)]
+
+
+def weight_map(shards: list[Shard]) -> Mapping[str, str]:
+    """Return the file of each tensor by name."""
+    return {tensor.name: shard.name for shard in shards for tensor in shard.tensors}
+
+
+def _planned(checkpoint: Checkpoint, policy: Policy, stored: Stored) -> PlannedTensor:
+    dtype, why = policy.decide(stored)
+    if why is not Why.DEQUANTISED:
+        cast = dtype != stored.dtype
+        size = ITEM_BYTES[dtype] * math.prod(stored.shape) if cast else stored.bytes
+        return PlannedTensor(stored, None, dtype, size, why)
+    if len(stored.shape) < 2:
+        raise UserError(
+            f"{stored.name} is stored as {stored.dtype} with the shape {list(stored.shape)}, and "
+            "blocks have two axes: fetch the checkpoint again."
+        )
+    scales = checkpoint.scales(stored.name)
+    return PlannedTensor(stored, scales, dtype, ITEM_BYTES[dtype] * math.prod(stored.shape), why)
+
+
+def _place(tensor: PlannedTensor) -> tuple[int, int]:
+    """Sort key: wide numbers first, so that each stands aligned; then as they are read."""
+    count = math.prod(tensor.stored.shape)
+    return -(tensor.bytes // count if count else _ALIGNED), tensor.stored.begin
+
+
+def _refuse_odd_scales(checkpoint: Checkpoint) -> None:
+    for name, scales in checkpoint.tensors.items():
+        if not weight_types.is_scale(name):
+            continue
+        weight = checkpoint.tensors.get(weight_types.weight_name(name))
+        if weight is None or weight.dtype not in weight_types.STORED:
+            what = f"stored as {weight.dtype}" if weight else "not there"
+            raise UserError(
+                f"{name} are the scales of {weight_types.weight_name(name)}, which is {what}: "
+                "fetch the checkpoint again."
+            )
+        if scales.dtype not in weight_types.SCALES:
+            raise UserError(
+                f"{name} is stored as {scales.dtype}: scales are read as one of "
+                f"{', '.join(weight_types.SCALES)}."
+            )

@@ -1,9 +1,10 @@
-"""Tally: the statistics of one tensor's values, taken a chunk at a time."""
+"""Read stored tensors chunk by chunk and take the statistics of their values."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from layerparity.checkpoint.finding import Finding
@@ -21,9 +22,11 @@ if TYPE_CHECKING:
 
 # Between these a variance in float32 neither overflowed nor lost its smallest parts.
 _SOUND = (1e-30, 1e30)
+# Bytes read at once: the chunk and its values in float32 stay in the processor's cache.
+CHUNK = 1 << 20
 
 
-class Tally:
+class ValueStatistics:
     """Counts, mean, standard deviation and range of the finite values of chunks.
 
     Chunks are merged as Chan, Golub and LeVeque (1983) do, each in float32 where its squares fit
@@ -100,13 +103,9 @@ def _moments(flat: torch.Tensor, least: float, most: float) -> tuple[float, floa
     return mean, variance
 
 
-# Bytes read at once: the chunk and its values in float32 stay in the processor's cache.
-CHUNK = 1 << 20
-
-
 def stream(
     listing: Listing, matching: set[str], block: tuple[int, int], bar: Progress
-) -> tuple[dict[str, Tally], list[Finding]]:
+) -> tuple[dict[str, ValueStatistics], list[Finding]]:
     """Return the statistics of every tensor whose bytes are there, and what could not be examined.
 
     ``matching`` are the FP8 weights that are dequantised, with scales of blocks of ``block``.
@@ -133,16 +132,14 @@ class _Reader:
 
     def __init__(self, files: Files, tensors: Mapping[str, Stored], sizes: Mapping) -> None:
         self.files, self.tensors, self.sizes = files, tensors, sizes
-        self.tallies: dict[str, Tally] = {}
+        self.tallies: dict[str, ValueStatistics] = {}
         self.failed: dict[str, Finding] = {}
         self.odd: list[Finding] = []
 
     def examine(self, stored: Stored, is_fp8: bool, block: tuple[int, int]) -> None:
         """Take a tensor's statistics, where its bytes are there."""
-        from layerparity.checkpoint.stored_numbers import HELD
-
         name, file = stored.name, stored.file
-        if stored.dtype not in HELD:
+        if stored.dtype not in held_types():
             text = f"{name} is stored as {stored.dtype}: its values were not examined"
             self.odd.append(Finding("not_examined", text, name, file.name, note=True))
         elif file.name not in self.failed and intact(stored, self.sizes[file]):
@@ -151,23 +148,20 @@ class _Reader:
             except UserError as error:
                 self.failed[file.name] = Finding("file_unread", str(error), name, file.name)
 
-    def _tally(self, stored: Stored, is_fp8: bool, block: tuple[int, int]) -> Tally:
+    def _tally(self, stored: Stored, is_fp8: bool, block: tuple[int, int]) -> ValueStatistics:
         """Return a tensor's statistics, of an FP8 weight with its scales applied."""
-        tally = Tally()
+        tally = ValueStatistics()
         scales = self.tensors.get(weight_types.scale_name(stored.name)) if is_fp8 else None
         whole = scales is not None and intact(scales, self.sizes[scales.file])
-        chunks = self._widened(stored, scales, block) if scales and whole else self._plain(stored)
+        if scales and whole:
+            chunks = self._dequantised(stored, scales, block)
+        else:
+            chunks = (widened(raw) for raw in self._raw(stored, CHUNK))
         for values in chunks:
             tally.add(values)
         return tally
 
-    def _plain(self, stored: Stored) -> Iterator[torch.Tensor]:
-        from layerparity.checkpoint.stored_numbers import widened
-
-        for raw in self._raw(stored, CHUNK):
-            yield widened(raw)
-
-    def _widened(
+    def _dequantised(
         self, stored: Stored, scales: Stored, block: tuple[int, int]
     ) -> Iterator[torch.Tensor]:
         """Yield the values of each row of blocks; the matrices of a stack follow each other."""
@@ -191,9 +185,7 @@ class _Reader:
         """Yield a tensor's numbers from ``start`` on, flat, at most ``step`` bytes at once."""
         import torch
 
-        from layerparity.checkpoint.stored_numbers import HELD
-
-        dtype = HELD[stored.dtype]
+        dtype = held_types()[stored.dtype]
         begin = stored.begin + start * dtype.itemsize
         left = stored.bytes if count is None else count * dtype.itemsize
         while left:
@@ -202,3 +194,38 @@ class _Reader:
             self.files.read(stored.file, begin, raw.numpy().data)
             yield raw.view(dtype)
             begin, left = begin + size, left - size
+
+
+@cache
+def held_types() -> dict[str, torch.dtype]:
+    """Return the stored types that torch can hold, beside those that runs read.
+
+    Of F4 and F6, several to a byte, torch holds the bytes at most.
+    """
+    import torch
+
+    from layerparity.model.filling import DTYPES
+
+    return {
+        **DTYPES,
+        "U64": torch.uint64,
+        "U32": torch.uint32,
+        "U16": torch.uint16,
+        "C64": torch.complex64,
+        "F8_E8M0": torch.float8_e8m0fnu,
+        "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+        "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    }
+
+
+def widened(raw: torch.Tensor) -> torch.Tensor:
+    """Return stored numbers [number] as float32 or float64; complex ones as [number, part]."""
+    import torch
+
+    if raw.dtype in (torch.float32, torch.float64):
+        return raw
+    if raw.is_complex():
+        return torch.view_as_real(raw)
+    # Powers of two up to 2^127, and whole numbers up to 2^64: their squares leave float32.
+    large = (torch.float8_e8m0fnu, torch.int64, torch.uint64, torch.int32, torch.uint32)
+    return raw.double() if raw.dtype in large else raw.float()

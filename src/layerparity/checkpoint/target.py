@@ -1,4 +1,4 @@
-"""Folder: where the result goes, that it is free for it, and that there is room."""
+"""Prepare a conversion's folder: refuse what it may not overwrite, go on where one stopped."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from layerparity.checkpoint.shard_writer import FinishedShard, explaining_disk_errors
 from layerparity.checkpoint.shards import Shard
-from layerparity.checkpoint.writing import Made, writes_said
 from layerparity.ground.console import bytes_text
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import text_digest, write_text
 from layerparity.model.checkpoint import Checkpoint
 
+STATE = ".layerparity-convert.json"
+# What stays in the folder once it is whole.
+REPORT = "conversions.json"
+SCHEMA = 1
 _LOCK = ".layerparity-convert.lock"
 
 
@@ -47,9 +51,9 @@ def target_folder(to: str | None, source: Path) -> Path:
 
 
 @contextmanager
-def opened(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Make the folder and keep other commands out of it. Raises UserError where one is in it."""
-    with writes_said(folder):
+    with explaining_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / _LOCK, timeout=0)
         try:
@@ -82,15 +86,8 @@ def refuse_full(folder: Path, shards: Sequence[Shard], others: int) -> int:
     return need
 
 
-STATE = ".layerparity-convert.json"
-# What stays in the folder once it is whole.
-REPORT = "conversions.json"
-SCHEMA = 1
-_CHUNK = 1 << 20
-
-
 @dataclass
-class State:
+class ConversionState:
     """A conversion's origin and its finished shards by name.
 
     ``source`` has, by file, size and time of change; ``layout`` is the hash of what the result will
@@ -101,29 +98,47 @@ class State:
     config: str
     dtype: str
     layout: str
-    done: dict[str, Made] = field(default_factory=dict)
+    done: dict[str, FinishedShard] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {"schema": SCHEMA, **asdict(self)}
 
     def write(self, folder: Path) -> None:
         """Keep it in the folder of the result."""
-        write_text(folder / STATE, json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1))
+        write_text(folder / STATE, json.dumps(self.to_dict(), indent=1))
 
-    def refuse_other(self, begun: State, folder: Path) -> None:
+    def refuse_other(self, begun: ConversionState, folder: Path) -> None:
         """Raise UserError where ``begun``, found in the folder, is another conversion."""
-        differs = _difference(self, begun)
-        if differs:
+        difference = self._difference(begun)
+        if difference:
             raise UserError(
-                f"{folder} was begun {differs}: give another to=, or remove that folder first."
+                f"{folder} was begun {difference}: give another to=, or remove that folder first."
             )
 
-    def keep_sound(self, folder: Path, begun: Mapping[str, Made], shards: Sequence[Shard]) -> None:
+    def _difference(self, begun: ConversionState) -> str:
+        if self.dtype != begun.dtype:
+            return f"with dtype={begun.dtype}, not {self.dtype}"
+        names = sorted(self.source.keys() | begun.source.keys())
+        changed = [name for name in names if self.source.get(name) != begun.source.get(name)]
+        if changed:
+            return f"from another checkpoint, or {changed[0]} has changed since"
+        if self.config != begun.config:
+            return "with another config.json"
+        return "by another version of layerparity" if self.layout != begun.layout else ""
+
+    def keep_sound(
+        self, folder: Path, begun: Mapping[str, FinishedShard], shards: Sequence[Shard]
+    ) -> None:
         """Take over the shards that an earlier call finished and that are still what it wrote."""
         for shard in shards:
-            made = begun.get(shard.name)
-            if made is not None and made.size == shard.bytes and _is_sound(folder, shard, made):
-                self.done[shard.name] = made
+            finished = begun.get(shard.name)
+            alike = finished is not None and finished.size == shard.bytes
+            if finished and alike and _is_sound(folder / shard.name, finished):
+                self.done[shard.name] = finished
 
 
-def state_of(checkpoint: Checkpoint, shards: Sequence[Shard], dtype: str) -> State:
+def state_of(checkpoint: Checkpoint, shards: Sequence[Shard], dtype: str) -> ConversionState:
     """Return the state of a conversion that begins, from the files as their headers were read."""
     stamps = checkpoint.files.stamps
     source = {file.name: [size, changed] for file, (size, changed, _) in sorted(stamps.items())}
@@ -131,64 +146,35 @@ def state_of(checkpoint: Checkpoint, shards: Sequence[Shard], dtype: str) -> Sta
     for shard in shards:
         layout.update(shard.name.encode() + shard.header)
     config = text_digest(json.dumps(checkpoint.config, sort_keys=True))
-    return State(source, config, dtype, layout.hexdigest())
+    return ConversionState(source, config, dtype, layout.hexdigest())
 
 
-def found_state(folder: Path) -> State | None:
+def read_state(folder: Path) -> ConversionState | None:
     """Return what an earlier call left in a folder, finished or not; None where there was none.
 
     Raises UserError where it cannot be read.
     """
-    for path in (folder / STATE, folder / REPORT):
-        if path.is_file():
-            return _read(path)
-    return None
-
-
-def _read(path: Path) -> State:
+    path = next((p for p in (folder / STATE, folder / REPORT) if p.is_file()), None)
+    if path is None:
+        return None
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         raw = raw.get("origin", raw)
         if raw.pop("schema") != SCHEMA:
             raise ValueError("of another version")
-        done = {name: Made(**made) for name, made in raw.pop("done").items()}
-        return State(**raw, done=done)
+        done = {name: FinishedShard(**each) for name, each in raw.pop("done").items()}
+        return ConversionState(**raw, done=done)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{path} is damaged ({error}): give another to=, or remove that folder first."
         ) from error
 
 
-def origin(state: State) -> dict[str, Any]:
-    """Return a state as plain values, for the report of a finished folder."""
-    return {"schema": SCHEMA, **asdict(state)}
-
-
-def _difference(now: State, begun: State) -> str:
-    if now.dtype != begun.dtype:
-        return f"with dtype={begun.dtype}, not {now.dtype}"
-    apart = sorted(
-        name
-        for name in now.source.keys() | begun.source.keys()
-        if now.source.get(name) != begun.source.get(name)
-    )
-    if apart:
-        return f"from another checkpoint, or {apart[0]} has changed since"
-    if now.config != begun.config:
-        return "with another config.json"
-    return "by another version of layerparity" if now.layout != begun.layout else ""
-
-
-def _is_sound(folder: Path, shard: Shard, made: Made) -> bool:
-    path = folder / shard.name
-    if not path.is_file() or path.stat().st_size != made.size:
+def _is_sound(path: Path, finished: FinishedShard) -> bool:
+    """Say whether a file is still what was written; it is read where its time of change differs."""
+    if not path.is_file() or path.stat().st_size != finished.size:
         return False
-    return path.stat().st_mtime_ns == made.mtime_ns or _sha256(path) == made.sha256
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
+    if path.stat().st_mtime_ns == finished.mtime_ns:
+        return True
     with path.open("rb") as opened:
-        while data := opened.read(_CHUNK):
-            digest.update(data)
-    return digest.hexdigest()
+        return hashlib.file_digest(opened, "sha256").hexdigest() == finished.sha256

@@ -16,8 +16,8 @@ from layerparity.settings.config import Config
 from layerparity.tracking.links import say_served
 
 if TYPE_CHECKING:
-    from layerparity.checkpoint.examine import Audit
-    from layerparity.checkpoint.sizes import Bytes
+    from layerparity.checkpoint.audit import Audit
+    from layerparity.checkpoint.sizes import ByteCounts
     from layerparity.tracking.active import ActiveRun
 
 KIND = "audit"
@@ -34,7 +34,7 @@ class Settings:
 
 def run(config: Config) -> Exit:
     """Audit the model's folder; show, keep as a run, and return 1 where there are problems."""
-    from layerparity.checkpoint.examine import examine
+    from layerparity.checkpoint.audit import examine
     from layerparity.report.audit import markdown, sentences, summary, tables
     from layerparity.tracking.store import open_store
 
@@ -109,7 +109,7 @@ def _metrics(audit: Audit) -> Iterator[tuple[str, float, int]]:
         yield f"layer/std {family.partition('.*.')[2] or family}", std, layer
 
 
-def _figures(each: Bytes) -> Iterator[tuple[str, float]]:
+def _figures(each: ByteCounts) -> Iterator[tuple[str, float]]:
     yield "stored GB", each.stored / _GB
     yield "bf16 GB", each.bf16 / _GB
     yield "fp32 GB", each.fp32 / _GB

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from layerparity.ground.errors import UserError
-from layerparity.model.recipe import NoRecipeError, Part, Shape, lay, whole
+from layerparity.model.recipe import NoRecipeError, Recipe, Shape, lay, whole
 
 if TYPE_CHECKING:
     import torch
@@ -60,7 +60,7 @@ class Conversion:
             )
         return found
 
-    def part(self, weight: str, stored: Mapping[str, Shape]) -> Part:
+    def recipe(self, weight: str, stored: Mapping[str, Shape]) -> Recipe:
         """Return how a module's weight is laid together from stored tensors of these shapes.
 
         They are those that `targets` gives the weight. Raises NoRecipeError where transformers does
@@ -72,18 +72,18 @@ class Conversion:
         if rule is None:
             if len(names) > 1:
                 raise NoRecipeError
-            part = whole(names[0], stored[names[0]])
+            recipe = whole(names[0], stored[names[0]])
         else:
-            laid: dict[str, list[Part]] = {}
+            laid: dict[str, list[Recipe]] = {}
             for pattern in rule.source_patterns:
                 same = [name for name in names if patterns[name] == pattern]
                 if same:
                     laid[pattern] = [whole(name, stored[name]) for name in same]
-            part = lay(rule.operations, laid)
+            recipe = lay(rule.operations, laid)
         due = tuple(self.expected[weight].shape)
-        if part.shape != due:
-            raise UserError(_misfit(weight, part.shape, due))
-        return part
+        if recipe.shape != due:
+            raise UserError(_misfit(weight, recipe.shape, due))
+        return recipe
 
     def _rule(self, pattern: str | None) -> Any:
         """Return the converter that a source pattern belongs to, or None."""

@@ -24,7 +24,7 @@ import torch
 from layerparity.ground.profile import Spent
 from layerparity.model.filling import Filled, Filler
 from layerparity.model.reading import ReadAhead
-from layerparity.model.recipe import Due
+from layerparity.model.recipe import WantedWeight
 
 if TYPE_CHECKING:
     from layerparity.model.checkpoint import Checkpoint
@@ -58,12 +58,12 @@ class Loader:
         self._background = ThreadPoolExecutor(1, "read-ahead")
         self._threads = ThreadPoolExecutor(_THREADS, "read")
 
-    def expect(self, stage: str, due: Mapping[str, Due]) -> None:
+    def expect(self, stage: str, due: Mapping[str, WantedWeight]) -> None:
         """Begin to read a stage that will be wanted next."""
         if self._ahead is None:
             self._ahead = stage, self._background.submit(self._load, due)
 
-    def load(self, stage: str, due: Mapping[str, Due]) -> Loaded:
+    def load(self, stage: str, due: Mapping[str, WantedWeight]) -> Loaded:
         """Return a stage's weights, as soon as they are read. Raises UserError for damage.
 
         Tensors are hashed the first time they are read; afterwards their files' stamps vouch.
@@ -88,12 +88,12 @@ class Loader:
         self._settle(loaded, loaded.weights)
         return loaded
 
-    def _load(self, due: Mapping[str, Due]) -> Loaded:
+    def _load(self, due: Mapping[str, WantedWeight]) -> Loaded:
         loaded = Loaded()
         todo: list[tuple[str, torch.Tensor]] = []
         for weight, each in due.items():
-            held = loaded.weights[weight] = self.pool.empty(each.part.shape, each.dtype)
-            todo += [(piece.name, piece.view(held)) for piece in each.part.pieces]
+            held = loaded.weights[weight] = self.pool.empty(each.recipe.shape, each.dtype)
+            todo += [(source.name, source.view(held)) for source in each.recipe.sources]
         # In the order of the files: a disk reads on faster than it jumps.
         todo.sort(key=lambda item: self._position(item[0]))
         ahead = ReadAhead(self.checkpoint.files, self._stored(name for name, _ in todo))

@@ -1,4 +1,4 @@
-"""Recipe: how a module's weight is laid together from stored tensors, as places to copy them to.
+"""Describe how a module's weight is made of stored tensors, as places to copy them to.
 
 transformers describes it as operations on whole tensors: stack the experts, concatenate gate and
 up. Done so, each step holds everything twice. Here the operations only say which part of the
@@ -7,38 +7,54 @@ finished weight each stored tensor fills.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
 Shape = tuple[int, ...]
-View = Callable[["torch.Tensor"], "torch.Tensor"]
 
 
 @dataclass(frozen=True)
-class Piece:
-    """One stored tensor, and the view of the finished weight that it fills."""
+class SourceView:
+    """One stored tensor, and the view of the finished weight that it fills.
+
+    ``steps`` are the tensor methods that lead from the weight to the view, with their arguments.
+    """
 
     name: str
-    view: View
+    steps: tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+    def view(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return the part of ``weight`` that this tensor fills, in the stored shape, uncopied."""
+        for method, arguments in self.steps:
+            weight = getattr(weight, method)(*arguments)
+        return weight
+
+    def inside(self, method: str, *arguments: int) -> SourceView:
+        """Return the view where what was the weight is itself a view of a larger one."""
+        return replace(self, steps=((method, arguments), *self.steps))
 
 
 @dataclass(frozen=True)
-class Part:
-    """A tensor that is being laid together: its shape, and the pieces it is made of."""
+class Recipe:
+    """How a tensor is laid together: its shape, and what each stored tensor fills of it."""
 
     shape: Shape
-    pieces: tuple[Piece, ...]
+    sources: tuple[SourceView, ...]
+
+    def inside(self, method: str, *arguments: int) -> list[SourceView]:
+        """Return its sources where this tensor is a view of a larger one."""
+        return [source.inside(method, *arguments) for source in self.sources]
 
 
 @dataclass(frozen=True)
-class Due:
-    """A module weight that is wanted: what it is made of, and the type it is held in."""
+class WantedWeight:
+    """A module weight that is wanted: how it is made, and the type it is held in."""
 
-    part: Part
+    recipe: Recipe
     dtype: torch.dtype
 
 
@@ -46,12 +62,12 @@ class NoRecipeError(Exception):
     """The operations do more than lay tensors beside each other."""
 
 
-def whole(name: str, shape: Shape) -> Part:
-    """Return a stored tensor as it is."""
-    return Part(shape, (Piece(name, _same),))
+def whole(name: str, shape: Shape) -> Recipe:
+    """Return the recipe of a stored tensor as it is."""
+    return Recipe(shape, (SourceView(name),))
 
 
-def lay(operations: Sequence[Any], parts: Mapping[str, list[Part]]) -> Part:
+def lay(operations: Sequence[Any], parts: Mapping[str, list[Recipe]]) -> Recipe:
     """Return what transformers' ``operations`` make of the parts of each source pattern.
 
     Raises NoRecipeError where an operation is not known here, or the shapes do not fit together.
@@ -68,67 +84,44 @@ def lay(operations: Sequence[Any], parts: Mapping[str, list[Part]]) -> Part:
     return left[0]
 
 
-def _stacked(operation: Any, state: dict[str, list[Part]]) -> dict[str, list[Part]]:
-    return {pattern: [_stack(parts, operation.dim)] for pattern, parts in state.items()}
+def _stack(operation: Any, state: dict[str, list[Recipe]]) -> dict[str, list[Recipe]]:
+    """Stack the parts of each pattern along a new axis."""
+    dim, stacks = operation.dim, {}
+    for pattern, parts in state.items():
+        if len({part.shape for part in parts}) != 1:
+            raise NoRecipeError
+        shape = list(parts[0].shape)
+        shape.insert(dim, len(parts))
+        sources = [each for n, part in enumerate(parts) for each in part.inside("select", dim, n)]
+        stacks[pattern] = [Recipe(tuple(shape), tuple(sources))]
+    return stacks
 
 
-def _stack(parts: list[Part], dim: int) -> Part:
-    if len({part.shape for part in parts}) != 1:
-        raise NoRecipeError
-    shape = list(parts[0].shape)
-    shape.insert(dim, len(parts))
-    pieces = (
-        Piece(piece.name, _after(_selected(dim, index), piece.view))
-        for index, part in enumerate(parts)
-        for piece in part.pieces
-    )
-    return Part(tuple(shape), tuple(pieces))
-
-
-def _joined(operation: Any, state: dict[str, list[Part]]) -> dict[str, list[Part]]:
+def _concatenate(operation: Any, state: dict[str, list[Recipe]]) -> dict[str, list[Recipe]]:
+    """Join all parts along an axis that they have."""
     parts = [part for each in state.values() for part in each]
     dim = operation.dim % len(parts[0].shape)
     others = {part.shape[:dim] + part.shape[dim + 1 :] for part in parts}
     if len(others) != 1:
         raise NoRecipeError
-    pieces, start = [], 0
+    sources, start = [], 0
     for part in parts:
-        narrow = _narrowed(dim, start, part.shape[dim])
-        pieces += [Piece(piece.name, _after(narrow, piece.view)) for piece in part.pieces]
+        sources += part.inside("narrow", dim, start, part.shape[dim])
         start += part.shape[dim]
     shape = (*parts[0].shape[:dim], start, *parts[0].shape[dim + 1 :])
-    return {next(iter(state)): [Part(shape, tuple(pieces))]}
+    return {next(iter(state)): [Recipe(shape, tuple(sources))]}
 
 
-def _turned(operation: Any, state: dict[str, list[Part]]) -> dict[str, list[Part]]:
+def _transpose(operation: Any, state: dict[str, list[Recipe]]) -> dict[str, list[Recipe]]:
+    """Swap two axes of the one part there is."""
     parts = [part for each in state.values() for part in each]
     if len(parts) != 1:
         raise NoRecipeError
-    shape, turn = list(parts[0].shape), _transposed(operation.dim0, operation.dim1)
     first, second = operation.dim0, operation.dim1
+    shape = list(parts[0].shape)
     shape[first], shape[second] = shape[second], shape[first]
-    pieces = tuple(Piece(piece.name, _after(turn, piece.view)) for piece in parts[0].pieces)
-    return {next(iter(state)): [Part(tuple(shape), pieces)]}
+    sources = parts[0].inside("transpose", first, second)
+    return {next(iter(state)): [Recipe(tuple(shape), tuple(sources))]}
 
 
-_KNOWN = {"MergeModulelist": _stacked, "Concatenate": _joined, "Transpose": _turned}
-
-
-def _same(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
-
-
-def _after(outer: View, inner: View) -> View:
-    return lambda tensor: inner(outer(tensor))
-
-
-def _selected(dim: int, index: int) -> View:
-    return lambda tensor: tensor.select(dim, index)
-
-
-def _narrowed(dim: int, start: int, length: int) -> View:
-    return lambda tensor: tensor.narrow(dim, start, length)
-
-
-def _transposed(first: int, second: int) -> View:
-    return lambda tensor: tensor.transpose(first, second)
+_KNOWN = {"MergeModulelist": _stack, "Concatenate": _concatenate, "Transpose": _transpose}

@@ -11,7 +11,7 @@ from layerparity.model.architecture import build, layout_of
 from layerparity.model.buffers import fill_buffers, set_tensor, tensor_at
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.conversion import Conversion, in_order
-from layerparity.model.recipe import Due, NoRecipeError
+from layerparity.model.recipe import NoRecipeError, WantedWeight
 from layerparity.model.weight_types import patterns_of, stays_float32
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class Skeleton:
         dtype: torch.dtype = self.conversion.expected[weight].dtype
         return dtype
 
-    def _due(self, checkpoint: Checkpoint, stage: str) -> tuple[dict[str, Due], list[str]]:
+    def _due(self, checkpoint: Checkpoint, stage: str) -> tuple[dict[str, WantedWeight], list[str]]:
         """Return how a stage's weights are laid together, and what transformers itself must make.
 
         The second are stored names.
@@ -160,7 +160,9 @@ class Skeleton:
             names = self._sources[source]
             shapes = {name: checkpoint.weights[name].shape for name in names}
             try:
-                due[weight] = Due(self.conversion.part(source, shapes), self.held_dtype(weight))
+                due[weight] = WantedWeight(
+                    self.conversion.recipe(source, shapes), self.held_dtype(weight)
+                )
             except NoRecipeError:
                 odd += names
         return due, odd
@@ -182,11 +184,11 @@ class Skeleton:
         names = self._sources.get(source, [])
         shapes = {name: checkpoint.weights[name].shape for name in names}
         try:
-            part = self.conversion.part(source, shapes) if names else None
+            recipe = self.conversion.recipe(source, shapes) if names else None
         except NoRecipeError:
-            part = None
-        if part is not None:
-            return {piece.name: piece.view(tensor) for piece in part.pieces}
+            recipe = None
+        if recipe is not None:
+            return {source.name: source.view(tensor) for source in recipe.sources}
         if len(names) == 1:
             return {names[0]: tensor}
         if not names:

@@ -21,7 +21,7 @@ SCALE = "weight_scale_inv"
 STORED = ("F8_E4M3",)
 SCALES = ("F32", "BF16", "F16")
 _WEIGHT = "weight"
-_USUAL_BLOCK = (128, 128)
+USUAL_BLOCK = (128, 128)
 
 
 def scale_name(name: str) -> str:
@@ -46,9 +46,9 @@ def block_of(config: Mapping[str, Any]) -> tuple[int, int]:
     """
     said = config.get("quantization_config")
     if said is None:
-        return _USUAL_BLOCK
+        return USUAL_BLOCK
     method = said.get("quant_method") if isinstance(said, Mapping) else said
-    block = said.get("weight_block_size", _USUAL_BLOCK) if isinstance(said, Mapping) else None
+    block = said.get("weight_block_size", USUAL_BLOCK) if isinstance(said, Mapping) else None
     sizes = block if isinstance(block, list | tuple) else ()
     whole = all(type(size) is int and size > 0 for size in sizes)
     if method != "fp8" or len(sizes) != 2 or not whole:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from layerparity.checkpoint.deep import Deep
-from layerparity.checkpoint.examine import Audit
+from layerparity.checkpoint.audit import Audit
+from layerparity.checkpoint.deep import DeepAudit
 from layerparity.checkpoint.finding import counted, grouped
-from layerparity.checkpoint.sizes import Bytes
+from layerparity.checkpoint.sizes import ByteCounts
 from layerparity.ground.console import bytes_text
 
 SHOWN = 30
@@ -83,7 +83,7 @@ def _depth(audit: Audit) -> str:
     return f"every number but those of {many} was read" if left else "every number was read"
 
 
-def _read(audit: Audit, deep: Deep) -> str:
+def _read(audit: Audit, deep: DeepAudit) -> str:
     took = f"{bytes_text(deep.bytes)} in {deep.seconds:.1f} s"
     left = audit.sizes.whole.tensors - deep.tensors
     if not left:
@@ -137,12 +137,12 @@ def _parts(audit: Audit) -> Table:
     return Table("Bytes by layer", columns, _cut(rows))
 
 
-def _bytes(each: Bytes) -> tuple[Any, ...]:
+def _bytes(each: ByteCounts) -> tuple[Any, ...]:
     widths = (each.stored, each.bf16, each.fp32)
     return (each.tensors, f"{each.numbers:,}", *(bytes_text(count) for count in widths))
 
 
-def _alike(layers: dict[int, Bytes]) -> Iterator[tuple[str, Bytes]]:
+def _alike(layers: dict[int, ByteCounts]) -> Iterator[tuple[str, ByteCounts]]:
     """Yield neighbouring layers of the same figures as one row."""
     run: list[int] = []
     for layer, each in layers.items():

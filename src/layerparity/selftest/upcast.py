@@ -28,7 +28,7 @@ def upcast(checkpoint: Checkpoint, model: str) -> Iterator[Ended]:
     """
     import torch
 
-    from layerparity.checkpoint.examine import examine
+    from layerparity.checkpoint.audit import examine
 
     peaks = examine(checkpoint).peaks
     if not peaks or not peaks["fp32"].largest:

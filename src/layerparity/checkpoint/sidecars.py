@@ -1,16 +1,16 @@
-"""Others: what a checkpoint's folder holds beside its weights, and what of it is taken over."""
+"""Copy and write what stands beside a converted checkpoint's shards: index, config, report."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from layerparity.checkpoint.shards import Shard, Tensor, Why, weight_map
-from layerparity.checkpoint.target import REPORT, State, origin
+from layerparity.checkpoint.shards import PlannedTensor, Shard, Why, weight_map
+from layerparity.checkpoint.target import REPORT, ConversionState
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import whole_file, write_text
 from layerparity.model.checkpoint import INDEX, Checkpoint
@@ -22,48 +22,39 @@ _WEIGHTS = (".safetensors", ".h5", ".msgpack", ".onnx", ".gguf", ".index.json")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".npy", ".npz")
 # The cache of Hugging Face keeps files as links to here, seen from a snapshot's folder.
 _BLOBS = Path("../../blobs")
+_CHANGES = (Why.DEQUANTISED, Why.ROUNDED, Why.WIDENED)
 
 
-def others(checkpoint: Checkpoint) -> tuple[list[Path], list[str]]:
+def files_to_copy(checkpoint: Checkpoint) -> tuple[list[Path], list[str]]:
     """Return the files to copy, and the names of what is left out: folders, pickles, foreign links.
 
     A link is followed only inside the checkpoint's folder, or to where the Hugging Face cache keeps
     the files of its snapshots.
     """
-    source, taken, left = checkpoint.folder, [], []
-    converted = {
-        INDEX,
-        CONFIG,
-        REPORT,
-        *(stored.file.name for stored in checkpoint.tensors.values()),
-    }
+    source, copied, omitted = checkpoint.folder, [], []
+    homes = (source.resolve(), (source.absolute() / _BLOBS).resolve())
+    shards = (stored.file.name for stored in checkpoint.tensors.values())
+    converted = {INDEX, CONFIG, REPORT, *shards}
     for path in sorted(source.iterdir()):
         if path.name in converted or path.name.startswith("."):
             continue
-        copied = path.is_file() and not path.name.endswith((*_WEIGHTS, *_PICKLES))
-        if copied and _is_own(path, source):
-            taken.append(path)
+        own = any(path.resolve().is_relative_to(home) for home in homes)
+        if own and path.is_file() and not path.name.endswith((*_WEIGHTS, *_PICKLES)):
+            copied.append(path)
         else:
-            left.append(path.name)
-    return taken, left
+            omitted.append(path.name)
+    return copied, omitted
 
 
 def copy(files: Sequence[Path], folder: Path) -> None:
-    """Copy files, each whole or not at all."""
+    """Copy files, each whole or not at all. Raises UserError for one that cannot be read."""
     for file in files:
-        with (
-            _readable(file) as opened,
-            whole_file(folder / file.name) as part,
-            part.open("wb") as copied,
-        ):
+        try:
+            opened = file.open("rb")
+        except OSError as error:
+            raise UserError(f"{file} cannot be read ({error.strerror}): check the disk.") from error
+        with opened, whole_file(folder / file.name) as part, part.open("wb") as copied:
             shutil.copyfileobj(opened, copied)
-
-
-def _readable(file: Path) -> BinaryIO:
-    try:
-        return file.open("rb")
-    except OSError as error:
-        raise UserError(f"{file} cannot be read ({error.strerror}): check the disk.") from error
 
 
 def write_index(checkpoint: Checkpoint, shards: Sequence[Shard], folder: Path) -> None:
@@ -86,16 +77,8 @@ def converted_config(config: dict[str, Any], dtype: str) -> str:
     return json.dumps(kept, indent=2) + "\n"
 
 
-def _is_own(path: Path, source: Path) -> bool:
-    places = (source.resolve(), (source.absolute() / _BLOBS).resolve())
-    return any(path.resolve().is_relative_to(place) for place in places)
-
-
-_CHANGES = (Why.DEQUANTISED, Why.ROUNDED, Why.WIDENED)
-
-
 @dataclass(frozen=True)
-class Group:
+class ConversionGroup:
     """Tensors with which the same was done: how many, and their bytes before and after."""
 
     stored: str
@@ -111,38 +94,32 @@ class Group:
         return self.why in _CHANGES
 
 
-def groups(shards: Iterable[Shard]) -> list[Group]:
+def groups(shards: Iterable[Shard]) -> list[ConversionGroup]:
     """Return what is done with the tensors, the most bytes first."""
-    held: dict[tuple[str, str, Why], list[Tensor]] = {}
+    alike: dict[tuple[str, str, Why], list[PlannedTensor]] = {}
     for shard in shards:
         for each in shard.tensors:
-            held.setdefault((each.stored.dtype, each.dtype, each.why), []).append(each)
-    found = [
-        Group(
-            *key,
-            len(some),
-            sum(each.source_bytes for each in some),
-            sum(each.bytes for each in some),
-        )
-        for key, some in held.items()
-    ]
-    return sorted(found, key=lambda group: -group.bytes_written)
+            alike.setdefault((each.stored.dtype, each.dtype, each.why), []).append(each)
+    rows = []
+    for (stored, written, why), tensors in alike.items():
+        before, after = sum(t.source_bytes for t in tensors), sum(t.bytes for t in tensors)
+        rows.append(ConversionGroup(stored, written, why, len(tensors), before, after))
+    return sorted(rows, key=lambda group: -group.bytes_written)
 
 
-def report(shards: Sequence[Shard], state: State) -> str:
+def report(shards: Sequence[Shard], state: ConversionState) -> str:
     """Return JSON of the groups, of every tensor that was not copied, and of the origin."""
+    tensors = (each for shard in shards for each in shard.tensors)
+    changed = {
+        each.name: {"from": each.stored.dtype, "to": each.dtype, "why": each.why}
+        for each in tensors
+        if each.why is not Why.AS_STORED
+    }
     return json.dumps(
         {
             "groups": [asdict(group) for group in groups(shards)],
-            "tensors": dict(_tensors(shards)),
-            "origin": origin(state),
+            "tensors": changed,
+            "origin": state.to_dict(),
         },
         indent=1,
     )
-
-
-def _tensors(shards: Iterable[Shard]) -> Iterator[tuple[str, dict[str, Any]]]:
-    for shard in shards:
-        for each in shard.tensors:
-            if each.why is not Why.AS_STORED:
-                yield each.name, {"from": each.stored.dtype, "to": each.dtype, "why": each.why}

@@ -1,26 +1,22 @@
-"""Examine: a checkpoint from its headers, and with ``deep`` from every number it holds.
-
-The naive way reads the whole state dict, widens FP8 weights to bfloat16, and copies the experts
-into one buffer for each stacked weight while it still holds what they came from. With the buffers
-in float32 that is the mistake by which a 457 GB model wants more than a terabyte.
-"""
+"""Audit a checkpoint from its headers, and with ``deep`` from every number it holds."""
 
 from __future__ import annotations
 
 import json
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from layerparity.checkpoint.architecture import Fit, fit, import_libraries
-from layerparity.checkpoint.deep import Deep, read_deep
+from layerparity.checkpoint.deep import DeepAudit, read_deep
 from layerparity.checkpoint.finding import Finding
-from layerparity.checkpoint.listing import Listing, read_listing
-from layerparity.checkpoint.sizes import Scales, Sizes, check_scales, measure
+from layerparity.checkpoint.fit import Fit, fit, import_libraries
+from layerparity.checkpoint.listing import read_listing
+from layerparity.checkpoint.scales import ScaleCheck, check_scales
+from layerparity.checkpoint.sizes import CheckpointSizes, measure
 from layerparity.ground.errors import Exit, UserError
 from layerparity.model import weight_types
 from layerparity.model.checkpoint import INDEX, Checkpoint
@@ -29,6 +25,31 @@ from layerparity.model.header import Stored
 OK = "ok"
 PROBLEMS = "problems"
 SCHEMA = 1
+# Bytes of a number in the buffers of a naive conversion.
+_BUFFER_TYPES = {"bf16": 2, "fp32": 4}
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Bytes held at the worst moment of a naive conversion with buffers of one type.
+
+    The naive way reads the whole state dict, widens FP8 weights to bfloat16, and copies the experts
+    into one buffer for each stacked weight while it still holds what they came from. With float32
+    buffers a model of 457 GB then wants more than a terabyte.
+
+    ``sources`` is the state dict, ``stacked`` all buffers, ``weight`` the stacked weight that is
+    being filled then (empty: none is stacked); ``largest`` the largest buffer and ``buffer`` its
+    bytes. ``streaming`` is what the largest two stages in a row take, which is enough: one that
+    computes and one that is being read.
+    """
+
+    bytes: int
+    sources: int
+    stacked: int
+    weight: str
+    largest: str
+    buffer: int
+    streaming: int
 
 
 @dataclass
@@ -41,13 +62,13 @@ class Audit:
     folder: Path
     model_type: str
     files: int
-    sizes: Sizes
-    scales: Scales
+    sizes: CheckpointSizes
+    scales: ScaleCheck
     peaks: dict[str, Peak]
     parameters: int
     findings: list[Finding]
     seconds: float
-    deep: Deep | None = None
+    deep: DeepAudit | None = None
 
     @property
     def problems(self) -> list[Finding]:
@@ -95,12 +116,16 @@ def examine(checkpoint: Checkpoint, deep: bool = False) -> Audit:
     folder = checkpoint.folder
     if not any(folder.glob("*.safetensors")) and not (folder / INDEX).is_file():
         _ = checkpoint.tensors
-    read, said = _config(checkpoint)
-    config = read or {}
+    config: Mapping[str, Any] = {}
+    damaged: list[Finding] = []
+    try:
+        config = checkpoint.config
+    except UserError as error:
+        damaged = [Finding("config_damaged", str(error), file="config.json", count=0)]
     import_libraries(config)
     began = time.perf_counter()
     listing = read_listing(folder)
-    fitted = Fit() if read is None else fit(config, listing.tensors, listing.lost)
+    fitted = Fit() if damaged else fit(config, listing.tensors, listing.lost)
     scales = check_scales(config, listing.tensors, listing.lost)
     audit = Audit(
         folder,
@@ -110,46 +135,13 @@ def examine(checkpoint: Checkpoint, deep: bool = False) -> Audit:
         scales,
         peaks(fitted, listing.tensors),
         fitted.parameters,
-        [*said, *listing.findings, *fitted.findings, *scales.findings],
+        [*damaged, *listing.findings, *fitted.findings, *scales.findings],
         time.perf_counter() - began,
     )
-    return _deepened(audit, listing) if deep else audit
-
-
-def _config(checkpoint: Checkpoint) -> tuple[Mapping[str, Any] | None, list[Finding]]:
-    try:
-        return checkpoint.config, []
-    except UserError as error:
-        return None, [Finding("config_damaged", str(error), file="config.json", count=0)]
-
-
-def _deepened(audit: Audit, listing: Listing) -> Audit:
-    audit.deep = read_deep(listing, audit.scales)
-    audit.findings = [*audit.findings, *audit.deep.findings]
+    if deep:
+        audit.deep = read_deep(listing, scales)
+        audit.findings += audit.deep.findings
     return audit
-
-
-ITEM_BYTES = {"bf16": 2, "fp32": 4}
-_BF16 = 2
-
-
-@dataclass(frozen=True)
-class Peak:
-    """Bytes held at the worst moment of a naive conversion with buffers of one type.
-
-    ``sources`` is the state dict, ``stacked`` all buffers, ``weight`` the stacked weight that is
-    being filled then (empty: none is stacked); ``largest`` the largest buffer and ``buffer`` its
-    bytes. ``streaming`` is what the largest two stages in a row take, which is enough: one that
-    computes and one that is being read.
-    """
-
-    bytes: int
-    sources: int
-    stacked: int
-    weight: str
-    largest: str
-    buffer: int
-    streaming: int
 
 
 def peaks(fitted: Fit, tensors: Mapping[str, Stored]) -> dict[str, Peak]:
@@ -157,10 +149,17 @@ def peaks(fitted: Fit, tensors: Mapping[str, Stored]) -> dict[str, Peak]:
     if not fitted.weights:
         return {}
     stacks = [weight for weight in fitted.weights if weight.pieces > 1]
-    sources = _sources(tensors.values())
+    # The state dict: as stored, FP8 in bfloat16 and without its scales.
+    sources = sum(
+        math.prod(each.shape) * _BUFFER_TYPES["bf16"]
+        if each.dtype in weight_types.STORED
+        else each.bytes
+        for each in tensors.values()
+        if not weight_types.is_scale(each.name)
+    )
     in_a_row = max((left + right for left, right in pairwise(fitted.stages.values())), default=0)
     found = {}
-    for name, item in ITEM_BYTES.items():
+    for name, item in _BUFFER_TYPES.items():
         stacked = sum(weight.numbers for weight in stacks) * item
         largest = max(stacks, key=lambda weight: weight.numbers, default=None)
         found[name] = Peak(
@@ -173,12 +172,3 @@ def peaks(fitted: Fit, tensors: Mapping[str, Stored]) -> dict[str, Peak]:
             streaming=in_a_row * item,
         )
     return found
-
-
-def _sources(tensors: Iterable[Stored]) -> int:
-    """Return the bytes of the state dict: as stored, FP8 in bfloat16 and without its scales."""
-    weights = (each for each in tensors if not weight_types.is_scale(each.name))
-    return sum(
-        math.prod(each.shape) * _BF16 if each.dtype in weight_types.STORED else each.bytes
-        for each in weights
-    )

@@ -1,4 +1,4 @@
-"""Architecture: the stored tensors a model is made of, held against those of a checkpoint."""
+"""Check a checkpoint's tensors against those that its architecture is made of."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Weight:
+class ModuleWeight:
     """A module's weight: its canonical name, numbers in it, stored tensors it is made of."""
 
     name: str
@@ -43,7 +43,7 @@ class Fit:
     """
 
     findings: list[Finding] = field(default_factory=list)
-    weights: list[Weight] = field(default_factory=list)
+    weights: list[ModuleWeight] = field(default_factory=list)
     buffers: set[str] = field(default_factory=set)
     parameters: int = 0
     stages: dict[str, int] = field(default_factory=dict)
@@ -76,7 +76,7 @@ def fit(config: Mapping[str, Any], tensors: Mapping[str, Stored], lost: set[str]
 
     try:
         skeleton = Skeleton(read_config(_unquantised(config)), torch.bfloat16, "eager", None)
-        return _Held(skeleton, tensors, lost).fit()
+        return _Fitting(skeleton, tensors, lost).fit()
     except UserError as error:
         return Fit([Finding("architecture_unknown", str(error), file="config.json", count=0)])
     except _NONSENSE as error:
@@ -90,7 +90,7 @@ def _unquantised(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key != "quantization_config"}
 
 
-class _Held:
+class _Fitting:
     """A checkpoint beside a meta model."""
 
     def __init__(self, skeleton: Skeleton, tensors: Mapping[str, Stored], lost: set[str]) -> None:
@@ -105,7 +105,7 @@ class _Held:
         for weight, tensor in self._own():
             due = self.skeleton.conversion.revert(weight, tensor)
             self._compare(weight, {name: tuple(piece.shape) for name, piece in due.items()})
-            result.weights.append(Weight(self._called(weight), tensor.numel(), len(due)))
+            result.weights.append(ModuleWeight(self._called(weight), tensor.numel(), len(due)))
         buffers = {name for name, _ in model.named_buffers()}
         result.buffers = {name for weight in buffers for name in self.sources.get(weight, ())}
         result.parameters = sum(each.numel() for each in model.parameters())
@@ -138,7 +138,7 @@ class _Held:
                 yield weight, tensor
 
     def _compare(self, weight: str, due: dict[str, Shape]) -> None:
-        """Hold the stored tensors of one weight against those it should be made of."""
+        """Compare the stored tensors of one weight with those it should be made of."""
         sources = self.sources.get(weight, [])
         pairs = _paired(sources, due, f"{self.skeleton.model.base_model_prefix}.")
         if pairs is None:
@@ -147,22 +147,19 @@ class _Held:
             return
         for name in (each for each in sources if each in self.tensors):
             if name in pairs:
-                self._shape(name, due[pairs[name]])
-                self._type(name, weight)
+                self._check(name, weight, due[pairs[name]])
             else:
                 self._unexpected(name)
         for published in due.keys() - set(pairs.values()):
             text = f"{published} is not there: {self._called(weight)} cannot be filled"
             self._add("tensor_missing", text, published)
 
-    def _shape(self, name: str, due: Shape) -> None:
-        shape = self.tensors[name].shape
+    def _check(self, name: str, weight: str, due: Shape) -> None:
+        """Compare a stored tensor's shape and type with those of the weight it goes into."""
+        shape, dtype = self.tensors[name].shape, self.tensors[name].dtype
         if shape != due:
             text = f"{name} has the shape {list(shape)}, the architecture wants {list(due)}"
             self._add("shape_wrong", text, name)
-
-    def _type(self, name: str, weight: str) -> None:
-        dtype = self.tensors[name].dtype
         if self.expected[weight].is_floating_point() and dtype not in READ:
             self._add("type_unread", f"{name} is stored as {dtype}, which is not read", name)
 
