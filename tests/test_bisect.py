@@ -17,11 +17,8 @@ from layerparity.judge.descend import amplified, descend, first_guilty, seen_in
 from layerparity.record.comparison import Comparison
 from layerparity.record.verdict import Outcome, Row
 from layerparity.report.sentence import how_sure
-from layerparity.search.configurations import minimal
-from layerparity.search.strategies.base import Found, smallest
-from layerparity.search.strategies.binary import Binary
-from layerparity.search.strategies.inject import Inject
-from layerparity.search.strategies.scan import Scan
+from layerparity.search.ddmin import NoDifferenceError, minimal
+from layerparity.search.strategies import SearchResult, binary, inject, scan, smallest
 from layerparity.tracking import links
 
 Cli = Callable[..., Ended]
@@ -192,10 +189,11 @@ def test_delta_debugging_survives_a_test_that_is_not_monotone() -> None:
 
 
 def test_delta_debugging_refuses_what_does_not_part() -> None:
-    with pytest.raises(ValueError, match="without any"):
+    with pytest.raises(NoDifferenceError, match="without any") as always:
         minimal("ab", lambda keys: True)
-    with pytest.raises(ValueError, match="does not fail"):
+    with pytest.raises(NoDifferenceError, match="does not fail") as never:
         minimal("ab", lambda keys: False)
+    assert (always.value.fails, never.value.fails) == (True, False)
 
 
 class FakeBench:
@@ -229,26 +227,26 @@ class FakeBench:
 
 @pytest.mark.parametrize("wrong", [[0], [5], [31], [61], [5, 40]])
 def test_strategies_find_the_wrong_block(wrong: list[int]) -> None:
-    assert Scan().find(FakeBench(61, wrong)).place == wrong[0]
-    binary, inject = FakeBench(61, wrong), FakeBench(61, wrong)
-    assert Binary().find(binary).place == wrong[0]
-    assert Inject().find(inject).place == wrong[-1]
-    assert max(len(binary.ran), len(inject.ran)) <= 8
+    assert scan(FakeBench(61, wrong)).place == wrong[0]
+    prefixes, suffixes = FakeBench(61, wrong), FakeBench(61, wrong)
+    assert binary(prefixes).place == wrong[0]
+    assert inject(suffixes).place == wrong[-1]
+    assert max(len(prefixes.ran), len(suffixes.ran)) <= 8
 
 
 def test_strategies_end_clean_or_outside_the_blocks() -> None:
-    for strategy in (Binary(), Inject()):
-        clean: Found = strategy.find(FakeBench(7, []))
+    for strategy in (binary, inject):
+        clean: SearchResult = strategy(FakeBench(7, []))
         assert clean.place is None
-        outside = strategy.find(FakeBench(7, [], head=False))
+        outside = strategy(FakeBench(7, [], head=False))
         assert outside.place == "lm_head"
         assert outside.guilt is not None
-    assert Scan().find(FakeBench(7, [])).place is None
+    assert scan(FakeBench(7, [])).place is None
 
 
 def test_one_block_is_enough_for_every_strategy() -> None:
-    for strategy in (Scan(), Binary(), Inject()):
-        assert strategy.find(FakeBench(0, [0])).place == 0
+    for strategy in (scan, binary, inject):
+        assert strategy(FakeBench(0, [0])).place == 0
 
 
 def test_halving_asks_for_the_end_first() -> None:

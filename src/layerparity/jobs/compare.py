@@ -16,7 +16,7 @@ from layerparity.judge.model_limits import with_limits
 from layerparity.record.manifest import FILE_NAME
 from layerparity.record.verdict import open_to_doubt
 from layerparity.report.answering import portrayed, with_headline
-from layerparity.run import write
+from layerparity.run.steps import settings_to_judge
 from layerparity.settings.config import Config, RunKind, What
 from layerparity.settings.key import key
 from layerparity.tracking.links import say_served
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 KIND = "comparison"
 LIMIT = 50
 MENTIONED = 3
-_REPEATED = ("tolerance", "tracking")
 # The charts label their axes with few decimals: small numbers are drawn as powers of ten, and
 # equality, which has none, at the foot.
 _POWERS = ("rel_l2", "max_abs_diff")
@@ -141,15 +140,6 @@ def _compare(golden: Sequence[RunLike], candidate: Sequence[RunLike], tolerance:
 
     with console.counting("sites") as count:
         return compare_runs(golden, candidate, tolerance, progress=count)
-
-
-def settings_to_judge(config: Config) -> dict[str, Any]:
-    """Return what was set of how to judge, always the tolerance, and where runs are kept."""
-    from layerparity.settings.again import settings_of
-
-    found = settings_of(write.params(config))
-    kept = {k: v for k, v in found.items() if k.partition(".")[0] in _REPEATED}
-    return {"tolerance": config.tolerance.name, **kept}
 
 
 def log(

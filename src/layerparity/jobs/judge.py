@@ -9,6 +9,7 @@ from layerparity.ground import console
 from layerparity.ground.errors import Exit, UserError
 from layerparity.jobs import compare
 from layerparity.report.answering import with_headline
+from layerparity.run.steps import settings_to_judge
 from layerparity.settings.config import Config
 
 if TYPE_CHECKING:
@@ -35,12 +36,12 @@ def run(config: Config) -> Exit:
     judged = store.find(config.run or "latest", kind=compare.KIND)[0]
     before = stored_comparison(judged)
     after = rejudge(before, config.tolerance)
-    after.settings = compare.settings_to_judge(config)
-    goldens = [kept for each in before.golden.run.split(",") if (kept := store.get(each))]
+    after.settings = settings_to_judge(config)
+    goldens = [kept for made in before.golden.made if (kept := store.get(made.named))]
     after = with_headline(after, config, goldens)
     changed = changes(before, after)
     rows = [(str(c.after.site), c.before.outcome, c.after.outcome, c.after.reason) for c in changed]
-    candidates = [kept for each in before.candidate.run.split(",") if (kept := store.get(each))]
+    candidates = [kept for made in before.candidate.made if (kept := store.get(made.named))]
     compare.log(config, store, after, candidates, {"judged_again": judged.id})
     shown = [*rows[:SHOWN], *([("...", "", "", "")] if len(rows) > SHOWN else [])]
     title = f"{len(rows)} of {len(before.rows)} sites end otherwise than by {before.tolerance}"

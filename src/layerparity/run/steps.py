@@ -90,6 +90,17 @@ def own_settings(config: Config) -> Settings:
     return settings_of(write.params(config))
 
 
+def judging_settings(config: Config) -> Settings:
+    """Return what a command sets of how to judge, and of where runs are kept."""
+    own = own_settings(config)
+    return {k: v for k, v in own.items() if k.partition(".")[0] in ("tolerance", "tracking")}
+
+
+def settings_to_judge(config: Config) -> Settings:
+    """Return `judging_settings`, the tolerance always among them."""
+    return {"tolerance": config.tolerance.name, **judging_settings(config)}
+
+
 def stored_settings(run: StoredRun) -> Settings:
     """Return the keys that made a stored run. Raises UserError where it did not keep them."""
     import yaml

@@ -1,4 +1,4 @@
-"""Bench: makes the candidate runs a bisection asks for, and compares each with the golden."""
+"""Make the candidate runs that a bisection asks for, and compare each with the golden."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from layerparity.run.steps import (
     Settings,
     brief,
     command,
+    judging_settings,
     make,
     own_settings,
     reference,
@@ -30,16 +31,16 @@ if TYPE_CHECKING:
     from layerparity.tracking.store import Store
     from layerparity.tracking.stored import StoredRun
 
+KIND = "bisection"
 # What a bisection decides for its runs: a command's own word for it is dropped.
 _DECIDED = ("scope", "layer", "start", "end", "component", "feed", "kind", "inputs", "reuse")
 _NOT_A_RUNS = ("golden", "candidate", "run", "name", "tolerance", "prompt", "seq_len")
-_JUDGING = ("tolerance", "tracking")
 _GENERATE = "generate.max_new_tokens"
 _ENDS = ("embedding", "norm", "head")
 
 
 @dataclass
-class RunBench:
+class Bench:
     """Candidate runs with the command's own keys, each logged under the bisection's run.
 
     ``golden`` is one run, or the children of a sweep; ``parent`` the bisection's id. A run that
@@ -61,6 +62,10 @@ class RunBench:
     def holds_inputs(self) -> bool:
         """Whether the golden recorded what every block of the scope is fed."""
         return all(self._holder(layer) for layer in range(self.first, self.last + 1))
+
+    def tags(self, strategy: str) -> dict[str, str]:
+        """Return the tags of a bisection's own run: its goldens' ids, and how it searched."""
+        return {"golden": " ".join(run.id for run in self.golden), "strategy": strategy}
 
     def isolated(self) -> Comparison:
         """Run the whole scope in one run, every block fed the golden's own input to it."""
@@ -106,13 +111,14 @@ class RunBench:
         if decoding:
             keys = {**self._isolated_keys(), "capture": "components"}
         golden = self.golden if layer is None or decoding else self.golden_of(layer)
-        own = own_settings(self.config)
-        judging = {k: v for k, v in own.items() if k.partition(".")[0] in _JUDGING}
         stage = [f"layers.{layer}"] if layer is not None else []
         name = name_alone(".".join(filter(None, [*stage, component])), decoding)
         sides = {"golden": reference(golden), "candidate": name}
         alone = {**self._keys(keys), "kind": "candidate", "name": name}
-        lines = [command(alone), command({"job": "compare", **sides, **judging})]
+        lines = [
+            command(alone),
+            command({"job": "compare", **sides, **judging_settings(self.config)}),
+        ]
         return [f"{REMARK}{WHOLE_MODEL}", *lines] if decoding else lines
 
     def scanning(self) -> tuple[str, ...]:
@@ -126,20 +132,20 @@ class RunBench:
 
     def golden_of(self, layer: int) -> Sequence[StoredRun]:
         """Return the golden with a block's components: the given one, or one made from it."""
-        found = self._with_components(layer) or self._made_golden.get(layer)
-        if found is not None:
-            return [found]
-        held = self._holder(layer)
-        if held is None:
+        golden = self._with_components(layer) or self._made_golden.get(layer)
+        if golden is not None:
+            return [golden]
+        fed_from = self._holder(layer)
+        if fed_from is None:
             raise UserError(f"The golden holds no input of layers.{layer}: make one that does.")
         console.say(f"The golden kept not all components of layers.{layer}: made anew from it.")
-        made = {k: v for k, v in stored_settings(held).items() if not _is_dropped(k)}
+        made = {k: v for k, v in stored_settings(fed_from).items() if not _is_dropped(k)}
         tracking = {k: v for k, v in own_settings(self.config).items() if k.startswith("tracking")}
-        fed = {"inputs": "golden", "inputs.run": reference([held]), "kind": "golden"}
+        fed = {"inputs": "golden", "inputs.run": reference([fed_from]), "kind": "golden"}
         keys = {**made, **tracking, **_alone(layer), **fed}
-        made_now = make(self.store, self.parent, _dropping(keys, _GENERATE, "capture."))
-        self._made_golden[layer] = made_now
-        return [made_now]
+        golden = make(self.store, self.parent, _dropping(keys, _GENERATE, "capture."))
+        self._made_golden[layer] = golden
+        return [golden]
 
     def _isolated_keys(self) -> Settings:
         if not self.whole:
@@ -187,21 +193,19 @@ def _scope(config: Config, manifests: Sequence[Manifest]) -> tuple[int, int, boo
     The command's scope, or, where it asks for all, what the golden has of it.
     """
     stages = {stage for manifest in manifests for stage in manifest.stages}
-    held = sorted(
-        layer for layer in range(manifests[0].model.num_layers) if _block(layer) in stages
-    )
-    if not held:
+    ran = [layer for layer in range(manifests[0].model.num_layers) if _block(layer) in stages]
+    if not ran:
         raise UserError("The golden ran no block: make one with scope=full or scope=range.")
     kind = config.scope.kind
     if kind is ScopeKind.full:
-        return held[0], held[-1], {"embed_tokens", "norm", "lm_head"} <= stages
+        return ran[0], ran[-1], {"embed_tokens", "norm", "lm_head"} <= stages
     single = kind is ScopeKind.single
     first, last = (config.layer, config.layer) if single else (config.start, config.end)
     if first is None or last is None:
         raise UserError(f"scope={kind.value} wants {'layer=N' if single else 'start=A end=B'}.")
-    if last < first or not {first, last} <= set(held):
+    if last < first or not {first, last} <= set(ran):
         asked = f"layer {first}" if single else f"blocks {first} to {last}"
-        raise UserError(f"The golden has blocks {held[0]} to {held[-1]}: it cannot judge {asked}.")
+        raise UserError(f"The golden has blocks {ran[0]} to {ran[-1]}: it cannot judge {asked}.")
     return first, last, False
 
 

@@ -1,28 +1,27 @@
-"""Configurations: the fewest keys that part a configuration that is right from one that is not."""
+"""Find the fewest keys that tell a configuration that is right from one that is not."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from layerparity.ground import console
 from layerparity.ground.errors import Exit, UserError
 from layerparity.record.verdict import Outcome
 from layerparity.report.sentence import Step
-from layerparity.search.bench import RunBench
+from layerparity.search.bench import KIND, Bench
+from layerparity.search.ddmin import NoDifferenceError, minimal
 from layerparity.settings.config import Config, RunKind
 from layerparity.tracking.links import say_link
 
-KIND = "bisection"
-
 
 @dataclass
-class Trials:
+class KeyTrials:
     """Runs with some of the bad keys, the others as in the good configuration."""
 
-    bench: RunBench
+    bench: Bench
     good: Mapping[str, Any]
     bad: Mapping[str, Any]
     steps: list[Step] = field(default_factory=list)
@@ -47,8 +46,11 @@ class Trials:
         return wrong
 
 
-def run(config: Config) -> Exit:
-    """Return 1 and name the keys; raises UserError where the two do not part good from bad."""
+def bisect(config: Config) -> Exit:
+    """Name the keys of ``job.bad`` that make it fail where ``job.good`` passes; return FAILED.
+
+    Raises UserError where the two do not differ, or both pass, or both fail.
+    """
     from layerparity.tracking.store import open_store
 
     good, bad = parsed(config.job.good, "good"), parsed(config.job.bad, "bad")
@@ -57,19 +59,19 @@ def run(config: Config) -> Exit:
         raise UserError("job.good and job.bad are the same: give keys that differ.")
     store = open_store(config.tracking)
     golden = store.find(config.golden or "latest", kind=RunKind.golden.value)
-    bench = RunBench(config, store, golden)
+    bench = Bench(config, store, golden)
     name = config.name or "bisect-configuration"
     params = {"good": str(good), "bad": str(bad)}
-    tags = {"golden": " ".join(run.id for run in golden), "strategy": "ddmin"}
-    with store.start(name, KIND, tags, params) as active:
+    with store.start(name, KIND, bench.tags("ddmin"), params) as active:
         bench.parent = active.id
-        trials = Trials(bench, good, bad)
-        guilty = _minimal(keys, trials)
+        trials = KeyTrials(bench, good, bad)
+        guilty = _guilty(keys, trials)
         words = [f"{key}={bad[key]}" if key in bad else f"{key} left out" for key in guilty]
         said = f"{' and '.join(words)} {'makes' if len(words) == 1 else 'make'} the difference."
-        record = {"keys": list(guilty), "steps": [vars(step) for step in trials.steps]}
+        record = {"keys": list(guilty), "steps": [asdict(step) for step in trials.steps]}
         active.log_text(json.dumps(record, indent=1), "bisection.json")
-        active.log_text(_markdown(said, trials.steps), "bisection.md")
+        lines = [f"{n}. {step.asked}: {step.told}" for n, step in enumerate(trials.steps, 1)]
+        active.log_text("\n".join([f"# {said}", "", *lines, ""]), "bisection.md")
         active.set_tags({"guilty": " ".join(guilty), "mlflow.note.content": said})
     rows = [(s.asked, "wrong" if s.wrong else "right", s.told) for s in trials.steps]
     console.table("Trials", ("configuration", "", "told"), rows)
@@ -78,15 +80,29 @@ def run(config: Config) -> Exit:
     return Exit.FAILED
 
 
+def _guilty(keys: Sequence[str], trials: KeyTrials) -> tuple[str, ...]:
+    """Return the fewest keys that fail. Raises UserError where they make no difference."""
+    try:
+        return minimal(keys, trials.fails)
+    except NoDifferenceError as error:
+        side, how = ("good", "fails as well") if error.fails else ("bad", "does not fail")
+        raise UserError(
+            f"job.{side} {how} ({trials.steps[-1].told}): give one configuration that passes and "
+            "one that fails."
+        ) from error
+
+
 def parsed(given: object, which: str) -> dict[str, Any]:
     """Return the keys of a configuration with their values, from what ``job.good`` may hold.
 
     Raises UserError for a word that is no ``key=value``.
     """
+    import yaml
+
     if given is None or isinstance(given, Mapping):
         return {str(key): value for key, value in (given or {}).items()}
     words = _words(given) if isinstance(given, str) else given
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for word in words if isinstance(words, Sequence) else [words]:
         key, equals, value = str(word).partition("=")
         if not equals or not key.strip():
@@ -94,8 +110,8 @@ def parsed(given: object, which: str) -> dict[str, Any]:
                 f"job.{which} holds '{word}', which is no key=value: "
                 f"write 'job.{which}={{dtype:bfloat16,tp_degree:1}}'."
             )
-        found[key.strip()] = _value(value)
-    return found
+        values[key.strip()] = yaml.safe_load(value)
+    return values
 
 
 def _words(text: str) -> list[str]:
@@ -107,91 +123,3 @@ def _words(text: str) -> list[str]:
         else:
             words.append(piece)
     return words
-
-
-def _value(text: str) -> object:
-    import yaml
-
-    return yaml.safe_load(text)
-
-
-def _minimal(keys: Sequence[str], trials: Trials) -> tuple[str, ...]:
-    try:
-        return minimal(keys, trials.fails)
-    except ValueError as error:
-        told = trials.steps[-1].told
-        side = "job.good" if "without" in str(error) else "job.bad"
-        how = "fails as well" if side == "job.good" else "does not fail"
-        raise UserError(
-            f"{side} {how} ({told}): give one configuration that passes and one that fails."
-        ) from error
-
-
-def _markdown(said: str, steps: Sequence[Step]) -> str:
-    lines = [f"{n}. {step.asked}: {step.told}" for n, step in enumerate(steps, 1)]
-    return f"# {said}\n\n" + "\n".join(lines) + "\n"
-
-
-K = TypeVar("K")
-
-
-def minimal(keys: Sequence[K], fails: Callable[[frozenset[K]], bool]) -> tuple[K, ...]:
-    """Return keys of which every one is needed to fail, in the order given.
-
-    ``fails`` is asked once for each set. The whole set must fail and the empty one must not: raises
-    ValueError. The result is 1-minimal: without any one of its keys it no longer fails, though a
-    smaller set elsewhere may. O(n^2) trials at worst, O(log n) where one key is to blame.
-    The algorithm is ddmin of Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing
-    Input" (IEEE TSE 28(2), 2002).
-    """
-    tried: dict[frozenset[K], bool] = {}
-
-    def test(subset: Sequence[K]) -> bool:
-        asked = frozenset(subset)
-        if asked not in tried:
-            tried[asked] = fails(asked)
-        return tried[asked]
-
-    if test(()):
-        raise ValueError("it fails without any of the keys")
-    if not test(keys):
-        raise ValueError("it does not fail with all of the keys")
-    kept, pieces = list(keys), 2
-    while len(kept) >= 2:
-        parts = _split(kept, pieces)
-        reduced = _one_part(parts, test) or _all_but_one(parts, test)
-        if reduced is None:
-            if pieces >= len(kept):
-                break
-            pieces = min(len(kept), 2 * pieces)
-            continue
-        kept, pieces = reduced
-    return tuple(kept)
-
-
-Reduced = tuple[list[K], int]
-
-
-def _one_part(parts: list[list[K]], test: Callable[[Sequence[K]], bool]) -> Reduced[K] | None:
-    """Return the first part that fails alone, to be cut in two next."""
-    return next(((part, 2) for part in parts if test(part)), None)
-
-
-def _all_but_one(parts: list[list[K]], test: Callable[[Sequence[K]], bool]) -> Reduced[K] | None:
-    """Return the first complement of a part that fails, its parts as fine as before."""
-    for index in range(len(parts)):
-        rest = [key for other, part in enumerate(parts) if other != index for key in part]
-        if test(rest):
-            return rest, max(len(parts) - 1, 2)
-    return None
-
-
-def _split(keys: list[K], pieces: int) -> list[list[K]]:
-    """Return keys cut into ``pieces`` parts whose sizes differ by one at most."""
-    size, longer = divmod(len(keys), pieces)
-    parts, start = [], 0
-    for index in range(pieces):
-        end = start + size + (index < longer)
-        parts.append(keys[start:end])
-        start = end
-    return [part for part in parts if part]

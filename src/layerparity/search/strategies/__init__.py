@@ -1,1 +1,0 @@
-"""Strategies: one file per way to find the wrong block; picked with job.strategy=NAME."""
