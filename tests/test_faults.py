@@ -19,7 +19,7 @@ from layerparity.model.checkpoint import Checkpoint
 from layerparity.run.ports.base import Assets, Call, Observed
 from layerparity.run.ports.fault import FaultPort
 from layerparity.run.ports.hf import HfPort
-from layerparity.selftest.cells import make_fp8
+from layerparity.selftest.models import make_fp8
 from layerparity.settings.config import Config, DType, RunKind
 
 LAYER = 1

@@ -10,25 +10,16 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from conftest import ROOT
-from conftest import Ended as Ran
+from conftest import ROOT, Ended
 
 from layerparity.ground.errors import Exit
 from layerparity.judge.guilt import Guilt
 from layerparity.mistakes.catalogue import catalogue
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.loader import Pool
-from layerparity.selftest.cells import (
-    BLOCK,
-    FP8,
-    Cell,
-    Setting,
-    clean_cells,
-    fault_cells,
-    quantise,
-    spread,
-)
-from layerparity.selftest.outcomes import Ended, Ending, ending_of, upper_bound
+from layerparity.selftest.cells import Cell, Setting, clean_cells, fault_cells, spread
+from layerparity.selftest.models import BLOCK, FP8, quantise
+from layerparity.selftest.outcomes import CellResult, Ending, ending_of, upper_bound
 from layerparity.selftest.table import fault_table, mutation_table, summary, wrong_table
 from layerparity.selftest.upcast import upcast
 
@@ -104,10 +95,10 @@ def test_the_bound_on_a_rate_is_the_exact_one() -> None:
 
 def test_a_variant_counts_once_and_only_if_it_differs() -> None:
     ended = [
-        Ended(CLEAN, Ending.SILENT, phase="prefill"),
-        Ended(CLEAN, Ending.FALSE_ALARM, "layers.0.mlp", phase="decode"),
-        Ended(Cell(HERE, "same", {}), Ending.SAME),
-        Ended(FAULTY, Ending.NAMED, "layers.3.self_attn.q_norm", "qk_norm_skipped"),
+        CellResult(CLEAN, Ending.SILENT, phase="prefill"),
+        CellResult(CLEAN, Ending.FALSE_ALARM, "layers.0.mlp", phase="decode"),
+        CellResult(Cell(HERE, "same", {}), Ending.SAME),
+        CellResult(FAULTY, Ending.NAMED, "layers.3.self_attn.q_norm", "qk_norm_skipped"),
     ]
     found = summary(ended)
     assert found.counts["clean variants"] == 1
@@ -118,17 +109,17 @@ def test_a_variant_counts_once_and_only_if_it_differs() -> None:
 
 
 def test_a_missed_fault_fails_the_self_test() -> None:
-    assert summary([Ended(FAULTY, Ending.MISSED)]).verdict == "fail"
-    assert summary([Ended(FAULTY, Ending.NAMED)]).verdict == "pass"
+    assert summary([CellResult(FAULTY, Ending.MISSED)]).verdict == "fail"
+    assert summary([CellResult(FAULTY, Ending.NAMED)]).verdict == "pass"
 
 
 def test_unforeseen_faults_are_counted_by_effect() -> None:
     drawn = Cell(HERE, "q_proj x 1.01", {}, 0, "self_attn.q_proj", drawn=True)
     ended = [
-        Ended(drawn, Ending.MISSED, effect=1.5),
-        Ended(drawn, Ending.NAMED, effect=1.5),
-        Ended(drawn, Ending.SAME),
-        Ended(drawn, Ending.NAMED, effect=1e6, by_sites=True),
+        CellResult(drawn, Ending.MISSED, effect=1.5),
+        CellResult(drawn, Ending.NAMED, effect=1.5),
+        CellResult(drawn, Ending.SAME),
+        CellResult(drawn, Ending.NAMED, effect=1e6, by_sites=True),
     ]
     rows = mutation_table(ended)[2]
     assert rows == [
@@ -138,7 +129,7 @@ def test_unforeseen_faults_are_counted_by_effect() -> None:
     assert summary(ended).verdict == "pass"
 
 
-def test_a_fault_is_named_and_a_clean_way_is_not(cli: Callable[..., Ran], tmp_path: Path) -> None:
+def test_a_fault_is_named_and_a_clean_way_is_not(cli: Callable[..., Ended], tmp_path: Path) -> None:
     ended = cli(
         "experiment=selftest",
         "job.faults=[router_bias_dropped]",
@@ -155,7 +146,7 @@ def test_a_fault_is_named_and_a_clean_way_is_not(cli: Callable[..., Ran], tmp_pa
     assert {each["ending"] for each in cells if each["cell"]["cause"]} == {"named"}
 
 
-def test_an_unknown_fault_is_refused(cli: Callable[..., Ran]) -> None:
+def test_an_unknown_fault_is_refused(cli: Callable[..., Ended]) -> None:
     ended = cli("experiment=selftest", "job.faults=[nonsense]")
     assert ended.exit == Exit.USER
     assert "There is no fault 'nonsense'" in ended.err

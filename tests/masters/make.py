@@ -117,10 +117,10 @@ def make_model(model: str, folder: Path) -> None:
     from transformers import AutoConfig
 
     from layerparity.ground.resources import shipped
-    from layerparity.selftest import cells, models
+    from layerparity.selftest import models
 
     if model == "tiny_fp8":
-        cells.make_fp8(shipped("checkpoints") / models.SHIPPED, folder)
+        models.make_fp8(shipped("checkpoints") / models.SHIPPED, folder)
     elif model in models.MADE:
         models.make_model(model, folder.parent)
     elif model in folders.FAMILIES:

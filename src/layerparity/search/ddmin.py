@@ -26,8 +26,8 @@ class NoDifferenceError(ValueError):
 def minimal(keys: Sequence[K], fails: Callable[[frozenset[K]], bool]) -> tuple[K, ...]:
     """Return keys of which every one is needed to fail, in the order given.
 
-    ``fails`` is asked once for each set. Raises NoDifferenceError unless the whole set fails and the
-    empty one does not. The result is 1-minimal: without any one of its keys it no longer fails,
+    ``fails`` is asked once for each set. Raises NoDifferenceError unless the whole set fails and
+    the empty one does not. The result is 1-minimal: without any of its keys it no longer fails,
     though a smaller set elsewhere may. O(n^2) trials at worst, O(log n) where one key is to blame.
     """
     tried: dict[frozenset[K], bool] = {}

@@ -1,19 +1,13 @@
-"""Cells: what a self-test runs, as data: each fault at each layer, each clean way on each input."""
+"""The cells of a self-test: each fault at each layer, each clean way on each input."""
 
 from __future__ import annotations
 
-import json
-import re
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from layerparity.mistakes.catalogue import MUTATION, known_fault
-
-if TYPE_CHECKING:
-    import torch
+from layerparity.selftest.models import FP8
 
 Keys = dict[str, Any]
 
@@ -94,68 +88,18 @@ def clean_cells(settings: Sequence[Setting], ways: Sequence[str]) -> Iterator[Ce
 
 
 def mutation_cells(
-    settings: Sequence[Setting],
-    drawn: Mapping[str, Sequence[Any]],
-    seed: int,
-    layers: dict[str, int],
+    setting: Setting, mutations: Sequence[Any], seed: int, layers: int
 ) -> Iterator[Cell]:
-    """Yield each drawn mutation of each setting's model, the layers in turn."""
-    for setting in settings:
-        for index, mutation in enumerate(drawn[setting.model]):
-            layer = index % layers[setting.model]
-            keys = {
-                "port": "fault",
-                "port.name": MUTATION,
-                "port.seed": seed,
-                "port.index": index,
-                "port.layers": [layer],
-                # The prefill shows them: a decode step would only take longer.
-                "generate.max_new_tokens": 0,
-            }
-            yield Cell(setting, mutation.id, keys, layer, mutation.component, drawn=True)
-
-
-FP8 = "tiny_minimax_m2_fp8"
-# Small enough that a small matrix has several blocks, some of them cut off.
-BLOCK = 40
-_QUANTISED = re.compile(r"(_proj|\.experts\.\d+\.w[123])\.weight$")
-_WEIGHTS = "model.safetensors"
-
-
-def make_fp8(source: Path, folder: Path) -> Path:
-    """Write the checkpoint ``source``, of one file, to a new folder with its projections in FP8."""
-    from safetensors.torch import load_file, save_file
-
-    folder.mkdir(parents=True)
-    for path in source.iterdir():
-        if path.is_file() and path.name != _WEIGHTS:
-            shutil.copy(path, folder)
-    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    said = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [BLOCK, BLOCK]}
-    config["quantization_config"] = said
-    (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
-    made: dict[str, torch.Tensor] = {}
-    for name, value in load_file(source / _WEIGHTS).items():
-        made[name] = value
-        if _QUANTISED.search(name):
-            made[name], made[f"{name}_scale_inv"] = quantise(value)
-    save_file(made, folder / _WEIGHTS, metadata={"format": "pt"})
-    return folder
-
-
-def quantise(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a matrix [row, column] as e4m3, and its float32 scales [block row, block column].
-
-    Each block's largest number becomes the type's largest.
-    """
-    import torch
-
-    stored = torch.empty(weight.shape, dtype=torch.float8_e4m3fn)
-    scales = torch.empty([-(-size // BLOCK) for size in weight.shape])
-    for row, rows in enumerate(weight.float().split(BLOCK)):
-        for column, part in enumerate(rows.split(BLOCK, 1)):
-            scale = part.abs().max().clamp(min=1e-12) / torch.finfo(stored.dtype).max
-            scales[row, column] = scale
-            place = stored[row * BLOCK : (row + 1) * BLOCK, column * BLOCK : (column + 1) * BLOCK]
-            place.copy_((part / scale).to(stored.dtype))
-    return stored, scales
+    """Yield each drawn mutation of a setting's model, its ``layers`` blocks in turn."""
+    for index, mutation in enumerate(mutations):
+        layer = index % layers
+        keys = {
+            "port": "fault",
+            "port.name": MUTATION,
+            "port.seed": seed,
+            "port.index": index,
+            "port.layers": [layer],
+            # The prefill shows them: a decode step would only take longer.
+            "generate.max_new_tokens": 0,
+        }
+        yield Cell(setting, mutation.id, keys, layer, mutation.component, drawn=True)

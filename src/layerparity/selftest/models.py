@@ -1,12 +1,22 @@
-"""Models: small checkpoints of other architectures, made on the spot, that let a fault show."""
+"""Small checkpoints that let a fault show: other architectures, and the shipped one in FP8."""
 
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 SHIPPED = "tiny_minimax_m2"
+FP8 = "tiny_minimax_m2_fp8"
+# Small enough that a small matrix has several FP8 blocks, some of them cut off.
+BLOCK = 40
+_QUANTISED = re.compile(r"(_proj|\.experts\.\d+\.w[123])\.weight$")
+_WEIGHTS = "model.safetensors"
 _SHARED: dict[str, Any] = {
     "vocab_size": 256,
     "hidden_size": 96,
@@ -84,3 +94,42 @@ def make_tokens(path: Path, rows: tuple[int, ...], seed: int = 0) -> Path:
     drawn = [torch.randint(3, _SHARED["vocab_size"], (n,), generator=generator) for n in rows]
     path.write_text(json.dumps([row.tolist() for row in drawn]), encoding="utf-8")
     return path
+
+
+def make_fp8(source: Path, folder: Path) -> Path:
+    """Write the checkpoint ``source``, of one file, to a new folder with its projections in FP8."""
+    from safetensors.torch import load_file, save_file
+
+    folder.mkdir(parents=True)
+    for path in source.iterdir():
+        if path.is_file() and path.name != _WEIGHTS:
+            shutil.copy(path, folder)
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    layout = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [BLOCK, BLOCK]}
+    config["quantization_config"] = layout
+    (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    tensors: dict[str, torch.Tensor] = {}
+    for name, value in load_file(source / _WEIGHTS).items():
+        tensors[name] = value
+        if _QUANTISED.search(name):
+            tensors[name], tensors[f"{name}_scale_inv"] = quantise(value)
+    save_file(tensors, folder / _WEIGHTS, metadata={"format": "pt"})
+    return folder
+
+
+def quantise(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a matrix [row, column] as e4m3, and its float32 scales [block row, block column].
+
+    Each block's largest number becomes the type's largest.
+    """
+    import torch
+
+    stored = torch.empty(weight.shape, dtype=torch.float8_e4m3fn)
+    scales = torch.empty([-(-size // BLOCK) for size in weight.shape])
+    for row, rows in enumerate(weight.float().split(BLOCK)):
+        for column, part in enumerate(rows.split(BLOCK, 1)):
+            scale = part.abs().max().clamp(min=1e-12) / torch.finfo(stored.dtype).max
+            scales[row, column] = scale
+            place = stored[row * BLOCK : (row + 1) * BLOCK, column * BLOCK : (column + 1) * BLOCK]
+            place.copy_((part / scale).to(stored.dtype))
+    return stored, scales

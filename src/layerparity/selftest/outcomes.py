@@ -1,10 +1,8 @@
-"""Outcomes: how a self-test's cell ended, and what all of them come to."""
+"""How a self-test's cell ended, and the bound on a rate that all of them come to."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -27,8 +25,8 @@ class Ending(StrEnum):
 
 
 @dataclass(frozen=True)
-class Ended:
-    """A cell, its end, the place that was named, the likeliest cause, and the isolated effect.
+class CellResult:
+    """How a cell ended: the place that was named, the likeliest cause, and the isolated effect.
 
     ``effect`` is the largest error ratio among the judged sites of the cell's block; ``by_sites``
     says whether the tensors alone, without the weights' prints, show that something is wrong.
@@ -72,11 +70,6 @@ def upper_bound(events: int, trials: int, confidence: float = 0.95) -> float:
         )
         low, high = (middle, high) if tail > 1 - confidence else (low, middle)
     return high
-
-
-def counted(ended: Iterable[Ended]) -> dict[str, int]:
-    """Return how many cells ended in each way."""
-    return dict(Counter(each.ending.value for each in ended))
 
 
 def _same(guilt: Guilt, component: str) -> bool:

@@ -1,4 +1,4 @@
-"""Tables of a self-test: a row for each fault, a row for each size of unforeseen mistake."""
+"""Tables of a self-test: a row for each fault, and for each size of unforeseen mistake."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from layerparity.selftest.outcomes import Ended, Ending, upper_bound
+from layerparity.selftest.outcomes import CellResult, Ending, upper_bound
 
 Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
 _BAD = (Ending.LATE, Ending.ELSEWHERE, Ending.MISSED)
@@ -15,23 +15,33 @@ _EFFECTS = (1.0, 2.0, 4.0, 8.0, 16.0, 64.0, float("inf"))
 
 @dataclass(frozen=True)
 class Summary:
-    """What a self-test comes to."""
+    """What a self-test comes to; ``tables`` are those that have rows."""
 
     verdict: str
     counts: dict[str, int]
     text: str
-    markdown: str
+    tables: list[Table]
+
+    @property
+    def markdown(self) -> str:
+        """The closing lines and the tables."""
+        parts = [self.text.replace("\n", "\n\n")]
+        for title, columns, rows in self.tables:
+            lines = [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
+            lines += [f"| {' | '.join(row)} |" for row in rows]
+            parts.append(f"**{title}**\n\n" + "\n".join(lines))
+        return "\n\n".join(parts) + "\n"
 
 
-def fault_table(ended: Sequence[Ended]) -> Table:
+def fault_table(results: Sequence[CellResult]) -> Table:
     """Return how often each fault of the catalogue was named, and as what."""
     columns = ("fault", "component", "named", "late", "elsewhere", "missed", "cause named", "n/a")
     rows: list[tuple[str, ...]] = []
-    known = [each for each in ended if not each.cell.clean and not each.cell.drawn]
+    known = [each for each in results if not each.cell.clean and not each.cell.drawn]
     for name in dict.fromkeys(each.cell.name for each in known):
         own = [each for each in known if each.cell.name == name]
         counts = Counter(each.ending for each in own)
-        told = sum(each.cause == each.cell.cause for each in own if each.named)
+        right = sum(each.cause == each.cell.cause for each in own if each.named)
         rows.append(
             (
                 name,
@@ -40,17 +50,17 @@ def fault_table(ended: Sequence[Ended]) -> Table:
                 str(counts[Ending.LATE]),
                 str(counts[Ending.ELSEWHERE]),
                 str(counts[Ending.MISSED]),
-                f"{told} of {sum(bool(each.named) for each in own)}",
+                f"{right} of {sum(bool(each.named) for each in own)}",
                 str(counts[Ending.SAME] + counts[Ending.NOT_HERE]),
             )
         )
     return "Known faults", columns, rows
 
 
-def mutation_table(ended: Sequence[Ended]) -> Table:
+def mutation_table(results: Sequence[CellResult]) -> Table:
     """Return how often unforeseen faults were found and named, by their effect over the floor."""
     columns = ("effect / floor", "faults", "found", "found without weights", "named")
-    drawn = [each for each in ended if each.cell.drawn and each.ending is not Ending.SAME]
+    drawn = [each for each in results if each.cell.drawn and each.ending is not Ending.SAME]
     drawn = [each for each in drawn if each.ending is not Ending.NOT_HERE]
     rows: list[tuple[str, ...]] = []
     low = 0.0
@@ -66,10 +76,10 @@ def mutation_table(ended: Sequence[Ended]) -> Table:
     return "Unforeseen faults", columns, rows
 
 
-def wrong_table(ended: Sequence[Ended]) -> Table:
+def wrong_table(results: Sequence[CellResult]) -> Table:
     """Return what went wrong: alarms without cause, and known faults that were not named."""
     columns = ("candidate", "setting", "phase", "ended", "named", "because")
-    known = [each for each in ended if each.ending in (*_BAD, Ending.FALSE_ALARM)]
+    known = [each for each in results if each.ending in (*_BAD, Ending.FALSE_ALARM)]
     rows: list[tuple[str, ...]] = [
         (each.cell.called, each.cell.setting.label, each.phase, each.ending, each.named, each.note)
         for each in known
@@ -78,10 +88,10 @@ def wrong_table(ended: Sequence[Ended]) -> Table:
     return "Not as it should be", columns, rows
 
 
-def summary(ended: Sequence[Ended]) -> Summary:
-    """Return counts, a closing line, the verdict, and the tables as Markdown."""
-    known = [each for each in ended if not each.cell.clean and not each.cell.drawn]
-    clean = _variants(ended)
+def summary(results: Sequence[CellResult]) -> Summary:
+    """Return the verdict, the counts, a closing line for each kind of cell, and the tables."""
+    known = [each for each in results if not each.cell.clean and not each.cell.drawn]
+    clean = _variants(results)
     alarms = sum(each is Ending.FALSE_ALARM for each in clean.values())
     differing = sum(each is not Ending.SAME for each in clean.values())
     counts = {
@@ -104,27 +114,18 @@ def summary(ended: Sequence[Ended]) -> Summary:
             f"{alarms} false alarms on {differing} clean variants that differ bitwise "
             f"(rate at most {bound:.1%} with 95 % confidence)."
         )
-    made = (fault_table(ended), mutation_table(ended), wrong_table(ended))
-    tables = [table for table in made if table[2]]
+    tables = [table(results) for table in (fault_table, mutation_table, wrong_table)]
     bad = counts["faults missed"] or counts["faults named late or elsewhere"] or alarms
-    text = "\n".join(lines)
-    parts = [text.replace("\n", "\n\n"), *(_markdown(table) for table in tables)]
-    return Summary("fail" if bad else "pass", counts, text, "\n\n".join(parts) + "\n")
+    kept = [table for table in tables if table[2]]
+    return Summary("fail" if bad else "pass", counts, "\n".join(lines), kept)
 
 
-def _variants(ended: Sequence[Ended]) -> dict[tuple[str, str], Ending]:
+def _variants(results: Sequence[CellResult]) -> dict[tuple[str, str], Ending]:
     """Return how each clean variant ended: an alarm in either phase is one."""
-    found: dict[tuple[str, str], Ending] = {}
+    endings: dict[tuple[str, str], Ending] = {}
     order = (Ending.SAME, Ending.SILENT, Ending.FALSE_ALARM)
-    for each in ended:
+    for each in results:
         if each.cell.clean and each.ending in order:
             key = (each.cell.setting.label, each.cell.name)
-            found[key] = max(found.get(key, Ending.SAME), each.ending, key=order.index)
-    return found
-
-
-def _markdown(table: Table) -> str:
-    title, columns, rows = table
-    lines = [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
-    lines += [f"| {' | '.join(row)} |" for row in rows]
-    return f"**{title}**\n\n" + "\n".join(lines)
+            endings[key] = max(endings.get(key, Ending.SAME), each.ending, key=order.index)
+    return endings

@@ -1,4 +1,4 @@
-"""Trials: the goldens and candidates of a self-test, made in a folder and thrown away."""
+"""Make the goldens and candidates of a self-test, in a folder, and see how each cell ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from layerparity.run import make as run_job
 from layerparity.run import open_backend, write
 from layerparity.run.steps import composed
 from layerparity.selftest.cells import Cell, Setting
-from layerparity.selftest.outcomes import Ended, Ending, ending_of
+from layerparity.selftest.outcomes import CellResult, Ending, ending_of
 from layerparity.settings.config import Config
 
 if TYPE_CHECKING:
@@ -34,10 +34,11 @@ _GENERATED = 4
 
 
 @dataclass
-class Trials:
-    """Where a self-test's runs are made: one golden for each setting, a folder for each candidate.
+class CellRunner:
+    """Runs cells: makes one golden for each setting, and a candidate for each cell in its folder.
 
-    ``tracking`` are the keys that name an empty store, so that nothing of the user's is looked at.
+    ``store`` is an empty one, so that nothing of the user's is looked at; ``keys`` are those of
+    every run.
     """
 
     folder: Path
@@ -54,8 +55,12 @@ class Trials:
             self._goldens[setting.label] = self._make(where, composed(keys))
         return self._goldens[setting.label]
 
-    def end(self, cell: Cell, phases: Sequence[str] = (PREFILL, DECODE)) -> list[Ended]:
-        """Make a cell's candidate, compare it, and return how it ended in each phase."""
+    def results(self, cell: Cell) -> list[CellResult]:
+        """Make a cell's candidate, compare it, and return how it ended in each phase.
+
+        Of a drawn fault that is the prefill, which shows it: a decode step would only take longer.
+        """
+        phases = (PREFILL,) if cell.drawn else (PREFILL, DECODE)
         golden = self.golden(cell.setting)
         fed = {"inputs": "golden", "inputs.run": str(golden.folder), "kind": "candidate"}
         own = self._keys(cell.setting)
@@ -65,19 +70,19 @@ class Trials:
         try:
             candidate = self._make(where, config)
             comparison = compare_runs([golden], [candidate], self.tolerance)
-            return [self._ended(cell, comparison, config, golden, phase) for phase in phases]
+            return [self._result(cell, comparison, config, golden, phase) for phase in phases]
         except UserError as error:
-            return [Ended(cell, Ending.NOT_HERE, note=str(error))]
+            return [CellResult(cell, Ending.NOT_HERE, note=str(error))]
         finally:
             shutil.rmtree(where, ignore_errors=True)
 
-    def _ended(
+    def _result(
         self, cell: Cell, comparison: Comparison, config: Config, golden: StoredRun, phase: str
-    ) -> Ended:
+    ) -> CellResult:
         rows = [row for row in comparison.rows if row.site.phase == phase]
-        seen = replace(comparison, rows=rows)
+        in_phase = replace(comparison, rows=rows)
         changed = any(row.metrics.get("max_abs_diff") or row.metrics.get("flips") for row in rows)
-        guilt = first_guilty(seen)
+        guilt = first_guilty(in_phase)
         ending = ending_of(_expected(cell, rows), guilt, bool(changed or comparison.weights))
         effect = max(
             (r.metrics.get("error_ratio", 0.0) for r in rows if r.site.layer == cell.layer),
@@ -85,12 +90,12 @@ class Trials:
         )
         cause = ""
         if guilt is not None:
-            found = likeliest(evidence_of(guilt, comparison, config, [golden]))
-            cause = found[0].id if found else ""
+            causes = likeliest(evidence_of(guilt, comparison, config, [golden]))
+            cause = causes[0].id if causes else ""
         why = next((f"{r.site}: {r.reason}" for r in rows if r.outcome is Outcome.FAIL), "")
         named = guilt.called if guilt is not None else ""
-        blind = first_guilty(replace(seen, weights=[])) is not None
-        return Ended(cell, ending, named, cause, effect, why, phase, blind)
+        blind = first_guilty(replace(in_phase, weights=[])) is not None
+        return CellResult(cell, ending, named, cause, effect, why, phase, blind)
 
     def _keys(self, setting: Setting) -> dict[str, Any]:
         shared = {"backend": "gpu", "device_map": "cpu", "scope": "full", "capture": "components"}
@@ -104,8 +109,8 @@ class Trials:
 
 def _expected(cell: Cell, rows: Sequence[Row]) -> Cell:
     """Return the cell with the component as its block has it: a dense one has no experts."""
-    held = {row.site.component for row in rows if row.site.layer == cell.layer}
-    dense = cell.component == "mlp.experts" and "mlp.experts" not in held
+    components = {row.site.component for row in rows if row.site.layer == cell.layer}
+    dense = cell.component == "mlp.experts" and "mlp.experts" not in components
     return replace(cell, component="mlp") if dense else cell
 
 

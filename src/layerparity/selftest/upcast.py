@@ -1,4 +1,4 @@
-"""Upcast: the known fault that no tensor shows, a stacking buffer in float32 of a bfloat16 run.
+"""The known fault that no tensor shows: a stacking buffer in float32 in a bfloat16 run.
 
 Its values are right once they are cast, and its memory is not: the audit has to say what it takes,
 and the loader must not be able to make it.
@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from layerparity.anatomy.site import Site
 from layerparity.selftest.cells import Cell, Setting
-from layerparity.selftest.outcomes import Ended, Ending
+from layerparity.selftest.outcomes import CellResult, Ending
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 UPCAST = "fp32_upcast"
 
 
-def upcast(checkpoint: Checkpoint, model: str) -> Iterator[Ended]:
+def upcast(checkpoint: Checkpoint, model: str) -> Iterator[CellResult]:
     """Yield whether the audit names the buffer; nothing where the model stacks no weights.
 
     It is named where the audit gives the very bytes that a loader for float32 takes for its largest
@@ -33,15 +34,15 @@ def upcast(checkpoint: Checkpoint, model: str) -> Iterator[Ended]:
     peaks = examine(checkpoint).peaks
     if not peaks or not peaks["fp32"].largest:
         return
-    layer = int(peaks["fp32"].largest.partition("layers.")[2].split(".")[0])
+    where = peaks["fp32"].largest
+    layer = Site(where, "in").layer
     types = (torch.bfloat16, torch.float32)
     sound, planted = (_largest(checkpoint, f"layers.{layer}", dtype) for dtype in types)
     named = planted == peaks["fp32"].buffer and sound == peaks["bf16"].buffer < planted
-    where = peaks["fp32"].largest
     cell = Cell(Setting(model, "loading", "bfloat16"), UPCAST, {}, layer, "mlp.experts", "audit")
-    told = f"{where} stacked in float32 takes {planted} bytes, in bfloat16 {sound}"
+    note = f"{where} stacked in float32 takes {planted} bytes, in bfloat16 {sound}"
     ending = Ending.NAMED if named else Ending.MISSED
-    yield Ended(cell, ending, where if named else "", "audit" if named else "", note=told)
+    yield CellResult(cell, ending, where if named else "", "audit" if named else "", note=note)
 
 
 def _largest(checkpoint: Checkpoint, stage: str, dtype: torch.dtype) -> int:

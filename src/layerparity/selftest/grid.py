@@ -1,0 +1,149 @@
+"""The grid of a self-test: its models, inputs and floating types, and every cell of it run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from layerparity.ground import console
+from layerparity.ground.errors import UserError
+from layerparity.mistakes.catalogue import catalogue
+from layerparity.selftest.cells import (
+    Cell,
+    Keys,
+    Setting,
+    clean_cells,
+    fault_cells,
+    mutation_cells,
+)
+from layerparity.selftest.models import FP8, SHIPPED, make_fp8, make_model, make_tokens
+from layerparity.selftest.outcomes import CellResult
+from layerparity.selftest.upcast import UPCAST, upcast
+from layerparity.settings.config import Config
+
+if TYPE_CHECKING:
+    from layerparity.model.checkpoint import Checkpoint
+
+_PADDED = [
+    "Two machines compare their notes by the light of",
+    "The first learned the answer long ago",
+]
+
+
+def refuse_unknown(faults: Sequence[str]) -> None:
+    """Raise UserError for the first fault that nobody knows."""
+    known = [*catalogue(), UPCAST]
+    strangers = [name for name in faults if name not in known]
+    if strangers:
+        raise UserError(f"There is no fault '{strangers[0]}'. Known: {', '.join(known)}.")
+
+
+def run_grid(config: Config, folder: Path) -> list[CellResult]:
+    """Run every cell that ``config.job`` asks for, in a folder; return how each ended."""
+    from layerparity.model.resolve import open_checkpoint
+    from layerparity.run import open_backend
+    from layerparity.run.steps import composed
+    from layerparity.selftest.trials import CellRunner
+    from layerparity.settings.tracking import TrackingConfig
+    from layerparity.tracking.store import open_store
+
+    # The backend comes first: it decides what may be imported, and by whom.
+    open_backend.build(config).open()
+    store = open_store(TrackingConfig(folder=str(folder / "empty")))
+    runner = CellRunner(folder, store, config.tolerance, {"threads": config.threads or 1})
+    settings, layers = make_settings(config.job, folder)
+    cells = list(cells_of(config.job, settings, layers))
+    results: list[CellResult] = []
+    with console.progress("candidates", len(cells)) as bar:
+        for cell in cells:
+            results += runner.results(cell)
+            bar.step(f"{cell.name} ({cell.setting.label})")
+    if config.job.known and (not config.job.faults or UPCAST in config.job.faults):
+        for setting in {each.model: each for each in settings}.values():
+            results += upcast(open_checkpoint(composed(setting.keys).model), setting.model)
+    return results
+
+
+def cells_of(job: Any, settings: Sequence[Setting], layers: dict[str, int]) -> Iterator[Cell]:
+    """Yield the cells of a self-test's keys; ``layers`` counts the blocks of each model."""
+    from layerparity.numbers.clean import OTHERS
+
+    padded = [setting for setting in settings if "padded" in setting.inputs]
+    if job.known:
+        asked = [name for name in job.faults or catalogue() if name != UPCAST]
+        yield from fault_cells(padded, layers, asked)
+    if job.clean:
+        yield from clean_cells(settings, [way.name for way in OTHERS])
+    if job.mutations:
+        first = next(each for each in padded if each.model == job.models[0])
+        yield from mutation_cells(first, _mutations(first, job), job.seed, layers[first.model])
+
+
+def _mutations(setting: Setting, job: Any) -> list[Any]:
+    """Return the faults that are drawn for the first block of a setting's model."""
+    import torch
+
+    from layerparity.mistakes.mutations.draw import mutations
+    from layerparity.model.architecture import read_config
+    from layerparity.model.resolve import open_checkpoint
+    from layerparity.model.skeleton import Skeleton
+    from layerparity.run.steps import composed
+
+    checkpoint = open_checkpoint(composed(setting.keys).model)
+    skeleton = Skeleton(read_config(checkpoint.config), torch.float32, "eager", "eager")
+    return list(mutations(job.seed, job.mutations, skeleton.module("layers.0")))
+
+
+def make_settings(job: Any, folder: Path) -> tuple[list[Setting], dict[str, int]]:
+    """Return a setting for each model, input and floating type, and each model's block count.
+
+    Models and inputs that do not come with layerparity are made in the folder.
+    """
+    settings: list[Setting] = []
+    layers: dict[str, int] = {}
+    for model in job.models:
+        checkpoint, keys = _model(model, folder)
+        inputs = _prompts() if model in (SHIPPED, FP8) else _tokens(folder)
+        layers[model] = int(checkpoint.config["num_hidden_layers"])
+        settings += [
+            Setting(model, words, dtype, {**keys, **fed})
+            for dtype in job.dtypes
+            for words, fed in inputs.items()
+        ]
+    return settings, layers
+
+
+def _model(model: str, folder: Path) -> tuple[Checkpoint, Keys]:
+    """Return a model's checkpoint, made in the folder if need be, and the keys that name it."""
+    from layerparity.model.checkpoint import Checkpoint
+    from layerparity.model.resolve import open_checkpoint
+    from layerparity.run.steps import composed
+
+    if model in (SHIPPED, FP8):
+        checkpoint = open_checkpoint(composed({"model": SHIPPED}).model)
+        if model == SHIPPED:
+            return checkpoint, {"model": SHIPPED}
+        where = make_fp8(checkpoint.folder, folder / FP8)
+    else:
+        where = make_model(model, folder)
+        checkpoint = Checkpoint(where)
+    return checkpoint, {"model": "checkpoint", "model.path": str(where)}
+
+
+def _prompts() -> dict[str, Keys]:
+    """Return the inputs of the shipped model, which has a tokenizer, by what they are called."""
+    return {
+        "one prompt": {"inputs": "prompt"},
+        "padded batch": {"inputs": "prompt", "prompt.texts": _PADDED},
+    }
+
+
+def _tokens(folder: Path) -> dict[str, Keys]:
+    """Return the inputs of a model without words, by what they are called."""
+    long = make_tokens(folder / "long.json", (64,))
+    padded = make_tokens(folder / "padded.json", (40, 24))
+    return {
+        "64 tokens": {"inputs": "tokens", "inputs.file": str(long)},
+        "padded batch": {"inputs": "tokens", "inputs.file": str(padded)},
+    }
