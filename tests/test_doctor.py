@@ -22,32 +22,14 @@ import torch
 from conftest import ROOT, Ended
 from safetensors.torch import load_file, save_file
 
-from layerparity.doctor import (
-    _machine,
-    _probe,
-    _versions,
-    base,
-    checkpoint,
-    disk,
-    gpus,
-    links,
-    memory,
-    nccl,
-    neuron,
-    packages,
-    store,
-    threads,
-    tokenizer,
-    torch_pair,
-    triton,
-)
+from layerparity.doctor import base, checkpoint, disk, gpus, machine, packages
 from layerparity.doctor.base import Check, Result, Section, State
 from layerparity.ground import registry
 from layerparity.ground.errors import UserError
 from layerparity.machine import memory as _control_groups
 from layerparity.machine import memory as _host_memory
 from layerparity.machine import neuron as examined
-from layerparity.machine import nvidia
+from layerparity.machine import nvidia, probe
 from layerparity.settings.tracking import TrackingConfig
 
 Lines = dict[str, Result]
@@ -83,14 +65,20 @@ def settings(**changes: Any) -> Any:
 NEURON = SimpleNamespace(name="neuron", runtime=examined.Choice.auto)
 
 
-def lines(module: Any, **changes: Any) -> Lines:
-    return {result.check: result for result in module.look(settings(**changes))}
+def checks() -> dict[str, Check]:
+    files = (registry.load("doctor", name) for name in registry.names("doctor"))
+    return {check.name: check for file in files for check in file.CHECKS}
+
+
+def lines(name: str, **changes: Any) -> Lines:
+    """Return the lines of one check, by what they are about."""
+    return {result.check: result for result in checks()[name].look(settings(**changes))}
 
 
 @pytest.fixture
 def torch_says(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def say(shown: int = 0, **facts: Any) -> None:
-        monkeypatch.setattr(_probe, "torch_facts", lambda: {**FACTS, **facts})
+        monkeypatch.setattr(probe, "torch_facts", lambda: {**FACTS, **facts})
         monkeypatch.setattr(nvidia, "gpu_names", lambda: ["NVIDIA H200"] * shown)
 
     return say
@@ -113,7 +101,8 @@ def test_a_problem_is_the_exit_status(
     ended = cli("job=doctor", 'model.path="/nowhere[xla]"')
     assert ended.exit == 1
     assert "│ checkpoint │ problem │" in ended.out
-    assert "1 problem and no warnings in 1 line" in ended.out
+    assert "│ tokenizer  │ problem │" in ended.out
+    assert "2 problems and no warnings in 2 lines" in ended.out
     # Brackets are no markup.
     assert "/nowhere[xla]" in ended.out
     assert "give model.path=<folder>" in ended.out
@@ -143,9 +132,13 @@ print(json.dumps([code, sorted(heavy)]), file=sys.stderr)
 
 
 def test_every_check_is_found_and_has_its_place() -> None:
-    names = registry.names("doctor")
-    assert {"python", "packages", "torch_pair", "neuron", "gpus", "links", "nccl"} <= set(names)
-    assert all(isinstance(registry.load("doctor", name).CHECK, Check) for name in names)
+    known = checks()
+    assert {"python", "packages", "torch", "neuron", "gpus", "links", "nccl"} <= known.keys()
+    assert all(isinstance(each, Check) for each in known.values())
+    rows = (ROOT / "docs" / "doctor.md").read_text().splitlines()
+    named = {name for row in rows if row.startswith("| ") for name in row.split("|")[1].split(", ")}
+    about = {"neuron": "neuron devices", "threads": "cpu threads"}
+    assert {about.get(name, name) for name in known} <= {name.strip() for name in named}
 
 
 @pytest.mark.parametrize(
@@ -163,14 +156,17 @@ def test_a_check_that_fails_is_a_line_of_its_own(
         yield base.ok("first", "was fine")
         raise error
 
-    broken = SimpleNamespace(CHECK=Check(Section.SOFTWARE, look))
-    fine = SimpleNamespace(CHECK=Check(Section.FILES, lambda config: [base.ok("last", "too")]))
+    after = Check("z", Section.SOFTWARE, lambda config: [base.ok("same file", "stands")])
+    last = Check("a", Section.FILES, lambda config: [base.ok("last", "too")])
+    broken = SimpleNamespace(CHECKS=(after, Check("broken", Section.SOFTWARE, look)))
+    fine = SimpleNamespace(CHECKS=(last,))
     monkeypatch.setattr(registry, "names", lambda package: ["broken", "fine"])
     monkeypatch.setattr(registry, "load", lambda _, name: {"broken": broken, "fine": fine}[name])
     results = base.examine(settings())
     assert [(each.check, each.state) for each in results] == [
         ("first", State.OK),
         ("broken", State.PROBLEM),
+        ("same file", State.OK),
         ("last", State.OK),
     ]
     assert results[1].found == found
@@ -200,23 +196,23 @@ def test_a_child_that_crashes_or_hangs_takes_nobody_along(tmp_path: Path) -> Non
     )
     sys.path.insert(0, str(tmp_path))
     try:
-        with pytest.raises(_probe.NoAnswerError, match="SIGABRT"):
-            _probe.ask("bad", "crash")
-        with pytest.raises(_probe.NoAnswerError, match="no answer in 1 s"):
-            _probe.ask("bad", "wait", timeout_s=1)
-        with pytest.raises(_probe.NoAnswerError, match="undefined symbol"):
-            _probe.ask("bad", "fail")
-        assert _probe.ask("bad", "fine", "a", "it's") == ["a", "it's"]
+        with pytest.raises(probe.NoAnswerError, match="SIGABRT"):
+            probe.ask("bad", "crash")
+        with pytest.raises(probe.NoAnswerError, match="no answer in 1 s"):
+            probe.ask("bad", "wait", timeout_s=1)
+        with pytest.raises(probe.NoAnswerError, match="undefined symbol"):
+            probe.ask("bad", "fail")
+        assert probe.ask("bad", "fine", "a", "it's") == ["a", "it's"]
     finally:
         sys.path.remove(str(tmp_path))
 
 
 def test_the_known_good_set_is_the_pinned_one() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    pair = {f"{name.replace('-', '_')}=={version}" for name, version in _versions.PAIR.items()}
+    pair = {f"{name.replace('-', '_')}=={version}" for name, version in packages.PAIR.items()}
     assert set(project["optional-dependencies"]["xla"]) == pair
-    known = _versions.known_good()
-    asked = {each.name for each in _versions.requirements()}
+    known = packages.known_good()
+    asked = {each.name for each in packages.requirements()}
     assert asked == {line.split(">")[0].split("=")[0] for line in project["dependencies"]}
     assert {name.replace("_", "-") for name in asked} <= known.keys()
 
@@ -234,11 +230,11 @@ def test_the_known_good_set_is_the_pinned_one() -> None:
 def test_packages(
     monkeypatch: pytest.MonkeyPatch, version: str | None, state: State | None, says: str
 ) -> None:
-    real = _versions.installed
+    real = packages.installed
     monkeypatch.setattr(
         packages, "installed", lambda name: version if name == "transformers" else real(name)
     )
-    found = lines(packages)
+    found = lines("packages")
     assert found["packages"].state is State.OK
     assert ("transformers" in found) is (state is not None)
     if state is not None:
@@ -247,9 +243,9 @@ def test_packages(
 
 
 def test_other_packages_beneath_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = _versions.installed
+    real = packages.installed
     monkeypatch.setattr(packages, "installed", lambda n: "1.0" if n == "pandas" else real(n))
-    beneath = lines(packages)["packages beneath"]
+    beneath = lines("packages")["packages beneath"]
     assert "pandas 1.0 (" in beneath.found
     assert "constraints.txt" in beneath.cure
 
@@ -274,14 +270,14 @@ def test_torch_and_torch_xla(
 ) -> None:
     def ask(module: str, function: str) -> Any:
         if answer is None:
-            raise _probe.NoAnswerError("undefined symbol")
+            raise probe.NoAnswerError("undefined symbol")
         return answer
 
     torch_says(version=torch)
-    monkeypatch.setattr(_probe, "ask", ask)
-    monkeypatch.setattr(torch_pair.importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(torch_pair, "installed", {"torch": torch, "torch_xla": xla}.get)
-    found = lines(torch_pair)["torch_xla"]
+    monkeypatch.setattr(probe, "ask", ask)
+    monkeypatch.setattr(packages.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(packages, "installed", {"torch": torch, "torch_xla": xla}.get)
+    found = lines("torch")["torch_xla"]
     assert found.state is state
     assert says in found.found
 
@@ -290,9 +286,9 @@ def test_without_torch_xla_only_the_neuron_backend_minds(
     monkeypatch: pytest.MonkeyPatch, torch_says: Callable[..., None]
 ) -> None:
     torch_says()
-    monkeypatch.setattr(torch_pair.importlib.util, "find_spec", lambda name: None)
-    assert lines(torch_pair)["torch_xla"].state is State.OK
-    found = lines(torch_pair, backend=NEURON)["torch_xla"]
+    monkeypatch.setattr(packages.importlib.util, "find_spec", lambda name: None)
+    assert lines("torch")["torch_xla"].state is State.OK
+    found = lines("torch", backend=NEURON)["torch_xla"]
     assert found.state is State.PROBLEM
     assert "torch_xla==2.9.0" in found.cure
 
@@ -304,7 +300,7 @@ def test_placeholders_of_aws_packages_are_recognised(
     (tmp_path / "torch_neuronx" / "__init__.py").write_text("raise RuntimeError('get it at AWS')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert examined.packages() == {"torch_neuronx": False}
-    found = lines(neuron)
+    found = lines("neuron")
     assert found["torch_neuronx"].state is State.WARNING
     assert "placeholder" in found["torch_neuronx"].found
     assert "none installed" in found["neuron flavour"].found
@@ -323,7 +319,7 @@ def test_flavours_of_torch_neuronx(
 ) -> None:
     (tmp_path / "torch_neuronx.py").write_text(body + "\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    found = lines(neuron)["neuron flavour"]
+    found = lines("neuron")["neuron flavour"]
     assert found.state is state, found
     assert says in found.found
     assert not (set(examined.PACKAGES) & set(sys.modules))
@@ -332,36 +328,36 @@ def test_flavours_of_torch_neuronx(
 def test_neuron_devices_without_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "neuron0").touch()
     monkeypatch.setattr(examined, "DEVICE_FILES", tmp_path)
-    found = lines(neuron)
+    found = lines("neuron")
     assert found["neuron flavour"].state is State.PROBLEM
     assert "AWS's own package index" in found["neuron flavour"].cure
 
 
 def test_gpus(torch_says: Callable[..., None]) -> None:
     torch_says()
-    assert "runs on the CPU" in lines(gpus)["gpus"].found
+    assert "runs on the CPU" in lines("gpus")["gpus"].found
     asked = SimpleNamespace(strategy="cuda:0")
-    assert lines(gpus, device_map=asked)["gpus"].state is State.PROBLEM
+    assert lines("gpus", device_map=asked)["gpus"].state is State.PROBLEM
     torch_says(2, gpus=[GPU, {**GPU, "free": 20e9}])
-    found = lines(gpus)
+    found = lines("gpus")
     assert (found["gpu 0"].state, found["gpu 1"].state) == (State.OK, State.WARNING)
     assert found["gpu 0"].found == "NVIDIA H200, 140.00 GB free of 141.00 GB"
     torch_says(2, gpus=[GPU])
-    assert "shows 2, torch can use 1" in lines(gpus)["gpus"].found
+    assert "shows 2, torch can use 1" in lines("gpus")["gpus"].found
     torch_says(1, cuda=None)
-    assert "without CUDA" in lines(gpus)["gpus"].found
-    assert lines(gpus)["gpus"].state is State.PROBLEM
+    assert "without CUDA" in lines("gpus")["gpus"].found
+    assert lines("gpus")["gpus"].state is State.PROBLEM
 
 
 def test_links(monkeypatch: pytest.MonkeyPatch, torch_says: Callable[..., None]) -> None:
     torch_says(1)
-    assert "fewer than two" in lines(links)["links"].found
+    assert "fewer than two" in lines("links")["links"].found
     torch_says(3)
-    monkeypatch.setattr(links, "_topology", lambda: "")
-    assert lines(links)["links"].state is State.WARNING
-    assert links.pairs_of(TOPOLOGY) == {(0, 1): "NV18", (0, 2): "SYS", (1, 2): "NODE"}
-    monkeypatch.setattr(links, "_topology", lambda: TOPOLOGY)
-    found = lines(links)["links"]
+    monkeypatch.setattr(gpus, "_topology", lambda: "")
+    assert lines("links")["links"].state is State.WARNING
+    assert gpus.pairs_of(TOPOLOGY) == {(0, 1): "NV18", (0, 2): "SYS", (1, 2): "NODE"}
+    monkeypatch.setattr(gpus, "_topology", lambda: TOPOLOGY)
+    found = lines("links")["links"]
     assert found.state is State.OK
     assert "NVLink (18 lanes): 1" in found.found
     assert "PCIe across CPUs: 1" in found.found
@@ -369,15 +365,15 @@ def test_links(monkeypatch: pytest.MonkeyPatch, torch_says: Callable[..., None])
 
 def test_nccl_and_triton(monkeypatch: pytest.MonkeyPatch, torch_says: Callable[..., None]) -> None:
     torch_says(nccl="")
-    assert lines(nccl)["nccl"].state is State.OK
+    assert lines("nccl")["nccl"].state is State.OK
     torch_says(2, nccl="")
-    assert lines(nccl)["nccl"].state is State.WARNING
-    monkeypatch.setattr(triton.importlib.util, "find_spec", lambda name: None)
-    assert lines(triton)["triton"].state is State.WARNING
+    assert lines("nccl")["nccl"].state is State.WARNING
+    monkeypatch.setattr(gpus.importlib.util, "find_spec", lambda name: None)
+    assert lines("triton")["triton"].state is State.WARNING
     compiled = SimpleNamespace(name="gpu", compile=True)
-    assert lines(triton, backend=compiled)["triton"].state is State.PROBLEM
+    assert lines("triton", backend=compiled)["triton"].state is State.PROBLEM
     torch_says(0)
-    assert lines(triton, backend=compiled)["triton"].state is State.OK
+    assert lines("triton", backend=compiled)["triton"].state is State.OK
 
 
 @pytest.mark.parametrize(
@@ -385,7 +381,7 @@ def test_nccl_and_triton(monkeypatch: pytest.MonkeyPatch, torch_says: Callable[.
 )
 def test_memory(monkeypatch: pytest.MonkeyPatch, free: float, state: State) -> None:
     monkeypatch.setattr(_control_groups, "memory_left", lambda: int(free))
-    found = lines(memory)["memory"]
+    found = lines("memory")["memory"]
     limited = "(the limit on its control group leaves no more)" in found.found
     assert (found.state, limited) == (state, True)
     assert found.cure.startswith("raise the limit on") == (state is not State.OK)
@@ -397,7 +393,7 @@ def test_a_limit_of_the_shell_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         resource, "getrlimit", lambda k: (limit, limit) if k == resource.RLIMIT_DATA else real(k)
     )
-    found = lines(memory)["memory"]
+    found = lines("memory")["memory"]
     assert "(ulimit -d leaves no more)" in found.found
     assert found.state in (State.WARNING, State.PROBLEM) and "raise ulimit -d" in found.cure
     assert 0 < _host_memory.free_host_memory() <= 10**9
@@ -418,10 +414,10 @@ def test_limits_of_a_container_count(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     stat = "anon 600\ninactive_file 150\nactive_file 50\nslab_reclaimable 7\nshmem 90\n"
     (own.parent / "memory.stat").write_text(stat)
     assert _control_groups.memory_left() == _host_memory.free_host_memory() == 1307
-    assert lines(memory)["memory"].found.startswith("1.31 kB free of")
-    assert _machine.usable_cpus() == len(os.sched_getaffinity(0))
+    assert lines("memory")["memory"].found.startswith("1.31 kB free of")
+    assert machine.usable_cpus() == len(os.sched_getaffinity(0))
     (own / "cpu.max").write_text("100000 100000\n")
-    assert _machine.usable_cpus() == 1
+    assert machine.usable_cpus() == 1
     # A container that sees its own group as the root, by the name that the host has for it.
     (tmp_path / "self").write_text("0::/system.slice/of-the-host\n")
     (tmp_path / "groups/memory.max").write_text("500\n")
@@ -430,31 +426,31 @@ def test_limits_of_a_container_count(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "usable_cpus", lambda: 2)
+    monkeypatch.setattr(machine, "usable_cpus", lambda: 2)
     monkeypatch.setattr(os, "getloadavg", lambda: (0.5, 0.5, 0.5))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert lines(threads)["cpu threads"].state is State.OK
-    assert "give 2 or fewer" in lines(threads, threads=8)["cpu threads"].cure
+    assert lines("threads")["cpu threads"].state is State.OK
+    assert "give 2 or fewer" in lines("threads", threads=8)["cpu threads"].cure
     monkeypatch.setenv("OMP_NUM_THREADS", "16")
-    assert lines(threads)["cpu threads"].cure == "unset OMP_NUM_THREADS"
+    assert lines("threads")["cpu threads"].cure == "unset OMP_NUM_THREADS"
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     monkeypatch.setattr(os, "getloadavg", lambda: (9.0, 9.0, 9.0))
-    assert "9 threads want them" in lines(threads)["cpu threads"].found
+    assert "9 threads want them" in lines("threads")["cpu threads"].found
 
 
 def test_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(disk, "SAMPLE", 1 << 20)
     here = TrackingConfig(folder=str(tmp_path / "not" / "yet"))
-    found = lines(disk, tracking=here)
+    found = lines("disk", tracking=here)
     assert "reads" in found["disk speed"].found
     assert list(tmp_path.iterdir()) == []
     usage = shutil._ntuple_diskusage  # type: ignore[attr-defined]
     for free, state in ((2e9, State.WARNING), (1e6, State.PROBLEM)):
         monkeypatch.setattr(shutil, "disk_usage", lambda path, n=free: usage(1e12, 1e12, n))
-        assert lines(disk, tracking=here)["disk"].state is state
+        assert lines("disk", tracking=here)["disk"].state is state
     monkeypatch.undo()
     monkeypatch.setattr(disk, "_kind", lambda folder: "tmpfs")
-    assert "which is memory" in lines(disk, tracking=here)["disk"].found
+    assert "which is memory" in lines("disk", tracking=here)["disk"].found
 
 
 def test_a_folder_that_cannot_be_written_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -462,7 +458,7 @@ def test_a_folder_that_cannot_be_written_is_a_problem(monkeypatch: pytest.Monkey
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(disk, "speed_of_folder", refused)
-    found = lines(disk)["disk speed"]
+    found = lines("disk")["disk speed"]
     assert found.state is State.PROBLEM
     assert "Permission denied" in found.found
 
@@ -471,23 +467,23 @@ def test_the_embedded_store(tmp_path: Path) -> None:
     from layerparity.tracking.store import open_store
 
     kept = TrackingConfig(folder=str(tmp_path / "kept"))
-    assert "the first run makes it" in lines(store, tracking=kept)["store"].found
+    assert "the first run makes it" in lines("store", tracking=kept)["store"].found
     assert not kept.root.exists()
     open_store(kept)
-    found = lines(store, tracking=kept)["store"].found
+    found = lines("store", tracking=kept)["store"].found
     assert "opens and can be written to, 0 runs, schema " in found
     # MLflow looks at a database's schema once in a process.
     other = TrackingConfig(folder=shutil.copytree(kept.root, tmp_path / "other"))
     with closing(sqlite3.connect(other.root / "mlflow.db")) as database, database:
         database.execute("UPDATE alembic_version SET version_num = '0123456789ab'")
     with pytest.raises(UserError, match="version of MLflow"):
-        lines(store, tracking=other)
+        lines("store", tracking=other)
     (kept.root / "mlflow.db").write_bytes(b"not a database at all" * 100)
     with pytest.raises(UserError, match="cannot be used"):
-        lines(store, tracking=kept)
+        lines("store", tracking=kept)
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="is not a folder"):
-        lines(store, tracking=TrackingConfig(folder=str(tmp_path / "file" / "runs")))
+        lines("store", tracking=TrackingConfig(folder=str(tmp_path / "file" / "runs")))
 
 
 def test_a_locked_store_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -496,7 +492,7 @@ def test_a_locked_store_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_p
     (tmp_path / "mlflow.db").touch()
     monkeypatch.setattr(health, "_LOCK_SECONDS", 0.1)
     with database.locked(tmp_path), pytest.raises(UserError, match="Another process holds"):
-        lines(store, tracking=TrackingConfig(folder=str(tmp_path)))
+        lines("store", tracking=TrackingConfig(folder=str(tmp_path)))
 
 
 def test_a_server_that_does_not_answer() -> None:
@@ -505,25 +501,25 @@ def test_a_server_that_does_not_answer() -> None:
         port = free.getsockname()[1]
     gone = TrackingConfig(name="server", uri=f"http://127.0.0.1:{port}", timeout_s=1)
     with pytest.raises(UserError, match="does not answer: start it"):
-        lines(store, tracking=gone)
+        lines("store", tracking=gone)
 
 
 def test_the_checkpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert "minimax_m2, 6 layers, 351 tensors in 1 file" in lines(checkpoint)["checkpoint"].found
+    assert "minimax_m2, 6 layers, 351 tensors in 1 file" in lines("checkpoint")["checkpoint"].found
     monkeypatch.setattr(checkpoint, "_WORTH_READING", 1)
-    assert "GB/s from model.safetensors" in lines(checkpoint)["checkpoint speed"].found
+    assert "GB/s from model.safetensors" in lines("checkpoint")["checkpoint speed"].found
     shutil.copytree(TINY, tmp_path / "cut")
     with (tmp_path / "cut" / "model.safetensors").open("r+b") as file:
         file.truncate(1_000_000)
     model = settings().model
     model.path = str(tmp_path / "cut")
-    found = lines(checkpoint, model=model)["checkpoint"]
+    found = lines("checkpoint", model=model)["checkpoint"]
     assert found.state is State.PROBLEM and "it is cut off or damaged" in found.found
     command = f"python run.py job=audit model=m model.path={tmp_path / 'cut'}"
     assert found.cure == f"'{command}' lists all that is wrong with it"
     model = SimpleNamespace(name="m", path=None, shipped=None, architecture={"model_type": "x"})
-    assert "without weights" in lines(checkpoint, model=model)["checkpoint"].found
-    assert lines(tokenizer, model=model) == {}
+    assert "without weights" in lines("checkpoint", model=model)["checkpoint"].found
+    assert lines("tokenizer", model=model) == {}
 
 
 def broken_index(folder: Path) -> None:
@@ -564,7 +560,7 @@ def test_what_a_run_would_refuse_of_a_checkpoint_is_a_problem(
     damage(folder)
     model = settings().model
     model.path = str(folder)
-    found = lines(checkpoint, model=model)
+    found = lines("checkpoint", model=model)
     assert found["checkpoint"].state is State.PROBLEM
     assert says in found["checkpoint"].found
     assert "job=audit" in found["checkpoint"].cure
@@ -574,7 +570,7 @@ def test_a_folder_without_a_tokenizer_is_a_warning(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     model = settings().model
     model.path = str(tmp_path)
-    found = lines(tokenizer, model=model)["tokenizer"]
+    found = lines("tokenizer", model=model)["tokenizer"]
     assert found.state is State.WARNING
     assert found.found.startswith(str(tmp_path))
     assert "inputs=tokens" in found.cure

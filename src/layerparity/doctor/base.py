@@ -1,6 +1,6 @@
-"""Check: one thing that a machine may lack, and the results that it gives.
+"""Run every check of a machine and gather a result for each line of the table.
 
-A check's file holds ``CHECK``. It yields a `Result` for each line of the table; a UserError that it
+A file of checks holds ``CHECKS``. A check yields a `Result` for each line; a UserError that it
 raises is a problem, and so is any other exception, which is then named.
 """
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from layerparity.settings.config import Config
 
 _OURS = "a fault of this check, not of the machine: report it; the other lines stand"
+_SEE = "see the message"
 
 
 class State(StrEnum):
@@ -56,8 +57,12 @@ class Result:
 
 @dataclass(frozen=True)
 class Check:
-    """Looks at one thing; ``look`` gets the command's configuration."""
+    """Looks at one thing; ``look`` gets the command's configuration.
 
+    Lines stand by section, and in a section by the check's name.
+    """
+
+    name: str
     section: Section
     look: Callable[[Config], Iterable[Result]]
 
@@ -78,32 +83,35 @@ def problem(check: str, found: str, cure: str) -> Result:
 
 
 def examine(config: Config, step: Callable[[str], None] = lambda name: None) -> list[Result]:
-    """Return the lines of every check, in the order of the table; ``step`` is told each name."""
-    found: list[tuple[int, list[Result]]] = []
+    """Return the lines of every check, in the order of the table; ``step`` is told each file."""
+    lines: list[tuple[int, str, list[Result]]] = []
     for name in registry.names("doctor"):
-        found.append(_examined(name, config))
+        try:
+            checks: tuple[Check, ...] = registry.load("doctor", name).CHECKS
+        except Exception as error:
+            lines.append((len(Section), name, [_fault(name, error)]))
+            checks = ()
+        lines += [(check.section, check.name, _results(check, config)) for check in checks]
         step(name)
-    return [result for _, results in sorted(found, key=lambda each: each[0]) for result in results]
+    lines.sort(key=lambda line: line[:2])
+    return [result for _, _, results in lines for result in results]
 
 
-def _examined(name: str, config: Config) -> tuple[int, list[Result]]:
+def _results(check: Check, config: Config) -> list[Result]:
     results: list[Result] = []
-    section = len(Section)
     try:
-        check: Check = registry.load("doctor", name).CHECK
-        section = int(check.section)
         for result in check.look(config):
             # Kept as they come: the lines before an exception are as true as any.
             results.append(result)
     except UserError as error:
-        results.append(_told(name, error))
+        # Our messages end in ``: CURE``.
+        found, _, cure = str(error).rpartition(": ")
+        results.append(problem(check.name, found or str(error), cure if found else _SEE))
     except (Exception, SystemExit) as error:
         # Whatever a check does, the others are still worth hearing.
-        results.append(problem(name, f"{type(error).__name__}: {error}", _OURS))
-    return section, results
+        results.append(_fault(check.name, error))
+    return results
 
 
-def _told(name: str, error: UserError) -> Result:
-    """Return a mistake with its cure apart: our messages end in ``: CURE``."""
-    found, _, cure = str(error).rpartition(": ")
-    return problem(name, found or str(error), cure if found else "see the message")
+def _fault(name: str, error: BaseException) -> Result:
+    return problem(name, f"{type(error).__name__}: {error}", _OURS)

@@ -1,4 +1,4 @@
-"""The checkpoint: its config.json, the headers of its files, their sizes, and its disk's speed."""
+"""Check the checkpoint: config.json, headers, sizes, its disk's speed, and its tokenizer."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from layerparity.doctor._reading import speed_of_file
 from layerparity.doctor.base import Check, Result, Section, ok, problem, warning
+from layerparity.doctor.disk import speed_of_file
 from layerparity.ground.console import bytes_text
 from layerparity.ground.errors import UserError
 from layerparity.ground.quoting import typed
+from layerparity.machine import probe
 from layerparity.model.resolve import open_checkpoint
 
 if TYPE_CHECKING:
@@ -21,9 +22,13 @@ SAMPLE = 256 << 20
 # A shorter read says more of the first access than of the disk.
 _WORTH_READING = 64 << 20
 _SLOW = 200e6
+_NO_TOKENIZER = (
+    "fetch the tokenizer's files into the folder, or use inputs=tokens inputs.file=IDS.json"
+)
+_TEXT = "Two machines compare their notes."
 
 
-def look(config: Config) -> Iterator[Result]:
+def check_checkpoint(config: Config) -> Iterator[Result]:
     """Yield a line for the files and one for their disk. What is no checkpoint raises UserError."""
     if config.model.path is None and config.model.shipped is None and config.model.architecture:
         found = f"model={config.model.name} is an architecture without weights"
@@ -83,4 +88,27 @@ def _speed(file: Path) -> Result:
     return ok("checkpoint speed", found)
 
 
-CHECK = Check(Section.FILES, look)
+def check_tokenizer(config: Config) -> Iterator[Result]:
+    """Yield one line; without weights there is no folder to look into, and no line."""
+    if config.model.path is None and config.model.shipped is None:
+        return
+    folder = open_checkpoint(config.model).folder
+    try:
+        count = probe.ask(__name__, "count_tokens", str(folder))
+    except probe.NoAnswerError as error:
+        yield warning("tokenizer", str(error).rpartition("Error: ")[2], _NO_TOKENIZER)
+        return
+    yield ok("tokenizer", f"reads: {len(_TEXT)} letters are {count} tokens")
+
+
+def count_tokens(folder: str) -> int:
+    """Return how many tokens a short text is; called in a process of its own by `probe`."""
+    from layerparity.run.inputs.prompt import load_tokenizer
+
+    return len(load_tokenizer(Path(folder))(_TEXT)["input_ids"])
+
+
+CHECKS = (
+    Check("checkpoint", Section.FILES, check_checkpoint),
+    Check("tokenizer", Section.FILES, check_tokenizer),
+)

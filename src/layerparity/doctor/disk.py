@@ -1,18 +1,19 @@
-"""Disk: room for runs in the tracking folder, and how fast it gives them back."""
+"""Check the disk of the runs: its room, its speed, and whether the store on it can be used."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from layerparity.doctor._machine import nearest_folder
-from layerparity.doctor._reading import speed_of_folder
 from layerparity.doctor.base import Check, Result, Section, ok, problem, warning
 from layerparity.ground.console import bytes_text
 from layerparity.settings.tracking import read_config
+from layerparity.tracking.health import describe
 
 if TYPE_CHECKING:
     from layerparity.settings.config import Config
@@ -23,12 +24,15 @@ _LITTLE = 20e9
 _SLOW = 100e6
 _IN_MEMORY = ("tmpfs", "ramfs")
 _CURE = "make room, or choose another folder with tracking.folder=FOLDER"
+_CHUNK = 8 << 20
 
 
-def look(config: Config) -> Iterator[Result]:
+def check_disk(config: Config) -> Iterator[Result]:
     """Yield a line for the room, and one for the speed, measured by a file that is removed."""
     root = read_config(config.tracking).root
-    folder = nearest_folder(root)
+    folder = root
+    while not folder.exists():
+        folder = folder.parent
     if not folder.is_dir():
         yield problem("disk", f"{folder} is a file", "choose another with tracking.folder=FOLDER")
         return
@@ -45,10 +49,10 @@ def look(config: Config) -> Iterator[Result]:
         yield warning("disk", found, _CURE)
     else:
         yield ok("disk", found)
-    yield _speed(folder)
+    yield _speed_line(folder)
 
 
-def _speed(folder: Path) -> Result:
+def _speed_line(folder: Path) -> Result:
     try:
         speed = speed_of_folder(folder, SAMPLE)
     except OSError as error:
@@ -71,4 +75,46 @@ def _kind(folder: Path) -> str:
     return max(inside, key=lambda part: len(part.mountpoint)).fstype if inside else ""
 
 
-CHECK = Check(Section.MACHINE, look)
+def check_store(config: Config) -> Iterator[Result]:
+    """Yield one line; nothing is made. A store that cannot be used raises UserError."""
+    yield ok("store", describe(config.tracking))
+
+
+def speed_of_folder(folder: Path, size: int) -> float:
+    """Return bytes/s of reading ``size`` fresh bytes from a folder. Raises OSError.
+
+    The bytes are random, written through to the disk and dropped from memory first; the file has no
+    name, so nothing is left behind even by a crash.
+    """
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        for _ in range(0, size, _CHUNK):
+            file.write(os.urandom(min(_CHUNK, size)))
+        os.fsync(file.fileno())
+        return _read_speed(file.fileno(), 0, file.tell())
+
+
+def speed_of_file(path: Path, size: int) -> float:
+    """Return bytes/s of reading up to ``size`` bytes from the middle of a file."""
+    with path.open("rb", buffering=0) as file:
+        whole = os.fstat(file.fileno()).st_size
+        size = min(size, whole)
+        return _read_speed(file.fileno(), (whole - size) // 2, size)
+
+
+def _read_speed(descriptor: int, start: int, size: int) -> float:
+    os.posix_fadvise(descriptor, start, size, os.POSIX_FADV_DONTNEED)
+    os.lseek(descriptor, start, os.SEEK_SET)
+    buffer = memoryview(bytearray(_CHUNK))
+    left, began = size, time.perf_counter()
+    while left > 0:
+        got = os.readv(descriptor, [buffer[: min(left, _CHUNK)]])
+        if not got:
+            break
+        left -= got
+    return (size - left) / max(time.perf_counter() - began, 1e-9)
+
+
+CHECKS = (
+    Check("disk", Section.MACHINE, check_disk),
+    Check("store", Section.FILES, check_store),
+)

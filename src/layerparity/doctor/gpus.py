@@ -1,40 +1,58 @@
-"""GPUs: which the driver shows, which torch can use, and how much of their memory is free."""
+"""Check GPUs: their memory, the links between them, NCCL for those, and Triton to compile."""
 
 from __future__ import annotations
 
+import importlib.util
+import re
+import shutil
+import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from layerparity.doctor import _probe
 from layerparity.doctor.base import Check, Result, Section, ok, problem, warning
+from layerparity.doctor.packages import PAIR, installed
 from layerparity.ground.console import bytes_text
-from layerparity.machine import nvidia
+from layerparity.machine import nvidia, probe
+from layerparity.run import open_backend
 
 if TYPE_CHECKING:
     from layerparity.settings.config import Config
 
 # Below this share of free memory somebody else is at work on the GPU.
 _FREE = 0.9
+_TIMEOUT_S = 30
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_WORDS = {
+    "PIX": "PCIe, one bridge",
+    "PXB": "PCIe, several bridges",
+    "PHB": "PCIe through the CPU",
+    "NODE": "PCIe through one CPU's bridges",
+    "SYS": "PCIe across CPUs",
+}
+_TORCH_WITH_ALL = (
+    "install torch with everything it asks for (make clean, then make demo TORCH=full)"
+)
 
 
-def look(config: Config) -> Iterator[Result]:
+def check_gpus(config: Config) -> Iterator[Result]:
     """Yield a line for each GPU, and one where driver and torch do not see the same."""
     shown = nvidia.gpu_names()
     try:
-        facts = _probe.torch_facts()
-    except _probe.NoAnswerError as error:
+        facts = probe.torch_facts()
+    except probe.NoAnswerError as error:
         yield problem("gpus", f"torch cannot be asked: {error}", "mend torch first, see its line")
         return
     usable = facts["gpus"]
     if not shown and not usable:
-        yield _none(config)
+        yield _no_gpus(config)
     if len(usable) < len(shown):
         yield _lost(len(shown), facts)
     for index, gpu in enumerate(usable):
         yield _gpu(index, gpu)
 
 
-def _none(config: Config) -> Result:
+def _no_gpus(config: Config) -> Result:
     if config.device_map.strategy.startswith("cuda"):
         found = f"none here, and device_map={config.device_map.strategy} needs one"
         return problem("gpus", found, "use device_map=cpu")
@@ -58,4 +76,113 @@ def _gpu(index: int, gpu: dict[str, Any]) -> Result:
     return ok(f"gpu {index}", found)
 
 
-CHECK = Check(Section.DEVICES, look)
+def check_links(config: Config) -> Iterator[Result]:
+    """Yield one line that counts the pairs of GPUs by what links them."""
+    count = len(nvidia.gpu_names())
+    if count < 2:
+        yield ok("links", "fewer than two GPUs: nothing to link")
+        return
+    told = _topology()
+    pairs = pairs_of(told)
+    if not pairs:
+        found = f"nvidia-smi says nothing of how {count} GPUs are linked"
+        yield warning("links", found, "look at what 'nvidia-smi topo -m' says")
+        return
+    kinds = Counter(kind_of(word) for word in pairs.values())
+    found = ", ".join(f"{kind}: {number}" for kind, number in sorted(kinds.items()))
+    yield ok("links", f"{found} of {len(pairs)} pairs" if len(kinds) == 1 else f"pairs by {found}")
+
+
+def pairs_of(told: str) -> dict[tuple[int, int], str]:
+    """Return what links each two GPUs, from the matrix of ``nvidia-smi topo -m``."""
+    rows: dict[int, list[str]] = {}
+    columns: list[int] = []
+    for line in _COLOUR.sub("", told).splitlines():
+        words = line.split()
+        names = [int(word[3:]) for word in words if re.fullmatch(r"GPU\d+", word)]
+        if len(names) > 1 and not columns:
+            columns = names
+        elif names and words[0] == f"GPU{names[0]}":
+            rows[names[0]] = words[1:]
+    return {
+        (one, other): row[place]
+        for one, row in rows.items()
+        for place, other in enumerate(columns)
+        if one < other and place < len(row)
+    }
+
+
+def kind_of(word: str) -> str:
+    """Return a link of the matrix in words: NV18 is 18 lanes of NVLink."""
+    lanes = re.fullmatch(r"NV(\d+)", word)
+    return f"NVLink ({lanes[1]} lanes)" if lanes else _WORDS.get(word, word)
+
+
+def _topology() -> str:
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return ""
+    try:
+        ended = subprocess.run(
+            [command, "topo", "-m"],
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return ended.stdout
+
+
+def check_nccl(config: Config) -> Iterator[Result]:
+    """Yield one line; only several GPUs make a lack of it worth a warning."""
+    try:
+        version = probe.torch_facts()["nccl"]
+    except probe.NoAnswerError as error:
+        yield warning("nccl", f"torch cannot be asked: {error}", "mend torch first, see its line")
+        return
+    if version:
+        yield ok("nccl", f"{version}, built into torch")
+    elif len(nvidia.gpu_names()) > 1:
+        cure = f"install torch {PAIR['torch']} built for CUDA; device_map=balanced works without"
+        yield warning("nccl", "torch was built without it", cure)
+    else:
+        yield ok("nccl", "torch was built without it; there are not two GPUs to need it")
+
+
+def check_triton(config: Config) -> Iterator[Result]:
+    """Yield one line; it is a problem where backend.compile=true would run on a GPU."""
+    gpu = bool(nvidia.gpu_names())
+    wanted = gpu and open_backend.abilities(config).gpu_compiler == "triton"
+    if importlib.util.find_spec("triton") is None:
+        if wanted:
+            yield problem(
+                "triton", "is not installed, and backend.compile=true needs it", _TORCH_WITH_ALL
+            )
+        elif gpu:
+            found = "is not installed: backend.compile=true would not run on the GPU"
+            yield warning("triton", found, _TORCH_WITH_ALL)
+        else:
+            yield ok("triton", "is not installed; only backend.compile=true on a GPU needs it")
+        return
+    version = installed("triton") or "?"
+    try:
+        probe.ask(probe.__name__, "import_alone", "triton")
+    except probe.NoAnswerError as error:
+        line = f"{version} does not import: {error}"
+        yield (
+            problem("triton", line, _TORCH_WITH_ALL)
+            if wanted
+            else warning("triton", line, _TORCH_WITH_ALL)
+        )
+        return
+    yield ok("triton", version)
+
+
+CHECKS = (
+    Check("gpus", Section.DEVICES, check_gpus),
+    Check("links", Section.DEVICES, check_links),
+    Check("nccl", Section.DEVICES, check_nccl),
+    Check("triton", Section.DEVICES, check_triton),
+)

@@ -1,14 +1,13 @@
-"""Neuron: devices, AWS's packages or the registry's placeholders for them, and which flavour."""
+"""Check Neuron: devices, AWS's packages or the registry's placeholders for them, which flavour."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from layerparity.doctor import _probe
-from layerparity.doctor._versions import installed
 from layerparity.doctor.base import Check, Result, Section, ok, problem, warning
-from layerparity.machine import neuron
+from layerparity.doctor.packages import installed
+from layerparity.machine import neuron, probe
 from layerparity.machine.neuron import GET_XLA, detect, neuron_devices
 from layerparity.run import open_backend
 
@@ -19,7 +18,7 @@ _AWS = "from AWS's own package index"
 _GET = f"install torch-neuronx 2.9 {_AWS}"
 
 
-def look(config: Config) -> Iterator[Result]:
+def check_neuron(config: Config) -> Iterator[Result]:
     """Yield a line for the machine, one for the flavour, and one for each placeholder."""
     packages = neuron.packages()
     yield _machine(config)
@@ -54,8 +53,8 @@ def _flavour(real: Mapping[str, bool]) -> Result:
     if "torch_neuronx" not in real:
         return problem("neuron flavour", f"{versions}, but no torch_neuronx", _GET)
     try:
-        told = _probe.ask("layerparity.machine.neuron", "flavour")
-    except _probe.NoAnswerError as error:
+        told = probe.ask("layerparity.machine.neuron", "flavour")
+    except probe.NoAnswerError as error:
         found = f"{versions}: torch_neuronx does not import: {error}"
         return problem("neuron flavour", found, _GET)
     if told["flavour"] == neuron.XLA:
@@ -63,4 +62,4 @@ def _flavour(real: Mapping[str, bool]) -> Result:
     return problem("neuron flavour", f"{told['found']}: {versions}", told["cure"])
 
 
-CHECK = Check(Section.DEVICES, look)
+CHECKS = (Check("neuron", Section.DEVICES, check_neuron),)

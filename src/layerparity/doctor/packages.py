@@ -1,24 +1,49 @@
-"""Packages: what layerparity asks for, and the versions that were tested together."""
+"""Check the software: Python, the packages we ask for, and the pair of torch and torch_xla."""
 
 from __future__ import annotations
 
+import importlib.util
+import platform
+import sys
+import tomllib
 from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
-from layerparity.doctor._versions import PAIR, installed, known_good, requirements, same
 from layerparity.doctor.base import Check, Result, Section, ok, problem, warning
+from layerparity.ground.resources import shipped
+from layerparity.machine import probe
+from layerparity.machine.neuron import GET_XLA
+from layerparity.run import open_backend
 
 if TYPE_CHECKING:
     from layerparity.settings.config import Config
 
+# torch_xla is built for one torch; these two were tested, and a test holds them to pyproject.toml.
+PAIR = {"torch": "2.9.1", "torch-xla": "2.9.0"}
+PYTHON = (3, 11)
 _NAMED = 4
 _ALL = "pip install --constraint constraints.txt ."
+_TORCH, _XLA = PAIR["torch"], PAIR["torch-xla"]
+_BOTH = f"pip install torch=={_TORCH} torch_xla=={_XLA}"
 
 
-def look(config: Config) -> Iterator[Result]:
+def check_python(config: Config) -> Iterator[Result]:
+    """Hold the interpreter against the tested one."""
+    found = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+    if sys.version_info[:2] == PYTHON:
+        yield ok("python", found)
+    else:
+        tested = ".".join(str(part) for part in PYTHON)
+        yield warning("python", f"{found}; {tested} is what is tested", f"use Python {tested}")
+
+
+def check_packages(config: Config) -> Iterator[Result]:
     """Yield a line for each package of ours that is not as tested, and one for all others."""
     known = known_good()
     own = [each for each in requirements() if canonicalize_name(each.name) not in PAIR]
@@ -58,4 +83,85 @@ def _beneath(known: Mapping[str, str]) -> Result:
     return ok("packages beneath", found, _ALL if others else "")
 
 
-CHECK = Check(Section.SOFTWARE, look)
+def check_torch(config: Config) -> Iterator[Result]:
+    """Yield a line for torch and one for torch_xla."""
+    torch = installed("torch")
+    if torch is None:
+        yield problem("torch", "is not installed", f"pip install torch=={_TORCH}")
+        return
+    yield _imported(torch)
+    if importlib.util.find_spec("torch_xla") is not None:
+        yield _pair(torch, installed("torch_xla") or "?")
+    elif "torch_xla" in open_backend.abilities(config).libraries:
+        needed = f"is not installed, and backend={config.backend.name} needs it"
+        yield problem("torch_xla", needed, GET_XLA)
+    else:
+        yield ok("torch_xla", "is not installed; only backend=neuron needs it", GET_XLA)
+
+
+def _imported(version: str) -> Result:
+    cure = f"pip install --force-reinstall torch=={_TORCH}"
+    try:
+        facts = probe.torch_facts()
+    except probe.NoAnswerError as error:
+        return problem("torch", f"{version} does not import: {error}", cure)
+    built = f"built for CUDA {facts['cuda']}" if facts["cuda"] else "built without CUDA"
+    found = f"{facts['version']}, {built}"
+    if same(version, _TORCH):
+        return ok("torch", found)
+    return warning("torch", f"{found}; {_TORCH} is what is tested", f"pip install torch=={_TORCH}")
+
+
+def _pair(torch: str, xla: str) -> Result:
+    if Version(torch).release[:2] != Version(xla).release[:2]:
+        found = f"{xla} is made for torch {'.'.join(xla.split('.')[:2])}, and torch is {torch}"
+        return problem("torch_xla", found, _BOTH)
+    try:
+        facts = probe.ask("layerparity.machine.neuron", "xla_facts")
+    except probe.NoAnswerError as error:
+        return problem("torch_xla", f"{xla} does not import: {error}", _BOTH)
+    if same(xla, _XLA):
+        return ok("torch_xla", f"{xla}, imports with torch {torch}, has {facts['device']}")
+    return warning("torch_xla", f"{xla}; {_XLA} is what is tested", _BOTH)
+
+
+def known_good() -> dict[str, str]:
+    """Return the version of every package that was tested, by its canonical name."""
+    lines = shipped("constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = (line.partition("==") for line in lines if "==" in line)
+    return {canonicalize_name(name): version.strip() for name, _, version in pins} | PAIR
+
+
+def requirements() -> list[Requirement]:
+    """Return what layerparity itself asks for, extras left out; from its source, else its metadata.
+
+    Raises PackageNotFoundError where there is neither.
+    """
+    project = Path(__file__).resolve().parents[3] / "pyproject.toml"
+    if project.is_file():
+        # An editable install keeps the metadata of the day it was made.
+        lines = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["dependencies"]
+    else:
+        lines = metadata.requires("layerparity") or []
+    asked = (Requirement(line) for line in lines)
+    return [each for each in asked if each.marker is None or "extra" not in str(each.marker)]
+
+
+def installed(name: str) -> str | None:
+    """Return the version of an installed package, or None."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def same(version: str, known: str) -> bool:
+    """Say whether a version is the known one, whatever build of it (2.9.1+cpu is 2.9.1)."""
+    return Version(version).public == Version(known).public
+
+
+CHECKS = (
+    Check("packages", Section.SOFTWARE, check_packages),
+    Check("python", Section.SOFTWARE, check_python),
+    Check("torch", Section.SOFTWARE, check_torch),
+)

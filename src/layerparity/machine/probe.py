@@ -1,4 +1,4 @@
-"""Probe: ask a question in a process of its own, so that a library that crashes takes nobody along.
+"""Ask a question in a process of its own, so that a library that crashes takes nobody along.
 
 Libraries with compiled parts may abort instead of raising, and some wait for ever on a broken
 driver.
@@ -48,26 +48,42 @@ def ask(module: str, function: str, *arguments: str, timeout_s: float = TIMEOUT_
         )
     except subprocess.TimeoutExpired as error:
         raise NoAnswerError(f"no answer in {timeout_s:.0f} s") from error
-    if ended.returncode != 0:
-        raise NoAnswerError(_last_words(ended))
+    if ended.returncode < 0:
+        raise NoAnswerError(f"it ended with {signal.Signals(-ended.returncode).name}")
+    if ended.returncode > 0:
+        lines = [line.strip() for line in ended.stderr.splitlines() if line.strip()]
+        status = f"it ended with status {ended.returncode}"
+        raise NoAnswerError(lines[-1][:300] if lines else status)
     return json.loads(ended.stdout.splitlines()[-1])
 
 
 @cache
 def torch_facts() -> dict[str, Any]:
-    """Return `_torch_facts.facts`, asked once. Raises NoAnswerError where torch does not import."""
-    found: dict[str, Any] = ask("layerparity.doctor._torch_facts", "facts")
-    return found
+    """Return what `describe_torch` says, asked once. Raises NoAnswerError without torch."""
+    facts: dict[str, Any] = ask(__name__, "describe_torch")
+    return facts
 
 
-def imports(name: str) -> bool:
-    """Import a module: what a child is asked that nothing else is wanted of."""
+def describe_torch() -> dict[str, Any]:
+    """Return what torch says of CUDA, GPUs, NCCL and threads; memory in bytes. For a child."""
+    import torch
+
+    gpus = []
+    for index in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(index)
+        name = torch.cuda.get_device_properties(index).name
+        gpus.append({"name": name, "free": free, "total": total})
+    distributed = torch.distributed.is_available() and torch.distributed.is_nccl_available()
+    return {
+        "version": torch.__version__,
+        "cuda": torch.version.cuda,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if distributed else "",
+        "threads": torch.get_num_threads(),
+        "gpus": gpus,
+    }
+
+
+def import_alone(name: str) -> bool:
+    """Import a module and nothing else. For a child."""
     importlib.import_module(name)
     return True
-
-
-def _last_words(ended: subprocess.CompletedProcess[str]) -> str:
-    if ended.returncode < 0:
-        return f"it ended with {signal.Signals(-ended.returncode).name}"
-    lines = [line.strip() for line in ended.stderr.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else f"it ended with status {ended.returncode}"
