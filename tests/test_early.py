@@ -18,7 +18,8 @@ from conftest import ROOT, Ended
 
 from layerparity.ground import registry
 from layerparity.ground.errors import UserError
-from layerparity.run import open_backend, open_port, preflight
+from layerparity.run import goldens, open_backend, open_port, terminal
+from layerparity.run.prepare import with_kind
 from layerparity.settings.config import Config, RunKind
 
 # Several commands in one process, each as a user would type it.
@@ -102,7 +103,7 @@ def test_a_golden_that_would_not_be_used_is_not_looked_for() -> None:
     def asked(inputs: str, **changes: object) -> str | None:
         config = Config(golden="nowhere", **changes)
         config.inputs = registry.load("run.inputs", inputs).Settings()
-        return preflight._golden(config)
+        return goldens.asked_for(config)
 
     assert asked("auto", kind=RunKind.candidate) == "nowhere"
     assert asked("auto", kind=RunKind.golden) is None
@@ -122,8 +123,8 @@ def test_a_backend_file_tells_the_kind_it_makes(name: str) -> None:
     config.backend = registry.load("run.backends", name).Settings()
     made = open_backend.abilities(config).kind
     assert made is (RunKind.golden if name == "gpu" else RunKind.candidate)
-    preflight.settle_kind(config)
-    assert config.kind is made
+    assert with_kind(config).kind is made
+    assert config.kind is RunKind.auto, "what was typed stays"
 
 
 def test_what_takes_seconds_is_named_before(
@@ -132,21 +133,21 @@ def test_what_takes_seconds_is_named_before(
     config = Config()
     config.backend = registry.load("run.backends", "neuron").Settings()
     there = dict.fromkeys(("mlflow", "torch"))
-    monkeypatch.setattr(preflight, "sys", SimpleNamespace(modules=there))
-    preflight.say_loading(config)
+    monkeypatch.setattr(terminal, "sys", SimpleNamespace(modules=there))
+    terminal.say_loading(config)
     assert capsys.readouterr().out == "loading torch_xla, transformers ...\n"
     there.update(dict.fromkeys(("torch_xla", "transformers")))
-    preflight.say_loading(config)
+    terminal.say_loading(config)
     assert capsys.readouterr().out == ""
 
 
 def test_the_time_tells_what_the_start_took() -> None:
-    assert preflight.with_start_up(1.84, 26.7) == "1.8 s (27 s with start-up)"
-    assert preflight.with_start_up(1.84, 2.5) == "1.8 s"
+    assert terminal.with_start_up(1.84, 26.7) == "1.8 s (27 s with start-up)"
+    assert terminal.with_start_up(1.84, 2.5) == "1.8 s"
 
 
 def test_a_run_says_both(cli: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "_runs", itertools.count())
+    monkeypatch.setattr(terminal, "_runs", itertools.count())
     words = ("device_map=cpu", "scope=single", "layer=0", "reference.make=false")
     ended = cli(*words)
     assert ended.exit == 0, ended.err
@@ -156,6 +157,6 @@ def test_a_run_says_both(cli: Callable[..., Ended], monkeypatch: pytest.MonkeyPa
 
 
 def test_only_the_first_run_of_a_process_counts_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "_runs", itertools.count())
-    assert time.perf_counter() - preflight.began() > 0.1
-    assert time.perf_counter() - preflight.began() < 0.1
+    monkeypatch.setattr(terminal, "_runs", itertools.count())
+    assert time.perf_counter() - terminal.began() > 0.1
+    assert time.perf_counter() - terminal.began() < 0.1

@@ -31,7 +31,8 @@ from layerparity.record.recorder import Recorder
 from layerparity.report.html import render_html
 from layerparity.report.markdown import render_markdown
 from layerparity.report.time import seconds_text, time_by_stage
-from layerparity.run.closing import metrics, profile_line
+from layerparity.run.metrics import profile_metrics
+from layerparity.run.terminal import profile_line
 from layerparity.tracking.stored import from_folder
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -64,7 +65,9 @@ BOTH = with_profiles(profile(reference=3.0), profile(2))
 
 def test_components_of_one_block_are_one_step() -> None:
     parts = {f"layers.2.{name}": stage() for name in ("self_attn", "mlp")}
-    found = [(n, value) for n, value, step in metrics(RunProfile(4 * GB, parts)) if step == 2]
+    found = [
+        (n, value) for n, value, step in profile_metrics(RunProfile(4 * GB, parts)) if step == 2
+    ]
     assert len(found) == len({name for name, _ in found})
     assert dict(found)["time/block ms"] == pytest.approx(2000 * stage().seconds)
     assert dict(found)["profile/memory peak MB"] == stage().peak / 1e6

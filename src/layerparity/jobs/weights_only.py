@@ -6,23 +6,22 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from layerparity.anatomy.family import family_of
 from layerparity.ground import console
 from layerparity.ground.errors import Exit, UserError
 from layerparity.judge.weights_diff import diff_side
-from layerparity.model.resolve import open_checkpoint
 from layerparity.record.findings import WeightFinding
 from layerparity.record.manifest import WeightPrint
 from layerparity.record.wanted import Wanted
-from layerparity.run import open_backend, open_port, preflight
+from layerparity.run import open_backend, open_port, terminal
 from layerparity.run.ports.base import Assets, Port
-from layerparity.run.scope import Scope, scope_of
+from layerparity.run.prepare import RunPlan, plan_run
 from layerparity.settings.config import Config
 from layerparity.tracking.links import say_served
 
 if TYPE_CHECKING:
     from layerparity.model.checkpoint import Checkpoint
     from layerparity.run.backends.base import Backend
+    from layerparity.run.scope import Scope
     from layerparity.tracking.store import Store
 
 _SHOWN = 24
@@ -65,12 +64,12 @@ def check_weights(config: Config, kind: str) -> Exit:
     """
     from layerparity.tracking.store import open_store
 
-    preflight.refuse(config)
-    preflight.say_loading(config)
+    plan = plan_run(config)
+    terminal.say_loading(config)
     store = open_store(config.tracking)
     with open_backend.opened(config) as backend:
-        checkpoint = open_checkpoint(config.model)
-        scope, port = _built(config, checkpoint, backend)
+        checkpoint, scope = plan.checkpoint, plan.scope
+        port = _built(plan, backend)
         label = open_port.label(config.port)
         console.say(f"weights of {config.model.name}, {scope.describe()}, as port {label} has them")
         checked = _loaded(port, checkpoint, scope.stages)
@@ -87,16 +86,14 @@ def check_weights(config: Config, kind: str) -> Exit:
     return checked.exit
 
 
-def _built(config: Config, checkpoint: Checkpoint, backend: Backend) -> tuple[Scope, Port]:
-    family = family_of(str(checkpoint.config.get("model_type")))
-    scope = scope_of(config, int(checkpoint.config["num_hidden_layers"]), family)
+def _built(plan: RunPlan, backend: Backend) -> Port:
     # Nothing is observed: what a graph holds does not depend on it.
-    assets = Assets(checkpoint, family, backend, config, Wanted("nothing", ()))
-    port = open_port.build(config.port, assets)
-    port.place(scope.stages)
+    assets = Assets(plan.checkpoint, plan.family, backend, plan.config, Wanted("nothing", ()))
+    port = open_port.build(plan.config.port, assets)
+    port.place(plan.scope.stages)
     for warning in backend.warnings:
         console.say(f"note: {warning}")
-    return scope, port
+    return port
 
 
 def _loaded(port: Port, checkpoint: Checkpoint, stages: tuple[str, ...]) -> Checked:

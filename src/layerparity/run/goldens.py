@@ -10,7 +10,7 @@ from layerparity.ground import console
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import text_digest
 from layerparity.run.inputs import golden as golden_inputs
-from layerparity.settings.config import RunKind
+from layerparity.settings.config import Config, RunKind
 
 if TYPE_CHECKING:
     from layerparity.model.checkpoint import Checkpoint
@@ -23,6 +23,25 @@ LATEST = "latest"
 LOOKED_AT = 50
 MENTIONED = 3
 WEIGHTS_FILE = "weights.json"
+
+
+def refuse_unknown(config: Config, store: Store) -> None:
+    """Raise UserError where the run is to be fed by a golden run that is not in the store."""
+    name = asked_for(config)
+    if name is not None and name != LATEST:
+        # What is found is said where it is used.
+        with console.quiet():
+            store.find(name, kind=RunKind.golden.value)
+
+
+def asked_for(config: Config) -> str | None:
+    """Return the golden run that is named and will be looked up, or None."""
+    if config.inputs.name == "golden":
+        return config.inputs.run or config.golden
+    prompt = config.prompt
+    prompted = prompt.text is not None or prompt.file is not None or bool(prompt.texts)
+    looks = config.inputs.name == "auto" and config.kind is RunKind.candidate and not prompted
+    return config.golden if looks else None
 
 
 def golden_for(

@@ -11,9 +11,10 @@ from layerparity.ground import console
 from layerparity.ground.errors import UserError
 from layerparity.record.manifest import Manifest
 from layerparity.record.recorder import Recorder
-from layerparity.run import open_backend, open_port, preflight, reuse, write
+from layerparity.run import goldens, open_backend, open_port, terminal, write
+from layerparity.run.fingerprint import fingerprint_of, reusable
 from layerparity.run.ports.base import Assets, Port
-from layerparity.run.prepare import Prepared, prepare
+from layerparity.run.prepare import Prepared, plan_run, prepare, with_kind
 from layerparity.run.sweep import PARENT_VARIABLE
 from layerparity.run.write import held_against
 from layerparity.settings.config import Config, RunKind
@@ -28,20 +29,19 @@ def make(config: Config) -> str:
     """Make one run, or find the one that is reused, and return its id."""
     from layerparity.tracking.store import open_store
 
-    began = preflight.began()
+    began = terminal.began()
     # What can be refused without torch is refused before it: importing it takes seconds.
-    preflight.settle_kind(config)
-    preflight.refuse(config)
-    preflight.say_loading(config)
+    plan = plan_run(with_kind(config))
+    terminal.say_loading(config)
     store = open_store(config.tracking)
-    preflight.refuse_unknown_golden(config, store)
+    goldens.refuse_unknown(plan.config, store)
     # The backend decides what more may be imported, and by whom.
-    with open_backend.opened(config) as backend:
-        prepared = prepare(config, backend, store)
-        fingerprint = write.fingerprint(prepared)
-        again = reuse.reusable(store, fingerprint) if config.reuse else None
+    with open_backend.opened(plan.config) as backend:
+        prepared = prepare(plan, backend, store)
+        mark = fingerprint_of(prepared)
+        again = reusable(store, mark) if config.reuse else None
         if again is None:
-            return _log(prepared, store, fingerprint, began)
+            return _log(prepared, store, mark, began)
     parent = os.environ.get(PARENT_VARIABLE)
     if parent:
         store.adopt(parent, again)
@@ -123,7 +123,7 @@ def execute(
             port=port,
             stages=stages,
             inputs=prepared.inputs,
-            site_of=prepared.request.site_of,
+            site_of=prepared.site_of,
             wanted=prepared.wanted,
             recorder=recorder,
             progress=bar.step,

@@ -1,77 +1,112 @@
-"""Prepare: everything that is decided about a run before a weight is read."""
+"""Decide everything about a run before a weight is read; what was typed is not changed.
+
+`RunPlan` is what the command and config.json tell, before seconds of imports. `Prepared` is the run
+on an opened backend, its inputs chosen.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from layerparity.anatomy.family import Family, family_of
+from layerparity.anatomy.site import Site
 from layerparity.ground import console, registry
 from layerparity.ground.errors import UserError
+from layerparity.machine.memory import refuse_small_limits
+from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.resolve import open_checkpoint
 from layerparity.record.wanted import Wanted
-from layerparity.run import goldens, typed_keys
+from layerparity.run import goldens, open_backend, open_port, typed_keys
 from layerparity.run.inputs import _replay
 from layerparity.run.inputs.base import Inputs, Request
 from layerparity.run.scope import Scope, num_layers_of, scope_of
-from layerparity.settings.config import Config, FeedMode
+from layerparity.settings.config import Config, FeedMode, RunKind
 
 if TYPE_CHECKING:
-    from layerparity.model.checkpoint import Checkpoint
     from layerparity.run.backends.base import Backend
+    from layerparity.tracking.store import Store
 
 
-@dataclass
-class Prepared:
-    """Everything that is decided before a weight is read."""
+@dataclass(frozen=True)
+class RunPlan:
+    """The part of a model that a command asks for.
+
+    ``config`` are the command's keys; in the plan of a run its ``kind`` is not auto.
+    """
 
     config: Config
     checkpoint: Checkpoint
     family: Family
-    backend: Backend
+    num_layers: int
     scope: Scope
-    request: Request
+
+    def site_of(self, stage: str) -> Site:
+        """Return the site that a stage takes its values from."""
+        return self.family.input_site(stage, self.num_layers)
+
+
+@dataclass(frozen=True)
+class Prepared(RunPlan):
+    """A run, decided: ``config`` has the feed it will have, as a run stores it."""
+
+    backend: Backend
     inputs: Inputs
     wanted: Wanted
 
 
-def prepare(config: Config, backend: Backend, store: Any) -> Prepared:
-    """Decide scope, kind, inputs and capture, and say what was chosen."""
+def with_kind(config: Config) -> Config:
+    """Return the configuration with kind=auto replaced by what its backend makes."""
+    if config.kind is not RunKind.auto:
+        return config
+    return replace(config, kind=open_backend.abilities(config).kind)
+
+
+def plan_run(config: Config) -> RunPlan:
+    """Return what a command asks for. Imports none of torch, transformers, torch_xla and mlflow.
+
+    Raises UserError for limits too small, a scope the model lacks, keys the port does not take.
+    """
+    refuse_small_limits()
     checkpoint = open_checkpoint(config.model)
-    family = family_of(str(checkpoint.config.get("model_type")))
     num_layers = num_layers_of(checkpoint.config)
+    family = family_of(str(checkpoint.config.get("model_type")))
     scope = scope_of(config, num_layers, family)
+    open_port.check(config.port, config, num_layers)
+    return RunPlan(config, checkpoint, family, num_layers, scope)
+
+
+def prepare(plan: RunPlan, backend: Backend, store: Store) -> Prepared:
+    """Choose inputs, feed and capture of a planned run, and say what was chosen.
+
+    Raises UserError where no input fits, and for a typed key that would change nothing.
+    """
+    config, scope = plan.config, plan.scope
     request = Request(
         config=config,
-        model_folder=checkpoint.folder,
-        model=checkpoint.config,
+        model_folder=plan.checkpoint.folder,
+        model=plan.checkpoint.config,
         stages=scope.stages,
-        site_of=lambda stage: family.input_site(stage, num_layers),
-        golden=lambda reference: goldens.golden_for(store, reference, checkpoint, request),
+        site_of=plan.site_of,
+        golden=lambda reference: goldens.golden_for(store, reference, plan.checkpoint, request),
     )
     inputs: Inputs = registry.load("run.inputs", config.inputs.name).prepare(config.inputs, request)
     if inputs.source in ("prompt", "tokens") and scope.stages[0] == "layers.0":
         scope = scope.with_embedding()
     typed_keys.refuse_unused(backend, inputs)
     _replay.refuse_unfed(config, inputs)
-    _settle_feed(config, inputs)
-    wanted = Wanted(
-        config.capture.name, tuple(config.capture.include), tuple(config.capture.exclude)
-    )
+    if config.feed is FeedMode.isolated and inputs.feed is not FeedMode.isolated:
+        raise UserError(
+            "feed=isolated wants the block inputs of a golden run: use inputs=golden, "
+            "or feed=chained."
+        )
+    config = replace(config, feed=inputs.feed)
+    capture = config.capture
+    wanted = Wanted(capture.name, tuple(capture.include), tuple(capture.exclude))
     console.say(
         f"{config.kind.value} run of {config.model.name}, {scope.describe()}, on "
         f"{backend.name} ({backend.device_label}), {config.dtype.value}, capture={wanted.name}\n"
         f"fed {inputs.chosen}; feed={config.feed.value}"
     )
-    return Prepared(config, checkpoint, family, backend, scope, request, inputs, wanted)
-
-
-def _settle_feed(config: Config, inputs: Inputs) -> None:
-    if config.feed is FeedMode.auto:
-        isolated = inputs.source == "golden"
-        config.feed = FeedMode.isolated if isolated else FeedMode.chained
-    elif config.feed is FeedMode.isolated and inputs.source != "golden":
-        raise UserError(
-            "feed=isolated wants the block inputs of a golden run: use inputs=golden, "
-            "or feed=chained."
-        )
+    decided = {**vars(plan), "config": config, "scope": scope}
+    return Prepared(**decided, backend=backend, inputs=inputs, wanted=wanted)

@@ -1,4 +1,4 @@
-"""Keep: what a run leaves in tracking: names, tags, parameters, manifest, metrics, texts."""
+"""Write what a run leaves in its folder and in tracking: tags, keys, metrics, last the manifest."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerparity import __version__
 from layerparity.ground.errors import UserError
-from layerparity.ground.files import text_digest, whole_file, write_text
+from layerparity.ground.files import whole_file, write_text
 from layerparity.ground.resources import git_commit
 from layerparity.record.manifest import (
     EFFECTIVE_FILE,
@@ -21,101 +19,19 @@ from layerparity.record.manifest import (
     PROFILE_FILE,
     PROMPTS_FILE,
     Manifest,
-    ModelPrint,
     Record,
 )
-from layerparity.run import closing, open_port
-from layerparity.run.inputs._replay import replays
-from layerparity.run.preflight import with_start_up
+from layerparity.run import open_port, terminal
+from layerparity.run.fingerprint import model_print, numerics, versions
+from layerparity.run.metrics import run_metrics
 from layerparity.run.sweep import part
-from layerparity.settings.config import Config, RunKind
+from layerparity.settings.config import Config
 
 if TYPE_CHECKING:
     from layerparity.model.checkpoint import Checkpoint
     from layerparity.record.manifest import WeightPrint
     from layerparity.record.outcome import Outcome
     from layerparity.run.prepare import Prepared
-
-
-VERSIONED = ("torch", "transformers", "accelerate", "safetensors", "mlflow", "torch_xla")
-
-
-def model_print(prepared: Prepared) -> ModelPrint:
-    """Return what identifies the run's model."""
-    checkpoint = prepared.checkpoint
-    return ModelPrint(
-        prepared.config.model.name,
-        str(checkpoint.config.get("model_type")),
-        int(checkpoint.config["num_hidden_layers"]),
-        checkpoint.config_digest,
-    )
-
-
-def numerics(prepared: Prepared) -> dict[str, str]:
-    """Return every setting that can change the numbers of a run."""
-    config, backend = prepared.config, prepared.backend
-    usual = prepared.family.attention or backend.attn_implementation
-    return {
-        "capture": prepared.wanted.fingerprint(),
-        "attn_implementation": config.attn_implementation or usual,
-        "experts_implementation": str(
-            config.experts_implementation or backend.experts_implementation
-        ),
-        "tp_degree": str(config.tp_degree),
-        "max_new_tokens": str(config.generate.max_new_tokens),
-        **({"replay": "golden"} if replays(config) else {}),
-        **backend.numerics(),
-    }
-
-
-def fingerprint(prepared: Prepared) -> str:
-    """Return the hash of everything that determines a run's numbers.
-
-    Of the checkpoint's files, size and times stand for their bytes, as their headers were read.
-    """
-    return text_digest(
-        json.dumps(
-            {
-                "version": __version__,
-                "model": asdict(model_print(prepared)),
-                "files": [(h.file.name, *h.stamp) for h in prepared.checkpoint.headers],
-                "inputs": prepared.inputs.hashes(),
-                "given": sorted(str(site) for site in prepared.inputs.given),
-                "origin": prepared.inputs.origin,
-                "stages": prepared.scope.stages,
-                "kind": prepared.config.kind.value,
-                "dtype": prepared.config.dtype.value,
-                "port": open_port.identity(prepared.config.port),
-                "device": prepared.backend.device_label,
-                "feed": prepared.config.feed.value,
-                "numerics": numerics(prepared),
-                "reference": _references(prepared.config),
-                "threads": prepared.config.threads,
-                "git_commit": git_commit(),
-                "versions": versions(),
-            },
-            sort_keys=True,
-        )
-    )
-
-
-def _references(config: Config) -> dict[str, Any]:
-    """Return what a golden computes beside itself; a candidate computes nothing."""
-    if config.kind is not RunKind.golden:
-        return {}
-    made = asdict(config.reference)
-    return made | {"dtypes": [dtype.value for dtype in config.reference.dtypes]}
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of the packages that decide numbers; absent ones are left out."""
-    found = {}
-    for name in VERSIONED:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def run_name(prepared: Prepared) -> str:
@@ -200,11 +116,11 @@ def finish(
     """
     with _written(active.folder):
         describe(prepared, active.folder, outcome)
-    active.log_metrics(_metrics(made, outcome, seconds))
+    active.log_metrics(run_metrics(made, outcome, seconds))
     active.set_tags({f"fact.{name}": value for name, value in prepared.backend.facts().items()})
     with _written(active.folder):
         write_text(active.folder / FILE_NAME, made.to_json())
-    closing.say(made, outcome, with_start_up(seconds, whole))
+    terminal.say_run(made, outcome, seconds, whole)
 
 
 def describe(prepared: Prepared, folder: Path, outcome: Outcome) -> None:
@@ -221,7 +137,7 @@ def describe(prepared: Prepared, folder: Path, outcome: Outcome) -> None:
     write_text(folder / EFFECTIVE_FILE, effective_text(outcome.effective))
     write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(params(prepared.config))))
     if outcome.new_tokens is not None:
-        closing.texts(prepared, folder, outcome.new_tokens)
+        terminal.texts(prepared, folder, outcome.new_tokens)
     warn = prepared.backend.warnings
     if warn:
         write_text(folder / "warnings.txt", "\n".join(warn) + "\n")
@@ -235,22 +151,6 @@ def _written(folder: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         raise UserError(f"{folder} cannot be written ({error}): free some disk space.") from error
-
-
-def _metrics(made: Manifest, outcome: Outcome, seconds: float) -> Iterator[tuple[str, float, int]]:
-    for record in made.records:
-        layer = record.site.layer
-        if layer is None or record.site.phase != "prefill":
-            continue
-        label = (record.site.component or "block") + f".{record.site.end}"
-        yield f"layer/{label} rms", record.stats["rms"], layer
-        largest = max(abs(record.stats["min"]), abs(record.stats["max"]))
-        yield f"layer/{label} max abs", largest, layer
-    yield from closing.metrics(outcome.profile)
-    broken = sum(r.stats["nan"] + r.stats["inf"] for r in made.records)
-    yield "summary/sites", float(len(made.records)), 0
-    yield "summary/nan and inf", broken, 0
-    yield "summary/seconds", seconds, 0
 
 
 def held_against(

@@ -20,6 +20,8 @@ from layerparity.record.manifest import FILE_NAME
 from layerparity.record.verdict import Outcome, Row
 from layerparity.run import make as run_job
 from layerparity.run import open_backend, write
+from layerparity.run.fingerprint import fingerprint_of
+from layerparity.run.prepare import plan_run, prepare
 from layerparity.run.steps import composed
 from layerparity.selftest.cells import Cell, Setting
 from layerparity.selftest.outcomes import CellResult, Ending, ending_of
@@ -122,9 +124,9 @@ def make_in(folder: Path, config: Config, store: Any) -> StoredRun:
     from layerparity.tracking.stored import from_folder
 
     with open_backend.opened(config) as backend:
-        prepared = run_job.prepare(config, backend, store)
+        prepared = prepare(plan_run(config), backend, store)
         port = run_job.build_port(prepared)
-        manifest, outcome = run_job.execute(prepared, port, folder, write.fingerprint(prepared))
+        manifest, outcome = run_job.execute(prepared, port, folder, fingerprint_of(prepared))
         write.describe(prepared, folder, outcome)
         write_text(folder / FILE_NAME, manifest.to_json())
     return from_folder(folder)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from layerparity.anatomy.site import Site
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import tensor_digest
+from layerparity.settings.config import FeedMode
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +55,8 @@ class Inputs:
     ``attention_mask`` and ``position_ids`` are int64 [batch, token]; a mask of 0 marks padding.
     ``origin`` identifies fed values that token ids do not: a golden's fingerprint, or a seed.
     ``token_ids`` is int64 [batch, token], or None where hidden states are fed. ``given`` holds the
-    values stages are fed from outside, by site: ids, or floating [batch, token, channel]. ``runs``
+    values stages are fed from outside, by site: ids, or floating [batch, token, channel]. ``feed``
+    says whether each block is given its own values, or what the block before it put out. ``runs``
     are the ids (or folders) of the runs that recorded them.
     """
 
@@ -68,6 +70,7 @@ class Inputs:
     chosen: str = ""
     origin: str = ""
     runs: tuple[str, ...] = ()
+    feed: FeedMode = FeedMode.chained
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return what the run keeps of its inputs."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +86,7 @@ def from_runs(runs: Sequence[Any], request: Request) -> Inputs:
             f"{whose} did not store {request.site_of(lacking)}, which {lacking} is fed. "
             f"Make one that does: {golden_command(request)}"
         )
-    _settle_steps(sources, request)
+    request = _with_feed(sources, request)
     _refuse_unrouted(sources, request)
     recorded = Recorded(sources, request)
     _refuse_mixed(recorded.holders)
@@ -175,6 +175,7 @@ def _inputs(recorded: Recorded, request: Request) -> Inputs:
         origin=marks[0] if len(marks) == 1 else text_digest("\n".join(sorted(marks))),
         chosen=f"the inputs recorded by g{_called(used)[1:]}",
         runs=tuple(source.key for source in used),
+        feed=request.config.feed,
     )
 
 
@@ -230,19 +231,25 @@ def _fed(request: Request) -> tuple[str, ...]:
     return request.stages[:1] if chained else request.stages
 
 
-def _settle_steps(sources: Sequence[Source], request: Request) -> None:
-    """Chain the blocks where no run recorded the decode steps, unless isolation was asked for."""
+def _with_feed(sources: Sequence[Source], request: Request) -> Request:
+    """Return the request with its feed decided: isolated, unless the command says otherwise.
+
+    Where no run recorded the decode steps, blocks are chained. Raises UserError where the command
+    says isolated.
+    """
     config = request.config
     wanted = config.generate.max_new_tokens
     held = {record.site.step for s in sources for record in _steps(s.manifest, request)}
-    if wanted <= 1 or config.feed is FeedMode.chained or held >= set(range(1, wanted)):
-        return
+    if config.feed is FeedMode.chained:
+        return request
+    if wanted <= 1 or held >= set(range(1, wanted)):
+        return replace(request, config=replace(config, feed=FeedMode.isolated))
     if config.feed is FeedMode.isolated:
         raise UserError(
             f"{_called(sources)} generated {max(held, default=-1) + 1} tokens, not {wanted}: make "
             f"one with generate.max_new_tokens={wanted}, or use feed=chained."
         )
-    config.feed = FeedMode.chained
+    return replace(request, config=replace(config, feed=FeedMode.chained))
 
 
 def _refuse_unrouted(sources: Sequence[Source], request: Request) -> None:

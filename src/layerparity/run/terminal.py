@@ -1,40 +1,74 @@
-"""Closing: what a finished run says on the terminal."""
+"""What a run says on the terminal: what it loads, its stages, where time went, which weights."""
 
 from __future__ import annotations
 
+import itertools
 import json
+import sys
+import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerparity.anatomy.site import Site
 from layerparity.ground import console
 from layerparity.ground.console import bytes_text
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import write_text
-from layerparity.ground.profile import PARTS, RunProfile, StageProfile
+from layerparity.ground.profile import PARTS, RunProfile
 from layerparity.record.manifest import WeightPrint
+from layerparity.run import open_backend
 
 if TYPE_CHECKING:
     from layerparity.record.manifest import Manifest
     from layerparity.record.outcome import Outcome
     from layerparity.run.prepare import Prepared
+    from layerparity.settings.config import Config
 
 
-def say(made: Manifest, outcome: Outcome, took: str) -> None:
-    """Print a finished run: a line for each stage, where the time went, which weights changed."""
+_runs = itertools.count()
+
+
+def began() -> float:
+    """Return when a run began, on `time.perf_counter`'s clock: the first one, with the process."""
+    now = time.perf_counter()
+    if next(_runs):
+        return now
+    import psutil
+
+    return now - (time.time() - psutil.Process().create_time())
+
+
+def say_loading(config: Config) -> None:
+    """Name the libraries that take seconds to import, where they are not there already."""
+    libraries = ["mlflow", "torch", *open_backend.abilities(config).libraries, "transformers"]
+    missing = [name for name in libraries if name not in sys.modules]
+    if missing:
+        console.say(f"loading {', '.join(missing)} ...")
+
+
+def with_start_up(seconds: float, whole: float) -> str:
+    """Return how long a run took, and with what came before it, where that is a second or more."""
+    told = f"{seconds:.1f} s"
+    return told if whole - seconds < 1 else f"{told} ({whole:.0f} s with start-up)"
+
+
+def say_run(made: Manifest, outcome: Outcome, seconds: float, whole: float) -> None:
+    """Print a finished run: a line for each stage, where the time went, which weights changed.
+
+    ``seconds`` are those of the stages, ``whole`` with all that came before them.
+    """
     rows = []
     for stage in made.stages:
         held = [r for r in made.records if r.file == f"tensors/{stage}.safetensors"]
         out = next((r for r in held if r.site.path == stage and r.site.end == "out"), None)
         bad = sum(int(r.stats["nan"] + r.stats["inf"]) for r in held)
         rms = f"{out.stats['rms']:.4g}" if out else "-"
-        seconds = f"{outcome.profile.stages[stage].seconds:.2f}"
-        rows.append((stage, len(held), rms, bad or "-", seconds))
+        spent = f"{outcome.profile.stages[stage].seconds:.2f}"
+        rows.append((stage, len(held), rms, bad or "-", spent))
     shown = rows if len(rows) <= 24 else [*rows[:12], ("...",) * 5, *rows[-11:]]
     columns = ("stage", "sites", "output rms", "NaN/Inf", "seconds")
-    console.table(f"{len(made.records)} sites in {took}", columns, shown)
+    console.table(f"{len(made.records)} sites in {with_start_up(seconds, whole)}", columns, shown)
     console.say(profile_line(outcome.profile))
     converted = conversions_line(outcome.effective)
     if converted:
@@ -95,46 +129,8 @@ def _rounded_text(names: Iterable[str]) -> str:
     return f"; rounded: {', '.join(first[:_NAMED])}{more}"
 
 
-_MB = 1e6
-_BLOCK = "block"
 # A part that takes less goes without saying.
 _LEAST = 0.005
-
-
-def metrics(profile: RunProfile) -> Iterator[tuple[str, float, int]]:
-    """Yield (name, value, step) of every stage; a block's step is its layer."""
-    for (where, step), each in _by_place(profile).items():
-        yield f"time/{where} ms", each.seconds * 1000, step
-        if where != _BLOCK:
-            continue
-        parts = {
-            "wait for weights": each.wait,
-            "read": each.loading.read,
-            "convert": each.loading.convert,
-            "hash": each.loading.hash,
-            "fingerprint": each.fingerprint,
-            "compute": each.compute,
-            "reference": each.reference,
-            "store": each.store,
-        }
-        for name, seconds in parts.items():
-            yield f"profile/{name} ms", seconds * 1000, step
-        yield "profile/read MB", each.loading.bytes / _MB, step
-        yield "profile/memory peak MB", each.peak / _MB, step
-    yield "summary/read MB", sum(each.loading.bytes for each in profile.stages.values()) / _MB, 0
-    peak = max(each.peak for each in profile.stages.values())
-    yield "summary/memory peak MB", (peak - profile.before) / _MB, 0
-
-
-def _by_place(profile: RunProfile) -> dict[tuple[str, int], StageProfile]:
-    """Return the stages by series and step, what was run of one block added up."""
-    places: dict[tuple[str, int], StageProfile] = {}
-    for index, (stage, each) in enumerate(profile.stages.items()):
-        layer = Site(stage, "in").layer
-        place = (stage, index) if layer is None else (_BLOCK, layer)
-        places.setdefault(place, StageProfile())
-        places[place] += each
-    return places
 
 
 def profile_line(profile: RunProfile) -> str:
