@@ -11,7 +11,7 @@ from conftest import Ended
 
 from layerparity.ground.errors import Exit
 from layerparity.jobs import compare
-from layerparity.run import make as run_job
+from layerparity.jobs import run as run_job
 
 Cli = Callable[..., Ended]
 HEAD = "# @package _global_\n# Mine?\ndefaults:\n  - override /job: sequence\n"

@@ -156,7 +156,7 @@ def test_composing_imports_no_mlflow():
     program = """
         import sys
         from omegaconf import OmegaConf
-        from layerparity import sweep
+        from layerparity.run import sweep
         from layerparity.jobs import ui
         from layerparity.tracking import interrupt, store
         config = OmegaConf.create({"hydra": {"runtime": {"choices": {"job": "compare"}}}})
