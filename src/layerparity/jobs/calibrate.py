@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,6 @@ from layerparity.tracking.links import say_served
 
 if TYPE_CHECKING:
     from layerparity.record.comparison import Comparison
-    from layerparity.tracking.store import Store
     from layerparity.tracking.stored import StoredRun
 
 
@@ -46,17 +44,20 @@ def run(config: Config) -> Exit:
     if job.margin < 1:
         raise UserError(f"job.margin={job.margin}: give 1 or more.")
     store = open_store(config.tracking)
-    found = [store.find(name, kind=compare.KIND)[0] for name in job.runs]
-    comparisons = [stored_comparison(each) for each in found]
-    for kept, each in _zip(found, comparisons):
-        _refuse_failed(kept, each)
-    model, dtype = _one_model(store, found, comparisons)
-    rows = [row for each in comparisons for row in each.rows]
+    runs = [store.find(name, kind=compare.KIND)[0] for name in job.runs]
+    comparisons = [(each, stored_comparison(each)) for each in runs]
+    for each, comparison in comparisons:
+        _refuse_failed(each, comparison)
+    models = {(model_of(store, c, each.name), c.candidate.dtype) for each, c in comparisons}
+    if len(models) > 1:
+        raise UserError("These comparisons are of several models or dtypes: calibrate each alone.")
+    (model, dtype), *_ = models
+    rows = [row for _, comparison in comparisons for row in comparison.rows]
     limits = limits_of(rows, job.margin)
     if not limits:
         raise UserError("These comparisons hold no error ratio: their golden has no reference.")
     tags = {"config_digest": model, "dtype": dtype, "verdict": "kept"}
-    params = {"runs": [each.id for each in found], "margin": job.margin, "limits": limits}
+    params = {"runs": [each.id for each in runs], "margin": job.margin, "limits": limits}
     with store.start(config.name or f"{KIND}-{dtype}", KIND, tags, params) as active:
         active.log_text(json.dumps(limits, indent=1), FILE)
         active.log_metrics((f"limit/{name}", value, 0) for name, value in limits.items())
@@ -79,19 +80,3 @@ def _refuse_failed(run: StoredRun, comparison: Comparison) -> None:
         f"limits, and calibrate from what passes: python run.py job=judge run={run.id[:8]} "
         "tolerance.error_ratio=..."
     )
-
-
-def _one_model(
-    store: Store, runs: Sequence[StoredRun], comparisons: Sequence[Comparison]
-) -> tuple[str, str]:
-    """Return the model's hash and the candidates' floating type. Raises UserError for several."""
-    found = {(model_of(store, run), each.candidate.dtype) for run, each in _zip(runs, comparisons)}
-    if len(found) > 1:
-        raise UserError("These comparisons are of several models or dtypes: calibrate each alone.")
-    return next(iter(found))
-
-
-def _zip(
-    runs: Sequence[StoredRun], comparisons: Sequence[Comparison]
-) -> list[tuple[StoredRun, Comparison]]:
-    return list(zip(runs, comparisons, strict=True))

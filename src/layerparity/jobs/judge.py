@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from layerparity.record.comparison import Comparison
     from layerparity.tracking.stored import StoredRun
 
-FILE = "comparison.json"
-SHOWN = 24
+_FILE = "comparison.json"
+_SHOWN = 24
 
 
 @dataclass
@@ -43,7 +43,7 @@ def run(config: Config) -> Exit:
     rows = [(str(c.after.site), c.before.outcome, c.after.outcome, c.after.reason) for c in changed]
     candidates = [kept for made in before.candidate.made if (kept := store.get(made.named))]
     compare.log(config, store, after, candidates, {"judged_again": judged.id})
-    shown = [*rows[:SHOWN], *([("...", "", "", "")] if len(rows) > SHOWN else [])]
+    shown = [*rows[:_SHOWN], *([("...", "", "", "")] if len(rows) > _SHOWN else [])]
     title = f"{len(rows)} of {len(before.rows)} sites end otherwise than by {before.tolerance}"
     if rows:
         console.table(title, ("site", "was", "is", "why"), shown)
@@ -57,10 +57,10 @@ def stored_comparison(run: StoredRun) -> Comparison:
     """Return what a comparison run stored. Raises UserError where it is none, or is damaged."""
     from layerparity.record.comparison import Comparison
 
-    path = run.file(FILE)
+    path = run.file(_FILE)
     if not path.is_file():
         raise UserError(
-            f"Run '{run.name}' holds no {FILE}: give run= the id or name of a comparison."
+            f"Run '{run.name}' holds no {_FILE}: give run= the id or name of a comparison."
         )
     try:
         return Comparison.from_json(path.read_text(encoding="utf-8"))

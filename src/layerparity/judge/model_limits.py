@@ -11,6 +11,7 @@ from layerparity.ground import console
 from layerparity.ground.errors import UserError
 
 if TYPE_CHECKING:
+    from layerparity.record.comparison import Comparison
     from layerparity.record.stored import RunLike
     from layerparity.tracking.store import Store
     from layerparity.tracking.stored import StoredRun
@@ -33,12 +34,14 @@ def with_limits(tolerance: Any, store: Store, candidate: Sequence[RunLike]) -> A
     return replace(tolerance, **_read(found))
 
 
-def model_of(store: Store, comparison: StoredRun) -> str:
-    """Return the hash of the model that a comparison's candidate ran."""
-    first = comparison.tags.get("candidate", "").split(" ")[0]
-    run = store.get(first) if first else None
+def model_of(store: Store, comparison: Comparison, name: str) -> str:
+    """Return the hash of the model that a comparison's candidate ran.
+
+    ``name`` is the comparison's own. Raises UserError where the candidate is not in the store.
+    """
+    run = store.get(comparison.candidate.made[0].named)
     if run is None:
-        raise UserError(f"The candidate of '{comparison.name}' is not in the store any more.")
+        raise UserError(f"The candidate of '{name}' is not in the store any more.")
     return run.tags["config_digest"]
 
 
