@@ -9,7 +9,6 @@ from typing import Any
 from masters.reasons import broken_limits
 
 from layerparity.ground import registry
-from layerparity.jobs.weights_only import Checked
 from layerparity.judge.descend import first_guilty
 from layerparity.judge.evidence import evidence_of
 from layerparity.judge.guilt import Guilt
@@ -17,7 +16,7 @@ from layerparity.judge.parity import compare_runs
 from layerparity.judge.weights_diff import diff_side
 from layerparity.mistakes.catalogue import likeliest
 from layerparity.record.comparison import Comparison
-from layerparity.record.findings import WeightFinding
+from layerparity.record.findings import WeightCheck, WeightFinding
 from layerparity.record.stored import RunSource
 from layerparity.record.verdict import Row
 from layerparity.report.answering import _of_golden
@@ -65,9 +64,13 @@ def _weights(candidate: Sequence[Path]) -> dict[str, Any]:
     prints = {stage: held for source in sources for stage, held in source.effective.items()}
     used = {stage: held for source in sources for stage, held in source.used.items()}
     found = diff_side(prints, {}, used, "candidate")
-    silent = [stage for stage, held in prints.items() if not held]
-    outcome = Checked(prints, used, found, silent).verdict
-    return {"outcome": outcome, "weights": _findings(found), "silent": silent, "rows": {}}
+    check = WeightCheck(prints, tuple(found))
+    return {
+        "outcome": check.verdict,
+        "weights": _findings(found),
+        "silent": check.silent,
+        "rows": {},
+    }
 
 
 def _findings(found: Sequence[WeightFinding]) -> list[list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,12 +12,18 @@ from typing import TYPE_CHECKING, Any
 from layerparity.anatomy.site import Kind
 from layerparity.ground import console
 from layerparity.ground.errors import Exit, UserError
-from layerparity.jobs.weights_only import check_weights
 from layerparity.judge.model_limits import with_limits
+from layerparity.judge.weights_diff import diff_side
+from layerparity.record.findings import WeightCheck
 from layerparity.record.manifest import FILE_NAME
 from layerparity.record.verdict import open_to_doubt
+from layerparity.report import weight_check
 from layerparity.report.answering import portrayed, with_headline
+from layerparity.run import open_port
+from layerparity.run.loaded_weights import load_weights
+from layerparity.run.prepare import plan_run
 from layerparity.run.steps import settings_to_judge
+from layerparity.run.terminal import say_loading
 from layerparity.settings.config import Config, RunKind, What
 from layerparity.settings.key import key
 from layerparity.tracking.links import say_served
@@ -50,7 +57,7 @@ def run(config: Config) -> Exit:
     from layerparity.tracking.store import open_store
 
     if config.what is What.weights:
-        return check_weights(config, KIND)
+        return _check_weights(config)
     store = open_store(config.tracking)
     golden, candidate = _sides(config, store)
     console.say(f"golden:    {_called(golden)}\ncandidate: {_called(candidate)}")
@@ -211,3 +218,40 @@ def _power(value: float) -> float:
 def _called(runs: Sequence[RunLike]) -> str:
     first = f"{runs[0].name} {runs[0].id[:8] or runs[0].folder}"
     return first if len(runs) == 1 else f"{first} and {len(runs) - 1} more of its sweep"
+
+
+def _check_weights(config: Config) -> Exit:
+    """Hold what a port loads against the checkpoint, without a forward pass (what=weights)."""
+    from layerparity.tracking.store import open_store
+
+    plan = plan_run(config)
+    say_loading(config)
+    store = open_store(config.tracking)
+    loaded = load_weights(plan)
+    findings = diff_side(loaded.prints, loaded.unnamed, loaded.used, "candidate")
+    check = WeightCheck(loaded.prints, tuple(findings))
+    for sentence in weight_check.sentences(check):
+        console.say(sentence)
+    if check.faults:
+        console.table(*weight_check.fault_table(check))
+    label = open_port.label(config.port)
+    tags = {
+        "what": "weights",
+        "verdict": check.verdict,
+        "first_failure": check.faults[0].text if check.faults else "",
+        "model": config.model.name,
+        "scope": plan.scope.describe(),
+        "port": label,
+        "dtype": config.dtype.value,
+    }
+    name = config.name or f"weights-{label.replace(' ', '-')}"
+    with store.start(name, KIND, tags, {"port": label, "model": config.model.name}) as active:
+        active.log_text(json.dumps(check.to_dict(), indent=1), "weights_check.json")
+        if check.findings:
+            active.log_table(weight_check.findings_table(check.findings), "weights_findings.json")
+        wrong = sum(each.count for each in check.faults)
+        metrics = {"summary/tensors": check.tensors, "summary/wrong tensors": wrong}
+        active.log_metrics([(key, float(value), 0) for key, value in metrics.items()])
+    console.say(f"run:    {active.url}")
+    say_served(config.tracking)
+    return check.exit
