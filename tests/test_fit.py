@@ -21,14 +21,16 @@ from layerparity.machine.max_memory import (
 )
 from layerparity.model.architecture import read_config
 from layerparity.model.skeleton import Skeleton
-from layerparity.plan.cure import cures
+from layerparity.plan.architecture import PlannedModel, build
+from layerparity.plan.cures import cures
 from layerparity.plan.devices import MACHINES, Devices, parse_devices
-from layerparity.plan.needs import PassSize, cache_bytes, stage_activations
-from layerparity.plan.placing import Answer, answer
-from layerparity.plan.question import Model, Question, build
-from layerparity.plan.survey import LIMIT, degrees, divided, smallest, survey, too_large
-from layerparity.plan.table import why_not
-from layerparity.plan.weights import Size, Weight, ranges, size_of
+from layerparity.plan.fit import why_not
+from layerparity.plan.needs import ForwardPass, cache_bytes, stage_activations
+from layerparity.plan.placement import Placement, place
+from layerparity.plan.question import Question
+from layerparity.plan.sharding_limits import LIMIT, degrees, divided, smallest, too_large
+from layerparity.plan.survey import survey
+from layerparity.plan.weights import StageWeight, WeightBytes, bytes_of, ranges
 
 GB, GIB = 10**9, 2**30
 PARAMETERS = 228_689_748_992
@@ -40,7 +42,7 @@ def stages(layers: int) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def real() -> Model:
+def real() -> PlannedModel:
     from omegaconf import OmegaConf
 
     read: Any = OmegaConf.to_container(OmegaConf.load(shipped("conf") / "model/minimax_m2.yaml"))
@@ -48,7 +50,7 @@ def real() -> Model:
 
 
 @pytest.fixture
-def ask(real: Model) -> Callable[..., Question]:
+def ask(real: PlannedModel) -> Callable[..., Question]:
     def made(devices: str, strategy: str = "auto", **changes: Any) -> Question:
         usual = Question(real, parse_devices(devices), strategy, None, "bfloat16", 1, 2048)
         return replace(usual, **changes)
@@ -86,7 +88,7 @@ def test_stages_are_told_as_ranges() -> None:
 # ---------------------------------------------------------------- weights
 
 
-def test_bytes_equal_the_meta_models_to_the_byte(real: Model) -> None:
+def test_bytes_equal_the_meta_models_to_the_byte(real: PlannedModel) -> None:
     import torch
     from transformers import MiniMaxM2Config, MiniMaxM2ForCausalLM
 
@@ -94,18 +96,18 @@ def test_bytes_equal_the_meta_models_to_the_byte(real: Model) -> None:
     with torch.device("meta"):
         theirs = MiniMaxM2ForCausalLM._from_config(config, dtype=torch.bfloat16)
     assert real.parameters == sum(p.numel() for p in theirs.parameters()) == PARAMETERS
-    assert real.size("bfloat16").parameters == sum(p.nbytes for p in theirs.parameters())
-    assert real.size("bfloat16").parameters == 457_379_497_984
+    assert real.bytes("bfloat16").parameters == sum(p.nbytes for p in theirs.parameters())
+    assert real.bytes("bfloat16").parameters == 457_379_497_984
     # The router's correction bias is a buffer, and stays float32 in every run.
-    assert real.size("bfloat16").buffers == real.size("float32").buffers == LAYERS * 256 * 4
-    assert real.size("float32").parameters == 4 * PARAMETERS
+    assert real.bytes("bfloat16").buffers == real.bytes("float32").buffers == LAYERS * 256 * 4
+    assert real.bytes("float32").parameters == 4 * PARAMETERS
 
 
 @pytest.mark.parametrize("devices", ["8x80GB", "3x80GB,2x141GB,cpu:100GB", "cpu:900GB"])
 @pytest.mark.parametrize("strategy", ["auto", "balanced", "balanced_low_0", "sequential"])
 def test_what_the_devices_hold_adds_up(ask: Any, devices: str, strategy: str) -> None:
-    found = answer(ask(devices, strategy))
-    assert found.size == Size(457_379_497_984, LAYERS * 256 * 4)
+    found = place(ask(devices, strategy))
+    assert found.size == WeightBytes(457_379_497_984, LAYERS * 256 * 4)
     held = [stage for share in found.shares for stage in share.stages]
     assert held == stages(LAYERS)
 
@@ -114,7 +116,7 @@ def test_a_tied_head_has_weights_of_its_own_as_in_a_run(made: Any) -> None:
     values = json.loads((made("llama") / "config.json").read_text())
     tied = build(values, family_of("llama"), ["embed_tokens", "lm_head"], None, None)
     assert [w.parameter for each in tied.weights.values() for w in each] == [True, True]
-    assert tied.size("float32") == Size(2 * 300 * 64 * 4, 0)
+    assert tied.bytes("float32") == WeightBytes(2 * 300 * 64 * 4, 0)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
@@ -135,7 +137,7 @@ def test_bytes_are_those_that_a_run_holds(
     )
     held = run.model.state_dict()
     due = sum(value.numel() * run.held_dtype(name).itemsize for name, value in held.items())
-    assert plan.size(dtype).all == due
+    assert plan.bytes(dtype).all == due
     head = plan.weights["lm_head"][0]
     assert head.bytes(dtype) == head.numel * 4
 
@@ -155,13 +157,13 @@ def test_what_the_architecture_makes_in_float32_stays_so(
     monkeypatch.setattr(modeling_llama.LlamaRMSNorm, "__init__", wide)
     values = json.loads((made("llama") / "config.json").read_text())
     plan = build(values, family_of("llama"), ["norm"], None, None)
-    assert [plan.size(dtype).all for dtype in ("float64", "bfloat16")] == [64 * 4] * 2
+    assert [plan.bytes(dtype).all for dtype in ("float64", "bfloat16")] == [64 * 4] * 2
 
 
 def test_tensor_parallel_splits_matrices_and_repeats_the_rest() -> None:
-    held = [Weight("a", (10, 3), 30, True), Weight("b", (10,), 10, True), Weight("c", (4,), 4, False, 4)]  # fmt: skip # noqa: E501
-    assert size_of(held, "bfloat16") == Size(80, 16)
-    assert size_of(held, "bfloat16", 4) == Size(15 + 20, 16)
+    held = [StageWeight("a", (10, 3), 30, True), StageWeight("b", (10,), 10, True), StageWeight("c", (4,), 4, False, 4)]  # fmt: skip # noqa: E501
+    assert bytes_of(held, "bfloat16") == WeightBytes(80, 16)
+    assert bytes_of(held, "bfloat16", 4) == WeightBytes(15 + 20, 16)
 
 
 # ---------------------------------------------------------------- cache and activations
@@ -260,14 +262,14 @@ def test_activations_are_estimated_within_a_factor_of_two(
         **own, vocab_size=300, hidden_size=256, num_hidden_layers=1, num_attention_heads=8,
         num_key_value_heads=2, head_dim=32, bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
-    made = PassSize(2, rows, 4 if dtype == "float32" else 2, attention, experts or "eager")
+    made = ForwardPass(2, rows, 4 if dtype == "float32" else 2, attention, experts or "eager")
     estimate = stage_activations(sizes_of(config), "layers.0", kind != "dense", made)
     peak = measured(config, dtype, attention, experts, rows)
     assert peak / 2 <= estimate <= peak * 2, (estimate / peak, estimate, peak)
 
 
 def test_a_component_needs_no_more_than_its_block() -> None:
-    made = PassSize(1, 100, 2, "sdpa", "eager")
+    made = ForwardPass(1, 100, 2, "sdpa", "eager")
     block = stage_activations(DENSE, "layers.0", False, made)
     parts = [f"layers.0.{each}" for each in ("self_attn", "mlp", "input_layernorm")]
     assert max(stage_activations(DENSE, part, False, made) for part in parts[:2]) == block
@@ -279,23 +281,23 @@ def test_a_component_needs_no_more_than_its_block() -> None:
 
 
 def test_an_answer_counts_what_lies_beside_the_weights(ask: Any) -> None:
-    last = answer(ask("8x80GB")).shares[-1]
+    last = place(ask("8x80GB")).shares[-1]
     assert last.device == "cuda:7"
     assert last.headroom == 80 * GB - last.weights - last.cache - last.activations
-    longer = answer(ask("8x80GB", tokens=4096)).shares[-1]
+    longer = place(ask("8x80GB", tokens=4096)).shares[-1]
     assert longer.cache == 2 * last.cache == 2 * 2 * 8 * 128 * 2048 * 2
     assert longer.activations == 2 * last.activations
 
 
 def test_weights_that_fit_without_room_to_compute_do_not_fit(ask: Any) -> None:
-    found = answer(ask("8x80GB", tokens=150_000))
+    found = place(ask("8x80GB", tokens=150_000))
     assert not found.fits
     assert why_not(found).startswith("cuda:0 lacks")
     assert cures(ask("8x80GB", tokens=150_000))[0] == "seq_len=37500"
 
 
 def test_what_waits_elsewhere_does_not_fit(ask: Any) -> None:
-    found = answer(ask("6x80GB,cpu:30GB"))
+    found = place(ask("6x80GB,cpu:30GB"))
     assert [share.device for share in found.shares if share.waits] == ["cpu", "disk"]
     # Its cache is where it computes.
     caches = [share.cache for share in found.shares]
@@ -310,8 +312,8 @@ BLOCK = 3_668_718_592 * 2
 
 def test_streaming_holds_what_a_run_holds(ask: Any) -> None:
     """On the device the stage that computes, in the CPU's memory two, as the run's own check."""
-    one, two = (Size(n * BLOCK, n * 256 * 4) for n in (1, 2))
-    device, host = answer(ask("1x24GB,cpu:40GB", "stream")).shares
+    one, two = (WeightBytes(n * BLOCK, n * 256 * 4) for n in (1, 2))
+    device, host = place(ask("1x24GB,cpu:40GB", "stream")).shares
     assert (device.device, device.size, device.at_once) == ("cuda:0", one, 1)
     assert (host.device, host.size, host.at_once) == ("cpu", two, 2)
     assert (host.cache, host.activations, host.limit) == (0, 0, room_for_weights(36 * GB))
@@ -321,31 +323,31 @@ def test_streaming_holds_what_a_run_holds(ask: Any) -> None:
 
 
 def test_streaming_reads_nothing_ahead_where_two_do_not_fit(ask: Any) -> None:
-    found = answer(ask("1x24GB,cpu:16GB", "stream"))
+    found = place(ask("1x24GB,cpu:16GB", "stream"))
     assert (found.fits, found.shares[1].at_once) == (True, 1)
     room = room_for_weights(int(0.9 * 16 * GB))
     assert not reads_ahead(ask("1x24GB", "stream").weights, room)
     # A limit of the user's own is taken as it is.
     tight = ask("1x24GB,cpu:40GB", "stream", max_memory="cpu:14.68GB")
-    assert answer(tight).shares[1].at_once == 2
-    alone = answer(ask("cpu:16GB", "stream"))
+    assert place(tight).shares[1].at_once == 2
+    alone = place(ask("cpu:16GB", "stream"))
     assert [(share.device, share.at_once, share.fits) for share in alone.shares] == [
         ("cpu", 1, True)
     ]
-    assert answer(ask("cpu:24GB", "stream")).shares[0].at_once == 2
+    assert place(ask("cpu:24GB", "stream")).shares[0].at_once == 2
 
 
 def test_streaming_that_finds_no_room_says_where(ask: Any) -> None:
     short = ask("1x24GB,cpu:8GB", "stream")
-    assert why_not(answer(short)) == "cpu may hold 6.94GB of weights and is given 7.34GB."
+    assert why_not(place(short)) == "cpu may hold 6.94GB of weights and is given 7.34GB."
     assert cures(short) == ["more than 8.46GB of memory beside the devices"]
-    assert answer(ask("1x24GB,cpu:8.46GB", "stream")).fits
+    assert place(ask("1x24GB,cpu:8.46GB", "stream")).fits
     assert cures(ask("cpu:8GB", "stream")) == ["more than 8.46GB of memory"]
-    limited = answer(ask("1x24GB", "stream", max_memory="7GB"))
+    limited = place(ask("1x24GB", "stream", max_memory="7GB"))
     assert why_not(limited) == "cuda:0 may hold 6.74GB of weights and is given 7.34GB."
     # A pretended machine of which only the device is known.
-    assert [share.device for share in answer(ask("1x9GB", "stream")).shares] == ["cuda:0"]
-    assert answer(ask("1x9GB", "stream")).fits
+    assert [share.device for share in place(ask("1x9GB", "stream")).shares] == ["cuda:0"]
+    assert place(ask("1x9GB", "stream")).fits
 
 
 def test_a_streamed_generation_begins_again_beside_its_end(made: Any) -> None:
@@ -354,33 +356,33 @@ def test_a_streamed_generation_begins_again_beside_its_end(made: Any) -> None:
     asked = Question(model, parse_devices("cpu:1GB"), "stream", None, "bfloat16", 1, 8)
     ends = asked.weights["lm_head"] + asked.weights["embed_tokens"]
     for new, held in ((0, None), (1, None), (2, ends), (9, ends)):
-        (share,) = answer(replace(asked, new_tokens=new)).shares
+        (share,) = place(replace(asked, new_tokens=new)).shares
         assert share.weights == (held or asked.weights["embed_tokens"] + asked.weights["layers.0"])
         assert share.weights == most_at_once(asked.weights, again=new > 1)
         assert ("lm_head" in share.stages) == (new > 1)
 
 
 def test_neuron_streams_too(ask: Any) -> None:
-    device, host = answer(ask("2x96GiB,cpu:64GB", "stream", neuron=True, degree=2)).shares
+    device, host = place(ask("2x96GiB,cpu:64GB", "stream", one_device=True, degree=2)).shares
     assert (device.device, device.copies, device.at_once) == ("each of neuron:0..1", 2, 1)
     assert BLOCK / 2 <= device.weights < BLOCK / 2 + 10**5
     assert host.weights == 2 * (BLOCK + 256 * 4)
-    (alone,) = answer(ask("cpu:64GB", "stream", neuron=True)).shares
+    (alone,) = place(ask("cpu:64GB", "stream", one_device=True)).shares
     assert (alone.device, alone.at_once) == ("XLA:CPU", 2)
     assert alone.weights == STAND_IN_COPIES * 2 * (BLOCK + 256 * 4)
-    (alone,) = answer(ask("cpu:24GB", "stream", neuron=True)).shares
+    (alone,) = place(ask("cpu:24GB", "stream", one_device=True)).shares
     assert alone.at_once == 1
 
 
 def test_neuron_splits_the_whole_scope_over_its_degree(ask: Any) -> None:
-    share = answer(ask("16x96GiB", neuron=True, degree=8)).shares[0]
+    share = place(ask("16x96GiB", one_device=True, degree=8)).shares[0]
     assert (share.device, share.copies) == ("each of neuron:0..7", 8)
     assert 0 < 8 * share.weights - 457_379_561_472 < 8 * LAYERS * 64_000
     with pytest.raises(UserError, match="tp_degree=32 wants as many devices, and there are 16"):
-        answer(ask("16x96GiB", neuron=True, degree=32))
+        place(ask("16x96GiB", one_device=True, degree=32))
     with pytest.raises(UserError, match="max_memory is for backend=gpu"):
-        answer(ask("16x96GiB", neuron=True, max_memory="4GB"))
-    assert answer(ask("cpu:900GB", neuron=True, degree=8)).size.parameters == 457_379_497_984
+        place(ask("16x96GiB", one_device=True, max_memory="4GB"))
+    assert place(ask("cpu:900GB", one_device=True, degree=8)).size.parameters == 457_379_497_984
 
 
 @pytest.mark.parametrize(
@@ -397,19 +399,19 @@ def test_neuron_splits_the_whole_scope_over_its_degree(ask: Any) -> None:
 )
 def test_a_cure_was_tried(ask: Any, devices: str, changes: dict[str, Any], said: list[str]) -> None:
     question = ask(devices, **changes)
-    assert not answer(question).fits
+    assert not place(question).fits
     assert cures(question) == said
 
 
 def test_a_cure_in_settings_makes_it_fit(ask: Any) -> None:
     question = ask("8x80GB", max_memory="40GB")
     key, _, value = cures(question)[0].partition("=")
-    assert answer(replace(question, **{key: value})).fits
+    assert place(replace(question, **{key: value})).fits
 
 
 def test_no_device_can_run_a_block(ask: Any) -> None:
-    found = answer(ask("2x4GB"))
-    assert found == Answer((), found.refused)
+    found = place(ask("2x4GB"))
+    assert found == Placement((), found.refused)
     assert why_not(found) == (
         "layers.0 alone needs 7.34GB on cuda:0 while it runs, which may hold 3.6GB."
     )
@@ -417,7 +419,7 @@ def test_no_device_can_run_a_block(ask: Any) -> None:
 
 def test_a_cpu_without_memory_is_refused(ask: Any) -> None:
     with pytest.raises(UserError, match=r"plan\.devices names no memory for it: add cpu:500GB"):
-        answer(ask("8x80GB", "cpu"))
+        place(ask("8x80GB", "cpu"))
 
 
 # ---------------------------------------------------------------- common machines
@@ -447,7 +449,7 @@ def test_machines_are_as_large_as_their_makers_say() -> None:
 # ---------------------------------------------------------------- Neuron's compiler, tp_degree
 
 
-def test_the_tensor_the_compiler_refuses(real: Model) -> None:
+def test_the_tensor_the_compiler_refuses(real: PlannedModel) -> None:
     every = [weight for each in real.weights.values() for weight in each]
     (row,) = too_large(every, "bfloat16", degrees(real.sizes))
     assert row.name == "layers.0..61.mlp.experts.gate_up_proj"
@@ -466,7 +468,7 @@ def test_the_smallest_degree_clears_the_limit() -> None:
     assert smallest(5 * LIMIT, [1, 2, 4]) is None
 
 
-def test_divisors_are_named(real: Model) -> None:
+def test_divisors_are_named(real: PlannedModel) -> None:
     found = {row.what: row.divisors for row in divided(real.sizes)}
     assert found["attention heads"] == [1, 2, 3, 4, 6, 8, 12, 16, 24, 48]
     assert found["KV heads"] == [1, 2, 4, 8]
@@ -483,7 +485,7 @@ def test_a_plan_is_quick(ask: Any) -> None:
 
     began = time.perf_counter()
     question = ask("6x80GB")
-    assert answer(question), survey(question)
+    assert place(question), survey(question)
     assert cures(question)
     assert time.perf_counter() - began < 3
 

@@ -1,4 +1,4 @@
-"""Batch: how many sequences of how many tokens a plan is made for, as its inputs give them."""
+"""Find how many sequences of how many tokens a plan is made for, from the inputs asked for."""
 
 from __future__ import annotations
 

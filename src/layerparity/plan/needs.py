@@ -1,9 +1,9 @@
-"""Activations: an estimate of the largest memory a stage's tensors take while it computes.
+"""Estimate what a stage needs beside its weights: activations at their peak, keys and values.
 
-The formulas count the tensors that transformers' own modules hold at once, in inference, one stage
-at a time. They are estimates: kernels take scratch memory of their own, and an allocator rounds up.
-A test holds them against measured peaks of small blocks, to a factor of 2. With T = batch * tokens
-and b bytes an element:
+The formulas of activations count the tensors that transformers' own modules hold at once, in
+inference, one stage at a time. They are estimates: kernels take scratch memory of their own, and an
+allocator rounds up. A test holds them against measured peaks of small blocks, to a factor of 2.
+With T = batch * tokens and b bytes an element:
 
 - attention: T * (2 H + (h + 2 k) d) * b, and T h d * max(3 b, b + 8) for rotation, repeated keys
   and values, or a norm in float32; eager attention also has batch * h * tokens^2 scores, each of b
@@ -29,7 +29,7 @@ from layerparity.anatomy.sizes import ModelSizes
 
 
 @dataclass(frozen=True)
-class PassSize:
+class ForwardPass:
     """One forward pass: its size, and the implementations it computes with."""
 
     batch: int
@@ -39,40 +39,40 @@ class PassSize:
     experts: str
 
 
-def stage_activations(sizes: ModelSizes, stage: str, sparse: bool, made: PassSize) -> int:
+def stage_activations(sizes: ModelSizes, stage: str, sparse: bool, work: ForwardPass) -> int:
     """Return the bytes of activations a stage needs at its peak; ``sparse``: it holds experts."""
-    site, rows, item = Site(stage, "in"), made.batch * made.tokens, made.itemsize
+    site, rows, item = Site(stage, "in"), work.batch * work.tokens, work.itemsize
     if stage == OUTSIDE["head"]:
         return rows * (sizes.hidden + sizes.vocabulary) * item
     if stage == OUTSIDE["embedding"]:
         return rows * (sizes.hidden * item + 8)
-    mlp = _experts(sizes, made) if sparse else rows * 3 * (sizes.hidden + sizes.intermediate) * item
-    parts = {"self_attn": _attention(sizes, made), "mlp": mlp}
+    mlp = _experts(sizes, work) if sparse else rows * 3 * (sizes.hidden + sizes.intermediate) * item
+    parts = {"self_attn": _attention(sizes, work), "mlp": mlp}
     if site.layer is not None and site.component == "":
         return max(parts.values())
     return parts.get(site.component, rows * sizes.hidden * (2 * item + 8))
 
 
-def _attention(sizes: ModelSizes, made: PassSize) -> int:
-    rows, item = made.batch * made.tokens, made.itemsize
+def _attention(sizes: ModelSizes, work: ForwardPass) -> int:
+    rows, item = work.batch * work.tokens, work.itemsize
     width = sizes.heads * sizes.head_dim
     projected = width + 2 * sizes.kv_heads * sizes.head_dim
-    size = rows * ((2 * sizes.hidden + projected) * item + width * max(3 * item, item + 8))
-    if made.attention == "eager":
+    total = rows * ((2 * sizes.hidden + projected) * item + width * max(3 * item, item + 8))
+    if work.attention == "eager":
         score = item + (item if item >= 4 else 8)
-        size += made.batch * sizes.heads * made.tokens**2 * score
-    return size
+        total += work.batch * sizes.heads * work.tokens**2 * score
+    return total
 
 
-def _experts(sizes: ModelSizes, made: PassSize) -> int:
-    item, wide = made.itemsize, max(4, made.itemsize)
+def _experts(sizes: ModelSizes, work: ForwardPass) -> int:
+    item, wide = work.itemsize, max(4, work.itemsize)
     hidden, inner = sizes.hidden, sizes.expert_intermediate
-    tokens = made.batch * made.tokens
+    tokens = work.batch * work.tokens
     row = hidden * item + max(4 * inner * item, hidden * (item + 2 * wide))
-    size = tokens * (3 * hidden * item + 12 * sizes.experts)
-    if made.experts == "eager":
-        return size + tokens * row
-    if made.experts == "static":
+    fixed = tokens * (3 * hidden * item + 12 * sizes.experts)
+    if work.experts == "eager":
+        return fixed + tokens * row
+    if work.experts == "static":
         from layerparity.model.static_experts import CHUNK_BYTES
 
         # As static_experts.chunk_size counts them, weights included.
@@ -80,9 +80,9 @@ def _experts(sizes: ModelSizes, made: PassSize) -> int:
         chunk = max(1, min(sizes.experts, CHUNK_BYTES // one))
         computed = chunk * max(4 * inner * item, hidden * (item + 3 * wide))
         routing = 5 * sizes.experts * sizes.top_k
-        return size + tokens * (computed + routing + 2 * hidden * wide)
-    gathered = 3 * hidden * inner * item if made.experts == "batched_mm" else 0
-    return size + tokens * sizes.top_k * (row + gathered)
+        return fixed + tokens * (computed + routing + 2 * hidden * wide)
+    gathered = 3 * hidden * inner * item if work.experts == "batched_mm" else 0
+    return fixed + tokens * sizes.top_k * (row + gathered)
 
 
 def cache_bytes(

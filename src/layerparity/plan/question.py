@@ -1,22 +1,24 @@
-"""Question: one model, one set of devices, one way to run; and what each stage then needs."""
+"""Ask whether one model fits one set of devices in one way to run; work out what stages need."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from layerparity.anatomy.sizes import ModelSizes, sizes_of
-from layerparity.machine.device import keep_torch_xla_out
-from layerparity.plan.devices import Devices
-from layerparity.plan.needs import PassSize, cache_bytes, stage_activations
-from layerparity.plan.weights import ITEMSIZE, Size, Weight, size_of, stage_weights
-
-if TYPE_CHECKING:
-    from layerparity.anatomy.family import Family
-    from layerparity.model.skeleton import Skeleton
-
+from layerparity.anatomy.family import family_of
+from layerparity.ground import console
+from layerparity.ground.errors import UserError
+from layerparity.model.resolve import open_checkpoint
+from layerparity.plan.architecture import PlannedModel, build
+from layerparity.plan.batch import batch_of
+from layerparity.plan.devices import Devices, parse_devices, this_machine
+from layerparity.plan.needs import ForwardPass, cache_bytes, stage_activations
+from layerparity.plan.weights import ITEMSIZE, WeightBytes, bytes_of
+from layerparity.run import open_backend
+from layerparity.run.scope import num_layers_of, scope_of
+from layerparity.settings.config import Config
 
 STREAM = "stream"
 
@@ -25,10 +27,10 @@ STREAM = "stream"
 class Question:
     """Would it fit? ``new_tokens`` are generated after ``tokens``; every one is cached.
 
-    With ``neuron`` all stages are on one device, or split over ``degree`` of them.
+    With ``one_device`` all stages are on one device, or split over ``degree`` of them.
     """
 
-    model: Model
+    model: PlannedModel
     devices: Devices
     strategy: str
     max_memory: str | None
@@ -36,14 +38,14 @@ class Question:
     batch: int
     tokens: int
     new_tokens: int = 0
-    neuron: bool = False
+    one_device: bool = False
     degree: int = 1
 
     @cached_property
-    def sizes(self) -> dict[str, Size]:
+    def sizes(self) -> dict[str, WeightBytes]:
         """Each stage's weights on a device that holds it."""
-        held = self.model.weights
-        return {stage: size_of(held[stage], self.dtype, self.degree) for stage in held}
+        weights = self.model.weights
+        return {stage: bytes_of(each, self.dtype, self.degree) for stage, each in weights.items()}
 
     @cached_property
     def weights(self) -> dict[str, int]:
@@ -66,89 +68,62 @@ class Question:
     def activations(self) -> dict[str, int]:
         """Bytes of each stage's activations, an estimate."""
         model = self.model
-        made = PassSize(
+        work = ForwardPass(
             self.batch, self.tokens, ITEMSIZE[self.dtype], model.attention, model.experts
         )
         return {
-            stage: stage_activations(model.sizes, stage, stage in model.sparse, made)
+            stage: stage_activations(model.sizes, stage, stage in model.sparse, work)
             for stage in model.stages
         }
 
 
-# Building the architecture is what a plan spends its time on, and it needs no precision for that.
-_BUILT_IN = "bfloat16"
-
-
-@dataclass(frozen=True)
-class Model:
-    """A scope of an architecture: its stages' tensors in running order, and its sizes.
-
-    ``sparse`` are the stages that hold experts, ``blocks`` those that are never split;
-    ``attention`` and ``experts`` name the implementations that compute.
-    """
-
-    weights: Mapping[str, tuple[Weight, ...]]
-    sizes: ModelSizes
-    sparse: frozenset[str]
-    blocks: frozenset[str]
-    attention: str
-    experts: str
-
-    @property
-    def stages(self) -> tuple[str, ...]:
-        """The stages in running order."""
-        return tuple(self.weights)
-
-    @property
-    def parameters(self) -> int:
-        """The number of parameters; stored buffers are not counted."""
-        return sum(w.numel for each in self.weights.values() for w in each if w.parameter)
-
-    def size(self, dtype: str) -> Size:
-        """Return the bytes of all its tensors in a run of ``dtype``."""
-        return size_of((weight for each in self.weights.values() for weight in each), dtype)
-
-
-def build(
-    values: Mapping[str, Any],
-    family: Family,
-    stages: Sequence[str],
-    attention: str | None,
-    experts: str | None,
-) -> Model:
-    """Return the model of config.json's values on the meta device, without a weight.
-
-    ``attention`` and ``experts`` are the implementations asked for; None: transformers' own choice.
-    Raises UserError for an architecture that is unknown, or that has no such stages.
-    """
-    skeleton = _skeleton(values, family, attention, experts)
-    weights = stage_weights(skeleton, stages, family.float32_patterns)
-    whole = set(getattr(skeleton.model, "_no_split_modules", None) or ())
-    kinds = {stage: type(skeleton.module(stage)).__name__ for stage in stages}
-    config: Any = skeleton.model.config
-    return Model(
-        weights,
-        sizes_of(config),
-        frozenset(s for s in stages if any(".experts" in w.name for w in weights[s])),
-        frozenset(stage for stage, kind in kinds.items() if kind in whole),
-        config._attn_implementation,
-        experts or str(getattr(config, "_experts_implementation", None)),
+def question_of(config: Config) -> Question:
+    """Return what a command asks, and say it. Raises UserError where it makes no sense."""
+    abilities = open_backend.abilities(config)
+    devices, values = _devices(config), _architecture(config)
+    family = family_of(str(values.get("model_type")))
+    scope = scope_of(config, num_layers_of(values), family)
+    # What is wrong with the values is said by those who build a model of them.
+    experts = config.experts_implementation or abilities.experts
+    model = build(values, family, scope.stages, config.attn_implementation, experts)
+    batch = batch_of(config, values, scope.stages)
+    strategy = config.device_map.strategy
+    free = devices.describe() if devices.pretended else f"this machine: {devices.describe()} free"
+    way = f"device_map={strategy}"
+    if abilities.one_device and strategy != STREAM:
+        way = "every stage on one device"
+    console.say(
+        f"plan of {config.model.name}, {scope.describe()}, {config.dtype.value}, on {free}\n"
+        f"{batch.sequences} x {batch.tokens} tokens, {batch.new_tokens} to generate "
+        f"({batch.chosen}); {way}"
+    )
+    return Question(
+        model,
+        devices,
+        strategy,
+        config.max_memory,
+        config.dtype.value,
+        batch.sequences,
+        batch.tokens,
+        batch.new_tokens,
+        abilities.one_device,
+        config.tp_degree if abilities.one_device else 1,
     )
 
 
-def _skeleton(
-    values: Mapping[str, Any], family: Family, attention: str | None, experts: str | None
-) -> Skeleton:
-    import torch
+def _architecture(config: Config) -> Mapping[str, Any]:
+    """Return config.json's values; no weight needs to be there."""
+    if config.model.path is None and config.model.architecture is not None:
+        return config.model.architecture
+    return open_checkpoint(config.model).config
 
-    from layerparity.model.architecture import read_config
-    from layerparity.model.skeleton import Skeleton
 
-    keep_torch_xla_out()
-    return Skeleton(
-        read_config(values),
-        getattr(torch, _BUILT_IN),
-        attention or family.attention or "sdpa",
-        experts if experts != "static" else None,
-        family.float32_patterns,
-    )
+def _devices(config: Config) -> Devices:
+    if config.plan.devices is not None:
+        return parse_devices(config.plan.devices)
+    known = open_backend.abilities(config).memory_known
+    if not known and (fit := open_backend.affinity(config)).score > 1:
+        raise UserError(
+            f"A {fit.device} device does not say its memory: give plan.devices=16x96GiB, say."
+        )
+    return this_machine(known and config.device_map.strategy != "cpu")

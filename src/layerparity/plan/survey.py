@@ -1,16 +1,14 @@
-"""Survey: which of the common machines hold a model, placed as whole blocks."""
+"""Survey the common machines: which of them hold a model, placed as whole blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from layerparity.anatomy.sizes import ModelSizes
 from layerparity.ground.errors import UserError
-from layerparity.machine.sharding import common_divisors
 from layerparity.plan.devices import MACHINES, Devices, Machine
 from layerparity.plan.question import Question
-from layerparity.plan.weights import Weight, ranges
+from layerparity.plan.sharding_limits import degrees
 
 # The even way first: it leaves every device the same room.
 _WAYS = ("balanced", "sequential")
@@ -52,7 +50,7 @@ def survey(question: Question) -> list[Surveyed]:
 
 def _surveyed(question: Question, machine: Machine) -> Surveyed:
     devices = Devices((machine.each,) * machine.count, 0, pretended=True)
-    asked = replace(question, devices=devices, neuron=False, degree=1)
+    asked = replace(question, devices=devices, one_device=False, degree=1)
     beside = max(asked.activations.values())
     sizes = {stage: asked.weights[stage] + asked.cache[stage] for stage in asked.weights}
     found = ((way, _held(asked, sizes, machine.each - beside, way)) for way in _WAYS)
@@ -96,74 +94,3 @@ def _note(
     splits = machine.cores in degrees(question.model.sizes)
     verb = "splits" if splits else "does not split"
     return f"{machine.cores} cores a chip: tp_degree={machine.cores} {verb} a block evenly"
-
-
-@dataclass(frozen=True)
-class Divided:
-    """One size of an architecture, and the degrees that divide it."""
-
-    what: str
-    size: int
-
-    @property
-    def divisors(self) -> list[int]:
-        """Every number that divides it, ascending."""
-        return common_divisors(self.size)
-
-
-def divided(sizes: ModelSizes) -> list[Divided]:
-    """Return what tensor parallelism divides; experts, which expert parallelism does, come last."""
-    rows = [Divided(what, size) for what, size in sizes.divided.items()]
-    return [*rows, Divided("experts", sizes.experts)] if sizes.experts else rows
-
-
-def degrees(sizes: ModelSizes) -> list[int]:
-    """Return every tp_degree that divides heads, KV heads and intermediate sizes, ascending."""
-    return common_divisors(*sizes.divided.values())
-
-
-# neuronx-cc refuses a single tensor of more than 4 GB. Where it draws the line between 4 * 10^9 and
-# 2^32 is not said, so the smaller is taken.
-LIMIT = 4 * 10**9
-
-
-@dataclass(frozen=True)
-class TooLarge:
-    """A weight above the limit: where it is, its shape and bytes, the smallest degree that helps.
-
-    ``degree`` is None where no degree that divides the architecture is enough.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    bytes: int
-    degree: int | None
-
-
-def too_large(weights: Iterable[Weight], dtype: str, degrees: Sequence[int]) -> list[TooLarge]:
-    """Return every weight above the limit, equal ones of several blocks as one.
-
-    ``degrees`` are those that divide the architecture, ascending.
-    """
-    alike: dict[tuple[str, tuple[int, ...], int], list[str]] = {}
-    for weight in weights:
-        size = weight.bytes(dtype)
-        if size > LIMIT:
-            stage, inside = _split(weight.name)
-            alike.setdefault((inside, weight.shape, size), []).append(stage)
-    return [
-        TooLarge(f"{ranges(stages)}.{inside}", shape, size, smallest(size, degrees))
-        for (inside, shape, size), stages in alike.items()
-    ]
-
-
-def smallest(size: int, degrees: Sequence[int]) -> int | None:
-    """Return the smallest of some degrees that brings a tensor's shards under the limit."""
-    return next((each for each in degrees if size <= LIMIT * each), None)
-
-
-def _split(name: str) -> tuple[str, str]:
-    """Split ``layers.3.mlp.x`` after the block, any other name after its first word."""
-    words = name.split(".")
-    count = 2 if words[0] == "layers" else 1
-    return ".".join(words[:count]), ".".join(words[count:])

@@ -1,45 +1,46 @@
-"""Table: a plan as a person reads it."""
+"""Print a plan as tables and sentences."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from layerparity.ground import console
 from layerparity.machine.max_memory import STAND_IN_COPIES, most_at_once, size_text
-from layerparity.plan.placing import Answer, Share
+from layerparity.plan.fit import FitReport
+from layerparity.plan.placement import Placement, Share
 from layerparity.plan.question import STREAM, Question
-from layerparity.plan.survey import LIMIT, Divided, Surveyed, TooLarge
+from layerparity.plan.sharding_limits import LIMIT, Divided
+from layerparity.plan.survey import Surveyed
 from layerparity.plan.weights import ranges
 
 _SHOWN_DIVISORS = 64
 _STAND_IN = "XLA:CPU"
 
 
-def show_placement(question: Question, found: Answer) -> None:
+def show_placement(question: Question, placement: Placement) -> None:
     """Print where each module goes and what each device is left with."""
     columns = ("device", "modules", "parameters", "buffers", "KV cache", "activations")
-    rows = [_row(share) for share in found.shares]
+    rows = [_row(share) for share in placement.shares]
     if len(rows) > 1 and question.strategy != STREAM:
-        size, cache = found.size, sum(share.cache for share in found.shares)
+        size, cache = placement.size, sum(share.cache for share in placement.shares)
         sums = (f"{size.parameters:,}", f"{size.buffers:,}", console.bytes_text(cache))
         rows.append(("all", "", *sums, "", "", ""))
     if rows:
         console.table("Placement, bytes", (*columns, "of", "headroom"), rows)
-    size = question.model.size(question.dtype)
+    size = question.model.bytes(question.dtype)
     console.say(
         f"{question.model.parameters:,} parameters are {size.parameters:,} bytes "
         f"({console.bytes_text(size.parameters)}) in {question.dtype}"
     )
     if question.strategy == STREAM:
-        _say_streaming(question, found)
+        _say_streaming(question, placement)
 
 
-def _say_streaming(question: Question, found: Answer) -> None:
+def _say_streaming(question: Question, placement: Placement) -> None:
     whole = replace(question, degree=1)
     held = size_text(most_at_once(whole.weights, whole.new_tokens > 1))
-    reader = found.shares[-1]
+    reader = placement.shares[-1]
     if reader.device == _STAND_IN:
         console.say(
             f"{_STAND_IN} is the host: weights count {STAND_IN_COPIES} times while they move"
@@ -75,9 +76,9 @@ def show_survey(rows: Sequence[Surveyed], dtype: str) -> None:
     console.table(f"Common machines, {dtype}, whole blocks", columns, table)
 
 
-def show_neuron(plan: Plan) -> None:
+def show_sharding(report: FitReport) -> None:
     """Print what the Neuron compiler would refuse, and what splits evenly."""
-    limit, large, degree = console.bytes_text(LIMIT), plan.too_large, plan.degree
+    limit, large, degree = console.bytes_text(LIMIT), report.too_large, report.degree
     if large:
         rows = [
             (row.name, str(list(row.shape)), console.bytes_text(row.bytes), row.degree or "none")
@@ -90,10 +91,10 @@ def show_neuron(plan: Plan) -> None:
     columns = ("size", "is", f"tp_degree={degree} divides it", "divisors")
     sizes = [
         (row.what, row.size, "yes" if row.size % degree == 0 else "no", _divisors(row))
-        for row in plan.sizes
+        for row in report.sizes
     ]
     console.table("Tensor parallelism", columns, sizes)
-    console.say(f"all but experts are divided by tp_degree={_listed(plan.degrees)}")
+    console.say(f"all but experts are divided by tp_degree={_listed(report.degrees)}")
 
 
 def _row(share: Share) -> tuple[str, ...]:
@@ -131,71 +132,3 @@ def _divisors(row: Divided) -> str:
 
 def _listed(numbers: Sequence[int]) -> str:
     return ", ".join(str(each) for each in numbers)
-
-
-def why_not(found: Answer) -> str:
-    """Return in one sentence why an answer does not fit; empty where it does."""
-    if found.refused:
-        return found.refused
-    for share in found.shares:
-        if share.waits:
-            return (
-                f"{size_text(share.weights)} of weights ({ranges(share.stages)}) find no place "
-                "where they compute, and are copied there whenever they run."
-            )
-        if share.weights > share.limit:
-            return (
-                f"{share.device} may hold {size_text(share.limit)} of weights and is given "
-                f"{size_text(share.weights)}."
-            )
-        if share.headroom < 0:
-            return f"{share.device} lacks {size_text(-share.headroom)}."
-    return ""
-
-
-SCHEMA = 1
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Everything a plan found out.
-
-    ``degree`` is the tp_degree asked for, ``degrees`` are those that divide the architecture.
-    """
-
-    question: Question
-    answer: Answer
-    machines: Sequence[Surveyed]
-    too_large: Sequence[TooLarge]
-    sizes: Sequence[Divided]
-    degrees: Sequence[int]
-    degree: int = 1
-
-
-def record(plan: Plan, problems: Sequence[str]) -> dict[str, Any]:
-    """Return a plan for a file; all sizes are bytes."""
-    question, size = plan.question, plan.question.model.size(plan.question.dtype)
-    shares, machines = plan.answer.shares, plan.machines
-    return {
-        "schema": SCHEMA,
-        "fits": not problems,
-        "problems": list(problems),
-        "dtype": question.dtype,
-        "batch": question.batch,
-        "seq_len": question.tokens,
-        "new_tokens": question.new_tokens,
-        "device_map": question.strategy,
-        "tp_degree": plan.degree,
-        "parameters": question.model.parameters,
-        "parameter_bytes": size.parameters,
-        "buffer_bytes": size.buffers,
-        "devices": [asdict(each) | _ends(each.headroom, each.fits) for each in shares],
-        "machines": [asdict(each) | _ends(each.headroom, each.fits) for each in machines],
-        "compiler": {"limit": LIMIT, "too_large": [asdict(each) for each in plan.too_large]},
-        "divisibility": [asdict(each) | {"divisors": each.divisors} for each in plan.sizes],
-        "tp_degrees": list(plan.degrees),
-    }
-
-
-def _ends(headroom: int, fits: bool) -> dict[str, Any]:
-    return {"headroom": headroom, "fits": fits}

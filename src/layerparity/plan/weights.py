@@ -1,4 +1,4 @@
-"""Weights: the bytes of every stage, from the architecture on the meta device."""
+"""Weigh every stage of an architecture on the meta device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
-class Weight:
+class StageWeight:
     """One tensor of a stage that a checkpoint fills.
 
     ``name`` begins with the stage's. ``itemsize`` is its own where the run's dtype does not change
@@ -40,7 +40,7 @@ class Weight:
 
 def stage_weights(
     skeleton: Skeleton, stages: Sequence[str], family: Sequence[str]
-) -> dict[str, tuple[Weight, ...]]:
+) -> dict[str, tuple[StageWeight, ...]]:
     """Return every stage's tensors. A tied head has one of its own, as it has in a run.
 
     ``family`` are the family's patterns of what stays float32; transformers' class has its own,
@@ -55,14 +55,14 @@ def stage_weights(
 
 
 @dataclass(frozen=True)
-class Size:
+class WeightBytes:
     """Bytes of parameters and of stored buffers."""
 
     parameters: int = 0
     buffers: int = 0
 
-    def __add__(self, other: Size) -> Size:
-        return Size(self.parameters + other.parameters, self.buffers + other.buffers)
+    def __add__(self, other: WeightBytes) -> WeightBytes:
+        return WeightBytes(self.parameters + other.parameters, self.buffers + other.buffers)
 
     @property
     def all(self) -> int:
@@ -70,27 +70,27 @@ class Size:
         return self.parameters + self.buffers
 
 
-def size_of(weights: Iterable[Weight], dtype: str, degree: int = 1) -> Size:
+def bytes_of(weights: Iterable[StageWeight], dtype: str, degree: int = 1) -> WeightBytes:
     """Return what one of ``degree`` devices holds of some tensors in a run of ``dtype``.
 
     Tensor parallelism splits what has two dimensions or more, and gives everyone the rest.
     """
-    found = Size()
+    found = WeightBytes()
     for weight in weights:
         held = -(-weight.bytes(dtype) // (degree if len(weight.shape) > 1 else 1))
-        found += Size(held, 0) if weight.parameter else Size(0, held)
+        found += WeightBytes(held, 0) if weight.parameter else WeightBytes(0, held)
     return found
 
 
 def _weights(
     skeleton: Skeleton, stage: str, patterns: Mapping[str, Sequence[str]]
-) -> tuple[Weight, ...]:
+) -> tuple[StageWeight, ...]:
     module, path = skeleton.module(stage), skeleton.path(stage)
     parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     found = []
     for name, tensor in module.state_dict().items():
         kept = (each for each in ITEMSIZE if stays_float32(f"{path}.{name}", patterns[each]))
-        weight = Weight(
+        weight = StageWeight(
             f"{stage}.{name}",
             tuple(tensor.shape),
             tensor.numel(),

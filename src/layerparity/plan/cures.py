@@ -1,4 +1,4 @@
-"""Cure: what to type so that it fits, found by asking again."""
+"""Find what to type so that a model fits, by asking again with one thing changed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from layerparity.ground.errors import UserError
 from layerparity.machine.max_memory import SHARE, SPREAD, WORK, room_for_weights, size_text
 from layerparity.plan.devices import Devices
-from layerparity.plan.placing import answer
+from layerparity.plan.placement import place
 from layerparity.plan.question import STREAM, Question
 from layerparity.plan.weights import ITEMSIZE
 
@@ -24,9 +24,10 @@ def cures(question: Question) -> list[str]:
     Every one was tried. Where no setting helps, one says what would.
     """
     near = (text for text, change in _changes(question) if _fits(change))
-    streams = (text for text, change in _streams(question) if _fits(change))
-    found = [text for text in (next(near, None), next(streams, None)) if text is not None]
-    return found or [_smaller(question)]
+    texts = [text for text in (next(near, None),) if text is not None]
+    if question.strategy != STREAM and _fits(replace(question, strategy=STREAM)):
+        texts.append(f"device_map={STREAM}")
+    return texts or [_smaller(question)]
 
 
 def _smaller(question: Question) -> str:
@@ -45,7 +46,7 @@ def _smaller(question: Question) -> str:
 
 def _fits(question: Question) -> bool:
     try:
-        return answer(question).fits
+        return place(question).fits
     except UserError:
         return False
 
@@ -67,7 +68,7 @@ def _changes(question: Question) -> Iterator[tuple[str, Question]]:
 def _other_limits(question: Question) -> Iterator[tuple[str, Question]]:
     """Yield other shares of the devices for weights, as much as the rest leaves."""
     sizes, spreads = question.devices.sizes, question.strategy in SPREAD
-    if question.neuron or not sizes or not (spreads or question.strategy.startswith("cuda")):
+    if question.one_device or not sizes or not (spreads or question.strategy.startswith("cuda")):
         return
     average = sum(question.cache.values()) // len(sizes)
     for cache in (0, average, 2 * average):
@@ -79,7 +80,7 @@ def _other_limits(question: Question) -> Iterator[tuple[str, Question]]:
 
 def _more_devices(question: Question) -> Iterator[tuple[str, Question]]:
     sizes = question.devices.sizes
-    if question.neuron or question.strategy not in SPREAD or not sizes or len(set(sizes)) > 1:
+    if question.one_device or question.strategy not in SPREAD or not sizes or len(set(sizes)) > 1:
         return
     needed = sum(question.weights.values()) + sum(question.cache.values())
     first = max(len(sizes) + 1, -(-needed // sizes[0]))
@@ -90,8 +91,3 @@ def _more_devices(question: Question) -> Iterator[tuple[str, Question]]:
         yield named, more
         for text, change in _other_limits(more):
             yield f"{named} and {text}", change
-
-
-def _streams(question: Question) -> Iterator[tuple[str, Question]]:
-    if question.strategy != STREAM:
-        yield f"device_map={STREAM}", replace(question, strategy=STREAM)
