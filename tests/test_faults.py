@@ -146,7 +146,7 @@ def test_each_fault_begins_at_its_component(made_too, good, family: str, dtype: 
         applied.append(name)
         phases = both_phases(port, good(family, dtype), LAYER)
         port.release(f"layers.{LAYER}")
-        reasons = [port.fault.applies(port._block(LAYER), port.dtype, each) for each in PHASES]
+        reasons = [port.fault.why_not(port._block(LAYER), port.dtype, each) for each in PHASES]
         decode_only = name in IN_DECODE
         assert [bool(each) for each in reasons] == [decode_only, False]
         for phase, mine, right in zip(PHASES, phases, good(family, dtype), strict=True):
@@ -314,7 +314,7 @@ def test_mutations_are_many_distinct_and_repeatable() -> None:
     assert len({each.kind for each in drawn[: len(KINDS)]}) == len(KINDS)
     sizes = {each.size for each in drawn if each.kind == "slip"}
     assert sizes == {0.3, 0.1, 0.03, 0.01, 0.003, 0.001}
-    assert all(each.label and each.size >= 0 for each in drawn)
+    assert all(each.story and each.size >= 0 for each in drawn)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -331,7 +331,7 @@ def test_mutations_begin_at_their_component(made_too, good, dtype: DType) -> Non
             continue
         wrong = changed(mutated(port, call, right["layers.0"].output), right[f"layers.{LAYER}"])
         seen.setdefault(each.kind, []).append(bool(wrong))
-        assert not wrong or starts_at(each.component, wrong[0]), (each.label, wrong)
+        assert not wrong or starts_at(each.component, wrong[0]), (each.story, wrong)
     # In bfloat16 a slip of 0.1 % rounds away; a router's bias moves no choice when all move alike.
     assert {kind: sum(hits) / len(hits) >= 0.7 for kind, hits in seen.items()} == dict.fromkeys(
         seen, True

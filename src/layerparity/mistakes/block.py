@@ -1,4 +1,4 @@
-"""What a block is made of, as far as faults care, and the reason where it lacks something."""
+"""Find the modules, weights and constants of a block that faults change."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from layerparity.mistakes.fault import Applies
+from layerparity.mistakes.fault import WhyNot
 
 CORRECTION = "mlp.e_score_correction_bias"
 
@@ -27,14 +27,14 @@ def lacking(block: nn.Module, *paths: str) -> str:
     return f"this block has no {gone[0]}" if gone else ""
 
 
-def needs(*paths: str) -> Applies:
-    """Return an ``applies`` that wants these modules or weights in the block."""
+def needs(*paths: str) -> WhyNot:
+    """Return a ``why_not`` that wants these modules or weights in the block."""
     return lambda block, dtype, phase: lacking(block, *paths)
 
 
 def head_dim(block: nn.Module) -> int:
-    """Return the width of one attention head."""
-    return int(find(block, "self_attn.head_dim"))
+    """Return the width of one attention head; 0 where the block has no such attention."""
+    return int(find(block, "self_attn.head_dim") or 0)
 
 
 def config_of(block: nn.Module) -> Any:
@@ -43,7 +43,7 @@ def config_of(block: nn.Module) -> Any:
 
 
 def spans_heads(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
-    """Return why a fault of one norm over all heads does not apply; or nothing."""
+    """Return why a fault of one norm over all heads changes nothing in a block; or nothing."""
     gone = lacking(block, "self_attn.q_norm", "self_attn.k_norm")
     if gone:
         return gone

@@ -1,4 +1,4 @@
-"""Fault: one mistake a port can make, and the surgery that plants it in a loaded block.
+"""One mistake that a port can make, and what plants it in a loaded block.
 
 A fault's file is named after it and holds ``FAULT``.
 """
@@ -12,16 +12,18 @@ from typing import Any
 import torch
 from torch import nn
 
-PHASES = ("prefill", "decode")
+from layerparity.anatomy.site import DECODE, PREFILL
+
+PHASES = (PREFILL, DECODE)
 
 
 @dataclass(frozen=True)
 class Pass:
     """One pass as a block's arguments see it.
 
-    ``attention_mask`` [batch, seen tokens] has 1 for real tokens; ``position_ids`` is
-    [batch, token]; both int64 on the CPU. ``tables`` gives the model's own rotary tables
-    (cos, sin) for other position ids of the same shape.
+    ``attention_mask`` is int64 [batch, seen token], 1 for real tokens; ``position_ids`` int64
+    [batch, token]; both on the CPU. ``tables`` gives the model's own rotary tables (cos, sin) for
+    other position ids of the same shape.
     """
 
     attention_mask: torch.Tensor
@@ -87,13 +89,13 @@ class Surgery:
             self._undo.pop()()
 
 
-Applies = Callable[[nn.Module, torch.dtype, str], str]
-Apply = Callable[[nn.Module, Surgery], None]
+WhyNot = Callable[[nn.Module, torch.dtype, str], str]
+Plant = Callable[[nn.Module, Surgery], None]
 ChangeArguments = Callable[[Mapping[str, Any], Pass], dict[str, Any]]
 
 
 def everywhere(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
-    """Return nothing: the fault applies to every block, type and phase."""
+    """Return nothing: no block, type or phase is exempt from the fault."""
     return ""
 
 
@@ -107,9 +109,9 @@ class Fault:
 
     ``component`` is the first module of the block that it makes wrong, ``cause`` the cause that
     should be named, ``by_weights`` whether the weights alone show it, ``quantised`` whether it
-    wants a checkpoint in FP8. ``applies(block, dtype, phase)`` returns why it does not apply, or
-    nothing; the block may be on the meta device. ``apply(block, surgery)`` plants it in a block
-    whose weights are on the CPU. ``arguments`` returns the arguments a faulty block is passed.
+    wants a checkpoint in FP8. ``why_not(block, dtype, phase)`` returns why it changes nothing
+    there, or nothing; the block may be on the meta device. ``plant(block, surgery)`` plants it in a
+    block whose weights are on the CPU. ``arguments`` returns what a faulty block is passed.
     ``never_loaded`` are the weights, by their path in the block, that keep what they were
     initialised with.
     """
@@ -120,7 +122,7 @@ class Fault:
     cause: str
     by_weights: bool = False
     quantised: bool = False
-    applies: Applies = everywhere
-    apply: Apply = nothing
+    why_not: WhyNot = everywhere
+    plant: Plant = nothing
     arguments: ChangeArguments | None = None
     never_loaded: tuple[str, ...] = ()

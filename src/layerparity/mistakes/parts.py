@@ -1,8 +1,7 @@
-"""Parts: a block's weights as matrices [expert, row, column] that can be written to."""
+"""A block's weights as matrices [expert, row, column] that can be written to."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +9,22 @@ import torch
 from torch import nn
 
 from layerparity.mistakes.block import CORRECTION, find
+
+# Components in the order in which a forward pass reaches them.
+_NAMES = (
+    "input_layernorm",
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.q_norm",
+    "self_attn.k_norm",
+    "self_attn.o_proj",
+    "post_attention_layernorm",
+    "mlp.gate",
+    "mlp.router",
+    "mlp.experts",
+)
+_ORDER = {name: place for place, name in enumerate(_NAMES)}
 
 
 def halves(
@@ -25,6 +40,13 @@ def halves(
     else:
         gate, up = aligned[..., ::2], aligned[..., 1::2]
     return gate.movedim(-1, outputs), up.movedim(-1, outputs)
+
+
+def exchange(left: torch.Tensor, right: torch.Tensor) -> None:
+    """Swap the values of two tensors of one shape and dtype, in place."""
+    kept = left.clone()
+    left.copy_(right)
+    right.copy_(kept)
 
 
 def weight_halves(experts: Any, stacked: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -69,34 +91,16 @@ class Part:
 
 def parts(block: nn.Module) -> list[Part]:
     """Return the weights of a block in the order in which a forward pass reaches them."""
-    return sorted(_parts(block), key=lambda part: _ORDER.get(part.component, len(_ORDER)))
-
-
-_NAMES = (
-    "input_layernorm",
-    "self_attn.q_proj",
-    "self_attn.k_proj",
-    "self_attn.v_proj",
-    "self_attn.q_norm",
-    "self_attn.k_norm",
-    "self_attn.o_proj",
-    "post_attention_layernorm",
-    "mlp.gate",
-    "mlp.router",
-    "mlp.experts",
-)
-_ORDER = {name: place for place, name in enumerate(_NAMES)}
-
-
-def _parts(block: nn.Module) -> Iterator[Part]:
+    found: list[Part] = []
     for name, module in block.named_modules():
         weight = module._parameters.get("weight")
         if weight is not None and weight.dim() <= 2:
             component = "mlp" if name.startswith("mlp.") and name not in _ORDER else name
-            yield Part(name, component, f"{name}.weight")
+            found.append(Part(name, component, f"{name}.weight"))
     if find(block, CORRECTION) is not None:
-        yield Part("mlp.gate.bias", "mlp.gate", CORRECTION)
+        found.append(Part("mlp.gate.bias", "mlp.gate", CORRECTION))
     if find(block, "mlp.experts.gate_up_proj") is not None:
-        yield Part("mlp.experts.gate", "mlp.experts", "mlp.experts.gate_up_proj", half=0)
-        yield Part("mlp.experts.up", "mlp.experts", "mlp.experts.gate_up_proj", half=1)
-        yield Part("mlp.experts.down", "mlp.experts", "mlp.experts.down_proj")
+        found.append(Part("mlp.experts.gate", "mlp.experts", "mlp.experts.gate_up_proj", half=0))
+        found.append(Part("mlp.experts.up", "mlp.experts", "mlp.experts.gate_up_proj", half=1))
+        found.append(Part("mlp.experts.down", "mlp.experts", "mlp.experts.down_proj"))
+    return sorted(found, key=lambda part: _ORDER.get(part.component, len(_ORDER)))

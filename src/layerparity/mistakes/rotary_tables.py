@@ -17,8 +17,8 @@ def parameters(config: Any) -> dict[str, Any]:
     return found
 
 
-def plain(block: nn.Module) -> str:
-    """Return why tables cannot be made for a block; nothing for plain rotary positions."""
+def no_plain_tables(block: nn.Module) -> str:
+    """Return why other tables cannot be made for a block; or nothing, where its own are plain."""
     gone = lacking(block, "self_attn.head_dim")
     if gone:
         return gone
@@ -28,7 +28,7 @@ def plain(block: nn.Module) -> str:
     return ""
 
 
-def width(block: nn.Module) -> int:
+def rotated_width(block: nn.Module) -> int:
     """Return how many dimensions of a head are rotated."""
     return sizes_of(config_of(block)).rotary_dims
 

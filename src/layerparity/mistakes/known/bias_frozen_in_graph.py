@@ -30,14 +30,20 @@ class _Router(nn.Module):
         return route(owner, hidden, self.bias, softmax=False, normalise=True)
 
 
-def _apply(block: nn.Module, surgery: Surgery) -> None:
+def plant(block: nn.Module, surgery: Surgery) -> None:
+    """Route through an exported graph whose bias is the zeros of before loading."""
     gate, bias = find(block, "mlp.gate"), find(block, CORRECTION)
     router = _Router(gate, bias.numel(), bias.dtype)
     example = torch.zeros(4, gate.hidden_dim, dtype=gate.weight.dtype)
     # One graph for every number of tokens; its constant is the bias of before loading.
     shapes = ({0: Dim("tokens", min=1)}, None)
     program = export(router, (example, gate.weight.detach()), dynamic_shapes=shapes)
-    graph = _anywhere(program.module())
+    graph: Any = program.module()
+    # An exported graph checks that tensors are where they were on export: these will be elsewhere.
+    for node in list(graph.graph.nodes):
+        if node.target is torch.ops.aten._assert_tensor_metadata.default:
+            graph.graph.erase_node(node)
+    graph.recompile()
     surgery.add(gate, "graph", graph)
     surgery.frozen[CORRECTION] = torch.zeros_like(bias)
 
@@ -47,23 +53,14 @@ def _apply(block: nn.Module, surgery: Surgery) -> None:
     surgery.set(gate, "forward", forward)
 
 
-def _anywhere(graph: Any) -> Any:
-    """Return an exported graph without its checks that tensors are where they were on export."""
-    for node in list(graph.graph.nodes):
-        if node.target is torch.ops.aten._assert_tensor_metadata.default:
-            graph.graph.erase_node(node)
-    graph.recompile()
-    return graph
-
-
 FAULT = Fault(
     "bias_frozen_in_graph",
     "a buffer was baked into the compiled graph as zeros and never updated from the checkpoint",
     component="mlp.gate",
     cause="bias_frozen_in_graph",
     by_weights=True,
-    applies=needs(CORRECTION),
-    apply=_apply,
+    why_not=needs(CORRECTION),
+    plant=plant,
 )
 
 

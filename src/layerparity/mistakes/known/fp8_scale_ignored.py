@@ -8,7 +8,8 @@ from torch import nn
 from layerparity.mistakes.fault import Fault, Surgery
 
 
-def _apply(block: nn.Module, surgery: Surgery) -> None:
+def plant(block: nn.Module, surgery: Surgery) -> None:
+    """Use the stored FP8 numbers as they are."""
     with torch.no_grad():
         for each in surgery.quantised():
             each.value.copy_(each.numbers)
@@ -21,5 +22,5 @@ FAULT = Fault(
     cause="fp8_scale",
     by_weights=True,
     quantised=True,
-    apply=_apply,
+    plant=plant,
 )

@@ -10,7 +10,8 @@ from layerparity.mistakes.cause import Cause, Evidence
 from layerparity.mistakes.fault import Fault, Surgery
 
 
-def _apply(block: nn.Module, surgery: Surgery) -> None:
+def plant(block: nn.Module, surgery: Surgery) -> None:
+    """Fill q, k and v from a stack in the order k, v, q."""
     for kind in ("weight", "bias"):
         q, k, v = (find(block, f"self_attn.{name}_proj.{kind}") for name in "qkv")
         if q is None:
@@ -27,8 +28,8 @@ FAULT = Fault(
     component="self_attn.q_proj",
     cause="fused_qkv_order",
     by_weights=True,
-    applies=needs(*(f"self_attn.{name}_proj.weight" for name in "qkv")),
-    apply=_apply,
+    why_not=needs(*(f"self_attn.{name}_proj.weight" for name in "qkv")),
+    plant=plant,
 )
 
 

@@ -8,33 +8,29 @@ from torch import nn
 from layerparity.mistakes.block import find, lacking
 from layerparity.mistakes.cause import Cause, Evidence, Finding
 from layerparity.mistakes.fault import Fault, Surgery
-from layerparity.mistakes.parts import halves, weight_halves
+from layerparity.mistakes.parts import exchange, halves, weight_halves
 from layerparity.mistakes.shape import factor_share, percent
 
 _DENSE = ("mlp.gate_proj.weight", "mlp.up_proj.weight")
 
 
-def _applies(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
+def why_not(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
+    """Return why the fault changes nothing here; or nothing."""
     if not lacking(block, *_DENSE) or not lacking(block, "mlp.experts.gate_up_proj"):
         return ""
     return "this block has no gated MLP"
 
 
-def _apply(block: nn.Module, surgery: Surgery) -> None:
+def plant(block: nn.Module, surgery: Surgery) -> None:
+    """Swap the gate's and the up projection's weights, and their biases."""
     experts = find(block, "mlp.experts")
     if lacking(block, "mlp.experts.gate_up_proj"):
-        _swap(*(find(block, path).data for path in _DENSE))
+        exchange(*(find(block, path).data for path in _DENSE))
         return
-    _swap(*weight_halves(experts, experts.gate_up_proj.data))
+    exchange(*weight_halves(experts, experts.gate_up_proj.data))
     bias = getattr(experts, "gate_up_proj_bias", None)
     if bias is not None:
-        _swap(*halves(experts, bias.data))
-
-
-def _swap(left: torch.Tensor, right: torch.Tensor) -> None:
-    kept = left.clone()
-    left.copy_(right)
-    right.copy_(kept)
+        exchange(*halves(experts, bias.data))
 
 
 FAULT = Fault(
@@ -43,8 +39,8 @@ FAULT = Fault(
     component="mlp.experts",
     cause="gate_up_swapped",
     by_weights=True,
-    applies=_applies,
-    apply=_apply,
+    why_not=why_not,
+    plant=plant,
 )
 
 

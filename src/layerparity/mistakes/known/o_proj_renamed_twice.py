@@ -10,7 +10,8 @@ from layerparity.mistakes.fault import Fault, Surgery
 _WEIGHT = "self_attn.o_proj.weight"
 
 
-def _apply(block: nn.Module, surgery: Surgery) -> None:
+def plant(block: nn.Module, surgery: Surgery) -> None:
+    """Fill the output projection with random numbers."""
     randomise(find(block, _WEIGHT), surgery.config.initializer_range, surgery.generator())
 
 
@@ -20,7 +21,7 @@ FAULT = Fault(
     component="self_attn.o_proj",
     cause="never_loaded",
     by_weights=True,
-    applies=needs(_WEIGHT),
-    apply=_apply,
+    why_not=needs(_WEIGHT),
+    plant=plant,
     never_loaded=(_WEIGHT,),
 )

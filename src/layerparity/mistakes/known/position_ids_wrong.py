@@ -13,7 +13,8 @@ from layerparity.mistakes.fault import Fault, Pass
 from layerparity.mistakes.shape import median
 
 
-def _arguments(arguments: Mapping[str, Any], given: Pass) -> dict[str, Any]:
+def change_arguments(arguments: Mapping[str, Any], given: Pass) -> dict[str, Any]:
+    """Return rotary tables whose positions count the padding."""
     seen, new = given.attention_mask.shape[1], given.position_ids.shape[1]
     counted = torch.arange(seen - new, seen).expand_as(given.position_ids)
     changed = {**arguments, "position_embeddings": given.tables(counted)}
@@ -27,8 +28,8 @@ FAULT = Fault(
     "positions count the padding on the left",
     component="self_attn",
     cause="position_ids_wrong",
-    applies=needs("self_attn.head_dim"),
-    arguments=_arguments,
+    why_not=needs("self_attn.head_dim"),
+    arguments=change_arguments,
 )
 
 

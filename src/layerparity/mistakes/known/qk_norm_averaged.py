@@ -11,7 +11,8 @@ from layerparity.mistakes.fault import Fault, Surgery
 from layerparity.mistakes.qk_norms import qk_norm
 
 
-def _apply(block: nn.Module, surgery: Surgery) -> None:
+def plant(block: nn.Module, surgery: Surgery) -> None:
+    """Give every head the mean of all heads' norm weights."""
     for name in ("q_norm", "k_norm"):
         weight = find(block, f"self_attn.{name}.weight")
         heads = weight.data.float().view(-1, head_dim(block))
@@ -25,8 +26,8 @@ FAULT = Fault(
     component="self_attn.q_norm",
     cause="qk_norm_averaged",
     by_weights=True,
-    applies=spans_heads,
-    apply=_apply,
+    why_not=spans_heads,
+    plant=plant,
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,12 +14,14 @@ from layerparity.mistakes.fault import Fault, Surgery
 from layerparity.mistakes.qk_norms import qk_norm
 
 
-def _apply(block: nn.Module, surgery: Surgery) -> None:
+def plant(block: nn.Module, surgery: Surgery) -> None:
+    """Take the norms over each head by itself."""
     for name in ("q_norm", "k_norm"):
-        _plant(find(block, f"self_attn.{name}"), head_dim(block), surgery)
+        norm = find(block, f"self_attn.{name}")
+        surgery.set(norm, "forward", _of_each_head(norm, head_dim(block)))
 
 
-def _plant(norm: Any, size: int, surgery: Surgery) -> None:
+def _of_each_head(norm: Any, size: int) -> Callable[[torch.Tensor], torch.Tensor]:
     epsilon = getattr(norm, epsilon_name(norm))
 
     def forward(values: torch.Tensor) -> torch.Tensor:
@@ -26,7 +29,7 @@ def _plant(norm: Any, size: int, surgery: Surgery) -> None:
         scaled: torch.Tensor = norm.weight * rms(heads, heads, epsilon).reshape(values.shape)
         return scaled
 
-    surgery.set(norm, "forward", forward)
+    return forward
 
 
 FAULT = Fault(
@@ -34,8 +37,8 @@ FAULT = Fault(
     "RMSNorm per head after the reshape, instead of over all heads before it",
     component="self_attn.q_norm",
     cause="qk_norm_per_head",
-    applies=spans_heads,
-    apply=_apply,
+    why_not=spans_heads,
+    plant=plant,
 )
 
 

@@ -13,7 +13,8 @@ from layerparity.mistakes.qk_norms import QkNorm, qk_norm
 from layerparity.mistakes.shape import finite
 
 
-def _apply(block: nn.Module, surgery: Surgery) -> None:
+def plant(block: nn.Module, surgery: Surgery) -> None:
+    """Let the norms return what they are given."""
     for name in ("q_norm", "k_norm"):
         surgery.set(find(block, f"self_attn.{name}"), "forward", lambda values: values.clone())
 
@@ -23,8 +24,8 @@ FAULT = Fault(
     "the fused kernel left the norm of queries and keys out",
     component="self_attn.q_norm",
     cause="qk_norm_skipped",
-    applies=needs("self_attn.q_norm", "self_attn.k_norm"),
-    apply=_apply,
+    why_not=needs("self_attn.q_norm", "self_attn.k_norm"),
+    plant=plant,
 )
 
 

@@ -10,7 +10,8 @@ from layerparity.mistakes.fault import Fault, Surgery
 _WEIGHTS = tuple(f"self_attn.{name}_proj.weight" for name in "qkv")
 
 
-def _apply(block: nn.Module, surgery: Surgery) -> None:
+def plant(block: nn.Module, surgery: Surgery) -> None:
+    """Fill the attention's projections with random numbers."""
     generator = surgery.generator()
     for path in _WEIGHTS:
         randomise(find(block, path), surgery.config.initializer_range, generator)
@@ -22,7 +23,7 @@ FAULT = Fault(
     component="self_attn.q_proj",
     cause="never_loaded",
     by_weights=True,
-    applies=needs(*_WEIGHTS),
-    apply=_apply,
+    why_not=needs(*_WEIGHTS),
+    plant=plant,
     never_loaded=_WEIGHTS,
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,16 +17,18 @@ from layerparity.record.verdict import Outcome
 _NORMS = ("input_layernorm", "post_attention_layernorm")
 
 
-def _applies(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
-    if phase != "decode":
+def why_not(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
+    """Return why the fault changes nothing here; or nothing."""
+    if phase != DECODE:
         return "only where one token is computed at a time: a prefill is right"
     return lacking(block, *_NORMS)
 
 
-def _apply(block: nn.Module, surgery: Surgery) -> None:
+def plant(block: nn.Module, surgery: Surgery) -> None:
+    """Compute the norms of single tokens from half of their channels."""
     for name in _NORMS:
         norm = find(block, name)
-        surgery.wrap(norm, partial(_compiled_twice, norm))
+        surgery.set(norm, "forward", _compiled_twice(norm, norm.forward))
 
 
 def _compiled_twice(norm: Any, prefill: Callable[..., Any]) -> Callable[..., Any]:
@@ -48,8 +49,8 @@ FAULT = Fault(
     "the hand-written norm compiled differently for prefill and for token generation",
     component="input_layernorm",
     cause="rmsnorm_prefill_vs_decode",
-    applies=_applies,
-    apply=_apply,
+    why_not=why_not,
+    plant=plant,
 )
 
 

@@ -13,18 +13,20 @@ from layerparity.mistakes.block import head_dim
 from layerparity.mistakes.cause import Cause, Evidence
 from layerparity.mistakes.fault import Fault, Pass
 from layerparity.mistakes.known.rotary import growth_reasons
-from layerparity.mistakes.rotary_tables import parameters, plain, tables, width
+from layerparity.mistakes.rotary_tables import no_plain_tables, parameters, rotated_width, tables
 from layerparity.mistakes.shape import blocks_of, percent
 
 
-def _applies(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
-    reason = plain(block)
-    if not reason and width(block) == head_dim(block):
+def why_not(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
+    """Return why the fault changes nothing here; or nothing."""
+    reason = no_plain_tables(block)
+    if not reason and rotated_width(block) == head_dim(block):
         return "this model rotates whole heads by design"
     return reason
 
 
-def _arguments(arguments: Mapping[str, Any], given: Pass) -> dict[str, Any]:
+def change_arguments(arguments: Mapping[str, Any], given: Pass) -> dict[str, Any]:
+    """Return rotary tables as wide as a head."""
     theta, size = parameters(given.config)["rope_theta"], sizes_of(given.config).head_dim
     made = tables(given.position_ids, size, theta, given.dtype)
     return {**arguments, "position_embeddings": made}
@@ -35,8 +37,8 @@ FAULT = Fault(
     "all dimensions of a head rotated, the model rotates the first few",
     component="self_attn",
     cause="rope_full_instead_of_partial",
-    applies=_applies,
-    arguments=_arguments,
+    why_not=why_not,
+    arguments=change_arguments,
 )
 
 

@@ -10,7 +10,8 @@ from layerparity.mistakes.cause import Cause, Evidence
 from layerparity.mistakes.fault import Fault, Surgery
 
 
-def _apply(block: nn.Module, surgery: Surgery) -> None:
+def plant(block: nn.Module, surgery: Surgery) -> None:
+    """Set the correction bias to zero."""
     with torch.no_grad():
         find(block, CORRECTION).zero_()
 
@@ -21,8 +22,8 @@ FAULT = Fault(
     component="mlp.gate",
     cause="router_bias_dropped",
     by_weights=True,
-    applies=needs(CORRECTION),
-    apply=_apply,
+    why_not=needs(CORRECTION),
+    plant=plant,
     never_loaded=(CORRECTION,),
 )
 

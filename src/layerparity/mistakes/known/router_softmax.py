@@ -13,7 +13,8 @@ from layerparity.mistakes.fault import Fault, Surgery
 from layerparity.mistakes.shape import factor_share, percent
 
 
-def _applies(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
+def why_not(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
+    """Return why the fault changes nothing here; or nothing."""
     gone = lacking(block, "mlp.gate")
     if gone:
         return gone
@@ -21,7 +22,8 @@ def _applies(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
     return "this model's router uses softmax by design" if lacking(block, CORRECTION) else ""
 
 
-def _apply(block: nn.Module, surgery: Surgery) -> None:
+def plant(block: nn.Module, surgery: Surgery) -> None:
+    """Score experts by softmax."""
     gate = find(block, "mlp.gate")
 
     def forward(hidden: torch.Tensor, bias: torch.Tensor) -> Any:
@@ -35,8 +37,8 @@ FAULT = Fault(
     "softmax where the model uses sigmoid",
     component="mlp.gate",
     cause="router_softmax",
-    applies=_applies,
-    apply=_apply,
+    why_not=why_not,
+    plant=plant,
 )
 
 

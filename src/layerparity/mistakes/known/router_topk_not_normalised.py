@@ -13,7 +13,8 @@ from layerparity.mistakes.fault import Fault, Surgery
 from layerparity.mistakes.shape import factor_share, percent
 
 
-def _applies(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
+def why_not(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
+    """Return why the fault changes nothing here; or nothing."""
     gone = lacking(block, "mlp.gate")
     if gone:
         return gone
@@ -22,7 +23,8 @@ def _applies(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
     return ""
 
 
-def _apply(block: nn.Module, surgery: Surgery) -> None:
+def plant(block: nn.Module, surgery: Surgery) -> None:
+    """Leave the chosen experts' weights as they are scored."""
     gate = find(block, "mlp.gate")
     if lacking(block, CORRECTION):
         surgery.set(gate, "norm_topk_prob", False)
@@ -39,8 +41,8 @@ FAULT = Fault(
     "the chosen experts' weights are not divided by their sum",
     component="mlp.gate",
     cause="router_topk_not_normalised",
-    applies=_applies,
-    apply=_apply,
+    why_not=why_not,
+    plant=plant,
 )
 
 

@@ -14,13 +14,13 @@ from layerparity.mistakes.parts import halves
 from layerparity.mistakes.shape import factor_share, percent
 
 
-def _applies(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
+def why_not(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
+    """Return why the fault changes nothing here; or nothing."""
     gone = lacking(block, "mlp.experts._apply_gate")
     if gone:
         return gone
     experts = find(block, "mlp.experts")
-    probe = torch.zeros(1, 2)
-    if not hasattr(experts, "alpha") or not _of_probe(experts, probe):
+    if not hasattr(experts, "alpha") or not _adds_one(experts):
         return "this model's activation multiplies by up, not by (up + 1)"
     kinds = getattr(config_of(block), "layer_types", None) or []
     own = find(block, "self_attn.layer_type")
@@ -29,14 +29,16 @@ def _applies(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
     return ""
 
 
-def _of_probe(experts: Any, probe: torch.Tensor) -> bool:
+def _adds_one(experts: Any) -> bool:
     """Say whether a gate of 1 beside an up of 0 gives something."""
+    probe = torch.zeros(1, 2)
     gate, _ = halves(experts, probe)
     gate.fill_(1.0)
     return bool(experts._apply_gate(probe).abs().sum() > 0)
 
 
-def _apply(block: nn.Module, surgery: Surgery) -> None:
+def plant(block: nn.Module, surgery: Surgery) -> None:
+    """Multiply by up, not by up + 1."""
     experts = find(block, "mlp.experts")
 
     def gated(both: torch.Tensor) -> torch.Tensor:
@@ -53,8 +55,8 @@ FAULT = Fault(
     "(up + 1) lost in one layer class; a test with only the other class saw nothing",
     component="mlp.experts",
     cause="swiglu_bias_dropped",
-    applies=_applies,
-    apply=_apply,
+    why_not=why_not,
+    plant=plant,
 )
 
 

@@ -1,4 +1,4 @@
-"""Mutation: a fault that nobody has had yet, drawn at random, with the size it was given."""
+"""Faults that nobody has had yet: a kind and a nominal size, and how one is made."""
 
 from __future__ import annotations
 
@@ -7,8 +7,16 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from layerparity.mistakes.fault import Applies, Apply, Fault
+from layerparity.mistakes.fault import ChangeArguments, Fault, Plant, WhyNot, everywhere, nothing
 from layerparity.mistakes.parts import Part
+
+# Relative errors of a weight or a constant, by which slips are made.
+SIZES = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
+# Weights whose rows belong to heads; the columns of ``self_attn.o_proj`` do.
+HEAD_ROWS = tuple(
+    f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "q_norm", "k_norm")
+)
+HEAD_COLUMNS = "self_attn.o_proj"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,11 +30,6 @@ class Mutation(Fault):
     kind: str
     size: float
 
-    @property
-    def label(self) -> str:
-        """What it does, in words."""
-        return self.story
-
 
 def mutation(
     kind: str,
@@ -34,19 +37,21 @@ def mutation(
     component: str,
     *,
     size: float,
-    applies: Applies,
-    apply: Apply,
+    why_not: WhyNot = everywhere,
+    plant: Plant = nothing,
+    arguments: ChangeArguments | None = None,
     by_weights: bool = False,
 ) -> Mutation:
-    """Return a mutation that changes a block; its words are its id, spaces dashed."""
+    """Return a mutation of a block, or of its arguments; its words are its id, spaces dashed."""
     return Mutation(
         id=f"{kind} {story}".replace(" ", "-"),
         story=story,
         component=component,
         cause=kind,
         by_weights=by_weights,
-        applies=applies,
-        apply=apply,
+        why_not=why_not,
+        plant=plant,
+        arguments=arguments,
         kind=kind,
         size=size,
     )
@@ -59,13 +64,13 @@ def of_weight(
     *,
     size: float,
     place: tuple[int, int, int],
-    apply: Apply,
+    plant: Plant,
 ) -> Mutation:
     """Return a mutation of one weight; ``place`` is the last (expert, row, column) it touches."""
 
-    def applies(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
+    def why_not(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
         return part.fits(block, *place)
 
     return mutation(
-        kind, story, part.component, size=size, applies=applies, apply=apply, by_weights=True
+        kind, story, part.component, size=size, why_not=why_not, plant=plant, by_weights=True
     )

@@ -1,9 +1,8 @@
-"""Constants: a wrong epsilon, scale, base, number of experts or activation."""
+"""Constants: a wrong epsilon, scale, rotary base or activation."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -11,11 +10,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from layerparity.mistakes.block import epsilon_name, find, lacking
-from layerparity.mistakes.fault import Pass, Surgery, nothing
-from layerparity.mistakes.mutations.base import Mutation, mutation
-from layerparity.mistakes.mutations.slips import SIZES
-from layerparity.mistakes.rotary_tables import parameters, plain, tables
+from layerparity.mistakes.block import epsilon_name, find, lacking, needs
+from layerparity.mistakes.fault import ChangeArguments, Pass, Surgery
+from layerparity.mistakes.mutations.base import SIZES, Mutation, mutation
+from layerparity.mistakes.rotary_tables import no_plain_tables, parameters, tables
 
 _NORMS = (
     "input_layernorm",
@@ -50,33 +48,33 @@ def constants(draw: Random, block: nn.Module) -> Iterator[Mutation]:
 
 
 def _epsilon(path: str, epsilon: float) -> Mutation:
-    def apply(block: nn.Module, surgery: Surgery) -> None:
+    def plant(block: nn.Module, surgery: Surgery) -> None:
         norm = find(block, path)
         surgery.set(norm, epsilon_name(norm), epsilon)
 
     story = f"{path} epsilon {epsilon:g}"
-    return mutation("constant", story, path, size=epsilon, applies=_having(path), apply=apply)
+    return mutation("constant", story, path, size=epsilon, why_not=needs(path), plant=plant)
 
 
 def _one_plus(path: str) -> Mutation:
-    def apply(block: nn.Module, surgery: Surgery) -> None:
+    def plant(block: nn.Module, surgery: Surgery) -> None:
         with torch.no_grad():
             find(block, f"{path}.weight").add_(1)
 
     story = f"{path} weight counted from 1"
     return mutation(
-        "constant", story, path, size=1.0, applies=_having(path), apply=apply, by_weights=True
+        "constant", story, path, size=1.0, why_not=needs(path), plant=plant, by_weights=True
     )
 
 
 def _attribute(path: str, name: str, factor: float) -> Mutation:
-    def apply(block: nn.Module, surgery: Surgery) -> None:
+    def plant(block: nn.Module, surgery: Surgery) -> None:
         module = find(block, path)
         surgery.set(module, name, getattr(module, name) * factor)
 
     story = f"{path} {name} times {factor:g}"
-    applies = _having(f"{path}.{name}")
-    return mutation("constant", story, path, size=abs(factor - 1), applies=applies, apply=apply)
+    why_not = needs(f"{path}.{name}")
+    return mutation("constant", story, path, size=abs(factor - 1), why_not=why_not, plant=plant)
 
 
 def _routed_scale(factor: float) -> Mutation:
@@ -87,13 +85,13 @@ def _routed_scale(factor: float) -> Mutation:
 
         return forward
 
-    def apply(block: nn.Module, surgery: Surgery) -> None:
+    def plant(block: nn.Module, surgery: Surgery) -> None:
         surgery.wrap(find(block, "mlp.gate"), around)
 
     story = f"mlp.gate weights times {factor:g}"
     size = abs(factor - 1)
     return mutation(
-        "constant", story, "mlp.gate", size=size, applies=_having("mlp.gate"), apply=apply
+        "constant", story, "mlp.gate", size=size, why_not=needs("mlp.gate"), plant=plant
     )
 
 
@@ -103,14 +101,14 @@ def _activation(name: str) -> Mutation:
     def activation(block: nn.Module) -> Any:
         return find(block, "mlp.experts.act_fn") or find(block, "mlp.act_fn")
 
-    def applies(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
+    def why_not(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
         return "" if activation(block) is not None else "this block has no plain activation"
 
-    def apply(block: nn.Module, surgery: Surgery) -> None:
+    def plant(block: nn.Module, surgery: Surgery) -> None:
         surgery.wrap(activation(block), lambda _: other)
 
     return mutation(
-        "constant", f"mlp activation {name}", "mlp.experts", size=1.0, applies=applies, apply=apply
+        "constant", f"mlp activation {name}", "mlp.experts", size=1.0, why_not=why_not, plant=plant
     )
 
 
@@ -118,11 +116,10 @@ def _base(factor: float) -> Mutation:
     def arguments(given: Mapping[str, Any], each: Pass) -> dict[str, Any]:
         cos, _ = given["position_embeddings"]
         theta = parameters(each.config)["rope_theta"] * factor
-        made = tables(each.position_ids, cos.shape[-1], theta, each.dtype)
-        return {**given, "position_embeddings": made}
+        other = tables(each.position_ids, cos.shape[-1], theta, each.dtype)
+        return {**given, "position_embeddings": other}
 
-    made = _rotary(f"self_attn rotary base times {factor:g}", abs(factor - 1))
-    return replace(made, arguments=arguments)
+    return _rotary(f"base times {factor:g}", factor, arguments)
 
 
 def _tables_scaled(factor: float) -> Mutation:
@@ -130,16 +127,12 @@ def _tables_scaled(factor: float) -> Mutation:
         cos, sin = given["position_embeddings"]
         return {**given, "position_embeddings": (cos * factor, sin * factor)}
 
-    made = _rotary(f"self_attn rotary tables times {factor:g}", abs(factor - 1))
-    return replace(made, arguments=arguments)
+    return _rotary(f"tables times {factor:g}", factor, arguments)
 
 
-def _rotary(story: str, size: float) -> Mutation:
-    def applies(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
-        return plain(block)
+def _rotary(what: str, factor: float, arguments: ChangeArguments) -> Mutation:
+    def why_not(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
+        return no_plain_tables(block)
 
-    return mutation("constant", story, "self_attn", size=size, applies=applies, apply=nothing)
-
-
-def _having(path: str) -> Callable[[nn.Module, torch.dtype, str], str]:
-    return lambda block, dtype, phase: lacking(block, path)
+    story, size = f"self_attn rotary {what}", abs(factor - 1)
+    return mutation("constant", story, "self_attn", size=size, why_not=why_not, arguments=arguments)

@@ -1,4 +1,4 @@
-"""Precision: one module computes in, or rounds its output to, a narrower type than the run's."""
+"""Precision: one module computes in a narrower type than the run's, or rounds its output to it."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def rounded(value: Any, narrow: torch.dtype) -> Any:
 def _narrowed(path: str, narrow: torch.dtype, computes: bool) -> Mutation:
     name = str(narrow).removeprefix("torch.")
 
-    def applies(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
+    def why_not(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
         if _BITS.get(dtype, 0) <= NARROW[narrow]:
             return f"a run in {str(dtype).removeprefix('torch.')} is no wider than {name}"
         return lacking(block, path)
 
-    def apply(block: nn.Module, surgery: Surgery) -> None:
+    def plant(block: nn.Module, surgery: Surgery) -> None:
         module = block.get_submodule(path)
         if computes:
             with torch.no_grad():
@@ -62,7 +62,7 @@ def _narrowed(path: str, narrow: torch.dtype, computes: bool) -> Mutation:
     story = f"{path} {'computes in' if computes else 'rounds its output to'} {name}"
     size = 2.0 ** -NARROW[narrow]
     return mutation(
-        "precision", story, path, size=size, applies=applies, apply=apply, by_weights=computes
+        "precision", story, path, size=size, why_not=why_not, plant=plant, by_weights=computes
     )
 
 

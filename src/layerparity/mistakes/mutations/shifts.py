@@ -1,22 +1,27 @@
-"""Shifts: off by one in positions, the causal mask, channels, heads, experts and their number."""
+"""Shifts: positions, the mask, channels, heads, experts or their number are off by one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from random import Random
 from typing import Any
 
 import torch
 from torch import nn
 
-from layerparity.mistakes.block import find, head_dim, lacking
-from layerparity.mistakes.fault import ChangeArguments, Pass, Surgery, nothing
-from layerparity.mistakes.mutations.base import Mutation, mutation, of_weight
-from layerparity.mistakes.mutations.scales import _HEADS
+from layerparity.mistakes.block import config_of, find, head_dim, lacking, needs
+from layerparity.mistakes.fault import ChangeArguments, Pass, Surgery, WhyNot
+from layerparity.mistakes.mutations.base import (
+    HEAD_COLUMNS,
+    HEAD_ROWS,
+    Mutation,
+    mutation,
+    of_weight,
+)
 from layerparity.mistakes.parts import Part, parts
-from layerparity.mistakes.rotary_tables import parameters, plain, tables
+from layerparity.mistakes.rotary_tables import no_plain_tables, parameters, tables
 
+_NEEDS_HEADS = needs("self_attn.head_dim")
 _AXES = (("experts", 0), ("channels", 1), ("inputs", 2))
 
 
@@ -35,30 +40,29 @@ def shifts(draw: Random, block: nn.Module) -> Iterator[Mutation]:
 
 
 def _of_part(part: Part, block: nn.Module) -> Iterator[Mutation]:
-    shape = part.view(block).shape
+    shape, size = part.view(block).shape, head_dim(block)
     for by in (1, -1):
         for what, axis in _AXES:
             if shape[axis] > 1:
                 yield _roll(part, what, axis, by, by)
-        size = 0 if lacking(block, "self_attn.head_dim") else head_dim(block)
-        if size and part.name in _HEADS and shape[1] > size:
+        if size and part.name in HEAD_ROWS and shape[1] > size:
             yield _roll(part, "heads", 1, by, by * size)
-        if size and part.name == "self_attn.o_proj":
+        if size and part.name == HEAD_COLUMNS:
             yield _roll(part, "heads", 2, by, by * size)
 
 
 def _roll(part: Part, what: str, axis: int, by: int, steps: int) -> Mutation:
-    def apply(block: nn.Module, surgery: Surgery) -> None:
+    def plant(block: nn.Module, surgery: Surgery) -> None:
         view = part.view(block)
         with torch.no_grad():
             view.copy_(view.roll(steps, axis))
 
     story = f"{part.name} {what} shifted by {by:+d}"
-    return of_weight("shift", story, part, size=1.0, place=(0, 0, 0), apply=apply)
+    return of_weight("shift", story, part, size=1.0, place=(0, 0, 0), plant=plant)
 
 
 def _top_k(by: int) -> Mutation:
-    def applies(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
+    def why_not(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
         gone = lacking(block, "mlp.gate.top_k")
         if gone:
             return gone
@@ -66,7 +70,7 @@ def _top_k(by: int) -> Mutation:
         most = find(block, "mlp.gate.num_experts")
         return "" if 1 <= wanted <= most else f"{wanted} of {most} experts cannot be chosen"
 
-    def apply(block: nn.Module, surgery: Surgery) -> None:
+    def plant(block: nn.Module, surgery: Surgery) -> None:
         gate = find(block, "mlp.gate")
         surgery.set(gate, "top_k", gate.top_k + by)
 
@@ -75,8 +79,8 @@ def _top_k(by: int) -> Mutation:
         f"mlp.gate chooses {by:+d} experts",
         "mlp.gate",
         size=1.0,
-        applies=applies,
-        apply=apply,
+        why_not=why_not,
+        plant=plant,
     )
 
 
@@ -103,16 +107,14 @@ def _dimensions(more: int) -> Mutation:
         theta = parameters(each.config)["rope_theta"]
         return {**given, "position_embeddings": tables(each.position_ids, dims, theta, each.dtype)}
 
-    def applies(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
-        reason = plain(block)
-        if (
-            not reason
-            and parameters(find(block, "self_attn.config")).get("partial_rotary_factor", 1.0) == 1.0
-        ):
-            return "this model rotates whole heads"
-        return reason
+    def why_not(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
+        reason = no_plain_tables(block)
+        if reason:
+            return reason
+        whole = parameters(config_of(block)).get("partial_rotary_factor", 1.0) == 1.0
+        return "this model rotates whole heads" if whole else ""
 
-    return replace(_changed(f"rotated dimensions by {more:+d}", arguments), applies=applies)
+    return _changed(f"rotated dimensions by {more:+d}", arguments, why_not)
 
 
 def _mask(story: str, moved: Callable[[torch.Tensor], torch.Tensor]) -> Mutation:
@@ -122,14 +124,10 @@ def _mask(story: str, moved: Callable[[torch.Tensor], torch.Tensor]) -> Mutation
     return _changed(f"mask {story}", arguments)
 
 
-def _changed(story: str, arguments: ChangeArguments) -> Mutation:
-    def applies(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
-        return lacking(block, "self_attn.head_dim")
-
-    made = mutation(
-        "shift", f"self_attn {story}", "self_attn", size=1.0, applies=applies, apply=nothing
-    )
-    return replace(made, arguments=arguments)
+def _changed(story: str, arguments: ChangeArguments, why_not: WhyNot = _NEEDS_HEADS) -> Mutation:
+    """Return a mutation of what attention is passed."""
+    words = f"self_attn {story}"
+    return mutation("shift", words, "self_attn", size=1.0, why_not=why_not, arguments=arguments)
 
 
 def _additive(mask: torch.Tensor | None, each: Pass) -> torch.Tensor:

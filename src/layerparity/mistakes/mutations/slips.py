@@ -1,4 +1,4 @@
-"""Slips: one weight too large by 30 % down to 0.1 %, whole or in one row, column or expert."""
+"""Slips: one weight is too large by 30 % to 0.1 %, all of it or one row, column or expert."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import torch
 from torch import nn
 
 from layerparity.mistakes.fault import Surgery
-from layerparity.mistakes.mutations.base import Mutation, of_weight
+from layerparity.mistakes.mutations.base import SIZES, Mutation, of_weight
 from layerparity.mistakes.parts import Part, parts
 
-SIZES = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
 _EVERY = slice(None)
 
 
@@ -40,9 +39,9 @@ def _slip(part: Part, size: float, at: tuple[int | None, int | None, int | None]
     words += [f"of expert {expert}"] if expert is not None else []
     where = tuple(_EVERY if each is None else each for each in at)
 
-    def apply(block: nn.Module, surgery: Surgery) -> None:
+    def plant(block: nn.Module, surgery: Surgery) -> None:
         with torch.no_grad():
             part.view(block)[where] *= 1 + size
 
     place = (expert or 0, row or 0, column or 0)
-    return of_weight("slip", " ".join(words), part, size=size, place=place, apply=apply)
+    return of_weight("slip", " ".join(words), part, size=size, place=place, plant=plant)

@@ -154,7 +154,7 @@ class FaultPort(HfPort):
         if layer in self.layers and self._touches(stage) and not self._reason(layer):
             surgery = self._surgeries[stage] = Surgery(layer, self.skeleton.config, self.seed)
             surgery.quantised = partial(quantised, self.skeleton, checkpoint, stage)
-            self.fault.apply(self._block(layer), surgery)
+            self.fault.plant(self._block(layer), surgery)
         return filled
 
     def _choose(self, name: str, index: int | None) -> Fault:
@@ -178,7 +178,7 @@ class FaultPort(HfPort):
         if (self.fault.id, layer) not in self._reasons:
             block, dtype = self._block(layer), self.skeleton.dtype
             # Asked once, of the sound block: a planted fault may hide what it applies to.
-            found = [self.fault.applies(block, dtype, phase) for phase in PHASES]
+            found = [self.fault.why_not(block, dtype, phase) for phase in PHASES]
             if self.fault.quantised and not holds_fp8(self.assets.checkpoint):
                 found = ["the checkpoint holds no weights in FP8"]
             self._reasons[self.fault.id, layer] = "" if "" in found else found[0]
