@@ -10,9 +10,8 @@ from layerparity.ground.errors import UserError
 from layerparity.mistakes.mutations.base import Mutation
 from layerparity.mistakes.mutations.constants import constants
 from layerparity.mistakes.mutations.precision import precision
-from layerparity.mistakes.mutations.scales import scales
+from layerparity.mistakes.mutations.scales import scales, slips
 from layerparity.mistakes.mutations.shifts import shifts
-from layerparity.mistakes.mutations.slips import slips
 from layerparity.mistakes.mutations.swaps import swaps
 
 KINDS = (slips, constants, precision, swaps, shifts, scales)
