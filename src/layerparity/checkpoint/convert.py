@@ -65,7 +65,7 @@ def convert(checkpoint: Checkpoint, folder: Path, shards: Sequence[Shard], dtype
         copy(files, folder)
         _finish(checkpoint, folder, shards, state)
     if omitted:
-        console.say(f"note: left out: {', '.join(omitted)}")
+        console.note(f"left out: {', '.join(omitted)}")
 
 
 def _write_shards(

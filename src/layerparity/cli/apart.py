@@ -1,4 +1,4 @@
-"""The door of a child process that makes one run of a job: python -m layerparity.cli.apart FILE.
+"""A child process that makes one run of a job: python -m layerparity.cli.apart FILE.
 
 FILE holds the run's keys as JSON, and then what came of it: ``run``, its id, or ``refused``, why.
 """
@@ -11,6 +11,7 @@ import traceback
 from pathlib import Path
 
 from layerparity.cli import search_path
+from layerparity.ground import console
 from layerparity.ground.errors import Exit, UserError
 from layerparity.ground.resources import shipped
 from layerparity.settings import config
@@ -23,22 +24,22 @@ def main(path: str) -> int:
     from layerparity.run import make, steps, typed_keys
     from layerparity.tracking.interrupt import terminable
 
-    told = Path(path)
-    settings = json.loads(told.read_text(encoding="utf-8"))
+    file = Path(path)
+    settings = json.loads(file.read_text(encoding="utf-8"))
     config.register()
     search_path.register()
     conf = initialize_config_dir(version_base="1.3", config_dir=str(shipped("conf").absolute()))
     try:
         # What stands in the file was typed for the whole job: one without use is no mistake.
-        with terminable(), conf, typed_keys.step(()):
+        with terminable(), conf, typed_keys.step(()), console.to_be_relayed():
             answer = {"run": make.make(steps.composed(settings))}
     except UserError as error:
-        told.write_text(json.dumps({"refused": str(error)}), encoding="utf-8")
+        file.write_text(json.dumps({"refused": str(error)}), encoding="utf-8")
         return Exit.USER
     except Exception:
         traceback.print_exc()
         return Exit.INTERNAL
-    told.write_text(json.dumps(answer), encoding="utf-8")
+    file.write_text(json.dumps(answer), encoding="utf-8")
     return Exit.OK
 
 

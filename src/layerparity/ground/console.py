@@ -1,8 +1,13 @@
-"""Console: what a command says while it works, on a terminal and in a log file alike."""
+"""Print what a command says while it works, on a terminal and in a log file alike.
+
+A child process whose output another command relays prints its notes and its progress as JSON, so
+that the other shows them as its own.
+"""
 
 from __future__ import annotations
 
 import io
+import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 _LOG_EVERY_SECONDS = 5.0
-_NOTE = "note: "
 
 
 @dataclass(frozen=True)
@@ -21,19 +25,59 @@ class _Brief:
     title: str
     noted: set[str]
 
-    def lets(self, text: str) -> bool:
-        new = text.startswith(_NOTE) and text not in self.noted
-        self.noted.add(text)
-        return new
-
 
 _briefs: list[_Brief] = []
+_relayed: list[bool] = []
 
 
 def say(text: str) -> None:
     """Print one line of progress or result."""
-    if not _briefs or _briefs[-1].lets(text):
+    if not _briefs:
         print(text, flush=True)
+
+
+def note(text: str) -> None:
+    """Print what a user should know of how a run was made; in brief, once."""
+    if _relayed:
+        print(json.dumps({"note": text}), flush=True)
+        return
+    if _briefs:
+        if text in _briefs[-1].noted:
+            return
+        _briefs[-1].noted.add(text)
+    print(f"note: {text}", flush=True)
+
+
+@contextmanager
+def to_be_relayed() -> Iterator[None]:
+    """Print notes and progress inside as JSON, for the process that reads them by `relay`."""
+    _relayed.append(True)
+    try:
+        yield
+    finally:
+        _relayed.pop()
+
+
+def relay(lines: Iterable[str]) -> None:
+    """Say what a child says `to_be_relayed`: its notes, its progress as this process shows it."""
+    with counting("blocks") as count:
+        for line in lines:
+            message = _message(line)
+            if message is None:
+                say(line.rstrip())
+            elif "note" in message:
+                note(message["note"])
+            else:
+                count(message["done"], message["total"], message["what"])
+
+
+def _message(line: str) -> dict[str, Any] | None:
+    """Return what a child printed as JSON; None of any other line."""
+    try:
+        message = json.loads(line)
+    except ValueError:
+        return None
+    return message if isinstance(message, dict) and message.keys() & {"note", "done"} else None
 
 
 def complain(text: str) -> None:
@@ -108,8 +152,10 @@ class Progress:
         ended = self.done == self.total and not _briefs
         if ended or time.monotonic() - self._said >= _LOG_EVERY_SECONDS:
             self._said = time.monotonic()
-            line = f"{self.title}: {self.done} of {self.total} {what}"
-            print(line.rstrip(), flush=True)
+            line = f"{self.title}: {self.done} of {self.total} {what}".rstrip()
+            if _relayed:
+                line = json.dumps({"done": self.done, "total": self.total, "what": what})
+            print(line, flush=True)
 
 
 @contextmanager

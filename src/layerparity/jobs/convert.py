@@ -73,7 +73,7 @@ def _show(done: Sequence[ConversionGroup]) -> None:
         count = sum(group.tensors for group in unread)
         kinds = ", ".join(sorted(group.stored for group in unread))
         many = f"{count} tensor{'' if count == 1 else 's'}"
-        console.say(f"note: {many} stored as {kinds} are copied as they are; no run reads them")
+        console.note(f"{many} stored as {kinds} are copied as they are; no run reads them")
 
 
 def _say_command(folder: Path, dtype: str) -> Exit:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -21,8 +20,6 @@ from layerparity.ground.errors import Exit, UserError
 
 # Seconds in which a child that was told to end may close its run.
 _GRACE_S = 20.0
-# A line of `console.Progress` where there is no terminal.
-_PROGRESS = re.compile(r".*: (\d+) of (\d+) ?(.*)")
 # The door of such a child, by name: it stands above the jobs.
 _DOOR = "layerparity.cli.apart"
 
@@ -39,7 +36,7 @@ def make(settings: Mapping[str, Any]) -> str:
         told.write_text(json.dumps(dict(settings)), encoding="utf-8")
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
             with _child(told, errors) as child:
-                _relay(child.stdout)
+                console.relay(child.stdout or ())
                 status = child.wait()
             errors.seek(0)
             said = errors.read()
@@ -81,17 +78,6 @@ def _end(child: subprocess.Popen[str]) -> None:
         child.communicate(timeout=_GRACE_S)
     except subprocess.TimeoutExpired:
         child.kill()
-
-
-def _relay(lines: IO[str] | None) -> None:
-    """Say what the child says, its progress as this process shows progress."""
-    with console.counting("blocks") as count:
-        for line in lines or ():
-            seen = _PROGRESS.fullmatch(line.rstrip())
-            if seen:
-                count(int(seen[1]), int(seen[2]), seen[3])
-            else:
-                console.say(line.rstrip())
 
 
 def _ending(status: int) -> str:

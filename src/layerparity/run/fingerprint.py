@@ -122,7 +122,7 @@ def reusable(store: Store, fingerprint: str) -> StoredRun | None:
         if store.config.name == EMBEDDED:
             _check_files(found, manifest)
     except UserError as error:
-        console.say(f"note: run {found.name} ({found.id[:8]}) is not reused: {error}")
+        console.note(f"run {found.name} ({found.id[:8]}) is not reused: {error}")
         return None
     return found
 

@@ -58,7 +58,7 @@ def golden_for(
         asked = store.find(reference, kind=RunKind.golden.value)
         other = same.differing(_used(asked))
         if other:
-            console.say(f"note: {_called(asked)} was made from other weights: {other}")
+            console.note(f"{_called(asked)} was made from other weights: {other}")
         return asked
     fitting = _fitting(store, checkpoint, request, same)
     fallback: Sequence[StoredRun] = ()
@@ -82,7 +82,7 @@ def _fitting(
             yield runs
         elif mentioned < MENTIONED:
             mentioned += 1
-            console.say(f"note: {_called(runs)} is passed over: {why}")
+            console.note(f"{_called(runs)} is passed over: {why}")
 
 
 def _sets(store: Store) -> Iterator[Sequence[StoredRun]]:

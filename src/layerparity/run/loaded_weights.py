@@ -46,7 +46,7 @@ def load_weights(plan: RunPlan) -> LoadedWeights:
         port = open_port.build(plan.config.port, assets)
         port.place(stages)
         for warning in backend.warnings:
-            console.say(f"note: {warning}")
+            console.note(f"{warning}")
         console.say(
             f"weights of {plan.config.model.name}, {plan.scope.describe()}, as port {label} has "
             "them"
@@ -83,5 +83,5 @@ def _unnamed(
                 found.setdefault(stage, {})[name] = print_of(checkpoint.value(name))
     except UserError as error:
         # A port may know architectures and formats that we cannot build ourselves.
-        console.say(f"note: tensors that the port does not name are not looked for: {error}")
+        console.note(f"tensors that the port does not name are not looked for: {error}")
     return found

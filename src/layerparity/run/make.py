@@ -86,7 +86,7 @@ def build_port(prepared: Prepared) -> Port:
     port = open_port.build(prepared.config.port, assets)
     placed = port.place(prepared.scope.stages)
     for warning in prepared.backend.warnings:
-        console.say(f"note: {warning}")
+        console.note(f"{warning}")
     rows = [(p.device, len(p.stages), console.bytes_text(p.bytes)) for p in placed]
     console.table("Placement", ("device", "modules", "weights"), rows)
     return port

@@ -44,7 +44,7 @@ def find(store: Store, reference: str, kind: str | None) -> list[StoredRun]:
             raise _not_found(store, reference)
         runs = expand(store, found, kind)
     if here:
-        console.say(f"note: '{reference}' is taken as the run; the folder here is ./{reference}")
+        console.note(f"'{reference}' is taken as the run; the folder here is ./{reference}")
     return runs
 
 

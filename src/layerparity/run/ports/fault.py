@@ -123,7 +123,7 @@ class FaultPort(HfPort):
             if not self._reason(layer):
                 self._arguments[layer] = self._changed(layer, call)
         if all(map(_same, before, self._arguments)):
-            console.say(f"note: {self.fault.story}: changes nothing in this pass.")
+            console.note(f"{self.fault.story}: changes nothing in this pass.")
 
     def _changed(self, layer: int, call: Call) -> dict[str, Any]:
         from layerparity.mistakes.fault import Pass
