@@ -1,4 +1,4 @@
-"""Command: reads a command line before Hydra does, and answers mistakes in one short message."""
+"""Check a command line before Hydra reads it; answer mistakes in one short message."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ def check(arguments: Sequence[str]) -> None:
     """Raise UserError for the first argument that cannot be meant."""
     from hydra._internal.utils import get_args_parser
 
+    def refuse(message: str) -> None:
+        raise UserError(f"{message}. --help lists what there is.")
+
     parser = get_args_parser()
-    parser.error = _unknown_flag  # type: ignore[method-assign,assignment]
+    parser.error = refuse  # type: ignore[method-assign,assignment]
     parsed = parser.parse_args(list(arguments))
     if not parsed.shell_completion:
         check_overrides(parsed.overrides, parsed.multirun)
-
-
-def _unknown_flag(message: str) -> None:
-    raise UserError(f"{message}. --help lists what there is.")
 
 
 def check_overrides(overrides: Sequence[str], multirun: bool) -> None:
@@ -52,6 +51,7 @@ def check_overrides(overrides: Sequence[str], multirun: bool) -> None:
 
 
 def _check_choice(override: Any) -> None:
+    """Raise UserError where an override chooses an option that its group does not have."""
     group = override.key_or_group
     if group not in (*help_text.GROUPS, "job", "experiment"):
         return
@@ -89,6 +89,7 @@ def explain(error: Exception) -> UserError:
 
 
 def _bare_word(word: str) -> str:
+    """Return what a word without a value may have been meant to be."""
     jobs = help_text.options("job")
     if word in jobs:
         return f" Did you mean job={word}?"

@@ -1,4 +1,4 @@
-"""The door: from a command line to a job and an exit status."""
+"""Compose a command line, run its job, and return the exit status."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _hydra(arguments: list[str]) -> int:
             raise stopped.reason from None
         finally:
             _close_sweep()
-        return _noted()
+        return _gravest()
 
 
 def _job(composed: Any) -> int:
@@ -107,14 +107,14 @@ def _dispatch(composed: Any) -> Exit:
     from layerparity.ground import registry
 
     try:
-        made: Any = OmegaConf.to_object(composed)
-        _check_steps(getattr(made.job, "steps", ()))
-        ended: Exit = registry.load("jobs", made.job.name).run(made)
+        config: Any = OmegaConf.to_object(composed)
+        _check_steps(getattr(config.job, "steps", ()))
+        ending: Exit = registry.load("jobs", config.job.name).run(config)
     except (HydraException, OmegaConfBaseException) as error:
-        raise _where(error, command.explain(error)) from error
+        raise _with_notes(error, command.explain(error)) from error
     except UserError as error:
-        raise _where(error, error) from error
-    return ended
+        raise _with_notes(error, error) from error
+    return ending
 
 
 def _check_steps(steps: Sequence[str]) -> None:
@@ -129,9 +129,9 @@ def _check_steps(steps: Sequence[str]) -> None:
             raise
 
 
-def _where(error: Exception, told: UserError) -> UserError:
+def _with_notes(error: Exception, message: UserError) -> UserError:
     """Return a message with the notes of an exception, which say where it is from, before it."""
-    return UserError(": ".join([*getattr(error, "__notes__", ()), str(told)]))
+    return UserError(": ".join([*getattr(error, "__notes__", ()), str(message)]))
 
 
 def _note(code: Exit, why: str) -> None:
@@ -149,7 +149,7 @@ def _notes() -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def _noted() -> Exit:
+def _gravest() -> Exit:
     return max((Exit(note["exit"]) for note in _notes()), key=_SEVERITY.index, default=Exit.OK)
 
 
@@ -158,7 +158,7 @@ def _close_sweep() -> None:
     from layerparity.run import sweep
 
     refused = {note["part"]: note["why"] for note in _notes() if note["exit"] != Exit.OK}
-    rows = sweep.close_parent(failed=_noted() is not Exit.OK, refused=refused)
+    rows = sweep.close_parent(failed=_gravest() is not Exit.OK, refused=refused)
     if rows:
         console.table("Sweep", ("run", "status", "link"), rows)
 

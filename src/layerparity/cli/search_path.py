@@ -1,4 +1,4 @@
-"""Search path: lets Hydra find experiments/ and ``device_map=cuda:N`` from any directory."""
+"""Let Hydra find experiments/ and ``device_map=cuda:N`` from any directory."""
 
 from __future__ import annotations
 

@@ -33,5 +33,5 @@ def memory_ran_out(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     # Neither torch's allocator for the CPU nor a thread without a stack has a type of its own.
-    told = ("can't allocate memory", "can't start new thread")
-    return isinstance(error, MemoryError) or any(words in str(error) for words in told)
+    words = ("can't allocate memory", "can't start new thread")
+    return isinstance(error, MemoryError) or any(each in str(error) for each in words)

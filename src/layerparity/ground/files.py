@@ -1,4 +1,4 @@
-"""Files that are either whole or absent, and the hashes that prove it."""
+"""Write files that are either whole or absent; hash and read tensors."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from layerparity.ground.errors import UserError
 if TYPE_CHECKING:
     import torch
     from safetensors import safe_open
+
+
+RUN_AGAIN = "make the run again"
 
 
 @contextmanager
@@ -63,9 +66,6 @@ def inside(folder: Path, name: str) -> Path:
     return path
 
 
-RUN_AGAIN = "make the run again"
-
-
 def read_tensor(path: Path, key: str, cure: str = RUN_AGAIN) -> torch.Tensor:
     """Return one tensor, mapped from its file. Raises UserError, which ends in the cure."""
     return read_tensors(path, [key], cure)[key]
@@ -76,9 +76,9 @@ def read_tensors(
 ) -> dict[str, torch.Tensor]:
     """Return tensors of a file by name, all of them unless named. Raises UserError."""
     with _opened(path, cure) as file:
-        held = file.keys()
-        wanted = list(held if keys is None else keys)
-        absent = sorted(set(wanted) - set(held))
+        names = file.keys()
+        wanted = list(names if keys is None else keys)
+        absent = sorted(set(wanted) - set(names))
         if absent:
             raise UserError(f"{path} holds no tensor '{absent[0]}': it is damaged; {cure}.")
         return {key: file.get_tensor(key) for key in wanted}

@@ -1,4 +1,4 @@
-"""Profile: where a run's time, reads and memory went, stage by stage."""
+"""Where a run's time, reads and memory went, stage by stage."""
 
 from __future__ import annotations
 
@@ -134,7 +134,6 @@ def anonymous_bytes() -> int:
     import psutil
 
     # Elsewhere than on Linux nothing tells the two apart.
-
     return int(psutil.Process(os.getpid()).memory_info().rss)
 
 

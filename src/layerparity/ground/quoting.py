@@ -1,4 +1,4 @@
-"""Quoting: an argument of a command line as it must be typed, for the shell and for Hydra."""
+"""Quote an argument of a command line as it must be typed, for the shell and for Hydra."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plug-ins by name: one module in a package is one backend, family, port, metric, inputs or job."""
+"""Find plug-ins by name: a module in a package is one backend, family, port, inputs or job."""
 
 from __future__ import annotations
 

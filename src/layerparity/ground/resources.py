@@ -1,4 +1,4 @@
-"""Resources: the folders and files that come with layerparity, in a source tree and in a wheel."""
+"""Find the folders and files that come with layerparity, in a source tree and in a wheel."""
 
 from __future__ import annotations
 

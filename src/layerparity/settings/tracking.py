@@ -1,4 +1,4 @@
-"""TrackingConfig: where runs are kept, and how long a server may think before it counts as gone."""
+"""Where runs are kept: the keys of conf/tracking, checked."""
 
 from __future__ import annotations
 
