@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from layerparity.checkpoint.audit import Audit, examine
 from layerparity.checkpoint.deep import read_deep
-from layerparity.checkpoint.finding import CURES, Finding, grouped
+from layerparity.checkpoint.finding import CURES, AuditFinding, grouped
 from layerparity.checkpoint.listing import read_listing
 from layerparity.checkpoint.scales import check_scales
 from layerparity.checkpoint.stream import CHUNK, ValueStatistics
@@ -520,13 +520,13 @@ def test_folders_that_are_no_checkpoint_are_the_users_mistake(tmp_path: Path) ->
 
 def test_a_kind_without_a_cure_cannot_be_found() -> None:
     with pytest.raises(ValueError, match="no kind"):
-        Finding("surprised", "x")
+        AuditFinding("surprised", "x")
 
 
 def test_alike_findings_stand_together_problems_first() -> None:
     names = [f"model.layers.{n}.x.weight" for n in range(3)]
-    found = [Finding("all_zero", "", names[0], note=True)]
-    found += [Finding("tensor_missing", name, name) for name in names]
+    found = [AuditFinding("all_zero", "", names[0], note=True)]
+    found += [AuditFinding("tensor_missing", name, name) for name in names]
     note, problems = grouped(found)[::-1]
     assert (problems.tensors, problems.first.tensor, note.first.note) == (3, names[0], True)
 

@@ -31,7 +31,7 @@ from layerparity.ground.profile import MemoryPeaks, anonymous_bytes
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.filling import Filler
 from layerparity.model.header import BITS, Stored, read_header
-from layerparity.model.loader import Pool
+from layerparity.model.page_pool import PagePool
 from layerparity.model.reading import Files
 
 TINY = ROOT / "checkpoints/tiny_minimax_m2"
@@ -173,7 +173,7 @@ def test_small_slices_are_the_same_as_one(tmp_path: Path) -> None:
     tensors = {"x.weight": weight, "x.weight_scale_inv": scales, "y": torch.randn(77, 13)}
     checkpoint = Checkpoint(plain(tmp_path / "from", {"model.safetensors": tensors}))
     (shard,) = plan_shards(checkpoint, Policy("BF16", (), False))
-    filler, pool = Filler(checkpoint.files, hashing=False), Pool()
+    filler, pool = Filler(checkpoint.files, hashing=False), PagePool()
     for tensor in shard.tensors:
         found = {}
         for limit in (1, 1000, 10**9):

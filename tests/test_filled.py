@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from test_weights import STAGES, port_of
 
 from layerparity.model import prints
-from layerparity.model.filling import values_digest
 from layerparity.model.prints import against, print_of
 from layerparity.model.reading import Files
+from layerparity.model.tensor_hashes import values_digest
 from layerparity.settings.config import DType
 
 STORED = ["float32", "float16", "bfloat16", "fp8"]

@@ -16,7 +16,7 @@ from layerparity.ground.errors import Exit
 from layerparity.judge.guilt import Guilt
 from layerparity.mistakes.catalogue import catalogue
 from layerparity.model.checkpoint import Checkpoint
-from layerparity.model.loader import Pool
+from layerparity.model.page_pool import PagePool
 from layerparity.selftest.cells import Cell, Setting, clean_cells, fault_cells, spread
 from layerparity.selftest.models import BLOCK, FP8, quantise
 from layerparity.selftest.outcomes import CellResult, Ending, ending_of, upper_bound
@@ -158,8 +158,8 @@ def test_a_buffer_in_float32_is_named_by_the_audit(monkeypatch: pytest.MonkeyPat
     assert (ended.ending, ended.cause) == (Ending.NAMED, "audit")
     assert ended.named == "layers.0.mlp.experts.gate_up_proj"
     # A loader that stacks in float32, whatever it is asked for, does not pass for a sound one.
-    plain = Pool.empty
-    monkeypatch.setattr(Pool, "empty", lambda pool, shape, _: plain(pool, shape, torch.float32))
+    plain = PagePool.empty
+    monkeypatch.setattr(PagePool, "empty", lambda pool, shape, _: plain(pool, shape, torch.float32))
     (ended,) = upcast(checkpoint, "tiny_minimax_m2")
     assert ended.ending is Ending.MISSED
 

@@ -21,11 +21,11 @@ from conftest import ROOT, Ended
 from layerparity.ground.errors import UserError
 from layerparity.ground.profile import MemoryPeaks, anonymous_bytes
 from layerparity.machine import max_memory
-from layerparity.model import conversion, loader
+from layerparity.model import conversion, page_pool
 from layerparity.model.architecture import read_config
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.filling import Filler
-from layerparity.model.loader import Pool
+from layerparity.model.page_pool import PagePool
 from layerparity.model.skeleton import Skeleton
 from layerparity.record.manifest import FILE_NAME, PROFILE_FILE
 
@@ -178,7 +178,7 @@ def test_two_blocks_are_held_and_no_more(large_float32: Path) -> None:
 
 
 def test_pages_are_used_again_only_when_nobody_holds_them() -> None:
-    pool = Pool()
+    pool = PagePool()
     first = pool.empty((1 << 20,), torch.float32).fill_(1)
     view, place = first[5:7], first.data_ptr()
     del first
@@ -192,7 +192,7 @@ def test_pages_are_used_again_only_when_nobody_holds_them() -> None:
 
 
 def test_pages_dropped_by_the_collector_never_lock_the_pool() -> None:
-    pool = Pool()
+    pool = PagePool()
     before = gc.get_threshold()
     gc.set_threshold(1)
     try:
@@ -292,8 +292,8 @@ def test_memory_that_runs_out_names_its_stage(cli: Callable[..., Ended], monkeyp
     def full(*_: object) -> None:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    monkeypatch.setattr(Pool, "_take", full)
-    monkeypatch.setattr(loader, "_LARGE", 1)
+    monkeypatch.setattr(PagePool, "_take", full)
+    monkeypatch.setattr(page_pool, "_LARGE", 1)
     ended = cli("device_map=stream", "scope=single", "layer=2", "inputs=random")
     assert ended.exit == 2
     assert "memory ran out at layers.2: raise the limit" in ended.err

@@ -24,7 +24,8 @@ from layerparity.judge.tolerances.fixed import FixedTolerance
 from layerparity.judge.weights_diff import diff_side, diff_weights
 from layerparity.judge.weights_kind import cosine, related, relative_change, same_values
 from layerparity.model.checkpoint import Checkpoint
-from layerparity.model.prints import BUCKETS, CHUNK, against, print_of
+from layerparity.model.prints import against, print_of
+from layerparity.model.weight_sketch import BUCKETS, CHUNK
 from layerparity.record.comparison import Comparison
 from layerparity.record.findings import WeightFinding
 from layerparity.record.manifest import EFFECTIVE_FILE, WeightPrint

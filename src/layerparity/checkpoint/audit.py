@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from layerparity.checkpoint.deep import DeepAudit, read_deep
-from layerparity.checkpoint.finding import Finding
+from layerparity.checkpoint.finding import AuditFinding
 from layerparity.checkpoint.fit import Fit, fit, import_libraries
 from layerparity.checkpoint.listing import read_listing
 from layerparity.checkpoint.scales import ScaleCheck, check_scales
@@ -66,12 +66,12 @@ class Audit:
     scales: ScaleCheck
     peaks: dict[str, Peak]
     parameters: int
-    findings: list[Finding]
+    findings: list[AuditFinding]
     seconds: float
     deep: DeepAudit | None = None
 
     @property
-    def problems(self) -> list[Finding]:
+    def problems(self) -> list[AuditFinding]:
         """The findings that make it unsound."""
         return [each for each in self.findings if not each.note]
 
@@ -117,11 +117,11 @@ def examine(checkpoint: Checkpoint, deep: bool = False) -> Audit:
     if not any(folder.glob("*.safetensors")) and not (folder / INDEX).is_file():
         _ = checkpoint.tensors
     config: Mapping[str, Any] = {}
-    damaged: list[Finding] = []
+    damaged: list[AuditFinding] = []
     try:
         config = checkpoint.config
     except UserError as error:
-        damaged = [Finding("config_damaged", str(error), file="config.json", count=0)]
+        damaged = [AuditFinding("config_damaged", str(error), file="config.json", count=0)]
     import_libraries(config)
     began = time.perf_counter()
     listing = read_listing(folder)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from layerparity.checkpoint.finding import Finding
+from layerparity.checkpoint.finding import AuditFinding
 from layerparity.checkpoint.fit import READ
 from layerparity.checkpoint.listing import Listing
 from layerparity.checkpoint.outliers import (
@@ -32,7 +32,7 @@ class DeepAudit:
     tensors: int = 0
     bytes: int = 0
     seconds: float = 0.0
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[AuditFinding] = field(default_factory=list)
     stds: list[tuple[str, int, float]] = field(default_factory=list)
     statistics: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -74,16 +74,16 @@ def _comparable(
 
 def _broken(
     tallies: Mapping[str, ValueStatistics], tensors: Mapping[str, Stored]
-) -> Iterator[Finding]:
+) -> Iterator[AuditFinding]:
     for name, tally in tallies.items():
         if tally.nan or tally.inf:
             text = f"{name} holds {tally.nan} NaN and {tally.inf} Inf"
-            yield Finding("nonfinite", text, name, tensors[name].file.name)
+            yield AuditFinding("nonfinite", text, name, tensors[name].file.name)
 
 
 def _flat(
     tallies: Mapping[str, ValueStatistics], tensors: Mapping[str, Stored]
-) -> Iterator[Finding]:
+) -> Iterator[AuditFinding]:
     """Yield weights of one value.
 
     A vector that is flat in most layers may be meant so (a norm of ones, a bias that is not used):
@@ -103,21 +103,21 @@ def _flat(
             value = tallies[name].least
             what, text = ("all_zero", "all zero") if value == 0 else ("constant", f"all {value:g}")
             file = stored.file.name
-            yield Finding(what, f"{name} is {text}", name, file, note=usual)
+            yield AuditFinding(what, f"{name} is {text}", name, file, note=usual)
 
 
 def _scales(
     tallies: Mapping[str, ValueStatistics], tensors: Mapping[str, Stored]
-) -> Iterator[Finding]:
+) -> Iterator[AuditFinding]:
     """Yield scales that are not above 0; a note where some blocks are 0, which may be meant so."""
     for name, tally in tallies.items():
         if weight_types.is_scale(name) and tally.count and tally.least <= 0:
             some = tally.least == 0 and tally.most > 0
             text = f"{name} holds scales from {tally.least:g} to {tally.most:g}"
-            yield Finding("scale_value", text, name, tensors[name].file.name, note=some)
+            yield AuditFinding("scale_value", text, name, tensors[name].file.name, note=some)
 
 
-def _outlier(found: Outlier, tensors: Mapping[str, Stored]) -> Finding:
+def _outlier(found: Outlier, tensors: Mapping[str, Stored]) -> AuditFinding:
     file = tensors[found.name].file.name if found.name in tensors else ""
     light = found.factor < GRAVE_FACTOR
-    return Finding("out_of_family", found.text, found.name, file, note=light)
+    return AuditFinding("out_of_family", found.text, found.name, file, note=light)

@@ -59,7 +59,7 @@ def counted(count: int, word: str) -> str:
 
 
 @dataclass(frozen=True)
-class Finding:
+class AuditFinding:
     """One finding. ``what`` is a key of `CURES`; ``count`` is how many tensors it is about.
 
     A note is shown and does not make the checkpoint unsound.
@@ -98,14 +98,14 @@ class Finding:
 class FindingGroup:
     """Findings of one kind about tensors that differ by their numbers only: layer, expert."""
 
-    first: Finding
+    first: AuditFinding
     findings: int
     tensors: int
 
 
-def grouped(findings: Iterable[Finding]) -> list[FindingGroup]:
+def grouped(findings: Iterable[AuditFinding]) -> list[FindingGroup]:
     """Return findings by kind and by name without numbers, problems first, else in their order."""
-    alike: dict[tuple[bool, str, str], list[Finding]] = {}
+    alike: dict[tuple[bool, str, str], list[AuditFinding]] = {}
     for each in findings:
         key = (each.note, each.what, _DIGITS.sub("*", each.tensor or each.file))
         alike.setdefault(key, []).append(each)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from layerparity.checkpoint.finding import Finding
+from layerparity.checkpoint.finding import AuditFinding
 from layerparity.ground.errors import UserError
 from layerparity.model import weight_types
 from layerparity.model.conversion import in_order
@@ -42,7 +42,7 @@ class Fit:
     number of them; ``stages`` are the numbers of embedding, blocks, norm and head, as they run.
     """
 
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[AuditFinding] = field(default_factory=list)
     weights: list[ModuleWeight] = field(default_factory=list)
     buffers: set[str] = field(default_factory=set)
     parameters: int = 0
@@ -78,11 +78,11 @@ def fit(config: Mapping[str, Any], tensors: Mapping[str, Stored], lost: set[str]
         skeleton = Skeleton(read_config(_unquantised(config)), torch.bfloat16, "eager", None)
         return _Fitting(skeleton, tensors, lost).fit()
     except UserError as error:
-        return Fit([Finding("architecture_unknown", str(error), file="config.json", count=0)])
+        return Fit([AuditFinding("architecture_unknown", str(error), file="config.json", count=0)])
     except _NONSENSE as error:
         # Not everything that can be built can be taken apart again.
         text = f"config.json's values make no model ({type(error).__name__}: {error})"
-        return Fit([Finding("architecture_unknown", text, file="config.json", count=0)])
+        return Fit([AuditFinding("architecture_unknown", text, file="config.json", count=0)])
 
 
 def _unquantised(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,7 +181,7 @@ class _Fitting:
 
     def _add(self, what: str, text: str, name: str, note: bool = False) -> None:
         file = self.tensors[name].file.name if name in self.tensors else ""
-        self.result.findings.append(Finding(what, text, name, file, note=note))
+        self.result.findings.append(AuditFinding(what, text, name, file, note=note))
 
 
 def _paired(names: list[str], due: Mapping[str, Shape], prefix: str) -> dict[str, str] | None:

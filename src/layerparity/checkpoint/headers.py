@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from layerparity.checkpoint.finding import Finding, counted
+from layerparity.checkpoint.finding import AuditFinding, counted
 from layerparity.model.header import Stored, bytes_due
 
 _PREFIX = 8
@@ -31,12 +31,12 @@ class ShardHeader:
     file: Path
     size: int = 0
     tensors: list[Stored] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[AuditFinding] = field(default_factory=list)
     readable: bool = True
 
     def add(self, what: str, text: str, tensor: str = "", count: int = 1) -> None:
         """Note a problem of this file."""
-        self.findings.append(Finding(what, text, tensor, self.file.name, count))
+        self.findings.append(AuditFinding(what, text, tensor, self.file.name, count))
 
 
 def intact(stored: Stored, size: int) -> bool:

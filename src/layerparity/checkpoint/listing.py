@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from layerparity.checkpoint.finding import Finding, counted
+from layerparity.checkpoint.finding import AuditFinding, counted
 from layerparity.checkpoint.headers import ShardHeader, read_shard_header
 from layerparity.model.checkpoint import INDEX
 from layerparity.model.header import Stored
@@ -27,7 +27,7 @@ class Listing:
 
     shards: list[ShardHeader] = field(default_factory=list)
     tensors: dict[str, Stored] = field(default_factory=dict)
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[AuditFinding] = field(default_factory=list)
     lost: set[str] = field(default_factory=set)
 
     @property
@@ -72,14 +72,14 @@ def _index(folder: Path, listing: Listing) -> tuple[dict[str, Any], dict[str, st
     outside = {name for name in named if (folder / name).parent != folder}
     for name in sorted(outside):
         text = f"{INDEX} names {name}, which is no file of the folder"
-        listing.findings.append(Finding("index_outside_folder", text, file=name))
+        listing.findings.append(AuditFinding("index_outside_folder", text, file=name))
     listing.lost |= {tensor for tensor, name in weight_map.items() if name in outside}
     return index, {k: v for k, v in weight_map.items() if v not in outside}
 
 
 def _no_index(listing: Listing, why: str) -> tuple[dict[str, Any], dict[str, str]]:
     text = f"{INDEX} holds no readable weight_map{why}; the files were read without it"
-    listing.findings.append(Finding("index_damaged", text, file=INDEX))
+    listing.findings.append(AuditFinding("index_damaged", text, file=INDEX))
     return {}, {}
 
 
@@ -94,7 +94,9 @@ def _files(
     for file in there:
         if file.name not in named:
             text = f"{file.name} is not in the index"
-            listing.findings.append(Finding("file_not_indexed", text, file=file.name, note=True))
+            listing.findings.append(
+                AuditFinding("file_not_indexed", text, file=file.name, note=True)
+            )
     held = [folder / name for name in named if (folder / name).is_file()]
     return held, [name for name in named if not (folder / name).is_file()]
 
@@ -123,7 +125,9 @@ def _take(listing: Listing, shard: ShardHeader, named: list[str]) -> None:
         first = listing.tensors.setdefault(stored.name, stored)
         if first is not stored:
             text = f"{stored.name} stands in {first.file.name} and in {shard.file.name}"
-            listing.findings.append(Finding("tensor_twice", text, stored.name, shard.file.name))
+            listing.findings.append(
+                AuditFinding("tensor_twice", text, stored.name, shard.file.name)
+            )
 
 
 def _lose(listing: Listing, name: str, named: list[str]) -> None:
@@ -131,7 +135,7 @@ def _lose(listing: Listing, name: str, named: list[str]) -> None:
     listing.lost.update(named)
     more = f", and with it {counted(len(named), 'tensor')}" if named else ""
     text = f"{name} is not in the folder{more}"
-    listing.findings.append(Finding("shard_missing", text, file=name, count=len(named)))
+    listing.findings.append(AuditFinding("shard_missing", text, file=name, count=len(named)))
 
 
 def _check_index(listing: Listing, weight_map: Mapping[str, str]) -> None:
@@ -144,15 +148,15 @@ def _check_index(listing: Listing, weight_map: Mapping[str, str]) -> None:
         files = holders.get(tensor)
         if files is None and tensor not in listing.lost:
             text = f"{INDEX} puts {tensor} into {file}, and no file has it"
-            listing.findings.append(Finding("index_names_absent", text, tensor, file))
+            listing.findings.append(AuditFinding("index_names_absent", text, tensor, file))
             listing.lost.add(tensor)
         elif files is not None and file not in files:
             text = f"{INDEX} puts {tensor} into {file}, it is in {files[0]}"
-            listing.findings.append(Finding("index_names_other_file", text, tensor, file))
+            listing.findings.append(AuditFinding("index_names_other_file", text, tensor, file))
     for tensor, files in holders.items():
         if tensor not in weight_map and tensor not in listing.lost:
             text = f"{tensor} is in {files[0]} and not in the index"
-            listing.findings.append(Finding("index_lacks", text, tensor, files[0]))
+            listing.findings.append(AuditFinding("index_lacks", text, tensor, files[0]))
 
 
 def _total(listing: Listing, index: Mapping[str, Any]) -> None:
@@ -161,4 +165,6 @@ def _total(listing: Listing, index: Mapping[str, Any]) -> None:
     held = sum(stored.bytes for stored in listing.tensors.values())
     if isinstance(said, int | float) and said != held and not listing.lost:
         text = f"{INDEX} says total_size {said:.0f}, the headers {held} bytes"
-        listing.findings.append(Finding("index_total_wrong", text, file=INDEX, count=0, note=True))
+        listing.findings.append(
+            AuditFinding("index_total_wrong", text, file=INDEX, count=0, note=True)
+        )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from layerparity.checkpoint.finding import Finding
+from layerparity.checkpoint.finding import AuditFinding
 from layerparity.ground.errors import UserError
 from layerparity.model import weight_types
 from layerparity.model.header import Stored
@@ -27,7 +27,7 @@ class ScaleCheck:
     present: int = 0
     matching: set[str] = field(default_factory=set)
     orphans: int = 0
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[AuditFinding] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -106,4 +106,4 @@ def _scale(
 def _add(result: ScaleCheck, what: str, text: str, stored: Stored | None = None) -> None:
     tensor, file = (stored.name, stored.file.name) if stored else ("", "config.json")
     count = 1 if stored else 0
-    result.findings.append(Finding(what, text, tensor, file, count))
+    result.findings.append(AuditFinding(what, text, tensor, file, count))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from layerparity.checkpoint.shards import Shard
     from layerparity.model.checkpoint import Checkpoint
     from layerparity.model.filling import Filler
-    from layerparity.model.loader import Pool
+    from layerparity.model.page_pool import PagePool
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -88,9 +88,9 @@ def _read_ahead(
 ) -> Generator[memoryview, None, None]:
     """Yield the bytes of slices; the next one is read while this one is hashed and written."""
     from layerparity.model.filling import Filler
-    from layerparity.model.loader import Pool
+    from layerparity.model.page_pool import PagePool
 
-    filler, pool = Filler(checkpoint.files, hashing=False), Pool()
+    filler, pool = Filler(checkpoint.files, hashing=False), PagePool()
 
     def bytes_of(each: TensorSlice) -> memoryview:
         import torch
@@ -110,7 +110,7 @@ def _read_ahead(
             yield coming.result()
 
 
-def slice_values(wanted: TensorSlice, filler: Filler, pool: Pool) -> torch.Tensor:
+def slice_values(wanted: TensorSlice, filler: Filler, pool: PagePool) -> torch.Tensor:
     """Return a slice's values in the new type. Raises UserError where they do not fit into it."""
     from layerparity.checkpoint.overflow import refuse_overflow
     from layerparity.model.filling import DTYPES

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from layerparity.checkpoint.finding import Finding
+from layerparity.checkpoint.finding import AuditFinding
 from layerparity.checkpoint.headers import intact
 from layerparity.checkpoint.listing import Listing
 from layerparity.ground.console import Progress
@@ -105,7 +105,7 @@ def _moments(flat: torch.Tensor, least: float, most: float) -> tuple[float, floa
 
 def stream(
     listing: Listing, matching: set[str], block: tuple[int, int], bar: Progress
-) -> tuple[dict[str, ValueStatistics], list[Finding]]:
+) -> tuple[dict[str, ValueStatistics], list[AuditFinding]]:
     """Return the statistics of every tensor whose bytes are there, and what could not be examined.
 
     ``matching`` are the FP8 weights that are dequantised, with scales of blocks of ``block``.
@@ -133,20 +133,20 @@ class _Reader:
     def __init__(self, files: Files, tensors: Mapping[str, Stored], sizes: Mapping) -> None:
         self.files, self.tensors, self.sizes = files, tensors, sizes
         self.tallies: dict[str, ValueStatistics] = {}
-        self.failed: dict[str, Finding] = {}
-        self.odd: list[Finding] = []
+        self.failed: dict[str, AuditFinding] = {}
+        self.odd: list[AuditFinding] = []
 
     def examine(self, stored: Stored, is_fp8: bool, block: tuple[int, int]) -> None:
         """Take a tensor's statistics, where its bytes are there."""
         name, file = stored.name, stored.file
         if stored.dtype not in held_types():
             text = f"{name} is stored as {stored.dtype}: its values were not examined"
-            self.odd.append(Finding("not_examined", text, name, file.name, note=True))
+            self.odd.append(AuditFinding("not_examined", text, name, file.name, note=True))
         elif file.name not in self.failed and intact(stored, self.sizes[file]):
             try:
                 self.tallies[name] = self._tally(stored, is_fp8, block)
             except UserError as error:
-                self.failed[file.name] = Finding("file_unread", str(error), name, file.name)
+                self.failed[file.name] = AuditFinding("file_unread", str(error), name, file.name)
 
     def _tally(self, stored: Stored, is_fp8: bool, block: tuple[int, int]) -> ValueStatistics:
         """Return a tensor's statistics, of an FP8 weight with its scales applied."""

@@ -1,4 +1,4 @@
-"""Architecture: from config.json's values to a model on the meta device, without any code of it."""
+"""Build a model on the meta device from config.json's values, without code of the checkpoint."""
 
 from __future__ import annotations
 

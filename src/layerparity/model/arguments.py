@@ -1,4 +1,4 @@
-"""Arguments: what a model passes to each of its blocks beside the hidden states.
+"""Record what a model passes to each of its blocks beside the hidden states.
 
 Masks, position ids and rotary tables differ by family. Instead of rebuilding them, the decoder's
 own forward runs once on the host with every block replaced by a stub that notes what it was given.

@@ -1,4 +1,4 @@
-"""Buffers: what a constructor computes and no checkpoint stores, such as rotary frequencies.
+"""Fill the buffers that a constructor computes and no checkpoint stores: rotary frequencies, say.
 
 They are lost on the meta device. transformers' own initialisation fills them again, module by
 module, as it does after it has loaded a model; a test pins what is used of it.

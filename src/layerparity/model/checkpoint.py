@@ -1,4 +1,4 @@
-"""Checkpoint: a Hugging Face folder of safetensors, read by header first, by tensor on demand."""
+"""Open a Hugging Face folder of safetensors: headers first, tensors on demand."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from layerparity.model.header import Header, Stored, read_header
 if TYPE_CHECKING:
     import torch
 
-    from layerparity.model.filling import Filled, Filler
+    from layerparity.model.filling import Filler
     from layerparity.model.reading import Files
+    from layerparity.model.tensor_hashes import TensorHashes
 
 INDEX = "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -182,7 +183,7 @@ class Checkpoint:
         stored = self.tensors[name].dtype
         return self.dtype if stored in weight_types.STORED else DTYPES[stored]
 
-    def fill(self, filler: Filler, name: str, into: torch.Tensor) -> Filled | None:
+    def fill(self, filler: Filler, name: str, into: torch.Tensor) -> TensorHashes | None:
         """Fill ``into`` with a tensor's values, cast to its dtype; return what it holds then."""
         scales = self.scales(name)
         if scales is None:

@@ -1,4 +1,4 @@
-"""From stored names to module weights: the one file that calls transformers' internal loader.
+"""Map stored names to module weights: the one file that calls transformers' internal loader.
 
 What is used of it (`get_model_conversion_mapping`, `rename_source_key`, `dot_natural_key`,
 `convert_and_load_state_dict_in_model`, `revert_weight_conversion`) is not public and may move in a

@@ -1,4 +1,4 @@
-"""Filling: a stored tensor's bytes, from its file into the memory they are meant for.
+"""Fill memory with a stored tensor's values, straight from its file.
 
 Each byte is read into its place, and hashed on the way. What has to change its type passes through
 a scratch buffer of its stored type, a few megabytes at a time.
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from blake3 import blake3
 
 from layerparity.ground.profile import Spent
 from layerparity.model import weight_types
+from layerparity.model.tensor_hashes import HashAccount, TensorHashes, bytes_of
 
 if TYPE_CHECKING:
     from layerparity.model.header import Stored
@@ -53,13 +53,13 @@ class Filler:
         self.spent = Spent()
         self._scratch = torch.empty(0, dtype=torch.uint8)
 
-    def fill(self, stored: Stored, into: torch.Tensor) -> Filled | None:
-        """Fill ``into``, of the stored shape, cast to its type; return what it holds then.
+    def fill(self, stored: Stored, into: torch.Tensor) -> TensorHashes | None:
+        """Fill ``into``, of the stored shape, cast to its type; return the hashes of what it holds.
 
-        None without ``hashing``.
+        None without ``hashing``. Raises UserError where the file is cut off or has changed.
         """
         own = DTYPES[stored.dtype]
-        account = Account.of_cast(own, into.dtype) if self.hashing else None
+        account = HashAccount.of_cast(own, into.dtype) if self.hashing else None
         if own == into.dtype and into.is_contiguous():
             self._straight(stored, into, account)
         elif into.is_contiguous():
@@ -80,8 +80,8 @@ class Filler:
         block: tuple[int, int],
         into: torch.Tensor,
         canonical: torch.dtype,
-    ) -> Filled | None:
-        """Fill ``into`` with the values of an FP8 weight; return what it holds then.
+    ) -> TensorHashes | None:
+        """Fill ``into`` [..., row, column] with the values of an FP8 weight; return their hashes.
 
         They are products and have no stored type: ``canonical`` is the one that a converted
         checkpoint has. Rows go through float32 a block at a time.
@@ -94,7 +94,7 @@ class Filler:
         factors = torch.empty(scales.shape, dtype=DTYPES[scales.dtype])
         self._straight(scales, factors, None)
         same = into.dtype == canonical == torch.bfloat16
-        account = Account(same=same, rounds=False) if self.hashing else None
+        account = HashAccount(same=same, rounds=False) if self.hashing else None
         columns = stored.shape[-1]
         rows = into.view(-1, columns)
         per_matrix, step = stored.shape[-2], block[0]
@@ -112,7 +112,7 @@ class Filler:
                 self._note(account, kept, place, place)
         return account.done() if account else None
 
-    def _straight(self, stored: Stored, into: torch.Tensor, account: Account | None) -> None:
+    def _straight(self, stored: Stored, into: torch.Tensor, account: HashAccount | None) -> None:
         flat = into.view(-1)
         step = CHUNK // into.dtype.itemsize
         for start in range(0, flat.numel(), step):
@@ -121,7 +121,7 @@ class Filler:
             self._note(account, part, part, part)
 
     def _cast(
-        self, stored: Stored, into: torch.Tensor, own: torch.dtype, account: Account | None
+        self, stored: Stored, into: torch.Tensor, own: torch.dtype, account: HashAccount | None
     ) -> None:
         step = CHUNK // own.itemsize
         for start in range(0, into.numel(), step):
@@ -134,14 +134,18 @@ class Filler:
 
     def _read(self, stored: Stored, start: int, raw: torch.Tensor) -> None:
         began = time.perf_counter()
-        self.files.read(stored.file, stored.begin + start, _bytes(raw))
+        self.files.read(stored.file, stored.begin + start, bytes_of(raw))
         self.spent.read += time.perf_counter() - began
         self.spent.bytes += raw.numel()
         if self.ahead is not None:
             self.ahead.passed(raw.numel())
 
     def _note(
-        self, account: Account | None, raw: torch.Tensor, held: torch.Tensor, source: torch.Tensor
+        self,
+        account: HashAccount | None,
+        raw: torch.Tensor,
+        held: torch.Tensor,
+        source: torch.Tensor,
     ) -> None:
         if account is not None:
             began = time.perf_counter()
@@ -170,104 +174,3 @@ def _row_blocks(
             first = number * step
             count = min(step, per_matrix - first)
             yield matrix * per_matrix + first, count, grid[matrix, number]
-
-
-def _bytes(tensor: torch.Tensor) -> memoryview:
-    raw: memoryview = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
-    return raw
-
-
-# Values that are widened at a time.
-_PIECE = 1 << 20
-
-
-@dataclass(frozen=True)
-class Filled:
-    """The hashes of a tensor as it is stored and as it is held.
-
-    ``stored`` is the hash of the stored bytes; of an FP8 weight, that of its values in the type
-    that a converted checkpoint has. ``values`` is what `values_digest` gives for the values in
-    place, in the stored order. ``exact`` says that none of them was rounded.
-    """
-
-    stored: str
-    values: str
-    exact: bool
-
-
-def values_digest(tensor: torch.Tensor) -> str:
-    """Return the BLAKE3 hash of a CPU tensor's values in row-major order, whatever type holds them.
-
-    It covers bfloat16 numbers where all the values are such, and float32 numbers otherwise.
-    """
-    values = _Values()
-    values.add(tensor.detach().reshape(-1))
-    return values.hexdigest()
-
-
-class Account:
-    """Gathers, piece by piece in the stored order, what `Filled` says.
-
-    ``same`` says that what is hashed as stored is what the hash of the values covers, too;
-    ``rounds`` that values may lose something on their way into their place.
-    """
-
-    def __init__(self, *, same: bool, rounds: bool) -> None:
-        self._rounds = rounds
-        self._stored = blake3()
-        self._values = None if same else _Values()
-        self._exact = True
-
-    @classmethod
-    def of_cast(cls, own: torch.dtype, held: torch.dtype) -> Account:
-        """Return an account of values that are stored as ``own`` and cast to ``held``."""
-        rounds = torch.promote_types(own, held) != held
-        return cls(same=own is torch.bfloat16 and not rounds, rounds=rounds)
-
-    def read(self, raw: torch.Tensor) -> None:
-        """Take note of stored bytes, or of what stands for them."""
-        self._stored.update(_bytes_of(raw))
-
-    def put(self, held: torch.Tensor, source: torch.Tensor) -> None:
-        """Take note of values in place, and of those that they were cast from."""
-        if self._values is not None:
-            self._values.add(held.reshape(-1))
-        if self._rounds and self._exact:
-            # NaN stays NaN, and is unequal to itself.
-            same = (held.to(source.dtype) == source) | source.isnan()
-            self._exact = bool(same.all())
-
-    def done(self) -> Filled:
-        """Return what was gathered."""
-        stored = self._stored.hexdigest()
-        values = stored if self._values is None else self._values.hexdigest()
-        return Filled(stored, values, self._exact)
-
-
-class _Values:
-    """Hashes values as bfloat16 numbers for as long as all are such, and as float32 numbers."""
-
-    def __init__(self) -> None:
-        self._narrow, self._wide = blake3(), blake3()
-        self._is_narrow = True
-
-    def add(self, flat: torch.Tensor) -> None:
-        """Add values [value] of any one type."""
-        if flat.dtype == torch.bfloat16:
-            self._narrow.update(_bytes_of(flat))
-            return
-        for piece in flat.split(_PIECE):
-            wide = piece.float().contiguous()
-            self._wide.update(_bytes_of(wide))
-            self._is_narrow = self._is_narrow and not (wide.view(torch.int32) & 0xFFFF).any()
-            if self._is_narrow:
-                self._narrow.update(_bytes_of(wide.to(torch.bfloat16)))
-
-    def hexdigest(self) -> str:
-        """Return the hash of what was added."""
-        return str((self._narrow if self._is_narrow else self._wide).hexdigest())
-
-
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    raw: memoryview = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
-    return raw

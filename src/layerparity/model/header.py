@@ -1,4 +1,4 @@
-"""Header: what a safetensors file says of its tensors, and whether that can be true."""
+"""Read a safetensors file's header, and refuse one that cannot be true."""
 
 from __future__ import annotations
 

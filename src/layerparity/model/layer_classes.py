@@ -1,4 +1,4 @@
-"""Layer classes: which blocks of a model are built alike, so that one may stand for the others."""
+"""Sort a model's blocks into classes that are built alike, so that one may stand for the others."""
 
 from __future__ import annotations
 

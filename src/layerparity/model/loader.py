@@ -1,30 +1,21 @@
-"""Loader: the weights of a stage, read from the checkpoint straight into their finished place.
-
-Touching a fresh page costs several times what copying into a used one does, and the C library's
-own allocator keeps blocks of up to 32 MB for later, which a stream of weights would turn into a
-heap far larger than what it holds.
-"""
+"""Load a stage's weights from the checkpoint straight into their finished place."""
 
 from __future__ import annotations
 
-import math
-import mmap
 import os
-import threading
-import weakref
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from layerparity.ground.profile import Spent
-from layerparity.model.filling import Filled, Filler
+from layerparity.model.filling import Filler
+from layerparity.model.page_pool import PagePool
 from layerparity.model.reading import ReadAhead
 from layerparity.model.recipe import WantedWeight
+from layerparity.model.tensor_hashes import TensorHashes
 
 if TYPE_CHECKING:
     from layerparity.model.checkpoint import Checkpoint
@@ -40,7 +31,7 @@ class Loaded:
     """A stage's weights by module weight, what each tensor used held, and what it took."""
 
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
-    filled: dict[str, Filled] = field(default_factory=dict)
+    filled: dict[str, TensorHashes] = field(default_factory=dict)
     spent: Spent = field(default_factory=Spent)
 
 
@@ -52,9 +43,9 @@ class Loader:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
-        self.pool = Pool()
+        self.pool = PagePool()
         self._ahead: tuple[str, Future[Loaded]] | None = None
-        self._filled: dict[str, Filled] = {}
+        self._filled: dict[str, TensorHashes] = {}
         self._background = ThreadPoolExecutor(1, "read-ahead")
         self._threads = ThreadPoolExecutor(_THREADS, "read")
 
@@ -141,65 +132,3 @@ class Loader:
     def _position(self, name: str) -> tuple[str, int]:
         stored = self.checkpoint.tensors[name]
         return stored.file.name, stored.begin
-
-
-_LARGE = 1 << 18
-
-
-class Pool:
-    """Hands out contiguous CPU tensors, and takes their pages back when nobody holds them.
-
-    Together, what is in use and what waits never exceed what was once in use: memory stays within
-    the largest set of tensors that were alive at one time. ``largest`` is the most bytes that were
-    asked for at once.
-    """
-
-    def __init__(self) -> None:
-        self.largest = 0
-        self._free: list[mmap.mmap] = []
-        # Filled by the garbage collector, which may run anywhere: nothing is locked there.
-        self._dropped: deque[mmap.mmap] = deque()
-        self._used = self._most = 0
-        self._lock = threading.Lock()
-
-    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return a tensor whose values are whatever was there before."""
-        size = math.prod(shape) * dtype.itemsize
-        self.largest = max(self.largest, size)
-        if size < _LARGE:
-            return torch.empty(tuple(shape), dtype=dtype)
-        pages = self._take(size)
-        # The array lives as long as some tensor uses the pages, and tells when none does.
-        array = np.frombuffer(pages, dtype=np.uint8)
-        weakref.finalize(array, self._dropped.append, pages)
-        return torch.from_numpy(array).view(dtype).view(tuple(shape))
-
-    def clear(self) -> None:
-        """Give back to the system the pages that nobody uses."""
-        with self._lock:
-            self._collect()
-            self._free.clear()
-
-    def _take(self, size: int) -> mmap.mmap:
-        with self._lock:
-            self._collect()
-            self._used += size
-            self._most = max(self._most, self._used)
-            for place, pages in enumerate(self._free):
-                if len(pages) == size:
-                    return self._free.pop(place)
-            self._trim(size)
-        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-
-    def _trim(self, fresh: int) -> None:
-        """Drop the pages that have waited longest until there is room for ``fresh`` bytes."""
-        waiting = sum(len(pages) for pages in self._free)
-        while self._free and self._used + waiting > self._most:
-            waiting -= len(self._free.pop(0))
-
-    def _collect(self) -> None:
-        """Take what was dropped since for the next tensors of its size."""
-        while self._dropped:
-            pages = self._dropped.popleft()
-            self._used -= len(pages)
-            self._free.append(pages)

@@ -1,21 +1,15 @@
-"""Weight prints: what a graph really holds of each stored tensor, in a few hundred bytes.
+"""Print weights: what a graph really holds of each stored tensor, in a few hundred bytes.
 
 A print has a hash of the values, their statistics and a sketch. What holds the checkpoint's own
 bits needs the hash alone.
-
-The projection is a count sketch (Charikar, Chen, Farach-Colton 2002) of the values less their mean.
-Sketches of two tensors tell by their angle whether one is the other changed a little, reordered, or
-something else.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import cache
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +17,9 @@ import torch
 
 from layerparity.ground.files import read_tensor
 from layerparity.model import weight_types
-from layerparity.model.filling import DTYPES, Filled, values_digest
+from layerparity.model.filling import DTYPES
+from layerparity.model.tensor_hashes import TensorHashes, values_digest
+from layerparity.model.weight_sketch import CHUNK, ValueSums
 from layerparity.record.manifest import WeightPrint
 
 if TYPE_CHECKING:
@@ -39,7 +35,7 @@ _THREADS = min(8, os.cpu_count() or 1)
 def print_of(tensor: torch.Tensor, target: str = "") -> WeightPrint:
     """Return the print of a tensor on the CPU, whose place in the model is ``target``."""
     flat = tensor.detach().reshape(-1)
-    tally = Tally()
+    tally = ValueSums()
     for start in range(0, flat.numel(), CHUNK):
         tally.add(start // CHUNK, flat[start : start + CHUNK])
     dtype = str(tensor.dtype).removeprefix("torch.")
@@ -52,7 +48,7 @@ def stage_prints(
     checkpoint: Checkpoint,
     stage: str,
     frozen: Mapping[str, torch.Tensor],
-    filled: Mapping[str, Filled],
+    filled: Mapping[str, TensorHashes],
     *,
     trusting: bool = False,
 ) -> dict[str, WeightPrint]:
@@ -84,7 +80,7 @@ def stage_prints(
     return against(checkpoint, found)
 
 
-def _as_filled(tensor: torch.Tensor, filled: Filled, place: str, stored: str) -> WeightPrint:
+def _as_filled(tensor: torch.Tensor, filled: TensorHashes, place: str, stored: str) -> WeightPrint:
     """Return the print of a tensor that holds what was read: a short one, if it was not rounded."""
     own = str(DTYPES[stored]).removeprefix("torch.")
     if not filled.exact:
@@ -142,10 +138,6 @@ def _as(stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return stored.to(dtype) if narrows else stored
 
 
-def _bytes(values: torch.Tensor) -> memoryview:
-    return values.contiguous().view(torch.uint8).numpy().data
-
-
 def _on_cpu(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield a module's parameters and buffers on the CPU, by their path inside it."""
     for path, part in module.named_modules():
@@ -165,76 +157,3 @@ def offloaded(part: nn.Module, name: str) -> torch.Tensor | None:
             found: torch.Tensor = kept[name]
             return found
     return None
-
-
-BUCKETS = 64
-# Values that are float32 or float64 at one time: a large tensor never is.
-CHUNK = 1 << 16
-
-
-class Tally:
-    """Sums over a tensor's chunks of `CHUNK` values, in float64."""
-
-    def __init__(self) -> None:
-        self._count, self._sum, self._squares = 0, 0.0, 0.0
-        self._low, self._high = float("inf"), float("-inf")
-        self._sketch = torch.zeros(BUCKETS, dtype=torch.float64)
-        self._signs = torch.zeros(BUCKETS, dtype=torch.float64)
-
-    def add(self, index: int, chunk: torch.Tensor) -> None:
-        """Add a tensor's chunk number ``index``."""
-        wide = chunk.float()
-        values = wide.double()
-        self._count += values.numel()
-        self._sum += float(values.sum())
-        self._squares += float(values.dot(values))
-        low, high = wide.aminmax()
-        self._low, self._high = min(self._low, float(low)), max(self._high, float(high))
-        signs, turn = _signs()[: values.numel()], _pseudo_random(f"chunk {index}", BUCKETS)
-        self._sketch += turn * _buckets(wide * signs)
-        self._signs += turn * (_whole() if values.numel() == CHUNK else _buckets(signs))
-
-    def stats(self) -> dict[str, float]:
-        """Return mean, std, min, max and l2; zeros for no values."""
-        count = max(self._count, 1)
-        mean = self._sum / count
-        spread = max(self._squares / count - mean * mean, 0.0) ** 0.5
-        ends = (self._low, self._high) if self._count else (0.0, 0.0)
-        return {
-            "mean": mean,
-            "std": spread,
-            "min": ends[0],
-            "max": ends[1],
-            "l2": self._squares**0.5,
-        }
-
-    def sketch(self) -> tuple[float, ...]:
-        """Return the sketch, at most as many numbers as there were values."""
-        centred = self._sketch - self._signs * (self._sum / max(self._count, 1))
-        kept = centred[: self._count].tolist()
-        return tuple(float(f"{value:.5g}") for value in kept)
-
-
-def _buckets(signed: torch.Tensor) -> torch.Tensor:
-    """Sum a chunk, its elements multiplied by their signs, into its buckets."""
-    left = -signed.numel() % BUCKETS
-    padded = torch.nn.functional.pad(signed, (0, left)) if left else signed
-    return padded.view(-1, BUCKETS).sum(dim=0).double()
-
-
-@cache
-def _whole() -> torch.Tensor:
-    return _buckets(_signs())
-
-
-@cache
-def _signs() -> torch.Tensor:
-    return _pseudo_random("element", CHUNK)
-
-
-def _pseudo_random(seed: str, count: int) -> torch.Tensor:
-    """Return +1 and -1, float32, from a standard's bits: the same everywhere and for ever."""
-    raw = hashlib.shake_256(seed.encode()).digest(count // 8)
-    octets = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
-    bits = (octets.unsqueeze(1) >> torch.arange(8, dtype=torch.uint8)) & 1
-    return bits.reshape(-1).float() * 2 - 1

@@ -1,4 +1,4 @@
-"""Reading: bytes of a checkpoint's files, by position, each once, and what is fetched ahead.
+"""Read bytes of a checkpoint's files by position, and have the system fetch what comes next.
 
 Nothing is mapped: a file that is cut off or a disk that fails ends in words, not in a signal.
 """

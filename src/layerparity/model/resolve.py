@@ -1,4 +1,4 @@
-"""Resolve: from ``model=`` to a checkpoint folder."""
+"""Find the checkpoint folder that ``model=`` names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Skeleton: the whole architecture on the meta device, filled stage by stage from a checkpoint."""
+"""Hold the whole architecture on the meta device; fill it stage by stage from a checkpoint."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PretrainedConfig
 
-    from layerparity.model.filling import Filled
     from layerparity.model.loader import Loader
+    from layerparity.model.tensor_hashes import TensorHashes
 
 _PLAIN = ("F64", "F32", "F16", "BF16")
 
@@ -93,7 +93,7 @@ class Skeleton:
                 _refuse_other_numbers(checkpoint, self._sources[weight])
         return sorted(name for weight in wanted for name in self._sources[weight])
 
-    def load(self, checkpoint: Checkpoint, stage: str) -> dict[str, Filled]:
+    def load(self, checkpoint: Checkpoint, stage: str) -> dict[str, TensorHashes]:
         """Fill a stage from the checkpoint; return what each stored tensor that it used held."""
         self.sources(checkpoint, stage)
         due, odd = self._due(checkpoint, stage)

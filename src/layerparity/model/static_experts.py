@@ -1,4 +1,4 @@
-"""Static experts: mixture-of-experts without data-dependent shapes, for compilers such as Neuron's.
+"""Compute experts without data-dependent shapes, for compilers such as Neuron's.
 
 Every expert computes every token and a dense routing matrix keeps what the router chose: no sort,
 no ``nonzero``, no gather of weights. Experts go in chunks of bounded memory.

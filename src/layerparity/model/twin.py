@@ -1,4 +1,4 @@
-"""Twin: a small model of the same architecture with random weights, on the CPU in float32.
+"""Make a small twin of a model: the same architecture, random weights, on the CPU in float32.
 
 What it proves of the way its stages are run holds for the large one: the code is the same, and so
 is every value of the configuration that is no size.

@@ -1,5 +1,6 @@
-"""FP8: weights stored as e4m3 with one scale for each block of 128 x 128, and their values again.
+"""Say in which type a weight is stored and held: FP8 with its scales, and what stays float32.
 
+FP8 weights are e4m3 numbers with one scale for each block of 128 x 128.
 The scale of ``x.weight`` is stored as ``x.weight_scale_inv``; a value is the stored number times
 its block's scale. Blocks at the lower and right edge may be smaller than the others.
 """

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from layerparity.machine.device import Placed
     from layerparity.mistakes.fault import Fault, Surgery
     from layerparity.model.checkpoint import Checkpoint
-    from layerparity.model.filling import Filled
+    from layerparity.model.tensor_hashes import TensorHashes
 
 
 @dataclass
@@ -142,7 +142,7 @@ class FaultPort(HfPort):
         )
         return self.fault.arguments(self._arguments[layer], given)
 
-    def _load_faulty(self, checkpoint: Checkpoint, stage: str) -> dict[str, Filled]:
+    def _load_faulty(self, checkpoint: Checkpoint, stage: str) -> dict[str, TensorHashes]:
         from layerparity.mistakes.fault import Surgery
         from layerparity.run.ports._quantised import quantised
 

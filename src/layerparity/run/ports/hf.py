@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from transformers.cache_utils import Cache
 
     from layerparity.machine.device import Placed
-    from layerparity.model.filling import Filled
+    from layerparity.model.tensor_hashes import TensorHashes
     from layerparity.record.manifest import WeightPrint
     from layerparity.run.backends.base import Backend
     from layerparity.run.ports._observe import ObservedStage
@@ -63,7 +63,7 @@ class HfPort(Port):
             assets.family.float32_patterns,
         )
         self._stages: dict[str, Any] = {}
-        self._filled: dict[str, dict[str, Filled]] = {}
+        self._filled: dict[str, dict[str, TensorHashes]] = {}
         self._taps: dict[str, list[tuple[str, Tap]]] = {}
         self._arguments: list[dict[str, Any]] = []
         self._sent: dict[tuple[int, ...], Any] = {}
