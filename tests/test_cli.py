@@ -110,7 +110,7 @@ def test_every_key_says_what_it_does() -> None:
     for group, _, settings in config.plugin_schemas():
         keys += keys_of(settings, f"{group}.")
     # A group is described by its options, and an option by its YAML, which these keys name.
-    options = {"scope.kind", "device_map.strategy", "port._target_"}
+    options = {"port._target_", *(f"{group}.{key}" for group, key in config.NAMED_BY.items())}
     options |= {f"{group}.name" for group in GROUPS if group != "port"}
     assert len(keys) > 100
     assert [

@@ -13,7 +13,7 @@ from layerparity.cli import help
 from layerparity.ground import registry, resources
 from layerparity.record.manifest import Manifest
 from layerparity.run import apart, backends
-from layerparity.settings import again
+from layerparity.settings import command_keys
 
 SOURCE = """
 from dataclasses import dataclass
@@ -65,7 +65,7 @@ def third(
     monkeypatch.setattr(backends, "__path__", [*backends.__path__, str(modules)])
     registry._names.cache_clear()
     real = resources.shipped
-    for module in (resources, help, again):
+    for module in (resources, help, command_keys):
         monkeypatch.setattr(module, "shipped", lambda name: conf if name == "conf" else real(name))
     shared = (f"tracking.folder={tmp_path / 'runs'}", "device_map=cpu", "scope=single", "layer=0")
     yield lambda *words: cli(*words, *shared)

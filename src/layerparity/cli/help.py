@@ -12,7 +12,7 @@ from omegaconf import MISSING
 from layerparity.cli.search_path import experiment_folders
 from layerparity.ground import registry
 from layerparity.ground.resources import shipped
-from layerparity.settings.config import Config, plugin_schemas
+from layerparity.settings.config import NAMED_BY, Config, plugin_schemas
 from layerparity.settings.key import Key, keys_of
 
 GROUPS = (
@@ -28,7 +28,7 @@ GROUPS = (
 )
 _WIDEST = 34
 # Keys that say what an option is called: it is chosen by its group instead.
-_CHOSEN_BY_GROUP = (".name", "scope.kind", "device_map.strategy", "port._target_")
+_CHOSEN_BY_GROUP = (".name", "port._target_", *(f"{g}.{key}" for g, key in NAMED_BY.items()))
 _OWN_PORT = ("port._target_=...", "a port of your own: their.module.Port")
 _USAGE = """\
 layerparity: layer-by-layer numerical parity between two machines running one language model.

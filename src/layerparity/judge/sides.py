@@ -15,7 +15,7 @@ from layerparity.ground.profile import PARTS, RunProfile, StageProfile
 from layerparity.record.comparison import Made, Side
 from layerparity.record.manifest import PROFILE_FILE, Manifest, Record, scope_text
 from layerparity.record.stored import RunSource, Source, reference
-from layerparity.settings.again import settings_of
+from layerparity.settings.command_keys import settings_of
 
 
 class Found(NamedTuple):

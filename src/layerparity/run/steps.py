@@ -85,7 +85,7 @@ def composed(settings: Settings) -> Config:
 
 def own_settings(config: Config) -> Settings:
     """Return the keys of a command that differ from the defaults; its job is left out."""
-    from layerparity.settings.again import settings_of
+    from layerparity.settings.command_keys import settings_of
 
     return settings_of(write.params(config))
 
@@ -105,7 +105,7 @@ def stored_settings(run: StoredRun) -> Settings:
     """Return the keys that made a stored run. Raises UserError where it did not keep them."""
     import yaml
 
-    from layerparity.settings.again import settings_of
+    from layerparity.settings.command_keys import settings_of
 
     path = run.file("config.yaml")
     if not path.is_file():

@@ -18,6 +18,8 @@ from layerparity.ground import registry
 from layerparity.settings.key import key, keys_of
 from layerparity.settings.tracking import TrackingConfig
 
+# The key by which an option of a group says what it is called; in all others that is ``name``.
+NAMED_BY = {"scope": "kind", "device_map": "strategy"}
 PLUGIN_GROUPS = {
     "backend": "run.backends",
     "inputs": "run.inputs",

@@ -1,4 +1,4 @@
-"""Again: the keys of a command line that make a stored configuration anew."""
+"""The keys of a command line that make a stored configuration again."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from typing import Any
 from layerparity import path_today
 from layerparity.ground import registry
 from layerparity.ground.resources import shipped
-from layerparity.settings.config import PLUGIN_GROUPS, Config
+from layerparity.settings.config import NAMED_BY, PLUGIN_GROUPS, Config
 
-# What an option of a group calls itself; all others have a name.
-_NAMED_BY = {"scope": "kind", "device_map": "strategy"}
 _BY_TARGET = "port"
 _ALWAYS = ("backend",)
 _NEVER = ("job", "experiment")
@@ -26,7 +24,7 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     ``config`` is the whole of it as plain values. What a bare command would set as well is left
     out, but for the backend; so is the job.
     """
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     usual = _usual_options()
     for key, value in _today(config).items():
         if key in _NEVER:
@@ -35,10 +33,10 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
         if key in usual and isinstance(value, Mapping):
             option = _option_of(key, value) or usual[key]
             if option != usual[key] or key in _ALWAYS:
-                found[key] = option
+                settings[key] = option
             default = _option(key, option)
         defaults = dict(_flat(key, default))
-        found.update(
+        settings.update(
             {
                 # A key that an own port takes, and no option of ours has, must be added to it.
                 f"+{k}" if k not in defaults and key == _BY_TARGET else k: v
@@ -46,7 +44,7 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
                 if k not in defaults or v != defaults[k]
             }
         )
-    return found
+    return settings
 
 
 def _today(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -59,21 +57,18 @@ def _today(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _option_of(group: str, value: Mapping[str, Any]) -> str | None:
     """Return which option of a group a stored value is, or None for one of the user's own."""
+    folder = shipped("conf") / group
     if group == _BY_TARGET and "_target_" in value:
-        return next((n for n in _options(group) if _target(group, n) == value["_target_"]), None)
-    option = str(value.get(_NAMED_BY.get(group, "name")))
-    return option if _exists(group, option) else None
-
-
-def _options(group: str) -> list[str]:
-    return sorted(path.stem for path in (shipped("conf") / group).glob("*.yaml"))
+        options = sorted(path.stem for path in folder.glob("*.yaml"))
+        targets = {_option(group, option).get("_target_"): option for option in options}
+        return targets.get(value["_target_"])
+    option = str(value.get(NAMED_BY.get(group, "name")))
+    # Every GPU has an option of its own: device_map=cuda:3.
+    own_gpu = group == "device_map" and option.startswith("cuda:")
+    return option if own_gpu or (folder / f"{option}.yaml").is_file() else None
 
 
 @cache
-def _target(group: str, option: str) -> str:
-    return str(_option(group, option).get("_target_"))
-
-
 def _option(group: str, option: str) -> dict[str, Any]:
     """Return the values of an option as it stands: the schema's, and the YAML's over them."""
     import yaml
@@ -84,15 +79,9 @@ def _option(group: str, option: str) -> dict[str, Any]:
         values = _plain(schema()) if schema else {}
     path = shipped("conf") / group / f"{option}.yaml"
     if not path.is_file():
-        return {**values, _NAMED_BY[group]: option}
+        return {**values, NAMED_BY[group]: option}
     own = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     return {**values, **{key: value for key, value in own.items() if key != "defaults"}}
-
-
-def _exists(group: str, option: str) -> bool:
-    # Every GPU has an option of its own: device_map=cuda:3.
-    known = (shipped("conf") / group / f"{option}.yaml").is_file()
-    return known or (group == "device_map" and option.startswith("cuda:"))
 
 
 @cache

@@ -9,7 +9,7 @@ import pytest
 
 from layerparity.ground.quoting import typed
 from layerparity.run import write
-from layerparity.settings.again import settings_of
+from layerparity.settings.command_keys import settings_of
 
 
 def composed(*words: str) -> dict[str, Any]:
