@@ -62,7 +62,7 @@ def settings(**changes: Any) -> Any:
     return SimpleNamespace(**{**usual, **changes})
 
 
-NEURON = SimpleNamespace(name="neuron", runtime=examined.Choice.auto)
+NEURON = SimpleNamespace(name="neuron", runtime=examined.RuntimeChoice.auto)
 
 
 def checks() -> dict[str, Check]:

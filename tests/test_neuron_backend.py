@@ -20,7 +20,7 @@ from layerparity.anatomy.sizes import sizes_of
 from layerparity.ground.errors import UserError
 from layerparity.machine import neuron as machines
 from layerparity.machine import sharding
-from layerparity.machine.neuron import Choice
+from layerparity.machine.neuron import RuntimeChoice
 from layerparity.run.backends import neuron
 from layerparity.run.backends._neuron.runtime import Compile
 
@@ -177,11 +177,11 @@ class Twice(torch.nn.Module):
 
 
 def test_export_keeps_structure_and_never_confuses_arguments(exporting: Any) -> None:
-    from layerparity.run.backends._neuron.xla_export import Exported
+    from layerparity.run.backends._neuron.xla_export import StageGraph
 
     x, y = (exporting.send("norm", torch.full((2, 3), value)) for value in (1.0, 10.0))
     named = {"scale": 3.0, "nothing": None, "bias": x}
-    output, seen = Exported(Twice())(x, x, named)
+    output, seen = StageGraph(Twice())(x, x, named)
     assert output.cpu().eq(5).all()
     assert list(seen) == ["same", "in", "bias"]
     assert seen["bias"].cpu().eq(2).all()
@@ -488,7 +488,7 @@ def test_real_packages_beside_devices_are_neuron(trainium: Path) -> None:
     found = neuron.affinity()
     assert (found.score, found.device) == (2, "Neuron")
     assert found.reason.startswith("2 Neuron devices")
-    assert machines.detect(Choice.xla_cpu).score == 1
+    assert machines.detect(RuntimeChoice.xla_cpu).score == 1
 
 
 def test_a_placeholder_is_not_a_package(trainium: Path) -> None:
@@ -503,19 +503,23 @@ def test_a_placeholder_is_not_a_package(trainium: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "choice", "score"),
     [
-        ("CPU", Choice.auto, 1),
-        ("CPU", Choice.xla_cpu, 1),
-        ("CPU", Choice.xla, 0),
-        (None, Choice.auto, 1),
-        (None, Choice.xla_cpu, 1),
-        (None, Choice.xla, 0),
-        ("NEURON", Choice.auto, 0),
-        ("NEURON", Choice.xla_cpu, 0),
-        ("TPU", Choice.auto, 0),
+        ("CPU", RuntimeChoice.auto, 1),
+        ("CPU", RuntimeChoice.xla_cpu, 1),
+        ("CPU", RuntimeChoice.xla, 0),
+        (None, RuntimeChoice.auto, 1),
+        (None, RuntimeChoice.xla_cpu, 1),
+        (None, RuntimeChoice.xla, 0),
+        ("NEURON", RuntimeChoice.auto, 0),
+        ("NEURON", RuntimeChoice.xla_cpu, 0),
+        ("TPU", RuntimeChoice.auto, 0),
     ],
 )
 def test_detection_without_devices(
-    asked: str | None, choice: Choice, score: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    asked: str | None,
+    choice: RuntimeChoice,
+    score: int,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     monkeypatch.setattr(machines, "DEVICE_FILES", tmp_path)
     monkeypatch.delenv("PJRT_DEVICE", raising=False)

@@ -27,7 +27,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Beside:
+class SharedKeys:
     """What stands beside the steps and goes to each: the experiment's keys, and what was typed.
 
     ``usual`` and ``chosen`` are the options by group without the experiment and with it; ``values``
@@ -49,8 +49,8 @@ def run(config: Config) -> Exit:
     steps = config.job.steps
     if not steps:
         raise UserError("job=sequence has no steps: choose an experiment that lists some.")
-    beside = _beside(config)
-    composed = [_composed(number, len(steps), step, beside) for number, step in enumerate(steps, 1)]
+    shared = _shared(config)
+    composed = [_composed(number, len(steps), step, shared) for number, step in enumerate(steps, 1)]
     for number, (step, each) in enumerate(zip(steps, composed, strict=True), start=1):
         console.say(f"\n[{number} of {len(steps)}] python run.py {step}")
         with typed_keys.step(step.split()):
@@ -60,7 +60,7 @@ def run(config: Config) -> Exit:
     return Exit.OK
 
 
-def _beside(config: Config) -> Beside:
+def _shared(config: Config) -> SharedKeys:
     from hydra import compose
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
@@ -70,22 +70,22 @@ def _beside(config: Config) -> Beside:
     usual = _groups(compose("config", return_hydra_config=True).hydra)
     chosen = _groups(HydraConfig.get())
     values = _beyond(OmegaConf.structured(config), chosen)
-    return Beside(usual, chosen, values, given)
+    return SharedKeys(usual, chosen, values, given)
 
 
-def _composed(number: int, count: int, step: str, beside: Beside) -> Any:
+def _composed(number: int, count: int, step: str, shared: SharedKeys) -> Any:
     """Return a step's configuration: the experiment's keys, over them the step's, then the typed.
 
     The step itself may choose an experiment, whose keys are the step's.
     """
     try:
-        return _compose(step.split(), beside)
+        return _compose(step.split(), shared)
     except Exception as error:
         error.add_note(f"Step {number} of {count} ({step})")
         raise
 
 
-def _compose(words: Sequence[str], beside: Beside) -> Any:
+def _compose(words: Sequence[str], shared: SharedKeys) -> Any:
     from hydra import compose
     from hydra.types import RunMode
     from omegaconf import OmegaConf
@@ -96,13 +96,13 @@ def _compose(words: Sequence[str], beside: Beside) -> Any:
     if alone.job.name == NAME:
         raise UserError("a step cannot be a sequence: list its steps instead.")
     mine, named = _groups(alone.hydra), {_key(word) for word in words}
-    own = {name for name in mine if name in named or mine[name] != beside.usual[name]}
-    groups = {name: option for name, option in beside.chosen.items() if name not in own}
-    made = compose("config", overrides=[*_words(groups), *words, *beside.given])
+    own = {name for name in mine if name in named or mine[name] != shared.usual[name]}
+    groups = {name: option for name, option in shared.chosen.items() if name not in own}
+    made = compose("config", overrides=[*_words(groups), *words, *shared.given])
     # The values of an option mean nothing where the step chose another one.
-    elsewhere = {name for name in own if mine[name] != beside.chosen.get(name)}
-    settled = {*elsewhere, *_beyond(alone, mine)} | ({*named, *map(_key, beside.given)} - {*mine})
-    for path, value in beside.values.items():
+    elsewhere = {name for name in own if mine[name] != shared.chosen.get(name)}
+    settled = {*elsewhere, *_beyond(alone, mine)} | ({*named, *map(_key, shared.given)} - {*mine})
+    for path, value in shared.values.items():
         if not any(_same_branch(path, each) for each in settled):
             OmegaConf.update(made, path, value, force_add=True)
     return OmegaConf.to_object(made)

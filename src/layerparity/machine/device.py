@@ -1,4 +1,4 @@
-"""Device: how well a backend fits this machine, and what goes where on it."""
+"""How well a backend fits this machine, and what goes where on it."""
 
 from __future__ import annotations
 

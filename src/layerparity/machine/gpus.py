@@ -1,4 +1,4 @@
-"""Devices: the GPUs of this machine, what a run calls them, and how full they are."""
+"""The GPUs of this machine by torch: what a run calls them, and how full they are."""
 
 from __future__ import annotations
 

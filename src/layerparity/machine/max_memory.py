@@ -1,4 +1,4 @@
-"""Memory: how ``max_memory`` is written, and how many bytes each device may hold for a strategy."""
+"""Read ``max_memory``, and say how many bytes each device may hold for a strategy."""
 
 from __future__ import annotations
 

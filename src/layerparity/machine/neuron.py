@@ -1,4 +1,4 @@
-"""Neuron: the devices and AWS's packages on this machine, and which runtime they make up.
+"""Find the Neuron devices and AWS's packages on this machine, and which runtime they make up.
 
 `xla_facts` and `flavour` import what they ask, which may crash: call them in a process of its own.
 """
@@ -26,7 +26,7 @@ GET_XLA = (
 USE_STAND_IN = "for the stand-in, use backend.runtime=xla_cpu"
 
 
-class Choice(Enum):
+class RuntimeChoice(Enum):
     """conf/backend's ``runtime``. auto: Neuron devices where there are any, else XLA:CPU."""
 
     auto = "auto"
@@ -39,7 +39,7 @@ def neuron_devices() -> int:
     return len(list(DEVICE_FILES.glob("neuron[0-9]*")))
 
 
-def detect(choice: Choice = Choice.auto) -> Affinity:
+def detect(choice: RuntimeChoice = RuntimeChoice.auto) -> Affinity:
     """Return which machine a choice gives here, cheaply: neither torch nor torch_xla is imported.
 
     A score of 0 carries the cure in its reason; 1 is the stand-in, 2 is Neuron itself.
@@ -50,8 +50,8 @@ def detect(choice: Choice = Choice.auto) -> Affinity:
     if asked not in (None, "CPU", "NEURON"):
         return Affinity(0, asked or "", f"PJRT_DEVICE={asked} is not Neuron: unset PJRT_DEVICE.")
     count = neuron_devices()
-    if choice is Choice.xla_cpu or (
-        choice is Choice.auto and (asked == "CPU" or not (count or asked))
+    if choice is RuntimeChoice.xla_cpu or (
+        choice is RuntimeChoice.auto and (asked == "CPU" or not (count or asked))
     ):
         return _stand_in(asked, count)
     return _neuron(asked, count)

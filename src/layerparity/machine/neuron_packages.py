@@ -1,4 +1,4 @@
-"""AWS's packages: the only file that imports torch_neuronx and neuronx_distributed.
+"""Import AWS's packages, torch_neuronx and neuronx_distributed; no other file does.
 
 PyPI has placeholders under both names, which raise on import: only a symbol proves the real one.
 """

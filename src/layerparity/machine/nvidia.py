@@ -1,4 +1,4 @@
-"""NVIDIA: what the kernel driver's files say of the GPUs here, without torch and without CUDA."""
+"""Read what the kernel driver's files say of the GPUs here, without torch and without CUDA."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Planning: which stage goes on which device, by accelerate's own planner, without any device.
+"""Plan which stage goes on which device, by accelerate's own planner, without any device.
 
 accelerate plans over a stand-in on the meta device: one module for each stage that runs, as large
 as the stage's weights. So a range of a model takes only the range's bytes, and eight pretended GPUs

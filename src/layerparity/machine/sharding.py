@@ -1,4 +1,4 @@
-"""Sharding: which parameters tensor parallelism splits and along which dimension, or a refusal.
+"""Say which parameters tensor parallelism splits and along which dimension, or a refusal.
 
 transformers' own plan decides. XLA's partitioner keeps the meaning of a program whatever is split,
 so a plan here is about where weights lie, and the all-reduces follow from it.

@@ -1,4 +1,4 @@
-"""Apart: a run made in a process of its own, for settings that a process can hold only once.
+"""Make a run in a process of its own, for settings that a process can hold only once.
 
 XLA reads its flags and its number of devices once, when it starts.
 """

@@ -1,4 +1,4 @@
-"""Goldens: which stored golden runs feed a scope, asked for by name or the newest that fit."""
+"""Find the stored golden runs that feed a scope: those named, or the newest that fit."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _obstacle(
 ) -> str | None:
     """Return why runs cannot feed the scope: empty if they can, None if nobody would ask."""
     try:
-        manifests = [golden_inputs.Source.of(run).manifest for run in runs]
+        manifests = [golden_inputs.StoredGolden.of(run).manifest for run in runs]
         strange = [m for m in manifests if m.model.config_digest != checkpoint.config_digest]
         if strange or golden_inputs.lacks(manifests, request):
             return None

@@ -1,4 +1,4 @@
-"""Make: one run, from a composed configuration to a finished run in the store."""
+"""Make one run: from a composed configuration to a finished run in the store."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from layerparity.settings.config import Config, RunKind
 from layerparity.tracking.links import say_link, say_served
 
 if TYPE_CHECKING:
-    from layerparity.record.outcome import Outcome
-    from layerparity.run.reference import References
+    from layerparity.run.pass_result import PassResult
+    from layerparity.run.reference import ReferenceRecorder
 
 
 def make(config: Config) -> str:
@@ -65,7 +65,7 @@ def _log(prepared: Prepared, store: Any, fingerprint: str, began: float) -> str:
     with store.start(name, config.kind.value, tags, params, parent=parent) as active:
         executed = time.perf_counter()
         with SystemMetrics() as system:
-            manifest, outcome = execute(prepared, port, active.folder, fingerprint)
+            manifest, result = execute(prepared, port, active.folder, fingerprint)
         active.log_metrics(system.points)
         if not manifest.records:
             raise UserError("The run stored no site: capture.include= matches none of the scope's.")
@@ -73,7 +73,7 @@ def _log(prepared: Prepared, store: Any, fingerprint: str, began: float) -> str:
             console.say(str(line))
         now = time.perf_counter()
         took = {"seconds": now - executed, "whole": now - began}
-        write.finish(prepared, active, manifest, outcome, **took)
+        write.finish(prepared, active, manifest, result, **took)
     say_link(active, config.tracking)
     return str(active.id)
 
@@ -92,7 +92,7 @@ def build_port(prepared: Prepared) -> Port:
     return port
 
 
-def _references(prepared: Prepared, port: Port, folder: Path) -> References | None:
+def _references(prepared: Prepared, port: Port, folder: Path) -> ReferenceRecorder | None:
     """Return what is computed beside a golden run; a candidate, or another machine's, has none."""
     from layerparity.run.ports.hf import HfPort
 
@@ -101,16 +101,18 @@ def _references(prepared: Prepared, port: Port, folder: Path) -> References | No
     able = open_backend.abilities(config).references
     if not wanted or not able or not isinstance(port, HfPort):
         return None
-    from layerparity.run.reference import References, floor_dtypes
+    from layerparity.run.reference import ReferenceRecorder, floor_dtypes
 
     asked = [dtype.value for dtype in config.reference.dtypes]
     dtypes = floor_dtypes(port, asked)
-    return References(port, folder, dtypes, config.reference.chained, config.reference.components)
+    return ReferenceRecorder(
+        port, folder, dtypes, config.reference.chained, config.reference.components
+    )
 
 
 def execute(
     prepared: Prepared, port: Port, folder: Path, fingerprint: str
-) -> tuple[Manifest, Outcome]:
+) -> tuple[Manifest, PassResult]:
     """Run the scope, its tensors kept in ``folder``; return what describes them."""
     from layerparity.run.execute import Execution
 
@@ -119,7 +121,7 @@ def execute(
     more = max(config.generate.max_new_tokens - 1, 0)
     title = "blocks and tokens" if more else "blocks"
     with console.progress(title, len(stages) + more) as bar:
-        outcome = Execution(
+        result = Execution(
             port=port,
             stages=stages,
             inputs=prepared.inputs,
@@ -132,5 +134,5 @@ def execute(
             streams=prepared.backend.streams,
             ahead=prepared.backend.ahead,
         ).run()
-    outcome.effective = held_against(prepared.checkpoint, outcome.effective)
-    return write.manifest(prepared, outcome, recorder.records, fingerprint), outcome
+    result.effective = held_against(prepared.checkpoint, result.effective)
+    return write.manifest(prepared, result, recorder.records, fingerprint), result

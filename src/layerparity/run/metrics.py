@@ -10,14 +10,14 @@ from layerparity.ground.profile import RunProfile, StageProfile
 
 if TYPE_CHECKING:
     from layerparity.record.manifest import Manifest
-    from layerparity.record.outcome import Outcome
+    from layerparity.run.pass_result import PassResult
 
 _MB = 1e6
 _BLOCK = "block"
 
 
 def run_metrics(
-    made: Manifest, outcome: Outcome, seconds: float
+    made: Manifest, result: PassResult, seconds: float
 ) -> Iterator[tuple[str, float, int]]:
     """Yield (name, value, step) of a finished run; ``seconds`` are those of its stages."""
     for record in made.records:
@@ -28,7 +28,7 @@ def run_metrics(
         yield f"layer/{label} rms", record.stats["rms"], layer
         largest = max(abs(record.stats["min"]), abs(record.stats["max"]))
         yield f"layer/{label} max abs", largest, layer
-    yield from profile_metrics(outcome.profile)
+    yield from profile_metrics(result.profile)
     broken = sum(r.stats["nan"] + r.stats["inf"] for r in made.records)
     yield "summary/sites", float(len(made.records)), 0
     yield "summary/nan and inf", broken, 0

@@ -1,4 +1,4 @@
-"""Ports: implementations that are judged; conf/port names one, or a user's own, by ``_target_``."""
+"""Open the port that conf/port names by ``_target_``: one of ours, or a user's own, checked."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Reference: beside a golden run, each stage again one precision wider, and in clean ways.
+"""Evaluate each stage of a golden run again beside it: one precision wider, and in clean ways.
 
-The reference says how far the golden itself is off; the clean ways, how far a right computation may
-be. Both take the golden's own input (isolated) and, where the golden is chained, their own (what
-rounding makes of a whole chain). Expert choices are the golden's in all of them.
+The wider one is the reference: it says how far the golden itself is off. The clean ways are other
+right computations: they say how far one may be off. All take the golden's own input (isolated)
+and, where the golden is chained, their own (what rounding makes of a whole chain). Expert choices
+are the golden's in all of them.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from layerparity.anatomy.site import DECODE, PREFILL, Kind, Site
 from layerparity.numbers.clean import FLOOR, PLAIN, reference, wider
 from layerparity.numbers.floor import Floor, measure_floor
 from layerparity.numbers.token_sums import TokenLayout, heads_of, token_layout
-from layerparity.record.outcome import Shown
 from layerparity.record.references import CHAINED, ISOLATED, ReferenceWriter
+from layerparity.run.pass_result import StageRecord
 from layerparity.run.ports._canonical import CHOICES
 from layerparity.run.ports._evaluate import SCORES, Evaluator
 from layerparity.run.ports.base import Call, Observed
@@ -41,9 +42,13 @@ class Track:
     state: torch.Tensor | None = None
 
 
+# By floating type and the name of the way, both of them as in `Results`.
+Tracks = dict[tuple[str, str], Track]
+
+
 @dataclass
-class References:
-    """Everything that is computed beside a golden run, stage by stage, while its weights are there.
+class ReferenceRecorder:
+    """Evaluates a golden run's stages while their weights are there, and stores the floors.
 
     ``dtypes`` are the candidates' floating types that floors are made for, by torch's names.
     """
@@ -84,20 +89,20 @@ class References:
                 Call(call.attention_mask, call.position_ids, track.evaluator.cache)
             )
 
-    def evaluate(self, shown: Shown) -> None:
-        """Evaluate one stage in every way and store what came out; a decode step isolated only."""
-        feeds = self._sets if shown.step is None else {ISOLATED: self._sets[ISOLATED]}
+    def evaluate(self, record: StageRecord) -> None:
+        """Evaluate one stage in every way and store the floors; a decode step isolated only."""
+        feeds = self._sets if record.step is None else {ISOLATED: self._sets[ISOLATED]}
         for feed, tracks in feeds.items():
-            self._evaluate(tracks, feed, shown)
-        if shown.step is None:
-            for part in self._components(shown):
+            self._evaluate(tracks, feed, record)
+        if record.step is None:
+            for part in self._components(record):
                 self._evaluate(self._parts, ISOLATED, part)
 
     def finish(self) -> str:
         """Write the index; return its hash."""
         return self.writer.finish()
 
-    def _tracks(self) -> dict[tuple[str, str], Track]:
+    def _tracks(self) -> Tracks:
         """Return a track for the reference and for each way in each floating type."""
         own = _name(self.port.dtype)
         found = {("", "reference"): Track(Evaluator(self.port, reference(self.port.dtype)))}
@@ -108,43 +113,43 @@ class References:
                 found[dtype, way.name] = Track(Evaluator(self.port, way, narrow))
         return found
 
-    def _evaluate(self, tracks: dict[tuple[str, str], Track], feed: str, shown: Shown) -> None:
-        if shown.stage == "embed_tokens":
+    def _evaluate(self, tracks: Tracks, feed: str, record: StageRecord) -> None:
+        if record.stage == "embed_tokens":
             return
-        choices = next((t for s, t in shown.tensors.items() if s.local == CHOICES), None)
+        choices = next((t for s, t in record.tensors.items() if s.local == CHOICES), None)
         results: Results = {}
         for key, track in tracks.items():
-            track.evaluator.load(shown.stage)
-            own = feed == CHAINED and shown.chained and track.state is not None
-            given = track.state if own else shown.given
+            track.evaluator.load(record.stage)
+            own = feed == CHAINED and record.chained and track.state is not None
+            given = track.state if own else record.given
             assert given is not None
-            observed = track.evaluator.evaluate(shown.stage, given, choices)
+            observed = track.evaluator.evaluate(record.stage, given, choices)
             track.state = observed.output.detach()
-            track.evaluator.release(shown.stage)
-            results[key] = _by_site(shown, observed)
-            start = Site(shown.stage, "in")
-            if own and start in shown.tensors:
+            track.evaluator.release(record.stage)
+            results[key] = _by_site(record, observed)
+            start = Site(record.stage, "in")
+            if own and start in record.tensors:
                 results[key][start] = given.cpu()
-        if feed == ISOLATED or shown.chained:
-            self._keep(results, feed, shown)
+        if feed == ISOLATED or record.chained:
+            self._keep(results, feed, record)
 
-    def _keep(self, results: Results, feed: str, shown: Shown) -> None:
+    def _keep(self, results: Results, feed: str, record: StageRecord) -> None:
         wide = results.pop(("", "reference"))
-        specs = shown.specs
-        heads = heads_of((s.end, tuple(t.shape), specs[s].axes) for s, t in shown.tensors.items())
+        specs = record.specs
+        heads = heads_of((s.end, tuple(t.shape), specs[s].axes) for s, t in record.tensors.items())
         found = {}
         for site, value in wide.items():
-            axes = shown.specs[site].axes if site in shown.specs else EXPERTS.axes
+            axes = record.specs[site].axes if site in record.specs else EXPERTS.axes
             laid = token_layout(tuple(value.shape), axes, site.local, heads)
             floors = {
                 dtype: self._floor(
-                    laid, _ways(results, site, dtype), value, shown.tensors.get(site)
+                    laid, _ways(results, site, dtype), value, record.tensors.get(site)
                 )
                 for dtype in self.dtypes
             }
             found[site] = (value, floors)
-        name = shown.stage if shown.step is None else f"{shown.stage}.decode.{shown.step}"
-        self.writer.write(shown.stage, feed, name, found)
+        name = record.stage if record.step is None else f"{record.stage}.decode.{record.step}"
+        self.writer.write(record.stage, feed, name, found)
 
     def _floor(
         self,
@@ -162,25 +167,25 @@ class References:
         golden, wide = (each.reshape(-1, laid.elements) for each in (golden, wide))
         return measure_floor(flat, golden, wide, self._mask, laid)
 
-    def _components(self, shown: Shown) -> Iterator[Shown]:
+    def _components(self, record: StageRecord) -> Iterator[StageRecord]:
         """Yield what the golden had at each component whose input it recorded."""
-        block = Site(shown.stage, "in")
+        block = Site(record.stage, "in")
         if not self._parts or block.layer is None or block.component:
             return
-        held = {name for name, _ in self.port.skeleton.module(shown.stage).named_children()}
+        held = {name for name, _ in self.port.skeleton.module(record.stage).named_children()}
         for path in dict.fromkeys(COMPONENTS.values()):
             if path not in held:
                 continue
-            stage = f"{shown.stage}.{path}"
-            given = shown.tensors.get(self.port.assets.family.input_site(stage, 0))
+            stage = f"{record.stage}.{path}"
+            given = record.tensors.get(self.port.assets.family.input_site(stage, 0))
             if given is None:
                 continue
             inner = {
                 s: t
-                for s, t in shown.tensors.items()
+                for s, t in record.tensors.items()
                 if s.component == path or s.component.startswith(f"{path}.")
             }
-            yield Shown(stage, given, False, inner, shown.specs)
+            yield StageRecord(stage, given, False, inner, record.specs)
 
 
 def floor_dtypes(port: HfPort, asked: Sequence[str]) -> list[str]:
@@ -191,17 +196,17 @@ def floor_dtypes(port: HfPort, asked: Sequence[str]) -> list[str]:
     return [own] if wider(port.dtype) is torch.float32 else [own, "bfloat16"]
 
 
-def _by_site(shown: Shown, observed: Observed) -> dict[Site, torch.Tensor]:
+def _by_site(record: StageRecord, observed: Observed) -> dict[Site, torch.Tensor]:
     """Return a way's floating tensors at the sites the golden kept, and its router's scores."""
-    owner = Site(shown.stage, "in")
-    phase, step = (PREFILL, 0) if shown.step is None else (DECODE, shown.step)
+    owner = Site(record.stage, "in")
+    phase, step = (PREFILL, 0) if record.step is None else (DECODE, record.step)
     found = {}
-    for site in shown.tensors:
-        if shown.specs[site].kind is not Kind.REAL or (
-            site.path == shown.stage and site.end == "in"
+    for site in record.tensors:
+        if record.specs[site].kind is not Kind.REAL or (
+            site.path == record.stage and site.end == "in"
         ):
             continue
-        if site.path == shown.stage and site.end == "out" and site.local not in observed.tensors:
+        if site.path == record.stage and site.end == "out" and site.local not in observed.tensors:
             found[site] = observed.output.detach().cpu()
         elif site.local in observed.tensors:
             found[site] = observed.tensors[site.local]

@@ -1,4 +1,4 @@
-"""Plan: from a scope to the stages that run, as data, before any weight is touched."""
+"""Turn the scope that a command asks for into stages, before any weight is touched."""
 
 from __future__ import annotations
 

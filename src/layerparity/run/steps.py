@@ -1,4 +1,4 @@
-"""Steps: runs that a job makes as its own, from the keys of a command."""
+"""Make the runs that a job needs, from the keys of a command, and name them on a command line."""
 
 from __future__ import annotations
 

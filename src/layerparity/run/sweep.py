@@ -1,4 +1,4 @@
-"""Sweep: the parent run of a Hydra multirun, opened before its jobs and closed whatever happens.
+"""Open the parent run of a Hydra multirun before its jobs, and close it whatever happens.
 
 Imported whenever Hydra starts, so mlflow is only imported once a sweep really begins.
 """

@@ -21,7 +21,7 @@ from layerparity.run import open_backend
 
 if TYPE_CHECKING:
     from layerparity.record.manifest import Manifest
-    from layerparity.record.outcome import Outcome
+    from layerparity.run.pass_result import PassResult
     from layerparity.run.prepare import Prepared
     from layerparity.settings.config import Config
 
@@ -53,7 +53,7 @@ def with_start_up(seconds: float, whole: float) -> str:
     return told if whole - seconds < 1 else f"{told} ({whole:.0f} s with start-up)"
 
 
-def say_run(made: Manifest, outcome: Outcome, seconds: float, whole: float) -> None:
+def say_run(made: Manifest, result: PassResult, seconds: float, whole: float) -> None:
     """Print a finished run: a line for each stage, where the time went, which weights changed.
 
     ``seconds`` are those of the stages, ``whole`` with all that came before them.
@@ -64,13 +64,13 @@ def say_run(made: Manifest, outcome: Outcome, seconds: float, whole: float) -> N
         out = next((r for r in held if r.site.path == stage and r.site.end == "out"), None)
         bad = sum(int(r.stats["nan"] + r.stats["inf"]) for r in held)
         rms = f"{out.stats['rms']:.4g}" if out else "-"
-        spent = f"{outcome.profile.stages[stage].seconds:.2f}"
+        spent = f"{result.profile.stages[stage].seconds:.2f}"
         rows.append((stage, len(held), rms, bad or "-", spent))
     shown = rows if len(rows) <= 24 else [*rows[:12], ("...",) * 5, *rows[-11:]]
     columns = ("stage", "sites", "output rms", "NaN/Inf", "seconds")
     console.table(f"{len(made.records)} sites in {with_start_up(seconds, whole)}", columns, shown)
-    console.say(profile_line(outcome.profile))
-    converted = conversions_line(outcome.effective)
+    console.say(profile_line(result.profile))
+    converted = conversions_line(result.effective)
     if converted:
         console.say(converted)
 

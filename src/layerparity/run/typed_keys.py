@@ -1,4 +1,4 @@
-"""Given: which keys the user typed for this very run; one that would have no effect is refused."""
+"""Know which keys the user typed for this run, and refuse one that would have no effect."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from layerparity.settings.config import Config
 if TYPE_CHECKING:
     from layerparity.model.checkpoint import Checkpoint
     from layerparity.record.manifest import WeightPrint
-    from layerparity.record.outcome import Outcome
+    from layerparity.run.pass_result import PassResult
     from layerparity.run.prepare import Prepared
 
 
@@ -74,7 +74,7 @@ def params(config: Config) -> dict[str, Any]:
     return {str(key): value for key, value in plain.items()}
 
 
-def manifest(prepared: Prepared, outcome: Outcome, records: list[Record], mark: str) -> Manifest:
+def manifest(prepared: Prepared, result: PassResult, records: list[Record], mark: str) -> Manifest:
     """Return the manifest of a finished execution."""
     config = prepared.config
     return Manifest(
@@ -90,13 +90,13 @@ def manifest(prepared: Prepared, outcome: Outcome, records: list[Record], mark: 
         synthetic=prepared.inputs.synthetic,
         stages=list(prepared.scope.stages),
         inputs=prepared.inputs.hashes(),
-        feeds=outcome.feeds,
-        weights=outcome.weights,
+        feeds=result.feeds,
+        weights=result.weights,
         numerics=numerics(prepared),
         records=records,
-        skipped=outcome.skipped,
+        skipped=result.skipped,
         **layers_of(prepared.checkpoint),
-        reference=outcome.reference,
+        reference=result.reference,
     )
 
 
@@ -104,7 +104,7 @@ def finish(
     prepared: Prepared,
     active: Any,
     made: Manifest,
-    outcome: Outcome,
+    result: PassResult,
     *,
     seconds: float,
     whole: float,
@@ -115,15 +115,15 @@ def finish(
     Raises UserError where the disk refuses.
     """
     with _written(active.folder):
-        describe(prepared, active.folder, outcome)
-    active.log_metrics(run_metrics(made, outcome, seconds))
+        describe(prepared, active.folder, result)
+    active.log_metrics(run_metrics(made, result, seconds))
     active.set_tags({f"fact.{name}": value for name, value in prepared.backend.facts().items()})
     with _written(active.folder):
         write_text(active.folder / FILE_NAME, made.to_json())
-    terminal.say_run(made, outcome, seconds, whole)
+    terminal.say_run(made, result, seconds, whole)
 
 
-def describe(prepared: Prepared, folder: Path, outcome: Outcome) -> None:
+def describe(prepared: Prepared, folder: Path, result: PassResult) -> None:
     """Write what describes a run beside its tensors, the manifest apart."""
     from omegaconf import OmegaConf
     from safetensors.torch import save_file
@@ -132,12 +132,12 @@ def describe(prepared: Prepared, folder: Path, outcome: Outcome) -> None:
         save_file({n: t.contiguous() for n, t in prepared.inputs.tensors().items()}, part_file)
     if prepared.inputs.texts:
         write_text(folder / PROMPTS_FILE, json.dumps(prepared.inputs.texts, ensure_ascii=False))
-    write_text(folder / "weights.json", json.dumps(outcome.tensors_used, indent=1))
-    write_text(folder / PROFILE_FILE, outcome.profile.to_json())
-    write_text(folder / EFFECTIVE_FILE, effective_text(outcome.effective))
+    write_text(folder / "weights.json", json.dumps(result.tensors_used, indent=1))
+    write_text(folder / PROFILE_FILE, result.profile.to_json())
+    write_text(folder / EFFECTIVE_FILE, effective_text(result.effective))
     write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(params(prepared.config))))
-    if outcome.new_tokens is not None:
-        terminal.texts(prepared, folder, outcome.new_tokens)
+    if result.new_tokens is not None:
+        terminal.texts(prepared, folder, result.new_tokens)
     warn = prepared.backend.warnings
     if warn:
         write_text(folder / "warnings.txt", "\n".join(warn) + "\n")

@@ -1,4 +1,4 @@
-"""Export: a stage as one graph, whose observed tensors are its outputs.
+"""Export a stage as one graph, whose observed tensors are its outputs.
 
 A compiled graph has no Python hooks, and a hook on a compiled module may be skipped or may break
 the graph. What hooks wrote into a dictionary while the stage was exported are ordinary outputs of

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from layerparity.ground.errors import UserError
 from layerparity.machine.device import Affinity
-from layerparity.machine.neuron import Choice, detect
+from layerparity.machine.neuron import RuntimeChoice, detect
 from layerparity.run.backends._neuron.runtime import Compile
 from layerparity.run.backends.base import Abilities
 from layerparity.settings.key import key
@@ -28,7 +28,9 @@ class Settings:
     """
 
     name: str = "neuron"
-    runtime: Choice = key(Choice.auto, "how to reach the device: auto takes what is there")
+    runtime: RuntimeChoice = key(
+        RuntimeChoice.auto, "how to reach the device: auto takes what is there"
+    )
     compile: Compile = key(Compile.lazy, "lazy, or export to one graph")
     excess_precision: bool = key(False, "let XLA compute 16-bit types wider between operations")
 
@@ -51,7 +53,7 @@ def build(settings: Settings, config: Config) -> Backend:
     Sets the variables that torch_xla reads when it is imported, so build comes before everything
     that may import it. Raises UserError, saying what is missing and how to get it.
     """
-    machine = detect(Choice(settings.runtime))
+    machine = detect(RuntimeChoice(settings.runtime))
     if machine.score == 0:
         raise UserError(machine.reason)
     from layerparity.run.backends._neuron.backend import from_config

@@ -1,4 +1,4 @@
-"""Replay: the choices of a golden run that a candidate repeats, and why it cannot."""
+"""Find the choices of a golden run that a candidate repeats (port.replay=true), or refuse."""
 
 from __future__ import annotations
 

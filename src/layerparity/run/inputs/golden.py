@@ -35,14 +35,14 @@ class Settings:
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class StoredGolden:
     """A stored golden run and its manifest; files are fetched when they are read."""
 
     run: Any
     manifest: Manifest
 
     @classmethod
-    def of(cls, run: Any) -> Source:
+    def of(cls, run: Any) -> StoredGolden:
         """Open a run by its manifest. Raises UserError where it has none that can be read."""
         return cls(run, Manifest.read(run.file(FILE_NAME).parent))
 
@@ -74,7 +74,7 @@ def from_runs(runs: Sequence[Any], request: Request) -> Inputs:
     Tensors are read when they are asked for. Raises UserError where runs are of another model, were
     fed different tokens, or lack a site.
     """
-    sources = [Source.of(run) for run in newest_first(runs)]
+    sources = [StoredGolden.of(run) for run in newest_first(runs)]
     for source in sources:
         if source.manifest.model.config_digest != config_digest(request.model):
             model = source.manifest.model.name
@@ -88,7 +88,7 @@ def from_runs(runs: Sequence[Any], request: Request) -> Inputs:
         )
     request = _with_feed(sources, request)
     _refuse_unrouted(sources, request)
-    recorded = Recorded(sources, request)
+    recorded = RecordedInputs(sources, request)
     _refuse_mixed(recorded.holders)
     return _inputs(recorded, request)
 
@@ -106,15 +106,15 @@ def lacks(manifests: Sequence[Manifest], request: Request) -> str:
     return next((stage for stage, has in zip(_fed(request), held, strict=True) if not has), "")
 
 
-class Recorded(Mapping[Site, "torch.Tensor"]):
+class RecordedInputs(Mapping[Site, "torch.Tensor"]):
     """Recorded tensors by site, read from disk, and proved, each time one is asked for.
 
     ``used`` are the runs that values come from, ``holders`` all that hold one of the sites.
     """
 
-    def __init__(self, sources: Sequence[Source], request: Request) -> None:
-        self.records: dict[Site, tuple[Source, Record]] = {}
-        self.holders: list[Source] = []
+    def __init__(self, sources: Sequence[StoredGolden], request: Request) -> None:
+        self.records: dict[Site, tuple[StoredGolden, Record]] = {}
+        self.holders: list[StoredGolden] = []
         for source in sources:
             found = [_record(source.manifest, request, stage) for stage in _fed(request)]
             found += _steps(source.manifest, request)
@@ -154,7 +154,7 @@ def golden_command(request: Request) -> str:
     return f"python run.py backend=gpu device_map=cpu scope=full{model}{extra}"
 
 
-def _inputs(recorded: Recorded, request: Request) -> Inputs:
+def _inputs(recorded: RecordedInputs, request: Request) -> Inputs:
     used = recorded.used
     kept = _batch(used[0])
     length = kept["attention_mask"].shape[1]
@@ -179,12 +179,12 @@ def _inputs(recorded: Recorded, request: Request) -> Inputs:
     )
 
 
-def _called(sources: Sequence[Source]) -> str:
+def _called(sources: Sequence[StoredGolden]) -> str:
     first = f"Golden run {sources[0].run.name}"
     return first if len(sources) == 1 else f"{first} and {len(sources) - 1} more of its sweep"
 
 
-def _refuse_mixed(sources: Sequence[Source]) -> None:
+def _refuse_mixed(sources: Sequence[StoredGolden]) -> None:
     """Raise UserError unless all runs that hold the scope's inputs were fed one batch."""
     first = sources[0]
     for other in sources[1:]:
@@ -197,7 +197,7 @@ def _refuse_mixed(sources: Sequence[Source]) -> None:
             )
 
 
-def _batch(source: Source) -> dict[str, torch.Tensor]:
+def _batch(source: StoredGolden) -> dict[str, torch.Tensor]:
     """Return mask, positions and, where there are some, token ids: int64 [batch, token]."""
     listed = source.manifest.inputs
     kept = read_tensors(source.folder / INPUTS_FILE, [*listed], CURE)
@@ -210,7 +210,7 @@ def _batch(source: Source) -> dict[str, torch.Tensor]:
     return kept
 
 
-def _prove(tensor: torch.Tensor, digest: str, name: str, source: Source) -> None:
+def _prove(tensor: torch.Tensor, digest: str, name: str, source: StoredGolden) -> None:
     if tensor_digest(tensor) != digest:
         raise UserError(
             f"{name} of golden run {source.run.name} is damaged: its bytes are not those the "
@@ -231,7 +231,7 @@ def _fed(request: Request) -> tuple[str, ...]:
     return request.stages[:1] if chained else request.stages
 
 
-def _with_feed(sources: Sequence[Source], request: Request) -> Request:
+def _with_feed(sources: Sequence[StoredGolden], request: Request) -> Request:
     """Return the request with its feed decided: isolated, unless the command says otherwise.
 
     Where no run recorded the decode steps, blocks are chained. Raises UserError where the command
@@ -252,7 +252,7 @@ def _with_feed(sources: Sequence[Source], request: Request) -> Request:
     return replace(request, config=replace(config, feed=FeedMode.chained))
 
 
-def _refuse_unrouted(sources: Sequence[Source], request: Request) -> None:
+def _refuse_unrouted(sources: Sequence[StoredGolden], request: Request) -> None:
     """Raise UserError where choices are to be repeated and no run recorded one of them."""
     site = _replay.lacking([source.manifest for source in sources], request)
     if site is not None:

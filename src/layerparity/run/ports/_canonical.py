@@ -1,4 +1,4 @@
-"""Canonical: what a tap saw, in the axes and the order that every port shows."""
+"""Lay what a tap saw out in the axes and the order that every port shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluate: a port's loaded stages, computed once more in another clean way."""
+"""Compute a port's loaded stages once more, in another clean way."""
 
 from __future__ import annotations
 

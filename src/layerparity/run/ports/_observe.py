@@ -1,4 +1,4 @@
-"""Observe: a stage of a transformers model as a function that returns (output, {site: tensor})."""
+"""Make a stage of a transformers model a function that returns (output, {site: tensor})."""
 
 from __future__ import annotations
 

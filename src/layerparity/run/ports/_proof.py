@@ -1,4 +1,4 @@
-"""Proof: does a chain of stages compute what the model's own forward computes?
+"""Prove that a chain of stages computes what the model's own forward computes.
 
 Models differ in what they do between their modules. Instead of a list of those that scale there, a
 small twin of the model is run whole and stage by stage, and every boundary is compared.

@@ -1,4 +1,4 @@
-"""Quantised: the FP8 weights of a loaded stage, as they are stored and where they were put."""
+"""Find a loaded stage's FP8 weights as they are stored, with where each was put."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Port: the implementation that is judged; how a backend's blocks are built, loaded and run.
+"""What every port offers: how the blocks of the judged implementation are loaded and run.
 
 conf/port names a port by ``_target_``, which is called with `Assets` and the group's other keys and
 returns a `Port`. At bottom a port is a function that returns ``(output, {site: tensor})``.

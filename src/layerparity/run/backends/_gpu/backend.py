@@ -1,4 +1,4 @@
-"""GpuBackend: placement by accelerate, modules moved or offloaded, tensors sent and fetched."""
+"""The backend of GPUs or the CPU: accelerate places, modules move or are offloaded."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def from_config(config: Config, compiles: bool) -> GpuBackend:
 
 
 @dataclass(frozen=True)
-class Put:
+class StagePlace:
     """A stage that was put: its module, where its weights are, where it runs, their bytes."""
 
     module: nn.Module
@@ -77,7 +77,7 @@ class GpuBackend(Backend):
     _switches: numerics.Switches | None = None
     _memory: dict[int | str, int] = field(default_factory=dict)
     _device: dict[str, str] = field(default_factory=dict)
-    _put: dict[str, Put] = field(default_factory=dict)
+    _put: dict[str, StagePlace] = field(default_factory=dict)
 
     def open(self) -> None:
         """Check the GPUs and the compiler, forbid TF32. Raises UserError with the cure."""
@@ -180,7 +180,7 @@ class GpuBackend(Backend):
                 f"{device} is full: {stage} needs {size_text(size)}. Lower max_memory so that "
                 "other devices take more, or free the GPU."
             ) from error
-        self._put[stage] = Put(module, device, runs_on, size)
+        self._put[stage] = StagePlace(module, device, runs_on, size)
 
     def release(self, stage: str) -> None:
         """Forget a stage that was put: its offloaded weights are dropped, its hooks removed."""

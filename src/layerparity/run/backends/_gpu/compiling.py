@@ -1,4 +1,4 @@
-"""Compiling: what torch.compile needs here, and a stage compiled as the one graph it exports to."""
+"""Compile a stage as the one graph it exports to, by torch.compile; check what that needs."""
 
 from __future__ import annotations
 

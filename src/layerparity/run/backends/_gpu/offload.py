@@ -1,4 +1,4 @@
-"""Offload: weights that wait on the CPU or on disk and visit a device while their module runs."""
+"""Keep weights on the CPU or on disk, and bring them to a device while their module runs."""
 
 from __future__ import annotations
 

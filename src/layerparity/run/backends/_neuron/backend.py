@@ -1,4 +1,4 @@
-"""NeuronBackend: a runtime, the distributed environment around it, and what it refuses."""
+"""The backend of Neuron or its stand-in: a runtime and the distributed environment around it."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class NeuronBackend(Backend):
     runtime: Runtime = field(kw_only=True)
     exports: bool = False
     _stack: ExitStack | None = None
-    _granted: distributed.Granted | None = None
+    _granted: distributed.Grant | None = None
     _plan: dict[str, str] = field(default_factory=dict)
     _paths: dict[str, str] = field(default_factory=dict)
     _sharded: dict[str, int] = field(default_factory=dict)

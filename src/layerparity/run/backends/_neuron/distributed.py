@@ -1,4 +1,4 @@
-"""Distributed environment: initialised once, before any component, and torn down once.
+"""Initialise the distributed environment once, before any component, and tear it down once.
 
 Neuron's modules refuse to be built outside a distributed environment, even in a single process.
 """
@@ -23,7 +23,7 @@ _PATIENCE = timedelta(minutes=5)
 
 
 @dataclass(frozen=True)
-class Granted:
+class Grant:
     """The place of this process among the ranks, and the tensor parallel degree it really has."""
 
     rank: int
@@ -36,7 +36,7 @@ class _Environment:
     """What `initialise` made, so that `teardown` removes that and nothing else."""
 
     asked: int
-    granted: Granted
+    granted: Grant
     holders: int = 1
     own_group: bool = False
     parallel: Any = None
@@ -46,7 +46,7 @@ class _Environment:
 _current: _Environment | None = None
 
 
-def initialise(runtime: Runtime) -> Granted:
+def initialise(runtime: Runtime) -> Grant:
     """Make torch.distributed and neuronx_distributed ready for the runtime's degree; idempotent.
 
     A launcher's RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are used where they are set. Raises
@@ -59,12 +59,12 @@ def initialise(runtime: Runtime) -> Granted:
         return _current.granted
     rank, world_size = ranks(os.environ)
     _refuse_silent_collectives(runtime, world_size)
-    made = _Environment(runtime.tp_degree, Granted(rank, world_size, 1))
+    made = _Environment(runtime.tp_degree, Grant(rank, world_size, 1))
     try:
         _fill(made)
         if not runtime.spmd:
             _join(made)
-        made.granted = Granted(rank, world_size, _degree(runtime, made))
+        made.granted = Grant(rank, world_size, _degree(runtime, made))
     except BaseException:
         _undo(made)
         raise
@@ -158,7 +158,7 @@ def _join(made: _Environment) -> None:
     made.own_group = True
 
 
-def _start_failed(granted: Granted, error: Exception) -> str:
+def _start_failed(granted: Grant, error: Exception) -> str:
     if "xla" in str(error).lower() and isinstance(error, KeyError | ValueError | AttributeError):
         return "torch.distributed has no 'xla' backend: install the torch_xla that fits torch."
     where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"

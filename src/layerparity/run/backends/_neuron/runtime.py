@@ -1,4 +1,4 @@
-"""Runtime: what the neuron backend needs of a machine.
+"""What the neuron backend needs of a machine: a runtime.
 
 The XLA flavour is `xla.XlaRuntime`, on Neuron devices or on XLA:CPU as a stand-in. Another flavour
 is one more file with one more subclass.

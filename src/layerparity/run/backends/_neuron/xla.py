@@ -137,9 +137,9 @@ class XlaRuntime(Runtime):
 
     def export(self, module: nn.Module) -> Callable[..., Any]:
         """Return a callable like the module that runs as one StableHLO graph."""
-        from layerparity.run.backends._neuron.xla_export import Exported
+        from layerparity.run.backends._neuron.xla_export import StageGraph
 
-        return Exported(module, around=self._keep_counters)
+        return StageGraph(module, around=self._keep_counters)
 
     def counters(self) -> dict[str, Any]:
         """Return torch_xla's compiles and ``aten::`` fallbacks since `start`."""

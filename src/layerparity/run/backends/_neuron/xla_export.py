@@ -1,4 +1,4 @@
-"""Export to XLA: a module lowered to one StableHLO graph that runs like the module."""
+"""Lower a module to one StableHLO graph that runs like the module."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NO_CACHE = "compile=export takes no cache: use generate.max_new_tokens=0 or bac
 _NO_DATA = "use experts_implementation=static, or backend.compile=lazy."
 
 
-class Exported:
+class StageGraph:
     """A module as a compiled graph; arguments of other shapes get a graph of their own."""
 
     def __init__(

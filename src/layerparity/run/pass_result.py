@@ -1,4 +1,4 @@
-"""Outcome: what a pass through the stages leaves beside its tensors."""
+"""What a pass through a scope's stages hands on, shows and leaves beside its tensors."""
 
 from __future__ import annotations
 
@@ -14,16 +14,24 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Passed:
-    """What one stage hands to the next: a tensor on the device, and its copy on the CPU."""
+class StageOutput:
+    """What one stage hands to the next, on the device and copied to the CPU.
+
+    Both are [batch, token, channel], or token ids [batch, token] before the embedding.
+    """
 
     device: torch.Tensor
     host: torch.Tensor
 
 
 @dataclass
-class Outcome:
-    """What a pass through the stages leaves beside its tensors."""
+class PassResult:
+    """What a run has to tell of its stages, their tensors apart.
+
+    ``weights`` are a hash by stage, ``tensors_used`` the digests by stage and stored name,
+    ``effective`` prints of what the graph holds, likewise; ``skipped`` are reasons by site;
+    ``new_tokens`` int64 [batch, new tokens]; ``reference`` the hash of the references' index.
+    """
 
     feeds: list[Feed] = field(default_factory=list)
     weights: dict[str, str] = field(default_factory=dict)
@@ -40,11 +48,11 @@ Specs = dict[Site, SiteSpec]
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A stage's input, whether it came from the stage before it, and its sites' tensors.
+class StageRecord:
+    """One stage's input and site tensors on the CPU, as the reference evaluator receives them.
 
-    ``given`` is [batch, token] ids or [batch, token, channel] states; ``step`` is the decode step,
-    None in the prefill.
+    ``given`` is [batch, token] ids or [batch, token, channel] states, and ``chained`` says that it
+    came from the stage before; ``step`` is the decode step, None in the prefill.
     """
 
     stage: str
