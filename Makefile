@@ -6,6 +6,11 @@ UV := $(BIN)/python -m uv
 TORCH ?= trimmed
 OVERRIDES_trimmed := --overrides overrides.txt
 OVERRIDES_full :=
+# Test files are shared out among this many processes, of up to 4 GB each.
+WORKERS ?= 2
+# Where the environment says that no bytecode is written, every process would compile torch, MLflow
+# and transformers anew, for seconds; ahead of time, all that is installed would take a minute.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test lint type house format ui screenshots constraints clean
 
@@ -18,7 +23,7 @@ ui: .venv/ready
 	$(BIN)/python run.py job=ui
 
 test: .venv/ready
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 lint: .venv/ready
 	$(BIN)/ruff check .

@@ -3,20 +3,48 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import folders
 import pytest
+from filelock import FileLock
 
 # accelerate imports torch_xla wherever it is installed; only the neuron backend wants it.
 os.environ["USE_TORCH_XLA"] = "0"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-
-import folders
+# Beside others, a worker has its share of the cores: threads beyond it only wait for one another.
+BESIDE = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+if BESIDE > 1:
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // BESIDE)))
 
 ROOT = Path(__file__).resolve().parents[1]
+# Workers take files in this order, the others after them: what takes longest comes first, so that
+# no worker is left with it when the other has nothing to do.
+LONGEST = (
+    "test_docs.py",
+    "test_stream.py",
+    "test_neuron_run.py",
+    "test_install.py",
+    "test_bisect.py",
+    "test_replay.py",
+    "test_ui.py",
+    "test_run.py",
+    "test_gpu_backend.py",
+    "test_bisect_apart.py",
+    "test_calibrated.py",
+    "test_convert.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first where workers share the work."""
+    if BESIDE > 1:
+        rank = {name: place for place, name in enumerate(LONGEST)}
+        items.sort(key=lambda item: rank.get(item.path.name, len(LONGEST)))
 
 
 @pytest.fixture(scope="session")
@@ -70,12 +98,29 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("store")
 
 
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all workers of this session share."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if BESIDE > 1 else base
+
+
 @pytest.fixture
-def run(cli: Callable[..., Ended], store: Path) -> Callable[..., Ended]:
+def run(cli: Callable[..., Ended], store: Path, shared: Path) -> Callable[..., Ended]:
     """The command line over a store with one full golden run of every component, ``the-golden``."""
-    folder = f"tracking.folder={store}"
     if not (store / "mlflow.db").exists():
-        golden = ("capture=components", "generate.max_new_tokens=6", "name=the-golden")
-        ended = cli("backend=gpu", "device_map=cpu", folder, *golden)
-        assert ended.exit == 0, ended.err
-    return lambda *arguments: cli(folder, *arguments)
+        shutil.copytree(_golden(cli, shared), store, dirs_exist_ok=True)
+    return lambda *arguments: cli(f"tracking.folder={store}", *arguments)
+
+
+def _golden(cli: Callable[..., Ended], shared: Path) -> Path:
+    """Return the store with the golden run, which the first who asks for it makes."""
+    folder = shared / "the-golden"
+    with FileLock(shared / "the-golden.lock"):
+        if not folder.exists():
+            half = shared / "the-golden.part"
+            golden = ("capture=components", "generate.max_new_tokens=6", "name=the-golden")
+            ended = cli("backend=gpu", "device_map=cpu", f"tracking.folder={half}", *golden)
+            assert ended.exit == 0, ended.err
+            half.rename(folder)
+    return folder

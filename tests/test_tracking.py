@@ -465,7 +465,11 @@ def test_contradicting_settings(changes, message):
         read_config(TrackingConfig(**changes))
 
 
-@pytest.mark.parametrize("uri", [f"http://127.0.0.1:{free_port()}", "http://nowhere.invalid:1"])
+@pytest.mark.parametrize(
+    "uri",
+    [f"http://127.0.0.1:{free_port()}", "http://nowhere.invalid:1"],
+    ids=["nothing listens", "no such host"],
+)
 def test_a_server_that_is_not_there(uri, tmp_path):
     config = TrackingConfig(name="server", uri=uri, folder=str(tmp_path))
     began = time.monotonic()
