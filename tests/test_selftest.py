@@ -17,15 +17,15 @@ from layerparity.judge.guilt import Guilt
 from layerparity.mistakes.catalogue import catalogue
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.page_pool import PagePool
-from layerparity.selftest.cells import Cell, Setting, clean_cells, fault_cells, spread
+from layerparity.selftest.cells import GridCell, Setting, clean_cells, fault_cells, spread
 from layerparity.selftest.models import BLOCK, FP8, quantise
 from layerparity.selftest.outcomes import CellResult, Ending, ending_of, upper_bound
 from layerparity.selftest.table import fault_table, mutation_table, summary, wrong_table
 from layerparity.selftest.upcast import upcast
 
 HERE = Setting("tiny", "one prompt", "bfloat16")
-FAULTY = Cell(HERE, "qk_norm_skipped", {}, 3, "self_attn.q_norm", "qk_norm_skipped")
-CLEAN = Cell(HERE, "8 shards", {})
+FAULTY = GridCell(HERE, "qk_norm_skipped", {}, 3, "self_attn.q_norm", "qk_norm_skipped")
+CLEAN = GridCell(HERE, "8 shards", {})
 
 
 def test_first_middle_and_last_layers_are_taken_once() -> None:
@@ -97,7 +97,7 @@ def test_a_variant_counts_once_and_only_if_it_differs() -> None:
     ended = [
         CellResult(CLEAN, Ending.SILENT, phase="prefill"),
         CellResult(CLEAN, Ending.FALSE_ALARM, "layers.0.mlp", phase="decode"),
-        CellResult(Cell(HERE, "same", {}), Ending.SAME),
+        CellResult(GridCell(HERE, "same", {}), Ending.SAME),
         CellResult(FAULTY, Ending.NAMED, "layers.3.self_attn.q_norm", "qk_norm_skipped"),
     ]
     found = summary(ended)
@@ -114,7 +114,7 @@ def test_a_missed_fault_fails_the_self_test() -> None:
 
 
 def test_unforeseen_faults_are_counted_by_effect() -> None:
-    drawn = Cell(HERE, "q_proj x 1.01", {}, 0, "self_attn.q_proj", drawn=True)
+    drawn = GridCell(HERE, "q_proj x 1.01", {}, 0, "self_attn.q_proj", drawn=True)
     ended = [
         CellResult(drawn, Ending.MISSED, effect=1.5),
         CellResult(drawn, Ending.NAMED, effect=1.5),

@@ -28,7 +28,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Cell:
+class GridCell:
     """One candidate: a setting, the port's keys, and what should be said of it.
 
     ``component`` is empty for a clean candidate, ``layer`` None. ``drawn`` marks a fault that no
@@ -62,7 +62,7 @@ def spread(layers: Sequence[int]) -> list[int]:
 
 def fault_cells(
     settings: Sequence[Setting], layers: dict[str, int], names: Sequence[str]
-) -> Iterator[Cell]:
+) -> Iterator[GridCell]:
     """Yield each fault in the first, the middle and the last block of every setting's model.
 
     ``layers`` counts the blocks of each model. The model in FP8 is there for the faults that only
@@ -75,21 +75,21 @@ def fault_cells(
                 continue
             for layer in spread(range(layers[setting.model])):
                 keys = {"port": "fault", "port.name": name, "port.layers": [layer]}
-                yield Cell(setting, name, keys, layer, fault.component, fault.cause)
+                yield GridCell(setting, name, keys, layer, fault.component, fault.cause)
 
 
-def clean_cells(settings: Sequence[Setting], ways: Sequence[str]) -> Iterator[Cell]:
+def clean_cells(settings: Sequence[Setting], ways: Sequence[str]) -> Iterator[GridCell]:
     """Yield every setting computed in every clean way that no floor is made from."""
     for setting in settings:
         for way in ways:
-            yield Cell(setting, way, {"port": "clean", "port.name": way})
+            yield GridCell(setting, way, {"port": "clean", "port.name": way})
         if setting.dtype == "float32":
-            yield Cell(setting, "bfloat16 for float32", {"dtype": "bfloat16"})
+            yield GridCell(setting, "bfloat16 for float32", {"dtype": "bfloat16"})
 
 
 def mutation_cells(
     setting: Setting, mutations: Sequence[Any], seed: int, layers: int
-) -> Iterator[Cell]:
+) -> Iterator[GridCell]:
     """Yield each drawn mutation of a setting's model, its ``layers`` blocks in turn."""
     for index, mutation in enumerate(mutations):
         layer = index % layers
@@ -102,4 +102,4 @@ def mutation_cells(
             # The prefill shows them: a decode step would only take longer.
             "generate.max_new_tokens": 0,
         }
-        yield Cell(setting, mutation.id, keys, layer, mutation.component, drawn=True)
+        yield GridCell(setting, mutation.id, keys, layer, mutation.component, drawn=True)

@@ -10,7 +10,7 @@ from layerparity.ground import console
 from layerparity.ground.errors import UserError
 from layerparity.mistakes.catalogue import catalogue
 from layerparity.selftest.cells import (
-    Cell,
+    GridCell,
     Keys,
     Setting,
     clean_cells,
@@ -65,7 +65,7 @@ def run_grid(config: Config, folder: Path) -> list[CellResult]:
     return results
 
 
-def cells_of(job: Any, settings: Sequence[Setting], layers: dict[str, int]) -> Iterator[Cell]:
+def cells_of(job: Any, settings: Sequence[Setting], layers: dict[str, int]) -> Iterator[GridCell]:
     """Yield the cells of a self-test's keys; ``layers`` counts the blocks of each model."""
     from layerparity.numbers.clean import OTHERS
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from layerparity.anatomy.dataflow import NODES
 from layerparity.judge.guilt import Guilt
-from layerparity.selftest.cells import Cell
+from layerparity.selftest.cells import GridCell
 
 
 class Ending(StrEnum):
@@ -32,7 +32,7 @@ class CellResult:
     says whether the tensors alone, without the weights' prints, show that something is wrong.
     """
 
-    cell: Cell
+    cell: GridCell
     ending: Ending
     named: str = ""
     cause: str = ""
@@ -42,7 +42,7 @@ class CellResult:
     by_sites: bool = False
 
 
-def ending_of(cell: Cell, guilt: Guilt | None, changed: bool) -> Ending:
+def ending_of(cell: GridCell, guilt: Guilt | None, changed: bool) -> Ending:
     """Return how a cell ended, given what was named and whether any site differs bitwise."""
     if cell.clean:
         if guilt is not None:

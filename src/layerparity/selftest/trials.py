@@ -23,7 +23,7 @@ from layerparity.run import open_backend, write
 from layerparity.run.fingerprint import fingerprint_of
 from layerparity.run.prepare import plan_run, prepare
 from layerparity.run.steps import composed
-from layerparity.selftest.cells import Cell, Setting
+from layerparity.selftest.cells import GridCell, Setting
 from layerparity.selftest.outcomes import CellResult, Ending, ending_of
 from layerparity.settings.config import Config
 
@@ -57,7 +57,7 @@ class CellRunner:
             self._goldens[setting.label] = self._make(where, composed(keys))
         return self._goldens[setting.label]
 
-    def results(self, cell: Cell) -> list[CellResult]:
+    def results(self, cell: GridCell) -> list[CellResult]:
         """Make a cell's candidate, compare it, and return how it ended in each phase.
 
         Of a drawn fault that is the prefill, which shows it: a decode step would only take longer.
@@ -79,7 +79,7 @@ class CellRunner:
             shutil.rmtree(where, ignore_errors=True)
 
     def _result(
-        self, cell: Cell, comparison: Comparison, config: Config, golden: StoredRun, phase: str
+        self, cell: GridCell, comparison: Comparison, config: Config, golden: StoredRun, phase: str
     ) -> CellResult:
         rows = [row for row in comparison.rows if row.site.phase == phase]
         in_phase = replace(comparison, rows=rows)
@@ -109,7 +109,7 @@ class CellRunner:
             return make_in(folder, config, self.store)
 
 
-def _expected(cell: Cell, rows: Sequence[Row]) -> Cell:
+def _expected(cell: GridCell, rows: Sequence[Row]) -> GridCell:
     """Return the cell with the component as its block has it: a dense one has no experts."""
     components = {row.site.component for row in rows if row.site.layer == cell.layer}
     dense = cell.component == "mlp.experts" and "mlp.experts" not in components

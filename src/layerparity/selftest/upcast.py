@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from layerparity.anatomy.site import Site
-from layerparity.selftest.cells import Cell, Setting
+from layerparity.selftest.cells import GridCell, Setting
 from layerparity.selftest.outcomes import CellResult, Ending
 
 if TYPE_CHECKING:
@@ -39,7 +39,9 @@ def upcast(checkpoint: Checkpoint, model: str) -> Iterator[CellResult]:
     types = (torch.bfloat16, torch.float32)
     sound, planted = (_largest(checkpoint, f"layers.{layer}", dtype) for dtype in types)
     named = planted == peaks["fp32"].buffer and sound == peaks["bf16"].buffer < planted
-    cell = Cell(Setting(model, "loading", "bfloat16"), UPCAST, {}, layer, "mlp.experts", "audit")
+    cell = GridCell(
+        Setting(model, "loading", "bfloat16"), UPCAST, {}, layer, "mlp.experts", "audit"
+    )
     note = f"{where} stacked in float32 takes {planted} bytes, in bfloat16 {sound}"
     ending = Ending.NAMED if named else Ending.MISSED
     yield CellResult(cell, ending, where if named else "", "audit" if named else "", note=note)
