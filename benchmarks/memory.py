@@ -18,9 +18,10 @@ from layerparity.anatomy.site import Kind, Site
 from layerparity.ground.files import tensor_digest
 from layerparity.judge.parity import compare_runs
 from layerparity.judge.tolerances.calibrated import CalibratedTolerance
-from layerparity.record.manifest import FILE_NAME, Feed, Manifest, ModelPrint, Record
-from layerparity.record.references import FOLDER, ISOLATED, Entry, ReferenceWriter
-from layerparity.tracking.stored import from_folder
+from layerparity.record.folder import RunFolder, reference_file
+from layerparity.record.manifest import Feed, Manifest, ModelPrint, Record
+from layerparity.record.references import ISOLATED, Entry, ReferenceWriter, StoredFloor
+from layerparity.record.stored_run import from_folder
 
 LAYERS = 62
 SITES = (
@@ -79,22 +80,22 @@ def _run(folder: Path, slip: float, *, judged: bool) -> Path:
         records=records,
         reference=reference,
     )
-    (folder / FILE_NAME).write_text(made.to_json(), encoding="utf-8")
+    RunFolder(folder).write_manifest(made)
     return folder
 
 
 def _references(folder: Path, sites: list[Site], value: torch.Tensor, digest: str) -> str:
     """Write a reference and a floor of each site; return the index's SHA-256."""
     writer = ReferenceWriter(folder)
-    (folder / FOLDER).mkdir()
+    (folder / reference_file("", "")).parent.mkdir()
     error = torch.full((1, SHAPE[1]), 1e-6), torch.full((1, SHAPE[2]), 1e-6)
     small = {"tokens": error[0], "elements": error[1]}
     for site in sites:
         names = {f"{site} float32 {part}": tensor for part, tensor in small.items()}
         hashes = {name: tensor_digest(tensor) for name, tensor in names.items()}
-        file = f"{FOLDER}/{site.path}.{site.end}.safetensors"
+        file = reference_file(site.path, site.end)
         _write(folder / file, str(site), value, names)
-        kept = {"float32": {"ways": ["one"], "spread": {"whole": 1.0, "channel": 1.0}}}
+        kept = {"float32": StoredFloor(("one",), {"whole": 1.0, "channel": 1.0})}
         stage = f"layers.{site.layer}"
         writer.entries.append(
             Entry(site, stage, ISOLATED, file, hashes | {str(site): digest}, kept)

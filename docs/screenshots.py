@@ -31,10 +31,10 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "src")]
 
 from browser import browser, missing, text_of, wait_for  # noqa: E402
 
+from layerparity.record.stored_run import StoredRun  # noqa: E402
 from layerparity.settings.tracking import TrackingConfig  # noqa: E402
 from layerparity.tracking.server import serve  # noqa: E402
 from layerparity.tracking.store import open_store  # noqa: E402
-from layerparity.tracking.stored import StoredRun  # noqa: E402
 
 
 def main() -> int:

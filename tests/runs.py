@@ -13,8 +13,9 @@ from safetensors.torch import save_file
 
 from layerparity.anatomy.site import Kind, Site
 from layerparity.ground.files import tensor_digest, text_digest
-from layerparity.record.manifest import FILE_NAME, INPUTS_FILE, Feed, Manifest, ModelPrint, Record
-from layerparity.tracking.stored import StoredRun, from_folder
+from layerparity.record.folder import RunFolder
+from layerparity.record.manifest import Feed, Manifest, ModelPrint, Record
+from layerparity.record.stored_run import StoredRun, from_folder
 
 HIDDEN = ("batch", "token", "channel")
 MODEL = ModelPrint("tiny", "minimax_m2", 2, "config-0")
@@ -86,9 +87,10 @@ def make_run(
     inputs = {"token_ids": torch.arange(4).view(1, 4)}
     if mask is not None:
         inputs["attention_mask"] = mask.long()
-    save_file(inputs, folder / INPUTS_FILE)
+    files = RunFolder(folder)
+    files.write_inputs(inputs)
     used = {stage: dict((weights or {}).get(stage, {f"{stage}.w": "1"})) for stage in stages}
-    (folder / "weights.json").write_text(json.dumps(used))
+    files.write_used_weights(used)
     made = Manifest(
         model=MODEL,
         kind="golden",
@@ -106,7 +108,7 @@ def make_run(
         numerics={"capture": "default: *"},
         records=records,
     )
-    (folder / FILE_NAME).write_text(replace(made, **manifest).to_json())
+    files.write_manifest(replace(made, **manifest))
     return replace(from_folder(folder), name=name or folder.name, status=status)
 
 

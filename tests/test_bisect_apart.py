@@ -9,7 +9,7 @@ import pytest
 from conftest import Ended
 
 from layerparity.ground.errors import UserError
-from layerparity.record.manifest import Manifest
+from layerparity.record.folder import RunFolder
 from layerparity.run import apart
 
 Cli = Callable[..., Ended]
@@ -30,7 +30,7 @@ def test_keys_that_a_process_holds_once_are_tried_in_processes_of_their_own(
     # Both configurations ran, and both are right.
     assert ended.exit == 2
     assert "job.bad does not fail (pass)" in ended.err
-    manifests = [Manifest.read(path.parent) for path in tmp_path.rglob("manifest.json")]
+    manifests = [RunFolder(path.parent).read_manifest() for path in tmp_path.rglob("manifest.json")]
     flags = {each.numerics["XLA_FLAGS"] for each in manifests if each.kind == "candidate"}
     assert len(flags) == 2, flags
 

@@ -17,8 +17,8 @@ from layerparity.judge.references import Wide
 from layerparity.judge.routing import flips
 from layerparity.judge.tolerances.calibrated import CalibratedTolerance, limits_of
 from layerparity.numbers.floor import Floor
-from layerparity.record.manifest import FILE_NAME, Manifest
-from layerparity.record.references import INDEX, ISOLATED, StoredReferences
+from layerparity.record.folder import MANIFEST, REFERENCE_INDEX, RunFolder
+from layerparity.record.references import ISOLATED, StoredReferences
 from layerparity.record.verdict import Outcome, Row
 
 Run = Callable[..., Ended]
@@ -30,16 +30,16 @@ def folder_of(tmp_path: Path, kind: str) -> Path:
     """Return the artifacts of the newest run of a kind."""
     found = [
         path.parent
-        for path in tmp_path.rglob(FILE_NAME)
+        for path in tmp_path.rglob(MANIFEST)
         if json.loads(path.read_text())["kind"] == kind
     ]
-    return max(found, key=lambda path: (path / FILE_NAME).stat().st_mtime_ns)
+    return max(found, key=lambda path: (path / MANIFEST).stat().st_mtime_ns)
 
 
 def test_a_golden_holds_wide_values_and_floors_for_two_types(cli: Run, tmp_path: Path) -> None:
     assert cli(*HERE, "scope=single", "layer=0").exit == Exit.OK
     folder = folder_of(tmp_path, "golden")
-    stored = StoredReferences(folder, Manifest.read(folder).reference)
+    stored = StoredReferences(folder, RunFolder(folder).read_manifest().reference)
     site = Site.parse("layers.0.mlp:out")
     entry = stored.find("layers.0", ISOLATED, site)
     assert entry is not None
@@ -102,7 +102,7 @@ def test_decode_steps_are_teacher_forced_and_judged(cli: Run, tmp_path: Path) ->
     steps = ("generate.max_new_tokens=3", "threads=1")
     cli(*HERE, "scope=full", *steps)
     cli(*HERE, "scope=full", *steps, "kind=candidate", "port=clean", "port.name='8 shards'")
-    manifest = Manifest.read(folder_of(tmp_path, "candidate"))
+    manifest = RunFolder(folder_of(tmp_path, "candidate")).read_manifest()
     decoded = {str(feed.site): feed.source for feed in manifest.feeds if feed.site.step == 2}
     assert decoded["layers.3:in@decode.2"] == "golden"
     assert decoded["embed_tokens:in@decode.2"] == "golden"
@@ -122,23 +122,23 @@ def test_isolated_generation_wants_a_golden_that_went_as_far(cli: Run) -> None:
 def test_an_altered_reference_is_refused(cli: Run, tmp_path: Path) -> None:
     cli(*HERE, "scope=single", "layer=0")
     folder = folder_of(tmp_path, "golden")
-    index = folder / INDEX
+    index = folder / REFERENCE_INDEX
     index.write_text(index.read_text().replace('"eager"', '"other"'))
-    with pytest.raises(UserError, match="make the golden again"):
-        StoredReferences(folder, Manifest.read(folder).reference)
+    with pytest.raises(UserError, match="make the run again"):
+        StoredReferences(folder, RunFolder(folder).read_manifest().reference)
 
 
 def test_damaged_reference_values_are_refused(cli: Run, tmp_path: Path) -> None:
     cli(*HERE, "scope=single", "layer=0")
     folder = folder_of(tmp_path, "golden")
-    stored = StoredReferences(folder, Manifest.read(folder).reference)
+    stored = StoredReferences(folder, RunFolder(folder).read_manifest().reference)
     entry = stored.find("layers.0", ISOLATED, Site.parse("layers.0.mlp:out"))
     assert entry is not None
     path = folder / entry.file
     raw = bytearray(path.read_bytes())
     raw[-5:] = bytes(255 - byte for byte in raw[-5:])
     path.write_bytes(bytes(raw))
-    with pytest.raises(UserError, match="make the golden again"):
+    with pytest.raises(UserError, match="make the run again"):
         for each in stored.entries():
             stored.reference(each)
             stored.floor(each, "bfloat16")

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from layerparity.anatomy.site import Kind, Site, SiteSpec
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import tensor_digest
+from layerparity.record.folder import RunFolder
 from layerparity.record.recorder import CHUNK, Recorder, statistics
 from layerparity.record.wanted import Wanted
 
@@ -85,14 +86,14 @@ def test_what_waits_to_be_written_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate, begun = threading.Event(), []
-    sound = Recorder._save
+    sound = RunFolder.write_tensors
 
-    def slow(self: Recorder, path: Path, tensors: dict[str, torch.Tensor]) -> None:
-        begun.append(path.stem)
+    def slow(self: RunFolder, name: str, tensors: dict[str, torch.Tensor]) -> None:
+        begun.append(name)
         gate.wait(20)
-        sound(self, path, tensors)
+        sound(self, name, tensors)
 
-    monkeypatch.setattr(Recorder, "_save", slow)
+    monkeypatch.setattr(RunFolder, "write_tensors", slow)
     monkeypatch.setattr("layerparity.record.recorder.WAITING", 1000)
     recorder, site = Recorder(tmp_path), Site.parse("layers.1:out")
     for stage in range(2):

@@ -21,9 +21,9 @@ from layerparity.judge.judge import judge
 from layerparity.judge.parity import compare_runs
 from layerparity.judge.tolerances.fixed import FixedTolerance, Settings
 from layerparity.record.comparison import Comparison
-from layerparity.record.manifest import Manifest
+from layerparity.record.folder import RunFolder
+from layerparity.record.stored_run import StoredRun, from_folder
 from layerparity.record.verdict import Outcome, Row
-from layerparity.tracking.stored import StoredRun, from_folder
 
 BLOCKS = ("layers.0", "layers.1")
 HEADS = ("batch", "head", "token", "channel")
@@ -433,15 +433,16 @@ def test_no_site_in_common(golden: StoredRun, tmp_path: Path) -> None:
 def test_a_tampered_tensor_is_found(golden: StoredRun, tmp_path: Path) -> None:
     candidate = make_run(tmp_path / "candidate", sites())
     record = next(
-        r for r in Manifest.read(candidate.folder).records if str(r.site) == "layers.1.mlp:out"
+        r
+        for r in RunFolder(candidate.folder).read_manifest().records
+        if str(r.site) == "layers.1.mlp:out"
     )
     path = candidate.folder / record.file
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    with pytest.raises(
-        UserError, match=r"tensor at layers.1.mlp:out of run 'candidate' is damaged"
-    ):
+    said = rf"{path} is damaged \(layers.1.mlp:out: .* not those the manifest lists\): make the run"
+    with pytest.raises(UserError, match=said):
         compare(golden, candidate)
 
 
@@ -458,7 +459,7 @@ def test_damaged_files_are_said(golden: StoredRun, tmp_path: Path, how: str) -> 
         save_file({"other": torch.zeros(1)}, path)
     else:
         manifest.write_text(manifest.read_text().replace("tensors/norm", "../tensors/norm"))
-    with pytest.raises(UserError, match=r"damaged|outside its folder"):
+    with pytest.raises(UserError, match=r"is damaged \(|is missing: |outside its folder"):
         compare(golden, candidate)
 
 

@@ -23,7 +23,8 @@ from layerparity.model.layer_classes import layer_classes
 from layerparity.model.prints import print_of
 from layerparity.record.comparison import Comparison
 from layerparity.record.findings import ExpertUse, LayerClass
-from layerparity.record.manifest import EFFECTIVE_FILE, Manifest, ModelPrint
+from layerparity.record.folder import EFFECTIVE_WEIGHTS, MANIFEST, RunFolder
+from layerparity.record.manifest import ModelPrint
 from layerparity.record.verdict import Outcome
 from layerparity.report.headline import coverage_lines
 
@@ -126,7 +127,7 @@ def expert_prints(seed: int = 0, count: int = 4) -> dict[str, Any]:
 def with_prints(run: StoredRun, prints: dict[str, Any]) -> StoredRun:
     used = {stage: dict.fromkeys(held, "1") for stage, held in prints.items()}
     (run.folder / "weights.json").write_text(json.dumps(used))
-    (run.folder / EFFECTIVE_FILE).write_text(json.dumps(prints))
+    (run.folder / EFFECTIVE_WEIGHTS).write_text(json.dumps(prints))
     return run
 
 
@@ -252,11 +253,13 @@ def test_decoding_that_was_asked_for_and_not_compared_is_inconclusive(tmp_path: 
 
 def test_a_manifest_of_before_has_no_classes(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", sites(), layer_classes={0: "moe"}, layer_experts={0: 4})
-    made = Manifest.read(run.folder)
+    made = RunFolder(run.folder).read_manifest()
     assert (made.layer_classes, made.layer_experts) == ({0: "moe"}, {0: 4})
-    raw = json.loads(made.to_json())
+    raw = json.loads((run.folder / MANIFEST).read_text())
     del raw["layer_classes"], raw["layer_experts"]
-    assert Manifest.from_json(json.dumps(raw)) == replace(made, layer_classes={}, layer_experts={})
+    (run.folder / MANIFEST).write_text(json.dumps(raw))
+    before = RunFolder(run.folder).read_manifest()
+    assert before == replace(made, layer_classes={}, layer_experts={})
 
 
 @pytest.mark.parametrize(("end", "ended"), [(1, Exit.INCONCLUSIVE), (2, Exit.OK)])

@@ -15,17 +15,16 @@ from layerparity.tracking.store import open_store
 # What is limited, the bytes that a file may have, and what is lost. The database, which is larger,
 # is on another disk, as it were: it may grow again once the run has failed.
 CASES = {
-    "recorder": ("recorder.Recorder", "_save", 20_000, "tensors/layers.0.safetensors"),
-    "inputs": ("_keep", "describe", 100, "inputs.safetensors"),
-    "config": ("_keep", "describe", 1_000, "config.yaml"),
-    "manifest": ("_keep", "write_text", 100, "manifest.json"),
+    "recorder": ("write_tensors", 20_000, "tensors/layers.0.safetensors"),
+    "inputs": ("write_inputs", 100, "inputs.safetensors"),
+    "config": ("write_config", 1_000, "config.yaml"),
+    "manifest": ("write_manifest", 100, "manifest.json"),
 }
 PROGRAM = """
 import resource, sys
 sys.path.insert(0, {src!r})
 from hydra.core.global_hydra import GlobalHydra
-from layerparity.record import recorder
-from layerparity.jobs import _keep
+from layerparity.record.folder import RunFolder
 from layerparity.cli.door import main
 
 def limited(work, room):
@@ -38,14 +37,13 @@ def limited(work, room):
             resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     return inner
 
-for name, (owner, attribute, room, _) in {cases!r}.items():
-    owner = {{"_keep": _keep, "recorder.Recorder": recorder.Recorder}}[owner]
-    whole = getattr(owner, attribute)
-    setattr(owner, attribute, limited(whole, room))
+for name, (method, room, _) in {cases!r}.items():
+    whole = getattr(RunFolder, method)
+    setattr(RunFolder, method, limited(whole, room))
     GlobalHydra.instance().clear()
     sys.argv = ["run.py", *{arguments!r}, f"name={{name}}"]
     print("ended with", int(main()), file=sys.stderr)
-    setattr(owner, attribute, whole)
+    setattr(RunFolder, method, whole)
 """
 
 

@@ -20,8 +20,8 @@ from layerparity.ground.errors import Exit, UserError
 from layerparity.judge.parity import compare_runs
 from layerparity.judge.tolerances.fixed import FixedTolerance
 from layerparity.record.comparison import Comparison
+from layerparity.record.stored_run import StoredRun, from_folder
 from layerparity.record.verdict import Outcome
-from layerparity.tracking.stored import StoredRun, from_folder
 
 MAP = {"layer_{n}_output": "layers.{n}:out", "layer_{n}_mlp": "layers.{n}.mlp:out"}
 KEPT = {":out": "output", ".mlp:out": "mlp"}
@@ -228,7 +228,7 @@ def test_a_damaged_safetensors_file(golden: StoredRun, tmp_path: Path) -> None:
     run = dump(tmp_path / "dump", values(), form="safetensors")
     path = run.folder / "all.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(UserError, match="missing or damaged"):
+    with pytest.raises(UserError, match=r"is damaged \(.*\): dump it again"):
         compare(golden, run)
 
 

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
 from layerparity.numbers.clean import FLOOR, OTHERS, PLAIN, Way, reference
-from layerparity.record.manifest import Manifest
+from layerparity.record.folder import RunFolder
 from layerparity.run.ports._evaluate import SCORES, Evaluator
 from layerparity.run.ports.base import Call, Observed
 from layerparity.run.ports.hf import HfPort
@@ -263,6 +263,6 @@ def reference_of(store: Path, name: str) -> str:
     from layerparity.tracking.store import open_store
 
     (kept,) = open_store(TrackingConfig(folder=str(store))).find(name)
-    made = Manifest.read(kept.folder)
+    made = RunFolder(kept.folder).read_manifest()
     assert made.reference
     return made.reference

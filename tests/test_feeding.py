@@ -118,7 +118,7 @@ def test_altered_tensors_of_a_golden_are_refused(run: Cli, store: Path, tmp_path
     save_file(tensors, path)
     ended = run(*JUDGED, *shared, "name=altered")
     assert ended.exit == 2, ended.out
-    assert "layers.2:in of golden run carried is damaged" in ended.err
+    assert f"{path} is damaged (layers.2:in: its bytes are not those" in ended.err
     assert kept(store, "altered").status == "FAILED"
 
 
@@ -130,7 +130,7 @@ def test_altered_tokens_of_a_golden_are_refused(run: Cli, store: Path, tmp_path:
     shared = ("scope=single", "layer=2", "inputs=golden", f"golden={folder}")
     ended = run(*JUDGED, *shared)
     assert ended.exit == 2, ended.out
-    assert "attention_mask of golden run carried is damaged" in ended.err
+    assert f"{path} is damaged (attention_mask: its bytes are not those" in ended.err
     save_file({"position_ids": inputs["position_ids"]}, path)
     assert "holds no tensor" in run(*JUDGED, *shared).err
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from layerparity.anatomy.site import Kind
 from layerparity.ground.quoting import quoted
 from layerparity.record.comparison import Comparison
-from layerparity.record.manifest import Manifest
+from layerparity.record.folder import RunFolder
 from layerparity.record.verdict import Outcome
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.store import Store, open_store
@@ -65,7 +65,7 @@ def test_full_model_compiles_each_shape_once(run: Cli, store: Path) -> None:
         [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert made.returncode == 0, made.stdout + made.stderr
-    assert Manifest.read(newest(store, "manifest.json")).device == "XLA:CPU, not Neuron"
+    assert RunFolder(newest(store, "manifest.json")).read_manifest().device == "XLA:CPU, not Neuron"
     found = tags(store)
     assert found["fact.compiles"] == "4"
     assert found["fact.aten_fallbacks"] == "none"
@@ -116,7 +116,7 @@ def test_exported_to_one_graph_gives_the_same_sites(run: Cli, store: Path) -> No
         made = run(*scope, f"backend.compile={mode}")
         assert made.exit == 0, made.out + made.err
         folder = newest(store, "manifest.json")
-        assert Manifest.read(folder).numerics["compile"] == mode
+        assert RunFolder(folder).read_manifest().numerics["compile"] == mode
         sites[mode] = load_file(folder / "tensors/layers.2.safetensors")
         compared(run, store)
     assert sites["lazy"].keys() == sites["export"].keys()
@@ -162,7 +162,7 @@ def test_generation_on_both_sides(run: Cli, store: Path) -> None:
 def test_every_decode_step_is_judged_from_the_goldens_tokens(run: Cli, store: Path) -> None:
     made = run("backend=neuron", "capture=components", "generate.max_new_tokens=6")
     assert made.exit == 0, made.out + made.err
-    feeds = Manifest.read(newest(store, "manifest.json")).feeds
+    feeds = RunFolder(newest(store, "manifest.json")).read_manifest().feeds
     assert {feed.source for feed in feeds} == {"golden"}
     comparison = compared(run, store)
     assert comparison.tolerance == "calibrated"
@@ -211,7 +211,7 @@ def test_a_streamed_run_is_what_the_whole_one_is(run: Cli, store: Path) -> None:
     for device_map in ((), ("device_map=stream",)):
         ended = run(*words, *device_map)
         assert ended.exit == 0, ended.err
-        kept.append(Manifest.read(newest(store, "manifest.json")))
+        kept.append(RunFolder(newest(store, "manifest.json")).read_manifest())
     resident, streamed = ({str(r.site): r.digest for r in each.records} for each in kept)
     assert resident == streamed and resident
     assert kept[0].weights == kept[1].weights

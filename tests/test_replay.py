@@ -16,7 +16,7 @@ from layerparity.anatomy.site import Site
 from layerparity.ground.errors import UserError
 from layerparity.numbers.replay import Replay
 from layerparity.record.comparison import Comparison
-from layerparity.record.manifest import Manifest
+from layerparity.record.folder import RunFolder
 from layerparity.record.verdict import Outcome, Row
 from layerparity.run.ports.base import Call
 from layerparity.run.ports.hf import HfPort
@@ -62,7 +62,7 @@ def test_a_dropped_router_bias_leaves_the_experts_right(run: Cli, store: Path) -
             row = rows[f"layers.1.{local}{step}"]
             assert row.outcome is Outcome.PASS, row
             assert row.metrics["agreeing_tokens"] == 1.0
-    manifest = Manifest.read(folder_of(store, "faulty"))
+    manifest = RunFolder(folder_of(store, "faulty")).read_manifest()
     assert manifest.numerics["replay"] == "golden"
     assert manifest.port == "fault router_bias_dropped at layers 1 replay=True"
 

@@ -105,7 +105,7 @@ def test_worst_elements_say_where_in_floors_and_keep_nan() -> None:
 def dumped(folder: Path, width: int = 300) -> Comparison:
     """Return a comparison of two dumps, of which channel 7 of layer 1's MLP is wrong."""
     from layerparity.judge.parity import compare_runs
-    from layerparity.tracking.stored import from_folder
+    from layerparity.record.stored_run import from_folder
 
     random = np.random.default_rng(0)
     for layer in range(3):

@@ -6,7 +6,7 @@ import json
 import re
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -22,18 +22,17 @@ from layerparity.ground.errors import UserError
 from layerparity.ground.profile import PARTS, RunProfile, Spent, StageProfile
 from layerparity.judge.dumps import open_dump
 from layerparity.judge.parity import compare_runs
-from layerparity.judge.sides import Union, added, read_profile
+from layerparity.judge.sides import Union, added
 from layerparity.judge.tolerances.fixed import Settings as FixedTolerance
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.record.comparison import Comparison
-from layerparity.record.manifest import PROFILE_FILE
-from layerparity.record.recorder import Recorder
+from layerparity.record.folder import PROFILE, RunFolder, stage_file
+from layerparity.record.stored_run import from_folder
 from layerparity.report.html import render_html
 from layerparity.report.markdown import render_markdown
 from layerparity.report.time import seconds_text, time_by_stage
 from layerparity.run.metrics import profile_metrics
 from layerparity.run.terminal import profile_line
-from layerparity.tracking.stored import from_folder
 
 SVG = "{http://www.w3.org/2000/svg}"
 GB = 10**9
@@ -82,8 +81,8 @@ def test_a_run_accounts_for_its_time_and_its_bytes(
 ) -> None:
     ended = cli("backend=gpu", "device_map=stream", *more)
     assert ended.exit == 0, ended.err
-    (file,) = tmp_path.rglob(PROFILE_FILE)
-    kept = read_profile(file.parent)
+    (file,) = tmp_path.rglob(PROFILE)
+    kept = RunFolder(file.parent).read_profile()
     assert kept is not None
     total = kept.total
     said = re.search(r"sites in ([\d.]+) s", ended.out)
@@ -101,19 +100,19 @@ def test_a_run_accounts_for_its_time_and_its_bytes(
 def test_the_memory_that_storing_takes_counts(
     cli: Callable[..., Ended], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sound = Recorder._save
+    sound = RunFolder.write_tensors
 
-    def greedy(self: Recorder, path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    def greedy(self: RunFolder, name: str, tensors: dict[str, torch.Tensor]) -> None:
         # The last stage's file is written while no stage runs.
-        held = bytearray(b"x") * (200 << 20) if path.stem == "lm_head" else b""
+        held = bytearray(b"x") * (200 << 20) if name == stage_file("lm_head") else b""
         time.sleep(0.1)
-        sound(self, path, tensors)
+        sound(self, name, tensors)
         del held
 
-    monkeypatch.setattr(Recorder, "_save", greedy)
+    monkeypatch.setattr(RunFolder, "write_tensors", greedy)
     assert cli("device_map=cpu", "reference.make=false").exit == 0
-    (file,) = tmp_path.rglob(PROFILE_FILE)
-    kept = read_profile(file.parent)
+    (file,) = tmp_path.rglob(PROFILE)
+    kept = RunFolder(file.parent).read_profile()
     assert kept is not None
     assert kept.stages["lm_head"].peak - kept.before > 200 << 20
 
@@ -148,10 +147,14 @@ def test_a_sweep_is_added_up_by_stage_in_forward_order() -> None:
     assert added([]) is None
 
 
+def text_of(kept: RunProfile) -> str:
+    return json.dumps(asdict(kept), indent=1)
+
+
 def stored(folder: Path, text: str | None, seed: int = 0) -> object:
     made = make_run(folder, sites(seed))
     if text is not None:
-        (folder / PROFILE_FILE).write_text(text)
+        (folder / PROFILE).write_text(text)
     return made
 
 
@@ -161,8 +164,8 @@ def compared(golden: list, candidate: list) -> Comparison:
 
 def test_stored_profiles_reach_the_report_and_a_stored_comparison(tmp_path: Path) -> None:
     kept = profile(2, reference=1.0)
-    golden = stored(tmp_path / "golden", kept.to_json())
-    halves = [stored(tmp_path / name, profile(2).to_json()) for name in ("one", "two")]
+    golden = stored(tmp_path / "golden", text_of(kept))
+    halves = [stored(tmp_path / name, text_of(profile(2))) for name in ("one", "two")]
     comparison = compared([golden], halves)
     found = comparison.candidate.profile
     assert comparison.golden.profile is not None and found is not None
@@ -180,18 +183,18 @@ def test_stored_profiles_reach_the_report_and_a_stored_comparison(tmp_path: Path
         "{",
         "[]",
         '{"before": 0, "stages": {"layers.0": {"compute": 1}}}',
-        profile(1).to_json().replace("1.4", "-1.4"),
-        profile(1).to_json().replace("1.4", "NaN"),
-        profile(1).to_json().replace("1.4", '"1.4"'),
+        text_of(profile(1)).replace("1.4", "-1.4"),
+        text_of(profile(1)).replace("1.4", "NaN"),
+        text_of(profile(1)).replace("1.4", '"1.4"'),
     ],
 )
 def test_a_damaged_profile_is_a_warning_and_no_more(tmp_path: Path, text: str) -> None:
     golden = stored(tmp_path / "golden", text)
     with pytest.raises(UserError, match="is damaged"):
-        read_profile(tmp_path / "golden")
+        RunFolder(tmp_path / "golden").read_profile()
     comparison = compared([golden], [stored(tmp_path / "candidate", None)])
     (said,) = [each for each in comparison.warnings if "is damaged" in each]
-    assert PROFILE_FILE in said
+    assert PROFILE in said
     assert comparison.golden.profile is None
 
 
@@ -199,7 +202,7 @@ def test_a_file_in_a_folder_of_dumps_is_nobodys_profile(tmp_path: Path) -> None:
     folder = tmp_path / "dumps"
     folder.mkdir()
     numpy.save(folder / "layers.0.npy", sites()["layers.0:out"].numpy())
-    (folder / PROFILE_FILE).write_text("not ours")
+    (folder / PROFILE).write_text("not ours")
     (folder / "names.json").write_text(json.dumps({"layers.0": "layers.0:out"}))
     side = Union([open_dump(from_folder(folder))])
     assert side.profile is None

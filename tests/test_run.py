@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from layerparity.anatomy.site import Site
 from layerparity.ground.resources import shipped
-from layerparity.record.manifest import Manifest
+from layerparity.record.folder import RunFolder
 
 TINY = shipped("checkpoints") / "tiny_minimax_m2"
 CPU = ("backend=gpu", "device_map=cpu")
@@ -44,7 +44,7 @@ def test_the_golden_is_what_transformers_computes(run: Cli, store: Path) -> None
 
 def test_generation_is_stored_with_its_text_and_logits(run: Cli, store: Path) -> None:
     folder = golden_folder(store)
-    manifest = Manifest.read(folder)
+    manifest = RunFolder(folder).read_manifest()
     steps = [r.site for r in manifest.records if r.site.phase == "decode"]
     assert Site("lm_head", "out", "decode", 5) in steps
     last = load_file(folder / "tensors/decode.5.safetensors")
@@ -58,7 +58,7 @@ def test_a_run_keeps_what_describes_it(run: Cli, store: Path) -> None:
     folder = golden_folder(store)
     present = {path.name for path in folder.iterdir()}
     assert {"manifest.json", "config.yaml", "weights.json", "inputs.safetensors"} <= present
-    manifest = Manifest.read(folder)
+    manifest = RunFolder(folder).read_manifest()
     assert manifest.device == "cpu"
     assert set(manifest.weights) == set(manifest.stages)
     prefill = [feed for feed in manifest.feeds if feed.site.phase == "prefill"]
@@ -86,7 +86,7 @@ def test_an_isolated_component_agrees_with_the_golden(run: Cli, store: Path) -> 
         words = ("scope=single", "layer=4", f"component={component}", f"name=one-{component}")
         made = run(*CPU, "kind=candidate", *words)
         assert made.exit == 0, made.err
-        manifest = Manifest.read(newest(store))
+        manifest = RunFolder(newest(store)).read_manifest()
         assert [feed.source for feed in manifest.feeds] == ["golden"]
         used = json.loads((newest(store) / "weights.json").read_text())
         assert all(".layers.4." in name for names in used.values() for name in names)
@@ -105,7 +105,7 @@ def test_range_reads_only_its_blocks(run: Cli, store: Path) -> None:
     made = run(*CPU, "kind=candidate", "scope=range", "start=2", "end=3")
     assert made.exit == 0, made.err
     folder = newest(store)
-    assert Manifest.read(folder).feed == "isolated"
+    assert RunFolder(folder).read_manifest().feed == "isolated"
     used = json.loads((folder / "weights.json").read_text())
     assert set(used) == {"layers.2", "layers.3"}
     judged = run("job=compare")

@@ -27,7 +27,7 @@ from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.filling import Filler
 from layerparity.model.page_pool import PagePool
 from layerparity.model.skeleton import Skeleton
-from layerparity.record.manifest import FILE_NAME, PROFILE_FILE
+from layerparity.record.folder import MANIFEST, PROFILE
 
 MB = 10**6
 STAGES = ["embed_tokens", *(f"layers.{n}" for n in range(3)), "norm", "lm_head"]
@@ -38,7 +38,7 @@ def skeleton_of(folder: Path, dtype: torch.dtype = torch.bfloat16) -> tuple[Chec
     return checkpoint, Skeleton(read_config(checkpoint.config), dtype, "sdpa", None)
 
 
-def newest(folder: Path, name: str = FILE_NAME) -> dict:
+def newest(folder: Path, name: str = MANIFEST) -> dict:
     files = sorted(folder.rglob(name), key=lambda path: path.stat().st_mtime_ns)
     return json.loads(files[-1].read_text())
 
@@ -123,7 +123,7 @@ def test_every_family_streams(cli: Callable[..., Ended], made, family: str, tmp_
 
 def test_each_byte_is_read_once(cli: Callable[..., Ended], tmp_path) -> None:
     assert cli("device_map=stream", "scope=range", "start=0", "end=1", "inputs=random").exit == 0
-    profile = newest(tmp_path, PROFILE_FILE)["stages"]
+    profile = newest(tmp_path, PROFILE)["stages"]
     checkpoint = Checkpoint(Path(__file__).parents[1] / "checkpoints/tiny_minimax_m2")
     for stage in ("layers.0", "layers.1"):
         stored = [t.bytes for name, t in checkpoint.tensors.items() if f".{stage}." in name]

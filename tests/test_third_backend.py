@@ -11,6 +11,7 @@ from conftest import Ended
 
 from layerparity.cli import help
 from layerparity.ground import registry, resources
+from layerparity.record.folder import RunFolder
 from layerparity.record.manifest import Manifest
 from layerparity.run import apart, backends
 from layerparity.settings import command_keys
@@ -76,7 +77,7 @@ def third(
 def only_run(folder: Path) -> Manifest:
     """Return the manifest of the one run there is."""
     (path,) = folder.rglob("manifest.json")
-    return Manifest.read(path.parent)
+    return RunFolder(path.parent).read_manifest()
 
 
 def test_a_backend_that_says_so_gets_references_and_makes_goldens(

@@ -19,7 +19,7 @@ from stores import free_port, fresh_config, fresh_store
 
 from layerparity.ground.errors import UserError
 from layerparity.settings.tracking import UI_FILE, TrackingConfig, read_config
-from layerparity.tracking import database, names, stored
+from layerparity.tracking import database, names, owner
 from layerparity.tracking.interrupt import terminable
 from layerparity.tracking.store import open_store
 
@@ -111,18 +111,18 @@ def test_a_second_sigterm_does_not_cut_the_closing_short():
 
 def test_a_killed_process_is_told_from_a_running_one():
     with subprocess.Popen(["sleep", "60"]) as child:
-        tag = f"{socket.gethostname()}:{child.pid}:{stored._started(child.pid)}"
-        assert not stored.is_gone(tag)
+        tag = f"{socket.gethostname()}:{child.pid}:{owner._started(child.pid)}"
+        assert not owner.is_gone(tag)
         child.kill()
         # Not yet waited for: a zombie is gone as well.
         deadline = time.monotonic() + 5
-        while not stored.is_gone(tag) and time.monotonic() < deadline:
+        while not owner.is_gone(tag) and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert stored.is_gone(tag)
-    assert stored.is_gone(tag)
-    assert not stored.is_gone(f"elsewhere:{child.pid}:1"), "another host's processes are unknown"
-    assert not stored.is_gone(stored.owner())
-    assert stored.is_gone(f"{stored.owner()}9"), "same pid, another start"
+        assert owner.is_gone(tag)
+    assert owner.is_gone(tag)
+    assert not owner.is_gone(f"elsewhere:{child.pid}:1"), "another host's processes are unknown"
+    assert not owner.is_gone(owner.owner())
+    assert owner.is_gone(f"{owner.owner()}9"), "same pid, another start"
 
 
 def test_nonfinite_points_are_counted_not_stored(shared):

@@ -28,7 +28,8 @@ from layerparity.model.prints import against, print_of
 from layerparity.model.weight_sketch import BUCKETS, CHUNK
 from layerparity.record.comparison import Comparison
 from layerparity.record.findings import WeightFinding
-from layerparity.record.manifest import EFFECTIVE_FILE, WeightPrint
+from layerparity.record.folder import EFFECTIVE_WEIGHTS, RunFolder
+from layerparity.record.manifest import WeightPrint
 from layerparity.record.verdict import Outcome
 from layerparity.report.html import render_html
 from layerparity.report.markdown import render_markdown
@@ -293,10 +294,12 @@ def test_a_place_may_name_the_expert(made: Made) -> None:
     assert diff_side(own, {}, used, "candidate") == wanted
 
 
-def test_a_print_survives_json() -> None:
+def test_a_print_survives_json(tmp_path: Path) -> None:
     expected = print_of(normal(3, 4), "layers.0.x.weight")
     whole = replace(expected, checkpoint="differs", stored="bfloat16", expected=expected)
-    assert WeightPrint.from_dict(json.loads(json.dumps(asdict(whole)))) == whole
+    kept = {"layers.0": {"x": whole, "y": expected}}
+    RunFolder(tmp_path).write_effective_weights(kept)
+    assert RunFolder(tmp_path).read_effective_weights() == kept
 
 
 def test_what_was_judged_once_is_not_read_again(made: Made) -> None:
@@ -321,7 +324,7 @@ def test_the_internal_reversal_is_where_we_call_it(made: Made) -> None:
 def stored_run(folder: Path, prints: dict[str, WeightPrint], **changes: object) -> StoredRun:
     run = make_run(folder, sites(), **changes)  # type: ignore[arg-type]
     kept = {"layers.0": {name: asdict(each) for name, each in prints.items()}}
-    (folder / EFFECTIVE_FILE).write_text(json.dumps(kept))
+    (folder / EFFECTIVE_WEIGHTS).write_text(json.dumps(kept))
     return run
 
 
@@ -397,7 +400,7 @@ def test_damaged_prints_are_one_line(tmp_path: Path) -> None:
     golden = stored_run(tmp_path / "golden", held(normal(8)))
     candidate = stored_run(tmp_path / "candidate", held(normal(8)))
     for text in ("{", '{"layers.0": {"w": {}}}', '{"layers.0": 3}'):
-        (candidate.folder / EFFECTIVE_FILE).write_text(text)
+        (candidate.folder / EFFECTIVE_WEIGHTS).write_text(text)
         with pytest.raises(UserError, match=r"effective_weights.json is damaged"):
             compare(golden, candidate)
 

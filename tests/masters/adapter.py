@@ -17,11 +17,11 @@ from layerparity.judge.weights_diff import diff_side
 from layerparity.mistakes.catalogue import likeliest
 from layerparity.record.comparison import Comparison
 from layerparity.record.findings import WeightCheck, WeightFinding
-from layerparity.record.stored import RunSource
+from layerparity.record.source import RunSource
+from layerparity.record.stored_run import StoredRun, from_folder
 from layerparity.record.verdict import Row
 from layerparity.report.answering import _of_golden
 from layerparity.settings.config import Config
-from layerparity.tracking.stored import StoredRun, from_folder
 
 
 def conclude(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from blake3 import blake3
 
+from layerparity.ground.decode import decode
 from layerparity.ground.errors import UserError
 
 if TYPE_CHECKING:
@@ -66,8 +68,43 @@ def inside(folder: Path, name: str) -> Path:
     return path
 
 
+def damaged(path: Path, why: object, cure: str = RUN_AGAIN) -> UserError:
+    """Return what is said of a file that does not hold what it should: one line, with the cure."""
+    return UserError(f"{path} is damaged ({' '.join(str(why).split())}): {cure}.")
+
+
+@contextmanager
+def reading(path: Path, cure: str = RUN_AGAIN) -> Iterator[None]:
+    """Raise UserError where a file that is read inside is missing, unreadable or damaged."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise UserError(f"{path} is missing: {cure}.") from error
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror or error}): {cure}.") from error
+    except (ValueError, RecursionError) as error:
+        raise damaged(path, error, cure) from error
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raise UserError where the disk refuses what is written inside."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path} cannot be written ({error}): free some disk space.") from error
+
+
+def read_json(path: Path, kind: Any, cure: str = RUN_AGAIN) -> Any:
+    """Return a JSON file as a type, such as ``dict[str, float]``. Raises UserError."""
+    with reading(path, cure):
+        return decode(kind, json.loads(path.read_text(encoding="utf-8")))
+
+
 def read_tensor(path: Path, key: str, cure: str = RUN_AGAIN) -> torch.Tensor:
-    """Return one tensor, mapped from its file. Raises UserError, which ends in the cure."""
+    """Return one tensor, mapped from its file. Raises UserError; see `reading`."""
     return read_tensors(path, [key], cure)[key]
 
 
@@ -80,12 +117,12 @@ def read_tensors(
         wanted = list(names if keys is None else keys)
         absent = sorted(set(wanted) - set(names))
         if absent:
-            raise UserError(f"{path} holds no tensor '{absent[0]}': it is damaged; {cure}.")
+            raise damaged(path, f"it holds no tensor '{absent[0]}'", cure)
         return {key: file.get_tensor(key) for key in wanted}
 
 
 def tensor_names(path: Path, cure: str = RUN_AGAIN) -> list[str]:
-    """Return the names of a file's tensors. Raises UserError."""
+    """Return the names of a file's tensors. Raises UserError; see `reading`."""
     with _opened(path, cure) as file:
         return list(file.keys())
 
@@ -95,7 +132,7 @@ def _opened(path: Path, cure: str) -> Iterator[safe_open]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, framework="pt") as file:
+        with reading(path, cure), safe_open(path, framework="pt") as file:
             yield file
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{path} is missing or damaged ({error}): {cure}.") from error
+    except SafetensorError as error:
+        raise damaged(path, error, cure) from error

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import math
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+
+from layerparity.ground.decode import decode
 
 _STATUS = Path("/proc/self/status")
 _INTERVAL = 0.02
@@ -111,18 +112,17 @@ class RunProfile:
         return total
 
     @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> RunProfile:
-        """Read what `dataclasses.asdict` gave. Raises TypeError or KeyError where it is damaged."""
-        stages = {
-            stage: StageProfile(**{**each, "loading": Spent(**each["loading"])})
-            for stage, each in dict(raw["stages"]).items()
-        }
-        return cls(raw["before"], stages)
-
-    def to_json(self) -> str:
-        """Return the profile as JSON text."""
-        stages = {stage: asdict(each) for stage, each in self.stages.items()}
-        return json.dumps({"before": self.before, "stages": stages}, indent=1)
+    def from_dict(cls, raw: object) -> RunProfile:
+        """Read what `dataclasses.asdict` gave. Raises ValueError where it is damaged."""
+        profile: RunProfile = decode(cls, raw)
+        numbers: list[float] = [profile.before]
+        for each in profile.stages.values():
+            numbers += [each.peak, *(getattr(each, part) for part in PARTS)]
+            numbers += vars(each.loading).values()
+        whole = asdict(profile) == raw and all(map(math.isfinite, numbers))
+        if not whole or min(numbers) < 0:
+            raise ValueError("a number is missing or negative")
+        return profile
 
 
 def anonymous_bytes() -> int:

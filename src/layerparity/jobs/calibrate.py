@@ -18,7 +18,7 @@ from layerparity.tracking.links import say_served
 
 if TYPE_CHECKING:
     from layerparity.record.comparison import Comparison
-    from layerparity.tracking.stored import StoredRun
+    from layerparity.record.stored_run import StoredRun
 
 
 @dataclass

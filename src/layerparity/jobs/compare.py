@@ -15,7 +15,6 @@ from layerparity.ground.errors import Exit, UserError
 from layerparity.judge.model_limits import with_limits
 from layerparity.judge.weights_diff import diff_side
 from layerparity.record.findings import WeightCheck
-from layerparity.record.manifest import FILE_NAME
 from layerparity.record.verdict import open_to_doubt
 from layerparity.report import weight_check
 from layerparity.report.answering import portrayed, with_headline
@@ -30,7 +29,7 @@ from layerparity.tracking.links import say_served
 
 if TYPE_CHECKING:
     from layerparity.record.comparison import Comparison
-    from layerparity.record.stored import RunLike
+    from layerparity.record.stored_run import StoredRun
     from layerparity.tracking.store import Store
 
 KIND = "comparison"
@@ -72,7 +71,7 @@ def run(config: Config) -> Exit:
     return comparison.verdict.exit
 
 
-def _sides(config: Config, store: Store) -> tuple[Sequence[RunLike], Sequence[RunLike]]:
+def _sides(config: Config, store: Store) -> tuple[Sequence[StoredRun], Sequence[StoredRun]]:
     """Return the two sides that were asked for, or the newest that fit each other."""
     named = {
         kind: _named(store, reference, kind, names)
@@ -98,23 +97,23 @@ def _sides(config: Config, store: Store) -> tuple[Sequence[RunLike], Sequence[Ru
 
 def _named(
     store: Store, reference: str | None, kind: RunKind, names: str | None
-) -> Sequence[RunLike] | None:
+) -> Sequence[StoredRun] | None:
     if reference is None:
         return None
     found = store.find(reference, kind=kind.value)
     if not names:
         return found
-    if found[0].id or (found[0].folder / FILE_NAME).is_file():
+    if found[0].id or found[0].files.is_run:
         raise UserError(f"job.{kind.value}_names is for a folder of dumps; {reference} is a run.")
     return [replace(found[0], names=Path(names).absolute())]
 
 
-def _kept(store: Store, kind: RunKind) -> list[Sequence[RunLike]]:
+def _kept(store: Store, kind: RunKind) -> list[Sequence[StoredRun]]:
     """Return the finished runs of a kind, newest first, each sweep as one set.
 
     Those that a job made for itself, such as a bisection, are named by their ids only.
     """
-    sets: list[Sequence[RunLike]] = []
+    sets: list[Sequence[StoredRun]] = []
     sweeps: set[str] = set()
     for kept in store.own_runs(kind.value, LIMIT):
         if not kept.finished:
@@ -131,7 +130,7 @@ def _kept(store: Store, kind: RunKind) -> list[Sequence[RunLike]]:
     return sets
 
 
-def _unfinished(store: Store, runs: Sequence[RunLike]) -> list[str]:
+def _unfinished(store: Store, runs: Sequence[StoredRun]) -> list[str]:
     """Return a line for each sweep among the runs that did not finish as a whole."""
     parents = {run.parent for run in runs if run.parent}
     found = [store.get(parent) for parent in sorted(parents)]
@@ -142,7 +141,9 @@ def _unfinished(store: Store, runs: Sequence[RunLike]) -> list[str]:
     ]
 
 
-def _compare(golden: Sequence[RunLike], candidate: Sequence[RunLike], tolerance: Any) -> Comparison:
+def _compare(
+    golden: Sequence[StoredRun], candidate: Sequence[StoredRun], tolerance: Any
+) -> Comparison:
     from layerparity.judge.parity import compare_runs
 
     with console.counting("sites") as count:
@@ -153,7 +154,7 @@ def log(
     config: Config,
     store: Store,
     comparison: Comparison,
-    candidate: Sequence[RunLike],
+    candidate: Sequence[StoredRun],
     links: Mapping[str, str] | None = None,
 ) -> None:
     """Keep a comparison as a run, with its report; ``links`` are tags that name other runs."""
@@ -215,7 +216,7 @@ def _power(value: float) -> float:
     return max(math.log10(value), _FOOT) if value > 0 else value if math.isnan(value) else _FOOT
 
 
-def _called(runs: Sequence[RunLike]) -> str:
+def _called(runs: Sequence[StoredRun]) -> str:
     first = f"{runs[0].name} {runs[0].id[:8] or runs[0].folder}"
     return first if len(runs) == 1 else f"{first} and {len(runs) - 1} more of its sweep"
 

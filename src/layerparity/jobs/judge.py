@@ -14,7 +14,7 @@ from layerparity.settings.config import Config
 
 if TYPE_CHECKING:
     from layerparity.record.comparison import Comparison
-    from layerparity.tracking.stored import StoredRun
+    from layerparity.record.stored_run import StoredRun
 
 _FILE = "comparison.json"
 _SHOWN = 24

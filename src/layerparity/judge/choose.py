@@ -8,10 +8,10 @@ from layerparity.ground.errors import UserError
 from layerparity.judge.align import plan
 from layerparity.judge.fingerprints import refuse_strangers
 from layerparity.judge.parity import open_side
-from layerparity.record.stored import RunLike
+from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import Outcome
 
-RunSet = Sequence[RunLike]
+RunSet = Sequence[StoredRun]
 
 
 def obstacle(golden: RunSet, candidate: RunSet, in_full: bool) -> str:

@@ -13,8 +13,10 @@ import yaml
 from layerparity.anatomy.site import Kind, Site
 from layerparity.ground.errors import UserError, nearest
 from layerparity.ground.files import inside, read_tensor, tensor_names
-from layerparity.record.manifest import FILE_NAME, Manifest, ModelPrint, Record
-from layerparity.record.stored import RunLike, Source
+from layerparity.record.folder import MANIFEST
+from layerparity.record.manifest import Manifest, ModelPrint, Record
+from layerparity.record.source import Source
+from layerparity.record.stored_run import StoredRun
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +37,7 @@ class DumpSource(Source):
 
     proved = False
 
-    def __init__(self, run: RunLike, tensors: Mapping[Site, Dumped]) -> None:
+    def __init__(self, run: StoredRun, tensors: Mapping[Site, Dumped]) -> None:
         self.run = run
         self._tensors = tensors
         records = [_record(site, tensors[site]) for site in sorted(tensors)]
@@ -46,7 +48,7 @@ class DumpSource(Source):
         return self._tensors[record.site].read()
 
 
-def open_dump(run: RunLike) -> DumpSource:
+def open_dump(run: StoredRun) -> DumpSource:
     """Open a folder of dumps with its name map.
 
     The map is ``run.names``, or names.json, names.yaml or names.yml in the folder. Raises UserError
@@ -171,7 +173,7 @@ def find_map(folder: Path, given: Path | None) -> Path:
     path = given or path
     if path is None:
         raise UserError(
-            f"{folder} has neither {FILE_NAME}, which a finished run has, nor {FILES[0]}, which "
+            f"{folder} has neither {MANIFEST}, which a finished run has, nor {FILES[0]}, which "
             f"says what a dump's tensors are. Write one such as {EXAMPLE}"
         )
     if not path.is_file():

@@ -11,13 +11,11 @@ from layerparity.ground.errors import UserError
 from layerparity.judge.descend import block_rows
 from layerparity.judge.guilt import Guilt
 from layerparity.mistakes.cause import Evidence, Tokens
-from layerparity.record.manifest import FILE_NAME, INPUTS_FILE
 from layerparity.settings.config import Config
 
 if TYPE_CHECKING:
     from layerparity.record.comparison import Comparison
 
-_MASK = "attention_mask"
 # What a comparison says of a side whose weights it could not look at.
 SILENT = "does not say what weights"
 
@@ -80,13 +78,10 @@ def _facts(config: Config, comparison: Comparison) -> dict[str, str]:
 
 def _tokens(golden: Sequence[Any], phase: str) -> Tokens:
     """Return where each real token stands, from the golden's attention mask."""
-    from layerparity.ground.files import read_tensors
-
-    run = golden[0]
-    path = run.file(FILE_NAME).parent / INPUTS_FILE
-    if not path.is_file():
+    real = golden[0].files.read_mask()
+    if real is None:
         return Tokens()
-    mask = read_tensors(path, [_MASK], "make the golden run again")[_MASK].tolist()
+    mask = real.tolist()
     padded = frozenset(row for row, line in enumerate(mask) if 0 in line)
     if phase == DECODE:
         return Tokens(tuple(range(len(mask))), tuple(len(mask) * [1]), padded)

@@ -14,7 +14,7 @@ from layerparity.judge.sides import Union
 from layerparity.record.comparison import Comparison
 from layerparity.record.findings import Coverage, ExpertUse, LayerClass
 from layerparity.record.manifest import WeightPrint
-from layerparity.record.stored import Source
+from layerparity.record.source import Source
 from layerparity.record.verdict import Outcome, Row, open_to_doubt
 
 _JUDGED = (Outcome.PASS, Outcome.FAIL)

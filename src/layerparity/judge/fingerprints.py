@@ -15,13 +15,14 @@ from layerparity.judge.sides import Found, Union
 from layerparity.judge.stages import chain_to, is_feed, stage_of
 from layerparity.judge.weights import weights_differ
 from layerparity.record.manifest import Feed, Manifest
-from layerparity.record.stored import RunLike, Source
+from layerparity.record.source import Source
+from layerparity.record.stored_run import StoredRun
 
 # How much of an experiment was stored or generated.
 _NO_FLAGS = ("capture", "max_new_tokens")
 
 
-def refuse_unfinished(run: RunLike) -> None:
+def refuse_unfinished(run: StoredRun) -> None:
     """Raise UserError unless a run is finished."""
     if not run.finished:
         cure = "wait for it" if run.status in ("RUNNING", "SCHEDULED") else "run it again"
@@ -87,7 +88,7 @@ def _refuse_twins(golden: Union, candidate: Union) -> None:
         )
 
 
-def _place(run: RunLike) -> tuple[Path, Path | None]:
+def _place(run: StoredRun) -> tuple[Path, Path | None]:
     # One folder of dumps may hold both sides, under two name maps.
     return Path(run.folder).resolve(), run.names
 

@@ -12,9 +12,8 @@ from layerparity.ground.errors import UserError
 
 if TYPE_CHECKING:
     from layerparity.record.comparison import Comparison
-    from layerparity.record.stored import RunLike
+    from layerparity.record.stored_run import StoredRun
     from layerparity.tracking.store import Store
-    from layerparity.tracking.stored import StoredRun
 
 KIND = "calibration"
 FILE = "limits.json"
@@ -22,7 +21,7 @@ AUTO = "auto"
 LOOKED_AT = 50
 
 
-def with_limits(tolerance: Any, store: Store, candidate: Sequence[RunLike]) -> Any:
+def with_limits(tolerance: Any, store: Store, candidate: Sequence[StoredRun]) -> Any:
     """Return the tolerance with the limits of the candidate's model, where some were kept."""
     asked = getattr(tolerance, "calibration", None)
     if asked is None:
@@ -45,7 +44,7 @@ def model_of(store: Store, comparison: Comparison, name: str) -> str:
     return run.tags["config_digest"]
 
 
-def _newest(store: Store, candidate: Sequence[RunLike]) -> StoredRun | None:
+def _newest(store: Store, candidate: Sequence[StoredRun]) -> StoredRun | None:
     wanted = {(run.tags.get("config_digest"), run.tags.get("dtype")) for run in candidate}
     for run in store.runs(kind=KIND, limit=LOOKED_AT):
         if run.finished and {(run.tags.get("config_digest"), run.tags.get("dtype"))} == wanted:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from layerparity.anatomy.site import Kind
 from layerparity.ground.errors import UserError
@@ -19,16 +18,16 @@ from layerparity.judge.sides import Union
 from layerparity.judge.tolerances.base import Tolerance
 from layerparity.judge.weights import with_weights
 from layerparity.record.comparison import Comparison
-from layerparity.record.manifest import FILE_NAME
-from layerparity.record.stored import RunLike, RunSource, Source
+from layerparity.record.source import RunSource, Source
+from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import Outcome, Row, sum_up
 
 Progress = Callable[[int, int, str], None]
 
 
 def compare_runs(
-    golden: Sequence[RunLike],
-    candidate: Sequence[RunLike],
+    golden: Sequence[StoredRun],
+    candidate: Sequence[StoredRun],
     tolerance: Tolerance,
     progress: Progress | None = None,
 ) -> Comparison:
@@ -46,7 +45,7 @@ def compare_runs(
     return with_coverage(with_weights(comparison, left, right), left, right)
 
 
-def open_side(role: str, runs: Sequence[RunLike]) -> Union:
+def open_side(role: str, runs: Sequence[StoredRun]) -> Union:
     """Open the runs of one side. Raises UserError for none, or one that is not finished."""
     if not runs:
         raise UserError(f"There is no {role} run to compare: make one, or give {role}=<run>.")
@@ -55,10 +54,8 @@ def open_side(role: str, runs: Sequence[RunLike]) -> Union:
     return Union([_open(run) for run in runs])
 
 
-def _open(run: RunLike) -> Source:
-    if (Path(run.folder) / FILE_NAME).is_file():
-        return RunSource(run)
-    return open_dump(run)
+def _open(run: StoredRun) -> Source:
+    return RunSource(run) if run.files.is_run else open_dump(run)
 
 
 def _evaluate(

@@ -26,7 +26,7 @@ from layerparity.numbers.deviation import JudgedSite, deviation
 from layerparity.numbers.token_sums import CHANNEL, HEAD, TokenLayout
 from layerparity.record.comparison import Comparison
 from layerparity.record.portrait import FLOOR, GOLDEN, Grouped, Portrait
-from layerparity.record.stored import RunLike
+from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import Row
 
 MOST_GROUPS = 128
@@ -35,7 +35,10 @@ _GROUPINGS = (HEAD, CHANNEL, "expert")
 
 
 def with_portrait(
-    comparison: Comparison, golden: Sequence[RunLike], candidate: Sequence[RunLike], site: str = ""
+    comparison: Comparison,
+    golden: Sequence[StoredRun],
+    candidate: Sequence[StoredRun],
+    site: str = "",
 ) -> Comparison:
     """Return a comparison with a portrait of ``site``, or of the first that fails.
 

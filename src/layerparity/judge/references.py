@@ -14,7 +14,7 @@ from layerparity.numbers.floor import Floor
 from layerparity.numbers.typical_floor import TypicalFloor
 from layerparity.record.manifest import Manifest
 from layerparity.record.references import CHAINED, ISOLATED, Entry, StoredReferences
-from layerparity.record.stored import Source
+from layerparity.record.source import Source
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class References:
         key = (stored.folder, entry.site.local, entry.feed, dtype)
         if key not in self._spreads:
             alike = [
-                each.floors[dtype]["spread"]
+                each.floors[dtype].spread
                 for each in stored.entries()
                 if each.site.local == entry.site.local
                 and each.feed == entry.feed

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 from layerparity.anatomy.site import Site
 from layerparity.ground.errors import UserError
-from layerparity.ground.profile import PARTS, RunProfile, StageProfile
+from layerparity.ground.profile import RunProfile, StageProfile
 from layerparity.record.comparison import Made, Side
-from layerparity.record.manifest import PROFILE_FILE, Manifest, Record, scope_text
-from layerparity.record.stored import RunSource, Source, reference
+from layerparity.record.manifest import Manifest, Record, scope_text
+from layerparity.record.source import RunSource, Source
 from layerparity.settings.command_keys import settings_of
 
 
@@ -71,14 +68,14 @@ class Union:
         runs = [source.run for source in self.sources]
         sweeps = {run.parent for run in runs}
         (sweep,) = sweeps if len(sweeps) == 1 else ("",)
-        return reference(runs[0]) if len(runs) == 1 else sweep or ""
+        return runs[0].reference if len(runs) == 1 else sweep or ""
 
     def describe(self) -> Side:
         """Return what a report says of the side."""
         runs = [source.run for source in self.sources]
         scopes = [scope_text(manifest.scope) for manifest in self.manifests]
         return Side(
-            run=",".join(reference(run) for run in runs),
+            run=",".join(run.reference for run in runs),
             name=runs[0].name if len(runs) == 1 else f"{runs[0].name} and {len(runs) - 1} more",
             url=runs[0].url,
             named=self._named(),
@@ -96,31 +93,11 @@ class Union:
 def _made(source: Source) -> Made:
     names = str(source.run.names or "")
     stages = tuple(source.manifest.stages)
-    return Made(reference(source.run), source.proved, stages, settings_of(source.config), names)
+    return Made(source.run.reference, source.proved, stages, settings_of(source.config), names)
 
 
 def _distinct(values: list[str]) -> str:
     return ", ".join(dict.fromkeys(values))
-
-
-def read_profile(folder: Path) -> RunProfile | None:
-    """Return a stored run's profile, or None where it keeps none.
-
-    Raises UserError where it is damaged.
-    """
-    path = folder / PROFILE_FILE
-    if not path.is_file():
-        return None
-    try:
-        profile = RunProfile.from_dict(json.loads(path.read_text(encoding="utf-8")))
-        if not _sound(profile):
-            raise ValueError("a number is missing or negative")
-    except (ValueError, TypeError, KeyError) as error:
-        raise UserError(
-            f"{path} is damaged ({error}): the report leaves out where this run's time went; "
-            "make the run again to see it."
-        ) from error
-    return profile
 
 
 def side_profile(sources: Sequence[Source]) -> tuple[RunProfile | None, list[str]]:
@@ -131,7 +108,7 @@ def side_profile(sources: Sequence[Source]) -> tuple[RunProfile | None, list[str
     found, warnings = [], []
     for source in sources:
         try:
-            kept = read_profile(source.run.folder) if isinstance(source, RunSource) else None
+            kept = source.folder.read_profile() if isinstance(source, RunSource) else None
         except UserError as error:
             warnings.append(str(error))
             continue
@@ -158,12 +135,3 @@ def added(profiles: Sequence[RunProfile]) -> RunProfile | None:
 
 def _place(stage: str) -> Site:
     return Site(stage, "in")
-
-
-def _sound(profile: RunProfile) -> bool:
-    """Say whether every number is one, and none is negative."""
-    numbers: list[float] = [profile.before]
-    for each in profile.stages.values():
-        numbers += [each.peak, *(getattr(each, part) for part in PARTS)]
-        numbers += vars(each.loading).values()
-    return all(math.isfinite(number) and number >= 0 for number in numbers)

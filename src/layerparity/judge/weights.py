@@ -16,7 +16,7 @@ from layerparity.judge.weights_diff import diff_weights, overlap
 from layerparity.record.comparison import Comparison
 from layerparity.record.findings import WeightFinding
 from layerparity.record.manifest import WeightPrint
-from layerparity.record.stored import Source
+from layerparity.record.source import Source
 from layerparity.record.verdict import Outcome, Verdict
 
 _Digests = Mapping[str, str]

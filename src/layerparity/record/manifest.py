@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 from layerparity.anatomy.site import Kind, Site
-from layerparity.ground.errors import UserError
 
-SCHEMA = 2
-FILE_NAME = "manifest.json"
-INPUTS_FILE = "inputs.safetensors"
-PROFILE_FILE = "profile.json"
-PROMPTS_FILE = "prompts.json"
-EFFECTIVE_FILE = "effective_weights.json"
+# Of all files in a run's folder. 2 kept a number of its own in the references' index as well.
+SCHEMA = 3
+OLDEST = 2
 
 
 @dataclass(frozen=True)
@@ -84,23 +78,13 @@ class WeightPrint:
     stored: str = ""
     expected: WeightPrint | None = None
 
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> WeightPrint:
-        """Read what `dataclasses.asdict` gave. Raises TypeError or KeyError where it is damaged."""
-        expected = raw.get("expected")
-        return cls(
-            **{
-                **raw,
-                "shape": tuple(raw["shape"]),
-                "sketch": tuple(raw["sketch"]),
-                "expected": None if expected is None else cls.from_dict(expected),
-            }
-        )
-
 
 @dataclass
 class Manifest:
-    """Everything a comparison needs to know of a run beside its tensors."""
+    """Everything a comparison needs to know of a run beside its tensors.
+
+    ``schema`` is that of the whole folder.
+    """
 
     model: ModelPrint
     kind: str
@@ -136,37 +120,6 @@ class Manifest:
         record = self.record(site)
         return record.digest if record else None
 
-    def to_json(self) -> str:
-        """Return the manifest as JSON text with sites in their text form."""
-        return json.dumps(asdict(self), default=str, indent=1, sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str, source: str = "manifest") -> Manifest:
-        """Read a manifest. Raises UserError where the text is damaged or of another schema."""
-        try:
-            raw = json.loads(text)
-            if raw["schema"] != SCHEMA:
-                raise UserError(
-                    f"{source} has schema {raw['schema']}, this version reads {SCHEMA}: "
-                    "make the run again with this version."
-                )
-            raw["model"] = ModelPrint(**raw["model"])
-            raw["feeds"] = [Feed(**{**f, "site": _site(f["site"])}) for f in raw["feeds"]]
-            raw["records"] = [_record(r) for r in raw["records"]]
-            for name in ("layer_classes", "layer_experts"):
-                raw[name] = {int(layer): each for layer, each in raw.get(name, {}).items()}
-            return cls(**raw)
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{source} is damaged ({error}): make the run again.") from error
-
-    @classmethod
-    def read(cls, folder: Path) -> Manifest:
-        """Read the manifest of an artifact folder. Raises UserError where there is none."""
-        path = folder / FILE_NAME
-        if not path.is_file():
-            raise UserError(f"No {FILE_NAME} in {folder}: the run did not finish; run it again.")
-        return cls.from_json(path.read_text(encoding="utf-8"), str(path))
-
 
 def scope_text(scope: Mapping[str, Any]) -> str:
     """Return a manifest's scope as a user would say it: full, range 0..3, single 4 moe."""
@@ -175,20 +128,3 @@ def scope_text(scope: Mapping[str, Any]) -> str:
         return f"range {start}..{end}"
     parts = (kind, None if kind == "full" else start, scope.get("component"))
     return " ".join(str(part) for part in parts if part not in (None, ""))
-
-
-def _site(raw: dict[str, Any]) -> Site:
-    return Site(raw["path"], raw["end"], raw["phase"], int(raw["step"]))
-
-
-def _record(raw: dict[str, Any]) -> Record:
-    return Record(
-        site=_site(raw["site"]),
-        axes=tuple(raw["axes"]),
-        kind=Kind(raw["kind"]),
-        shape=tuple(raw["shape"]),
-        dtype=raw["dtype"],
-        file=raw["file"],
-        digest=raw["digest"],
-        stats={name: float(value) for name, value in raw["stats"].items()},
-    )

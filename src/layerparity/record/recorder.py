@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from layerparity.anatomy.site import Site, SiteSpec
-from layerparity.ground.errors import UserError
-from layerparity.ground.files import tensor_digest, whole_file
+from layerparity.ground.files import tensor_digest
+from layerparity.record.folder import RunFolder, stage_file
 from layerparity.record.manifest import Record
 
 if TYPE_CHECKING:
     import torch
 
 
-TENSORS = "tensors"
 # A sync can take longer than a small stage: what a few stages keep may wait for it together.
 WAITING = 64 << 20
 
@@ -32,7 +31,7 @@ class Recorder:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self._files = RunFolder(folder)
         self.records: list[Record] = []
         self._background = ThreadPoolExecutor(1, "recorder")
         self._writing: deque[tuple[int, Future[None]]] = deque()
@@ -48,13 +47,13 @@ class Recorder:
 
         if not tensors:
             return []
-        relative = f"{TENSORS}/{name}.safetensors"
+        relative = stage_file(name)
         size = sum(tensor.nbytes for tensor in tensors.values())
         self._wait(WAITING - size)
         # A copy: what was handed over may be the next stage's input, or a buffer used again.
         kept = {str(s): t.clone(memory_format=torch.contiguous_format) for s, t in tensors.items()}
-        path = self.folder / relative
-        self._writing.append((size, self._background.submit(self._save, path, kept)))
+        written = self._background.submit(self._files.write_tensors, relative, kept)
+        self._writing.append((size, written))
         fresh = [
             Record(
                 site=site,
@@ -89,16 +88,6 @@ class Recorder:
                 return
             self._writing.popleft()
             oldest.result()
-
-    def _save(self, path: Path, tensors: dict[str, torch.Tensor]) -> None:
-        from safetensors import SafetensorError
-        from safetensors.torch import save_file
-
-        try:
-            with whole_file(path) as part:
-                save_file(tensors, part)
-        except (OSError, SafetensorError) as error:
-            raise UserError(f"{path} cannot be written ({error}): free some disk space.") from error
 
 
 # Values that are float64 at one time: they stay in a core's cache.

@@ -5,35 +5,39 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from layerparity.anatomy.site import Site
-from layerparity.ground.errors import UserError
+from layerparity.ground.decode import decode
 from layerparity.ground.files import (
+    damaged,
     inside,
-    read_tensors,
+    read_tensor,
+    reading,
     tensor_digest,
     text_digest,
-    whole_file,
-    write_text,
 )
 from layerparity.numbers.floor import Floor
 from layerparity.numbers.typical_floor import TypicalFloor
+from layerparity.record.folder import REFERENCE_INDEX, RunFolder, reference_file, refuse_altered
 
-FOLDER = "reference"
-INDEX = f"{FOLDER}/index.json"
-SCHEMA = 2
 ISOLATED, CHAINED = "isolated", "chained"
+
+
+@dataclass(frozen=True)
+class StoredFloor:
+    """What the index says of a floor: the names of the clean ways, and the spread of slopes."""
+
+    ways: tuple[str, ...]
+    spread: dict[str, float]
 
 
 @dataclass(frozen=True)
 class Entry:
     """One site's reference: the stage and feed it was computed in, its file, and the floors there.
 
-    ``hashes`` are the hash of each tensor by its name in the file; ``floors`` gives by floating
-    type the names of the ways and the spread of their slopes.
+    ``hashes`` are the hash of each tensor by its name in the file; ``floors`` are by floating type.
     """
 
     site: Site
@@ -41,14 +45,22 @@ class Entry:
     feed: str
     file: str
     hashes: dict[str, str]
-    floors: dict[str, dict[str, Any]] = field(default_factory=dict)
+    floors: dict[str, StoredFloor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Index:
+    """The index file. ``schema`` is what folders of schema 2 kept here as well."""
+
+    entries: list[Entry]
+    schema: int = 0
 
 
 class ReferenceWriter:
     """Writes references, a file for each stage and feed, and an index at the end."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self._files = RunFolder(folder)
         self.entries: list[Entry] = []
 
     def write(
@@ -58,32 +70,31 @@ class ReferenceWriter:
         name: str,
         found: dict[Site, tuple[torch.Tensor, dict[str, Floor]]],
     ) -> None:
-        """Store the references of one stage's sites, each with its floors by floating type."""
-        from safetensors.torch import save_file
+        """Store the references of one stage's sites, each with its floors by floating type.
 
-        relative = f"{FOLDER}/{name}.{feed}.safetensors"
+        Tensors are float32 or float64 in the shape of their site. Raises UserError where the disk
+        refuses.
+        """
+        relative = reference_file(name, feed)
         everything: dict[str, torch.Tensor] = {}
         for site, (reference, floors) in found.items():
-            tensors = {_reference(site): reference.contiguous()}
+            tensors = {str(site): reference.contiguous()}
             for dtype, floor in floors.items():
-                tensors[_tokens(site, dtype)] = floor.tokens.contiguous()
-                tensors[_elements(site, dtype)] = floor.elements.contiguous()
+                tensors[_part(site, dtype, "tokens")] = floor.tokens.contiguous()
+                tensors[_part(site, dtype, "elements")] = floor.elements.contiguous()
                 if floor.real is not None:
-                    tensors[_real(site, dtype)] = floor.real.contiguous()
+                    tensors[_part(site, dtype, "real")] = floor.real.contiguous()
             hashes = {key: tensor_digest(tensor) for key, tensor in tensors.items()}
-            kept = {d: {"ways": list(f.ways), "spread": f.spread} for d, f in floors.items()}
+            kept = {dtype: StoredFloor(each.ways, each.spread) for dtype, each in floors.items()}
             self.entries.append(Entry(site, stage, feed, relative, hashes, kept))
             everything |= tensors
         if everything:
-            with whole_file(self.folder / relative) as part:
-                save_file(everything, part)
+            self._files.write_tensors(relative, everything)
 
     def finish(self) -> str:
         """Write the index; return its hash, which the manifest keeps."""
         rows = [{**asdict(entry), "site": str(entry.site)} for entry in self.entries]
-        text = json.dumps({"schema": SCHEMA, "entries": rows}, indent=1)
-        write_text(self.folder / INDEX, text)
-        return text_digest(text)
+        return self._files.write_text(REFERENCE_INDEX, json.dumps({"entries": rows}, indent=1))
 
 
 class StoredReferences:
@@ -94,16 +105,13 @@ class StoredReferences:
         self.folder = folder
         self._entries: dict[tuple[str, str, Site], Entry] = {}
         self._steps: dict[tuple[str, ...], list[Entry]] = {}
-        path = folder / INDEX
-        try:
+        path = folder / REFERENCE_INDEX
+        with reading(path):
             text = path.read_text(encoding="utf-8")
-            raw = json.loads(text)
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path} cannot be read ({error}): make the golden again.") from error
-        if text_digest(text) != digest or raw.get("schema") != SCHEMA:
-            raise UserError(f"{path} is not what the run's manifest names: make the golden again.")
-        for row in raw["entries"]:
-            entry = Entry(**{**row, "site": Site.parse(row["site"])})
+            if text_digest(text) != digest:
+                raise damaged(path, "it is not what the manifest names")
+            index = decode(_Index, json.loads(text))
+        for entry in index.entries:
             self._entries[entry.stage, entry.feed, entry.site] = entry
             self._steps.setdefault(_place(entry), []).append(entry)
 
@@ -117,28 +125,27 @@ class StoredReferences:
 
     def reference(self, entry: Entry) -> torch.Tensor:
         """Return the wide values, in the shape of the site's own tensor."""
-        return self._read(entry, _reference(entry.site))
+        return self._read(entry, str(entry.site))
 
     def floor(self, entry: Entry, dtype: str) -> Floor | None:
         """Return the floor in a floating type, or None where none was made."""
         kept = entry.floors.get(dtype)
         if kept is None:
             return None
-        tokens = self._read(entry, _tokens(entry.site, dtype))
-        elements = self._read(entry, _elements(entry.site, dtype))
-        return Floor(tuple(kept["ways"]), tokens, elements, dict(kept["spread"]))
+        tokens = self._read(entry, _part(entry.site, dtype, "tokens"))
+        elements = self._read(entry, _part(entry.site, dtype, "elements"))
+        return Floor(kept.ways, tokens, elements, dict(kept.spread))
 
     def typical_floor(self, entry: Entry, dtype: str) -> TypicalFloor | None:
         """Return one token's floor at a site, pooled over prefill and decode steps; or None."""
-        named = [(each, _real(each.site, dtype)) for each in self._steps[_place(entry)]]
+        named = [(each, _part(each.site, dtype, "real")) for each in self._steps[_place(entry)]]
         found = [self._read(each, name) for each, name in named if name in each.hashes]
         return TypicalFloor.of(*torch.cat(found, 1)) if found else None
 
     def _read(self, entry: Entry, name: str) -> torch.Tensor:
         path = inside(self.folder, entry.file)
-        tensor = read_tensors(path, [name], "make the golden again")[name]
-        if tensor_digest(tensor) != entry.hashes[name]:
-            raise UserError(f"{path} was altered at {name}: make the golden again.")
+        tensor = read_tensor(path, name)
+        refuse_altered(tensor, entry.hashes[name], name, path)
         return tensor
 
 
@@ -147,17 +154,6 @@ def _place(entry: Entry) -> tuple[str, ...]:
     return (entry.stage, entry.feed, entry.site.path, entry.site.end)
 
 
-def _reference(site: Site) -> str:
-    return str(site)
-
-
-def _tokens(site: Site, dtype: str) -> str:
-    return f"{site} {dtype} tokens"
-
-
-def _elements(site: Site, dtype: str) -> str:
-    return f"{site} {dtype} elements"
-
-
-def _real(site: Site, dtype: str) -> str:
-    return f"{site} {dtype} real"
+def _part(site: Site, dtype: str, part: str) -> str:
+    """Return the name in the file of a floor's tensor: ``tokens``, ``elements`` or ``real``."""
+    return f"{site} {dtype} {part}"

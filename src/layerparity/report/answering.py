@@ -7,7 +7,9 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.site import PREFILL, Site
-from layerparity.ground.errors import UserError
+from layerparity.ground.decode import decode
+from layerparity.ground.files import reading
+from layerparity.record.folder import CONFIG
 from layerparity.settings.config import Config, ModelSettings
 
 if TYPE_CHECKING:
@@ -15,8 +17,6 @@ if TYPE_CHECKING:
     from layerparity.mistakes.cause import Cause
     from layerparity.record.comparison import Comparison
     from layerparity.record.verdict import Row
-
-CONFIG_FILE = "config.yaml"
 
 
 def with_headline(comparison: Comparison, config: Config, golden: Sequence[Any]) -> Comparison:
@@ -75,15 +75,12 @@ def _causes(
 
 def _of_golden(config: Config, golden: Sequence[Any]) -> Config:
     """Return a configuration with the golden's model: a compare command need not name it."""
-    import yaml
-
-    path = golden[0].file(CONFIG_FILE) if golden else None
-    if path is None or not path.is_file():
-        # A dump: nothing says what model it is of.
+    # A dump keeps no configuration: nothing says what model it is of.
+    kept = golden[0].files.read_config() if golden else {}
+    if not kept:
         return replace(config, model=ModelSettings(name="unknown"))
-    try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))["model"]
-        known = {each.name for each in fields(ModelSettings)}
-        return replace(config, model=ModelSettings(**{k: raw[k] for k in known & raw.keys()}))
-    except (ValueError, KeyError, TypeError, yaml.YAMLError) as error:
-        raise UserError(f"{path} is damaged ({error}): make the golden run again.") from error
+    known = {each.name for each in fields(ModelSettings)}
+    with reading(golden[0].file(CONFIG)):
+        model = decode(dict[str, Any], kept.get("model"))
+        settings = {name: model[name] for name in known & model.keys()}
+        return replace(config, model=decode(ModelSettings, settings))

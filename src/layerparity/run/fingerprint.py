@@ -13,16 +13,17 @@ from layerparity.ground.errors import UserError
 from layerparity.ground.files import inside, text_digest
 from layerparity.ground.resources import git_commit
 from layerparity.model.header import read_header
-from layerparity.record.manifest import FILE_NAME, INPUTS_FILE, Manifest, ModelPrint
+from layerparity.record.folder import INPUTS, MANIFEST
+from layerparity.record.manifest import Manifest, ModelPrint
 from layerparity.run import open_port
 from layerparity.run.inputs._replay import replays
 from layerparity.settings.config import Config, RunKind
 from layerparity.settings.tracking import EMBEDDED
 
 if TYPE_CHECKING:
+    from layerparity.record.stored_run import StoredRun
     from layerparity.run.prepare import Prepared
     from layerparity.tracking.store import Store
-    from layerparity.tracking.stored import StoredRun
 
 VERSIONED = ("torch", "transformers", "accelerate", "safetensors", "mlflow", "torch_xla")
 
@@ -116,9 +117,9 @@ def reusable(store: Store, fingerprint: str) -> StoredRun | None:
     if found is None:
         return None
     try:
-        manifest = Manifest.read(found.file(FILE_NAME).parent)
+        manifest = found.files.read_manifest()
         if manifest.fingerprint != fingerprint:
-            raise UserError(f"its {FILE_NAME} is another run's")
+            raise UserError(f"its {MANIFEST} is another run's")
         if store.config.name == EMBEDDED:
             _check_files(found, manifest)
     except UserError as error:
@@ -128,7 +129,7 @@ def reusable(store: Store, fingerprint: str) -> StoredRun | None:
 
 
 def _check_files(run: Any, manifest: Manifest) -> None:
-    listed: dict[str, set[tuple[str, tuple[int, ...]]]] = {INPUTS_FILE: set()}
+    listed: dict[str, set[tuple[str, tuple[int, ...]]]] = {INPUTS: set()}
     for record in manifest.records:
         listed.setdefault(record.file, set()).add((str(record.site), record.shape))
     for name, tensors in listed.items():

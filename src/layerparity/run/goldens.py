@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,15 +13,14 @@ from layerparity.settings.config import Config, RunKind
 
 if TYPE_CHECKING:
     from layerparity.model.checkpoint import Checkpoint
+    from layerparity.record.stored_run import StoredRun
     from layerparity.run.inputs.base import Request
     from layerparity.tracking.store import Store
-    from layerparity.tracking.stored import StoredRun
 
 
 LATEST = "latest"
 LOOKED_AT = 50
 MENTIONED = 3
-WEIGHTS_FILE = "weights.json"
 
 
 def refuse_unknown(config: Config, store: Store) -> None:
@@ -119,11 +117,7 @@ def _used(runs: Sequence[Any]) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     # The newest listing of a stage counts, as it does for its tensors.
     for run in reversed(golden_inputs.newest_first(runs)):
-        path = run.file(WEIGHTS_FILE)
-        try:
-            found |= json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        except (OSError, ValueError, TypeError) as error:
-            raise UserError(f"{path} is damaged ({error}): make the run again.") from error
+        found |= run.files.read_used_weights()
     return found
 
 

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 from layerparity.ground import console
 from layerparity.ground.errors import UserError
 from layerparity.ground.quoting import typed
+from layerparity.record.folder import CONFIG
 from layerparity.run import apart as _apart
 from layerparity.run import open_backend, typed_keys, write
 from layerparity.run.sweep import PARENT_VARIABLE
 from layerparity.settings.config import Config, ScopeKind
 
 if TYPE_CHECKING:
+    from layerparity.record.stored_run import StoredRun
     from layerparity.tracking.store import Store
-    from layerparity.tracking.stored import StoredRun
 
 Settings = dict[str, Any]
 # MLflow keeps whole milliseconds, rounded down.
@@ -103,14 +104,12 @@ def settings_to_judge(config: Config) -> Settings:
 
 def stored_settings(run: StoredRun) -> Settings:
     """Return the keys that made a stored run. Raises UserError where it did not keep them."""
-    import yaml
-
     from layerparity.settings.command_keys import settings_of
 
-    path = run.file("config.yaml")
-    if not path.is_file():
-        raise UserError(f"Run {run.name} kept no config.yaml: make a golden run with this version.")
-    return settings_of(yaml.safe_load(path.read_text(encoding="utf-8")))
+    config = run.files.read_config()
+    if not config:
+        raise UserError(f"Run {run.name} kept no {CONFIG}: make a golden run with this version.")
+    return settings_of(config)
 
 
 def reference(runs: Sequence[StoredRun]) -> str:

@@ -20,9 +20,9 @@ from layerparity.ground import console
 from layerparity.ground.errors import UserError
 
 if TYPE_CHECKING:
+    from layerparity.record.stored_run import StoredRun
     from layerparity.tracking.active import ActiveRun
     from layerparity.tracking.store import Store
-    from layerparity.tracking.stored import StoredRun
 
 PARENT_VARIABLE = "LAYERPARITY_PARENT_RUN"
 SWEPT_JOB = "run"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import sys
 import time
 from collections import Counter
@@ -14,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from layerparity.ground import console
 from layerparity.ground.console import bytes_text
 from layerparity.ground.errors import UserError
-from layerparity.ground.files import write_text
 from layerparity.ground.profile import PARTS, RunProfile
+from layerparity.record.folder import RunFolder, stage_file
 from layerparity.record.manifest import WeightPrint
 from layerparity.run import open_backend
 
@@ -60,7 +59,7 @@ def say_run(made: Manifest, result: PassResult, seconds: float, whole: float) ->
     """
     rows = []
     for stage in made.stages:
-        held = [r for r in made.records if r.file == f"tensors/{stage}.safetensors"]
+        held = [r for r in made.records if r.file == stage_file(stage)]
         out = next((r for r in held if r.site.path == stage and r.site.end == "out"), None)
         bad = sum(int(r.stats["nan"] + r.stats["inf"]) for r in held)
         rms = f"{out.stats['rms']:.4g}" if out else "-"
@@ -86,10 +85,9 @@ def texts(prepared: Prepared, folder: Path, tokens: Any) -> None:
         return
     texts = [tokenizer.decode(row, skip_special_tokens=True) for row in tokens.tolist()]
     prompts = prepared.inputs.texts or [""] * len(texts)
-    pairs = [{"prompt": p, "generated": t} for p, t in zip(prompts, texts, strict=False)]
-    write_text(folder / "generated.json", json.dumps(pairs, indent=1, ensure_ascii=False))
-    for pair in pairs:
-        console.say(f"generated: {pair['prompt']}|{pair['generated']}")
+    RunFolder(folder).write_new_texts(prompts, texts)
+    for prompt, text in zip(prompts, texts, strict=True):
+        console.say(f"generated: {prompt}|{text}")
 
 
 # Names that a line of the terminal can bear.

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerparity.ground.errors import UserError
-from layerparity.ground.files import whole_file, write_text
 from layerparity.ground.resources import git_commit
-from layerparity.record.manifest import (
-    EFFECTIVE_FILE,
-    FILE_NAME,
-    INPUTS_FILE,
-    PROFILE_FILE,
-    PROMPTS_FILE,
-    Manifest,
-    Record,
-)
+from layerparity.record.folder import RunFolder
+from layerparity.record.manifest import Manifest, Record
 from layerparity.run import open_port, terminal
 from layerparity.run.fingerprint import model_print, numerics, versions
 from layerparity.run.metrics import run_metrics
@@ -114,43 +102,27 @@ def finish(
     ``seconds`` are those of the stages, ``whole`` with all that came before them.
     Raises UserError where the disk refuses.
     """
-    with _written(active.folder):
-        describe(prepared, active.folder, result)
+    describe(prepared, active.folder, result)
     active.log_metrics(run_metrics(made, result, seconds))
     active.set_tags({f"fact.{name}": value for name, value in prepared.backend.facts().items()})
-    with _written(active.folder):
-        write_text(active.folder / FILE_NAME, made.to_json())
+    RunFolder(active.folder).write_manifest(made)
     terminal.say_run(made, result, seconds, whole)
 
 
 def describe(prepared: Prepared, folder: Path, result: PassResult) -> None:
     """Write what describes a run beside its tensors, the manifest apart."""
-    from omegaconf import OmegaConf
-    from safetensors.torch import save_file
-
-    with whole_file(folder / INPUTS_FILE) as part_file:
-        save_file({n: t.contiguous() for n, t in prepared.inputs.tensors().items()}, part_file)
+    files = RunFolder(folder)
+    files.write_inputs(prepared.inputs.tensors())
     if prepared.inputs.texts:
-        write_text(folder / PROMPTS_FILE, json.dumps(prepared.inputs.texts, ensure_ascii=False))
-    write_text(folder / "weights.json", json.dumps(result.tensors_used, indent=1))
-    write_text(folder / PROFILE_FILE, result.profile.to_json())
-    write_text(folder / EFFECTIVE_FILE, effective_text(result.effective))
-    write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(params(prepared.config))))
+        files.write_prompts(prepared.inputs.texts)
+    files.write_used_weights(result.tensors_used)
+    files.write_profile(result.profile)
+    files.write_effective_weights(result.effective)
+    files.write_config(params(prepared.config))
     if result.new_tokens is not None:
         terminal.texts(prepared, folder, result.new_tokens)
-    warn = prepared.backend.warnings
-    if warn:
-        write_text(folder / "warnings.txt", "\n".join(warn) + "\n")
-
-
-@contextmanager
-def _written(folder: Path) -> Iterator[None]:
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{folder} cannot be written ({error}): free some disk space.") from error
+    if prepared.backend.warnings:
+        files.write_warnings(prepared.backend.warnings)
 
 
 def held_against(
@@ -160,15 +132,6 @@ def held_against(
     from layerparity.model.prints import against
 
     return {stage: against(checkpoint, held) for stage, held in effective.items()}
-
-
-def effective_text(effective: Mapping[str, Mapping[str, WeightPrint]]) -> str:
-    """Return the prints of each stage's weights as JSON text."""
-    plain = {
-        stage: {name: asdict(each) for name, each in held.items()}
-        for stage, held in effective.items()
-    }
-    return json.dumps(plain)
 
 
 def layers_of(checkpoint: Checkpoint) -> dict[str, Any]:

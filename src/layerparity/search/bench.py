@@ -11,7 +11,7 @@ from layerparity.anatomy.site import Site
 from layerparity.ground import console
 from layerparity.ground.errors import UserError
 from layerparity.record.comparison import REMARK
-from layerparity.record.manifest import FILE_NAME, Manifest
+from layerparity.record.manifest import Manifest
 from layerparity.record.wanted import Wanted
 from layerparity.report.reproduce import WHOLE_MODEL, name_alone
 from layerparity.run.steps import (
@@ -28,8 +28,8 @@ from layerparity.settings.config import Config, ScopeKind
 
 if TYPE_CHECKING:
     from layerparity.record.comparison import Comparison
+    from layerparity.record.stored_run import StoredRun
     from layerparity.tracking.store import Store
-    from layerparity.tracking.stored import StoredRun
 
 KIND = "bisection"
 # What a bisection decides for its runs: a command's own word for it is dropped.
@@ -55,7 +55,7 @@ class Bench:
     _made_golden: dict[int, StoredRun] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.manifests = [Manifest.read(run.file(FILE_NAME).parent) for run in self.golden]
+        self.manifests = [run.files.read_manifest() for run in self.golden]
         self.first, self.last, self.whole = _scope(self.config, self.manifests)
 
     @property

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from layerparity.anatomy.site import DECODE, PREFILL
 from layerparity.ground import console
 from layerparity.ground.errors import UserError
-from layerparity.ground.files import write_text
 from layerparity.judge.descend import first_guilty
 from layerparity.judge.evidence import evidence_of
 from layerparity.judge.parity import compare_runs
 from layerparity.mistakes.catalogue import likeliest
-from layerparity.record.manifest import FILE_NAME
+from layerparity.record.folder import RunFolder
+from layerparity.record.stored_run import StoredRun, from_folder
 from layerparity.record.verdict import Outcome, Row
 from layerparity.run import make as run_job
 from layerparity.run import open_backend, write
@@ -29,7 +29,6 @@ from layerparity.settings.config import Config
 
 if TYPE_CHECKING:
     from layerparity.record.comparison import Comparison
-    from layerparity.tracking.stored import StoredRun
 
 
 _GENERATED = 4
@@ -121,12 +120,10 @@ def make_in(folder: Path, config: Config, store: Any) -> StoredRun:
 
     ``store`` is where goldens named in the configuration are looked up.
     """
-    from layerparity.tracking.stored import from_folder
-
     with open_backend.opened(config) as backend:
         prepared = prepare(plan_run(config), backend, store)
         port = run_job.build_port(prepared)
         manifest, outcome = run_job.execute(prepared, port, folder, fingerprint_of(prepared))
         write.describe(prepared, folder, outcome)
-        write_text(folder / FILE_NAME, manifest.to_json())
+        RunFolder(folder).write_manifest(manifest)
     return from_folder(folder)

@@ -5,25 +5,20 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 from layerparity.ground.files import write_text
-from layerparity.record.manifest import FILE_NAME
-from layerparity.tracking import names, system
-from layerparity.tracking.environment import transfer
+from layerparity.record.folder import RunFolder
+from layerparity.record.stored_run import FINISHED, KILLED
+from layerparity.tracking import artifacts, names, system
 from layerparity.tracking.opening import Connection
-from layerparity.tracking.stored import FINISHED, KILLED
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
     from mlflow.entities import Metric
 
 WHOLE_RUN = "summary/"
@@ -119,7 +114,7 @@ class ActiveRun:
         """Upload the files where the artifact store is remote; a local one has them already."""
         if self.remote:
             with self.connection.plainly():
-                upload(self.connection.client, self.id, self.folder)
+                artifacts.upload(self.connection.client, self.id, self.folder)
 
     def end(self, status: str = FINISHED, error: BaseException | None = None) -> None:
         """Close the run: FINISHED, FAILED or KILLED, with the error in one line as a tag."""
@@ -128,7 +123,7 @@ class ActiveRun:
         with self.connection.plainly():
             self.connection.client.set_terminated(self.id, status)
         # Files stay where the server went away, or would not take a run that is whole.
-        if self.remote and (status == FINISHED or not (self.folder / FILE_NAME).is_file()):
+        if self.remote and (status == FINISHED or not RunFolder(self.folder).is_run):
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def _send(self, run_id: str, metrics: Sequence[Metric]) -> None:
@@ -153,37 +148,3 @@ def _chunks(items: Iterable[_T], size: int) -> Iterator[list[_T]]:
     rest = iter(items)
     while chunk := list(islice(rest, size)):
         yield chunk
-
-
-def local_folder(artifact_uri: str) -> Path | None:
-    """Return the folder behind an artifact address, or None where it is no local folder."""
-    parts = urlsplit(artifact_uri)
-    if parts.scheme == "file":
-        return Path(url2pathname(parts.path))
-    return Path(artifact_uri) if parts.scheme == "" else None
-
-
-def upload(client: MlflowClient, run_id: str, folder: Path) -> None:
-    """Send every file of a folder, leaving out temporary ones (their names begin with a dot)."""
-    with transfer():
-        for path in sorted(folder.rglob("*")):
-            if path.is_file() and not path.name.startswith("."):
-                inside = path.parent.relative_to(folder).as_posix()
-                client.log_artifact(run_id, str(path), None if inside == "." else inside)
-
-
-def download(client: MlflowClient, run_id: str, path: str, target: Path) -> Path:
-    """Return ``target`` holding an artifact (a file, or a folder), fetched unless it is there."""
-    if target.exists():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
-        with transfer():
-            fetched = Path(client.download_artifacts(run_id, path, str(part)))
-        # Another process may have brought the same one meanwhile: its copy is as good.
-        if not target.exists():
-            fetched.replace(target)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-    return target

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -17,7 +15,6 @@ QUIET = {
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
 }
 TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"
-TRANSFER_TIMEOUT_S = 120
 
 
 def prepare(timeout_s: int) -> None:
@@ -29,14 +26,3 @@ def prepare(timeout_s: int) -> None:
     os.environ["MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR"] = "1"
     os.environ["MLFLOW_HTTP_REQUEST_BACKOFF_JITTER"] = "0"
     os.environ[TIMEOUT] = str(timeout_s)
-
-
-@contextmanager
-def transfer() -> Iterator[None]:
-    """Allow a request as long as a file of many gigabytes needs."""
-    before = os.environ.get(TIMEOUT, "")
-    os.environ[TIMEOUT] = str(TRANSFER_TIMEOUT_S)
-    try:
-        yield
-    finally:
-        os.environ[TIMEOUT] = before

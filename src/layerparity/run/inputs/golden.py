@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.site import DECODE, Site
 from layerparity.ground.errors import UserError
-from layerparity.ground.files import inside, read_tensors, tensor_digest, text_digest
+from layerparity.ground.files import damaged, inside, text_digest
 from layerparity.ground.quoting import typed
 from layerparity.model.checkpoint import config_digest
-from layerparity.record.manifest import FILE_NAME, INPUTS_FILE, PROMPTS_FILE, Manifest, Record
+from layerparity.record.folder import MANIFEST, RunFolder
+from layerparity.record.manifest import Manifest, Record
 from layerparity.run.inputs import _replay
 from layerparity.run.inputs.base import Inputs, Request
 from layerparity.settings.config import FeedMode
@@ -22,7 +22,6 @@ from layerparity.settings.key import key
 if TYPE_CHECKING:
     import torch
 
-CURE = "make the golden run again"
 _ALWAYS = ("attention_mask", "position_ids")
 
 
@@ -44,7 +43,7 @@ class StoredGolden:
     @classmethod
     def of(cls, run: Any) -> StoredGolden:
         """Open a run by its manifest. Raises UserError where it has none that can be read."""
-        return cls(run, Manifest.read(run.file(FILE_NAME).parent))
+        return cls(run, run.files.read_manifest())
 
     @property
     def folder(self) -> Path:
@@ -133,10 +132,7 @@ class RecordedInputs(Mapping[Site, "torch.Tensor"]):
 
     def __getitem__(self, site: Site) -> torch.Tensor:
         source, record = self.records[site]
-        path = inside(source.folder, record.file)
-        tensor = read_tensors(path, [str(site)], CURE)[str(site)]
-        _prove(tensor, record.digest, str(site), source)
-        return tensor
+        return RunFolder(source.folder).read_tensor(record)
 
     def __iter__(self) -> Iterator[Site]:
         return iter(self.records)
@@ -170,7 +166,7 @@ def _inputs(recorded: RecordedInputs, request: Request) -> Inputs:
         position_ids=kept["position_ids"],
         token_ids=kept.get("token_ids"),
         given=recorded,
-        texts=_texts(used[0].folder),
+        texts=RunFolder(used[0].folder).read_prompts(),
         synthetic=any(source.manifest.synthetic for source in used),
         origin=marks[0] if len(marks) == 1 else text_digest("\n".join(sorted(marks))),
         chosen=f"the inputs recorded by g{_called(used)[1:]}",
@@ -200,30 +196,10 @@ def _refuse_mixed(sources: Sequence[StoredGolden]) -> None:
 def _batch(source: StoredGolden) -> dict[str, torch.Tensor]:
     """Return mask, positions and, where there are some, token ids: int64 [batch, token]."""
     listed = source.manifest.inputs
-    kept = read_tensors(source.folder / INPUTS_FILE, [*listed], CURE)
-    for name in (*_ALWAYS, *listed):
-        if name not in kept:
-            raise UserError(
-                f"The manifest of golden run {source.run.name} lists no {name}: {CURE}."
-            )
-        _prove(kept[name], listed[name], name, source)
-    return kept
-
-
-def _prove(tensor: torch.Tensor, digest: str, name: str, source: StoredGolden) -> None:
-    if tensor_digest(tensor) != digest:
-        raise UserError(
-            f"{name} of golden run {source.run.name} is damaged: its bytes are not those the "
-            f"manifest lists; {CURE}."
-        )
-
-
-def _texts(folder: Path) -> list[str]:
-    path = folder / PROMPTS_FILE
-    try:
-        return list(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else []
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{path} is damaged ({error}): {CURE}.") from error
+    for name in _ALWAYS:
+        if name not in listed:
+            raise damaged(source.folder / MANIFEST, f"it lists no {name}")
+    return RunFolder(source.folder).read_inputs(listed)
 
 
 def _fed(request: Request) -> tuple[str, ...]:

@@ -1,0 +1,238 @@
+"""RunFolder: the folder of one run. Each of its files has its name, its writer and its reader here.
+
+References have their own, in `record.references`. A run in a store, an exported one and an imported
+one are the same folder.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from layerparity.ground.decode import decode
+from layerparity.ground.errors import UserError
+from layerparity.ground.files import (
+    RUN_AGAIN,
+    damaged,
+    inside,
+    read_json,
+    read_tensor,
+    read_tensors,
+    reading,
+    tensor_digest,
+    tensor_names,
+    text_digest,
+    whole_file,
+    write_text,
+    writing,
+)
+from layerparity.ground.profile import RunProfile
+from layerparity.record.manifest import OLDEST, SCHEMA, Manifest, Record, WeightPrint
+
+if TYPE_CHECKING:
+    import torch
+
+MANIFEST = "manifest.json"
+CONFIG = "config.yaml"
+INPUTS = "inputs.safetensors"
+PROMPTS = "prompts.json"
+USED_WEIGHTS = "weights.json"
+EFFECTIVE_WEIGHTS = "effective_weights.json"
+PROFILE = "profile.json"
+NEW_TEXTS = "generated.json"
+WARNINGS = "warnings.txt"
+_TENSORS = "tensors"
+_REFERENCES = "reference"
+REFERENCE_INDEX = f"{_REFERENCES}/index.json"
+_MASK = "attention_mask"
+_NO_TIME = "the report leaves out where this run's time went; make the run again to see it"
+
+UsedWeights = dict[str, dict[str, str]]
+EffectiveWeights = dict[str, dict[str, WeightPrint]]
+
+
+def stage_file(stage: str) -> str:
+    """Return the file of a stage's tensors (``decode.N`` for a decode step's), in the folder."""
+    return f"{_TENSORS}/{stage}.safetensors"
+
+
+def reference_file(stage: str, feed: str) -> str:
+    """Return the file of a stage's references under one feed, in the folder."""
+    return f"{_REFERENCES}/{stage}.{feed}.safetensors"
+
+
+class RunFolder:
+    """The folder of one run.
+
+    A file appears whole or not at all, and the manifest last. Writers raise UserError where the
+    disk refuses, readers where a file is missing or damaged.
+    """
+
+    def __init__(self, where: Path | Callable[[str], Path]) -> None:
+        """``where`` is the folder, or returns where a file of it lies, and for "" the folder."""
+        self.locate = where.joinpath if isinstance(where, Path) else where
+
+    @property
+    def path(self) -> Path:
+        """The folder; from a server all of it is fetched."""
+        return self.locate("")
+
+    @property
+    def is_run(self) -> bool:
+        """Whether a run finished here."""
+        return self.locate(MANIFEST).is_file()
+
+    def write_manifest(self, manifest: Manifest) -> None:
+        """Write the manifest, which makes the folder a finished run."""
+        text = json.dumps(asdict(manifest), default=str, indent=1, sort_keys=True)
+        self.write_text(MANIFEST, text)
+
+    def read_manifest(self) -> Manifest:
+        """Return the manifest."""
+        path = self.locate(MANIFEST)
+        if not path.is_file():
+            raise UserError(
+                f"No {MANIFEST} in {path.parent}: the run did not finish; run it again."
+            )
+        with reading(path):
+            raw = json.loads(path.read_text(encoding="utf-8"))
+            # The version that wrote 2 is read as it stands.
+            schema = raw.get("schema", OLDEST) if isinstance(raw, dict) else OLDEST
+            if isinstance(schema, int) and schema > SCHEMA:
+                raise UserError(
+                    f"{path} was written by a newer layerparity (schema {schema}; this one reads "
+                    f"up to {SCHEMA}): update layerparity."
+                )
+            if isinstance(schema, int) and schema < OLDEST:
+                raise UserError(f"{path} has schema {schema}, which is read no more: {RUN_AGAIN}.")
+            manifest: Manifest = decode(Manifest, raw)
+        manifest.schema = SCHEMA
+        return manifest
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        """Write the resolved configuration, plain values, as YAML."""
+        from omegaconf import OmegaConf
+
+        self.write_text(CONFIG, OmegaConf.to_yaml(OmegaConf.create(dict(config))))
+
+    def read_config(self) -> dict[str, Any]:
+        """Return the configuration that the run was made with; empty where it is not kept."""
+        import yaml
+
+        path = self.locate(CONFIG)
+        if not path.is_file():
+            return {}
+        with reading(path):
+            try:
+                raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+            except yaml.YAMLError as error:
+                raise ValueError(error) from error
+            config: dict[str, Any] = decode(dict[str, Any], raw)
+            return config
+
+    def write_inputs(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Write what the run was fed, [batch, token] or [batch, token, channel], by name."""
+        self.write_tensors(INPUTS, tensors)
+
+    def read_inputs(self, hashes: Mapping[str, str]) -> dict[str, torch.Tensor]:
+        """Return the inputs of these names, which the manifest lists with their hashes."""
+        path = self.locate(INPUTS)
+        tensors = read_tensors(path, hashes)
+        for name, tensor in tensors.items():
+            refuse_altered(tensor, hashes[name], name, path)
+        return tensors
+
+    def read_mask(self) -> torch.Tensor | None:
+        """Return the attention mask as bool [batch, token], true at real tokens; None for none."""
+        path = self.locate(INPUTS)
+        if not path.is_file() or _MASK not in tensor_names(path):
+            return None
+        return read_tensor(path, _MASK).bool()
+
+    def write_prompts(self, texts: Sequence[str]) -> None:
+        """Write the prompts, one a row of the batch."""
+        self.write_text(PROMPTS, json.dumps(list(texts), ensure_ascii=False))
+
+    def read_prompts(self) -> list[str]:
+        """Return the prompts; empty where the run had none."""
+        path = self.locate(PROMPTS)
+        texts: list[str] = read_json(path, list[str]) if path.is_file() else []
+        return texts
+
+    def write_used_weights(self, used: Mapping[str, Mapping[str, str]]) -> None:
+        """Write the hashes of the checkpoint's tensors that each stage used, by stage and name."""
+        self.write_text(USED_WEIGHTS, json.dumps(used, indent=1))
+
+    def read_used_weights(self) -> UsedWeights:
+        """Return the hashes of the checkpoint's tensors, by stage and name; empty where unknown."""
+        path = self.locate(USED_WEIGHTS)
+        used: UsedWeights = read_json(path, UsedWeights) if path.is_file() else {}
+        return used
+
+    def write_effective_weights(self, prints: Mapping[str, Mapping[str, WeightPrint]]) -> None:
+        """Write the prints of the weights that each stage's graph held, by stage and name."""
+        plain = {
+            stage: {name: asdict(each) for name, each in named.items()}
+            for stage, named in prints.items()
+        }
+        self.write_text(EFFECTIVE_WEIGHTS, json.dumps(plain))
+
+    def read_effective_weights(self) -> EffectiveWeights:
+        """Return the prints of the weights, by stage and name; empty where the run does not say."""
+        path = self.locate(EFFECTIVE_WEIGHTS)
+        prints: EffectiveWeights = read_json(path, EffectiveWeights) if path.is_file() else {}
+        return prints
+
+    def write_profile(self, profile: RunProfile) -> None:
+        """Write where the run's time and memory went."""
+        self.write_text(PROFILE, json.dumps(asdict(profile), indent=1))
+
+    def read_profile(self) -> RunProfile | None:
+        """Return where the run's time and memory went; None where it is not kept."""
+        path = self.locate(PROFILE)
+        if not path.is_file():
+            return None
+        with reading(path, _NO_TIME):
+            return RunProfile.from_dict(json.loads(path.read_text(encoding="utf-8")))
+
+    def write_new_texts(self, prompts: Sequence[str], texts: Sequence[str]) -> None:
+        """Write what the run generated, one text a row of the batch, for people to read."""
+        pairs = [{"prompt": p, "generated": t} for p, t in zip(prompts, texts, strict=True)]
+        self.write_text(NEW_TEXTS, json.dumps(pairs, indent=1, ensure_ascii=False))
+
+    def write_warnings(self, lines: Sequence[str]) -> None:
+        """Write what the backend warned of, for people to read."""
+        self.write_text(WARNINGS, "\n".join(lines) + "\n")
+
+    def write_tensors(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Write a file of tensors, such as `stage_file`, by name."""
+        from safetensors.torch import save_file
+
+        path = self.path / name
+        with writing(path), whole_file(path) as part:
+            save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, part)
+
+    def read_tensor(self, record: Record) -> torch.Tensor:
+        """Return a site's tensor, mapped from its file, its bytes checked against the manifest."""
+        path = inside(self.path, record.file)
+        tensor = read_tensor(path, str(record.site))
+        if tuple(tensor.shape) != record.shape or str(tensor.dtype) != f"torch.{record.dtype}":
+            raise damaged(path, f"{record.site} is not of the shape and type the manifest lists")
+        refuse_altered(tensor, record.digest, str(record.site), path)
+        return tensor
+
+    def write_text(self, name: str, text: str) -> str:
+        """Write a file of text; return its hash."""
+        path = self.path / name
+        with writing(path):
+            write_text(path, text)
+        return text_digest(text)
+
+
+def refuse_altered(tensor: torch.Tensor, digest: str, name: str, path: Path) -> None:
+    """Raise UserError unless a tensor's bytes have this hash."""
+    if tensor_digest(tensor) != digest:
+        raise damaged(path, f"{name}: its bytes are not those the manifest lists")

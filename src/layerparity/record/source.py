@@ -1,0 +1,105 @@
+"""Source: one run or dump of a side, its manifest whole, its tensors one by one."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from layerparity.record.folder import EffectiveWeights, RunFolder, UsedWeights
+from layerparity.record.manifest import Manifest, Record
+from layerparity.record.stored_run import StoredRun
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Source(ABC):
+    """One run or dump of a side: its manifest, and its tensors one at a time.
+
+    ``proved`` says whether fingerprints of model, inputs and weights exist. ``warnings`` are for
+    the comparison.
+    """
+
+    run: StoredRun
+    manifest: Manifest
+    proved: bool
+    warnings: tuple[str, ...] = ()
+
+    @abstractmethod
+    def load(self, record: Record) -> torch.Tensor:
+        """Return a record's tensor on the CPU. Raises UserError where it is not what was stored."""
+
+    @cached_property
+    def mask(self) -> torch.Tensor | None:
+        """Return bool [batch, token], true at real tokens; None where all are."""
+        return None
+
+    def tensors_used(self, stage: str) -> dict[str, str]:
+        """Return the digests, by stored name, of the checkpoint's tensors that a stage used.
+
+        Empty where the run does not say. A part of a stage, or a whole of stages, gets theirs.
+        """
+        return {}
+
+    @cached_property
+    def effective(self) -> EffectiveWeights:
+        """Return the prints of the weights that each stage's graph held, by stored name, by stage.
+
+        Empty where the run does not say.
+        """
+        return {}
+
+    @cached_property
+    def used(self) -> UsedWeights:
+        """Return the digests of the checkpoint's tensors that each stage used, by stage."""
+        return {}
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """Return the configuration that the run was made with; empty where it is not kept."""
+        return {}
+
+
+class RunSource(Source):
+    """A finished run. Raises UserError where a file that is asked for is missing or damaged."""
+
+    proved = True
+
+    def __init__(self, run: StoredRun) -> None:
+        self.run = run
+        # From a server all of it is fetched: a comparison reads nearly every file.
+        self.folder = RunFolder(run.folder)
+        self.manifest = self.folder.read_manifest()
+
+    def load(self, record: Record) -> torch.Tensor:
+        """Return a tensor, mapped from its file; its bytes are checked against the manifest."""
+        return self.folder.read_tensor(record)
+
+    def tensors_used(self, stage: str) -> dict[str, str]:
+        """Return what weights.json lists for the stage, for what holds it and what it holds."""
+        found: dict[str, str] = {}
+        for name, used in self.used.items():
+            if f"{name}.".startswith(f"{stage}.") or f"{stage}.".startswith(f"{name}."):
+                found.update(used)
+        return found
+
+    @cached_property
+    def effective(self) -> EffectiveWeights:
+        """Return the prints of the weights that each stage's graph held, by stage and name."""
+        return self.folder.read_effective_weights()
+
+    @cached_property
+    def used(self) -> UsedWeights:
+        """Return the digests of the checkpoint's tensors that each stage used, by stage."""
+        return self.folder.read_used_weights()
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """Return the configuration that the run was made with; empty where it is not kept."""
+        return self.folder.read_config()
+
+    @cached_property
+    def mask(self) -> torch.Tensor | None:
+        """Return the attention mask that the run was fed, as bool [batch, token]."""
+        return self.folder.read_mask()

@@ -1,0 +1,85 @@
+"""StoredRun: a run that was kept, in a store or as a bare folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from layerparity.record.folder import RunFolder
+
+FINISHED = "FINISHED"
+FAILED = "FAILED"
+KILLED = "KILLED"
+RUNNING = "RUNNING"
+INTERRUPTED = "INTERRUPTED"
+# What a bare folder's manifest says that a store keeps as tags.
+_TAGS = ("kind", "backend", "device", "port", "dtype", "fingerprint")
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A kept run; ``tags`` are ours, without their prefix; ``id`` is empty for a bare folder.
+
+    ``parent`` is the sweep it was made by, or found as a part of. ``names`` is a dump's name map,
+    where it is not in the dump's folder.
+    ``status`` is MLflow's (RUNNING, FINISHED, FAILED, KILLED), or INTERRUPTED for a run that MLflow
+    believes to be running while its process on this machine is gone.
+    """
+
+    id: str
+    name: str
+    status: str
+    tags: dict[str, str]
+    start_time: datetime
+    url: str = ""
+    parent: str | None = None
+    names: Path | None = None
+    locate: Callable[[str], Path] = field(default=Path, repr=False, compare=False)
+
+    @property
+    def kind(self) -> str:
+        """golden, candidate, comparison, sweep, ...; empty for a bare folder without a manifest."""
+        return self.tags.get("kind", "")
+
+    @property
+    def folder(self) -> Path:
+        """The artifacts: in place where they are local, else downloaded once into the cache."""
+        return self.locate("")
+
+    @property
+    def files(self) -> RunFolder:
+        """The artifacts as files of a run; from a server each is fetched when it is read."""
+        return RunFolder(self.locate)
+
+    def file(self, path: str) -> Path:
+        """Return where one file of the artifacts lies; from a server only that file is fetched."""
+        return self.locate(path)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end."""
+        return self.status == FINISHED
+
+    @property
+    def reference(self) -> str:
+        """What names the run on a command line: its id, or its folder."""
+        return self.id or str(self.folder)
+
+
+def from_folder(folder: Path) -> StoredRun:
+    """Return a folder of artifacts that is in no store; its manifest, if any, names the kind."""
+    files, tags = RunFolder(folder), {}
+    if files.is_run:
+        manifest = files.read_manifest()
+        tags = {name: str(getattr(manifest, name)) for name in _TAGS}
+        tags["model"] = manifest.model.name
+    return StoredRun(
+        id="",
+        name=folder.name,
+        status=FINISHED,
+        tags=tags,
+        start_time=datetime.fromtimestamp(folder.stat().st_mtime, tz=UTC),
+        locate=folder.joinpath,
+    )

@@ -1,0 +1,65 @@
+"""Artifacts: where a local store keeps the files of runs, and how a server gets and gives them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from layerparity.tracking.environment import TIMEOUT
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+_TRANSFER_SECONDS = 120
+
+
+def local_folder(artifact_uri: str) -> Path | None:
+    """Return the folder behind an artifact address, or None where it is no local folder."""
+    parts = urlsplit(artifact_uri)
+    if parts.scheme == "file":
+        return Path(url2pathname(parts.path))
+    return Path(artifact_uri) if parts.scheme == "" else None
+
+
+def upload(client: MlflowClient, run_id: str, folder: Path) -> None:
+    """Send every file of a folder, leaving out temporary ones (their names begin with a dot)."""
+    with transfer():
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and not path.name.startswith("."):
+                inside = path.parent.relative_to(folder).as_posix()
+                client.log_artifact(run_id, str(path), None if inside == "." else inside)
+
+
+def download(client: MlflowClient, run_id: str, path: str, target: Path) -> Path:
+    """Return ``target`` holding an artifact (a file, or a folder), fetched unless it is there."""
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        with transfer():
+            fetched = Path(client.download_artifacts(run_id, path, str(part)))
+        # Another process may have brought the same one meanwhile: its copy is as good.
+        if not target.exists():
+            fetched.replace(target)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return target
+
+
+@contextmanager
+def transfer() -> Iterator[None]:
+    """Allow a request as long as a file of many gigabytes needs."""
+    before = os.environ.get(TIMEOUT, "")
+    os.environ[TIMEOUT] = str(_TRANSFER_SECONDS)
+    try:
+        yield
+    finally:
+        os.environ[TIMEOUT] = before

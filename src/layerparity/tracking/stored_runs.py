@@ -1,0 +1,163 @@
+"""StoredRuns: the reading half of a store: its runs, listed, looked up and turned into ours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from layerparity.ground.errors import UserError
+from layerparity.record.stored_run import FINISHED, INTERRUPTED, RUNNING, StoredRun
+from layerparity.settings.tracking import TrackingConfig
+from layerparity.tracking import artifacts, names
+from layerparity.tracking.owner import is_gone
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
+    from layerparity.tracking.opening import Connection
+
+MEMBER_TAG = "member."
+SWEEP = "sweep"
+_PAGE = 1000
+# How many runs are looked at where the newest ones are all some job's own.
+_MANY = 1000
+
+
+class StoredRuns:
+    """The runs of one experiment, of an embedded database or of a server."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    @property
+    def config(self) -> TrackingConfig:
+        """What the store was opened with."""
+        return self._connection.config
+
+    def search(self, clauses: Sequence[str], limit: int) -> list[StoredRun]:
+        """Return runs that satisfy every clause, newest first."""
+        link = self._connection
+        with link.plainly():
+            found = link.client.search_runs(
+                [link.experiment_id],
+                " and ".join(clauses),
+                max_results=limit,
+                order_by=["attributes.start_time DESC"],
+            )
+        return [self._stored(run) for run in found]
+
+    def newest(self, kind: str) -> StoredRun | None:
+        """Return the newest finished run of a kind, or None."""
+        return self._first([tag_is("kind", kind), status_is(FINISHED)])
+
+    def by_fingerprint(self, fingerprint: str) -> StoredRun | None:
+        """Return the newest finished run with this fingerprint, or None."""
+        clause = tag_is("fingerprint", fingerprint)
+        return self._first([clause, status_is(FINISHED)])
+
+    def runs(self, kind: str | None = None, limit: int = 100) -> list[StoredRun]:
+        """Return runs of any status, newest first."""
+        return self.search([tag_is("kind", kind)] if kind else [], limit)
+
+    def own(self, clauses: Sequence[str], limit: int) -> list[StoredRun]:
+        """Return runs that satisfy every clause, newest first, but those a job made for itself.
+
+        A job such as a bisection makes runs under its own, which is no sweep. A run whose sweep was
+        deleted stands for itself.
+        """
+        for looked_at in (2 * limit, max(_MANY, 2 * limit)):
+            runs = self.search(clauses, looked_at)
+            above = {run.parent for run in runs if run.parent}
+            known = self.search([any_id(sorted(above))], len(above)) if above else []
+            kinds = {parent.id: parent.kind for parent in known}
+            kept = [run for run in runs if kinds.get(run.parent or "", SWEEP) == SWEEP]
+            if len(kept) >= limit or len(runs) < looked_at:
+                break
+        return [run if run.parent in kinds else replace(run, parent=None) for run in kept[:limit]]
+
+    def own_runs(self, kind: str, limit: int = 100) -> list[StoredRun]:
+        """Return `own` runs of a kind and of any status, newest first."""
+        return self.own([tag_is("kind", kind)], limit)
+
+    def get(self, run_id: str) -> StoredRun | None:
+        """Return the run with this full id, or None."""
+        return self._first([any_id([run_id])])
+
+    def children(self, run_id: str) -> list[StoredRun]:
+        """Return a sweep's runs of any status, adopted ones too, in natural order of names."""
+        own = self.search([equals(f"tags.`{names.PARENT_TAG}`", run_id)], _PAGE)
+        sweep = self.get(run_id)
+        tags = sweep.tags if sweep else {}
+        ids = [tag.removeprefix(MEMBER_TAG) for tag in tags if tag.startswith(MEMBER_TAG)]
+        adopted = self.search([any_id(ids)], _PAGE) if ids else []
+        unique = {run.id: run for run in own + adopted}
+        return sorted(unique.values(), key=lambda run: (names.natural(run.name), run.start_time))
+
+    def _first(self, clauses: Sequence[str]) -> StoredRun | None:
+        return next(iter(self.search(clauses, limit=1)), None)
+
+    def _stored(self, run: Run) -> StoredRun:
+        """Return MLflow's run as ours."""
+        info, prefix = run.info, names.PREFIX
+        tags = {k.removeprefix(prefix): v for k, v in run.data.tags.items() if k.startswith(prefix)}
+        owner = tags.get("owner", "")
+        gone = info.status == RUNNING and owner.count(":") >= 2 and is_gone(owner)
+        return StoredRun(
+            id=info.run_id,
+            name=info.run_name or "",
+            status=INTERRUPTED if gone else info.status,
+            tags=tags,
+            start_time=datetime.fromtimestamp(info.start_time / 1000, tz=UTC),
+            url=self._connection.run_url(info.run_id),
+            parent=run.data.tags.get(names.PARENT_TAG),
+            locate=partial(self._locate, info.run_id, info.artifact_uri),
+        )
+
+    def _locate(self, run_id: str, artifact_uri: str, path: str) -> Path:
+        """Return where a file of a run lies, or, for an empty path, its whole folder."""
+        local = artifacts.local_folder(artifact_uri)
+        if local is None:
+            # Single files are kept apart: a folder in the cache is always a whole one.
+            cache = self.config.root / "cache"
+            target = cache / "files" / run_id / path if path else cache / "runs" / run_id
+            with self._connection.plainly():
+                return artifacts.download(self._connection.client, run_id, path, target)
+        if not local.is_dir():
+            raise UserError(f"The artifacts of run {run_id} are gone from {local}: make it again.")
+        return local / path
+
+
+# Quotes and backslashes cannot be escaped in this language; % and _ are wildcards of LIKE.
+_AWKWARD = re.compile(r"['\"\\\n\r;]")
+
+
+def equals(field: str, value: str) -> str:
+    """Return a clause for ``field`` being ``value``; an awkward character matches any one."""
+    if not _AWKWARD.search(value):
+        return f"{field} = '{value}'"
+    return f"{field} LIKE '{_AWKWARD.sub('_', value)}'"
+
+
+def tag_is(name: str, value: str) -> str:
+    """Return a clause for one of our tags, named without its prefix."""
+    return equals(f"tags.`{names.PREFIX}{name}`", value)
+
+
+def id_starts(prefix: str) -> str:
+    """Return a clause for run ids that begin with hexadecimal digits."""
+    return f"attributes.run_id LIKE '{prefix}%'"
+
+
+def status_is(status: str) -> str:
+    """Return a clause for MLflow's own status."""
+    return f"attributes.status = '{status}'"
+
+
+def any_id(run_ids: list[str]) -> str:
+    """Return a clause for one of several run ids."""
+    return f"attributes.run_id IN ({', '.join(repr(each) for each in run_ids)})"
