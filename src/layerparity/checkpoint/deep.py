@@ -46,7 +46,14 @@ def read_deep(listing: Listing, scales: ScaleCheck) -> DeepAudit:
     began = time.perf_counter()
     with console.progress("tensors", len(listing.tensors)) as bar:
         tallies, failed = stream(listing, scales.matching, scales.block, bar)
-    families = stds_by_layer(_comparable(tallies, listing.tensors, scales))
+    # Not what is no weight by its type, nor FP8 weights whose scales were not applied.
+    weights = {
+        name: tally
+        for name, tally in tallies.items()
+        if (dtype := listing.tensors[name].dtype) in READ
+        and (dtype not in weight_types.STORED or name in scales.matching)
+    }
+    families = stds_by_layer(weights)
     findings = [*failed, *_broken(tallies, listing.tensors), *_flat(tallies, listing.tensors)]
     findings += _scales(tallies, listing.tensors)
     findings += [_outlier(each, listing.tensors) for each in outliers(families)]
@@ -58,18 +65,6 @@ def read_deep(listing: Listing, scales: ScaleCheck) -> DeepAudit:
         list(layer_medians(families)),
         {name: tally.to_dict() for name, tally in tallies.items()},
     )
-
-
-def _comparable(
-    tallies: Mapping[str, ValueStatistics], tensors: Mapping[str, Stored], scales: ScaleCheck
-) -> dict[str, ValueStatistics]:
-    """Leave out what is no weight by its type, and FP8 weights whose scales were not applied."""
-    return {
-        name: tally
-        for name, tally in tallies.items()
-        if (dtype := tensors[name].dtype) in READ
-        and (dtype not in weight_types.STORED or name in scales.matching)
-    }
 
 
 def _broken(

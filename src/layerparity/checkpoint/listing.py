@@ -45,7 +45,11 @@ def read_listing(folder: Path) -> Listing:
     for tensor, name in weight_map.items():
         named.setdefault(name, []).append(tensor)
     for absent in missing:
-        _lose(listing, absent, named.get(absent, []))
+        gone = named.get(absent, [])
+        listing.lost.update(gone)
+        more = f", and with it {counted(len(gone), 'tensor')}" if gone else ""
+        text = f"{absent} is not in the folder{more}"
+        listing.findings.append(AuditFinding("shard_missing", text, file=absent, count=len(gone)))
     for file in files:
         _take(listing, read_shard_header(file), named.get(file.name, []))
     if weight_map:
@@ -128,14 +132,6 @@ def _take(listing: Listing, shard: ShardHeader, named: list[str]) -> None:
             listing.findings.append(
                 AuditFinding("tensor_twice", text, stored.name, shard.file.name)
             )
-
-
-def _lose(listing: Listing, name: str, named: list[str]) -> None:
-    """Note a file that is not there, and the tensors that the index puts into it."""
-    listing.lost.update(named)
-    more = f", and with it {counted(len(named), 'tensor')}" if named else ""
-    text = f"{name} is not in the folder{more}"
-    listing.findings.append(AuditFinding("shard_missing", text, file=name, count=len(named)))
 
 
 def _check_index(listing: Listing, weight_map: Mapping[str, str]) -> None:

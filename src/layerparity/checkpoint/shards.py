@@ -147,9 +147,15 @@ def plan_shards(checkpoint: Checkpoint, policy: Policy) -> list[Shard]:
     """
     _refuse_odd_scales(checkpoint)
     held: dict[str, list[PlannedTensor]] = {}
+
+    def place(tensor: PlannedTensor) -> tuple[int, int]:
+        """Wide numbers first, so that each stands aligned; then as they are read."""
+        count = math.prod(tensor.stored.shape)
+        return -(tensor.bytes // count if count else _ALIGNED), tensor.stored.begin
+
     for stored in checkpoint.weights.values():
         held.setdefault(stored.file.name, []).append(_planned(checkpoint, policy, stored))
-    return [Shard(name, tuple(sorted(held[name], key=_place))) for name in sorted(held)]
+    return [Shard(name, tuple(sorted(held[name], key=place))) for name in sorted(held)]
 
 
 def weight_map(shards: list[Shard]) -> Mapping[str, str]:
@@ -170,12 +176,6 @@ def _planned(checkpoint: Checkpoint, policy: Policy, stored: Stored) -> PlannedT
         )
     scales = checkpoint.scales(stored.name)
     return PlannedTensor(stored, scales, dtype, ITEM_BYTES[dtype] * math.prod(stored.shape), why)
-
-
-def _place(tensor: PlannedTensor) -> tuple[int, int]:
-    """Sort key: wide numbers first, so that each stands aligned; then as they are read."""
-    count = math.prod(tensor.stored.shape)
-    return -(tensor.bytes // count if count else _ALIGNED), tensor.stored.begin
 
 
 def _refuse_odd_scales(checkpoint: Checkpoint) -> None:

@@ -57,15 +57,13 @@ class ValueStatistics:
             self.inf += flat.numel() - finite.numel() - nan
             self.add(finite)
             return
-        self._merge(flat.numel(), *_moments(flat, least, most))
-        self.least, self.most = min(self.least, least), max(self.most, most)
-
-    def _merge(self, count: int, mean: float, variance: float) -> None:
+        count, (mean, variance) = flat.numel(), _moments(flat, least, most)
         total = self.count + count
         shift = mean - self.mean
         self._squares += variance * count + shift * shift * self.count * count / total
         self.mean += shift * count / total
         self.count = total
+        self.least, self.most = min(self.least, least), max(self.most, most)
 
     @property
     def std(self) -> float:

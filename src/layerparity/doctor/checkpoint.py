@@ -36,19 +36,23 @@ def check_checkpoint(config: Config) -> Iterator[Result]:
         return
     checkpoint = open_checkpoint(config.model)
     try:
-        _read(checkpoint)
+        _read_headers(checkpoint)
     except UserError as error:
         if not any(checkpoint.folder.glob("*.safetensors")):
             raise
-        yield problem("checkpoint", str(error), _audit(config))
+        words = [typed("model", config.model.name)]
+        words += [typed("model.path", config.model.path)] if config.model.path else []
+        cure = f"'python run.py job=audit {' '.join(words)}' lists all that is wrong with it"
+        yield problem("checkpoint", str(error), cure)
         return
-    yield ok("checkpoint", _found(checkpoint))
-    largest = max(_files(checkpoint), key=lambda file: file.stat().st_size)
+    files = {stored.file for stored in checkpoint.tensors.values()}
+    yield ok("checkpoint", _description(checkpoint, len(files)))
+    largest = max(files, key=lambda file: file.stat().st_size)
     if largest.stat().st_size >= _WORTH_READING:
         yield _speed(largest)
 
 
-def _read(checkpoint: Checkpoint) -> None:
+def _read_headers(checkpoint: Checkpoint) -> None:
     """Read all that a run reads before weights. Raises UserError at the first fault."""
     layers = checkpoint.config.get("num_hidden_layers")
     if type(layers) is not int or layers < 1:
@@ -58,25 +62,14 @@ def _read(checkpoint: Checkpoint) -> None:
         checkpoint.scales(name)
 
 
-def _audit(config: Config) -> str:
-    path = config.model.path
-    words = [typed("model", config.model.name), *([typed("model.path", path)] if path else [])]
-    return f"'python run.py job=audit {' '.join(words)}' lists all that is wrong with it"
-
-
-def _found(checkpoint: Checkpoint) -> str:
+def _description(checkpoint: Checkpoint, files: int) -> str:
     config, stored = checkpoint.config, checkpoint.tensors.values()
-    files = len(_files(checkpoint))
     size = bytes_text(sum(each.bytes for each in stored))
     layers = config.get("num_hidden_layers", "?")
     where = f"{files} files" if files > 1 else "1 file"
     dtypes = ", ".join(sorted({each.dtype for each in stored}))
     kind = config.get("model_type", "no model_type")
     return f"{kind}, {layers} layers, {len(stored)} tensors in {where}, {size} ({dtypes})"
-
-
-def _files(checkpoint: Checkpoint) -> set[Path]:
-    return {stored.file for stored in checkpoint.tensors.values()}
 
 
 def _speed(file: Path) -> Result:

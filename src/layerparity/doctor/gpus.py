@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 # Below this share of free memory somebody else is at work on the GPU.
 _FREE = 0.9
+_ON_CPU = "use device_map=cpu"
 _TIMEOUT_S = 30
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _WORDS = {
@@ -44,19 +45,20 @@ def check_gpus(config: Config) -> Iterator[Result]:
         yield problem("gpus", f"torch cannot be asked: {error}", "mend torch first, see its line")
         return
     usable = facts["gpus"]
-    if not shown and not usable:
-        yield _no_gpus(config)
+    strategy = config.device_map.strategy
+    if not shown and not usable and strategy.startswith("cuda"):
+        yield problem("gpus", f"none here, and device_map={strategy} needs one", _ON_CPU)
+    elif not shown and not usable:
+        yield ok("gpus", "none here: backend=gpu runs on the CPU")
     if len(usable) < len(shown):
         yield _lost(len(shown), facts)
     for index, gpu in enumerate(usable):
-        yield _gpu(index, gpu)
-
-
-def _no_gpus(config: Config) -> Result:
-    if config.device_map.strategy.startswith("cuda"):
-        found = f"none here, and device_map={config.device_map.strategy} needs one"
-        return problem("gpus", found, "use device_map=cpu")
-    return ok("gpus", "none here: backend=gpu runs on the CPU")
+        found = f"{gpu['name']}, {bytes_text(gpu['free'])} free of {bytes_text(gpu['total'])}"
+        if gpu["free"] < _FREE * gpu["total"]:
+            cure = f"nvidia-smi --id={index} names who holds it; or leave it out by max_memory="
+            yield warning(f"gpu {index}", found, cure)
+        else:
+            yield ok(f"gpu {index}", found)
 
 
 def _lost(shown: int, facts: dict[str, Any]) -> Result:
@@ -66,14 +68,6 @@ def _lost(shown: int, facts: dict[str, Any]) -> Result:
         return problem("gpus", f"{found}: it is built without CUDA", "install torch built for CUDA")
     cure = f"install a driver for CUDA {facts['cuda']}, or the torch that fits the driver"
     return problem("gpus", found, cure)
-
-
-def _gpu(index: int, gpu: dict[str, Any]) -> Result:
-    found = f"{gpu['name']}, {bytes_text(gpu['free'])} free of {bytes_text(gpu['total'])}"
-    if gpu["free"] < _FREE * gpu["total"]:
-        cure = f"nvidia-smi --id={index} names who holds it; or leave it out by max_memory="
-        return warning(f"gpu {index}", found, cure)
-    return ok(f"gpu {index}", found)
 
 
 def check_links(config: Config) -> Iterator[Result]:

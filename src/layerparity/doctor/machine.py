@@ -40,7 +40,10 @@ def check_memory(config: Config) -> Iterator[Result]:
 def check_threads(config: Config) -> Iterator[Result]:
     """Yield one line: more threads than CPUs slow each other down several times."""
     cpus = usable_cpus()
-    asked, source = _asked(config)
+    words = os.environ.get(_VARIABLE, "")
+    asked, source = int(words) if words.isdigit() else 0, _VARIABLE
+    if config.threads is not None:
+        asked, source = config.threads, "threads"
     load = os.getloadavg()[0]
     found = f"{cpus} CPUs" if cpus > 1 else "1 CPU"
     found += f", {source}={asked}" if asked else ""
@@ -52,14 +55,6 @@ def check_threads(config: Config) -> Iterator[Result]:
         yield warning("cpu threads", f"{found}, and {load:.0f} threads want them", cure)
     else:
         yield ok("cpu threads", found)
-
-
-def _asked(config: Config) -> tuple[int, str]:
-    """Return how many threads were asked for (0: nobody did), and by what."""
-    if config.threads is not None:
-        return config.threads, "threads"
-    given = os.environ.get(_VARIABLE, "")
-    return (int(given), _VARIABLE) if given.isdigit() else (0, "")
 
 
 def usable_cpus() -> int:

@@ -62,22 +62,19 @@ def run(config: Config) -> Exit:
 def _tags(config: Config, checkpoint: Checkpoint, audit: Audit) -> dict[str, str]:
     from layerparity.report.audit import headline
 
+    try:
+        digest = checkpoint.config_digest
+    except UserError:
+        digest = ""
     return {
         "verdict": audit.verdict,
         "first_failure": audit.problems[0].text if audit.problems else "",
         "headline": headline(audit),
         "model": config.model.name,
         "model_type": audit.model_type,
-        "config_digest": _config_digest(checkpoint),
+        "config_digest": digest,
         "deep": str(config.audit.deep).lower(),
     }
-
-
-def _config_digest(checkpoint: Checkpoint) -> str:
-    try:
-        return checkpoint.config_digest
-    except UserError:
-        return ""
 
 
 def _keep(active: ActiveRun, audit: Audit) -> None:

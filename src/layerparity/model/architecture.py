@@ -111,7 +111,9 @@ def layout_of(model: PreTrainedModel) -> Layout:
         raise UserError(_refusal(kind, "list of blocks"))
     decoder, _, own = blocks.rpartition(".")
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    norm = _norm(model.get_submodule(decoder))
+    # The last norm that stands beside the blocks.
+    beside = model.get_submodule(decoder).children()
+    norm = next((m for m in [*beside][::-1] if "Norm" in type(m).__name__), None)
     found: dict[str, Any] = {"embedding": embedding, "final norm": norm, "head": head}
     for what, module in found.items():
         if id(module) not in names:
@@ -142,9 +144,3 @@ def _blocks(model: nn.Module, count: int | None) -> str | None:
         if isinstance(module, nn.ModuleList) and len(module) == count
     )
     return min(lists, key=lambda name: name.count("."), default=None)
-
-
-def _norm(decoder: nn.Module) -> nn.Module | None:
-    """Return the last norm that stands beside the blocks, or None."""
-    norms = [child for child in decoder.children() if "Norm" in type(child).__name__]
-    return norms[-1] if norms else None

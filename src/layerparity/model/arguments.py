@@ -51,7 +51,8 @@ def block_arguments(
             past_key_values=past,
             use_cache=past is not None,
         )
-    return [_without_cache(stub.seen) for stub in stubs]
+    dropped = (*CACHE_NAMES, "use_cache")
+    return [{k: v for k, v in stub.seen.items() if k not in dropped} for stub in stubs]
 
 
 def _stubbed(skeleton: Skeleton) -> tuple[nn.Module, list[Any]]:
@@ -108,8 +109,3 @@ def _stub(layer: nn.Module) -> Any:
             return hidden_states
 
     return Stub()
-
-
-def _without_cache(arguments: dict[str, Any]) -> dict[str, Any]:
-    dropped = (*CACHE_NAMES, "use_cache")
-    return {key: value for key, value in arguments.items() if key not in dropped}

@@ -6,7 +6,6 @@ module, as it does after it has loaded a model; a test pins what is used of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from layerparity.ground.errors import UserError
@@ -29,7 +28,11 @@ def fill_buffers(model: PreTrainedModel, part: nn.Module) -> None:
     import torch
 
     for owner in list(part.modules()):
-        lost = [name for name, buffer in _unstored(owner) if buffer.is_meta]
+        lost = [
+            name
+            for name, buffer in owner._buffers.items()
+            if name in owner._non_persistent_buffers_set and buffer is not None and buffer.is_meta
+        ]
         if not lost:
             continue
         for name in lost:
@@ -60,12 +63,6 @@ def set_tensor(model: nn.Module, weight: str, value: torch.Tensor) -> None:
         owner._buffers[name] = value
     else:
         owner._parameters[name] = nn.Parameter(value, requires_grad=False)
-
-
-def _unstored(owner: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, buffer in owner._buffers.items():
-        if buffer is not None and name in owner._non_persistent_buffers_set:
-            yield name, buffer
 
 
 def _empty(buffer: torch.Tensor | None) -> torch.Tensor:

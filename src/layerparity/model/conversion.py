@@ -120,7 +120,11 @@ class Conversion:
         )
         with no_bars():
             report, _ = convert_and_load_state_dict_in_model(self.model, dict(tensors), settings)
-        _raise_on(report)
+        for name, stored, expected in sorted(report.mismatched_keys, key=str):
+            raise UserError(_misfit(name, stored, expected))
+        for name, message in report.conversion_errors.items():
+            first = str(message).strip().splitlines()[-1]
+            raise UserError(f"{name} cannot be built from the checkpoint: {first}")
 
     def revert(self, weight: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the stored tensors that a module's weight was made of, by published name.
@@ -141,14 +145,6 @@ class Conversion:
 
         rules = get_model_conversion_mapping(self.model, add_legacy=False)
         return [rule for rule in rules if not isinstance(rule, PrefixChange)]
-
-
-def _raise_on(report: Any) -> None:
-    for name, stored, expected in sorted(report.mismatched_keys, key=str):
-        raise UserError(_misfit(name, stored, expected))
-    for name, message in report.conversion_errors.items():
-        first = str(message).strip().splitlines()[-1]
-        raise UserError(f"{name} cannot be built from the checkpoint: {first}")
 
 
 def _misfit(weight: str, stored: Sequence[int], due: Sequence[int]) -> str:

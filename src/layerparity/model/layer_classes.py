@@ -33,9 +33,12 @@ def layer_classes(config: Mapping[str, Any]) -> tuple[dict[int, str], dict[int, 
         return {}, {}
     blocks = list(skeleton.blocks)
     kinds = _attention_kinds(skeleton.config, blocks)
-    names = [_name(block, kind) for block, kind in zip(blocks, kinds, strict=True)]
-    counts = {layer: experts_of(block) for layer, block in enumerate(blocks)}
-    return _told_apart(names, blocks), {layer: n for layer, n in counts.items() if n}
+    counts = [experts_of(block) for block in blocks]
+    names = []
+    for count, kind in zip(counts, kinds, strict=True):
+        mlp = "moe" if count else "dense"
+        names.append(f"{mlp}, {kind}" if kind else mlp)
+    return _numbered(names, blocks), {layer: n for layer, n in enumerate(counts) if n}
 
 
 def _attention_kinds(config: Any, blocks: list[nn.Module]) -> list[str]:
@@ -47,11 +50,6 @@ def _attention_kinds(config: Any, blocks: list[nn.Module]) -> list[str]:
     return [""] * len(blocks) if usual else [str(kind) for kind in kinds]
 
 
-def _name(block: nn.Module, attention: str) -> str:
-    mlp = "moe" if experts_of(block) else "dense"
-    return f"{mlp}, {attention}" if attention else mlp
-
-
 def experts_of(block: nn.Module) -> int:
     """Return how many experts a block routes between; 0 for a dense one."""
     for name, module in block.named_modules():
@@ -61,23 +59,16 @@ def experts_of(block: nn.Module) -> int:
     return 0
 
 
-def _told_apart(names: list[str], blocks: list[nn.Module]) -> dict[int, str]:
+def _numbered(names: list[str], blocks: list[nn.Module]) -> dict[int, str]:
     """Number the structures that share a name: ``moe`` and ``moe (2)``."""
-    variants: dict[str, list[tuple[str, ...]]] = {}
+    variants: dict[str, list[frozenset[tuple[str, str]]]] = {}
     found = {}
     for layer, (name, block) in enumerate(zip(names, blocks, strict=True)):
         seen = variants.setdefault(name, [])
-        structure = _structure(block)
+        parts = block.named_modules()
+        structure = frozenset((_DIGITS.sub("N", path), type(part).__name__) for path, part in parts)
         if structure not in seen:
             seen.append(structure)
         number = seen.index(structure) + 1
         found[layer] = name if number == 1 else f"{name} ({number})"
     return found
-
-
-def _structure(block: nn.Module) -> tuple[str, ...]:
-    parts = {
-        f"{_DIGITS.sub('N', name)}:{type(module).__name__}"
-        for name, module in block.named_modules()
-    }
-    return tuple(sorted(parts))

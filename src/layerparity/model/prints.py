@@ -86,16 +86,13 @@ def _as_filled(tensor: torch.Tensor, filled: TensorHashes, place: str, stored: s
     if not filled.exact:
         return replace(print_of(tensor, place), checkpoint="rounded", stored=own)
     flat = tensor.detach().reshape(-1)
-    constant = flat.numel() > 0 and _is_constant(flat)
+    # The first few values tell nearly always; a whole tensor of answers would be as large again.
+    first = flat[:1]
+    constant = bool(flat.numel() and (flat[:CHUNK] == first).all() and (flat == first).all())
     ends = dict.fromkeys(("min", "max"), float(flat[0])) if constant else {}
     dtype = str(tensor.dtype).removeprefix("torch.")
     shape = tuple(tensor.shape)
     return WeightPrint(shape, dtype, filled.values, ends, (), place, "equal", own)
-
-
-def _is_constant(flat: torch.Tensor) -> bool:
-    # The first few values tell nearly always; a whole tensor of answers would be as large again.
-    return bool((flat[:CHUNK] == flat[:1]).all()) and bool((flat == flat[:1]).all())
 
 
 def against(checkpoint: Checkpoint, prints: Mapping[str, WeightPrint]) -> dict[str, WeightPrint]:
@@ -121,21 +118,16 @@ def against(checkpoint: Checkpoint, prints: Mapping[str, WeightPrint]) -> dict[s
 
 def _judged(made: WeightPrint, stored: torch.Tensor) -> WeightPrint:
     own: torch.dtype = getattr(torch, made.dtype)
-    rounded = _as(stored, own)
+    # Widening changes no value, and the hash is of widened values: no copy is needed.
+    narrowed = torch.promote_types(own, stored.dtype) != own
+    rounded = stored.to(own) if narrowed else stored
     name = str(stored.dtype).removeprefix("torch.")
     if values_digest(rounded) != made.digest:
         return replace(
             made, checkpoint="differs", stored=name, expected=print_of(rounded, made.target)
         )
-    narrowed = torch.promote_types(own, stored.dtype) != own
     same = not narrowed or values_digest(stored) == made.digest
     return replace(made, checkpoint="equal" if same else "rounded", stored=name)
-
-
-def _as(stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    # Widening changes no value, and the hash is of widened values: no copy is needed.
-    narrows = torch.promote_types(dtype, stored.dtype) != dtype
-    return stored.to(dtype) if narrows else stored
 
 
 def _on_cpu(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -227,13 +227,10 @@ class Skeleton:
 
         The head gets a tensor of its own: the embedding may stand on another device.
         """
-        if self._tied and weight == f"{self.path('lm_head')}.weight":
+        tied = bool(getattr(self.config, "tie_word_embeddings", False))
+        if tied and weight == f"{self.path('lm_head')}.weight":
             return f"{self.path('embed_tokens')}.weight"
         return weight
-
-    @property
-    def _tied(self) -> bool:
-        return bool(getattr(self.config, "tie_word_embeddings", False))
 
 
 def _same_end(left: str, right: str) -> bool:

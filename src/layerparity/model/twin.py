@@ -18,7 +18,6 @@ from layerparity.model.skeleton import Skeleton
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
 # Parameters. A model below the first is its own twin; one above the second is too slow to prove.
 SMALL, TOO_LARGE = 4_000_000, 64_000_000
@@ -34,13 +33,13 @@ def twins(skeleton: Skeleton) -> Iterator[Skeleton]:
     Whether the sizes fit each other is only known once one has been run.
     """
     if is_small(skeleton):
-        yield _filled(skeleton, skeleton.config.to_dict())
+        yield _build(skeleton, skeleton.config.to_dict())
         return
     values = skeleton.config.to_dict()
     narrow = _without_width(values)
     for changes in (narrow | _fewer_heads(values), narrow):
         try:
-            twin = _filled(skeleton, values | changes)
+            twin = _build(skeleton, values | changes)
         except (UserError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError):
             # Sizes that do not fit each other; transformers says so in many ways.
             continue
@@ -110,9 +109,10 @@ def _fewer_heads(values: Mapping[str, Any]) -> dict[str, Any]:
     return changes
 
 
-def _filled(skeleton: Skeleton, values: Mapping[str, Any]) -> Skeleton:
+def _build(skeleton: Skeleton, values: Mapping[str, Any]) -> Skeleton:
     """Return a model with a configuration's values and random weights. Raises UserError."""
     import torch
+    from torch import nn
 
     config = skeleton.config
     attention = getattr(config, "_attn_implementation", None)
@@ -127,23 +127,17 @@ def _filled(skeleton: Skeleton, values: Mapping[str, Any]) -> Skeleton:
         raise UserError(f"A small {config.model_type} would still have {_size(twin)} parameters.")
     seeded = torch.Generator().manual_seed(0)
     for module in twin.model.modules():
-        _randomise(module, seeded)
+        for name, value in module._parameters.items():
+            if value is not None:
+                drawn = nn.Parameter(_random(value, seeded), requires_grad=False)
+                module._parameters[name] = drawn
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                module._buffers[name] = _random(buffer, seeded)
     twin.model.tie_weights()
     twin.model.requires_grad_(False)
     fill_buffers(twin.model, twin.model)
     return twin
-
-
-def _randomise(module: nn.Module, seeded: torch.Generator) -> None:
-    """Give a module's own parameters and stored buffers random values on the CPU."""
-    from torch import nn
-
-    for name, value in module._parameters.items():
-        if value is not None:
-            module._parameters[name] = nn.Parameter(_random(value, seeded), requires_grad=False)
-    for name, buffer in module._buffers.items():
-        if buffer is not None and name not in module._non_persistent_buffers_set:
-            module._buffers[name] = _random(buffer, seeded)
 
 
 def _random(like: torch.Tensor, seeded: torch.Generator) -> torch.Tensor:

@@ -103,10 +103,15 @@ def _planned(question: Question) -> Placement:
     else:
         chosen = dict.fromkeys(sizes, strategy)
     runs_on = {stage: execution_device(chosen[stage], memory) for stage in sizes}
+
+    def order(device: str) -> tuple[int, int]:
+        kind, _, index = device.partition(":")
+        return ("cuda", "cpu", "disk").index(kind), int(index or 0)
+
     # What waits elsewhere computes on the first device, which may hold no weights of its own.
     used = dict.fromkeys([*chosen.values(), *runs_on.values()])
     return Placement(
-        tuple(_share(question, each, chosen, runs_on, memory) for each in sorted(used, key=_order))
+        tuple(_share(question, each, chosen, runs_on, memory) for each in sorted(used, key=order))
     )
 
 
@@ -138,11 +143,6 @@ def _capacity(question: Question, key: int | str) -> int:
     if isinstance(key, int):
         return question.devices.sizes[key]
     return question.devices.cpu if key == "cpu" else sum(question.weights.values())
-
-
-def _order(device: str) -> tuple[int, int]:
-    kind, _, index = device.partition(":")
-    return ("cuda", "cpu", "disk").index(kind), int(index or 0)
 
 
 def _streams(question: Question) -> tuple[Share, ...]:

@@ -60,7 +60,10 @@ def too_large(weights: Iterable[StageWeight], dtype: str, degrees: Sequence[int]
     for weight in weights:
         size = weight.bytes(dtype)
         if size > LIMIT:
-            stage, inside = _split(weight.name)
+            # ``layers.3.mlp.x`` after the block, any other name after its first word.
+            words = weight.name.split(".")
+            count = 2 if words[0] == "layers" else 1
+            stage, inside = ".".join(words[:count]), ".".join(words[count:])
             alike.setdefault((inside, weight.shape, size), []).append(stage)
     return [
         TooLarge(f"{ranges(stages)}.{inside}", shape, size, smallest(size, degrees))
@@ -71,10 +74,3 @@ def too_large(weights: Iterable[StageWeight], dtype: str, degrees: Sequence[int]
 def smallest(size: int, degrees: Sequence[int]) -> int | None:
     """Return the smallest of some degrees that brings a tensor's shards under the limit."""
     return next((each for each in degrees if size <= LIMIT * each), None)
-
-
-def _split(name: str) -> tuple[str, str]:
-    """Split ``layers.3.mlp.x`` after the block, any other name after its first word."""
-    words = name.split(".")
-    count = 2 if words[0] == "layers" else 1
-    return ".".join(words[:count]), ".".join(words[count:])
