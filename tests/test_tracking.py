@@ -491,33 +491,57 @@ def test_a_server_that_never_answers(tmp_path):
 
 # Processes.
 
-WRITER = """
-import os, signal, sys
+# One process imports what takes seconds; those that it forks open the store at the same moment.
+WRITERS = """
+import json, os, signal, sys
 from layerparity.settings.tracking import TrackingConfig
+from layerparity.tracking import environment
 from layerparity.tracking.store import open_store
 
-store = open_store(TrackingConfig(folder=sys.argv[1]))
-for number in range(3):
-    with store.start(f"{sys.argv[2]}-{number}", "golden", {}, {"number": number}) as run:
-        run.log_metrics((f"layer/{m}", float(s), s) for m in range(5) for s in range(62))
-        (run.folder / "tensors.bin").write_bytes(b"x")
-        if sys.argv[2] == "killed" and number == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
+config = TrackingConfig(folder=sys.argv[1])
+environment.prepare(config.timeout_s)
+import mlflow.store.tracking.sqlalchemy_store
+
+def write(name):
+    store = open_store(config)
+    for number in range(3):
+        with store.start(f"{name}-{number}", "golden", {}, {"number": number}) as run:
+            run.log_metrics((f"layer/{m}", float(s), s) for m in range(5) for s in range(62))
+            (run.folder / "tensors.bin").write_bytes(b"x")
+            if name == "killed" and number == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+def forked(name):
+    child = os.fork()
+    if child:
+        return child
+    try:
+        write(name)
+        os._exit(0)
+    finally:
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
+
+children = [forked(name) for name in sys.argv[2:]]
+print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]))
 """
 
 
 def test_processes_that_start_at_once_on_a_fresh_store_lose_nothing(tmp_path):
     writers = ("a", "b", "c", "d", "e", "f", "g", "killed")
-    command = [sys.executable, "-c", textwrap.dedent(WRITER), str(tmp_path / "runs")]
     # No template is kept yet: one of them makes it.
-    told = {"env": {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}}
-    children = [
-        subprocess.Popen([*command, name], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **told)
-        for name in writers
-    ]
-    said = [child.communicate(timeout=500)[0].decode() for child in children]
-    assert [child.returncode for child in children] == [0] * 7 + [-signal.SIGKILL], said
-    assert said == [""] * 8, "MLflow is to be quiet"
+    told = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(WRITERS), str(tmp_path / "runs"), *writers],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=500,
+        env=told,
+    )
+    # Nothing else was said: MLflow is to be quiet.
+    assert ended.stderr == "", "MLflow is to be quiet"
+    assert json.loads(ended.stdout) == [0] * 7 + [-signal.SIGKILL]
     store = open_store(TrackingConfig(folder=str(tmp_path / "runs")))
     assert len(list(tmp_path.glob("cache/layerparity/stores/mlflow-*.db"))) == 1
     runs = {run.name: run for run in store.runs()}
