@@ -26,17 +26,19 @@ ROOT = Path(__file__).resolve().parents[1]
 # no worker is left with it when the other has nothing to do.
 LONGEST = (
     "test_docs.py",
-    "test_stream.py",
     "test_neuron_run.py",
-    "test_install.py",
+    "test_stream.py",
     "test_bisect.py",
-    "test_replay.py",
-    "test_ui.py",
+    "test_install.py",
     "test_run.py",
-    "test_gpu_backend.py",
-    "test_bisect_apart.py",
-    "test_calibrated.py",
     "test_convert.py",
+    "test_calibrated.py",
+    "test_bisect_chained.py",
+    "test_replay.py",
+    "test_gpu_backend.py",
+    "test_neuron_backend.py",
+    "test_doctor.py",
+    "test_bisect_apart.py",
 )
 
 
