@@ -88,11 +88,12 @@ def _experts(sizes: ModelSizes, work: ForwardPass) -> int:
 def cache_bytes(
     sizes: ModelSizes, stage: str, *, batch: int, tokens: int, itemsize: int, degree: int = 1
 ) -> int:
-    """Return the bytes a stage's keys and values take on one of ``degree`` devices, exactly.
+    """Return the bytes a stage's keys and values take on one of ``degree`` devices.
 
     2 * KV heads * head_dim * tokens * batch * itemsize for each block: what transformers' static
     cache allocates. A block with a sliding window keeps no more tokens than its window. KV heads
-    are split over the devices, and repeated where there are fewer heads than devices.
+    are split over the devices, and repeated where there are fewer heads than devices. Blocks whose
+    heads differ are counted by the largest, and latent attention as if it kept whole keys.
     """
     site = Site(stage, "in")
     if site.layer is None or site.component not in ("", "self_attn"):
