@@ -109,6 +109,8 @@ class RunFolder:
             if isinstance(schema, int) and schema < OLDEST:
                 raise UserError(f"{path} has schema {schema}, which is read no more: {RUN_AGAIN}.")
             manifest: Manifest = decode(Manifest, raw)
+            if not manifest.stages:
+                raise ValueError("it lists no stages")
         manifest.schema = SCHEMA
         return manifest
 
@@ -184,6 +186,10 @@ class RunFolder:
         """Return the prints of the weights, by stage and name; empty where the run does not say."""
         path = self.locate(EFFECTIVE_WEIGHTS)
         prints: EffectiveWeights = read_json(path, EffectiveWeights) if path.is_file() else {}
+        for named in prints.values():
+            for name, each in named.items():
+                if not each.is_whole:
+                    raise damaged(path, f"{name} lacks statistics")
         return prints
 
     def write_profile(self, profile: RunProfile) -> None:

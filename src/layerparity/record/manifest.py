@@ -11,6 +11,7 @@ from layerparity.anatomy.site import Kind, Site
 # Of all files in a run's folder. 2 kept a number of its own in the references' index as well.
 SCHEMA = 3
 OLDEST = 2
+PRINT_STATS = {"mean", "std", "min", "max", "l2"}
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,11 @@ class WeightPrint:
     ``digest`` covers the values in row-major order, as bfloat16 where all of them are such numbers
     and as float32 otherwise; ``dtype`` is what they are held in. ``stats`` are mean, std, min, max
     and l2; ``sketch`` is a fixed random projection of the values less their mean, at most 64
-    numbers; a tensor that holds the very bits of the checkpoint has neither. ``target`` is the
-    place in the model, such as ``layers.0.mlp.experts.gate_up_proj``. ``checkpoint`` says how the
-    values stand to the stored tensor of dtype ``stored``: ``equal``, ``rounded`` (equal once
-    rounded), ``differs``, or empty where nobody looked; ``expected`` is the print they should
-    have had, where they differ.
+    numbers; of a tensor that holds the very bits of the checkpoint, at most min and max are kept.
+    ``target`` is the place in the model, such as ``layers.0.mlp.experts.gate_up_proj``.
+    ``checkpoint`` says how the values stand to the stored tensor of dtype ``stored``: ``equal``,
+    ``rounded`` (equal once rounded), ``differs``, or empty where nobody looked; ``expected`` is the
+    print they should have had, where they differ.
     """
 
     shape: tuple[int, ...]
@@ -77,6 +78,12 @@ class WeightPrint:
     checkpoint: str = ""
     stored: str = ""
     expected: WeightPrint | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all statistics are there where values differ from the checkpoint's."""
+        differs = [self, self.expected] if self.checkpoint == "differs" else [self.expected]
+        return all(each is None or each.stats.keys() >= PRINT_STATS for each in differs)
 
 
 @dataclass

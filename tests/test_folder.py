@@ -1,0 +1,317 @@
+"""RunFolder: what is written is read back; a file that is not what it should be is one line."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from runs import make_run, sites
+
+from layerparity.anatomy.site import Site
+from layerparity.ground.errors import UserError
+from layerparity.ground.files import text_digest
+from layerparity.ground.profile import RunProfile, Spent, StageProfile
+from layerparity.judge.parity import compare_runs
+from layerparity.judge.tolerances.fixed import FixedTolerance
+from layerparity.numbers.floor import Floor
+from layerparity.record import folder as names
+from layerparity.record.folder import RunFolder
+from layerparity.record.manifest import SCHEMA, WeightPrint
+from layerparity.record.references import ISOLATED, ReferenceWriter, StoredReferences
+from layerparity.record.stored_run import StoredRun, from_folder
+
+STATS = {"mean": 0.5, "std": 1.0, "min": -2.0, "max": 2.0, "l2": 3.0}
+EXPECTED = WeightPrint((2, 2), "float32", "aa", STATS, (1.0, 0.5), "layers.0.mlp.w")
+PRINT = replace(EXPECTED, digest="bb", checkpoint="differs", stored="float32", expected=EXPECTED)
+CONFIG = {
+    "kind": "candidate",
+    "backend": {"name": "gpu"},
+    "model": {"name": "tiny", "path": None},
+    "scope": {"kind": "full"},
+    "seq_len": 5,
+}
+
+
+def full_run(folder: Path, seed: int = 0) -> StoredRun:
+    """Write a run that has every file; the golden's reference is as good as its values."""
+    tensors = sites(seed)
+    writer = ReferenceWriter(folder)
+    floor = Floor(("way",), torch.ones(1, 10), torch.ones(1, 8), {"whole": 1.0})
+    site = Site.parse("layers.0:out")
+    writer.write("layers.0", ISOLATED, "layers.0", {site: (tensors[str(site)], {"float32": floor})})
+    make_run(folder, tensors, mask=torch.ones(2, 5), reference=writer.finish())
+    files = RunFolder(folder)
+    files.write_config(CONFIG)
+    files.write_prompts(["one", "zwei ü"])
+    files.write_effective_weights({"layers.0": {"layers.0.w": PRINT}, "layers.1": {}})
+    files.write_profile(RunProfile(3, {"layers.0": StageProfile(1, 2, 3, 4, 5, 6, Spent(1, 2, 3))}))
+    files.write_new_texts(["one", "zwei ü"], ["a", "b"])
+    files.write_warnings(["mind the gap"])
+    return from_folder(folder)
+
+
+def compare(folder: Path) -> object:
+    golden = make_run(folder.parent / "golden", sites())
+    return compare_runs([golden], [from_folder(folder)], FixedTolerance())
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return full_run(tmp_path_factory.mktemp("whole") / "run").folder
+
+
+@pytest.fixture
+def run(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "run"))
+
+
+def test_what_is_written_is_read_back(run: Path) -> None:
+    files = RunFolder(run)
+    assert files.read_config() == CONFIG
+    assert files.read_prompts() == ["one", "zwei ü"]
+    assert files.read_effective_weights() == {"layers.0": {"layers.0.w": PRINT}, "layers.1": {}}
+    profile = files.read_profile()
+    assert profile is not None and profile.stages["layers.0"].loading == Spent(1, 2, 3)
+    assert files.read_used_weights()["norm"] == {"norm.w": "1"}
+    mask = files.read_mask()
+    assert mask is not None and mask.dtype == torch.bool and mask.shape == (2, 5)
+    manifest = files.read_manifest()
+    assert set(files.read_inputs(manifest.inputs)) == {"token_ids", "attention_mask"}
+    for record in manifest.records:
+        assert torch.equal(files.read_tensor(record), sites()[str(record.site)])
+    files.write_manifest(manifest)
+    assert files.read_manifest() == manifest
+    stored = StoredReferences(run, manifest.reference)
+    entry = stored.find("layers.0", ISOLATED, Site.parse("layers.0:out"))
+    assert entry is not None and torch.equal(stored.reference(entry), sites()["layers.0:out"])
+    floor = stored.floor(entry, "float32")
+    assert floor is not None and floor.ways == ("way",) and floor.spread == {"whole": 1.0}
+
+
+def test_nothing_is_kept_in_a_file_that_has_no_name_here(run: Path) -> None:
+    manifest = RunFolder(run).read_manifest()
+    known = {
+        value
+        for key, value in vars(names).items()
+        if key.isupper() and isinstance(value, str) and "." in value
+    }
+    known |= {record.file for record in manifest.records}
+    known.add(names.reference_file("layers.0", ISOLATED))
+    found = {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()}
+    assert found == known
+
+
+def test_optional_files_may_be_absent(run: Path) -> None:
+    for name in (names.CONFIG, names.PROMPTS, names.USED_WEIGHTS, names.EFFECTIVE_WEIGHTS):
+        (run / name).unlink()
+    (run / names.PROFILE).unlink()
+    files = RunFolder(run)
+    assert (files.read_config(), files.read_prompts()) == ({}, [])
+    assert (files.read_used_weights(), files.read_effective_weights()) == ({}, {})
+    assert files.read_profile() is None
+    compare(run)
+
+
+# ---------------------------------------------------------------- other versions
+
+
+def as_before(run: Path, schema: dict[str, int]) -> None:
+    """Make a folder what the version before wrote: a number of its own in the references' index."""
+    index = run / names.REFERENCE_INDEX
+    index.write_text(json.dumps({"schema": 2, **json.loads(index.read_text())}))
+    raw = json.loads((run / names.MANIFEST).read_text())
+    del raw["schema"]
+    raw |= {**schema, "reference": text_digest(index.read_text())}
+    (run / names.MANIFEST).write_text(json.dumps(raw))
+
+
+@pytest.mark.parametrize("schema", [{"schema": 2}, {}], ids=["schema 2", "no schema"])
+def test_a_folder_of_the_version_before_is_read(
+    run: Path, whole: Path, schema: dict[str, int]
+) -> None:
+    as_before(run, schema)
+    before, today = RunFolder(run).read_manifest(), RunFolder(whole).read_manifest()
+    assert replace(before, reference="") == replace(today, reference="")
+    assert before.schema == SCHEMA
+    stored = StoredReferences(run, before.reference)
+    assert [entry.floors for entry in stored.entries()] == [
+        entry.floors for entry in StoredReferences(whole, today.reference).entries()
+    ]
+    compare(run)
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        (SCHEMA + 1, f"written by a newer layerparity (schema {SCHEMA + 1}; this one reads up to"),
+        (1, "has schema 1, which is read no more: make the run again."),
+        ("3", "is damaged (schema is not a whole number): make the run again."),
+        (None, "is damaged (schema is not a whole number): make the run again."),
+    ],
+)
+def test_a_folder_of_another_schema_says_what_to_do(run: Path, schema: object, says: str) -> None:
+    path = run / names.MANIFEST
+    raw = json.loads(path.read_text())
+    # What a later version adds is no matter: the schema is looked at first.
+    path.write_text(json.dumps({**raw, "schema": schema, **({"new": 1} if schema == 4 else {})}))
+    said = one_line(lambda: RunFolder(run).read_manifest())
+    assert says in said and said.startswith(str(path))
+    assert "update layerparity" in said if schema == SCHEMA + 1 else True
+
+
+# ---------------------------------------------------------------- damaged files
+
+
+def one_line(read: Callable[[], object]) -> str:
+    """Return the one line in which reading ends, or an empty text where it does not."""
+    try:
+        read()
+    except UserError as error:
+        assert "\n" not in str(error)
+        return str(error)
+    return ""
+
+
+READERS: dict[str, Callable[[RunFolder], object]] = {
+    names.MANIFEST: RunFolder.read_manifest,
+    names.CONFIG: RunFolder.read_config,
+    names.INPUTS: lambda files: files.read_inputs(files.read_manifest().inputs),
+    names.PROMPTS: RunFolder.read_prompts,
+    names.USED_WEIGHTS: RunFolder.read_used_weights,
+    names.EFFECTIVE_WEIGHTS: RunFolder.read_effective_weights,
+    names.PROFILE: RunFolder.read_profile,
+    names.REFERENCE_INDEX: lambda files: StoredReferences(
+        files.path, files.read_manifest().reference
+    ),
+    names.stage_file("norm.out.0"): lambda files: [
+        files.read_tensor(record) for record in files.read_manifest().records
+    ],
+}
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda content: b"",
+    "half": lambda content: content[: len(content) // 2],
+    "no text": lambda content: b"\xff\xfe\x00" + content,
+    "other text": lambda content: b"no {JSON",
+    "a list": lambda content: b"[1]",
+    "deep": lambda content: b"[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+@pytest.mark.parametrize("name", READERS)
+def test_a_damaged_file_is_one_line_with_its_name_and_a_cure(
+    run: Path, name: str, how: str
+) -> None:
+    if (name, how) == (names.CONFIG, "half"):
+        pytest.skip("half of a YAML file is YAML")
+    path = run / name
+    path.write_bytes(DAMAGE[how](path.read_bytes()))
+    said = one_line(lambda: READERS[name](RunFolder(run)))
+    assert said.startswith(f"{path} is damaged (") and "make the run again" in said
+
+
+@pytest.mark.parametrize(
+    "name", [names.INPUTS, names.REFERENCE_INDEX, "tensors/norm.out.0.safetensors"]
+)
+def test_a_file_that_is_gone_is_one_line(run: Path, name: str) -> None:
+    (run / name).unlink()
+    said = one_line(lambda: READERS[name](RunFolder(run)))
+    assert said == f"{run / name} is missing: make the run again."
+
+
+def test_a_run_without_a_manifest_did_not_finish(run: Path) -> None:
+    (run / names.MANIFEST).unlink()
+    said = one_line(lambda: RunFolder(run).read_manifest())
+    assert said == f"No manifest.json in {run}: the run did not finish; run it again."
+
+
+@pytest.mark.parametrize("name", [names.INPUTS, names.stage_file("norm.out.0")])
+def test_altered_bytes_are_seen(run: Path, name: str) -> None:
+    content = bytearray((run / name).read_bytes())
+    content[-1] ^= 1
+    (run / name).write_bytes(content)
+    said = one_line(lambda: READERS[name](RunFolder(run)))
+    assert "its bytes are not those the manifest lists): make the run again." in said
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"records": [1]}, "records[0] is not an object"),
+        ({"weights": {"norm": 3}}, "weights.norm is not text"),
+        ({"layer_experts": {"one": 3}}, "layer_experts.one is not under a whole number"),
+        ({"model": {"name": "x"}}, "model.model_type is missing"),
+        ({"synthetic": 1}, "synthetic is not true or false"),
+        ({"stages": []}, "it lists no stages"),
+        ({"more": 1}, "more is not known"),
+    ],
+)
+def test_a_wrong_type_is_said_with_its_place(run: Path, change: dict[str, Any], says: str) -> None:
+    path = run / names.MANIFEST
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    said = one_line(lambda: RunFolder(run).read_manifest())
+    assert said == f"{path} is damaged ({says}): make the run again."
+
+
+def places(value: object, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield path
+    inner = value.items() if isinstance(value, dict) else ()
+    # Of a list the first and the last stand for all.
+    if isinstance(value, list):
+        inner = {0: value[0], len(value) - 1: value[-1]}.items() if value else ()
+    for key, each in inner:
+        yield from places(each, (*path, key))
+
+
+def mutated(raw: object, place: tuple[Any, ...], other: object) -> object:
+    if not place:
+        return other
+    changed: Any = copy.deepcopy(raw)
+    at = changed
+    for key in place[:-1]:
+        at = at[key]
+    if other is ...:
+        del at[place[-1]]
+    else:
+        at[place[-1]] = other
+    return changed
+
+
+@pytest.mark.parametrize(
+    "name",
+    [names.MANIFEST, names.CONFIG, names.USED_WEIGHTS, names.EFFECTIVE_WEIGHTS, names.PROFILE],
+)
+def test_no_wrong_value_ends_a_comparison_in_a_traceback(run: Path, name: str) -> None:
+    golden, path = make_run(run.parent / "golden", sites()), run / name
+    raw = yaml.safe_load(path.read_text())
+    refused = 0
+    for place in places(raw):
+        for other in ([], "layers.9.mlp", -1, None, ...):
+            if other is ... and not place:
+                continue
+            path.write_text(json.dumps(mutated(raw, place, other)))
+            said = one_line(lambda: compare_runs([golden], [from_folder(run)], FixedTolerance()))
+            refused += bool(said)
+    assert refused or name == names.PROFILE
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+@pytest.mark.parametrize("name", [names.MANIFEST, names.EFFECTIVE_WEIGHTS])
+def test_a_command_ends_with_2_and_one_line(
+    cli: Callable[..., Any], run: Path, name: str, how: str
+) -> None:
+    golden = make_run(run.parent / "golden", sites()).folder
+    (run / name).write_bytes(DAMAGE[how]((run / name).read_bytes()))
+    ended = cli("job=compare", f"golden={golden}", f"candidate={run}", "tolerance=fixed")
+    assert (ended.exit, "Traceback" in ended.err) == (2, False), ended.err
+    (said,) = [line for line in ended.err.splitlines() if line.startswith("layerparity: ")]
+    assert said.startswith(f"layerparity: {run / name} is damaged (")
+    assert said.endswith("make the run again.")
