@@ -17,7 +17,7 @@ from layerparity.checkpoint.shard_writer import FinishedShard, explaining_disk_e
 from layerparity.checkpoint.shards import Shard
 from layerparity.ground.console import bytes_text
 from layerparity.ground.errors import UserError
-from layerparity.ground.files import text_digest, write_text
+from layerparity.ground.files import damaged, text_digest, write_text
 from layerparity.model.checkpoint import Checkpoint
 
 STATE = ".layerparity-convert.json"
@@ -165,9 +165,7 @@ def read_state(folder: Path) -> ConversionState | None:
         done = {name: FinishedShard(**each) for name, each in raw.pop("done").items()}
         return ConversionState(**raw, done=done)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"{path} is damaged ({error}): give another to=, or remove that folder first."
-        ) from error
+        raise damaged(path, error, "give another to=, or remove that folder first") from error
 
 
 def _is_sound(path: Path, finished: FinishedShard) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from layerparity.ground import console
 from layerparity.ground.errors import Exit, UserError
+from layerparity.ground.files import damaged
 from layerparity.jobs import compare
 from layerparity.report.answering import with_headline
 from layerparity.run.steps import settings_to_judge
@@ -65,4 +66,4 @@ def stored_comparison(run: StoredRun) -> Comparison:
     try:
         return Comparison.from_json(path.read_text(encoding="utf-8"))
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path} is damaged ({error}): compare the runs again.") from error
+        raise damaged(path, error, "compare the runs again") from error

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from layerparity.ground import console
 from layerparity.ground.errors import UserError
+from layerparity.ground.files import read_json
 
 if TYPE_CHECKING:
     from layerparity.record.comparison import Comparison
@@ -53,9 +53,5 @@ def _newest(store: Store, candidate: Sequence[StoredRun]) -> StoredRun | None:
 
 
 def _read(run: StoredRun) -> dict[str, float]:
-    path = run.file(FILE)
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        return {str(name): float(value) for name, value in raw.items()}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is damaged ({error}): calibrate again.") from error
+    limits: dict[str, float] = read_json(run.file(FILE), dict[str, float], "calibrate again")
+    return limits
