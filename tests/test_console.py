@@ -70,7 +70,7 @@ def test_what_serves_another_store_is_said_once(
     tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(links, "_told", set())
+    monkeypatch.setattr(links, "_printed", set())
     usual, other = TrackingConfig(), TrackingConfig(folder="my runs")
     server = TrackingConfig(name=SERVER, uri="http://127.0.0.1:1", folder="other")
     with console.brief("", set()):

@@ -158,7 +158,7 @@ def test_composing_imports_no_mlflow():
         from omegaconf import OmegaConf
         from layerparity.run import sweep
         from layerparity.jobs import ui
-        from layerparity.tracking import interrupt, store
+        from layerparity.tracking import process, store
         config = OmegaConf.create({"hydra": {"runtime": {"choices": {"job": "compare"}}}})
         sweep.SweepParent().on_multirun_start(config)
         sweep.close_parent()

@@ -19,8 +19,8 @@ from stores import free_port, fresh_config, fresh_store
 
 from layerparity.ground.errors import UserError
 from layerparity.settings.tracking import UI_FILE, TrackingConfig, read_config
-from layerparity.tracking import database, names, owner
-from layerparity.tracking.interrupt import terminable
+from layerparity.tracking import database, names, process
+from layerparity.tracking.process import terminable
 from layerparity.tracking.store import open_store
 
 
@@ -111,18 +111,18 @@ def test_a_second_sigterm_does_not_cut_the_closing_short():
 
 def test_a_killed_process_is_told_from_a_running_one():
     with subprocess.Popen(["sleep", "60"]) as child:
-        tag = f"{socket.gethostname()}:{child.pid}:{owner._started(child.pid)}"
-        assert not owner.is_gone(tag)
+        tag = f"{socket.gethostname()}:{child.pid}:{process.start_of(child.pid)}"
+        assert not process.has_ended(tag)
         child.kill()
         # Not yet waited for: a zombie is gone as well.
         deadline = time.monotonic() + 5
-        while not owner.is_gone(tag) and time.monotonic() < deadline:
+        while not process.has_ended(tag) and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert owner.is_gone(tag)
-    assert owner.is_gone(tag)
-    assert not owner.is_gone(f"elsewhere:{child.pid}:1"), "another host's processes are unknown"
-    assert not owner.is_gone(owner.owner())
-    assert owner.is_gone(f"{owner.owner()}9"), "same pid, another start"
+        assert process.has_ended(tag)
+    assert process.has_ended(tag)
+    assert not process.has_ended(f"elsewhere:{child.pid}:1"), "another host's processes are unknown"
+    assert not process.has_ended(process.owner_tag())
+    assert process.has_ended(f"{process.owner_tag()}9"), "same pid, another start"
 
 
 def test_nonfinite_points_are_counted_not_stored(shared):
@@ -224,7 +224,7 @@ def test_find_says_what_is_there_instead(store, tmp_path):
 
 def test_an_ambiguous_id_names_both(store, monkeypatch):
     first, second = make(store, "a"), make(store, "b")
-    monkeypatch.setattr("layerparity.tracking.finding.id_starts", lambda prefix: "status != 'X'")
+    monkeypatch.setattr("layerparity.tracking.lookup.id_starts", lambda prefix: "status != 'X'")
     with pytest.raises(UserError, match="begins the ids") as told:
         store.find("abcd")
     assert first.id in str(told.value) and second.id in str(told.value)

@@ -22,7 +22,7 @@ def main(path: str) -> int:
     from hydra import initialize_config_dir
 
     from layerparity.run import make, steps, typed_keys
-    from layerparity.tracking.interrupt import terminable
+    from layerparity.tracking.process import terminable
 
     file = Path(path)
     settings = json.loads(file.read_text(encoding="utf-8"))

@@ -29,7 +29,7 @@ def run(config: Any) -> Exit:
         console.say(f"The runs are on the tracking server: {tracking.address}")
         return Exit.OK
     _check_loopback(config.job.host, config.job.port)
-    from layerparity.tracking.interrupt import terminable
+    from layerparity.tracking.process import terminable
     from layerparity.tracking.server import running
 
     try:

@@ -1,4 +1,4 @@
-"""ActiveRun: a run that is being written, its numbers to MLflow and its files to one folder."""
+"""ActiveRun: write an open run, its numbers to MLflow and its files to one folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from layerparity.ground.files import write_text
 from layerparity.record.folder import RunFolder
 from layerparity.record.stored_run import FINISHED, KILLED
 from layerparity.tracking import artifacts, names, system
-from layerparity.tracking.opening import Connection
+from layerparity.tracking.connection import Connection
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
@@ -46,7 +46,7 @@ class ActiveRun:
     _tables: list[dict[str, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        with self.connection.plainly():
+        with self.connection.user_errors():
             self.folder.mkdir(parents=True, exist_ok=True)
 
     @property
@@ -85,7 +85,7 @@ class ActiveRun:
         from mlflow.entities import Param
 
         flat = [Param(*pair) for pair in names.flat_params(params).items()]
-        with self.connection.plainly():
+        with self.connection.user_errors():
             for chunk in _chunks(flat, _TEXTS_PER_REQUEST):
                 self.connection.client.log_batch(self.id, params=chunk)
 
@@ -94,13 +94,13 @@ class ActiveRun:
         from mlflow.entities import RunTag
 
         own = [RunTag(*pair) for pair in names.own_tags(tags).items()]
-        with self.connection.plainly():
+        with self.connection.user_errors():
             for chunk in _chunks(own, _TEXTS_PER_REQUEST):
                 self.connection.client.log_batch(self.id, tags=chunk)
 
     def log_text(self, text: str, path: str) -> None:
         """Write text to a path inside the run's folder."""
-        with self.connection.plainly():
+        with self.connection.user_errors():
             write_text(self.folder / path, text)
 
     def log_table(self, columns: Mapping[str, Sequence[object]], path: str) -> None:
@@ -113,29 +113,25 @@ class ActiveRun:
     def publish(self) -> None:
         """Upload the files where the artifact store is remote; a local one has them already."""
         if self.remote:
-            with self.connection.plainly():
+            with self.connection.user_errors():
                 artifacts.upload(self.connection.client, self.id, self.folder)
 
     def end(self, status: str = FINISHED, error: BaseException | None = None) -> None:
         """Close the run: FINISHED, FAILED or KILLED, with the error in one line as a tag."""
         if error is not None:
-            self.set_tags({"error": _reason(status, error)})
-        with self.connection.plainly():
+            by = "Ctrl-C" if isinstance(error, KeyboardInterrupt) else "SIGTERM"
+            reason = f"stopped by {by}" if status == KILLED else names.one_line(error)
+            self.set_tags({"error": reason})
+        with self.connection.user_errors():
             self.connection.client.set_terminated(self.id, status)
         # Files stay where the server went away, or would not take a run that is whole.
         if self.remote and (status == FINISHED or not RunFolder(self.folder).is_run):
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def _send(self, run_id: str, metrics: Sequence[Metric]) -> None:
-        with self.connection.plainly():
+        with self.connection.user_errors():
             for chunk in _chunks(metrics, _METRICS_PER_REQUEST):
                 self.connection.client.log_batch(run_id, metrics=chunk)
-
-
-def _reason(status: str, error: BaseException) -> str:
-    if status != KILLED:
-        return names.one_line(error)
-    return "stopped by Ctrl-C" if isinstance(error, KeyboardInterrupt) else "stopped by SIGTERM"
 
 
 def _plain(cell: object) -> object:

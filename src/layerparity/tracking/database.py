@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from filelock import BaseFileLock, FileLock, Timeout
+from filelock import FileLock, Timeout
 
 from layerparity.ground.errors import UserError
 from layerparity.tracking import template
@@ -33,14 +33,6 @@ def locked(root: Path) -> Iterator[None]:
 
     Raises UserError where the folder cannot be written to, or another process never lets go.
     """
-    lock = _lock(root)
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _lock(root: Path) -> BaseFileLock:
     # The path becomes part of two addresses, sqlite's and the artifacts'.
     if set(str(root)) & set("?#%"):
         raise UserError(f"The path of a store must be free of ?, # and % ({root}): rename it.")
@@ -58,7 +50,10 @@ def _lock(root: Path) -> BaseFileLock:
         raise UserError(
             f"Cannot write to {root} ({error.strerror}): change its permissions, {ELSEWHERE}."
         ) from error
-    return lock
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def make(root: Path, initialise: Callable[[str], object]) -> None:

@@ -1,4 +1,4 @@
-"""What MLflow reads from the environment: no telemetry, no chatter, and patience with a limit."""
+"""Environment variables that MLflow reads: no telemetry, no chatter, a limit for each request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Health: whether a store can be used, and what it is; nothing is made in it."""
+"""Health: describe a store that can be used, or say why it cannot; nothing is made in it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 from layerparity.ground.errors import UserError
 from layerparity.settings.tracking import EMBEDDED, TrackingConfig, read_config
 from layerparity.tracking import database, environment
-from layerparity.tracking.opening import in_plain_words, knock
+from layerparity.tracking.connection import knock, user_errors
 
 _LOCK_SECONDS = 5
 
@@ -38,10 +38,12 @@ def _embedded(config: TrackingConfig) -> str:
     database.check(root)
     from mlflow import MlflowClient
 
-    with in_plain_words(config):
+    with user_errors(config):
         # MLflow itself refuses a database of another version's schema.
         MlflowClient(database.database_uri(root)).search_experiments(max_results=1)
-    schema, runs = _contents(root)
+    with closing(sqlite3.connect(root / database.FILE_NAME, timeout=_LOCK_SECONDS)) as opened:
+        (schema,) = opened.execute("SELECT version_num FROM alembic_version").fetchone()
+        (runs,) = opened.execute("SELECT count(*) FROM runs").fetchone()
     return f"{root}: opens and can be written to, {runs} runs, schema {schema}"
 
 
@@ -49,11 +51,11 @@ def _server(config: TrackingConfig) -> str:
     knock(config)
     from mlflow import MlflowClient
 
-    with in_plain_words(config):
-        found = MlflowClient(config.address).get_experiment_by_name(config.experiment)
-    has = "has" if found is not None else "does not have yet"
-    told = f"{config.address} answers, MLflow {_version(config)}"
-    return f"{told}; it {has} the experiment '{config.experiment}'"
+    with user_errors(config):
+        experiment = MlflowClient(config.address).get_experiment_by_name(config.experiment)
+    has = "has" if experiment is not None else "does not have yet"
+    answer = f"{config.address} answers, MLflow {_version(config)}"
+    return f"{answer}; it {has} the experiment '{config.experiment}'"
 
 
 def _refuse_unwritable(root: Path) -> None:
@@ -79,14 +81,6 @@ def _refuse_locked(root: Path) -> None:
             f"Cannot write to {root} ({error.strerror}): change its permissions, "
             f"{database.ELSEWHERE}."
         ) from error
-
-
-def _contents(root: Path) -> tuple[str, int]:
-    """Return the schema's revision, and how many runs there are."""
-    with closing(sqlite3.connect(root / database.FILE_NAME, timeout=_LOCK_SECONDS)) as opened:
-        (schema,) = opened.execute("SELECT version_num FROM alembic_version").fetchone()
-        (runs,) = opened.execute("SELECT count(*) FROM runs").fetchone()
-    return schema, runs
 
 
 def _version(config: TrackingConfig) -> str:

@@ -1,46 +1,32 @@
-"""Links: a run's page, and once a command what serves it where the store is not the usual one."""
+"""Print a run's page, and once in a command what serves the page of another store."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from layerparity.ground import console
 from layerparity.ground.quoting import typed
 from layerparity.settings.tracking import EMBEDDED, TrackingConfig
 
-_told: set[Path] = set()
+if TYPE_CHECKING:
+    from layerparity.record.stored_run import StoredRun
+    from layerparity.tracking.active import ActiveRun
+
+# Stores whose command was printed already.
+_printed: set[Path] = set()
 
 
-class Linked(Protocol):
-    """A run with a page in the UI."""
-
-    @property
-    def name(self) -> str:
-        """What the run is called."""
-
-    @property
-    def id(self) -> str:
-        """Its id."""
-
-    @property
-    def url(self) -> str:
-        """Its page."""
-
-
-def say_link(run: Linked, config: object) -> None:
-    """Print a run's name, id and page, and what serves the page; ``config`` is the tracking's."""
+def say_link(run: ActiveRun | StoredRun, config: TrackingConfig) -> None:
+    """Print a run's name, id and page, and what serves the page."""
     console.say(f"{run.name}  {run.id}\n{run.url}")
     say_served(config)
 
 
-def say_served(config: object) -> None:
+def say_served(config: TrackingConfig) -> None:
     """Print the command that serves a store's pages, where the bare ``job=ui`` would not; once."""
-    folder = str(getattr(config, "folder", ""))
-    tracking = TrackingConfig(folder=folder)
-    usual = TrackingConfig()
-    usually = getattr(config, "name", "") != EMBEDDED or tracking.root == usual.root
-    if usually or tracking.root in _told or console.is_brief():
+    usual = config.name != EMBEDDED or config.root == TrackingConfig().root
+    if usual or config.root in _printed or console.is_brief():
         return
-    _told.add(tracking.root)
-    console.say(f"served by: python run.py job=ui {typed('tracking.folder', folder)}")
+    _printed.add(config.root)
+    console.say(f"served by: python run.py job=ui {typed('tracking.folder', config.folder)}")

@@ -1,4 +1,4 @@
-"""Store: where runs are begun, found and listed. The tracking room's front door."""
+"""Store: begin, end and tag runs, on top of what reads them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from layerparity.ground.errors import UserError
 from layerparity.record.stored_run import FAILED, FINISHED, KILLED, StoredRun
 from layerparity.settings.tracking import EMBEDDED, read_config
-from layerparity.tracking import artifacts, environment, finding, names
-from layerparity.tracking.interrupt import terminable
-from layerparity.tracking.owner import owner
+from layerparity.tracking import artifacts, environment, lookup, names
+from layerparity.tracking.process import owner_tag, terminable
 from layerparity.tracking.stored_runs import MEMBER_TAG, StoredRuns
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ def open_store(raw: object) -> Store:
     """
     config = read_config(raw)
     environment.prepare(config.timeout_s)
-    from layerparity.tracking.opening import open_embedded, open_server
+    from layerparity.tracking.connection import open_embedded, open_server
 
     return Store(open_embedded(config) if config.name == EMBEDDED else open_server(config))
 
@@ -69,10 +68,12 @@ class Store(StoredRuns):
         """Open a run that the caller ends; `start` is the safer way."""
         from layerparity.tracking.active import ActiveRun
 
-        stamped = names.own_tags({**tags, "kind": kind, "owner": owner(), **_mlflow_tags(parent)})
+        ours = {**tags, "kind": kind, "owner": owner_tag(), **_mlflow_tags(parent)}
         link = self._connection
-        with link.plainly():
-            info = link.client.create_run(link.experiment_id, run_name=name, tags=stamped).info
+        with link.user_errors():
+            info = link.client.create_run(
+                link.experiment_id, run_name=name, tags=names.own_tags(ours)
+            ).info
         local = artifacts.local_folder(info.artifact_uri)
         if local and not local.parents[2].is_dir():
             raise UserError(
@@ -92,11 +93,11 @@ class Store(StoredRuns):
         of a run and a folder of one name the run is taken, and said. ``latest`` and children are
         finished; any other status is the caller's to judge. Raises UserError.
         """
-        return finding.find(self, reference, kind)
+        return lookup.look_up(self, reference, kind)
 
     def tag(self, run: StoredRun, tags: Mapping[str, object]) -> None:
         """Set tags of ours on a run that has ended."""
-        with self._connection.plainly():
+        with self._connection.user_errors():
             for tag, value in names.own_tags(tags).items():
                 self._connection.client.set_tag(run.id, tag, value)
 
@@ -105,7 +106,7 @@ class Store(StoredRuns):
         from layerparity.tracking.active import OWN
 
         client = self._connection.client
-        with self._connection.plainly():
+        with self._connection.user_errors():
             for tag, value in names.own_tags({MEMBER_TAG + run.id: run.name}).items():
                 client.set_tag(parent, tag, value)
             for name in client.get_run(run.id).data.metrics:

@@ -14,12 +14,12 @@ from layerparity.ground.errors import UserError
 from layerparity.record.stored_run import FINISHED, INTERRUPTED, RUNNING, StoredRun
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking import artifacts, names
-from layerparity.tracking.owner import is_gone
+from layerparity.tracking.process import has_ended
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
-    from layerparity.tracking.opening import Connection
+    from layerparity.tracking.connection import Connection
 
 MEMBER_TAG = "member."
 SWEEP = "sweep"
@@ -42,14 +42,14 @@ class StoredRuns:
     def search(self, clauses: Sequence[str], limit: int) -> list[StoredRun]:
         """Return runs that satisfy every clause, newest first."""
         link = self._connection
-        with link.plainly():
-            found = link.client.search_runs(
+        with link.user_errors():
+            page = link.client.search_runs(
                 [link.experiment_id],
                 " and ".join(clauses),
                 max_results=limit,
                 order_by=["attributes.start_time DESC"],
             )
-        return [self._stored(run) for run in found]
+        return [self._stored(run) for run in page]
 
     def newest(self, kind: str) -> StoredRun | None:
         """Return the newest finished run of a kind, or None."""
@@ -75,10 +75,10 @@ class StoredRuns:
             above = {run.parent for run in runs if run.parent}
             known = self.search([any_id(sorted(above))], len(above)) if above else []
             kinds = {parent.id: parent.kind for parent in known}
-            kept = [run for run in runs if kinds.get(run.parent or "", SWEEP) == SWEEP]
-            if len(kept) >= limit or len(runs) < looked_at:
+            own = [run for run in runs if kinds.get(run.parent or "", SWEEP) == SWEEP]
+            if len(own) >= limit or len(runs) < looked_at:
                 break
-        return [run if run.parent in kinds else replace(run, parent=None) for run in kept[:limit]]
+        return [run if run.parent in kinds else replace(run, parent=None) for run in own[:limit]]
 
     def own_runs(self, kind: str, limit: int = 100) -> list[StoredRun]:
         """Return `own` runs of a kind and of any status, newest first."""
@@ -106,7 +106,7 @@ class StoredRuns:
         info, prefix = run.info, names.PREFIX
         tags = {k.removeprefix(prefix): v for k, v in run.data.tags.items() if k.startswith(prefix)}
         owner = tags.get("owner", "")
-        gone = info.status == RUNNING and owner.count(":") >= 2 and is_gone(owner)
+        gone = info.status == RUNNING and owner.count(":") >= 2 and has_ended(owner)
         return StoredRun(
             id=info.run_id,
             name=info.run_name or "",
@@ -125,7 +125,7 @@ class StoredRuns:
             # Single files are kept apart: a folder in the cache is always a whole one.
             cache = self.config.root / "cache"
             target = cache / "files" / run_id / path if path else cache / "runs" / run_id
-            with self._connection.plainly():
+            with self._connection.user_errors():
                 return artifacts.download(self._connection.client, run_id, path, target)
         if not local.is_dir():
             raise UserError(f"The artifacts of run {run_id} are gone from {local}: make it again.")

@@ -51,7 +51,7 @@ class SystemMetrics:
         for monitor in list(self._monitors):
             try:
                 monitor.collect_metrics()
-                found = monitor.aggregate_metrics()
+                values = monitor.aggregate_metrics()
                 monitor.clear_metrics()
             except Exception as error:
                 # A machine without a network, or a driver that went away, must not cost a run.
@@ -59,7 +59,7 @@ class SystemMetrics:
                 self._monitors.remove(monitor)
                 continue
             self.points += [
-                (f"{PREFIX}{name}", float(value), second) for name, value in found.items()
+                (f"{PREFIX}{name}", float(value), second) for name, value in values.items()
             ]
 
 
@@ -69,11 +69,11 @@ def _monitors() -> list[Any]:
     from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor
     from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
 
-    found = []
+    monitors = []
     for kind in (CPUMonitor, DiskMonitor, NetworkMonitor, GPUMonitor):
         try:
-            found.append(kind())
+            monitors.append(kind())
         except Exception as error:
             # No network, no GPU or no nvidia-ml-py: each has an exception of its own.
             _LOG.debug("%s does not work here: %s", kind.__name__, error)
-    return found
+    return monitors

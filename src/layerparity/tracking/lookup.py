@@ -1,4 +1,4 @@
-"""What a user's words for a run mean: an id, a name, ``latest`` or a folder."""
+"""Look up a run by a user's words: an id or its beginning, a name, ``latest``, or a folder."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from layerparity.tracking.stored_runs import (
 
 LATEST = "latest"
 _ID = re.compile(r"[0-9a-f]{4,32}")
-_NAMED = 4
+_SHOWN_NAMES = 4
 _HOW_TO_LIST = "'python run.py job=ui' shows all runs"
 
 
-def find(stored: StoredRuns, reference: str, kind: str | None) -> list[StoredRun]:
+def look_up(stored: StoredRuns, reference: str, kind: str | None) -> list[StoredRun]:
     """Return what `Store.find` promises."""
     if "/" in reference or reference.startswith((".", "~")):
         path = Path(reference).expanduser()
         # A sweep that was given no name is called by its command, which may hold a path.
-        named = None if path.exists() else _by_name(stored, reference, kind)
-        return [_folder(path)] if named is None else expand(stored, named, kind)
+        run = None if path.exists() else _by_name(stored, reference, kind)
+        return [_folder(path)] if run is None else expand(stored, run, kind)
     here = Path(reference).is_dir()
     if reference == LATEST:
         runs = _latest(stored, kind)
     else:
-        named = _by_id(stored, reference) or _by_name(stored, reference, kind)
-        if named is None and here:
+        run = _by_id(stored, reference) or _by_name(stored, reference, kind)
+        if run is None and here:
             return [_folder(Path(reference))]
-        if named is None:
+        if run is None:
             raise _not_found(stored, reference)
-        runs = expand(stored, named, kind)
+        runs = expand(stored, run, kind)
     if here:
         console.note(f"'{reference}' is taken as the run; the folder here is ./{reference}")
     return runs
@@ -89,19 +89,19 @@ def _folder(path: Path) -> StoredRun:
 def _by_id(stored: StoredRuns, reference: str) -> StoredRun | None:
     if not _ID.fullmatch(reference):
         return None
-    found = stored.search([id_starts(reference)], limit=2)
-    if len(found) > 1:
-        both = " and ".join(f"{run.id} ({run.name})" for run in found)
+    runs = stored.search([id_starts(reference)], limit=2)
+    if len(runs) > 1:
+        both = " and ".join(f"{run.id} ({run.name})" for run in runs)
         raise UserError(f"'{reference}' begins the ids {both}: give more of it.")
-    return found[0] if found else None
+    return runs[0] if runs else None
 
 
 def _by_name(stored: StoredRuns, reference: str, kind: str | None) -> StoredRun | None:
     """Return the newest run so called, one of the asked kind (or a sweep) before any other."""
     clause = equals("attributes.run_name", reference)
-    named = [run for run in stored.search([clause], limit=50) if run.name == reference]
-    of_kind = (run for run in named if run.kind in (kind, SWEEP))
-    return next(of_kind, None) or next(iter(named), None)
+    runs = [run for run in stored.search([clause], limit=50) if run.name == reference]
+    of_kind = (run for run in runs if run.kind in (kind, SWEEP))
+    return next(of_kind, None) or next(iter(runs), None)
 
 
 def _not_found(stored: StoredRuns, reference: str, kind: str | None = None) -> UserError:
@@ -116,7 +116,7 @@ def _not_found(stored: StoredRuns, reference: str, kind: str | None = None) -> U
         wanted = f"{kind} run" if kind else "run"
         return UserError(f"There is no finished {wanted} in {place}; {_HOW_TO_LIST}.")
     known = list(dict.fromkeys(run.name for run in recent))
-    newest = ", ".join(f"'{name}'" for name in known[:_NAMED])
+    newest = ", ".join(f"'{name}'" for name in known[:_SHOWN_NAMES])
     return UserError(
         f"There is no run '{reference}' in {place}.{nearest(reference, known)} "
         f"Newest: {newest}; {_HOW_TO_LIST}."

@@ -1,4 +1,4 @@
-"""Opening a store: the embedded one under its lock, or a server that answers in time."""
+"""Connection: open the embedded store under its lock, or a server; say its failures in a line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def open_embedded(config: TrackingConfig) -> Connection:
 
     root = config.root
     # Several processes that initialise one fresh store at once destroy it.
-    with database.locked(root), in_plain_words(config):
+    with database.locked(root), user_errors(config):
         database.make(root, MlflowClient)
         database.check(root)
         client = MlflowClient(database.database_uri(root))
@@ -42,7 +42,7 @@ def open_server(config: TrackingConfig) -> Connection:
     knock(config)
     from mlflow import MlflowClient
 
-    with in_plain_words(config):
+    with user_errors(config):
         client = MlflowClient(config.address)
         return Connection(config, client, _server_experiment(client, config))
 
@@ -50,43 +50,45 @@ def open_server(config: TrackingConfig) -> Connection:
 def _server_experiment(client: MlflowClient, config: TrackingConfig) -> str:
     from mlflow.exceptions import MlflowException
 
-    found = client.get_experiment_by_name(config.experiment)
-    if found is None:
+    experiment = client.get_experiment_by_name(config.experiment)
+    if experiment is None:
         try:
             return client.create_experiment(config.experiment, tags=_EXPERIMENT_TAGS)
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
             # Another process was quicker.
-            found = client.get_experiment_by_name(config.experiment)
-    return _alive(found, config).experiment_id
+            experiment = client.get_experiment_by_name(config.experiment)
+    _refuse_deleted(experiment, config)
+    return experiment.experiment_id
 
 
 def _embedded_experiment(client: MlflowClient, config: TrackingConfig) -> str:
     artifacts = (config.root / database.ARTIFACTS).as_uri()
-    found = client.get_experiment_by_name(config.experiment)
-    if found is None:
+    experiment = client.get_experiment_by_name(config.experiment)
+    if experiment is None:
         return client.create_experiment(config.experiment, artifacts, _EXPERIMENT_TAGS)
-    _alive(found, config)
-    if not found.artifact_location.startswith("file:"):
+    _refuse_deleted(experiment, config)
+    if not experiment.artifact_location.startswith("file:"):
         raise UserError(
             f"Experiment '{config.experiment}' in {config.root} was made through a server: "
             "use tracking=server, or choose another with tracking.experiment=NAME."
         )
     # Ours always ends so; any other folder was somebody's choice.
-    moved = found.artifact_location != artifacts
-    if moved and found.artifact_location.endswith(f"/{database.ARTIFACTS}"):
-        database.relocate(config.root, found.experiment_id, found.artifact_location, artifacts)
-    return found.experiment_id
+    moved = experiment.artifact_location != artifacts
+    if moved and experiment.artifact_location.endswith(f"/{database.ARTIFACTS}"):
+        database.relocate(
+            config.root, experiment.experiment_id, experiment.artifact_location, artifacts
+        )
+    return experiment.experiment_id
 
 
-def _alive(found: Experiment, config: TrackingConfig) -> Experiment:
-    if found.lifecycle_stage == "deleted":
+def _refuse_deleted(experiment: Experiment, config: TrackingConfig) -> None:
+    if experiment.lifecycle_stage == "deleted":
         raise UserError(
             f"Experiment '{config.experiment}' was deleted in {config.place}: restore it with "
             "'mlflow experiments restore', or choose another with tracking.experiment=NAME."
         )
-    return found
 
 
 def knock(config: TrackingConfig) -> None:
@@ -104,15 +106,15 @@ def knock(config: TrackingConfig) -> None:
 
 @dataclass(frozen=True)
 class Connection:
-    """What every room of tracking needs to talk to MLflow. ``client`` is used inside `plainly`."""
+    """What talks to MLflow: ``client``, used inside `user_errors`, and the experiment."""
 
     config: TrackingConfig
     client: MlflowClient
     experiment_id: str
 
-    def plainly(self) -> AbstractContextManager[None]:
+    def user_errors(self) -> AbstractContextManager[None]:
         """Return a block in which failures the user can mend become UserError."""
-        return in_plain_words(self.config)
+        return user_errors(self.config)
 
     def run_url(self, run_id: str, tab: str = "") -> str:
         """Return a run's page in the MLflow UI, or a tab of it."""
@@ -144,7 +146,7 @@ _REFUSED = ("401", "403", "PERMISSION_DENIED", "UNAUTHENTICATED")
 
 
 @contextmanager
-def in_plain_words(config: TrackingConfig) -> Iterator[None]:
+def user_errors(config: TrackingConfig) -> Iterator[None]:
     """Raise UserError where disk, database or server failed; let bugs pass as they are."""
     import requests
     from alembic.util.exc import CommandError
@@ -153,10 +155,10 @@ def in_plain_words(config: TrackingConfig) -> Iterator[None]:
     try:
         yield
     except (MlflowException, CommandError, requests.RequestException, OSError) as error:
-        told = _server(config, error) if config.name == SERVER else _embedded(config, error)
-        if told is None:
+        text = _server(config, error) if config.name == SERVER else _embedded(config, error)
+        if text is None:
             raise
-        raise UserError(told) from error
+        raise UserError(text) from error
 
 
 def _embedded(config: TrackingConfig, error: Exception) -> str | None:
