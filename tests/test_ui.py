@@ -17,6 +17,7 @@ from stores import free_port, fresh_config
 
 from layerparity.ground.errors import Exit, UserError
 from layerparity.jobs import ui
+from layerparity.record.folder import USED_WEIGHTS
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking import server
 from layerparity.tracking.store import open_store
@@ -160,6 +161,17 @@ def test_a_remote_run_is_uploaded_and_fetched_again(remote):
     assert [path.relative_to(found.folder).as_posix() for path in files] == ["tensors/0.bin"]
     inode = found.folder.stat().st_ino
     assert remote.get(run.id).folder.stat().st_ino == inode, "it was fetched twice"
+
+
+def test_what_a_remote_run_does_not_hold_is_absent_and_the_server_is_not_blamed(remote):
+    with remote.start("sparse", "golden", {}, {}) as run:
+        run.log_text('{"norm": {"norm.w": "1"}}', USED_WEIGHTS)
+    files = remote.get(run.id).files
+    assert files.read_used_weights() == {"norm": {"norm.w": "1"}}
+    assert (files.read_config(), files.read_profile(), files.read_mask()) == ({}, None, None)
+    assert not files.is_run
+    with pytest.raises(UserError, match="the run did not finish"):
+        files.read_manifest()
 
 
 def test_half_a_run_leaves_no_files_behind(remote):

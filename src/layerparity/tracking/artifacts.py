@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -38,8 +39,14 @@ def upload(client: MlflowClient, run_id: str, folder: Path) -> None:
 
 
 def download(client: MlflowClient, run_id: str, path: str, target: Path) -> Path:
-    """Return ``target`` holding an artifact (a file, or a folder), fetched unless it is there."""
+    """Return ``target`` holding an artifact (a file, or a folder), fetched unless it is there.
+
+    An empty path is the whole folder. Where the run has no such file, ``target`` does not exist.
+    """
     if target.exists():
+        return target
+    listed = client.list_artifacts(run_id, posixpath.dirname(path) or None) if path else []
+    if path and path not in {each.path for each in listed}:
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
