@@ -20,7 +20,7 @@ from layerparity.judge.parity import compare_runs
 from layerparity.judge.tolerances.calibrated import CalibratedTolerance
 from layerparity.record.folder import RunFolder, reference_file
 from layerparity.record.manifest import Feed, Manifest, ModelPrint, Record
-from layerparity.record.references import ISOLATED, Entry, ReferenceWriter, StoredFloor
+from layerparity.record.references import ISOLATED, ReferenceEntry, ReferenceWriter, StoredFloor
 from layerparity.record.stored_run import from_folder
 
 LAYERS = 62
@@ -98,7 +98,7 @@ def _references(folder: Path, sites: list[Site], value: torch.Tensor, digest: st
         kept = {"float32": StoredFloor(("one",), {"whole": 1.0, "channel": 1.0})}
         stage = f"layers.{site.layer}"
         writer.entries.append(
-            Entry(site, stage, ISOLATED, file, hashes | {str(site): digest}, kept)
+            ReferenceEntry(site, stage, ISOLATED, file, hashes | {str(site): digest}, kept)
         )
     return writer.finish()
 

@@ -14,13 +14,13 @@ from layerparity.ground.errors import UserError
 from layerparity.ground.files import tensor_digest
 from layerparity.record.folder import RunFolder
 from layerparity.record.recorder import CHUNK, Recorder, statistics
-from layerparity.record.wanted import Wanted
+from layerparity.record.site_patterns import SitePatterns
 
 SPEC = SiteSpec(("batch", "token", "channel"))
 
 
 def test_patterns_match_inside_a_block_and_whole() -> None:
-    wanted = Wanted("x", (":in", "mlp.gate:*", "layers.3.self_attn:*"), ("layers.5.*",))
+    wanted = SitePatterns("x", (":in", "mlp.gate:*", "layers.3.self_attn:*"), ("layers.5.*",))
     assert wanted(layer=0, local=":in")
     assert wanted(layer=0, local="mlp.gate:logits")
     assert wanted(layer=3, local="self_attn:out")

@@ -22,7 +22,7 @@ from layerparity.model.architecture import read_config
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.skeleton import Skeleton
 from layerparity.model.twin import twins
-from layerparity.record.wanted import Wanted
+from layerparity.record.site_patterns import SitePatterns
 from layerparity.run.ports import _proof, hf
 from layerparity.run.ports.base import Assets, Call
 from layerparity.selftest.models import make_model
@@ -100,7 +100,7 @@ def attention(name: str) -> str:
 def port_of(folder: Path, family: Family | None = None) -> hf.HfPort:
     checkpoint = Checkpoint(folder)
     kind = checkpoint.config["model_type"]
-    wanted = Wanted("components", ("*",))
+    wanted = SitePatterns("components", ("*",))
     return hf.HfPort(Assets(checkpoint, family or family_of(kind), HostBackend(), Config(), wanted))
 
 

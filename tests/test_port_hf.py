@@ -11,13 +11,13 @@ from transformers import AutoModelForCausalLM
 
 from layerparity.anatomy.family import family_of
 from layerparity.model.checkpoint import Checkpoint
-from layerparity.record.wanted import Wanted
+from layerparity.record.site_patterns import SitePatterns
 from layerparity.run.backends.base import Backend
 from layerparity.run.ports import hf
 from layerparity.run.ports.base import Assets, Call
 from layerparity.settings.config import Config, DType
 
-EVERYTHING = Wanted("components", ("*",))
+EVERYTHING = SitePatterns("components", ("*",))
 
 
 class HostBackend(Backend):
@@ -40,7 +40,9 @@ class HostBackend(Backend):
         return {name: value.detach().contiguous() for name, value in tensors.items()}
 
 
-def port_of(folder: Path, dtype: DType = DType.float32, wanted: Wanted = EVERYTHING) -> hf.HfPort:
+def port_of(
+    folder: Path, dtype: DType = DType.float32, wanted: SitePatterns = EVERYTHING
+) -> hf.HfPort:
     checkpoint = Checkpoint(folder)
     config = Config(dtype=dtype)
     family = family_of(checkpoint.config["model_type"])
@@ -131,7 +133,7 @@ def test_hooks_change_nothing_and_stay_nowhere(made: Callable[[str], Path]) -> N
     ids, call = padded_batch()
     port = port_of(made("minimax_m2"))
     watched, _ = run_all(port, ids, call)
-    bare, _ = run_all(port_of(made("minimax_m2"), wanted=Wanted("none", ())), ids, call)
+    bare, _ = run_all(port_of(made("minimax_m2"), wanted=SitePatterns("none", ())), ids, call)
     assert torch.equal(watched, bare)
     hooked = [
         name

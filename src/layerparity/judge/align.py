@@ -14,8 +14,8 @@ from layerparity.judge.fingerprints import differs_at
 from layerparity.judge.sides import Found, Union
 from layerparity.judge.stages import arrived, is_feed, stage_of
 from layerparity.record.manifest import Manifest, Record
+from layerparity.record.site_patterns import SitePatterns
 from layerparity.record.verdict import Outcome, Row
-from layerparity.record.wanted import Wanted
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def _not_asked(site: Site, golden: Manifest, candidates: list[Manifest]) -> str:
 def _asked_for(site: Site, covering: list[Manifest]) -> bool:
     """Say whether some run's own patterns wanted a site, whatever the golden's were."""
     local = site.local if site.layer is not None else str(site)
-    asked = (Wanted.parse(each.numerics.get("capture", "")) for each in covering)
+    asked = (SitePatterns.parse(each.numerics.get("capture", "")) for each in covering)
     return any(each is not None and each(layer=site.layer, local=local) for each in asked)
 
 

@@ -13,7 +13,7 @@ from layerparity.judge.stages import arrived, stage_of
 from layerparity.numbers.floor import Floor
 from layerparity.numbers.typical_floor import TypicalFloor
 from layerparity.record.manifest import Manifest
-from layerparity.record.references import CHAINED, ISOLATED, Entry, StoredReferences
+from layerparity.record.references import CHAINED, ISOLATED, ReferenceEntry, StoredReferences
 from layerparity.record.source import Source
 
 
@@ -85,7 +85,7 @@ class References:
         return self._opened[folder]
 
     def _typical_floor(
-        self, stored: StoredReferences, entry: Entry, dtype: str
+        self, stored: StoredReferences, entry: ReferenceEntry, dtype: str
     ) -> TypicalFloor | None:
         site = entry.site
         key = (stored.folder, entry.stage, entry.feed, site.path, site.end, dtype)
@@ -93,7 +93,9 @@ class References:
             self._typical_floors[key] = stored.typical_floor(entry, dtype)
         return self._typical_floors[key]
 
-    def _spread(self, stored: StoredReferences, entry: Entry, dtype: str) -> dict[str, float]:
+    def _spread(
+        self, stored: StoredReferences, entry: ReferenceEntry, dtype: str
+    ) -> dict[str, float]:
         """Return the largest clean slopes, in units of the floor, over the sites of this kind."""
         key = (stored.folder, entry.site.local, entry.feed, dtype)
         if key not in self._spreads:

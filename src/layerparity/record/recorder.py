@@ -1,4 +1,4 @@
-"""Recorder: streams a run's tensors to safetensors, one whole file per stage, as they come."""
+"""Recorder: write a run's tensors, one whole file a stage, while the next stages compute."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ class Recorder:
     def write(
         self, name: str, tensors: Mapping[Site, torch.Tensor], specs: Mapping[Site, SiteSpec]
     ) -> list[Record]:
-        """Store the tensors of one stage in ``tensors/<name>.safetensors``; return their records.
+        """Store the tensors of one stage under its name, or ``decode.N``; return their records.
 
-        Tensors are on the CPU. Raises UserError where the disk refused what was written before.
+        Tensors are on the CPU, of any dtype, in the axes of their spec, such as [batch, token,
+        channel]. Raises UserError where the disk refused what was written before.
         """
         import torch
 
@@ -51,9 +52,12 @@ class Recorder:
         size = sum(tensor.nbytes for tensor in tensors.values())
         self._wait(WAITING - size)
         # A copy: what was handed over may be the next stage's input, or a buffer used again.
-        kept = {str(s): t.clone(memory_format=torch.contiguous_format) for s, t in tensors.items()}
-        written = self._background.submit(self._files.write_tensors, relative, kept)
-        self._writing.append((size, written))
+        copies = {
+            str(site): tensor.clone(memory_format=torch.contiguous_format)
+            for site, tensor in tensors.items()
+        }
+        writing = self._background.submit(self._files.write_tensors, relative, copies)
+        self._writing.append((size, writing))
         fresh = [
             Record(
                 site=site,
@@ -97,8 +101,9 @@ CHUNK = 1 << 16
 def statistics(tensor: torch.Tensor) -> dict[str, float]:
     """Return mean, std (population), min, max, l2, rms and the counts of NaN and Inf.
 
-    Moments cover the finite elements, accumulated in float64 a chunk at a time, so that nothing
-    of the tensor's size is allocated; an empty tensor, or one without a finite element, has zeros.
+    ``tensor`` is of any shape and dtype. Moments cover the finite elements, accumulated in float64
+    a chunk at a time, so that nothing of the tensor's size is allocated; an empty tensor, or one
+    without a finite element, has zeros.
     """
     from layerparity.numbers.threads import one_thread
 
@@ -107,7 +112,7 @@ def statistics(tensor: torch.Tensor) -> dict[str, float]:
     with one_thread():
         for chunk in flat.split(CHUNK) if flat.numel() else ():
             tally.add(chunk)
-    return tally.described()
+    return tally.statistics()
 
 
 class _Tally:
@@ -136,7 +141,7 @@ class _Tally:
             low, high = values.aminmax()
             self.low, self.high = min(self.low, float(low)), max(self.high, float(high))
 
-    def described(self) -> dict[str, float]:
+    def statistics(self) -> dict[str, float]:
         count = self.count
         mean = self.total / count if count else 0.0
         variance = max(self.square / count - mean * mean, 0.0) if count else 0.0

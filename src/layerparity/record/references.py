@@ -1,4 +1,4 @@
-"""Stored references: the wide values of a golden run's sites and their floors, on disk."""
+"""References on disk: write and read the wider values at a golden run's sites, and the floors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class StoredFloor:
 
 
 @dataclass(frozen=True)
-class Entry:
+class ReferenceEntry:
     """One site's reference: the stage and feed it was computed in, its file, and the floors there.
 
     ``hashes`` are the hash of each tensor by its name in the file; ``floors`` are by floating type.
@@ -52,7 +52,7 @@ class Entry:
 class _Index:
     """The index file. ``schema`` is what folders of schema 2 kept here as well."""
 
-    entries: list[Entry]
+    entries: list[ReferenceEntry]
     schema: int = 0
 
 
@@ -61,14 +61,14 @@ class ReferenceWriter:
 
     def __init__(self, folder: Path) -> None:
         self._files = RunFolder(folder)
-        self.entries: list[Entry] = []
+        self.entries: list[ReferenceEntry] = []
 
     def write(
         self,
         stage: str,
         feed: str,
         name: str,
-        found: dict[Site, tuple[torch.Tensor, dict[str, Floor]]],
+        references: dict[Site, tuple[torch.Tensor, dict[str, Floor]]],
     ) -> None:
         """Store the references of one stage's sites, each with its floors by floating type.
 
@@ -77,7 +77,7 @@ class ReferenceWriter:
         """
         relative = reference_file(name, feed)
         everything: dict[str, torch.Tensor] = {}
-        for site, (reference, floors) in found.items():
+        for site, (reference, floors) in references.items():
             tensors = {str(site): reference.contiguous()}
             for dtype, floor in floors.items():
                 tensors[_part(site, dtype, "tokens")] = floor.tokens.contiguous()
@@ -85,8 +85,8 @@ class ReferenceWriter:
                 if floor.real is not None:
                     tensors[_part(site, dtype, "real")] = floor.real.contiguous()
             hashes = {key: tensor_digest(tensor) for key, tensor in tensors.items()}
-            kept = {dtype: StoredFloor(each.ways, each.spread) for dtype, each in floors.items()}
-            self.entries.append(Entry(site, stage, feed, relative, hashes, kept))
+            spreads = {dtype: StoredFloor(each.ways, each.spread) for dtype, each in floors.items()}
+            self.entries.append(ReferenceEntry(site, stage, feed, relative, hashes, spreads))
             everything |= tensors
         if everything:
             self._files.write_tensors(relative, everything)
@@ -103,8 +103,8 @@ class StoredReferences:
     def __init__(self, folder: Path, digest: str) -> None:
         """Raises UserError where the index is damaged or not the one the manifest names."""
         self.folder = folder
-        self._entries: dict[tuple[str, str, Site], Entry] = {}
-        self._steps: dict[tuple[str, ...], list[Entry]] = {}
+        self._entries: dict[tuple[str, str, Site], ReferenceEntry] = {}
+        self._steps: dict[tuple[str, ...], list[ReferenceEntry]] = {}
         path = folder / REFERENCE_INDEX
         with reading(path):
             text = path.read_text(encoding="utf-8")
@@ -115,41 +115,41 @@ class StoredReferences:
             self._entries[entry.stage, entry.feed, entry.site] = entry
             self._steps.setdefault(_place(entry), []).append(entry)
 
-    def find(self, stage: str, feed: str, site: Site) -> Entry | None:
+    def find(self, stage: str, feed: str, site: Site) -> ReferenceEntry | None:
         """Return the entry of a site as one stage computed it, or None."""
         return self._entries.get((stage, feed, site))
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[ReferenceEntry]:
         """Return every entry."""
         return list(self._entries.values())
 
-    def reference(self, entry: Entry) -> torch.Tensor:
-        """Return the wide values, in the shape of the site's own tensor."""
+    def reference(self, entry: ReferenceEntry) -> torch.Tensor:
+        """Return the values one precision wider, float32 or float64, in the shape of the site."""
         return self._read(entry, str(entry.site))
 
-    def floor(self, entry: Entry, dtype: str) -> Floor | None:
+    def floor(self, entry: ReferenceEntry, dtype: str) -> Floor | None:
         """Return the floor in a floating type, or None where none was made."""
-        kept = entry.floors.get(dtype)
-        if kept is None:
+        floor = entry.floors.get(dtype)
+        if floor is None:
             return None
         tokens = self._read(entry, _part(entry.site, dtype, "tokens"))
         elements = self._read(entry, _part(entry.site, dtype, "elements"))
-        return Floor(kept.ways, tokens, elements, dict(kept.spread))
+        return Floor(floor.ways, tokens, elements, dict(floor.spread))
 
-    def typical_floor(self, entry: Entry, dtype: str) -> TypicalFloor | None:
+    def typical_floor(self, entry: ReferenceEntry, dtype: str) -> TypicalFloor | None:
         """Return one token's floor at a site, pooled over prefill and decode steps; or None."""
-        named = [(each, _part(each.site, dtype, "real")) for each in self._steps[_place(entry)]]
-        found = [self._read(each, name) for each, name in named if name in each.hashes]
-        return TypicalFloor.of(*torch.cat(found, 1)) if found else None
+        steps = [(each, _part(each.site, dtype, "real")) for each in self._steps[_place(entry)]]
+        errors = [self._read(each, name) for each, name in steps if name in each.hashes]
+        return TypicalFloor.of(*torch.cat(errors, 1)) if errors else None
 
-    def _read(self, entry: Entry, name: str) -> torch.Tensor:
+    def _read(self, entry: ReferenceEntry, name: str) -> torch.Tensor:
         path = inside(self.folder, entry.file)
         tensor = read_tensor(path, name)
         refuse_altered(tensor, entry.hashes[name], name, path)
         return tensor
 
 
-def _place(entry: Entry) -> tuple[str, ...]:
+def _place(entry: ReferenceEntry) -> tuple[str, ...]:
     """Return what an entry has in common with those of other steps."""
     return (entry.stage, entry.feed, entry.site.path, entry.site.end)
 

@@ -14,7 +14,7 @@ from layerparity.ground.files import tensor_digest, text_digest
 from layerparity.ground.profile import MemoryPeaks, StageProfile, anonymous_bytes
 from layerparity.record.manifest import Feed
 from layerparity.record.recorder import Recorder
-from layerparity.record.wanted import Wanted
+from layerparity.record.site_patterns import SitePatterns
 from layerparity.run.inputs.base import Inputs
 from layerparity.run.pass_result import PassResult, Specs, StageOutput, StageRecord, Tensors
 from layerparity.run.ports.base import Call, Observed, Port
@@ -46,7 +46,7 @@ class Execution:
     stages: tuple[str, ...]
     inputs: Inputs
     site_of: Callable[[str], Site]
-    wanted: Wanted
+    wanted: SitePatterns
     recorder: Recorder
     progress: Callable[[str], None]
     max_new_tokens: int = 0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from layerparity.ground import console
 from layerparity.ground.errors import UserError
-from layerparity.record.wanted import Wanted
+from layerparity.record.site_patterns import SitePatterns
 from layerparity.run import open_backend, open_port
 from layerparity.run.ports.base import Assets
 
@@ -42,7 +42,7 @@ def load_weights(plan: RunPlan) -> LoadedWeights:
     prints, used = {}, {}
     with open_backend.opened(plan.config) as backend:
         # Nothing is observed: what a graph holds does not depend on it.
-        assets = Assets(checkpoint, plan.family, backend, plan.config, Wanted("nothing", ()))
+        assets = Assets(checkpoint, plan.family, backend, plan.config, SitePatterns("nothing", ()))
         port = open_port.build(plan.config.port, assets)
         port.place(stages)
         for warning in backend.warnings:

@@ -16,7 +16,7 @@ from layerparity.ground.errors import UserError
 from layerparity.machine.memory import refuse_small_limits
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.resolve import open_checkpoint
-from layerparity.record.wanted import Wanted
+from layerparity.record.site_patterns import SitePatterns
 from layerparity.run import goldens, open_backend, open_port, typed_keys
 from layerparity.run.inputs import _replay
 from layerparity.run.inputs.base import Inputs, Request
@@ -52,7 +52,7 @@ class Prepared(RunPlan):
 
     backend: Backend
     inputs: Inputs
-    wanted: Wanted
+    wanted: SitePatterns
 
 
 def with_kind(config: Config) -> Config:
@@ -102,7 +102,7 @@ def prepare(plan: RunPlan, backend: Backend, store: Store) -> Prepared:
         )
     config = replace(config, feed=inputs.feed)
     capture = config.capture
-    wanted = Wanted(capture.name, tuple(capture.include), tuple(capture.exclude))
+    wanted = SitePatterns(capture.name, tuple(capture.include), tuple(capture.exclude))
     console.say(
         f"{config.kind.value} run of {config.model.name}, {scope.describe()}, on "
         f"{backend.name} ({backend.device_label}), {config.dtype.value}, capture={wanted.name}\n"

@@ -12,7 +12,7 @@ from layerparity.ground import console
 from layerparity.ground.errors import UserError
 from layerparity.record.comparison import REMARK
 from layerparity.record.manifest import Manifest
-from layerparity.record.wanted import Wanted
+from layerparity.record.site_patterns import SitePatterns
 from layerparity.report.reproduce import WHOLE_MODEL, name_alone
 from layerparity.run.steps import (
     Settings,
@@ -176,7 +176,7 @@ class Bench:
     def _with_components(self, layer: int) -> StoredRun | None:
         """Return the newest golden run that was asked for every component of a block."""
         for run, manifest in reversed(list(zip(self.golden, self.manifests, strict=True))):
-            wanted = Wanted.parse(manifest.numerics.get("capture", ""))
+            wanted = SitePatterns.parse(manifest.numerics.get("capture", ""))
             every = wanted is not None and all(wanted(layer, node.local) for node in NODES)
             if every and f"layers.{layer}" in manifest.stages and _holds(manifest, layer):
                 return run

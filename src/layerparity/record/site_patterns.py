@@ -1,4 +1,4 @@
-"""Wanted: which sites a run stores, by shell patterns over site addresses."""
+"""SitePatterns: choose the sites that a run stores, by shell patterns over their addresses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 
 @dataclass(frozen=True)
-class Wanted:
+class SitePatterns:
     """Include and exclude patterns; each may match the address in a block or the whole address.
 
     ``mlp.gate:*`` asks for it in every block, ``layers.3.mlp.gate:*`` in one.
@@ -28,7 +28,7 @@ class Wanted:
         return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
     @classmethod
-    def parse(cls, text: str) -> Wanted | None:
+    def parse(cls, text: str) -> SitePatterns | None:
         """Read what `fingerprint` wrote; None for anything else."""
         name, colon, patterns = text.partition(": ")
         include, _, exclude = patterns.partition(" without ")
