@@ -16,7 +16,7 @@ import torch
 
 from layerparity.anatomy.site import Kind, Site
 from layerparity.ground.files import tensor_digest
-from layerparity.judge.parity import compare_runs
+from layerparity.judge.conclude import conclude
 from layerparity.judge.tolerances.calibrated import CalibratedTolerance
 from layerparity.record.folder import RunFolder, reference_file
 from layerparity.record.manifest import Feed, Manifest, ModelPrint, Record
@@ -38,7 +38,7 @@ def compare_large() -> str:
         golden = _run(Path(folder) / "golden", 0.0, judged=True)
         candidate = _run(Path(folder) / "candidate", 1e-4, judged=False)
         before, start = _peak(), time.perf_counter()
-        found = compare_runs([from_folder(golden)], [from_folder(candidate)], CalibratedTolerance())
+        found = conclude([from_folder(golden)], [from_folder(candidate)], CalibratedTolerance())
         spent = time.perf_counter() - start
     pairs = LAYERS * len(SITES) * torch.Size(SHAPE).numel()
     judged = sum("error_ratio" in row.metrics for row in found.rows)

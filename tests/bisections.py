@@ -1,32 +1,51 @@
-"""Comparisons made by hand for tests of what reads them: a block with some of its sites wrong."""
+"""Verdicts made by hand for tests of what reads them: a block with some of its sites wrong."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
-from report_samples import side
+from report_samples import BLOCKS, side
 
-from layerparity.anatomy.dataflow import ORDER
-from layerparity.anatomy.site import Kind, Site
+from layerparity.anatomy.block import SERIAL
+from layerparity.anatomy.blocks import Blocks
+from layerparity.anatomy.site import Kind, Place, Site
+from layerparity.judge.conclude import judged_of
+from layerparity.judge.decide import outcome_of
+from layerparity.judge.guilty import first_guilty, guilty_in
 from layerparity.mistakes.cause import Evidence
-from layerparity.record.comparison import Comparison
-from layerparity.record.verdict import Outcome, Row, sum_up
+from layerparity.record.findings import WeightFinding
+from layerparity.record.guilt import Guilt
+from layerparity.record.verdict import Outcome, Row, Verdict, WholeModel
+from layerparity.report.answer import answer_of
 
 DEFAULT = (":in", "self_attn:out", "mlp.gate:logits", "mlp.gate:choices", "mlp:out", ":out")
+ORDER = list(SERIAL.order)
 
 
-@dataclass(frozen=True)
-class WeightFinding:
-    """A finding as the comparison of weights makes it."""
+def weight(name: str, layer: int, component: str, what: str) -> WeightFinding:
+    return WeightFinding(name, f"layers.{layer}", layer, component, what, "it differs")
 
-    name: str
-    stage: str
-    layer: int | None
-    component: str
-    what: str
-    text: str = "it differs"
+
+def evidence_lines(verdict: Verdict, guilt: Guilt) -> str:
+    """Return what a report says for a guilt, a line for each observation."""
+    answer = answer_of(replace(verdict, guilty=guilt), commands=())
+    assert answer is not None
+    return "\n".join(answer.evidence)
+
+
+def first(verdict: Verdict) -> Guilt | None:
+    return first_guilty(judged_of(verdict))
+
+
+def concluded(verdict: Verdict) -> Verdict:
+    """Return a verdict that names its first wrong place, as a comparison's does."""
+    return replace(verdict, guilty=first(verdict))
+
+
+def descend(verdict: Verdict, layer: int) -> Guilt | None:
+    return guilty_in(judged_of(verdict), Place(layer))
 
 
 def site(layer: int, local: str, phase: str = "prefill", step: int = 0) -> Site:
@@ -36,7 +55,7 @@ def site(layer: int, local: str, phase: str = "prefill", step: int = 0) -> Site:
 
 def row(where: Site, outcome: Outcome = Outcome.PASS, **metrics: float) -> Row:
     exact = where.end == "in" and where.component == ""
-    return Row(where, Kind.EXACT if exact else Kind.REAL, outcome, "", dict(metrics))
+    return Row(where, Kind.EXACT if exact else Kind.REAL, outcome, metrics=dict(metrics))
 
 
 def block(
@@ -65,18 +84,21 @@ def compared(
     weights: Sequence[WeightFinding] = (),
     token_errors: Mapping[str, list[float]] | None = None,
     dtype: str = "float32",
-) -> Comparison:
-    made = Comparison(
+    blocks: Blocks = BLOCKS,
+) -> Verdict:
+    return Verdict(
         golden=side("golden", dtype=dtype),
         candidate=side("candidate", feed=feed, dtype=dtype),
         tolerance="calibrated",
         limits={},
-        rows=rows,
-        verdict=sum_up(rows, len(rows), "whole model: fail, 2 of 6 blocks compared"),
+        rows=tuple(rows),
+        total=len(rows),
+        outcome=outcome_of(rows, weights, ()),
+        whole=WholeModel(Outcome.FAIL, 6, 2),
+        weights=tuple(weights),
         token_errors=dict(token_errors or {}),
+        blocks=blocks,
     )
-    made.weights = list(weights)  # type: ignore[attr-defined, unused-ignore]
-    return made
 
 
 def evidence(

@@ -1,4 +1,4 @@
-"""Comparisons that look like real ones: few layers or many, clean or with one broken component."""
+"""Verdicts that look like real ones: few layers or many, clean or with one broken component."""
 
 from __future__ import annotations
 
@@ -10,9 +10,18 @@ from typing import Any
 import pytest
 from report_portraits import portrait
 
+from layerparity.anatomy.block import SERIAL
+from layerparity.anatomy.blocks import Blocks
 from layerparity.anatomy.site import Kind, Site
-from layerparity.record.comparison import Answer, Comparison, Made, Side
-from layerparity.record.verdict import Outcome, Row, sum_up
+from layerparity.judge.decide import outcome_of
+from layerparity.record.guilt import Cause, Guilt
+from layerparity.record.side import RunOrigin, Side
+from layerparity.record.verdict import Breach, Outcome, Row, Verdict, WholeModel
+from layerparity.report.answer import answer_of
+from layerparity.report.html import render_html
+from layerparity.report.markdown import render_markdown
+
+BLOCKS = Blocks(usual=SERIAL)
 
 LOCALS = (
     ":in",
@@ -54,7 +63,6 @@ def real_metrics(rel_l2: float, scale: float = 1.0) -> dict[str, float]:
 
 def side(kind: str, **changes: Any) -> Side:
     values: dict[str, Any] = {
-        "run": f"{kind[:1] * 4}3f9a27be1d4c06a5b8c7d6e5f40312",
         "name": f"{kind}-tiny-minimax-m2",
         "backend": "gpu" if kind == "golden" else "neuron",
         "device": "cpu" if kind == "golden" else "XLA:CPU, not Neuron",
@@ -66,10 +74,10 @@ def side(kind: str, **changes: Any) -> Side:
         "feed": "isolated",
     }
     values.update(changes)
-    named = values.setdefault("named", values["run"])
+    named = values.setdefault("named", f"{kind[:1] * 4}3f9a27be1d4c06a5b8c7d6e5f40312")
     settings = {"backend": values["backend"], "kind": kind, "feed": values["feed"]}
     stages = ("embed_tokens", *(f"layers.{layer}" for layer in range(62)), "norm", "lm_head")
-    values.setdefault("made", (Made(named, True, stages, settings),))
+    values.setdefault("made", (RunOrigin(named, True, stages, settings),))
     return Side(**values)
 
 
@@ -80,8 +88,8 @@ def sample(
     extra: tuple[str, ...] = (),
     feed: str = "isolated",
     seed: int = 7,
-) -> Comparison:
-    """Return a comparison of ``layers`` blocks; ``broken`` is the site at which it goes wrong."""
+) -> Verdict:
+    """Return a verdict on ``layers`` blocks; ``broken`` is the site at which it goes wrong."""
     chance = random.Random(seed)
     names = ["embed_tokens:out"]
     for layer in range(layers):
@@ -89,39 +97,58 @@ def sample(
         names += [f"layers.{layer}{'' if x[0] == ':' else '.'}{x}" for x in inside]
     names += ["norm:out", "lm_head:out"]
     rows, token_errors = [], {}
-    for site in sorted(Site.parse(name) for name in names):
+    for site in BLOCKS.sorted(Site.parse(name) for name in names):
         size = _size(site, broken, feed, chance)
         rows.append(_row(site, size, bool(broken)))
         if rows[-1].kind is Kind.REAL:
             token_errors[str(site)] = _tokens(size, tokens, site, chance)
-    return Comparison(
+    return Verdict(
         golden=side("golden"),
         candidate=side("candidate", feed=feed),
         tolerance="fixed",
         limits=dict(LIMITS),
-        rows=rows,
-        verdict=sum_up(rows, len(rows), "whole model: fail" if broken else "whole model: pass"),
+        rows=tuple(rows),
+        total=len(rows),
+        outcome=outcome_of(rows, (), ()),
+        whole=WholeModel(Outcome.FAIL if broken else Outcome.PASS, layers, layers),
         token_errors=token_errors,
         settings={"tolerance": "fixed"},
+        blocks=BLOCKS,
     )
 
 
-def judged(rows: list[Row], token_errors: dict[str, list[float]] | None = None) -> Comparison:
-    """Return a comparison of rows made by hand."""
-    whole = "whole model: inconclusive, 1 of 62 blocks compared"
-    return Comparison(
+def judged(rows: list[Row], token_errors: dict[str, list[float]] | None = None) -> Verdict:
+    """Return a verdict on rows made by hand."""
+    return Verdict(
         golden=side("golden"),
         candidate=side("candidate"),
         tolerance="fixed",
         limits=dict(LIMITS),
-        rows=rows,
-        verdict=sum_up(rows, len(rows), whole),
+        rows=tuple(rows),
+        total=len(rows),
+        outcome=outcome_of(rows, (), ()),
+        whole=WholeModel(Outcome.INCONCLUSIVE, 62, 1),
         token_errors=token_errors or {},
+        blocks=BLOCKS,
     )
 
 
-def real(site: str, rel_l2: float, outcome: Outcome = Outcome.PASS, reason: str = "") -> Row:
-    return Row(Site.parse(site), Kind.REAL, outcome, reason, real_metrics(rel_l2))
+def html_of(verdict: Verdict) -> str:
+    return render_html(verdict, answer_of(verdict))
+
+
+def markdown_of(verdict: Verdict) -> str:
+    return render_markdown(verdict, answer_of(verdict))
+
+
+def real(
+    site: str,
+    rel_l2: float,
+    outcome: Outcome = Outcome.PASS,
+    note: str = "",
+    breaches: tuple[Breach, ...] = (),
+) -> Row:
+    return Row(Site.parse(site), Kind.REAL, outcome, breaches, note, real_metrics(rel_l2))
 
 
 CALIBRATED = {"error_ratio": 2.0, "error_ratio_head": 2.5, "slope": 0.0005}
@@ -129,8 +156,8 @@ CALIBRATED = {"error_ratio": 2.0, "error_ratio_head": 2.5, "slope": 0.0005}
 
 def calibrated(
     layers: int = 6, broken: str = "", feed: str = "isolated", tokens: int = 64, experts: int = 16
-) -> Comparison:
-    """Return a comparison that was judged by a noise floor, with a portrait of its guilty site."""
+) -> Verdict:
+    """Return a verdict by a noise floor, with its guilty place and a portrait of its site."""
     chance = random.Random(3)
     comparison = sample(layers, broken, tokens, COMPONENTS, feed)
     rows = []
@@ -140,38 +167,52 @@ def calibrated(
             found = {"error_ratio": row.metrics["rel_l2"] / floor, "golden_error_ratio": 0.9}
             row.metrics.update(found, floor_rel_l2=floor, error_ratio_head_index=3.0)
         rows.append(row)
-    site = broken or "layers.0.mlp:out"
-    answer = Answer(
-        f"{site} is the first wrong place",
-        "very likely (93%): the norm is taken over each head",
-        ("a guess (30%): the norm is left out",),
-        (f"{site} fails", "<it> fails & more"),
-        ("# a remark", "python run.py scope=single layer=3", "python run.py job=compare"),
+    shown = Site.parse(broken or "layers.0.mlp:out")
+    causes = (
+        Cause("qk_norm_per_head", 0.93, "the norm is taken over each head", ("<it> fails & more",)),
+        Cause("qk_norm_skipped", 0.3, "the norm is left out"),
     )
     return replace(
         comparison,
-        rows=rows,
+        rows=tuple(rows),
         tolerance="calibrated",
         limits=dict(CALIBRATED),
-        guilty=site if broken else "",
-        answer=answer if broken else None,
-        portrait=portrait(site, layers, experts, chance),
+        guilty=Guilt(shown.place, site=shown) if broken else None,
+        causes=causes if broken else (),
+        portrait=portrait(str(shown), layers, experts, chance),
     )
 
 
-def every_oddity() -> Comparison:
+def every_oddity() -> Verdict:
     """Return NaN, infinities, rows without metrics, a gap in the layers, and a decode step."""
     nan = {"rel_l2": math.nan, "max_abs_diff": math.inf, "pearson": math.nan, "snr_db": -math.inf}
     site = Site.parse
     rows = [
         real("layers.0:in", 0.0),
-        Row(site("layers.0.mlp:out"), Kind.REAL, Outcome.FAIL, "NaN", real_metrics(0.1) | nan),
-        Row(site("layers.0:out"), Kind.REAL, Outcome.FAIL, "", {"rel_l2": math.inf, "novel": 3.0}),
-        Row(site("layers.1:out"), Kind.REAL, Outcome.MISSING, "the candidate holds no such site"),
-        Row(site("layers.2.mlp.gate:choices"), Kind.INDEX_SET, Outcome.SKIPPED, "not observable"),
+        Row(
+            site("layers.0.mlp:out"),
+            Kind.REAL,
+            Outcome.FAIL,
+            (Breach("nonfinite_disagreement", 4.0),),
+            metrics=real_metrics(0.1) | nan,
+        ),
+        Row(
+            site("layers.0:out"),
+            Kind.REAL,
+            Outcome.FAIL,
+            metrics={"rel_l2": math.inf, "novel": 3.0},
+        ),
+        _unjudged("layers.1:out", Outcome.MISSING, "the candidate holds no such site"),
+        _unjudged("layers.2.mlp.gate:choices", Outcome.SKIPPED, "not observable"),
         real("layers.4:out", 2e-7),
         real("layers.4:out@decode.3", 4e-7),
-        Row(site("norm:out"), Kind.EXACT, Outcome.INCONCLUSIVE, "why not", {"unequal": 2.0}),
+        Row(
+            site("norm:out"),
+            Kind.EXACT,
+            Outcome.INCONCLUSIVE,
+            note="why not",
+            metrics={"unequal": 2.0},
+        ),
     ]
     tokens = {
         "layers.0:out": [math.nan, 0.0, math.inf, 1e-3],
@@ -182,7 +223,12 @@ def every_oddity() -> Comparison:
     return judged(rows, tokens)
 
 
-def all_zero() -> Comparison:
+def _unjudged(site: str, outcome: Outcome, note: str) -> Row:
+    kind = Kind.INDEX_SET if site.endswith("choices") else Kind.REAL
+    return Row(Site.parse(site), kind, outcome, note=note)
+
+
+def all_zero() -> Verdict:
     names = [f"layers.{layer}{end}" for layer in range(4) for end in (":in", ".mlp:out", ":out")]
     return judged([real(name, 0.0) for name in names], {name: [0.0] * 10 for name in names})
 
@@ -196,7 +242,7 @@ def _size(site: Site, broken: str, feed: str, chance: random.Random) -> float:
     guilty = Site.parse(broken)
     if site == guilty:
         return 0.31
-    later = site > guilty
+    later = BLOCKS.order(site) > BLOCKS.order(guilty)
     same = site.layer == guilty.layer
     if feed == "chained" and later:
         return 0.06 * math.exp(chance.gauss(0, 0.2)) * (1 + 0.02 * ((site.layer or 0) + 1))
@@ -206,17 +252,15 @@ def _size(site: Site, broken: str, feed: str, chance: random.Random) -> float:
 def _row(site: Site, size: float, any_broken: bool) -> Row:
     if site.local == "mlp.gate:choices":
         agree = 1.0 if size < 1e-3 else 0.83
-        outcome = Outcome.PASS if agree == 1.0 else Outcome.FAIL
-        reason = "" if agree == 1.0 else "the expert sets of 11 of 64 tokens differ"
-        return Row(site, Kind.INDEX_SET, outcome, reason, {"set_agreement": agree})
+        broken = () if agree == 1.0 else (Breach("set_agreement", agree),)
+        outcome = Outcome.FAIL if broken else Outcome.PASS
+        return Row(site, Kind.INDEX_SET, outcome, broken, metrics={"set_agreement": agree})
     metrics = real_metrics(size, 1.0 + (site.layer or 0) / 3)
-    if metrics["max_abs_diff"] < 0.01:
-        return Row(site, Kind.REAL, Outcome.PASS, "", metrics)
-    reason = (
-        f"max_abs_diff {metrics['max_abs_diff']:.3g} is not below 0.01; "
-        f"cosine_distance {metrics['cosine_distance']:.3g}"
-    )
-    return Row(site, Kind.REAL, Outcome.FAIL, reason, metrics)
+    value, limit = metrics["max_abs_diff"], LIMITS["max_abs_diff"]
+    if value < limit:
+        return Row(site, Kind.REAL, Outcome.PASS, metrics=metrics)
+    over = (Breach("max_abs_diff", value, limit),)
+    return Row(site, Kind.REAL, Outcome.FAIL, over, metrics=metrics)
 
 
 def _tokens(size: float, tokens: int, site: Site, chance: random.Random) -> list[float]:

@@ -8,15 +8,28 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from bisections import DEFAULT, WeightFinding, after, block, compared, row, site
+from bisections import (
+    DEFAULT,
+    ORDER,
+    after,
+    block,
+    compared,
+    concluded,
+    descend,
+    evidence_lines,
+    first,
+    row,
+    site,
+    weight,
+)
 from conftest import Ended
 
-from layerparity.anatomy.dataflow import NODES, ORDER
-from layerparity.anatomy.site import Site
-from layerparity.judge.descend import amplified, descend, first_guilty, seen_in
-from layerparity.record.comparison import Comparison
-from layerparity.record.verdict import Outcome, Row
-from layerparity.report.sentence import how_sure
+from layerparity.anatomy.block import SERIAL
+from layerparity.anatomy.site import Place, Site
+from layerparity.judge.leaps import amplified
+from layerparity.record.guilt import Phases
+from layerparity.record.verdict import Outcome, Row, Verdict
+from layerparity.report.answer import answer_of, how_sure
 from layerparity.search.ddmin import NoDifferenceError, minimal
 from layerparity.search.strategies import SearchResult, binary, inject, scan, smallest
 from layerparity.tracking import links
@@ -46,13 +59,13 @@ CPU = ("backend=gpu", "device_map=cpu")
 def test_the_first_site_with_good_inputs_names_its_module(local: str, place: str) -> None:
     guilt = descend(compared(block(3, after(local))), 3)
     assert guilt is not None
-    assert guilt.called == place
+    assert str(guilt) == place
     assert str(guilt.site) == str(site(3, local))
     assert all(ORDER.index(each.local) < ORDER.index(local) for each in guilt.good)
 
 
 def test_every_input_stands_before_what_is_made_of_it() -> None:
-    for node in NODES:
+    for node in SERIAL.nodes:
         assert all(ORDER.index(each) < ORDER.index(node.local) for each in node.inputs)
 
 
@@ -66,20 +79,20 @@ def test_a_block_without_norms_still_names_its_rotary() -> None:
     sites = [each for each in ORDER if "_norm" not in each and "gate" not in each]
     guilt = descend(compared(block(0, after("self_attn:q_rotated"), sites)), 0)
     assert guilt is not None
-    assert guilt.called == "layers.0.self_attn (rotary)"
+    assert str(guilt) == "layers.0.self_attn (rotary)"
     sites.remove("mlp.experts:out")
     dense = descend(compared(block(0, ["mlp:out", ":out"], sites)), 0)
     assert dense is not None
-    assert dense.called == "layers.0.mlp"
+    assert str(dense) == "layers.0.mlp"
 
 
 def test_what_was_not_seen_widens_the_place() -> None:
     attention = descend(compared(block(3, ["self_attn:out", ":out"], DEFAULT)), 3)
     assert attention is not None
-    assert attention.called == "layers.3 (between :in and self_attn:out)"
+    assert str(attention) == "layers.3 (between :in and self_attn:out)"
     experts = descend(compared(block(3, ["mlp:out", ":out"], DEFAULT)), 3)
     assert experts is not None
-    assert experts.called == "layers.3.mlp"
+    assert str(experts) == "layers.3.mlp"
     skipped = block(3, ["mlp:out"])
     skipped = [_as(r, Outcome.SKIPPED) if "experts" in str(r.site) else r for r in skipped]
     assert descend(compared(skipped), 3).component == "mlp"  # type: ignore[union-attr]
@@ -93,59 +106,63 @@ def test_an_input_that_could_not_be_judged_is_said() -> None:
     rows = block(3, ["self_attn.q_norm:out"])
     open_ = "self_attn.q_proj:out"
     rows = [_as(r, Outcome.INCONCLUSIVE) if r.site.local == open_ else r for r in rows]
-    guilt = descend(compared(rows), 3)
+    verdict = compared(rows)
+    guilt = descend(verdict, 3)
     assert guilt is not None
-    assert "q_proj:out was not judged" in " ".join(guilt.notes)
+    assert [each.local for each in guilt.unjudged] == [open_]
+    assert "q_proj:out was not judged" in evidence_lines(verdict, guilt)
 
 
 def test_a_clean_block_has_no_guilt() -> None:
     assert descend(compared(block(3)), 3) is None
-    assert first_guilty(compared(block(3))) is None
+    assert first(compared(block(3))) is None
 
 
 def test_the_first_block_fed_right_is_guilty_and_not_its_victims() -> None:
     rows = [*block(0), *block(1, after("mlp:out")), *block(2, ORDER)]
-    chained = first_guilty(compared(rows, feed="chained"))
+    chained = first(compared(rows, feed="chained"))
     assert chained is not None
-    assert chained.place == "layers.1.mlp"
+    assert str(chained.place) == "layers.1.mlp"
     # Fed from the golden the same rows of block 2 are its own doing, but block 1 comes first.
-    alone = first_guilty(compared([*block(0), *block(2, after("mlp:out"))]))
+    alone = first(compared([*block(0), *block(2, after("mlp:out"))]))
     assert alone is not None
     assert alone.layer == 2
 
 
 def test_places_outside_the_blocks_are_named() -> None:
     rows = [*block(0), row(Site("norm", "out")), row(Site("lm_head", "out"), Outcome.FAIL)]
-    guilt = first_guilty(compared(rows))
+    guilt = first(compared(rows))
     assert guilt is not None
-    assert (guilt.layer, guilt.place) == (None, "lm_head")
+    assert (guilt.layer, str(guilt.place)) == (None, "lm_head")
     embedding = [row(Site("embed_tokens", "out"), Outcome.FAIL), *block(0, ORDER)]
-    first = first_guilty(compared(embedding, feed="chained"))
-    assert first is not None
-    assert first.place == "embed_tokens"
+    embedded = first(compared(embedding, feed="chained"))
+    assert embedded is not None
+    assert str(embedded.place) == "embed_tokens"
 
 
 def test_a_fault_that_only_decoding_shows_is_said() -> None:
     wrong = after("post_attention_layernorm:out")
     rows = [*block(2), *block(2, phase="decode", step=1)]
     rows += block(2, wrong, phase="decode", step=2)
-    guilt = first_guilty(compared(rows))
+    verdict = compared(rows)
+    guilt = first(verdict)
     assert guilt is not None
     assert guilt.decoding
-    assert guilt.place == "layers.2.post_attention_layernorm"
-    assert "only decoding shows it, from step 2" in " ".join(guilt.notes)
+    assert str(guilt.place) == "layers.2.post_attention_layernorm"
+    assert (guilt.phases, guilt.first_step) == (Phases.DECODE_ONLY, 2)
+    assert "only decoding shows it, from step 2" in evidence_lines(verdict, guilt)
 
 
 def test_a_weight_that_differs_names_the_component() -> None:
-    lost = WeightFinding("model.q", "layers.3", 3, "self_attn.q_proj", "never_loaded")
+    lost = weight("model.q", 3, "self_attn.q_proj", "never_loaded")
     guilt = descend(compared(block(3, ["self_attn:out", ":out"], DEFAULT), weights=[lost]), 3)
     assert guilt is not None
-    assert guilt.place == "layers.3.self_attn.q_proj"
+    assert str(guilt.place) == "layers.3.self_attn.q_proj"
     assert guilt.findings == (lost,)
 
 
 def test_a_weight_after_the_failing_site_does_not_explain_it() -> None:
-    late = WeightFinding("model.w1", "layers.3", 3, "mlp.experts", "changed_value")
+    late = weight("model.w1", 3, "mlp.experts", "changed_value")
     guilt = descend(compared(block(3, after("self_attn.q_norm:out")), weights=[late]), 3)
     assert guilt is not None
     assert guilt.component == "self_attn.q_norm"
@@ -153,17 +170,20 @@ def test_a_weight_after_the_failing_site_does_not_explain_it() -> None:
 
 
 def test_an_absorbed_weight_is_said_to_be_absorbed() -> None:
-    scaled = WeightFinding("model.q", "layers.3", 3, "self_attn.q_proj", "changed_value")
-    beside = descend(compared(block(3, after("mlp:out")), weights=[scaled]), 3)
+    scaled = weight("model.q", 3, "self_attn.q_proj", "changed_value")
+    wrong = compared(block(3, after("mlp:out")), weights=[scaled])
+    beside = descend(wrong, 3)
     assert beside is not None
     assert beside.component == "mlp"
-    assert "absorbed" in " ".join(beside.notes)
-    alone = first_guilty(compared(block(3), weights=[scaled]))
+    assert beside.absorbed == ("model.q",)
+    assert "absorbed" in evidence_lines(wrong, beside)
+    passing = compared(block(3), weights=[scaled])
+    alone = first(passing)
     assert alone is not None
-    assert (alone.place, alone.site) == ("layers.3.self_attn.q_proj", None)
-    assert "absorbed" in " ".join(alone.notes)
-    dtype = WeightFinding("model.q", "layers.3", 3, "self_attn.q_proj", "changed_dtype")
-    assert first_guilty(compared(block(3), weights=[dtype])) is None
+    assert (str(alone.place), alone.site) == ("layers.3.self_attn.q_proj", None)
+    assert "absorbed" in evidence_lines(passing, alone)
+    dtype = weight("model.q", 3, "self_attn.q_proj", "changed_dtype")
+    assert first(compared(block(3), weights=[dtype])) is None
 
 
 @pytest.mark.parametrize("guilty", [{"a"}, {"c", "f"}, {"a", "b", "h"}, set("abcdefgh")])
@@ -203,15 +223,15 @@ class FakeBench:
         self.first, self.last, self.wrong, self.head = 0, last, set(wrong), head
         self.ran: list[tuple[int, int] | str] = []
 
-    def isolated(self) -> Comparison:
+    def isolated(self) -> Verdict:
         self.ran.append("isolated")
         rows = [r for n in range(self.last + 1) for r in block(n, self._bad(n))]
-        return compared(rows)
+        return concluded(compared(rows))
 
     def _bad(self, layer: int) -> list[str]:
         return after("mlp:out") if layer in self.wrong else []
 
-    def chained(self, first: int, last: int) -> Comparison:
+    def chained(self, first: int, last: int) -> Verdict:
         self.ran.append((first, last))
         rows, errors, off = [], {}, 1e-4
         for n in range(first, last + 1):
@@ -220,17 +240,18 @@ class FakeBench:
             errors[f"layers.{n}:out"] = [off] * 5
         return compared(rows, feed="chained", token_errors=errors)
 
-    def ends(self) -> Comparison | None:
+    def ends(self) -> Verdict | None:
         outcome = Outcome.PASS if self.head else Outcome.FAIL
-        return compared([row(Site("norm", "out")), row(Site("lm_head", "out"), outcome)])
+        ends = [row(Site("norm", "out")), row(Site("lm_head", "out"), outcome)]
+        return concluded(compared(ends))
 
 
 @pytest.mark.parametrize("wrong", [[0], [5], [31], [61], [5, 40]])
 def test_strategies_find_the_wrong_block(wrong: list[int]) -> None:
-    assert scan(FakeBench(61, wrong)).place == wrong[0]
+    assert scan(FakeBench(61, wrong)).place == Place(wrong[0])
     prefixes, suffixes = FakeBench(61, wrong), FakeBench(61, wrong)
-    assert binary(prefixes).place == wrong[0]
-    assert inject(suffixes).place == wrong[-1]
+    assert binary(prefixes).place == Place(wrong[0])
+    assert inject(suffixes).place == Place(wrong[-1])
     assert max(len(prefixes.ran), len(suffixes.ran)) <= 8
 
 
@@ -239,14 +260,14 @@ def test_strategies_end_clean_or_outside_the_blocks() -> None:
         clean: SearchResult = strategy(FakeBench(7, []))
         assert clean.place is None
         outside = strategy(FakeBench(7, [], head=False))
-        assert outside.place == "lm_head"
-        assert outside.guilt is not None
+        assert outside.place == Place(None, "lm_head")
+        assert outside.verdict is not None and outside.verdict.guilty is not None
     assert scan(FakeBench(7, [])).place is None
 
 
 def test_one_block_is_enough_for_every_strategy() -> None:
     for strategy in (scan, binary, inject):
-        assert strategy(FakeBench(0, [0])).place == 0
+        assert strategy(FakeBench(0, [0])).place == Place(0)
 
 
 def test_halving_asks_for_the_end_first() -> None:
@@ -288,7 +309,7 @@ def test_a_faulty_port_is_bisected_to_its_component(
     run: Cli, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What a command says once is said by each process, and this one is many commands.
-    monkeypatch.setattr(links, "_told", set())
+    monkeypatch.setattr(links, "_printed", set())
     ended = run("job=bisect", "golden=the-golden", *FAULT)
     assert ended.exit == 1, ended.out + ended.err
     parts = re.findall(r"^(where|cause|or|evidence|next)\b", ended.out, re.M)
@@ -404,7 +425,8 @@ def test_a_fault_of_decoding_is_found_in_its_step(cli: Cli, tmp_path: Path) -> N
     assert ended.exit == 1, ended.out + ended.err
     kept = record(tmp_path)
     assert kept["guilt"]["place"] == "layers.2.input_layernorm"  # type: ignore[index]
-    assert "only decoding shows it, from step 1" in kept["guilt"]["notes"][0]  # type: ignore[index]
+    assert "only decoding shows it, from step 1 on: the prefill passes" in ended.out
+    assert (kept["guilt"]["phases"], kept["guilt"]["first_step"]) == ("decode_only", 1)  # type: ignore[index]
     assert kept["causes"][0]["id"] == "rmsnorm_prefill_vs_decode"  # type: ignore[index]
     assert "generate.max_new_tokens=3" in kept["commands"][0]  # type: ignore[index]
     assert "name=layers.2.input_layernorm-decoding" in kept["commands"][0]  # type: ignore[index]
@@ -418,9 +440,10 @@ def test_the_bisection_s_own_report_has_the_answer_and_the_portrait(run: Cli, st
     assert ended.exit == 1, ended.out + ended.err
     (page,) = re.findall(r"^ +(/.*report\.html)$", ended.out, re.M)
     assert "artifacts/report.html?" in ended.out
-    comparison = Comparison.from_json((Path(page).parent / "comparison.json").read_text())
-    assert comparison.answer is not None
-    assert comparison.answer.text in ended.out
+    comparison = Verdict.from_json((Path(page).parent / "verdict.json").read_text())
+    answer = answer_of(comparison, record(store)["answer"]["next"])  # type: ignore[index]
+    assert answer is not None
+    assert answer.text in ended.out
     assert comparison.portrait is not None
     assert comparison.portrait.site == "layers.3.self_attn.q_norm:out"
     html = Path(page).read_text()
@@ -452,8 +475,8 @@ def test_a_leap_of_the_error_names_a_second_wrong_component() -> None:
         }
 
     far, near = rows(300.0), rows(20.0)
-    assert amplified(far, seen_in(far)) == {"post_attention_layernorm": pytest.approx(300.0)}
-    assert amplified(near, seen_in(near)) == {}
+    assert amplified(far, SERIAL) == {"post_attention_layernorm": pytest.approx(300.0)}
+    assert amplified(near, SERIAL) == {}
     # Other experts explain any error behind them: a wrong input without a size says nothing.
     routed = {
         "mlp.gate:choices": row(site(2, "mlp.gate:choices"), Outcome.FAIL),
@@ -462,7 +485,7 @@ def test_a_leap_of_the_error_names_a_second_wrong_component() -> None:
         ),
     }
     both = {**near, **routed}
-    assert amplified(both, seen_in(both)) == {}
+    assert amplified(both, SERIAL) == {}
 
 
 def test_configurations_are_bisected_to_the_keys(run: Cli, store: Path) -> None:

@@ -9,11 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from bisections import WeightFinding, compared, row, site
+from bisections import compared, row, site, weight
 from conftest import Ended
 
-from layerparity.judge.growth import Judged, judge_chained
-from layerparity.record.verdict import Outcome
+from layerparity.judge.growth import ChainJudgement, judge_chained
+from layerparity.record.verdict import Breach, Outcome
+from layerparity.report.search import chain_doubt, chain_text
 
 Cli = Callable[..., Ended]
 CPU = ("backend=gpu", "device_map=cpu")
@@ -24,7 +25,7 @@ def test_accumulated_error_is_held_against_the_growth_of_rounding() -> None:
     rows[2] = row(site(1, "mlp:out"), floor_rel_l2=1e-6)
     key = "layers.3.mlp:out"
 
-    def judged(errors: list[float], first: int = 0) -> Judged:
+    def judged(errors: list[float], first: int = 0) -> ChainJudgement:
         return judge_chained(compared(rows, token_errors={key: errors}), 3, first)
 
     # The chain's floor at block 1, and two blocks of 4 steps of float32 after it; times 4.
@@ -34,7 +35,7 @@ def test_accumulated_error_is_held_against_the_growth_of_rounding() -> None:
     assert not clean.wrong
     assert clean.allowed == pytest.approx(allowed)
     wrong = judged([1.01 * allowed] * 3)
-    assert (wrong.wrong, wrong.site, wrong.layer) == (True, key, 3)
+    assert (wrong.wrong, str(wrong.site), wrong.layer) == (True, key, 3)
     assert judged([float("nan")] * 3).wrong
     assert judged([0.99 * allowed] * 3, first=3).wrong
 
@@ -43,48 +44,51 @@ def test_a_jump_that_later_noise_drowns_is_seen_at_its_block() -> None:
     errors = {f"layers.{n}:out": [0.1 if n == 2 else 1e-4] * 3 for n in range(6)}
     rows = [row(site(n, ":out"), floor_rel_l2=0.05 if n > 2 else 1e-3) for n in range(6)]
     judged = judge_chained(compared(rows, feed="chained", token_errors=errors), 5, 0)
-    assert (judged.wrong, judged.layer, judged.site) == (True, 2, "layers.2:out")
+    assert (judged.wrong, judged.layer, str(judged.site)) == (True, 2, "layers.2:out")
 
 
 def test_a_chain_heeds_what_its_comparison_found() -> None:
     errors = {f"layers.{n}:out": [1e-4] * 3 for n in range(4)}
     rows = [row(site(n, ":out"), floor_rel_l2=1e-3) for n in range(4)]
     routed = replace(
-        row(site(1, "mlp.gate:choices"), Outcome.FAIL), reason="26 of 29 flips are no ties"
+        row(site(1, "mlp.gate:choices"), Outcome.FAIL, flips=29.0),
+        breaches=(Breach("flips_outside_noise", 26.0),),
     )
-    lost = WeightFinding("model.bias", "layers.2", 2, "mlp.gate", "never_loaded")
+    lost = weight("model.bias", 2, "mlp.gate", "never_loaded")
     assert not judge_chained(compared(rows, token_errors=errors), 3, 0).wrong
     by_weights = judge_chained(compared(rows, weights=[lost], token_errors=errors), 3, 0)
     assert (by_weights.wrong, by_weights.layer) == (True, 2)
-    assert "model.bias" in by_weights.text
+    assert "model.bias" in chain_text(by_weights)
     by_routing = judge_chained(compared([*rows, routed], token_errors=errors), 3, 0)
     assert (by_routing.wrong, by_routing.layer) == (True, 1)
-    assert "26 of 29" in by_routing.text
+    assert "26 of 29" in chain_text(by_routing)
     fixed = replace(compared([*rows, routed], token_errors=errors), tolerance="fixed")
     assert not judge_chained(fixed, 3, 0).wrong, "fixed limits know nothing of a chain"
 
 
 def test_a_chain_says_what_it_cannot_tell() -> None:
-    def judged(dtype: str, *outcomes: Outcome) -> Judged:
+    def judged(dtype: str, *outcomes: Outcome) -> ChainJudgement:
         rows = [row(site(n, "mlp:out"), each) for n, each in enumerate(outcomes)]
         errors = {str(each.site): [1e-7] * 3 for each in rows}
         made = compared(rows, feed="chained", token_errors=errors, dtype=dtype)
         return judge_chained(made, len(outcomes) - 1, 0)
 
     passed, open_ = Outcome.PASS, Outcome.INCONCLUSIVE
-    assert judged("bfloat16", passed, passed).doubt == ""
-    assert judged("float32", passed, open_).doubt == "", "the growth of float32 hides nothing"
+    assert chain_doubt(judged("bfloat16", passed, passed)) == ""
+    assert chain_doubt(judged("float32", passed, open_)) == "", (
+        "the growth of float32 hides nothing"
+    )
     wide = judged("bfloat16", passed, open_, open_)
-    assert (wide.wrong, wide.untold) == (False, (1, 2))
-    assert "cannot tell about layers.1 and 1 more" in wide.doubt
-    assert judged("float32", Outcome.MISSING).untold == (0,)
-    assert judge_chained(compared([]), 0, 0).doubt
+    assert (wide.wrong, [each.layer for each in wide.untold]) == (False, [1, 2])
+    assert "cannot tell about layers.1 and 1 more" in chain_doubt(wide)
+    assert [each.layer for each in judged("float32", Outcome.MISSING).untold] == [0]
+    assert chain_doubt(judge_chained(compared([]), 0, 0))
 
 
 def test_a_fast_branch_does_not_hide_a_slow_one() -> None:
     rows = [row(site(0, ":out"), floor_rel_l2=1e-3), row(site(0, "mlp:out"), floor_rel_l2=1e-3)]
     errors = {"layers.0:out": [1e-4] * 3, "layers.0.mlp:out": [0.1] * 3}
-    assert judge_chained(compared(rows, token_errors=errors), 0, 0).site == "layers.0.mlp:out"
+    assert str(judge_chained(compared(rows, token_errors=errors), 0, 0).site) == "layers.0.mlp:out"
 
 
 @pytest.fixture(scope="module")

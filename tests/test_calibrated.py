@@ -12,7 +12,7 @@ from conftest import Ended
 
 from layerparity.anatomy.site import Kind, Site
 from layerparity.ground.errors import Exit, UserError
-from layerparity.judge.judge import NO_REFERENCE, judge
+from layerparity.judge.decide import NO_REFERENCE, decide
 from layerparity.judge.references import Wide
 from layerparity.judge.routing import flips
 from layerparity.judge.tolerances.calibrated import CalibratedTolerance, limits_of
@@ -20,6 +20,7 @@ from layerparity.numbers.floor import Floor
 from layerparity.record.folder import MANIFEST, REFERENCE_INDEX, RunFolder
 from layerparity.record.references import ISOLATED, StoredReferences
 from layerparity.record.verdict import Outcome, Row
+from layerparity.report.reasons import breach_text
 
 Run = Callable[..., Ended]
 HERE = ("backend=gpu", "device_map=cpu", "threads=1")
@@ -158,10 +159,10 @@ def test_a_flip_at_a_tie_is_noise_and_another_is_not() -> None:
     found = flips(golden, candidate, scores(values, 1e-4), torch.ones(2, dtype=torch.bool))
     assert found["flips"] == 2
     assert found["flips_outside_noise"] == 1
-    assert LIMITS.broken(Kind.INDEX_SET, found)
+    assert LIMITS.breaches(Kind.INDEX_SET, found)
     tied = flips(golden[:1], candidate[:1], scores(values[:1], 1e-4), torch.ones(1).bool())
     assert tied["flips_outside_noise"] == 0
-    assert not LIMITS.broken(Kind.INDEX_SET, tied)
+    assert not LIMITS.breaches(Kind.INDEX_SET, tied)
 
 
 def test_padding_flips_count_for_nothing() -> None:
@@ -174,33 +175,33 @@ def test_padding_flips_count_for_nothing() -> None:
 
 def test_without_a_ratio_a_site_is_inconclusive_and_equality_still_decides() -> None:
     metrics = {"rel_l2": 0.0, "nonfinite_disagreement": 0.0}
-    assert judge(Kind.REAL, metrics, LIMITS) == (Outcome.INCONCLUSIVE, NO_REFERENCE)
-    assert judge(Kind.EXACT, {"unequal": 0.0}, LIMITS)[0] is Outcome.PASS
+    assert decide(Kind.REAL, metrics, LIMITS) == (Outcome.INCONCLUSIVE, (), NO_REFERENCE)
+    assert decide(Kind.EXACT, {"unequal": 0.0}, LIMITS)[0] is Outcome.PASS
     broken = {**metrics, "nonfinite_disagreement": 3.0}
-    assert judge(Kind.REAL, broken, LIMITS)[0] is Outcome.FAIL
+    assert decide(Kind.REAL, broken, LIMITS)[0] is Outcome.FAIL
 
 
 def test_a_slope_fails_only_where_it_is_significant_and_matters() -> None:
     clean = {"error_ratio": 0.9}
-    assert not LIMITS.broken(Kind.REAL, {**clean, "slope": 0.01, "slope_z": 1.0})
-    assert not LIMITS.broken(Kind.REAL, {**clean, "slope": 0.0001, "slope_z": 50.0})
-    (said,) = LIMITS.broken(Kind.REAL, {**clean, "slope": 0.003, "slope_z": 50.0})
-    assert "+0.300%" in said
+    assert not LIMITS.breaches(Kind.REAL, {**clean, "slope": 0.01, "slope_z": 1.0})
+    assert not LIMITS.breaches(Kind.REAL, {**clean, "slope": 0.0001, "slope_z": 50.0})
+    (said,) = LIMITS.breaches(Kind.REAL, {**clean, "slope": 0.003, "slope_z": 50.0})
+    assert "+0.300%" in breach_text(said, clean)
 
 
 def test_a_wrong_size_fails_beside_the_ratio_unless_the_floor_is_wider() -> None:
     clean = {"error_ratio": 0.9, "floor_rel_l2": 0.003}
-    assert not LIMITS.broken(Kind.REAL, {**clean, "norm_ratio": 1.01})
-    (said,) = LIMITS.broken(Kind.REAL, {**clean, "norm_ratio": 0.95})
-    assert "norm is off by 5.00%" in said
-    assert not LIMITS.broken(Kind.REAL, {**clean, "norm_ratio": 0.95, "floor_rel_l2": 0.05})
-    assert not LIMITS.broken(Kind.REAL, {**clean, "norm_ratio": float("nan")})
-    assert not LIMITS.broken(Kind.REAL, {**clean, "norm_ratio": 0.9, "agreeing_tokens": 0.99})
+    assert not LIMITS.breaches(Kind.REAL, {**clean, "norm_ratio": 1.01})
+    (said,) = LIMITS.breaches(Kind.REAL, {**clean, "norm_ratio": 0.95})
+    assert "norm is off by 5.00%" in breach_text(said, clean)
+    assert not LIMITS.breaches(Kind.REAL, {**clean, "norm_ratio": 0.95, "floor_rel_l2": 0.05})
+    assert not LIMITS.breaches(Kind.REAL, {**clean, "norm_ratio": float("nan")})
+    assert not LIMITS.breaches(Kind.REAL, {**clean, "norm_ratio": 0.9, "agreeing_tokens": 0.99})
 
 
 def test_calibrated_limits_stand_above_what_was_seen() -> None:
     rows = [
-        Row(Site.parse("layers.0.mlp:out"), Kind.REAL, Outcome.PASS, "", {"error_ratio": ratio})
+        Row(Site.parse("layers.0.mlp:out"), Kind.REAL, Outcome.PASS, metrics={"error_ratio": ratio})
         for ratio in (0.8, 1.2)
     ]
     assert limits_of(rows, 1.5) == {"error_ratio": pytest.approx(1.8)}

@@ -12,7 +12,7 @@ import torch
 from bisections import WeightFinding, evidence, row, site
 from runs import make_run
 
-from layerparity.judge.parity import compare_runs
+from layerparity.judge.conclude import conclude
 from layerparity.judge.tolerances.fixed import FixedTolerance
 from layerparity.judge.weights_kind import altered
 from layerparity.mistakes.catalogue import likeliest, rules
@@ -23,7 +23,6 @@ from layerparity.model.prints import print_of
 from layerparity.record.verdict import Outcome
 
 FACTS = {"num_attention_heads": "4", "num_key_value_heads": "2", "head_dim": "8", "rotary_dim": "4"}
-COMPARED = {**FACTS, "weights_compared": "yes"}
 ONE_ROW = Tokens(tuple([0] * 12), tuple(range(12)))
 PADDED = Tokens((0,) * 6 + (1,) * 6, tuple(range(6)) * 2, frozenset({1}))
 GROWING = [0.0, *(0.1 * at for at in range(1, 12))]
@@ -234,7 +233,8 @@ def test_a_missing_bias_beats_what_its_lack_looks_like() -> None:
 def test_with_weights_known_to_be_right_the_activation_is_blamed() -> None:
     apart = {"set_agreement": 0.0}
     blind = made("mlp.gate", "mlp.gate:choices", apart, passed=("mlp.gate:logits",))
-    seen = made("mlp.gate", "mlp.gate:choices", apart, passed=("mlp.gate:logits",), facts=COMPARED)
+    seen = made("mlp.gate", "mlp.gate:choices", apart, passed=("mlp.gate:logits",))
+    seen = replace(seen, weights_compared=True)
     assert likeliest(blind)[0].id == "router_bias_dropped"
     assert likeliest(seen)[0].id == "router_softmax"
 
@@ -397,7 +397,7 @@ def test_a_norm_that_puts_out_its_input_is_known_by_its_bytes(tmp_path: Path) ->
     candidate = make_run(
         tmp_path / "candidate", {**given, q: values.clone(), k: values}, kind="candidate"
     )
-    found = compare_runs([golden], [candidate], FixedTolerance())
+    found = conclude([golden], [candidate], FixedTolerance())
     told = {str(each.site): each.metrics.get("passed_through") for each in found.rows}
     assert told[q] == 1
     assert told[k] is None

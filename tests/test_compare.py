@@ -13,27 +13,32 @@ import torch
 from runs import MODEL, STAGES, make_run, sites
 from safetensors.torch import save_file
 
+from layerparity.anatomy.block import SERIAL
+from layerparity.anatomy.blocks import Blocks
 from layerparity.anatomy.site import Kind
 from layerparity.ground.errors import Exit, UserError
 from layerparity.judge.choose import obstacle
+from layerparity.judge.conclude import conclude
 from layerparity.judge.coverage import BLOCK_ALONE
-from layerparity.judge.judge import judge
-from layerparity.judge.parity import compare_runs
+from layerparity.judge.decide import decide
 from layerparity.judge.tolerances.fixed import FixedTolerance, Settings
-from layerparity.record.comparison import Comparison
 from layerparity.record.folder import RunFolder
 from layerparity.record.stored_run import StoredRun, from_folder
-from layerparity.record.verdict import Outcome, Row
+from layerparity.record.verdict import Outcome, Row, Verdict
+from layerparity.report.headline import run_text, whole_model
+from layerparity.report.reasons import breach_text
+from layerparity.report.reasons import reason as why
 
 BLOCKS = ("layers.0", "layers.1")
+SERIAL_BLOCKS = Blocks(usual=SERIAL)
 HEADS = ("batch", "head", "token", "channel")
 
 
-def compare(golden: StoredRun, *candidates: StoredRun) -> Comparison:
-    return compare_runs([golden], candidates, FixedTolerance())
+def compare(golden: StoredRun, *candidates: StoredRun) -> Verdict:
+    return conclude([golden], candidates, FixedTolerance())
 
 
-def row(comparison: Comparison, site: str) -> Row:
+def row(comparison: Verdict, site: str) -> Row:
     return next(each for each in comparison.rows if str(each.site) == site)
 
 
@@ -59,17 +64,17 @@ def isolated(folder: Path, *stages: str, **manifest: Any) -> StoredRun:
 def test_the_same_run_twice_passes_everywhere(golden: StoredRun, tmp_path: Path) -> None:
     found = compare(golden, make_run(tmp_path / "candidate", sites()))
     assert {each.outcome for each in found.rows} == {Outcome.PASS}
-    assert found.verdict.exit is Exit.OK
-    assert found.verdict.total == len(found.rows) == len(sites())
-    assert found.verdict.whole_model == "whole model: pass"
+    assert found.exit is Exit.OK
+    assert found.total == len(found.rows) == len(sites())
+    assert whole_model(found) == "pass"
     assert row(found, "layers.0.mlp:out").metrics["rel_l2"] == 0
-    assert [each.site for each in found.rows] == sorted(each.site for each in found.rows)
+    assert [each.site for each in found.rows] == SERIAL_BLOCKS.sorted(r.site for r in found.rows)
     assert not found.warnings
 
 
 def test_a_comparison_survives_json(golden: StoredRun, tmp_path: Path) -> None:
     found = compare(golden, make_run(tmp_path / "candidate", sites()))
-    again = Comparison.from_json(found.to_json())
+    again = Verdict.from_json(found.to_json())
     assert again == found
     assert (again.tolerance, again.limits["max_abs_diff"]) == ("fixed", 0.01)
     assert (again.golden.name, again.golden.scope) == ("golden", "full")
@@ -81,10 +86,10 @@ def test_a_wrong_component_fails_and_is_named_first(golden: StoredRun, tmp_path:
     found = compare(golden, make_run(tmp_path / "candidate", tensors))
     failed = row(found, "layers.1.self_attn:out")
     assert failed.outcome is Outcome.FAIL
-    assert "max_abs_diff 0.4 is not under 0.01, 40.0 times it" in failed.reason
-    assert found.verdict.first_failure == "layers.1.self_attn:out"
-    assert found.verdict.exit is Exit.FAILED
-    assert found.verdict.whole_model.startswith("whole model: fail, 2 of 2 blocks")
+    assert "max_abs_diff 0.4 is not under 0.01, 40.0 times it" in why(failed)
+    assert found.where == "layers.1.self_attn:out"
+    assert found.exit is Exit.FAILED
+    assert whole_model(found).startswith("fail, 2 of 2 blocks")
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -94,7 +99,7 @@ def test_nan_or_inf_in_the_candidate_fails(golden: StoredRun, tmp_path: Path, va
     found = compare(golden, make_run(tmp_path / "candidate", tensors))
     failed = row(found, "layers.0.mlp:out")
     assert failed.outcome is Outcome.FAIL
-    assert failed.reason == "1 values are NaN or Inf on one side only"
+    assert why(failed) == "1 values are NaN or Inf on one side only"
     assert found.token_errors["layers.0.mlp:out"].count(math.inf) == 1
 
 
@@ -111,7 +116,7 @@ def test_nan_in_the_golden_is_refused(golden: StoredRun, tmp_path: Path) -> None
 def test_progress_is_told(golden: StoredRun, tmp_path: Path) -> None:
     seen: list[tuple[int, int, str]] = []
     other = make_run(tmp_path / "candidate", sites())
-    compare_runs([golden], [other], FixedTolerance(), lambda *told: seen.append(told))
+    conclude([golden], [other], FixedTolerance(), progress=lambda *told: seen.append(told))
     count = len(sites())
     assert seen[0] == (0, count, "embed_tokens:in")
     assert seen[-1] == (count, count, "")
@@ -133,7 +138,7 @@ def test_padded_tokens_enter_nothing(tmp_path: Path) -> None:
     fed = {site: tensor for site, tensor in left.items() if site.endswith(":in")}
     golden = make_run(tmp_path / "golden", left, mask=mask)
     found = compare(golden, make_run(tmp_path / "candidate", right, mask=mask, fed=fed))
-    assert found.verdict.exit is Exit.OK, [each for each in found.rows if each.reason]
+    assert found.exit is Exit.OK, [each for each in found.rows if why(each)]
     assert len(found.token_errors["layers.0:out"]) == 8
     assert len(found.token_errors["layers.0.mlp.gate:logits"]) == 8
 
@@ -161,7 +166,7 @@ def test_a_mask_that_does_not_fit_is_inconclusive(golden: StoredRun, tmp_path: P
         make_run(tmp_path / name, sites(), mask=torch.ones(2, 3)) for name in ("odd", "even")
     )
     found = compare(odd, even)
-    assert row(found, "norm:out").reason == "attention mask [2, 3] against [2, 5, 8]"
+    assert why(row(found, "norm:out")) == "attention mask [2, 3] against [2, 5, 8]"
 
 
 def test_a_long_tensor_is_compared_in_pieces(tmp_path: Path) -> None:
@@ -189,7 +194,7 @@ def test_a_flip_fails_and_its_token_leaves_the_weights_alone(
     found = compare(golden, make_run(tmp_path / "candidate", tensors))
     choices = row(found, "layers.0.mlp.gate:choices")
     assert choices.metrics == {"set_agreement": 0.9}
-    assert (choices.outcome, choices.reason) == (
+    assert (choices.outcome, why(choices)) == (
         Outcome.FAIL,
         "expert sets differ at 10.00% of the tokens",
     )
@@ -203,7 +208,7 @@ def test_weights_without_one_agreeing_token_are_inconclusive(
     tensors["layers.1.mlp.gate:choices"][:] = torch.tensor([1, 3])
     found = compare(golden, make_run(tmp_path / "candidate", tensors))
     weights = row(found, "layers.1.mlp.gate:weights")
-    assert (weights.outcome, weights.reason) == (
+    assert (weights.outcome, why(weights)) == (
         Outcome.INCONCLUSIVE,
         "no token's expert set agrees",
     )
@@ -220,7 +225,7 @@ def test_the_embedding_is_judged_by_equality(golden: StoredRun, tmp_path: Path) 
     )
     failed = row(found, "embed_tokens:out")
     assert failed.outcome is Outcome.FAIL
-    assert "not equal to the bit" in failed.reason
+    assert "not equal to the bit" in why(failed)
 
 
 def test_what_an_isolated_block_was_fed_is_exact(golden: StoredRun, tmp_path: Path) -> None:
@@ -283,14 +288,14 @@ def test_two_runs_of_one_experiment_are_said(tmp_path: Path) -> None:
         made("eager", "candidate", "2.9", numerics={"capture": "default: *", "attn": "eager"}),
         make_run(tmp_path / "unknown", sites()),
     ]
-    assert [compare(one, other).warnings for other in others] == [[], [], [], []]
+    assert [compare(one, other).warnings for other in others] == [(), (), (), ()]
     twin = make_run(tmp_path / "twin", sites(), fingerprint=str(others[-1].folder))
     assert "same experiment" in compare(others[-1], twin).warnings[0]
 
 
 def test_no_run_at_all_is_refused(golden: StoredRun) -> None:
     with pytest.raises(UserError, match="no candidate run to compare: make one"):
-        compare_runs([golden], [], FixedTolerance())
+        conclude([golden], [], FixedTolerance())
 
 
 @pytest.mark.parametrize(
@@ -316,9 +321,9 @@ def test_other_weights_make_their_block_and_what_follows_inconclusive(
     found = compare(golden, make_run(tmp_path / "candidate", sites(), weights=weights))
     reason = "not the same start: weights of layers.1 (layers.1.w)"
     for site in ("layers.1.mlp:out", "norm:out", "lm_head:out"):
-        assert (row(found, site).outcome, row(found, site).reason) == (Outcome.INCONCLUSIVE, reason)
+        assert (row(found, site).outcome, why(row(found, site))) == (Outcome.INCONCLUSIVE, reason)
     assert row(found, "layers.0:out").outcome is Outcome.PASS
-    assert found.verdict.exit is Exit.INCONCLUSIVE
+    assert found.exit is Exit.INCONCLUSIVE
 
 
 def test_other_weights_everywhere_are_refused(golden: StoredRun, tmp_path: Path) -> None:
@@ -347,8 +352,8 @@ def test_one_wrong_feed_of_two_leaves_the_other_block_judged(
         golden, make_run(tmp_path / "c", tensors, stages=BLOCKS, feed="isolated", fed=fed)
     )
     assert row(found, "layers.0.mlp:out").outcome is Outcome.PASS
-    assert "fed different values" in row(found, "layers.1.mlp:out").reason
-    assert found.verdict.outcome is Outcome.INCONCLUSIVE
+    assert "fed different values" in why(row(found, "layers.1.mlp:out"))
+    assert found.outcome is Outcome.INCONCLUSIVE
 
 
 def test_a_chain_starts_where_it_was_fed(golden: StoredRun, tmp_path: Path) -> None:
@@ -365,12 +370,12 @@ def test_an_isolated_golden_proves_a_chain_only_as_far_as_it_made_it(tmp_path: P
     chained = make_run(tmp_path / "c", tensors, stages=BLOCKS)
     # The golden's layer 1 was fed what its own layer 0 gave.
     whole = make_run(tmp_path / "whole", tensors, stages=BLOCKS, feed="isolated")
-    assert compare(whole, chained).verdict.exit is Exit.OK
+    assert compare(whole, chained).exit is Exit.OK
     foreign = {"layers.1:in": torch.ones(2, 5, 8)}
     fed = {"layers.0:in": tensors["layers.0:in"], **foreign}
     apart = make_run(tmp_path / "apart", tensors, stages=BLOCKS, feed="isolated", fed=fed)
     found = compare(apart, chained)
-    reason = row(found, "layers.1.mlp:out").reason
+    reason = why(row(found, "layers.1.mlp:out"))
     assert "the golden's chain starts at layers.1:in" in reason
     assert "the candidate's at layers.0:in" in reason
     assert row(found, "layers.1.mlp:out").outcome is Outcome.INCONCLUSIVE
@@ -383,12 +388,12 @@ def test_a_golden_of_several_runs_must_be_one_chain(tmp_path: Path) -> None:
     fed = {"layers.1:in": torch.ones(2, 5, 8)}
     second = make_run(tmp_path / "1", late, stages=("layers.1",), feed="isolated", fed=fed)
     candidate = make_run(tmp_path / "c", within(BLOCKS, sites()), stages=BLOCKS)
-    found = compare_runs([first, second], [candidate], FixedTolerance())
-    reason = row(found, "layers.1.mlp:out").reason
+    found = conclude([first, second], [candidate], FixedTolerance())
+    reason = why(row(found, "layers.1.mlp:out"))
     assert "the golden's chain starts at layers.1:in" in reason and "from outside" in reason
     # The other way round, a candidate that was fed the golden's own values in the middle.
     isolated_1 = make_run(tmp_path / "i", late, stages=("layers.1",), feed="isolated")
-    assert compare(candidate, isolated_1).verdict.exit is Exit.OK
+    assert compare(candidate, isolated_1).exit is Exit.OK
 
 
 def test_other_weights_in_the_chain_of_another_golden_run_count(tmp_path: Path) -> None:
@@ -400,7 +405,7 @@ def test_other_weights_in_the_chain_of_another_golden_run_count(tmp_path: Path) 
     ]
     candidate = make_run(tmp_path / "c", within(BLOCKS, sites()), stages=BLOCKS)
     with pytest.raises(UserError, match=r"these differ: weights of layers.0 \(layers.0.w\)\. Make"):
-        compare_runs(parts, [candidate], FixedTolerance())
+        conclude(parts, [candidate], FixedTolerance())
     late = {"layers.1": {"layers.1.w": "2"}}
     parts = [
         make_run(tmp_path / "2", first, stages=("layers.0",)),
@@ -408,8 +413,8 @@ def test_other_weights_in_the_chain_of_another_golden_run_count(tmp_path: Path) 
             tmp_path / "3", within(("layers.1",), sites()), stages=("layers.1",), weights=late
         ),
     ]
-    found = compare_runs(parts, [candidate], FixedTolerance())
-    assert "weights of layers.1 (layers.1.w)" in row(found, "layers.1.mlp:out").reason
+    found = conclude(parts, [candidate], FixedTolerance())
+    assert "weights of layers.1 (layers.1.w)" in why(row(found, "layers.1.mlp:out"))
 
 
 def test_a_golden_without_the_fed_site_proves_nothing(tmp_path: Path) -> None:
@@ -480,13 +485,13 @@ def test_every_absent_site_is_accounted_for(golden: StoredRun, tmp_path: Path) -
     tensors["layers.0.mlp.experts:out"] = torch.zeros(2, 5, 8)
     skipped = {"layers.1.mlp:out": "fused", "layers.1.self_attn:q_rotated": "not observable"}
     found = compare(golden, make_run(tmp_path / "candidate", tensors, skipped=skipped))
-    ends = {str(each.site): (each.outcome, each.reason) for each in found.rows}
+    ends = {str(each.site): (each.outcome, why(each)) for each in found.rows}
     assert ends["layers.0.mlp:out"][0] is Outcome.MISSING
     assert ends["layers.1.mlp:out"] == (Outcome.SKIPPED, "fused")
     assert ends["layers.1.self_attn:q_rotated"] == (Outcome.SKIPPED, "not observable")
     assert ends["layers.0.mlp.experts:out"] == (Outcome.SKIPPED, "not captured by the golden")
-    assert found.verdict.total == len(sites()) + 2 == sum(found.verdict.counts.values())
-    assert found.verdict.exit is Exit.INCONCLUSIVE
+    assert found.total == len(sites()) + 2 == sum(found.counts.values())
+    assert found.exit is Exit.INCONCLUSIVE
 
 
 def test_a_smaller_capture_set_skips_instead_of_missing(golden: StoredRun, tmp_path: Path) -> None:
@@ -494,7 +499,7 @@ def test_a_smaller_capture_set_skips_instead_of_missing(golden: StoredRun, tmp_p
     del tensors["layers.0.mlp:out"]
     smaller = make_run(tmp_path / "s", tensors, numerics={"capture": "blocks: :in,:out"})
     found = row(compare(golden, smaller), "layers.0.mlp:out")
-    assert (found.outcome, found.reason) == (
+    assert (found.outcome, why(found)) == (
         Outcome.SKIPPED,
         "not captured by the candidate (capture=blocks)",
     )
@@ -503,9 +508,9 @@ def test_a_smaller_capture_set_skips_instead_of_missing(golden: StoredRun, tmp_p
 def test_only_the_asked_scope_is_judged(golden: StoredRun, tmp_path: Path) -> None:
     found = compare(golden, isolated(tmp_path / "one", "layers.1"))
     assert {each.site.layer for each in found.rows} == {1}
-    assert found.verdict.exit is Exit.OK
-    assert found.verdict.whole_model == (
-        "whole model: inconclusive, 1 of 2 blocks compared, without embed_tokens, norm, lm_head"
+    assert found.exit is Exit.OK
+    assert whole_model(found) == (
+        "inconclusive, 1 of 2 blocks compared, without embed_tokens, norm, lm_head"
     )
 
 
@@ -515,8 +520,8 @@ def test_block_outputs_alone_are_never_a_pass(golden: StoredRun, tmp_path: Path)
     alone = make_run(tmp_path / "c", tensors, stages=("layers.0",), numerics=blocks)
     found = compare(golden, alone)
     assert row(found, "layers.0:out").outcome is Outcome.INCONCLUSIVE
-    assert row(found, "layers.0:out").reason == BLOCK_ALONE
-    assert found.verdict.exit is Exit.INCONCLUSIVE
+    assert why(row(found, "layers.0:out")) == BLOCK_ALONE
+    assert found.exit is Exit.INCONCLUSIVE
     tensors["layers.0:out"] = tensors["layers.0:out"] + 1
     wrong = make_run(tmp_path / "w", tensors, stages=("layers.0",), numerics=blocks)
     assert row(compare(golden, wrong), "layers.0:out").outcome is Outcome.FAIL
@@ -540,9 +545,9 @@ def test_a_component_is_compared_with_its_block(tmp_path: Path) -> None:
         )
 
     found = compare(golden, candidate("same", {"mlp.w": "1"}))
-    assert found.verdict.exit is Exit.OK
+    assert found.exit is Exit.OK
     assert {str(each.site) for each in found.rows} == set(part)
-    assert "0 of 2 blocks compared, 1 in part" in found.verdict.whole_model
+    assert "0 of 2 blocks compared, 1 in part" in whole_model(found)
     with pytest.raises(UserError, match=r"weights of layers.0.mlp \(mlp.w\)"):
         compare(golden, candidate("other", {"mlp.w": "2"}))
     with pytest.raises(UserError, match="which the golden has no fingerprint of"):
@@ -565,13 +570,13 @@ def test_other_shapes_are_said_not_crashed_on(
     tensors = {**sites(), "norm:out": torch.zeros(shape)}
     found = row(compare(golden, make_run(tmp_path / "c", tensors)), "norm:out")
     assert found.outcome is Outcome.INCONCLUSIVE
-    assert re.search(said, found.reason)
+    assert re.search(said, why(found))
 
 
 def test_other_axes_are_said(golden: StoredRun, tmp_path: Path) -> None:
     axes = {"norm:out": ("batch", "channel", "token")}
     found = row(compare(golden, make_run(tmp_path / "c", sites(), axes=axes)), "norm:out")
-    assert found.reason == "axes (batch, token, channel) against (batch, channel, token)"
+    assert why(found) == "axes (batch, token, channel) against (batch, channel, token)"
 
 
 def test_an_empty_tensor_is_inconclusive(tmp_path: Path) -> None:
@@ -628,7 +633,7 @@ def test_decode_steps_and_tokens(tmp_path: Path) -> None:
     tensors["tokens:out@decode.0"] = torch.tensor([[1, 2, 3, 4, 5], [1, 2, 3, 4, 5]])
     mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
     golden = make_run(tmp_path / "g", tensors, mask=mask)
-    assert compare(golden, make_run(tmp_path / "same", tensors, mask=mask)).verdict.exit is Exit.OK
+    assert compare(golden, make_run(tmp_path / "same", tensors, mask=mask)).exit is Exit.OK
     other = {**tensors, "tokens:out@decode.0": tensors["tokens:out@decode.0"].clone()}
     other["tokens:out@decode.0"][0, 0] = 9
     found = row(compare(golden, make_run(tmp_path / "c", other, mask=mask)), "tokens:out@decode.0")
@@ -636,7 +641,7 @@ def test_decode_steps_and_tokens(tmp_path: Path) -> None:
     prefill = make_run(tmp_path / "p", sites(), mask=mask)
     absent = row(compare(golden, prefill), "lm_head:out@decode.2")
     assert absent.outcome is Outcome.SKIPPED
-    assert absent.reason == "the candidate ran no decode step 2"
+    assert why(absent) == "the candidate ran no decode step 2"
 
 
 # Sides of several runs
@@ -644,9 +649,9 @@ def test_decode_steps_and_tokens(tmp_path: Path) -> None:
 
 def test_the_children_of_a_sweep_are_one_candidate(golden: StoredRun, tmp_path: Path) -> None:
     found = compare(golden, *(isolated(tmp_path / stage, stage) for stage in BLOCKS))
-    assert found.verdict.exit is Exit.OK
+    assert found.exit is Exit.OK
     assert {each.site.layer for each in found.rows} == {0, 1}
-    assert "2 of 2 blocks compared" in found.verdict.whole_model
+    assert "2 of 2 blocks compared" in whole_model(found)
     assert found.candidate.name == "layers.0 and 1 more"
     assert [made.stages for made in found.candidate.made] == [("layers.0",), ("layers.1",)]
 
@@ -657,8 +662,8 @@ def test_a_side_is_named_by_its_sweep_its_run_or_its_folder(
     parts = [isolated(tmp_path / stage, stage) for stage in BLOCKS]
     swept = [replace(part, parent="5weep", id=f"id{n}") for n, part in enumerate(parts)]
     found = compare(golden, *swept)
-    assert (found.golden.named, found.golden.run) == (str(golden.folder), str(golden.folder))
-    assert (found.candidate.named, found.candidate.run) == ("5weep", "id0,id1")
+    assert (found.golden.named, run_text(found.golden)) == (str(golden.folder), str(golden.folder))
+    assert (found.candidate.named, run_text(found.candidate)) == ("5weep", "id0,id1")
     assert compare(golden, swept[0]).candidate.named == "id0"
     assert compare(golden, *parts).candidate.named == ""
 
@@ -679,9 +684,9 @@ def test_of_a_site_held_twice_the_newest_counts(golden: StoredRun, tmp_path: Pat
     wrong = {**tensors, "layers.0.mlp:out": tensors["layers.0.mlp:out"] + 1}
     old = make_run(tmp_path / "old", wrong, stages=("layers.0",))
     new = make_run(tmp_path / "new", tensors, stages=("layers.0",))
-    assert compare(golden, old, new).verdict.exit is Exit.OK
+    assert compare(golden, old, new).exit is Exit.OK
     found = compare(golden, new, old)
-    assert found.verdict.exit is Exit.FAILED
+    assert found.exit is Exit.FAILED
     assert "more than one run" in found.warnings[0] and "'old'" in found.warnings[0]
 
 
@@ -690,8 +695,8 @@ def test_a_golden_of_several_runs(golden: StoredRun, tmp_path: Path) -> None:
         make_run(tmp_path / stage, within((stage,), sites()), stages=(stage,)) for stage in BLOCKS
     ]
     candidate = make_run(tmp_path / "c", within(BLOCKS, sites()), stages=BLOCKS)
-    found = compare_runs(parts, [candidate], FixedTolerance())
-    assert found.verdict.exit is Exit.OK
+    found = conclude(parts, [candidate], FixedTolerance())
+    assert found.exit is Exit.OK
 
 
 def test_synthetic_inputs_are_said(golden: StoredRun, tmp_path: Path) -> None:
@@ -713,7 +718,7 @@ def good() -> dict[str, float]:
 
 
 def test_the_seeds_table() -> None:
-    assert judge(Kind.REAL, good(), FixedTolerance()) == (Outcome.PASS, "")
+    assert decide(Kind.REAL, good(), FixedTolerance()) == (Outcome.PASS, (), "")
     assert Settings is FixedTolerance
 
 
@@ -730,23 +735,25 @@ def test_the_seeds_table() -> None:
     ],
 )
 def test_each_limit_alone_fails(metric: str, value: float) -> None:
-    outcome, reason = judge(Kind.REAL, {**good(), metric: value}, FixedTolerance())
-    assert outcome is Outcome.FAIL
-    assert reason.startswith(metric) and ";" not in reason
+    metrics = {**good(), metric: value}
+    outcome, (breach,), note = decide(Kind.REAL, metrics, FixedTolerance())
+    assert (outcome, note) == (Outcome.FAIL, "")
+    assert (breach.metric, breach.limit) == (metric, FixedTolerance().limits()[metric])
+    assert breach_text(breach, metrics).startswith(metric)
 
 
 def test_a_metric_that_was_not_measured_does_not_pass() -> None:
     metrics = good()
     del metrics["cosine_distance"]
-    assert judge(Kind.REAL, metrics, FixedTolerance())[0] is Outcome.FAIL
+    assert decide(Kind.REAL, metrics, FixedTolerance())[0] is Outcome.FAIL
 
 
 def test_a_stored_row_is_judged_again_without_tensors(golden: StoredRun, tmp_path: Path) -> None:
     tensors = {**sites(), "norm:out": sites()["norm:out"] + 0.02}
     found = compare(golden, make_run(tmp_path / "c", tensors))
-    again = Comparison.from_json(found.to_json())
+    again = Verdict.from_json(found.to_json())
     stored = row(again, "norm:out")
     wide = FixedTolerance(max_abs_diff=1, mean_abs_diff=1, similarity_percentage=0)
-    assert judge(stored.kind, stored.metrics, FixedTolerance())[0] is stored.outcome
+    assert decide(stored.kind, stored.metrics, FixedTolerance())[0] is stored.outcome
     assert stored.outcome is Outcome.FAIL
-    assert judge(stored.kind, stored.metrics, wide) == (Outcome.PASS, "")
+    assert decide(stored.kind, stored.metrics, wide) == (Outcome.PASS, (), "")

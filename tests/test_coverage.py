@@ -15,18 +15,18 @@ from conftest import Ended
 from runs import StoredRun, make_run, sites
 
 from layerparity.ground.errors import Exit
-from layerparity.judge.judge import rejudge
-from layerparity.judge.parity import compare_runs
+from layerparity.judge.again import judge_again
+from layerparity.judge.conclude import conclude
 from layerparity.judge.tolerances.fixed import FixedTolerance
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.layer_classes import layer_classes
 from layerparity.model.prints import print_of
-from layerparity.record.comparison import Comparison
 from layerparity.record.findings import ExpertUse, LayerClass
 from layerparity.record.folder import EFFECTIVE_WEIGHTS, MANIFEST, RunFolder
 from layerparity.record.manifest import ModelPrint
-from layerparity.record.verdict import Outcome
-from layerparity.report.headline import coverage_lines
+from layerparity.record.verdict import Outcome, Verdict
+from layerparity.report.headline import coverage_lines, warning_lines, whole_model
+from layerparity.report.reasons import reason as why
 
 Made = Callable[[str], Path]
 # The runs hold two blocks of a model of four.
@@ -39,7 +39,7 @@ def inside(*layers: int) -> dict[str, torch.Tensor]:
     return {k: v for k, v in sites().items() if any(k.startswith(f"layers.{n}") for n in layers)}
 
 
-def pair(tmp_path: Path, tensors: Mapping[str, torch.Tensor], **changes: Any) -> Comparison:
+def pair(tmp_path: Path, tensors: Mapping[str, torch.Tensor], **changes: Any) -> Verdict:
     """Compare a run with itself, both made with these fields of the manifest."""
     changes.setdefault("model", MODEL)
     fed = {"fed": {"layers.0:in": tensors["layers.0:in"]}, "feed": "isolated"}
@@ -47,8 +47,8 @@ def pair(tmp_path: Path, tensors: Mapping[str, torch.Tensor], **changes: Any) ->
     return judged(*runs)
 
 
-def judged(golden: StoredRun, candidate: StoredRun) -> Comparison:
-    return compare_runs([golden], [candidate], FixedTolerance())
+def judged(golden: StoredRun, candidate: StoredRun) -> Verdict:
+    return conclude([golden], [candidate], FixedTolerance())
 
 
 def test_the_classes_of_small_models(made: Made, tmp_path: Path) -> None:
@@ -80,27 +80,27 @@ def test_only_dense_layers_are_no_pass(tmp_path: Path) -> None:
     scope = {"kind": "range", "start": 0, "end": 1}
     found = pair(tmp_path, inside(0, 1), stages=BLOCKS, scope=scope, layer_classes=DENSE_FIRST)
     assert {row.outcome for row in found.rows} == {Outcome.PASS}
-    assert found.verdict.exit is Exit.INCONCLUSIVE
-    assert "only dense layers were compared; moe (layers 2, 3) never" in found.warnings
+    assert found.exit is Exit.INCONCLUSIVE
+    assert "only dense layers were compared; moe (layers 2, 3) never" in warning_lines(found)
     assert found.coverage.classes == (
         LayerClass("dense", (0, 1), (0, 1)),
         LayerClass("moe", (2, 3), ()),
     )
-    assert Comparison.from_json(found.to_json()) == found
+    assert Verdict.from_json(found.to_json()) == found
 
 
 def test_both_classes_are_a_pass(tmp_path: Path) -> None:
     mixed = {0: "dense", 1: "moe", 2: "moe", 3: "moe"}
     scope = {"kind": "range", "start": 0, "end": 1}
     found = pair(tmp_path, inside(0, 1), stages=BLOCKS, scope=scope, layer_classes=mixed)
-    assert (found.verdict.exit, found.coverage.doubts) == (Exit.OK, ())
+    assert (found.exit, found.coverage.doubts) == (Exit.OK, ())
 
 
 def test_a_single_block_is_judged_about_itself(tmp_path: Path) -> None:
     scope = {"kind": "single", "start": 0, "end": 0}
     found = pair(tmp_path, inside(0), stages=("layers.0",), scope=scope, layer_classes=DENSE_FIRST)
-    assert found.verdict.exit is Exit.OK
-    assert found.verdict.whole_model.endswith("never compared: moe (layers 2, 3)")
+    assert found.exit is Exit.OK
+    assert whole_model(found).endswith("never compared: moe (layers 2, 3)")
 
 
 def test_a_class_whose_sites_are_all_inconclusive_was_not_judged(tmp_path: Path) -> None:
@@ -151,15 +151,17 @@ def test_an_expert_that_nothing_vouches_for_is_a_doubt(tmp_path: Path) -> None:
     found = judged(experts_of(tmp_path / "g"), experts_of(tmp_path / "c"))
     # Every token goes to the experts 0 and 2.
     assert found.coverage.experts == tuple(ExpertUse(n, 4, 2, (), (1, 3)) for n in (0, 1))
-    assert found.verdict.exit is Exit.INCONCLUSIVE
-    assert any("layer 0: experts 1, 3 were never exercised" in each for each in found.warnings)
+    assert found.exit is Exit.INCONCLUSIVE
+    assert any(
+        "layer 0: experts 1, 3 were never exercised" in each for each in warning_lines(found)
+    )
 
 
 def test_bit_equal_weights_cover_an_expert(tmp_path: Path) -> None:
     runs = [with_prints(experts_of(tmp_path / side), expert_prints()) for side in ("g", "c")]
     found = judged(*runs)
     assert found.coverage.experts == tuple(ExpertUse(n, 4, 2, (1, 3), ()) for n in (0, 1))
-    assert found.verdict.exit is Exit.OK
+    assert found.exit is Exit.OK
 
 
 def test_one_expert_s_other_weights_do_not_cover_it(tmp_path: Path) -> None:
@@ -177,7 +179,7 @@ def test_one_expert_s_other_weights_do_not_cover_it(tmp_path: Path) -> None:
     }
     found = judged(golden, with_prints(experts_of(tmp_path / "c"), prints))
     assert found.coverage.experts[1] == ExpertUse(1, 4, 2, (1,), (3,))
-    assert found.verdict.exit is Exit.INCONCLUSIVE
+    assert found.exit is Exit.INCONCLUSIVE
 
 
 def test_weights_vouch_for_nothing_where_the_kernel_failed(tmp_path: Path) -> None:
@@ -188,7 +190,7 @@ def test_weights_vouch_for_nothing_where_the_kernel_failed(tmp_path: Path) -> No
     found = judged(golden, with_prints(spoilt, expert_prints()))
     assert found.coverage.experts[0] == ExpertUse(0, 4, 2, (), (1, 3))
     assert found.coverage.experts[1] == ExpertUse(1, 4, 2, (1, 3), ())
-    assert found.verdict.exit is Exit.FAILED
+    assert found.exit is Exit.FAILED
 
 
 def test_padding_exercises_no_expert(tmp_path: Path) -> None:
@@ -223,20 +225,21 @@ def asked_for(run: StoredRun, tokens: int) -> StoredRun:
 def test_a_prefill_alone_is_no_pass_of_a_model_that_decoded(tmp_path: Path) -> None:
     golden = make_run(tmp_path / "g", decoded(1, 2))
     found = judged(golden, asked_for(make_run(tmp_path / "c", sites()), 0))
-    assert found.verdict.exit is Exit.OK
-    whole = "whole model: inconclusive, 2 of 2 blocks compared, decode never exercised"
-    assert found.verdict.whole_model == whole
+    assert found.exit is Exit.OK
+    whole = "inconclusive, 2 of 2 blocks compared, decode never exercised"
+    assert whole_model(found) == whole
     assert found.coverage.steps == {"prefill": (1, 1), "decode": (2, 0)}
-    reasons = {row.reason for row in found.rows if row.site.phase == "decode"}
+    reasons = {why(row) for row in found.rows if row.site.phase == "decode"}
     assert reasons == {f"the candidate ran no decode step {n}" for n in (1, 2)}
     assert "decode: 0 of 2 steps judged, never exercised" in coverage_lines(found)
-    assert rejudge(found, FixedTolerance()).verdict == found.verdict
+    again = judge_again(found, FixedTolerance())
+    assert (again.outcome, again.whole, again.rows) == (found.outcome, found.whole, found.rows)
 
 
 def test_both_phases_are_a_pass_and_some_steps_are_counted(tmp_path: Path) -> None:
     golden = make_run(tmp_path / "g", decoded(1, 2))
     found = judged(golden, asked_for(make_run(tmp_path / "c", decoded(1)), 2))
-    assert (found.verdict.exit, found.verdict.whole_model) == (Exit.OK, "whole model: pass")
+    assert (found.exit, whole_model(found)) == (Exit.OK, "pass")
     assert found.coverage.steps["decode"] == (2, 1)
 
 
@@ -244,11 +247,11 @@ def test_decoding_that_was_asked_for_and_not_compared_is_inconclusive(tmp_path: 
     golden = make_run(tmp_path / "g", decoded(1, 2))
     found = judged(golden, asked_for(make_run(tmp_path / "c", sites()), 3))
     doubt = "generate.max_new_tokens=3 was asked for, and no decode step was compared"
-    assert (found.verdict.exit, found.coverage.doubts) == (Exit.INCONCLUSIVE, (doubt,))
-    assert doubt in found.warnings
+    assert (found.exit, found.coverage.doubts) == (Exit.INCONCLUSIVE, (doubt,))
+    assert doubt in warning_lines(found)
     # Of one new token there is no decode step.
     first = judged(golden, asked_for(make_run(tmp_path / "one", sites()), 1))
-    assert first.verdict.exit is Exit.OK
+    assert first.exit is Exit.OK
 
 
 def test_a_manifest_of_before_has_no_classes(tmp_path: Path) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from bisections import after, block, compared
+from bisections import after, block, compared, descend, evidence_lines, first
 
-from layerparity.judge.descend import descend, first_guilty
 from layerparity.record.verdict import Row
 
 NORM, LATER = "input_layernorm:out", "post_attention_layernorm:out"
@@ -21,26 +20,27 @@ def decoded(layer: int, *wrong: list[str]) -> list[Row]:
 
 def test_the_first_component_is_named_though_it_shows_in_a_later_step() -> None:
     rows = decoded(3, [LATER], [NORM, LATER], [LATER])
-    for guilt in (first_guilty(compared(rows)), descend(compared(rows), 3)):
+    verdict = compared(rows)
+    for guilt in (first(verdict), descend(verdict, 3)):
         assert guilt is not None
         assert guilt.component == "input_layernorm"
         assert guilt.site is not None and guilt.site.step == 2
         assert guilt.also == ("post_attention_layernorm",)
-        assert "only decoding shows it, from step 1 on" in " ".join(guilt.notes)
+        assert "only decoding shows it, from step 1 on" in evidence_lines(verdict, guilt)
 
 
 def test_the_first_block_is_named_though_it_shows_in_a_later_step() -> None:
     rows = [*decoded(1, [], after("mlp:out")), *decoded(2, after(LATER), [])]
-    guilt = first_guilty(compared(rows, feed="isolated"))
-    assert guilt is not None and guilt.place == "layers.1.mlp"
+    guilt = first(compared(rows, feed="isolated"))
+    assert guilt is not None and str(guilt.place) == "layers.1.mlp"
 
 
 def test_of_equal_places_the_first_step_is_shown() -> None:
-    guilt = first_guilty(compared(decoded(0, [], after(NORM), after(NORM))))
+    guilt = first(compared(decoded(0, [], after(NORM), after(NORM))))
     assert guilt is not None and guilt.site is not None and guilt.site.step == 2
 
 
 def test_a_block_fed_wrong_in_a_chain_is_a_consequence_in_that_step_alone() -> None:
     rows = [*decoded(1, [":out"], []), *decoded(2, [":in", *after(NORM)], after("mlp:out"))]
-    guilt = first_guilty(compared([row for row in rows if row.site.layer == 2], feed="chained"))
-    assert guilt is not None and guilt.place == "layers.2.mlp"
+    guilt = first(compared([row for row in rows if row.site.layer == 2], feed="chained"))
+    assert guilt is not None and str(guilt.place) == "layers.2.mlp"

@@ -17,11 +17,12 @@ from safetensors.torch import save_file
 
 from layerparity.anatomy.site import Kind
 from layerparity.ground.errors import Exit, UserError
-from layerparity.judge.parity import compare_runs
+from layerparity.judge.conclude import conclude
 from layerparity.judge.tolerances.fixed import FixedTolerance
-from layerparity.record.comparison import Comparison
 from layerparity.record.stored_run import StoredRun, from_folder
-from layerparity.record.verdict import Outcome
+from layerparity.record.verdict import Outcome, Verdict
+from layerparity.report.headline import whole_model
+from layerparity.report.reasons import reason as why
 
 MAP = {"layer_{n}_output": "layers.{n}:out", "layer_{n}_mlp": "layers.{n}.mlp:out"}
 KEPT = {":out": "output", ".mlp:out": "mlp"}
@@ -56,8 +57,8 @@ def dump(
     return from_folder(folder)
 
 
-def compare(golden: StoredRun, candidate: StoredRun) -> Comparison:
-    return compare_runs([golden], [candidate], FixedTolerance())
+def compare(golden: StoredRun, candidate: StoredRun) -> Verdict:
+    return conclude([golden], [candidate], FixedTolerance())
 
 
 @pytest.mark.parametrize("form", ["npy", "safetensors"])
@@ -65,9 +66,9 @@ def test_a_dump_against_a_run(golden: StoredRun, tmp_path: Path, form: str) -> N
     found = compare(golden, dump(tmp_path / "dump", values(), form=form))
     judged = {str(row.site) for row in found.rows if row.outcome is Outcome.PASS}
     assert judged == {f"layers.{n}{end}" for n in range(2) for end in KEPT}
-    assert found.verdict.exit is Exit.OK
+    assert found.exit is Exit.OK
     assert "nothing proves that both were fed the same" in " ".join(found.warnings)
-    skipped = {row.reason for row in found.rows if row.outcome is Outcome.SKIPPED}
+    skipped = {why(row) for row in found.rows if row.outcome is Outcome.SKIPPED}
     assert skipped == {"not captured by the candidate (capture=dump)"}
     assert found.candidate.backend == "dump"
 
@@ -76,16 +77,16 @@ def test_a_wrong_dump_fails(golden: StoredRun, tmp_path: Path) -> None:
     tensors = values()
     tensors["layer_1_mlp"] = tensors["layer_1_mlp"] * 1.1
     found = compare(golden, dump(tmp_path / "dump", tensors))
-    assert found.verdict.first_failure == "layers.1.mlp:out"
+    assert found.where == "layers.1.mlp:out"
 
 
 def test_a_dump_as_golden_and_on_both_sides(golden: StoredRun, tmp_path: Path) -> None:
     left = dump(tmp_path / "left", values())
     right = dump(tmp_path / "right", values(1e-6), form="safetensors")
-    assert compare(left, golden).verdict.exit is Exit.OK
+    assert compare(left, golden).exit is Exit.OK
     both = compare(left, right)
-    assert both.verdict.exit is Exit.OK
-    assert "2 of 2 blocks compared" in both.verdict.whole_model
+    assert both.exit is Exit.OK
+    assert "2 of 2 blocks compared" in whole_model(both)
     assert len(both.token_errors["layers.0:out"]) == 10
 
 
@@ -118,21 +119,21 @@ def test_files_in_folders_and_single_tensors_by_the_files_name(
     (folder / "names.yaml").write_text(
         "single_layer_{n}/output: layers.{n}:out\nsingle_layer_{n}/mlp/hidden: layers.{n}.mlp:out\n"
     )
-    assert compare(golden, from_folder(folder)).verdict.exit is Exit.OK
+    assert compare(golden, from_folder(folder)).exit is Exit.OK
 
 
 def test_a_map_elsewhere(golden: StoredRun, tmp_path: Path) -> None:
     bare = dump(tmp_path / "dump", values(), names=None)
     elsewhere = tmp_path / "my.json"
     elsewhere.write_text(json.dumps(MAP))
-    assert compare(golden, replace(bare, names=elsewhere)).verdict.exit is Exit.OK
+    assert compare(golden, replace(bare, names=elsewhere)).exit is Exit.OK
     with pytest.raises(UserError, match="There is no name map"):
         compare(golden, replace(bare, names=tmp_path / "no.json"))
 
 
 def test_a_finished_run_works_by_path(golden: StoredRun, tmp_path: Path) -> None:
     found = compare(from_folder(golden.folder), make_run(tmp_path / "c", sites()))
-    assert found.verdict.exit is Exit.OK
+    assert found.exit is Exit.OK
 
 
 def test_one_folder_is_both_sides_only_under_two_maps(tmp_path: Path) -> None:
@@ -144,7 +145,7 @@ def test_one_folder_is_both_sides_only_under_two_maps(tmp_path: Path) -> None:
         path.write_text(json.dumps({f"{who}_{name}": site for name, site in MAP.items()}))
         sides.append(replace(folder, names=path))
     found = compare(*sides)
-    assert found.verdict.exit is Exit.OK
+    assert found.exit is Exit.OK
     assert [side.made[0].names for side in (found.golden, found.candidate)] == [
         str(side.names) for side in sides
     ]
@@ -160,7 +161,7 @@ def test_tensors_the_map_leaves_out_are_said(golden: StoredRun, tmp_path: Path) 
 def test_shapes_that_do_not_fit_are_said(golden: StoredRun, tmp_path: Path) -> None:
     tensors = {name: tensor.flatten(0, 1) for name, tensor in values().items()}
     found = compare(golden, dump(tmp_path / "dump", tensors))
-    reasons = {row.reason for row in found.rows if row.outcome is Outcome.INCONCLUSIVE}
+    reasons = {why(row) for row in found.rows if row.outcome is Outcome.INCONCLUSIVE}
     assert reasons == {"shape [2, 5, 8] against [10, 8]"}
 
 
@@ -236,7 +237,7 @@ def test_big_endian_and_narrow_arrays_are_read(golden: StoredRun, tmp_path: Path
     run = dump(tmp_path / "dump", values())
     path = run.folder / "layer_0_output.npy"
     np.save(path, np.load(path).astype(">f8"))
-    assert compare(golden, run).verdict.exit is Exit.OK
+    assert compare(golden, run).exit is Exit.OK
 
 
 @pytest.mark.parametrize(
@@ -258,7 +259,7 @@ def test_whole_numbers_have_an_outcome(
     assert ended.exit == {Outcome.PASS: Exit.OK}.get(outcome, Exit.INCONCLUSIVE), ended.err
     found = compare(from_folder(tmp_path / "g"), from_folder(tmp_path / "c"))
     (row,) = (each for each in found.rows if str(each.site) == "layers.1.mlp:out")
-    assert (row.outcome, row.reason.startswith(says)) == (outcome, True)
+    assert (row.outcome, why(row).startswith(says)) == (outcome, True)
 
 
 def test_other_whole_numbers_fail(cli: Callable[..., Ended], tmp_path: Path) -> None:
@@ -272,7 +273,7 @@ def test_other_whole_numbers_fail(cli: Callable[..., Ended], tmp_path: Path) -> 
 def test_whole_numbers_against_a_run_are_said(golden: StoredRun, tmp_path: Path) -> None:
     whole = {k: (v * 100).int() for k, v in values().items()}
     found = compare(golden, dump(tmp_path / "dump", whole))
-    reasons = {row.reason for row in found.rows if row.outcome is Outcome.INCONCLUSIVE}
+    reasons = {why(row) for row in found.rows if row.outcome is Outcome.INCONCLUSIVE}
     assert reasons == {
         "the candidate holds int32 numbers where real numbers are due: dump it as floats"
     }

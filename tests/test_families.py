@@ -23,7 +23,8 @@ from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.skeleton import Skeleton
 from layerparity.model.twin import twins
 from layerparity.record.site_patterns import SitePatterns
-from layerparity.run.ports import _proof, hf
+from layerparity.run import proof
+from layerparity.run.ports import hf
 from layerparity.run.ports.base import Assets, Call
 from layerparity.selftest.models import make_model
 from layerparity.settings.config import Config
@@ -204,7 +205,7 @@ def refused(port: hf.HfPort, scope: list[str]) -> str:
 def test_what_happens_between_stages_is_refused(make: Make) -> None:
     """Granite without its family file, which knows the multipliers: any model nobody looked at."""
     unknown = replace(family_of("granite"), after={})
-    _proof._proved.clear()
+    proof._proved.clear()
     port = port_of(make("granite"), unknown)
     said = refused(port, stages(port))
     assert "between embed_tokens and layers" in said
@@ -212,16 +213,16 @@ def test_what_happens_between_stages_is_refused(make: Make) -> None:
     assert "between lm_head and logits" in refused(port, ["norm", "lm_head"])
     port.place(["layers.0", "layers.1"])
     port.place(["layers.2", "norm"])
-    _proof._proved.clear()
+    proof._proved.clear()
 
 
 def test_a_wrong_factor_is_seen(make: Make) -> None:
     """One part in a thousand."""
-    _proof._proved.clear()
+    proof._proved.clear()
     wrong = {"lm_head": lambda value, config: value * config.logit_scale * 1.001}
     port = port_of(make("cohere"), replace(family_of("cohere"), after=wrong))
     assert "between lm_head and logits" in refused(port, ["lm_head"])
-    _proof._proved.clear()
+    proof._proved.clear()
 
 
 @pytest.mark.parametrize("name", ["opt", "nanochat"])
@@ -243,7 +244,9 @@ def test_a_large_model_is_proved_on_a_small_twin(kind: str) -> None:
     skeleton = Skeleton(config, torch.bfloat16, attention(kind), None)
     assert sum(each.numel() for each in skeleton.model.parameters()) > 2e9
     assert sum(each.numel() for each in next(twins(skeleton)).model.parameters()) < 3e7
-    assert _proof.prove(skeleton, family_of(kind)) == _proof.Proof()
+    shown = proof.prove(skeleton, family_of(kind))
+    assert replace(shown, kinds={}) == proof.Proof()
+    assert shown.kinds and all(each.block.measured for each in shown.kinds.values())
 
 
 def test_a_twin_has_every_kind_of_block() -> None:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from test_port_hf import EVERYTHING, HostBackend, padded_batch, run_all
 
+from layerparity.anatomy.block import SERIAL
 from layerparity.anatomy.family import family_of
-from layerparity.anatomy.site import Site
 from layerparity.ground.errors import UserError
 from layerparity.mistakes.catalogue import catalogue, known_fault
 from layerparity.mistakes.fault import PHASES, Fault
@@ -119,8 +119,7 @@ def changed(mine: Observed, right: Observed) -> list[str]:
     """Return the sites that differ in a bit, in the order in which a pass reaches them."""
     assert mine.tensors.keys() == right.tensors.keys()
     wrong = [n for n, value in mine.tensors.items() if not torch.equal(value, right.tensors[n])]
-    order = {local: Site(*f"layers.0.{local}".split(":")) for local in wrong}
-    return sorted(wrong, key=order.__getitem__)
+    return sorted(wrong, key=SERIAL.rank)
 
 
 def starts_at(component: str, first: str) -> bool:

@@ -19,7 +19,7 @@ from layerparity.anatomy.site import Site
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import text_digest
 from layerparity.ground.profile import RunProfile, Spent, StageProfile
-from layerparity.judge.parity import compare_runs
+from layerparity.judge.conclude import conclude
 from layerparity.judge.tolerances.fixed import FixedTolerance
 from layerparity.numbers.floor import Floor
 from layerparity.record import folder as names
@@ -60,7 +60,7 @@ def full_run(folder: Path, seed: int = 0) -> StoredRun:
 
 def compare(folder: Path) -> object:
     golden = make_run(folder.parent / "golden", sites())
-    return compare_runs([golden], [from_folder(folder)], FixedTolerance())
+    return conclude([golden], [from_folder(folder)], FixedTolerance())
 
 
 @pytest.fixture(scope="module")
@@ -298,7 +298,7 @@ def test_no_wrong_value_ends_a_comparison_in_a_traceback(run: Path, name: str) -
             if other is ... and not place:
                 continue
             path.write_text(json.dumps(mutated(raw, place, other)))
-            said = one_line(lambda: compare_runs([golden], [from_folder(run)], FixedTolerance()))
+            said = one_line(lambda: conclude([golden], [from_folder(run)], FixedTolerance()))
             refused += bool(said)
     assert refused or name == names.PROFILE
 

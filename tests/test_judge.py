@@ -12,9 +12,10 @@ from conftest import Ended
 from report_samples import sample
 
 from layerparity.ground.errors import Exit
-from layerparity.judge.judge import changes, rejudge
+from layerparity.judge.again import changed_rows, judge_again
 from layerparity.judge.tolerances.fixed import FixedTolerance
-from layerparity.record.verdict import Outcome, open_to_doubt
+from layerparity.record.verdict import Outcome, WholeModel
+from layerparity.report.headline import whole_model
 
 Cli = Callable[..., Ended]
 CPU = ("backend=gpu", "device_map=cpu")
@@ -22,38 +23,37 @@ CPU = ("backend=gpu", "device_map=cpu")
 
 def test_the_same_limits_change_nothing() -> None:
     for comparison in (sample(), sample(broken="layers.2.mlp:out")):
-        again = rejudge(comparison, FixedTolerance())
-        assert changes(comparison, again) == []
-        assert again.verdict.outcome is comparison.verdict.outcome
+        again = judge_again(comparison, FixedTolerance())
+        assert changed_rows(comparison, again) == []
+        assert again.outcome is comparison.outcome
 
 
 def test_tighter_limits_fail_what_passed_and_looser_pass_what_failed() -> None:
     clean = sample()
-    tight = rejudge(clean, FixedTolerance(max_abs_diff=1e-12))
-    assert tight.verdict.outcome is Outcome.FAIL
-    assert all(each.after.outcome is Outcome.FAIL for each in changes(clean, tight))
+    tight = judge_again(clean, FixedTolerance(max_abs_diff=1e-12))
+    assert tight.outcome is Outcome.FAIL
+    assert {after.outcome for _, after in changed_rows(clean, tight)} == {Outcome.FAIL}
     assert tight.limits["max_abs_diff"] == 1e-12
     broken = sample(broken="layers.2.mlp:out")
     easy = FixedTolerance("fixed", 1e9, 1e9, -1.0, -2.0, -2.0)
-    assert rejudge(broken, easy).verdict.outcome is not Outcome.FAIL
-    assert rejudge(rejudge(broken, easy), FixedTolerance()).verdict.outcome is Outcome.FAIL
+    assert judge_again(broken, easy).outcome is not Outcome.FAIL
+    assert judge_again(judge_again(broken, easy), FixedTolerance()).outcome is Outcome.FAIL
 
 
 def test_what_no_row_says_stays_in_doubt() -> None:
-    clean = sample()
-    doubted = replace(clean, verdict=open_to_doubt(clean.verdict))
-    assert rejudge(doubted, FixedTolerance()).verdict.exit is Exit.INCONCLUSIVE
-    failing = sample(broken="layers.2.mlp:out")
-    failing.warnings.append("The sweep x ended as FAILED: what did not finish was not compared.")
+    unfinished = ("x ended as FAILED",)
+    doubted = replace(sample(), unfinished=unfinished)
+    assert judge_again(doubted, FixedTolerance()).exit is Exit.INCONCLUSIVE
+    failing = replace(sample(broken="layers.2.mlp:out"), unfinished=unfinished)
     easy = FixedTolerance("fixed", 1e9, 1e9, -1.0, -2.0, -2.0)
-    assert rejudge(failing, easy).verdict.outcome is not Outcome.PASS
+    assert judge_again(failing, easy).outcome is Outcome.INCONCLUSIVE
 
 
 def test_the_number_of_blocks_is_remembered() -> None:
-    part = sample(layers=3)
-    said = "whole model: fail, 3 of 62 blocks compared"
-    part.verdict = replace(part.verdict, whole_model=said)
-    assert "3 of 62 blocks" in rejudge(part, FixedTolerance()).verdict.whole_model
+    part = replace(sample(layers=3), whole=WholeModel(Outcome.FAIL, blocks=62, compared=3))
+    again = judge_again(part, FixedTolerance())
+    assert (again.whole.compared, again.whole.blocks) == (3, 62)
+    assert "3 of 62 blocks" in whole_model(again)
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_a_stored_comparison_is_judged_without_its_tensors(compared: tuple[Cli, 
     )
     assert again.exit == 1, again.out + again.err
     assert "pass becomes fail" in again.out
-    newest = max(store.rglob("comparison.json"), key=lambda path: path.stat().st_mtime)
+    newest = max(store.rglob("verdict.json"), key=lambda path: path.stat().st_mtime)
     assert json.loads(newest.read_text())["limits"]["similarity_percentage"] == 100.1
     back = run("job=judge", "tolerance=fixed")
     assert back.exit == 0
@@ -95,6 +95,6 @@ def test_what_is_no_comparison_is_refused(compared: tuple[Cli, Path]) -> None:
     run, _ = compared
     golden = run("job=judge", "run=golden-gpu-range-1-1")
     assert golden.exit == 2
-    assert "holds no comparison.json" in golden.err
+    assert "holds no verdict.json" in golden.err
     nobody = run("job=judge", "run=nobody")
     assert nobody.exit == 2

@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 
 from layerparity.anatomy.site import Kind
 from layerparity.ground.quoting import quoted
-from layerparity.record.comparison import Comparison
 from layerparity.record.folder import RunFolder
-from layerparity.record.verdict import Outcome
+from layerparity.record.verdict import Outcome, Verdict
+from layerparity.report.headline import whole_model
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.store import Store, open_store
 
@@ -42,13 +42,13 @@ def tags(store: Path) -> dict[str, str]:
     return kept.tags
 
 
-def compared(run: Cli, store: Path, *sides: str) -> Comparison:
+def compared(run: Cli, store: Path, *sides: str) -> Verdict:
     """Compare these sides, or the newest pair; every floating site agrees to LIMIT, all pass."""
     judged = run("job=compare", *sides)
     assert judged.exit == 0, judged.out + judged.err
-    text = (newest(store, "comparison.json") / "comparison.json").read_text()
-    comparison = Comparison.from_json(text)
-    assert comparison.verdict.counts["fail"] == comparison.verdict.counts["missing"] == 0
+    text = (newest(store, "verdict.json") / "verdict.json").read_text()
+    comparison = Verdict.from_json(text)
+    assert comparison.counts["fail"] == comparison.counts["missing"] == 0
     errors = {r.site: r.metrics["rel_l2"] for r in comparison.rows if "rel_l2" in r.metrics}
     worst = max(errors, key=lambda site: errors[site])
     assert errors[worst] <= LIMIT, f"{worst}: {errors[worst]}"
@@ -70,10 +70,10 @@ def test_full_model_compiles_each_shape_once(run: Cli, store: Path) -> None:
     assert found["fact.compiles"] == "4"
     assert found["fact.aten_fallbacks"] == "none"
     comparison = compared(run, store)
-    assert comparison.verdict.outcome is Outcome.PASS
+    assert comparison.outcome is Outcome.PASS
     # The golden decoded, too, and nobody asked this run to.
-    said = "whole model: inconclusive, 6 of 6 blocks compared, decode never exercised"
-    assert comparison.verdict.whole_model == said
+    said = "inconclusive, 6 of 6 blocks compared, decode never exercised"
+    assert whole_model(comparison) == said
     assert sum(row.kind is Kind.REAL for row in comparison.rows) > 100
 
 
@@ -83,7 +83,7 @@ def test_range_then_golden_then_compare(cli: Cli, tmp_path: Path) -> None:
     assert cli("backend=neuron", *scope).exit == 0
     assert cli("backend=gpu", "device_map=cpu", *scope).exit == 0
     comparison = compared(cli, tmp_path / "mlruns")
-    assert comparison.verdict.counts["pass"] == comparison.verdict.total
+    assert comparison.counts["pass"] == comparison.total
 
 
 def test_sweep_over_layers_is_one_candidate(run: Cli, store: Path) -> None:
@@ -166,8 +166,8 @@ def test_every_decode_step_is_judged_from_the_goldens_tokens(run: Cli, store: Pa
     assert {feed.source for feed in feeds} == {"golden"}
     comparison = compared(run, store)
     assert comparison.tolerance == "calibrated"
-    assert comparison.verdict.counts["pass"] == comparison.verdict.total
-    assert comparison.verdict.whole_model == "whole model: pass"
+    assert comparison.counts["pass"] == comparison.total
+    assert whole_model(comparison) == "pass"
     judged = {r.site.step for r in comparison.rows if "error_ratio" in r.metrics}
     assert judged == set(range(6))
 

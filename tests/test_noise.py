@@ -23,6 +23,7 @@ from layerparity.numbers.floor import Floor, measure_floor, scales
 from layerparity.numbers.token_sums import TokenLayout
 from layerparity.numbers.typical_floor import TypicalFloor
 from layerparity.record.references import ISOLATED, ReferenceWriter, StoredReferences
+from layerparity.report.reasons import breach_text
 
 TYPES = {
     "bf16": (torch.bfloat16, torch.float32),
@@ -342,7 +343,8 @@ def test_a_typical_floor_needs_tokens() -> None:
 
 
 def broken(found: Deviation) -> list[str]:
-    return CalibratedTolerance().broken(Kind.REAL, found.metrics)
+    breaches = CalibratedTolerance().breaches(Kind.REAL, found.metrics)
+    return [breach_text(breach, found.metrics) for breach in breaches]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])

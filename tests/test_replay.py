@@ -15,9 +15,9 @@ from test_port_hf import padded_batch, port_of, run_all
 from layerparity.anatomy.site import Site
 from layerparity.ground.errors import UserError
 from layerparity.numbers.replay import Replay
-from layerparity.record.comparison import Comparison
 from layerparity.record.folder import RunFolder
-from layerparity.record.verdict import Outcome, Row
+from layerparity.record.verdict import Outcome, Row, Verdict
+from layerparity.report.reasons import reason as why
 from layerparity.run.ports.base import Call
 from layerparity.run.ports.hf import HfPort
 from layerparity.settings.tracking import TrackingConfig
@@ -41,8 +41,8 @@ def compared(run: Cli, store: Path, name: str) -> tuple[int, dict[str, Row]]:
     """Compare a run with the golden; return the exit status, and the rows by site text."""
     ended = run("job=compare", "golden=the-golden", f"candidate={name}")
     assert ended.exit in (0, 1, 4), ended.err
-    newest = max(store.rglob("comparison.json"), key=lambda path: path.stat().st_mtime_ns)
-    rows = Comparison.from_json(newest.read_text()).rows
+    newest = max(store.rglob("verdict.json"), key=lambda path: path.stat().st_mtime_ns)
+    rows = Verdict.from_json(newest.read_text()).rows
     return ended.exit, {str(row.site): row for row in rows}
 
 
@@ -74,7 +74,7 @@ def test_a_clean_chain_passes_to_the_end_of_the_model(run: Cli, store: Path) -> 
     exit, rows = compared(run, store, "own-routing")
     assert exit == 4
     assert rows["lm_head:out"].outcome is Outcome.INCONCLUSIVE
-    assert "use port.replay=true, or feed=isolated" in rows["lm_head:out"].reason
+    assert "use port.replay=true, or feed=isolated" in why(rows["lm_head:out"])
     assert run(*chained, "port.replay=true", "name=replayed").exit == 0
     exit, rows = compared(run, store, "replayed")
     assert exit == 0

@@ -11,13 +11,13 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
-from report_samples import CASES, COMPONENTS, every_case, judged, real, sample, side
+from report_samples import CASES, COMPONENTS, every_case, html_of, judged, real, sample, side
 
 from layerparity.anatomy.site import Site
-from layerparity.record.comparison import Comparison, Made
-from layerparity.record.verdict import Outcome
+from layerparity.record.side import RunOrigin
+from layerparity.record.verdict import Breach, Outcome, Verdict
 from layerparity.report import headline
-from layerparity.report.html import render_html
+from layerparity.report.reasons import reason
 from layerparity.report.reproduce import next_lines, reproduce
 
 
@@ -51,13 +51,13 @@ class Page(HTMLParser):
         return [attributes for name, attributes in self.elements if name == tag]
 
 
-def words_of(comparison: Comparison) -> str:
-    return " ".join(Page(render_html(comparison)).words.split())
+def words_of(comparison: Verdict) -> str:
+    return " ".join(Page(html_of(comparison)).words.split())
 
 
 @every_case
-def test_page_is_well_formed_and_needs_nothing_beside_itself(comparison: Comparison) -> None:
-    html = render_html(comparison)
+def test_page_is_well_formed_and_needs_nothing_beside_itself(comparison: Verdict) -> None:
+    html = html_of(comparison)
     page = Page(html)
     loading = {"src", "srcset", "data", "poster", "action", "background", "xlink:href"}
     for tag, attributes in page.elements:
@@ -72,8 +72,8 @@ def test_page_is_well_formed_and_needs_nothing_beside_itself(comparison: Compari
 
 
 @every_case
-def test_every_image_is_named_and_every_heading_in_order(comparison: Comparison) -> None:
-    page = Page(render_html(comparison))
+def test_every_image_is_named_and_every_heading_in_order(comparison: Verdict) -> None:
+    page = Page(html_of(comparison))
     drawings = [svg for svg in page.find("svg") if "aria-hidden" not in svg]
     assert all(svg["role"] == "img" and svg["aria-label"] for svg in drawings)
     assert [name for name, _ in page.elements].count("h1") == 1
@@ -94,7 +94,7 @@ def test_every_image_is_named_and_every_heading_in_order(comparison: Comparison)
     ],
 )
 def test_title_and_headline_are_the_verdict(name: str, title: str) -> None:
-    html = render_html(CASES[name])
+    html = html_of(CASES[name])
     assert f"<title>{title} · layerparity</title>" in html
     heading = re.search(r"<h1.*?</h1>", html, re.DOTALL)
     assert heading
@@ -108,7 +108,8 @@ def test_first_divergence_is_named_with_its_reason_and_what_was_good_before() ->
     assert "Good before it in the same block: block in, attention out, router logits" in words
     row = headline.first_failure(CASES["fail"])
     assert row
-    assert row.reason in words
+    assert reason(row)
+    assert reason(row) in words
     assert re.search(r"rel L2 0\.31\W.{0,30}against the golden", words)
     assert "an error is the block's own" in words
     assert "may only be inherited" in words_of(CASES["chained"])
@@ -123,24 +124,25 @@ def test_counts_and_their_sum_and_the_whole_model_are_shown() -> None:
 
 def test_every_row_with_every_metric_is_in_the_page() -> None:
     comparison = CASES["oddities"]
-    html = render_html(comparison)
+    html = html_of(comparison)
     for row in comparison.rows:
         assert f"<code>{row.site}</code>" in html
-        assert row.reason in html
+        assert reason(row) in html
     cells = re.findall(r'<td class="number[^>]*>([^<]*)', html)
     assert {"NaN", "∞", "−∞", "3"} <= set(cells)
 
 
 def test_strings_of_others_are_escaped_and_odd_addresses_are_no_links() -> None:
     evil = '<script>alert("x")</script>&amp;'
+    wrong = real("layers.0.mlp:out", 0.2, Outcome.FAIL, breaches=(Breach(evil, 0.2, 0.1),))
     comparison = replace(
-        judged([real("layers.0.mlp:out", 0.2, Outcome.FAIL, evil)], {"layers.0.mlp:out": [0.2]}),
+        judged([wrong], {"layers.0.mlp:out": [0.2]}),
         golden=side("golden", name=evil, url="javascript:alert(1)", device=evil),
-        candidate=side("candidate", run=evil, url='http://x/"><script>'),
+        candidate=side("candidate", named=evil, url='http://x/"><script>'),
         tolerance=evil,
-        warnings=[evil],
+        warnings=(evil,),
     )
-    html = render_html(comparison)
+    html = html_of(comparison)
     assert "<script" not in html
     assert "javascript:" not in html
     page = Page(html)
@@ -149,41 +151,42 @@ def test_strings_of_others_are_escaped_and_odd_addresses_are_no_links() -> None:
 
 
 def test_links_to_the_runs_are_kept() -> None:
-    assert f'<a href="{CASES["pass"].golden.url}"' in render_html(CASES["pass"])
+    assert f'<a href="{CASES["pass"].golden.url}"' in html_of(CASES["pass"])
 
 
 def test_only_the_first_failing_layer_stands_open() -> None:
-    details = re.findall(r"<details( open)?", render_html(CASES["chained"]))
+    details = re.findall(r"<details( open)?", html_of(CASES["chained"]))
     assert details.count(" open") == 1
-    assert re.findall(r"<details( open)", render_html(CASES["pass"])) == []
+    assert re.findall(r"<details( open)", html_of(CASES["pass"])) == []
 
 
 def test_a_sweep_of_many_runs_is_named_by_the_first_of_them() -> None:
-    many = replace(CASES["pass"], candidate=side("candidate", run=",".join(map(str, range(62)))))
+    origins = tuple(RunOrigin(str(n), True, (), {}) for n in range(62))
+    many = replace(CASES["pass"], candidate=side("candidate", made=origins))
     assert "0 and 61 more" in words_of(many)
 
 
 def test_size_stays_bounded() -> None:
     real_size = sample(62, "layers.31.mlp:out", 512, COMPONENTS, "chained")
     assert len([r for r in real_size.rows if r.site.layer == 0]) == 10
-    assert len(render_html(real_size).encode()) < 3_000_000
-    assert len(render_html(sample(62, tokens=4096)).encode()) < 3_000_000
+    assert len(html_of(real_size).encode()) < 3_000_000
+    assert len(html_of(sample(62, tokens=4096)).encode()) < 3_000_000
 
 
 def test_a_stored_comparison_gives_the_same_page() -> None:
     comparison = CASES["oddities"]
-    again = Comparison.from_json(comparison.to_json())
-    assert render_html(again) == render_html(comparison)
+    again = Verdict.from_json(comparison.to_json())
+    assert html_of(again) == html_of(comparison)
     assert math.isnan(again.rows[1].metrics["rel_l2"])
 
 
 def test_commands_quote_what_the_shell_or_hydra_would_split() -> None:
-    comparison = replace(CASES["fail"], golden=side("golden", run="my runs/it's,one\\x"))
+    comparison = replace(CASES["fail"], golden=side("golden", named="my runs/it's,one\\x"))
     (_, whole), (purpose, alone), (_, its) = reproduce(comparison)
     assert read(whole) == {
         "job": "compare",
         "golden": "my runs/it's,one\\x",
-        "candidate": comparison.candidate.run,
+        "candidate": comparison.candidate.named,
         "tolerance": "fixed",
     }
     assert purpose == "The failing block alone"
@@ -194,7 +197,7 @@ def test_commands_quote_what_the_shell_or_hydra_would_split() -> None:
 
 def test_a_sweep_is_named_by_its_parent_and_its_block_made_as_it_was() -> None:
     children = [
-        Made(
+        RunOrigin(
             f"{layer:032x}",
             True,
             (f"layers.{layer}",),
@@ -213,8 +216,8 @@ def test_a_sweep_is_named_by_its_parent_and_its_block_made_as_it_was() -> None:
         )
         for layer in range(6)
     ]
-    swept = side("candidate", run=",".join(each.named for each in children), named="abcdef01" * 4)
-    golden = side("golden", run="1,2", named="12345678" * 4)
+    swept = side("candidate", named="abcdef01" * 4)
+    golden = side("golden", named="12345678" * 4)
     kept = {"tolerance": "fixed", "tolerance.pearson": 0.9, "tracking.folder": "/data/my runs"}
     comparison = replace(
         CASES["fail"], golden=golden, candidate=replace(swept, made=tuple(children)), settings=kept
@@ -238,9 +241,11 @@ def test_a_sweep_is_named_by_its_parent_and_its_block_made_as_it_was() -> None:
 
 
 def test_what_no_golden_run_recorded_is_made_by_the_candidates_whole_run_again() -> None:
-    dump = side("golden", named="/d", made=(Made("/d", False, ("layers.3",), {}, "/maps/n.json"),))
+    dump = side(
+        "golden", named="/d", made=(RunOrigin("/d", False, ("layers.3",), {}, "/maps/n.json"),)
+    )
     settings = {"backend": "neuron", "scope": "range", "start": 3, "end": 4, "inputs.seed": 7}
-    made = Made("c", True, ("layers.3", "layers.4"), settings)
+    made = RunOrigin("c", True, ("layers.3", "layers.4"), settings)
     comparison = replace(
         CASES["fail"], golden=dump, candidate=side("candidate", named="c", made=(made,))
     )
@@ -249,8 +254,8 @@ def test_what_no_golden_run_recorded_is_made_by_the_candidates_whole_run_again()
     assert purpose == "The candidate again"
     assert read(again) == {**settings, "name": "layers.3.mlp-alone"}
     nothing = replace(made, settings={})
-    comparison.candidate = side("candidate", named="c", made=(nothing,))
-    assert [purpose for purpose, _ in reproduce(comparison)] == ["This comparison"]
+    unknown = replace(comparison, candidate=side("candidate", named="c", made=(nothing,)))
+    assert [purpose for purpose, _ in reproduce(unknown)] == ["This comparison"]
 
 
 def test_a_decode_step_is_shown_by_the_whole_model_and_says_why() -> None:

@@ -13,29 +13,29 @@ import numpy as np
 import pytest
 import torch
 from conftest import Ended
-from report_samples import CASES, calibrated
+from report_samples import CASES, calibrated, html_of
 from test_report import words_of
 
-from layerparity.anatomy.site import Kind, Site
+from layerparity.anatomy.site import Kind, Place, Site
 from layerparity.judge.closeup import (
+    CloseUp,
     Sides,
-    Telling,
+    choose_close_up,
     quantiles,
     sigma,
     spacing,
-    telling,
     ulp_histogram,
     worst_elements,
 )
-from layerparity.judge.portraits import MOST_GROUPS, with_portrait
+from layerparity.judge.portraits import MOST_GROUPS
 from layerparity.judge.tolerances.fixed import FixedTolerance
 from layerparity.numbers.deviation import JudgedSite
 from layerparity.numbers.floor import Floor
 from layerparity.numbers.token_sums import TokenLayout
-from layerparity.record.comparison import Comparison
+from layerparity.record.guilt import Guilt
 from layerparity.record.portrait import FLOOR, GOLDEN, ULP_EDGES, Portrait
-from layerparity.record.verdict import Outcome, Row
-from layerparity.report.html import render_html
+from layerparity.record.verdict import Outcome, Row, Verdict
+from layerparity.report.answer import Answer, answer_of
 from layerparity.report.markdown import render_markdown
 from layerparity.report.measures import compared, present, which
 
@@ -102,9 +102,9 @@ def test_worst_elements_say_where_in_floors_and_keep_nan() -> None:
     assert (second.error, second.reference) == (2.0, 0.0)
 
 
-def dumped(folder: Path, width: int = 300) -> Comparison:
+def dumped(folder: Path, width: int = 300) -> Verdict:
     """Return a comparison of two dumps, of which channel 7 of layer 1's MLP is wrong."""
-    from layerparity.judge.parity import compare_runs
+    from layerparity.judge.conclude import conclude
     from layerparity.record.stored_run import from_folder
 
     random = np.random.default_rng(0)
@@ -117,7 +117,7 @@ def dumped(folder: Path, width: int = 300) -> Comparison:
             np.save(folder / side / f"{layer}.npy", values)
             (folder / side / "names.json").write_text(json.dumps({"{n}": "layers.{n}.mlp:out"}))
     runs = [[from_folder(folder / side)] for side in ("golden", "candidate")]
-    return with_portrait(compare_runs(*runs, FixedTolerance()), *runs)
+    return conclude(*runs, FixedTolerance(), portrait=True)
 
 
 def test_portrait_without_a_reference_is_against_the_golden(tmp_path: Path) -> None:
@@ -157,11 +157,12 @@ def test_a_fault_is_named_and_shown(run: Callable[..., Ended], store: Path) -> N
     assert "against the reference" in said
     assert "against the golden" in said
     assert "candidate=layers.3.self_attn.q_norm-alone" in said
-    newest = max(store.rglob("comparison.json"), key=lambda path: path.stat().st_mtime)
-    comparison = Comparison.from_json(newest.read_text())
-    assert comparison.guilty == "layers.3.self_attn.q_norm"
-    assert comparison.answer is not None
-    assert "taken over each head" in comparison.answer.cause
+    newest = max(store.rglob("verdict.json"), key=lambda path: path.stat().st_mtime)
+    comparison = Verdict.from_json(newest.read_text())
+    assert str(comparison.guilty) == "layers.3.self_attn.q_norm"
+    answer = answer_of(comparison)
+    assert answer is not None
+    assert "taken over each head" in answer.cause
     portrait = comparison.portrait
     assert portrait is not None
     assert (portrait.site, portrait.unit) == ("layers.3.self_attn.q_norm:out", FLOOR)
@@ -189,8 +190,8 @@ def test_a_fault_that_only_choices_show_stays_in_its_block(
     assert made.exit == 0, made.err
     ended = run("job=compare", "golden=the-golden", "candidate=other")
     assert ended.exit == 1, ended.err
-    newest = max(store.rglob("comparison.json"), key=lambda path: path.stat().st_mtime)
-    comparison = Comparison.from_json(newest.read_text())
+    newest = max(store.rglob("verdict.json"), key=lambda path: path.stat().st_mtime)
+    comparison = Verdict.from_json(newest.read_text())
     failed = [str(r.site) for r in comparison.rows if r.outcome is Outcome.FAIL]
     assert failed == ["layers.2.mlp.gate:choices"]
     portrait = comparison.portrait
@@ -207,14 +208,22 @@ def test_a_fault_that_only_choices_show_stays_in_its_block(
     assert "which is computed from it" in (newest.parent / "report.md").read_text()
 
 
-def told(rows: list[Row], guilty: str, asked: str = "") -> Telling | None:
-    comparison = replace(GUILTY, rows=rows, guilty=guilty)
-    return telling(comparison, [row for row in rows if row.kind is Kind.REAL], asked)
+def close_up(rows: list[Row], guilty: str, site: str = "") -> CloseUp | None:
+    shows = Site.parse(site) if site else None
+    guilt = Guilt(Place.parse(guilty), site=shows) if guilty else None
+    verdict = replace(GUILTY, rows=tuple(rows), total=len(rows), guilty=guilt)
+    return choose_close_up(verdict, [row for row in rows if row.kind is Kind.REAL])
+
+
+def closest(rows: list[Row], guilty: str, site: str = "") -> str:
+    chosen = close_up(rows, guilty, site)
+    assert chosen is not None
+    return str(chosen.site)
 
 
 def judged(text: str, error: float, outcome: Outcome = Outcome.PASS) -> Row:
     kind = Kind.INDEX_SET if "choices" in text else Kind.REAL
-    return Row(Site.parse(text), kind, outcome, "", {"rel_l2": error, "error_ratio": error})
+    return Row(Site.parse(text), kind, outcome, metrics={"rel_l2": error, "error_ratio": error})
 
 
 def test_the_guilty_block_is_not_left() -> None:
@@ -227,17 +236,18 @@ def test_the_guilty_block_is_not_left() -> None:
         judged("layers.5.mlp:out", 0.9, Outcome.INCONCLUSIVE),
         judged("layers.2.mlp:out@decode.1", 0.9, Outcome.INCONCLUSIVE),
     ]
-    found = told(rows, "layers.2.mlp.gate", choices)
+    found = close_up(rows, "layers.2.mlp.gate", choices)
     assert found is not None
     assert str(found.site) == "layers.2.mlp:out"
     failing = judged("layers.2.mlp.experts:out", 0.2, Outcome.FAIL)
-    assert str(told([*rows, failing], "", choices).site) == "layers.2.mlp.experts:out"
+    others = [row for row in rows if row.site != failing.site]
+    assert closest([*others, failing], "layers.2.mlp.gate", choices) == "layers.2.mlp.experts:out"
 
 
 def test_where_no_real_number_is_off_it_is_said_and_nothing_is_drawn() -> None:
     choices = "layers.2.mlp.gate:choices"
     rows = [judged("layers.2.mlp:out", 0.0), judged(choices, 0.0, Outcome.FAIL)]
-    found = told([*rows, judged("layers.5.mlp:out", 0.9)], "layers.2.mlp.gate", choices)
+    found = close_up([*rows, judged("layers.5.mlp:out", 0.9)], "layers.2.mlp.gate", choices)
     assert found is not None
     assert (found.site, str(found.place)) == (None, choices)
     shown = replace(GUILTY, portrait=Portrait(choices, GOLDEN, note=found.note))
@@ -251,13 +261,13 @@ def test_a_guilt_of_weights_alone_is_shown_in_its_place() -> None:
         judged("layers.2.mlp:out", 0.3),
         judged("layers.5.mlp:out", 0.9),
     ]
-    found = told(rows, "layers.2.self_attn.q_proj")
+    found = close_up(rows, "layers.2.self_attn.q_proj")
     assert found is not None
     assert str(found.site) == "layers.2.self_attn.q_proj:out"
     assert "No site fails" in found.note
-    assert str(told(rows, "layers.2.self_attn.k_norm").site) == "layers.2.mlp:out"
-    assert told(rows, "layers.3.mlp").site is None
-    assert str(told(rows, "").site) == "layers.5.mlp:out"
+    assert closest(rows, "layers.2.self_attn.k_norm") == "layers.2.mlp:out"
+    assert closest(rows, "layers.3.mlp") == "None"
+    assert closest(rows, "") == "layers.5.mlp:out"
 
 
 def test_page_begins_with_the_first_wrong_place_and_its_cause() -> None:
@@ -274,7 +284,13 @@ def test_page_begins_with_the_first_wrong_place_and_its_cause() -> None:
 
 
 def test_markdown_has_the_headline_and_the_worst_elements() -> None:
-    text = render_markdown(GUILTY)
+    answer = Answer(
+        f"{GUILTY.where} is the first wrong place",
+        "very likely (93%): the norm is taken over each head",
+        evidence=("<it> fails & more",),
+        next=("# a remark", "python run.py scope=single layer=3"),
+    )
+    text = render_markdown(GUILTY, answer)
     labels = ("is the first wrong place", "**Cause**", "**Evidence**", "**Next**", "## Runs")
     places = [text.index(each) for each in labels]
     assert places == sorted(places)
@@ -286,15 +302,10 @@ def test_markdown_has_the_headline_and_the_worst_elements() -> None:
     assert "| 0 | 0 | head 2, channel 0 | −0.25 | 2.5 | −0.2500001 | 1.0e6 |" in text
 
 
-def test_old_comparisons_read_and_new_ones_come_back_whole() -> None:
-    raw = json.loads(GUILTY.to_json())
-    assert Comparison.from_json(json.dumps(raw)).portrait == GUILTY.portrait
-    assert Comparison.from_json(json.dumps(raw)).answer == GUILTY.answer
-    for name in ("guilty", "answer", "portrait"):
-        del raw[name]
-    old = Comparison.from_json(json.dumps(raw))
-    assert (old.guilty, old.headline, old.portrait) == ("", "", None)
-    assert "The guilty site" not in words_of(old)
+def test_a_stored_verdict_comes_back_whole_with_the_same_answer() -> None:
+    again = Verdict.from_json(GUILTY.to_json())
+    assert again == GUILTY
+    assert answer_of(again) == answer_of(GUILTY)
 
 
 def test_tables_of_many_sites_leave_details_to_the_site_itself() -> None:
@@ -309,4 +320,4 @@ def test_tables_of_many_sites_leave_details_to_the_site_itself() -> None:
 
 def test_many_layers_stay_bounded() -> None:
     deep = calibrated(62, "layers.31.self_attn.q_proj:out", "chained", 4096, 256)
-    assert len(render_html(deep).encode()) < 4_000_000
+    assert len(html_of(deep).encode()) < 4_000_000

@@ -6,11 +6,10 @@ import re
 from xml.etree import ElementTree
 
 import pytest
-from report_samples import calibrated
+from report_samples import calibrated, html_of
 from test_report import words_of
 
 from layerparity.report.expert_load import Load, Panel, experts_per_row, load_panels, load_text
-from layerparity.report.html import render_html
 
 
 def loads(layers: int, experts: int) -> dict[str, dict[str, list[int]]]:
@@ -80,6 +79,6 @@ def test_page_has_the_panels_and_says_how_experts_share_rows() -> None:
     assert "Load by layer" in words
     assert "Each row is 4 experts and shows the largest of their values." in words
     assert "Each row is" not in words_of(calibrated(6))[words_of(calibrated(6)).index("Load by") :]
-    whole = render_html(calibrated(62, "layers.31.mlp:out", "chained", 512, 256))
+    whole = html_of(calibrated(62, "layers.31.mlp:out", "chained", 512, 256))
     assert len(whole.encode()) < 3_500_000
     assert "prefers-color-scheme: dark" in whole

@@ -22,17 +22,17 @@ from report_samples import (
 )
 from test_report import words_of
 
-from layerparity.record.comparison import Comparison
-from layerparity.record.verdict import Outcome
+from layerparity.anatomy.block import label
+from layerparity.record.verdict import Outcome, Verdict
 from layerparity.report.columns import Columns
 from layerparity.report.error_by_layer import error_by_layer
 from layerparity.report.heatmaps import Bins, binning, metric_heatmap, token_heatmap
 from layerparity.report.measures import BY_NAME, numeral
-from layerparity.report.stages import called, fold, stages
+from layerparity.report.stages import fold, stages
 from layerparity.report.svg import STEPS, Shade, ink_on, luminance, ramp, stylesheet
 
 
-def columns(comparison: Comparison) -> Columns:
+def columns(comparison: Verdict) -> Columns:
     return Columns(stages(comparison.rows))
 
 
@@ -45,7 +45,7 @@ def hovers(markup: str) -> list[str]:
 
 
 @every_case
-def test_figures_are_well_formed(comparison: Comparison) -> None:
+def test_figures_are_well_formed(comparison: Verdict) -> None:
     across = columns(comparison)
     figures = [
         error_by_layer(across, 1e-3),
@@ -215,4 +215,4 @@ def test_layers_fold_only_where_there_are_many_and_never_hide_the_first_failure(
     names = ["embed_tokens", "layers 0–30", "layer 31", "layers 32–61", "norm", "lm_head"]
     assert [each.name for each in folded] == names
     assert folded[1].outcome is Outcome.PASS
-    assert called(folded[2].worst.site.local) == "MLP out"
+    assert label(folded[2].worst.site.local) == "MLP out"

@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from report_samples import CASES, calibrated, real, sample
+from report_samples import CASES, calibrated, html_of, real, sample
 from test_report import words_of
 from test_report_figures import columns, hovers, parsed
 
@@ -18,7 +18,6 @@ from layerparity.report.distributions import quantile_plot
 from layerparity.report.distributions import ulp_histogram as drawn_ulp
 from layerparity.report.experts import agreement_by_layer, agreement_text, load_figure
 from layerparity.report.heatmaps import group_heatmap
-from layerparity.report.html import render_html
 from layerparity.report.noise_by_layer import accumulated_error, local_error
 from layerparity.report.stages import stages, told
 
@@ -52,7 +51,7 @@ def test_group_heatmaps_name_the_groups_of_a_row() -> None:
     channels = hovers(group_heatmap(columns(GUILTY), GUILTY.portrait, "channel"))
     assert any(title.startswith("layer 3, channels 0–47: ") for title in channels)
     assert group_heatmap(columns(GUILTY), GUILTY.portrait, "expert") == ""
-    uneven = replace(GUILTY.portrait, groups={"expert": Grouped(3, 7, {GUILTY.guilty: [1.0] * 3})})
+    uneven = replace(GUILTY.portrait, groups={"expert": Grouped(3, 7, {GUILTY.where: [1.0] * 3})})
     shown = hovers(group_heatmap(columns(GUILTY), uneven, "expert"))
     assert "layer 3, expert 6: 1" in shown
 
@@ -74,7 +73,7 @@ def test_experts_are_told_apart_by_flips_and_load() -> None:
     row.metrics.update(set_agreement=0.5, flips=4.0, flips_outside_noise=3.0)
     comparison = sample()
     rows = [row if each.site == row.site else each for each in comparison.rows]
-    across = columns(replace(comparison, rows=rows))
+    across = columns(replace(comparison, rows=tuple(rows)))
     assert "1 of 6 layers: 4 tokens, of which 3 are no ties" in agreement_text(across)
     assert any("50.00% of the tokens agree" in each for each in hovers(agreement_by_layer(across)))
     figure = load_figure({"golden": [4, 0], "candidate": [1, 3]})
@@ -85,15 +84,20 @@ def test_experts_are_told_apart_by_flips_and_load() -> None:
 def test_decode_steps_that_were_skipped_are_told_in_a_line() -> None:
     names = [f"layers.3.mlp:out@decode.{step}" for step in range(1, 40)]
     skipped = [
-        Row(Site.parse(name), Kind.REAL, Outcome.SKIPPED, f"the candidate ran no decode step {n}")
+        Row(
+            Site.parse(name),
+            Kind.REAL,
+            Outcome.SKIPPED,
+            note=f"the candidate ran no decode step {n}",
+        )
         for n, name in enumerate(names)
     ]
-    comparison = replace(GUILTY, rows=[*GUILTY.rows, *skipped])
+    comparison = replace(GUILTY, rows=(*GUILTY.rows, *skipped), total=GUILTY.total + 39)
     layer = next(each for each in stages(comparison.rows) if each.layer == 3)
     rows, alike = told(layer)
     assert alike == [(39, "the candidate ran no decode step")]
     assert len(rows) == len(layer.rows) - 39
-    html = render_html(comparison)
+    html = html_of(comparison)
     assert names[0] not in html
     assert "39 sites: the candidate ran no decode step" in words_of(comparison)
     assert "block in, input_layernorm:out" in words_of(comparison)

@@ -14,22 +14,20 @@ import numpy
 import pytest
 import torch
 from conftest import ROOT, Ended
-from report_samples import sample
+from report_samples import html_of, markdown_of, sample
 from runs import make_run, sites
 from test_report import Page, words_of
 
 from layerparity.ground.errors import UserError
 from layerparity.ground.profile import PARTS, RunProfile, Spent, StageProfile
+from layerparity.judge.conclude import conclude
 from layerparity.judge.dumps import open_dump
-from layerparity.judge.parity import compare_runs
-from layerparity.judge.sides import Union, added
+from layerparity.judge.sides import RunSet, added
 from layerparity.judge.tolerances.fixed import Settings as FixedTolerance
 from layerparity.model.checkpoint import Checkpoint
-from layerparity.record.comparison import Comparison
 from layerparity.record.folder import PROFILE, RunFolder, stage_file
 from layerparity.record.stored_run import from_folder
-from layerparity.report.html import render_html
-from layerparity.report.markdown import render_markdown
+from layerparity.record.verdict import Verdict
 from layerparity.report.time import seconds_text, time_by_stage
 from layerparity.run.metrics import profile_metrics
 from layerparity.run.terminal import profile_line
@@ -53,7 +51,7 @@ def profile(layers: int = 6, **changes: float) -> RunProfile:
 
 def with_profiles(
     golden: RunProfile | None, candidate: RunProfile | None, layers: int = 6
-) -> Comparison:
+) -> Verdict:
     made = sample(layers)
     sides = replace(made.golden, profile=golden), replace(made.candidate, profile=candidate)
     return replace(made, golden=sides[0], candidate=sides[1])
@@ -158,8 +156,8 @@ def stored(folder: Path, text: str | None, seed: int = 0) -> object:
     return made
 
 
-def compared(golden: list, candidate: list) -> Comparison:
-    return compare_runs(golden, candidate, FixedTolerance())
+def compared(golden: list, candidate: list) -> Verdict:
+    return conclude(golden, candidate, FixedTolerance())
 
 
 def test_stored_profiles_reach_the_report_and_a_stored_comparison(tmp_path: Path) -> None:
@@ -172,9 +170,9 @@ def test_stored_profiles_reach_the_report_and_a_stored_comparison(tmp_path: Path
     assert comparison.golden.profile.total == replace(kept.total, peak=GB)
     assert found.total.compute == pytest.approx(2 * profile(2).total.compute)
     assert "over 2 runs" in words_of(comparison)
-    again = Comparison.from_json(comparison.to_json())
+    again = Verdict.from_json(comparison.to_json())
     assert again.golden == comparison.golden and again.candidate == comparison.candidate
-    assert render_html(again) == render_html(comparison)
+    assert html_of(again) == html_of(comparison)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +202,7 @@ def test_a_file_in_a_folder_of_dumps_is_nobodys_profile(tmp_path: Path) -> None:
     numpy.save(folder / "layers.0.npy", sites()["layers.0:out"].numpy())
     (folder / PROFILE).write_text("not ours")
     (folder / "names.json").write_text(json.dumps({"layers.0": "layers.0:out"}))
-    side = Union([open_dump(from_folder(folder))])
+    side = RunSet([open_dump(from_folder(folder))])
     assert side.profile is None
     assert not [each for each in side.warnings if "damaged" in each]
 
@@ -220,12 +218,12 @@ def test_both_sides_stand_beside_each_other() -> None:
     assert "bytes read 4.50 GB 2.50 GB" in words
     assert "read at 1.25 GB/s 1.25 GB/s" in words
     assert "memory at most 1.00 GB 1.00 GB" in words
-    assert '<a href="#time">' in render_html(BOTH)
-    Page(render_html(BOTH))
+    assert '<a href="#time">' in html_of(BOTH)
+    Page(html_of(BOTH))
 
 
 def test_markdown_has_the_table_only() -> None:
-    text = render_markdown(BOTH)
+    text = markdown_of(BOTH)
     section = text.split("## Where the time went\n\n")[1].split("\n\n")[0]
     assert section.splitlines()[:3] == [
         "|  | golden | candidate |",
@@ -239,17 +237,17 @@ def test_markdown_has_the_table_only() -> None:
 def test_one_side_alone_has_a_column_of_its_own(
     golden: RunProfile | None, candidate: RunProfile | None
 ) -> None:
-    html = render_html(with_profiles(golden, candidate))
+    html = html_of(with_profiles(golden, candidate))
     assert html.count(", by stage</h3>") == 1
     header = "golden" if golden else "candidate"
-    assert f"|  | {header} |\n" in render_markdown(with_profiles(golden, candidate))
+    assert f"|  | {header} |\n" in markdown_of(with_profiles(golden, candidate))
 
 
 @pytest.mark.parametrize("nothing", [None, RunProfile()])
 def test_without_profiles_there_is_no_section(nothing: RunProfile | None) -> None:
     comparison = with_profiles(nothing, nothing)
-    assert "Where the time went" not in render_html(comparison) + render_markdown(comparison)
-    assert "#time" not in render_html(comparison)
+    assert "Where the time went" not in html_of(comparison) + markdown_of(comparison)
+    assert "#time" not in html_of(comparison)
 
 
 @pytest.mark.parametrize("layers", [1, 6, 62])
@@ -263,7 +261,7 @@ def test_the_figure_fits_a_phone_and_stays_small(layers: int) -> None:
     assert {bars[name].count("z") for name in drawn} == {layers + 3}
     both = with_profiles(profile(62, reference=3.0), profile(62), 62)
     plain = with_profiles(None, None, 62)
-    assert len(render_html(both)) - len(render_html(plain)) < 100_000
+    assert len(html_of(both)) - len(html_of(plain)) < 100_000
 
 
 def test_what_held_the_run_up_is_above_the_axis_and_what_was_read_meanwhile_below() -> None:

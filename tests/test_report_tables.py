@@ -6,30 +6,36 @@ import io
 import re
 from dataclasses import replace
 
-from report_samples import CASES, every_case, every_oddity, judged, real, sample, side
+from report_samples import (
+    CASES,
+    every_case,
+    every_oddity,
+    html_of,
+    judged,
+    markdown_of,
+    real,
+    sample,
+    side,
+)
 from rich.console import Console
 from test_report import Page
 
-from layerparity.record.comparison import Comparison
-from layerparity.record.verdict import Outcome
-from layerparity.report.html import render_html
-from layerparity.report.markdown import render_markdown
+from layerparity.record.verdict import Breach, Outcome, Verdict
 from layerparity.report.table import closing_table, per_site_table
 
 
-def printed(comparison: Comparison) -> str:
+def printed(comparison: Verdict) -> str:
     target = io.StringIO()
     Console(file=target, width=120).print(closing_table(comparison))
     return target.getvalue()
 
 
 @every_case
-def test_markdown_begins_with_the_verdict_and_has_whole_tables(comparison: Comparison) -> None:
-    text = render_markdown(comparison)
-    verdict = comparison.verdict
-    assert text.startswith(f"# {verdict.outcome.value.upper()}")
+def test_markdown_begins_with_the_verdict_and_has_whole_tables(comparison: Verdict) -> None:
+    text = markdown_of(comparison)
+    assert text.startswith(f"# {comparison.outcome.value.upper()}")
     assert text.endswith("```\n")
-    assert f"= {verdict.total} sites asked for." in text
+    assert f"= {comparison.total} sites asked for." in text
     width = None
     for line in text.splitlines():
         if line.startswith("|"):
@@ -41,28 +47,28 @@ def test_markdown_begins_with_the_verdict_and_has_whole_tables(comparison: Compa
 
 
 def test_markdown_names_the_first_divergence_and_the_layers() -> None:
-    text = render_markdown(CASES["fail"])
+    text = markdown_of(CASES["fail"])
     assert text.startswith("# FAIL at layers.3.mlp:out\n")
     assert "The first site to fail is the MLP out of layer 3." in text
     assert "| layer 3 | ✕ fail | `layers.3.mlp:out` | 0.31 |  | 7 |" in text
     assert "| rel L2 to the golden |" in text
     assert "python run.py job=compare golden=gggg3f9a27be1d4c06a5b8c7d6e5f40312 candidate=" in text
-    assert "| layers 0–30 | ✓ pass |" in render_markdown(sample(62, "layers.31.mlp:out"))
+    assert "| layers 0–30 | ✓ pass |" in markdown_of(sample(62, "layers.31.mlp:out"))
 
 
 def test_markdown_escapes_what_would_be_markup_and_keeps_cells_on_one_line() -> None:
     evil = "a|b\n<img src=x> [x](javascript:y) `c`"
     comparison = replace(
-        judged([real("layers.0.mlp:out", 0.2, Outcome.FAIL, evil)]),
+        judged([real("layers.0.mlp:out", 0.2, Outcome.FAIL, breaches=(Breach(evil, 0.2),))]),
         golden=side("golden", name=evil, url="javascript:x"),
     )
-    text = render_markdown(comparison)
+    text = markdown_of(comparison)
     assert "a\\|b \\<img src=x\\> \\[x\\](javascript:y) \\`c\\`" in text
     assert "<img" not in text.replace("\\<img", "")
 
 
 def test_markdown_limits_the_list_of_failing_sites() -> None:
-    text = render_markdown(sample(62, "layers.2.mlp:out", feed="chained"))
+    text = markdown_of(sample(62, "layers.2.mlp:out", feed="chained"))
     failing = text[text.index("## Failing sites") : text.index("## Limits")]
     assert failing.count("\n| `") == 20
     assert re.search(r"and \d+ more in the HTML report", failing)
@@ -92,9 +98,9 @@ def test_a_failing_layer_is_told_by_its_first_failure_and_the_worst_beside_it() 
     assert "layers.0.mlp:out@decode.1 0.9" in cells[4]
     assert "rel L2 (golden)" in text
     assert re.search(r"layer 1 .* layers\.1\.mlp:out +│ +2\.0e-7", text)
-    markdown = render_markdown(judged(rows))
+    markdown = markdown_of(judged(rows))
     assert "`layers.0.self_attn:out` | 0.02 | `layers.0.mlp:out@decode.1` 0.9 |" in markdown
-    page = " ".join(Page(render_html(judged(rows))).words.split())
+    page = " ".join(Page(html_of(judged(rows))).words.split())
     assert "attention out worst: MLP out 0.9 0.02" in page
 
 
@@ -105,9 +111,10 @@ def test_closing_table_has_a_line_for_each_layer() -> None:
 
 
 def test_closing_table_shows_brackets_as_they_are_and_nan_as_text() -> None:
-    reason = "shape [2, 64] and [bold]not[/bold] markup [/]"
-    text = printed(judged([real("layers.0.mlp:out", 0.2, Outcome.FAIL, reason)]))
-    assert reason in text
+    name = "shape [2, 64] and [bold]not[/bold] markup [/]"
+    broken = (Breach(name, 0.2, 0.1),)
+    text = printed(judged([real("layers.0.mlp:out", 0.2, Outcome.FAIL, breaches=broken)]))
+    assert name in text
     assert " NaN " in printed(every_oddity())
 
 

@@ -12,11 +12,13 @@ import pytest
 import torch
 from conftest import ROOT, Ended
 
+from layerparity.anatomy.block import SERIAL
+from layerparity.anatomy.site import Place
 from layerparity.ground.errors import Exit
-from layerparity.judge.guilt import Guilt
 from layerparity.mistakes.catalogue import catalogue
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.page_pool import PagePool
+from layerparity.record.guilt import Guilt
 from layerparity.selftest.cells import GridCell, Setting, clean_cells, fault_cells, spread
 from layerparity.selftest.models import BLOCK, FP8, quantise
 from layerparity.selftest.outcomes import CellResult, Ending, ending_of, upper_bound
@@ -64,25 +66,25 @@ def test_clean_cells_have_no_layer() -> None:
 @pytest.mark.parametrize(
     ("guilt", "changed", "expected"),
     [
-        (Guilt(3, "self_attn.q_norm"), True, Ending.NAMED),
-        (Guilt(3, "self_attn.k_norm"), True, Ending.NAMED),
-        (Guilt(3, "mlp.experts"), True, Ending.LATE),
-        (Guilt(3, "input_layernorm"), True, Ending.ELSEWHERE),
-        (Guilt(4, "self_attn.q_norm"), True, Ending.LATE),
-        (Guilt(2, "self_attn.q_norm"), True, Ending.ELSEWHERE),
-        (Guilt(None, "lm_head"), True, Ending.ELSEWHERE),
+        (Guilt(Place(3, "self_attn.q_norm")), True, Ending.NAMED),
+        (Guilt(Place(3, "self_attn.k_norm")), True, Ending.NAMED),
+        (Guilt(Place(3, "mlp.experts")), True, Ending.LATE),
+        (Guilt(Place(3, "input_layernorm")), True, Ending.ELSEWHERE),
+        (Guilt(Place(4, "self_attn.q_norm")), True, Ending.LATE),
+        (Guilt(Place(2, "self_attn.q_norm")), True, Ending.ELSEWHERE),
+        (Guilt(Place(None, "lm_head")), True, Ending.ELSEWHERE),
         (None, True, Ending.MISSED),
         (None, False, Ending.SAME),
     ],
 )
 def test_a_faulty_cell_ends(guilt: Guilt | None, changed: bool, expected: Ending) -> None:
-    assert ending_of(FAULTY, guilt, changed) is expected
+    assert ending_of(FAULTY, guilt, changed, SERIAL) is expected
 
 
 def test_a_clean_cell_ends() -> None:
-    assert ending_of(CLEAN, Guilt(0, "mlp"), True) is Ending.FALSE_ALARM
-    assert ending_of(CLEAN, None, True) is Ending.SILENT
-    assert ending_of(CLEAN, None, False) is Ending.SAME
+    assert ending_of(CLEAN, Guilt(Place(0, "mlp")), True, SERIAL) is Ending.FALSE_ALARM
+    assert ending_of(CLEAN, None, True, SERIAL) is Ending.SILENT
+    assert ending_of(CLEAN, None, False, SERIAL) is Ending.SAME
 
 
 def test_the_bound_on_a_rate_is_the_exact_one() -> None:

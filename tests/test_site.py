@@ -1,4 +1,4 @@
-"""Site addresses read back as they are written and sort as a forward pass reaches them."""
+"""Site addresses read back as they are written, and their block puts them in forward order."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import random
 
 import pytest
 
+from layerparity.anatomy.block import SERIAL
+from layerparity.anatomy.blocks import Blocks
 from layerparity.anatomy.site import Site
 
 IN_ORDER = [
@@ -40,7 +42,19 @@ def test_text_reads_back() -> None:
 def test_sorts_in_forward_order() -> None:
     shuffled = [Site.parse(text) for text in IN_ORDER]
     random.Random(0).shuffle(shuffled)
-    assert [str(site) for site in sorted(shuffled)] == IN_ORDER
+    assert [str(site) for site in Blocks(usual=SERIAL).sorted(shuffled)] == IN_ORDER
+
+
+def test_sites_alone_sort_by_pass_and_block_and_address() -> None:
+    shuffled = [Site.parse(text) for text in IN_ORDER]
+    random.Random(0).shuffle(shuffled)
+    inside = [site for site in sorted(shuffled) if site.layer == 0]
+    assert [str(inside[0]), str(inside[-1])] == ["layers.0:in", "layers.0:out"]
+    addresses = [(site.component, site.end) for site in inside[1:-1]]
+    assert addresses == sorted(addresses)
+    places = list(dict.fromkeys((site.place.stage, site.pass_step) for site in sorted(shuffled)))
+    wanted = [Site.parse(text) for text in IN_ORDER]
+    assert places == list(dict.fromkeys((s.place.stage, s.pass_step) for s in wanted))
 
 
 def test_layer_and_component() -> None:

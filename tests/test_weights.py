@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import Ended
+from report_samples import BLOCKS, html_of, markdown_of
 from rich.console import Console
 from runs import StoredRun, make_run, sites
 from test_port_hf import EVERYTHING, HostBackend
@@ -19,20 +20,19 @@ from transformers.core_model_loading import revert_weight_conversion
 from layerparity.anatomy.family import family_of
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import tensor_digest
-from layerparity.judge.parity import compare_runs
+from layerparity.judge.conclude import conclude
 from layerparity.judge.tolerances.fixed import FixedTolerance
 from layerparity.judge.weights_diff import diff_side, diff_weights
 from layerparity.judge.weights_kind import cosine, related, relative_change, same_values
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.prints import against, print_of
 from layerparity.model.weight_sketch import BUCKETS, CHUNK
-from layerparity.record.comparison import Comparison
 from layerparity.record.findings import WeightFinding
 from layerparity.record.folder import EFFECTIVE_WEIGHTS, RunFolder
 from layerparity.record.manifest import WeightPrint
-from layerparity.record.verdict import Outcome
-from layerparity.report.html import render_html
-from layerparity.report.markdown import render_markdown
+from layerparity.record.verdict import Outcome, Verdict
+from layerparity.report.headline import warning_lines
+from layerparity.report.reasons import reason as why
 from layerparity.report.table import closing_table
 from layerparity.run.ports.base import Assets
 from layerparity.run.ports.hf import HfPort
@@ -67,7 +67,7 @@ def found(
     folder: Path, change: Callable[[torch.nn.Module], None] | None, dtype: DType = DType.float32
 ) -> list[WeightFinding]:
     prints, used = loaded(port_of(folder, dtype), change)
-    return diff_side(prints, {}, used, "candidate")
+    return diff_side(prints, {}, used, "candidate", BLOCKS)
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -118,12 +118,12 @@ def test_what_hf_loads_is_the_checkpoint_s(made: Made, family: str, dtype: DType
         assert prints[stage].keys() == used[stage].keys()
         assert {each.checkpoint for each in prints[stage].values()} == {"equal"}
         assert all(each.target.startswith(f"{stage}.") for each in prints[stage].values())
-    assert diff_side(prints, {}, used, "candidate") == []
+    assert diff_side(prints, {}, used, "candidate", BLOCKS) == []
 
 
 def test_rounding_is_a_note_and_no_fault(made: Made) -> None:
     prints, used = loaded(port_of(made("llama"), DType.float16), tiny_values)
-    (note,) = diff_side(prints, {}, used, "candidate")
+    (note,) = diff_side(prints, {}, used, "candidate", BLOCKS)
     assert (note.what, note.is_fault) == ("changed_dtype", False)
     assert "rounded from bfloat16 to float16" in note.text
 
@@ -237,22 +237,22 @@ def test_a_name_that_was_not_used_was_never_loaded(made: Made) -> None:
     prints, used = loaded(port_of(made("minimax_m2")), zero_bias)
     name = next(each for each in used["layers.0"] if "correction_bias" in each)
     del used["layers.0"][name]
-    (finding,) = diff_side(prints, {}, used, "candidate")
+    (finding,) = diff_side(prints, {}, used, "candidate", BLOCKS)
     assert finding.what == "never_loaded"
     assert "layers.0.mlp.gate: e_score_correction_bias never loaded" in finding.text
     del prints["layers.0"][name]
     golden, _ = loaded(port_of(made("minimax_m2")))
-    (absent,) = diff_weights(golden, prints, used)
+    (absent,) = diff_weights(golden, prints, used, BLOCKS)
     assert absent.text == "layers.0.mlp.gate: e_score_correction_bias never loaded"
 
 
 def test_without_a_checkpoint_the_golden_is_the_measure(made: Made) -> None:
     golden, used = loaded(port_of(made("minimax_m2")))
     bare = {s: {n: unproved(p) for n, p in h.items()} for s, h in golden.items()}
-    assert diff_weights(golden, bare, used) == []
+    assert diff_weights(golden, bare, used, BLOCKS) == []
     name = next(iter(bare["layers.1"]))
     bare["layers.1"][name] = unproved(print_of(normal(64, 64), bare["layers.1"][name].target))
-    (finding,) = diff_weights(golden, bare, used)
+    (finding,) = diff_weights(golden, bare, used, BLOCKS)
     assert (finding.name, finding.side) == (name, "candidate")
 
 
@@ -274,14 +274,14 @@ def two_mistakes(block: torch.nn.Module) -> None:
 def test_a_print_that_does_not_say_its_place_is_placed(made: Made, believed: bool) -> None:
     prints, used = loaded(port_of(made("minimax_m2")), two_mistakes)
     golden = loaded(port_of(made("minimax_m2")))[0] if believed else {}
-    wanted = diff_side(prints, golden, used, "candidate")
+    wanted = diff_side(prints, golden, used, "candidate", BLOCKS)
     assert [each.component for each in wanted] == ["self_attn.q_proj", "mlp.gate", "mlp.experts"]
-    assert diff_side(without_place(prints), golden, used, "candidate") == wanted
+    assert diff_side(without_place(prints), golden, used, "candidate", BLOCKS) == wanted
 
 
 def test_a_place_may_name_the_expert(made: Made) -> None:
     prints, used = loaded(port_of(made("minimax_m2")), one_expert_twice)
-    wanted = diff_side(prints, {}, used, "candidate")
+    wanted = diff_side(prints, {}, used, "candidate", BLOCKS)
     own = {
         stage: {
             name: replace(
@@ -291,7 +291,7 @@ def test_a_place_may_name_the_expert(made: Made) -> None:
         }
         for stage, held in prints.items()
     }
-    assert diff_side(own, {}, used, "candidate") == wanted
+    assert diff_side(own, {}, used, "candidate", BLOCKS) == wanted
 
 
 def test_a_print_survives_json(tmp_path: Path) -> None:
@@ -328,8 +328,8 @@ def stored_run(folder: Path, prints: dict[str, WeightPrint], **changes: object) 
     return run
 
 
-def compare(golden: StoredRun, candidate: StoredRun) -> Comparison:
-    return compare_runs([golden], [candidate], TOLERANCE)
+def compare(golden: StoredRun, candidate: StoredRun) -> Verdict:
+    return conclude([golden], [candidate], TOLERANCE)
 
 
 def held(values: torch.Tensor, should: torch.Tensor | None = None) -> dict[str, WeightPrint]:
@@ -347,11 +347,11 @@ def test_a_faulty_weight_fails_a_comparison_and_is_its_headline(tmp_path: Path) 
         tmp_path / "candidate", held(torch.zeros(8), right), weights={"layers.0": {}}
     )
     comparison = compare(golden, candidate)
-    assert comparison.verdict.outcome is Outcome.FAIL
+    assert comparison.outcome is Outcome.FAIL
     start = "layers.0.mlp.gate: e_score_correction_bias never loaded"
-    assert comparison.verdict.first_failure.startswith(start)
+    assert comparison.where.startswith(start)
     assert {row.outcome for row in comparison.rows} == {Outcome.PASS}
-    assert Comparison.from_json(comparison.to_json()) == comparison
+    assert Verdict.from_json(comparison.to_json()) == comparison
 
 
 def test_the_reports_show_the_weights(tmp_path: Path) -> None:
@@ -360,38 +360,38 @@ def test_the_reports_show_the_weights(tmp_path: Path) -> None:
     comparison = compare(golden, stored_run(tmp_path / "candidate", held(torch.zeros(8), right)))
     shown = Console(record=True, width=300, file=io.StringIO())
     shown.print(closing_table(comparison))
-    for text in (render_html(comparison), shown.export_text(), render_markdown(comparison)):
+    for text in (html_of(comparison), shown.export_text(), markdown_of(comparison)):
         assert "correction_bias never loaded: all 0" in " ".join(text.replace("\\_", "_").split())
 
 
 def test_equal_weights_are_no_finding(tmp_path: Path) -> None:
     runs = [stored_run(tmp_path / side, held(normal(8))) for side in ("golden", "candidate")]
     comparison = compare(*runs)
-    assert (comparison.weights, comparison.verdict.outcome) == ([], Outcome.PASS)
+    assert (comparison.weights, comparison.outcome) == ((), Outcome.PASS)
 
 
 def test_a_faulty_golden_is_named_as_the_golden(tmp_path: Path) -> None:
     right = normal(8) + 8.5
     golden = stored_run(tmp_path / "golden", held(torch.zeros(8), right))
     comparison = compare(golden, stored_run(tmp_path / "candidate", held(right)))
-    assert comparison.verdict.first_failure.startswith("golden: layers.0.mlp.gate")
+    assert comparison.where.startswith("golden: layers.0.mlp.gate")
 
 
 def test_one_tensor_stored_twice_is_one_where_both_hold_its_values(tmp_path: Path) -> None:
     golden = stored_run(tmp_path / "golden", held(normal(8)))
     other = {"layers.0": {"layers.0.w": "another digest"}}
     same = stored_run(tmp_path / "same", held(normal(8)), weights=other)
-    assert compare(golden, same).verdict.outcome is Outcome.PASS
+    assert compare(golden, same).outcome is Outcome.PASS
     differs = stored_run(tmp_path / "differs", held(normal(8, seed=1)), weights=other)
     rows = compare(golden, differs).rows
-    reasons = {row.reason for row in rows if row.outcome is Outcome.INCONCLUSIVE}
+    reasons = {why(row) for row in rows if row.outcome is Outcome.INCONCLUSIVE}
     assert "not the same start: weights of layers.0 (layers.0.w)" in reasons
 
 
 def test_a_port_that_says_nothing_is_mentioned(tmp_path: Path) -> None:
     golden = stored_run(tmp_path / "golden", held(normal(8)))
     comparison = compare(golden, stored_run(tmp_path / "candidate", {}))
-    assert comparison.warnings == [
+    assert warning_lines(comparison) == [
         "The candidate's port does not say what weights its graph holds."
     ]
 
@@ -403,13 +403,6 @@ def test_damaged_prints_are_one_line(tmp_path: Path) -> None:
         (candidate.folder / EFFECTIVE_WEIGHTS).write_text(text)
         with pytest.raises(UserError, match=r"effective_weights.json is damaged"):
             compare(golden, candidate)
-
-
-def test_a_comparison_of_before_still_reads(tmp_path: Path) -> None:
-    runs = [make_run(tmp_path / side, sites()) for side in ("golden", "candidate")]
-    raw = json.loads(compare(*runs).to_json())
-    del raw["weights"], raw["coverage"]
-    assert Comparison.from_json(json.dumps(raw)).weights == []
 
 
 Cli = Callable[..., Ended]

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-from masters.reasons import broken_limits
-
+from layerparity.anatomy.blocks import Blocks
 from layerparity.ground import registry
-from layerparity.judge.descend import first_guilty
-from layerparity.judge.evidence import evidence_of
-from layerparity.judge.guilt import Guilt
-from layerparity.judge.parity import compare_runs
+from layerparity.judge.conclude import conclude as compare
 from layerparity.judge.weights_diff import diff_side
-from layerparity.mistakes.catalogue import likeliest
-from layerparity.record.comparison import Comparison
 from layerparity.record.findings import WeightCheck, WeightFinding
+from layerparity.record.guilt import Guilt
 from layerparity.record.source import RunSource
-from layerparity.record.stored_run import StoredRun, from_folder
-from layerparity.record.verdict import Row
-from layerparity.report.answering import _of_golden
-from layerparity.settings.config import Config
+from layerparity.record.stored_run import from_folder
+from layerparity.record.verdict import Outcome, Row, Verdict
+from layerparity.report import headline as words
+from layerparity.report.reasons import reason
 
 
 def conclude(
@@ -36,26 +32,24 @@ def conclude(
         return _weights(candidate)
     left, right = ([from_folder(folder) for folder in side] for side in (golden, candidate))
     judged_by = registry.load("judge.tolerances", tolerance["name"]).Settings(**tolerance)
-    comparison = compare_runs(left, right, judged_by)
-    return _concluded(comparison, left)
+    return _concluded(compare(left, right, judged_by))
 
 
-def _concluded(comparison: Comparison, golden: Sequence[StoredRun]) -> dict[str, Any]:
-    guilt = first_guilty(comparison)
-    verdict, sites = comparison.verdict, {str(row.site): row for row in comparison.rows}
-    first = verdict.first_failure
+def _concluded(verdict: Verdict) -> dict[str, Any]:
+    sites = {str(row.site): row for row in verdict.rows}
+    first = verdict.where if verdict.outcome is Outcome.FAIL else ""
     return {
         "outcome": verdict.outcome.value,
         "total": verdict.total,
         "counts": verdict.counts,
         "first_failure": first if not first or first in sites else "a weight",
-        "whole_model": verdict.whole_model,
-        "guilty": _guilty(guilt) if guilt else None,
-        "causes": _causes(guilt, comparison, golden) if guilt else [],
-        "weights": _findings(comparison.weights),
-        "doubts": list(comparison.coverage.doubts),
-        "warnings": comparison.warnings,
-        "rows": {site: _row(row, comparison) for site, row in sites.items()},
+        "whole_model": f"whole model: {words.whole_model(verdict)}",
+        "guilty": _guilty(verdict.guilty) if verdict.guilty else None,
+        "causes": [(cause.id, cause.confidence) for cause in verdict.causes],
+        "weights": _findings(verdict.weights),
+        "doubts": list(verdict.coverage.doubts),
+        "warnings": words.warning_lines(verdict),
+        "rows": {site: _row(row) for site, row in sites.items()},
     }
 
 
@@ -63,7 +57,7 @@ def _weights(candidate: Sequence[Path]) -> dict[str, Any]:
     sources = [RunSource(from_folder(folder)) for folder in candidate]
     prints = {stage: held for source in sources for stage, held in source.effective.items()}
     used = {stage: held for source in sources for stage, held in source.used.items()}
-    found = diff_side(prints, {}, used, "candidate")
+    found = diff_side(prints, {}, used, "candidate", Blocks.of("minimax_m2", {}))
     check = WeightCheck(prints, tuple(found))
     return {
         "outcome": check.verdict,
@@ -77,25 +71,23 @@ def _findings(found: Sequence[WeightFinding]) -> list[list[str]]:
     return [[each.name, each.stage, each.what] for each in found]
 
 
-def _causes(
-    guilt: Guilt, comparison: Comparison, golden: Sequence[StoredRun]
-) -> list[tuple[str, float]]:
-    seen = evidence_of(guilt, comparison, _of_golden(Config(), golden), golden)
-    return [(cause.id, cause.confidence) for cause in likeliest(seen)]
-
-
 def _guilty(guilt: Guilt) -> dict[str, Any]:
-    """Return a guilty place; its notes are words, which are kept and not compared."""
-    names = ("place", "layer", "component", "part", "site", "also", "notes")
-    return {name: guilt.to_dict()[name] for name in names}
+    return {
+        "place": str(guilt.place),
+        "layer": guilt.layer,
+        "component": guilt.component,
+        "part": guilt.detail,
+        "site": str(guilt.site or ""),
+        "also": list(guilt.also),
+    }
 
 
-def _row(row: Row, comparison: Comparison) -> dict[str, Any]:
+def _row(row: Row) -> dict[str, Any]:
     """Return a row; its reason is words, which are kept and not compared."""
     return {
         "kind": row.kind.value,
         "outcome": row.outcome.value,
-        "broken": broken_limits(row.reason, row.metrics, comparison.limits),
+        "broken": [list(astuple(breach)) for breach in row.breaches],
         "metrics": dict(row.metrics),
-        "reason": row.reason,
+        "reason": reason(row),
     }

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from layerparity.anatomy.site import Kind, Site, SiteSpec
+from layerparity.anatomy.block import Block
+from layerparity.anatomy.site import EMBEDDING, HEAD, NORM, Kind, Place, Site, SiteSpec
 from layerparity.ground import registry
 from layerparity.ground.errors import UserError, nearest
 
@@ -27,6 +28,7 @@ HEADS = SiteSpec(("batch", "token", "head", "channel"))
 EXPERTS = SiteSpec(("batch", "token", "expert"))
 CHOICES = SiteSpec(("batch", "token", "expert"), Kind.INDEX_SET)
 TOKENS = SiteSpec(("batch", "token"), Kind.EXACT)
+LOGITS = SiteSpec(("batch", "token", "vocabulary"))
 # Where every block's router shows which experts it chose.
 ROUTED = "mlp.gate:choices"
 
@@ -37,7 +39,9 @@ class Tap:
 
     ``module`` is the path inside the block; ``pick`` the element of a tuple; ``attention`` the name
     of an argument at the attention interface (``query``, ``key`` or ``context``). ``heads_first``
-    says that the module works on [batch, head, token, channel].
+    says that the module works on [batch, head, token, channel]. ``follows`` are the taps of the
+    same call of a module that this one is computed from. A ``branch`` is what a block adds to its
+    residual stream, under a name of the family's own: it is wanted wherever ``mlp:out`` is.
     """
 
     local: str
@@ -47,6 +51,8 @@ class Tap:
     of_input: bool = False
     attention: str | None = None
     heads_first: bool = False
+    follows: tuple[str, ...] = ()
+    branch: bool = False
 
 
 # What blocks share that norm first and add afterwards, in the order of a forward pass.
@@ -64,8 +70,8 @@ TAPS = (
     Tap("post_attention_layernorm:in", "post_attention_layernorm", of_input=True),
     Tap("post_attention_layernorm:out", "post_attention_layernorm"),
     Tap("mlp.gate:logits", "mlp.gate", EXPERTS, pick=0),
-    Tap(ROUTED, "mlp.gate", CHOICES, pick=2),
-    Tap("mlp.gate:weights", "mlp.gate", EXPERTS, pick=1),
+    Tap(ROUTED, "mlp.gate", CHOICES, pick=2, follows=("mlp.gate:logits",)),
+    Tap("mlp.gate:weights", "mlp.gate", EXPERTS, pick=1, follows=("mlp.gate:logits", ROUTED)),
     Tap("mlp.experts:out", "mlp.experts"),
     Tap("mlp:out", "mlp"),
 )
@@ -87,31 +93,29 @@ COMPONENTS = {
     "post_attention_layernorm": "post_attention_layernorm",
 }
 OUTSIDE = {
-    "embedding": "embed_tokens",
-    "embed_tokens": "embed_tokens",
-    "norm": "norm",
-    "head": "lm_head",
-    "lm_head": "lm_head",
+    "embedding": EMBEDDING,
+    "embed_tokens": EMBEDDING,
+    "norm": NORM,
+    "head": HEAD,
+    "lm_head": HEAD,
 }
-# The site whose values a component takes as its input; else its own, which a tap sees.
-_INPUT_OF = {"": ":in", "input_layernorm": ":in"}
-# In a block that norms first, it has been stored already.
-NORMS_FIRST = {"self_attn": "input_layernorm:out", "mlp": "post_attention_layernorm:out"}
 
 
 @dataclass(frozen=True)
 class Family:
     """One architecture: where its sites are and which small tensors must stay float32.
 
-    ``inputs`` names the site that feeds a component, where it is not the component's own ``:in``.
-    ``after`` is what the model computes between a stage's module and the next stage. ``attention``
-    is the implementation to run with where the backend's usual one does not exist.
+    The taps of a ``complete`` family name all its sites; to others, those that are measured are
+    added. ``block`` says what is computed from what in its blocks, for runs that hold no
+    measurement. ``after`` is what the model computes between a stage's module and the next stage.
+    ``attention`` is the implementation to run with where the backend's usual one does not exist.
     """
 
     model_type: str
     taps: tuple[Tap, ...] = SHARED_TAPS
+    block: Block | None = None
+    complete: bool = False
     float32_patterns: tuple[str, ...] = ()
-    inputs: Mapping[str, str] = field(default_factory=dict)
     after: Mapping[str, After] = field(default_factory=dict)
     attention: str | None = None
 
@@ -125,21 +129,23 @@ class Family:
                 f"component={component} is unknown.{nearest(component, known)} "
                 f"Known: {', '.join(known)}."
             )
-        return f"layers.{layer}.{COMPONENTS[component]}"
+        return str(Place(layer, COMPONENTS[component]))
 
     def input_site(self, stage: str, num_layers: int) -> Site:
         """Return the site whose values a stage is fed."""
-        if stage == "embed_tokens":
-            return Site("embed_tokens", "in")
-        if stage == "norm":
-            return Site(f"layers.{num_layers - 1}", "out")
-        if stage == "lm_head":
-            return Site("norm", "out")
-        site = Site(stage, "in")
-        known = {**_INPUT_OF, **self.inputs}
-        path, _, end = known.get(site.component, f"{site.component}:in").partition(":")
-        block = f"layers.{site.layer}"
-        return Site(f"{block}.{path}" if path else block, end)
+        place = Place.parse(stage)
+        if place.layer is not None:
+            return Site.inside(place.layer, self._fed(place.module))
+        if stage == NORM:
+            return Place(num_layers - 1).site("out")
+        return Site(NORM, "out") if stage == HEAD else place.site("in")
+
+    def _fed(self, module: str) -> str:
+        """Return the value of a block that a module is fed: its own input where no other is it."""
+        if module in ("", "input_layernorm"):
+            return ":in"
+        fed = self.block.fed_to(module) if self.block is not None else ()
+        return fed[0] if len(fed) == 1 else f"{module}:in"
 
     def present(self, block: nn.Module) -> list[Tap]:
         """Return the taps whose module the block has."""
@@ -153,3 +159,22 @@ def family_of(model_type: str) -> Family:
         family: Family = registry.load("anatomy.families", model_type).FAMILY
         return family
     return Family(model_type)
+
+
+def stage_ends(stage: str) -> tuple[str, ...]:
+    """Return the ends of a stage that are sites of their own.
+
+    A component's are sites of its block, seen by taps; norm and head take what has a site already.
+    """
+    if stage in (NORM, HEAD):
+        return ("out",)
+    place = Place.parse(stage)
+    return ("in", "out") if place.layer is None or not place.module else ()
+
+
+def end_spec(stage: str, end: str) -> SiteSpec:
+    """Return axes and kind of what a stage takes in or gives out."""
+    if stage == EMBEDDING:
+        # The embedding copies rows: anything but equality is a mistake.
+        return TOKENS if end == "in" else SiteSpec(HIDDEN.axes, Kind.EXACT)
+    return LOGITS if (stage, end) == (HEAD, "out") else HIDDEN

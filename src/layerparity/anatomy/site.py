@@ -1,9 +1,9 @@
-"""Site: the canonical address of a tensor in a model, and the axes and kind of its numbers."""
+"""Site and place: the canonical addresses of a tensor and of a module in a model."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import total_ordering
 
@@ -14,21 +14,9 @@ _TEXT = re.compile(
     r"^(?P<path>[A-Za-z_][\w.]*):(?P<end>\w+)(?:@(?P<phase>[a-z]+)(?:\.(?P<step>\d+))?)?$"
 )
 _LAYER = re.compile(r"^layers\.(\d+)(?:\.(.+))?$")
-_AFTER_LAYERS = {"norm": 1, "lm_head": 2, "tokens": 3}
-_WITHIN_BLOCK = (
-    "input_layernorm",
-    "self_attn.q_proj",
-    "self_attn.k_proj",
-    "self_attn.v_proj",
-    "self_attn.q_norm",
-    "self_attn.k_norm",
-    "self_attn",
-    "post_attention_layernorm",
-    "mlp.gate",
-    "mlp.experts",
-    "mlp",
-)
-_ENDS = ("in", "q_rotated", "k_rotated", "context", "logits", "choices", "weights", "out")
+# What stands outside the blocks, in the order of a forward pass; the blocks come after the first.
+EMBEDDING, NORM, HEAD, TOKENS = "embed_tokens", "norm", "lm_head", "tokens"
+_AFTER_BLOCKS = {NORM: 1, HEAD: 2, TOKENS: 3}
 
 
 class Kind(StrEnum):
@@ -48,12 +36,57 @@ class SiteSpec:
     kind: Kind = Kind.REAL
 
 
+def within(module: str, other: str) -> bool:
+    """Say whether a module path is another one or lies below it; all lie in the empty path."""
+    return not other or module == other or module.startswith(f"{other}.")
+
+
+def overlap(left: str, right: str) -> bool:
+    """Say whether one of two module paths lies within the other."""
+    return within(left, right) or within(right, left)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A module of a model: ``module`` inside block ``layer``, or outside the blocks.
+
+    The empty module of a block is the block itself.
+    """
+
+    layer: int | None
+    module: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Place:
+        """Read ``layers.3``, ``layers.3.mlp.gate`` or ``norm``."""
+        match = _LAYER.match(text)
+        return cls(int(match[1]), match[2] or "") if match else cls(None, text)
+
+    def __str__(self) -> str:
+        parts = [] if self.layer is None else [f"layers.{self.layer}"]
+        return ".".join([*parts, self.module] if self.module else parts)
+
+    @property
+    def stage(self) -> str:
+        """The stage that runs it: ``layers.3`` for all of block 3, else the module itself."""
+        return self.module if self.layer is None else f"layers.{self.layer}"
+
+    def within(self, other: Place) -> bool:
+        """Say whether this is another place or lies inside it."""
+        return self.layer == other.layer and within(self.module, other.module)
+
+    def site(self, end: str) -> Site:
+        """Return the site at one end of the module, in the prefill."""
+        return Site(str(self), end)
+
+
 @total_ordering
 @dataclass(frozen=True)
 class Site:
     """Module path, end (``in``, ``out`` or a name such as ``q_rotated``), phase and decode step.
 
-    Sites sort in the order in which a forward pass reaches them.
+    Sites sort by step, then by block, then by address. Which site of a block is computed before
+    which is the block's own: see `layerparity.anatomy.block`.
     """
 
     path: str
@@ -70,6 +103,12 @@ class Site:
         phase = match["phase"] or PREFILL
         return cls(match["path"], match["end"], phase, int(match["step"] or 0))
 
+    @classmethod
+    def inside(cls, layer: int, local: str, phase: str = PREFILL, step: int = 0) -> Site:
+        """Return the site at ``local``, such as ``mlp.gate:logits`` or ``:in``, in a block."""
+        module, _, end = local.partition(":")
+        return cls(str(Place(layer, module)), end, phase, step)
+
     def __str__(self) -> str:
         where = "" if self.phase == PREFILL else f"@{self.phase}.{self.step}"
         return f"{self.path}:{self.end}{where}"
@@ -78,32 +117,48 @@ class Site:
         return self._order() < other._order() if isinstance(other, Site) else NotImplemented
 
     @property
+    def place(self) -> Place:
+        """The module whose end this is."""
+        return Place.parse(self.path)
+
+    @property
     def layer(self) -> int | None:
         """Index of the block the site belongs to, or None outside the blocks."""
-        match = _LAYER.match(self.path)
-        return int(match[1]) if match else None
+        return self.place.layer
 
     @property
     def component(self) -> str:
         """Module path inside the block (empty: the block itself); outside blocks, the path."""
-        match = _LAYER.match(self.path)
-        return (match[2] or "") if match else self.path
+        return self.place.module
 
     @property
     def local(self) -> str:
         """Address inside the block, such as ``mlp.gate:logits`` or ``:in``."""
         return f"{self.component}:{self.end}"
 
-    def _order(self) -> tuple[int, int, int, int, int, str]:
-        phase = 0 if self.phase == PREFILL else 1 + self.step
-        end = _ENDS.index(self.end) if self.end in _ENDS else len(_ENDS)
-        if self.layer is None:
-            return (phase, _AFTER_LAYERS.get(self.path, 0), 0, 0, end, self.path)
-        inside = self.component
-        if inside == "":
-            place = -1 if self.end == "in" else len(_WITHIN_BLOCK) + 1
-        else:
-            known = inside in _WITHIN_BLOCK
-            place = _WITHIN_BLOCK.index(inside) if known else len(_WITHIN_BLOCK)
-        # A block's sites sort between the embedding (0) and the final norm (1).
-        return (phase, 0, self.layer + 1, place, end, self.path)
+    @property
+    def pass_step(self) -> tuple[str, int]:
+        """Phase and step: which pass over the model it is of."""
+        return self.phase, self.step
+
+    def at_step(self, step: int | None) -> Site:
+        """Return a prefill site as it is at a decode step; itself where there is none."""
+        return self if step is None else replace(self, phase=DECODE, step=step)
+
+    def beside(self, local: str) -> Site:
+        """Return another site of the same block, phase and step."""
+        module, _, end = local.partition(":")
+        return replace(self, path=str(Place(self.layer, module)), end=end)
+
+    def pass_order(self) -> tuple[int, int, int]:
+        """Return what orders sites of different stages: pass, outside or in blocks, block."""
+        layer = self.layer
+        step = 0 if self.phase == PREFILL else 1 + self.step
+        if layer is None:
+            return step, _AFTER_BLOCKS.get(self.path, 0), 0
+        # A block's sites stand between the embedding (0, 0) and the final norm (1, 0).
+        return step, 0, layer + 1
+
+    def _order(self) -> tuple[tuple[int, int, int], int, str, str]:
+        ends = {":in": 0, ":out": 2}
+        return self.pass_order(), ends.get(self.local, 1), self.component, self.end

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from layerparity.anatomy.site import Place
 from layerparity.checkpoint.finding import AuditFinding
 from layerparity.ground.errors import UserError
 from layerparity.model import weight_types
@@ -164,7 +165,7 @@ class _Fitting:
             self._add("type_unread", f"{name} is stored as {dtype}, which is not read", name)
 
     def _stages(self) -> dict[str, int]:
-        blocks = (f"layers.{layer}" for layer in range(len(self.skeleton.blocks)))
+        blocks = (str(Place(layer)) for layer in range(len(self.skeleton.blocks)))
         names = ["embed_tokens", *blocks, "norm", "lm_head"]
         modules = {name: self.skeleton.module(name) for name in names}
         return {

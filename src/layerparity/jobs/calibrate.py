@@ -8,17 +8,14 @@ from typing import TYPE_CHECKING
 
 from layerparity.ground import console
 from layerparity.ground.errors import Exit, UserError
-from layerparity.jobs import compare
-from layerparity.jobs.judge import stored_comparison
-from layerparity.judge.model_limits import FILE, KIND, model_of
 from layerparity.record.verdict import Outcome
 from layerparity.settings.config import Config
 from layerparity.settings.key import key
 from layerparity.tracking.links import say_served
 
 if TYPE_CHECKING:
-    from layerparity.record.comparison import Comparison
     from layerparity.record.stored_run import StoredRun
+    from layerparity.record.verdict import Verdict
 
 
 @dataclass
@@ -35,7 +32,10 @@ class Settings:
 
 def run(config: Config) -> Exit:
     """Read the comparisons, take the largest of each metric, and keep the limits as a run."""
+    from layerparity.judge.again import stored_verdict
+    from layerparity.judge.model_limits import FILE, KIND, model_of
     from layerparity.judge.tolerances.calibrated import CalibratedTolerance, limits_of
+    from layerparity.report.keep import KIND as COMPARISON
     from layerparity.tracking.store import open_store
 
     job = config.job
@@ -44,8 +44,8 @@ def run(config: Config) -> Exit:
     if job.margin < 1:
         raise UserError(f"job.margin={job.margin}: give 1 or more.")
     store = open_store(config.tracking)
-    runs = [store.find(name, kind=compare.KIND)[0] for name in job.runs]
-    comparisons = [(each, stored_comparison(each)) for each in runs]
+    runs = [store.find(name, kind=COMPARISON)[0] for name in job.runs]
+    comparisons = [(each, stored_verdict(each)) for each in runs]
     for each, comparison in comparisons:
         _refuse_failed(each, comparison)
     models = {(model_of(store, c, each.name), c.candidate.dtype) for each, c in comparisons}
@@ -69,13 +69,12 @@ def run(config: Config) -> Exit:
     return Exit.OK
 
 
-def _refuse_failed(run: StoredRun, comparison: Comparison) -> None:
+def _refuse_failed(run: StoredRun, verdict: Verdict) -> None:
     """Raise UserError for a comparison that fails: its numbers would excuse the same mistake."""
-    verdict = comparison.verdict
     if verdict.outcome is not Outcome.FAIL:
         return
     raise UserError(
-        f"'{run.name}' ({run.id[:8]}) fails at {verdict.first_failure}: limits come from "
+        f"'{run.name}' ({run.id[:8]}) fails at {verdict.where}: limits come from "
         "comparisons that pass. Mend the candidate, or, if you know that it is right, say by which "
         f"limits, and calibrate from what passes: python run.py job=judge run={run.id[:8]} "
         "tolerance.error_ratio=..."

@@ -25,7 +25,8 @@ class Settings:
 
     ``known`` runs the catalogue, which ``faults`` narrows; ``clean`` runs the clean variants;
     ``mutations`` is the number of unforeseen faults, drawn by ``seed``. ``models`` are the shipped
-    one, small ones made on the spot, and the shipped one in FP8, for the faults of such.
+    one, small ones made on the spot, and the shipped one in FP8, for the faults of such. Of each
+    of ``blocks`` every module of a block of each kind gives out something else, in turn.
     """
 
     name: str = "selftest"
@@ -36,6 +37,7 @@ class Settings:
     clean: bool = key(True, "run the clean variants, which must raise no alarm")
     mutations: int = key(0, "how many random faults to plant as well")
     seed: int = key(0, "seed of the random faults")
+    blocks: list[str] = key([], "models of which every module is made wrong in turn")
 
 
 def run(config: Config) -> Exit:

@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
+from layerparity.anatomy.blocks import Blocks
 from layerparity.anatomy.site import Kind, Site
 from layerparity.ground.errors import UserError
 from layerparity.judge.fingerprints import differs_at
-from layerparity.judge.sides import Found, Union
+from layerparity.judge.sides import Found, RunSet
 from layerparity.judge.stages import arrived, is_feed, stage_of
 from layerparity.record.manifest import Manifest, Record
 from layerparity.record.site_patterns import SitePatterns
@@ -29,11 +30,15 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Every site that was asked for, once: as a pair to judge or as a row that is settled."""
+class Alignment:
+    """Every site that was asked for, once: as a pair to judge or as a row that is settled.
+
+    Both stand in the order of a forward pass, which ``blocks`` know.
+    """
 
     pairs: list[Pair]
     settled: list[Row]
+    blocks: Blocks
 
     @property
     def total(self) -> int:
@@ -41,7 +46,7 @@ class Plan:
         return len(self.pairs) + len(self.settled)
 
 
-def plan(golden: Union, candidate: Union) -> Plan:
+def align(golden: RunSet, candidate: RunSet, blocks: Blocks) -> Alignment:
     """Return what is compared with what.
 
     Asked for are the golden's sites within the candidate's stages, and whatever else the candidate
@@ -50,7 +55,7 @@ def plan(golden: Union, candidate: Union) -> Plan:
     pairs: list[Pair] = []
     settled: list[Row] = []
     refusals: list[str] = []
-    for site in sorted(_asked(golden, candidate)):
+    for site in blocks.sorted(_asked(golden, candidate)):
         left, right = golden.records.get(site), candidate.records.get(site)
         if left is None or right is None:
             settled.append(_absent(site, golden, candidate))
@@ -60,16 +65,16 @@ def plan(golden: Union, candidate: Union) -> Plan:
         refusals += [differing] if differing else []
         misfit = f"not the same start: {differing}" if differing else _misfit(left, right)
         if misfit:
-            settled.append(Row(site, left.record.kind, Outcome.INCONCLUSIVE, misfit))
+            settled.append(Row(site, left.record.kind, Outcome.INCONCLUSIVE, note=misfit))
         else:
             pairs.append(Pair(site, _kind(left, right), left, right))
     shared = golden.records.keys() & candidate.records.keys()
     if not shared or (refusals and not pairs):
         raise UserError(_nothing(golden, candidate, refusals))
-    return Plan(pairs, settled)
+    return Alignment(pairs, settled, blocks)
 
 
-def _asked(golden: Union, candidate: Union) -> set[Site]:
+def _asked(golden: RunSet, candidate: RunSet) -> set[Site]:
     within = {
         site
         for site in golden.records
@@ -78,27 +83,29 @@ def _asked(golden: Union, candidate: Union) -> set[Site]:
     return within | set(candidate.records) | {Site.parse(text) for text in candidate.skipped()}
 
 
-def _absent(site: Site, golden: Union, candidate: Union) -> Row:
+def _absent(site: Site, golden: RunSet, candidate: RunSet) -> Row:
     """Return the row of a site that one side lacks."""
     left, right = golden.records.get(site), candidate.records.get(site)
     if right is not None:
         unrun = _unrun(site, golden)
         if unrun:
-            return Row(site, right.record.kind, Outcome.INCONCLUSIVE, unrun)
+            return Row(site, right.record.kind, Outcome.INCONCLUSIVE, note=unrun)
         why = golden.skipped().get(str(site), "")
         reason = "not captured by the golden" + (f": {why}" if why else "")
-        return Row(site, right.record.kind, Outcome.SKIPPED, reason)
+        return Row(site, right.record.kind, Outcome.SKIPPED, note=reason)
     skipped = candidate.skipped().get(str(site))
     kind = left.record.kind if left else Kind.REAL
     if skipped is not None or left is None:
-        return Row(site, kind, Outcome.SKIPPED, skipped or "not captured")
+        return Row(site, kind, Outcome.SKIPPED, note=skipped or "not captured")
     reason = _not_asked(site, left.source.manifest, candidate.manifests)
     if reason:
-        return Row(site, kind, Outcome.SKIPPED, reason)
-    return Row(site, kind, Outcome.MISSING, "the candidate covers it but holds no tensor of it")
+        return Row(site, kind, Outcome.SKIPPED, note=reason)
+    return Row(
+        site, kind, Outcome.MISSING, note="the candidate covers it but holds no tensor of it"
+    )
 
 
-def _unrun(site: Site, golden: Union) -> str:
+def _unrun(site: Site, golden: RunSet) -> str:
     """Return what the golden never ran of a site the candidate was asked for, or nothing.
 
     A site that only the candidate captured is no loss; a block or a step that has no golden is
@@ -207,7 +214,7 @@ def _kind(golden: Found, candidate: Found) -> Kind:
     return Kind.EXACT if exact else Kind.REAL
 
 
-def _nothing(golden: Union, candidate: Union, refusals: list[str]) -> str:
+def _nothing(golden: RunSet, candidate: RunSet, refusals: list[str]) -> str:
     names = f"'{golden.sources[0].run.name}' and '{candidate.sources[0].run.name}'"
     if not refusals:
         return f"{names} share no site: give runs whose scopes overlap."

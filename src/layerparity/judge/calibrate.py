@@ -11,7 +11,7 @@ from layerparity.judge.align import Pair
 from layerparity.judge.references import References, Wide
 from layerparity.judge.routing import Routing, flips, scored
 from layerparity.judge.rows import by_token, has_tokens
-from layerparity.judge.sides import Found, Union
+from layerparity.judge.sides import Found, RunSet
 from layerparity.numbers.deviation import JudgedSite, deviation
 from layerparity.numbers.token_sums import TokenLayout, heads_of, token_layout
 from layerparity.record.references import CHAINED
@@ -32,7 +32,7 @@ class Calibrated:
 class Calibration:
     """The references and routing of one comparison."""
 
-    def __init__(self, golden: Union, candidate: Union) -> None:
+    def __init__(self, golden: RunSet, candidate: RunSet) -> None:
         self.references = References()
         self.routing = Routing(golden, candidate)
         records = (found.record for found in golden.records.values())

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from layerparity.anatomy.blocks import Blocks
+from layerparity.ground import console
 from layerparity.ground.errors import UserError
-from layerparity.judge.align import plan
+from layerparity.judge.align import align
 from layerparity.judge.fingerprints import refuse_strangers
-from layerparity.judge.parity import open_side
+from layerparity.judge.sides import open_side
 from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import Outcome
+from layerparity.settings.config import Config, RunKind
 
-RunSet = Sequence[StoredRun]
+if TYPE_CHECKING:
+    from layerparity.tracking.store import Store
+
+Runs = Sequence[StoredRun]
+# How many runs of a kind are looked at, and how many that were passed over are mentioned.
+LIMIT = 50
+MENTIONED = 3
 
 
-def obstacle(golden: RunSet, candidate: RunSet, in_full: bool) -> str:
+def obstacle(golden: Runs, candidate: Runs, in_full: bool) -> str:
     """Return why two sides cannot be compared, or an empty string; reads manifests only.
 
     ``in_full`` also asks that the golden ran all that the candidate ran.
@@ -22,16 +34,16 @@ def obstacle(golden: RunSet, candidate: RunSet, in_full: bool) -> str:
     try:
         left, right = open_side("golden", golden), open_side("candidate", candidate)
         refuse_strangers(left, right)
-        planned = plan(left, right)
+        aligned = align(left, right, Blocks())
     except UserError as error:
         return str(error)
-    short = [row for row in planned.settled if row.outcome is Outcome.INCONCLUSIVE]
-    return f"{short[0].site}: {short[0].reason}" if short and in_full else ""
+    short = [row for row in aligned.settled if row.outcome is Outcome.INCONCLUSIVE]
+    return f"{short[0].site}: {short[0].note}" if short and in_full else ""
 
 
 def newest_pair(
-    goldens: Sequence[RunSet], candidates: Sequence[RunSet]
-) -> tuple[RunSet, RunSet, list[str]]:
+    goldens: Sequence[Runs], candidates: Sequence[Runs]
+) -> tuple[Runs, Runs, list[str]]:
     """Return a golden, the newest candidate that fits one, and the pairs that were passed over.
 
     Both come newest first. A golden that covers the whole candidate is preferred to a newer one
@@ -60,6 +72,72 @@ def newest_pair(
     )
 
 
-def _name(runs: RunSet) -> str:
+def _name(runs: Runs) -> str:
     first = f"{runs[0].name} ({runs[0].id[:8] or runs[0].folder})"
     return first if len(runs) == 1 else f"{first} and {len(runs) - 1} more"
+
+
+def chosen_sides(config: Config, store: Store) -> tuple[Runs, Runs]:
+    """Return the two sides that were asked for, or the newest that fit each other."""
+    named = {
+        kind: _named(store, reference, kind, names)
+        for kind, reference, names in (
+            (RunKind.golden, config.golden, config.job.golden_names),
+            (RunKind.candidate, config.candidate, config.job.candidate_names),
+        )
+    }
+    golden, candidate = named[RunKind.golden], named[RunKind.candidate]
+    if golden is not None and candidate is not None:
+        return golden, candidate
+    goldens = [golden] if golden is not None else _kept(store, RunKind.golden)
+    candidates = [candidate] if candidate is not None else _kept(store, RunKind.candidate)
+    if not goldens and not candidates:
+        store.find("latest", RunKind.golden.value)
+    golden, candidate, passed = newest_pair(goldens, candidates)
+    for why in passed[:MENTIONED]:
+        console.say(f"passed over: {why}")
+    return golden, candidate
+
+
+def _named(store: Store, reference: str | None, kind: RunKind, names: str | None) -> Runs | None:
+    if reference is None:
+        return None
+    found = store.find(reference, kind=kind.value)
+    if not names:
+        return found
+    if found[0].id or found[0].files.is_run:
+        raise UserError(f"job.{kind.value}_names is for a folder of dumps; {reference} is a run.")
+    return [replace(found[0], names=Path(names).absolute())]
+
+
+def _kept(store: Store, kind: RunKind) -> list[Runs]:
+    """Return the finished runs of a kind, newest first, each sweep as one set.
+
+    Those that a job made for itself, such as a bisection, are named by their ids only.
+    """
+    sets: list[Runs] = []
+    sweeps: set[str] = set()
+    for kept in store.own_runs(kind.value, LIMIT):
+        if not kept.finished:
+            if not sets:
+                console.say(f"passed over: {kept.name} ({kept.id[:8]}) is {kept.status}")
+            continue
+        if kept.parent in sweeps:
+            continue
+        if kept.parent is None:
+            sets.append([kept])
+            continue
+        sweeps.add(kept.parent)
+        sets.append(store.find(kept.parent, kind=kind.value))
+    return sets
+
+
+def unfinished_sweeps(store: Store, runs: Runs) -> list[str]:
+    """Return which sweeps among the runs did not finish as a whole, and how they ended."""
+    parents = {run.parent for run in runs if run.parent}
+    found = [store.get(parent) for parent in sorted(parents)]
+    return [
+        f"{each.name} ended as {each.status}"
+        for each in found
+        if each is not None and each.kind == "sweep" and not each.finished
+    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -11,9 +11,8 @@ import torch
 
 from layerparity.anatomy.site import Site
 from layerparity.numbers.deviation import LEAST, JudgedSite
-from layerparity.record.comparison import Comparison
 from layerparity.record.portrait import ULP_EDGES, Element
-from layerparity.record.verdict import Outcome, Row
+from layerparity.record.verdict import Outcome, Row, Verdict
 
 WORST = 16
 # Elements that quantiles are taken of, evenly strewn over the site.
@@ -137,10 +136,11 @@ def _short(value: float) -> float:
 
 
 @dataclass(frozen=True)
-class Telling:
-    """The ``site`` to show, None where no site of real numbers tells anything.
+class CloseUp:
+    """Which site the report shows in close-up: None where no site of real numbers can be shown.
 
-    ``place`` is the site that shows the fault, or the one shown; ``note`` is for the reader.
+    ``place`` is the site that shows the fault, or the one shown; ``note`` tells the reader why
+    another site than the failing one is shown.
     """
 
     place: Site
@@ -148,41 +148,43 @@ class Telling:
     note: str = ""
 
 
-def telling(comparison: Comparison, shown: Sequence[Row], asked: str) -> Telling | None:
-    """Return what a close-up should show, None where there is nothing.
+def choose_close_up(verdict: Verdict, shown: Sequence[Row]) -> CloseUp | None:
+    """Return the site that the report shows in close-up, None where there is none to show.
 
-    ``shown`` are the rows that one can be made of, ``asked`` the site that shows the fault. The
-    guilty block is not left: what is right elsewhere says nothing of it.
+    ``shown`` are the rows that one can be made of. The guilty block is not left: what is right
+    elsewhere says nothing of it.
     """
-    guilty = comparison.guilty.partition(" (")[0]
-    if asked:
-        return _of_site(shown, Site.parse(asked))
-    if guilty:
-        return _of_weights(shown, Site(guilty, "out"))
-    failed = sorted(row.site for row in shown if row.outcome is Outcome.FAIL)
-    if failed:
-        return Telling(failed[0], failed[0])
+    guilty = verdict.guilty
+    if guilty is not None and guilty.site is not None:
+        return _of_site(shown, guilty.site)
+    if guilty is not None:
+        return _of_weights(shown, guilty.place.site("out"))
+    failed = next((row.site for row in shown if row.outcome is Outcome.FAIL), None)
+    if failed is not None:
+        return CloseUp(failed, failed)
     largest = max(shown, key=_error, default=None)
-    return None if largest is None else Telling(largest.site, largest.site)
+    return None if largest is None else CloseUp(largest.site, largest.site)
 
 
-def _of_site(shown: Sequence[Row], asked: Site) -> Telling:
+def _of_site(shown: Sequence[Row], asked: Site) -> CloseUp:
     """Return the site itself, else the one of its block that shows the most of what follows."""
     if any(row.site == asked for row in shown):
-        return Telling(asked, asked)
+        return CloseUp(asked, asked)
 
     def weight(row: Row) -> tuple[bool, bool, float]:
         failed = row.outcome is Outcome.FAIL
         return failed and row.site.component == asked.component, failed, _rel_l2(row)
 
-    site = _largest([r for r in _inside(shown, asked) if r.outcome is not Outcome.PASS], weight)
+    off = [row for row in _inside(shown, asked) if row.outcome is not Outcome.PASS]
+    largest = max(off, key=weight, default=None)
     cannot = f"{asked} shows the fault, and holds no real numbers to look at"
-    if site is None:
-        return Telling(asked, None, f"{cannot}; no site of real numbers in its block is off.")
-    return Telling(asked, site, f"{cannot}: below is {site}, which is computed from it.")
+    if largest is None:
+        return CloseUp(asked, None, f"{cannot}; no site of real numbers in its block is off.")
+    site = largest.site
+    return CloseUp(asked, site, f"{cannot}: below is {site}, which is computed from it.")
 
 
-def _of_weights(shown: Sequence[Row], guilty: Site) -> Telling:
+def _of_weights(shown: Sequence[Row], guilty: Site) -> CloseUp:
     """Return the site of a place whose weights differ that has the largest error, though it passes.
 
     Without one of the very component it is one of its block.
@@ -191,30 +193,24 @@ def _of_weights(shown: Sequence[Row], guilty: Site) -> Telling:
     def weight(row: Row) -> tuple[bool, tuple[float, float]]:
         return row.site.path == guilty.path, _error(row)
 
-    site = _largest(_inside(shown, guilty), weight)
+    largest = max(_inside(shown, guilty), key=weight, default=None)
     words = f"No site fails: the weights of {guilty.path} are what is wrong"
-    if site is None:
-        return Telling(guilty, None, f"{words}, and no site of real numbers there can be shown.")
-    return Telling(guilty, site, f"{words}. Below is the site with the largest error there.")
+    if largest is None:
+        return CloseUp(guilty, None, f"{words}, and no site of real numbers there can be shown.")
+    return CloseUp(
+        guilty, largest.site, f"{words}. Below is the site with the largest error there."
+    )
 
 
 def _inside(shown: Sequence[Row], place: Site) -> list[Row]:
-    """Return the rows of what a place's block, or stage outside them, computes in its step."""
+    """Return the rows of what a place's stage computes in its step."""
     return [
         row
         for row in shown
-        if row.site.layer == place.layer
-        and (place.layer is not None or row.site.path == place.path)
-        and (row.site.phase, row.site.step) == (place.phase, place.step)
+        if row.site.place.stage == place.place.stage
+        and row.site.pass_step == place.pass_step
         and row.site.local != ":in"
     ]
-
-
-def _largest(rows: Sequence[Row], weight: Callable[[Row], tuple[object, ...]]) -> Site | None:
-
-    ordered = sorted(rows, key=lambda row: row.site)
-    found = max(ordered, key=weight, default=None)
-    return None if found is None else found.site
 
 
 def _rel_l2(row: Row) -> float:

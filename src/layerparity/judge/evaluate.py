@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from layerparity.anatomy.site import PREFILL, Kind, Site
+from layerparity.anatomy.blocks import Blocks
+from layerparity.anatomy.site import PREFILL, Kind, Site, within
 from layerparity.ground.errors import UserError
 from layerparity.judge.align import Pair
 from layerparity.judge.calibrate import Calibration
 from layerparity.judge.routing import replayed
 from layerparity.judge.rows import by_token, chunks, has_tokens, real_tokens
-from layerparity.judge.sides import Found, Union
+from layerparity.judge.sides import Found, RunSet
 from layerparity.numbers.metric import FLOATING, Chunk, Stream
 from layerparity.numbers.metrics.sets import sets_agree
 
@@ -39,7 +40,9 @@ class Measured:
     lacking: str = ""
 
 
-def measure(pair: Pair, golden: Union, candidate: Union, calibration: Calibration) -> Measured:
+def measure(
+    pair: Pair, golden: RunSet, candidate: RunSet, calibration: Calibration, blocks: Blocks
+) -> Measured:
     """Return a pair's metrics over its real tokens; tensors are read, checked and let go.
 
     Routing weights are compared at the tokens whose expert sets agree. Raises UserError where the
@@ -69,7 +72,7 @@ def measure(pair: Pair, golden: Union, candidate: Union, calibration: Calibratio
     if metrics.get("nonfinite_disagreement"):
         return Measured(metrics, errors)
     calibrated = calibration.of(pair, left, right, real)
-    metrics |= passed_through(pair, golden, candidate)
+    metrics |= passed_through(pair, golden, candidate, blocks)
     return Measured(
         metrics | calibrated.metrics, errors, "", calibrated.profiles, calibrated.lacking
     )
@@ -124,7 +127,7 @@ def _mask(pair: Pair) -> torch.Tensor | None:
 
 
 def _agreeing(
-    site: Site, golden: Union, candidate: Union, mask: torch.Tensor | None
+    site: Site, golden: RunSet, candidate: RunSet, mask: torch.Tensor | None
 ) -> torch.Tensor | None:
     """Narrow a token mask to the tokens that both sides send to the same experts."""
     choices = Site(site.path, CHOICES, site.phase, site.step)
@@ -210,31 +213,39 @@ class BothSides:
         return {f"{side}_{what[0]}": what[1] for side, what in found.items() if what is not None}
 
 
-METRIC = "passed_through"
-# Modules that have one input and an output of the same size, by their output.
-_INPUTS = {
-    "self_attn.q_norm:out": "self_attn.q_proj:out",
-    "self_attn.k_norm:out": "self_attn.k_proj:out",
-    "post_attention_layernorm:out": "post_attention_layernorm:in",
-}
+PASSED_THROUGH = "passed_through"
 
 
-def passed_through(pair: Pair, golden: Union, candidate: Union) -> dict[str, float]:
-    """Return the metric, 1, where the candidate's bytes are those of its input; else nothing."""
-    given = _INPUTS.get(pair.site.local)
+def passed_through(
+    pair: Pair, golden: RunSet, candidate: RunSet, blocks: Blocks
+) -> dict[str, float]:
+    """Return the metric, 1, where a module put out what it was given; else nothing.
+
+    That is where the candidate's bytes are those of the one value that its are computed from, and
+    the golden's are not.
+    """
+    given = _only_input(pair.site, blocks)
     if given is None:
         return {}
-    before = _inside(pair.site, given)
     sides = ((golden, pair.golden), (candidate, pair.candidate))
     same = [
-        (found := side.records.get(before)) is not None
+        (found := side.records.get(given)) is not None
         and (found.record.digest, found.record.dtype) == (own.record.digest, own.record.dtype)
         for side, own in sides
     ]
-    return {METRIC: 1.0} if same == [False, True] else {}
+    return {PASSED_THROUGH: 1.0} if same == [False, True] else {}
 
 
-def _inside(site: Site, local: str) -> Site:
-    """Return another site of the same block, phase and step."""
-    component, _, end = local.partition(":")
-    return replace(site, path=f"layers.{site.layer}.{component}", end=end)
+def _only_input(site: Site, blocks: Blocks) -> Site | None:
+    """Return the one value of a block that another one is computed from; None for several."""
+    if site.layer is None:
+        return None
+    node = blocks.block(site.layer).by_local.get(site.local)
+    # What goes out of a module is often the same as what goes out of the last one inside it.
+    if (
+        node is None
+        or len(node.inputs) != 1
+        or within(node.inputs[0].partition(":")[0], node.module)
+    ):
+        return None
+    return site.beside(node.inputs[0])

@@ -1,87 +1,92 @@
-"""Evidence: what the cause rules are given, gathered from a comparison, the runs and the model."""
+"""Evidence: what the cause rules are given, gathered from a verdict, the runs and the model."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from layerparity.anatomy.site import DECODE, PREFILL, Site
-from layerparity.anatomy.sizes import sizes_of
+from layerparity.anatomy.site import DECODE, PREFILL, Place, Site
 from layerparity.ground.errors import UserError
-from layerparity.judge.descend import block_rows
-from layerparity.judge.guilt import Guilt
+from layerparity.judge.guilty import Step
+from layerparity.judge.sides import RunSet
 from layerparity.mistakes.cause import Evidence, Tokens
-from layerparity.settings.config import Config
+from layerparity.model.resolve import open_checkpoint
+from layerparity.record.guilt import Guilt
+from layerparity.record.source import Source
+from layerparity.record.verdict import Row, Verdict
+from layerparity.settings.config import ModelSettings
 
-if TYPE_CHECKING:
-    from layerparity.record.comparison import Comparison
-
-# What a comparison says of a side whose weights it could not look at.
-SILENT = "does not say what weights"
+_BEGIN: Step = (PREFILL, 0)
 
 
-def evidence_of(
-    guilt: Guilt, comparison: Comparison, config: Config, golden: Sequence[Any]
-) -> Evidence:
-    """Return what is known of a guilty place; ``golden`` are the stored runs it is judged by."""
-    place = guilt.component if guilt.layer is None else guilt.layer
-    step = (guilt.site.phase, guilt.site.step) if guilt.site else (PREFILL, 0)
-    rows = block_rows(comparison, place, step)
-    other = block_rows(comparison, place, (PREFILL, 0)) if step[0] == DECODE else {}
-    profiles = getattr(comparison, "profiles", {})
+def evidence_of(guilt: Guilt, verdict: Verdict, golden: RunSet) -> Evidence:
+    """Return what is known of a guilty place; ``golden`` are the runs it is judged by."""
+    stage, step = Place.parse(guilt.place.stage), guilt.step
     return Evidence(
         component=guilt.component,
         part=guilt.part,
         site=guilt.site,
         layer=guilt.layer,
-        rows=rows,
-        other_phase=other,
+        rows=stage_rows(verdict, stage, step),
+        other_phase=stage_rows(verdict, stage, _BEGIN) if step[0] == DECODE else {},
         also=guilt.also,
-        token_errors=_by_local(comparison.token_errors, place, step),
-        profiles=_by_local(profiles, place, step),
+        token_errors=_by_local(verdict.token_errors, stage, step),
+        profiles=_by_local(verdict.profiles, stage, step),
         findings=guilt.findings,
-        facts=_facts(config, comparison),
-        tokens=_tokens(golden, step[0]),
+        facts=_facts(verdict, golden),
+        tokens=_tokens(golden.sources[0], step[0]),
+        weights_compared=not verdict.silent,
     )
 
 
-def _by_local(values: dict[str, Any], place: int | str, step: tuple[str, int]) -> dict[str, Any]:
-    """Return what is kept by site text, for the sites of one place and step, by local address."""
-    found = {}
-    for text, value in values.items():
-        site = Site.parse(text)
-        here = site.layer == place if isinstance(place, int) else site.path == place
-        if here and (site.phase, site.step) == step:
-            found[site.local] = value
-    return found
+def stage_rows(verdict: Verdict, stage: Place, step: Step) -> dict[str, Row]:
+    """Return a stage's rows of one pass, by address inside the block."""
+    return {
+        row.site.local: row
+        for row in verdict.rows
+        if row.site.place.stage == str(stage) and row.site.pass_step == step
+    }
 
 
-def _facts(config: Config, comparison: Comparison) -> dict[str, str]:
+def _by_local(values: dict[str, Any], stage: Place, step: Step) -> dict[str, Any]:
+    """Return what is kept by site text, for the sites of one stage and pass, by local address."""
+    sites = ((Site.parse(text), value) for text, value in values.items())
+    return {
+        site.local: value
+        for site, value in sites
+        if site.place.stage == str(stage) and site.pass_step == step
+    }
+
+
+def _facts(verdict: Verdict, golden: RunSet) -> dict[str, str]:
     """Return the model's plain settings, and in what the two runs were computed."""
-    from layerparity.model.resolve import open_checkpoint
-
-    try:
-        model = open_checkpoint(config.model).config
-    except UserError:
-        # Runs may be compared where the model is not: the rules do with what the runs say.
-        model = {}
+    model = _model_of(golden.sources[0])
     plain = {k: str(v) for k, v in model.items() if isinstance(v, (str, int, float, bool))}
-    sizes = sizes_of(model)
-    for name, size in (("head_dim", sizes.head_dim), ("rotary_dim", sizes.rotary_dims)):
-        plain.setdefault(name, str(size))
-    silent = any(SILENT in warning for warning in comparison.warnings)
-    if hasattr(comparison, "weights") and not silent:
-        plain["weights_compared"] = "yes"
-    plain.update(dtype=comparison.candidate.dtype, golden_dtype=comparison.golden.dtype)
+    if "head_dim" not in plain and model.get("num_attention_heads"):
+        heads = int(model["num_attention_heads"])
+        plain["head_dim"] = str(int(model.get("hidden_size", 0)) // heads)
+    plain.update(dtype=verdict.candidate.dtype, golden_dtype=verdict.golden.dtype)
     return plain
 
 
-def _tokens(golden: Sequence[Any], phase: str) -> Tokens:
-    """Return where each real token stands, from the golden's attention mask."""
-    real = golden[0].files.read_mask()
-    if real is None:
+def _model_of(golden: Source) -> dict[str, Any]:
+    """Return config.json's values of the golden's model; none where it is not here any more."""
+    stored = golden.config.get("model")
+    if not isinstance(stored, dict):
+        # A dump: nothing says what model it is of.
+        return {}
+    known = {name: stored[name] for name in ModelSettings.__dataclass_fields__ if name in stored}
+    try:
+        return dict(open_checkpoint(ModelSettings(**known)).config)
+    except (UserError, TypeError):
+        # Runs may be compared where the model is not: the rules do with what the runs say.
+        return {}
+
+
+def _tokens(golden: Source, phase: str) -> Tokens:
+    """Return where each real token stands, from the golden's attention mask [batch, token]."""
+    if golden.mask is None:
         return Tokens()
-    mask = real.tolist()
+    mask = golden.mask.int().tolist()
     padded = frozenset(row for row, line in enumerate(mask) if 0 in line)
     if phase == DECODE:
         return Tokens(tuple(range(len(mask))), tuple(len(mask) * [1]), padded)

@@ -2,52 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 
 import torch
 
-from layerparity.anatomy.site import DECODE, PREFILL, Site
+from layerparity.anatomy.site import DECODE, PREFILL, Place, Site, within
 from layerparity.judge.coverage import steps_of, unexercised
 from layerparity.judge.rows import by_token, real_tokens
-from layerparity.judge.sides import Union
-from layerparity.record.comparison import Comparison
+from layerparity.judge.sides import RunSet
 from layerparity.record.findings import Coverage, ExpertUse, LayerClass
 from layerparity.record.manifest import WeightPrint
 from layerparity.record.source import Source
-from layerparity.record.verdict import Outcome, Row, open_to_doubt
+from layerparity.record.verdict import DECIDED, Outcome, Row
 
-_JUDGED = (Outcome.PASS, Outcome.FAIL)
 _CHOICES = "mlp.gate:choices"
 _FAITHFUL = ("equal", "rounded")
 # The first new token is the prefill's: only a second one takes a decode step.
 _ONE_STEP = 2
 
 
-def with_coverage(comparison: Comparison, golden: Union, candidate: Union) -> Comparison:
-    """Return a comparison with what it never exercised, which makes a pass inconclusive.
+def coverage_of(rows: Sequence[Row], golden: RunSet, candidate: RunSet) -> Coverage:
+    """Return what two sides' rows never exercised; its doubts make a pass inconclusive.
 
     A layer class counts where more than one block was asked for. An expert that no real token was
     sent to is no doubt where its weights are bit-equal and the block's other experts passed.
     """
-    computed = [r for r in comparison.rows if r.outcome in _JUDGED and r.site.end != "in"]
+    computed = [row for row in rows if row.outcome in DECIDED and row.site.end != "in"]
     classes = _classes(computed, golden, candidate)
     experts = tuple(_experts(computed, golden, candidate))
-    asked = {site.layer for site in (Site(s, "in") for s in _stages(candidate))} - {None}
+    asked = {Place.parse(stage).layer for stage in _stages(candidate)} - {None}
     doubts = _class_doubt(classes) if len(asked) > 1 or _is_full(candidate) else []
     doubts += [_expert_doubt(use) for use in experts if use.never]
-    doubts += _decode_doubt(comparison.rows, candidate)
-    verdict = comparison.verdict
-    unseen = _unseen(classes)
-    if unseen:
-        whole = f"{verdict.whole_model}; never compared: {', '.join(unseen)}"
-        verdict = replace(verdict, whole_model=whole)
-    return replace(
-        comparison,
-        coverage=Coverage(classes, experts, _steps(comparison.rows, golden), tuple(doubts)),
-        verdict=open_to_doubt(verdict) if doubts else verdict,
-        warnings=[*comparison.warnings, *doubts],
-    )
+    doubts += _decode_doubt(rows, candidate)
+    return Coverage(classes, experts, _steps(rows, golden), tuple(doubts))
+
+
+def unseen_classes(coverage: Coverage) -> list[str]:
+    """Return the classes of layers of which no block was compared, with their layers."""
+    # Of one class, the verdict on the whole model counts the blocks already.
+    classes = coverage.classes
+    return [name_of(each) for each in classes if not each.judged and len(classes) > 1]
 
 
 def name_of(each: LayerClass) -> str:
@@ -55,7 +49,7 @@ def name_of(each: LayerClass) -> str:
     return f"{each.name} (layer{'s' if len(each.layers) > 1 else ''} {_ranges(each.layers)})"
 
 
-def _classes(rows: list[Row], golden: Union, candidate: Union) -> tuple[LayerClass, ...]:
+def _classes(rows: Sequence[Row], golden: RunSet, candidate: RunSet) -> tuple[LayerClass, ...]:
     known = {
         layer: name
         for side in (golden, candidate)
@@ -73,13 +67,8 @@ def _classes(rows: list[Row], golden: Union, candidate: Union) -> tuple[LayerCla
     )
 
 
-def _unseen(classes: tuple[LayerClass, ...]) -> list[str]:
-    # Of one class, the verdict on the whole model counts the blocks already.
-    return [name_of(each) for each in classes if not each.judged and len(classes) > 1]
-
-
 def _class_doubt(classes: tuple[LayerClass, ...]) -> list[str]:
-    unseen = _unseen(classes)
+    unseen = unseen_classes(Coverage(classes))
     if not unseen:
         return []
     seen = " and ".join(each.name for each in classes if each.judged) or "no"
@@ -87,15 +76,15 @@ def _class_doubt(classes: tuple[LayerClass, ...]) -> list[str]:
     return [f"{only} were compared; {', '.join(unseen)} never"]
 
 
-def _is_full(side: Union) -> bool:
+def _is_full(side: RunSet) -> bool:
     return any(manifest.scope.get("kind") == "full" for manifest in side.manifests)
 
 
-def _stages(side: Union) -> list[str]:
+def _stages(side: RunSet) -> list[str]:
     return [stage for manifest in side.manifests for stage in manifest.stages]
 
 
-def _experts(rows: list[Row], golden: Union, candidate: Union) -> Iterator[ExpertUse]:
+def _experts(rows: Sequence[Row], golden: RunSet, candidate: RunSet) -> Iterator[ExpertUse]:
     """Yield the use of the experts of each block whose choices the golden holds."""
     totals = {
         layer: count for each in golden.manifests for layer, count in each.layer_experts.items()
@@ -117,7 +106,7 @@ def _shows_experts(site: Site) -> bool:
     return site.local in ("mlp.experts:out", "mlp:out")
 
 
-def _exercised(golden: Union) -> dict[int, set[int]]:
+def _exercised(golden: RunSet) -> dict[int, set[int]]:
     """Return, by layer, the experts that the golden sent real tokens to, in any phase."""
     found: dict[int, set[int]] = {}
     for site, held in golden.records.items():
@@ -131,7 +120,7 @@ def _exercised(golden: Union) -> dict[int, set[int]]:
     return found
 
 
-def _bit_equal(layer: int, expert: int, golden: Union, candidate: Union) -> bool:
+def _bit_equal(layer: int, expert: int, golden: RunSet, candidate: RunSet) -> bool:
     """Return whether an expert's weights are known on both sides, and are the same there."""
     ours, theirs = (_prints(layer, expert, side) for side in (golden, candidate))
     return (
@@ -146,13 +135,13 @@ def _same(ours: WeightPrint, theirs: WeightPrint) -> bool:
     return ours.digest == theirs.digest or faithful
 
 
-def _prints(layer: int, expert: int, side: Union) -> dict[str, WeightPrint]:
-    within, own = f"layers.{layer}", f".experts.{expert}."
+def _prints(layer: int, expert: int, side: RunSet) -> dict[str, WeightPrint]:
+    block, own = str(Place(layer)), f".experts.{expert}."
     return {
         name: each
         for source in side.sources
         for stage, held in source.effective.items()
-        if f"{stage}.".startswith(f"{within}.")
+        if within(stage, block)
         for name, each in held.items()
         if own in name
     }
@@ -166,14 +155,14 @@ def _expert_doubt(use: ExpertUse) -> str:
     )
 
 
-def _steps(rows: list[Row], golden: Union) -> dict[str, tuple[int, int]]:
+def _steps(rows: Sequence[Row], golden: RunSet) -> dict[str, tuple[int, int]]:
     """Return, by phase, how many steps the golden holds of what was asked, how many were judged."""
     held = steps_of(row.site for row in rows if row.site in golden.records)
-    judged = steps_of(r.site for r in rows if r.outcome in _JUDGED and r.site.end != "in")
+    judged = steps_of(r.site for r in rows if r.outcome in DECIDED and r.site.end != "in")
     return {phase: (len(n), len(n & judged.get(phase, set()))) for phase, n in held.items()}
 
 
-def _decode_doubt(rows: list[Row], candidate: Union) -> list[str]:
+def _decode_doubt(rows: Sequence[Row], candidate: RunSet) -> list[str]:
     """Return a doubt where the candidate was asked to decode and no decode step was judged.
 
     One that was not asked to keeps its verdict on what it was asked for; see `whole_model`.

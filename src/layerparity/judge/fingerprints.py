@@ -9,9 +9,9 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from layerparity.anatomy.site import Site
+from layerparity.anatomy.site import Site, overlap
 from layerparity.ground.errors import UserError
-from layerparity.judge.sides import Found, Union
+from layerparity.judge.sides import Found, RunSet
 from layerparity.judge.stages import chain_to, is_feed, stage_of
 from layerparity.judge.weights import weights_differ
 from layerparity.record.manifest import Feed, Manifest
@@ -22,16 +22,7 @@ from layerparity.record.stored_run import StoredRun
 _NO_FLAGS = ("capture", "max_new_tokens")
 
 
-def refuse_unfinished(run: StoredRun) -> None:
-    """Raise UserError unless a run is finished."""
-    if not run.finished:
-        cure = "wait for it" if run.status in ("RUNNING", "SCHEDULED") else "run it again"
-        raise UserError(
-            f"Run '{run.name}' is {run.status.lower()}; only finished runs are compared: {cure}."
-        )
-
-
-def refuse_strangers(golden: Union, candidate: Union) -> None:
+def refuse_strangers(golden: RunSet, candidate: RunSet) -> None:
     """Raise UserError unless all runs are of one model and one set of inputs, and no run is both.
 
     Inputs are compared by name (token ids, attention mask, position ids), as far as both have them.
@@ -47,7 +38,7 @@ def refuse_strangers(golden: Union, candidate: Union) -> None:
             )
 
 
-def differs_at(golden: Found, candidate: Found, goldens: Union) -> str:
+def differs_at(golden: Found, candidate: Found, goldens: RunSet) -> str:
     """Return what of the inputs or weights behind a candidate's record differs from the golden's.
 
     Empty where the golden's own chain of stages starts at the values that the candidate's was fed,
@@ -62,7 +53,7 @@ def differs_at(golden: Found, candidate: Found, goldens: Union) -> str:
     return chain_differs(feed, passed, golden, goldens, candidate.source)
 
 
-def same_experiment(golden: Union, candidate: Union) -> list[str]:
+def same_experiment(golden: RunSet, candidate: RunSet) -> list[str]:
     """Return a warning where nothing that decides numbers differs between the sides."""
     if not (golden.proved and candidate.proved):
         return []
@@ -78,7 +69,7 @@ def same_experiment(golden: Union, candidate: Union) -> list[str]:
     ]
 
 
-def _refuse_twins(golden: Union, candidate: Union) -> None:
+def _refuse_twins(golden: RunSet, candidate: RunSet) -> None:
     held = {_place(source.run) for source in golden.sources}
     both = [each.run.name for each in candidate.sources if _place(each.run) in held]
     if both:
@@ -124,7 +115,7 @@ def begun(source: Source, site: Site) -> tuple[Feed | None, list[str]]:
 
 
 def chain_differs(
-    start: Feed, passed: Sequence[str], held: Found, goldens: Union, candidate: Source
+    start: Feed, passed: Sequence[str], held: Found, goldens: RunSet, candidate: Source
 ) -> str:
     """Return what differs between a golden's chain to ``held`` and a candidate's; or nothing.
 
@@ -133,7 +124,7 @@ def chain_differs(
     stage was fed from outside, its chain goes on in whichever golden computed those very values.
     """
     fed, own = begun(held.source, held.record.site)
-    first = next((n for n, stage in enumerate(own) if _overlap(stage, passed[0])), None)
+    first = next((n for n, stage in enumerate(own) if overlap(stage, passed[0])), None)
     value = held.source.manifest.hash_at(start.site)
     if first is not None and value is not None:
         if value != start.digest:
@@ -141,7 +132,7 @@ def chain_differs(
         return _stages_differ(own[first:], passed, held.source, candidate)
     if fed is None:
         return f"the golden does not hold {start.site}, which {start.stage} was fed"
-    place = next((n for n, stage in enumerate(passed) if _overlap(stage, fed.stage)), 0)
+    place = next((n for n, stage in enumerate(passed) if overlap(stage, fed.stage)), 0)
     later = _stages_differ(own, passed[place:], held.source, candidate)
     ends = place + (fed.stage != passed[place])
     tried = [
@@ -152,7 +143,7 @@ def chain_differs(
     return "" if "" in tried else next(iter(tried), _foreign(start, fed))
 
 
-def _computed(fed: Feed, before: str, held: Found, goldens: Union) -> Iterator[Found]:
+def _computed(fed: Feed, before: str, held: Found, goldens: RunSet) -> Iterator[Found]:
     """Yield where goldens computed what a stage was fed: at the output of the stage before it.
 
     Without one, as for a component, at the very site it was fed from.
@@ -172,7 +163,7 @@ def _stages_differ(
 ) -> str:
     """Return which stage, or whose weights, a golden's chain and a candidate's do not share."""
     for ours, theirs in zip(own, passed, strict=False):
-        if not _overlap(ours, theirs):
+        if not overlap(ours, theirs):
             return f"the golden passed {ours} where the candidate passed {theirs}"
         differing = weights_differ(golden, candidate, theirs)
         if differing:
@@ -188,8 +179,3 @@ def _foreign(start: Feed, fed: Feed) -> str:
         f"the golden's chain starts at {fed.site} ({fed.digest[:8]}), fed to {fed.stage} from "
         f"outside; the candidate's at {start.site} ({start.digest[:8]})"
     )
-
-
-def _overlap(left: str, right: str) -> bool:
-    """Return whether two stages are one, or one is a component of the other."""
-    return f"{left}.".startswith(f"{right}.") or f"{right}.".startswith(f"{left}.")

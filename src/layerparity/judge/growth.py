@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from layerparity.anatomy.site import PREFILL, Site
-from layerparity.judge.guilt import findings_in, names_of
-from layerparity.record.comparison import Comparison
-from layerparity.record.verdict import Outcome, Row
+from layerparity.record.findings import WeightFinding
+from layerparity.record.verdict import Outcome, Row, Verdict
 
-# Where a bug can be seen: what a block adds to the residual stream, and its output.
-WATCHED = ("self_attn:out", "mlp:out", ":out")
 FACTOR = 4.0
 # A mistake that makes a smaller relative error than this is left to a comparison of blocks alone:
 # where the growth of rounding explains more, it cannot tell.
@@ -30,164 +27,148 @@ Rows = Mapping[Site, Row]
 
 
 @dataclass(frozen=True)
-class Judged:
+class Untold:
+    """Why a chain cannot tell whether a block is right.
+
+    ``row`` is the site that leaves it open, None where none of `watched` was compared; ``allowed``
+    is what rounding alone may have grown to there, relative L2, 0 where it was not judged.
+    """
+
+    layer: int
+    row: Row | None = None
+    allowed: float = 0.0
+
+
+@dataclass(frozen=True)
+class ChainJudgement:
     """The first wrong block of a chain, or its worst site where none is: error and what is allowed.
 
-    Errors are relative L2; ``allowed`` is what clean rounding may have grown to. ``reason`` is what
-    else made it wrong. ``untold`` are the blocks about which the chain cannot tell, ``why`` the
-    reason of the first of them; both are empty where it is wrong.
+    Errors are relative L2; ``allowed`` is what clean rounding may have grown to. Where a site
+    fails by itself, or weights differ, ``failed`` or ``findings`` are what made it wrong.
+    ``untold`` are the blocks about which the chain cannot tell, empty where it is wrong.
     """
 
     wrong: bool
-    site: str = ""
+    site: Site | None = None
     error: float = 0.0
     allowed: float = 0.0
     layer: int | None = None
-    reason: str = ""
-    untold: tuple[int, ...] = ()
-    why: str = ""
-
-    @property
-    def text(self) -> str:
-        """The judgement in a few words."""
-        if self.reason:
-            return self.reason
-        if not self.site:
-            return "nothing to judge"
-        how = "more" if self.wrong else "no more"
-        return f"{self.site} is off by {self.error:.2g}, {how} than rounding's {self.allowed:.2g}"
-
-    @property
-    def doubt(self) -> str:
-        """What a chain that is not wrong leaves open, in a sentence; empty where it is nothing."""
-        if not self.untold:
-            return ""
-        more = f" and {len(self.untold) - 1} more" if len(self.untold) > 1 else ""
-        return f"the chained run cannot tell about layers.{self.untold[0]}{more}: {self.why}"
+    failed: Row | None = None
+    findings: tuple[WeightFinding, ...] = ()
+    untold: tuple[Untold, ...] = ()
 
 
-def judge_chained(comparison: Comparison, last: int, first: int, factor: float = FACTOR) -> Judged:
+def watched(verdict: Verdict, layer: int) -> tuple[Site, ...]:
+    """Return where a bug can be seen: what a block adds to the residual stream, and its output."""
+    branches = verdict.blocks.block(layer).branches
+    return tuple(Site.inside(layer, f"{module}:out") for module in (*branches, ""))
+
+
+def judge_chained(
+    verdict: Verdict, last: int, first: int, factor: float = FACTOR
+) -> ChainJudgement:
     """Judge blocks ``first..last`` of a candidate that is chained from block ``first`` on.
 
     The first block counts in which one of three is seen: a weight that differs; a site that fails
-    against what clean chains from the same start become; or, at one of `WATCHED`, an error that is
+    against what clean chains from the same start become; or, at one of `watched`, an error that is
     more than ``factor`` times what rounding has grown to, see `_grown`. The error is the median
     over real tokens of the relative L2 (a token whose experts flipped does not decide); NaN is
     wrong. Later blocks are fed something wrong, and may hide it: each block is judged by itself.
     """
-    rows = {row.site: row for row in comparison.rows}
-    worst = Judged(wrong=False)
-    untold: list[int] = []
-    why = ""
+    rows = {row.site: row for row in verdict.rows}
+    worst = ChainJudgement(wrong=False)
+    untold: list[Untold] = []
     for layer in range(first, last + 1):
-        grown = _by_growth(comparison, rows, layer, first, factor)
-        found = _by_weights(comparison, layer) or _by_rows(comparison, layer) or grown
+        grown = _by_growth(verdict, rows, layer, first, factor)
+        found = _by_weights(verdict, layer) or _by_rows(verdict, layer) or grown
         if found.wrong:
             return found
         worst = max(worst, found, key=_ratio)
-        open_ = _untold(comparison, rows, layer, first, factor)
-        if open_:
-            untold.append(layer)
-            why = why or open_
-    return Judged(
-        False, worst.site, worst.error, worst.allowed, worst.layer, untold=tuple(untold), why=why
-    )
+        open_ = _untold(verdict, rows, layer, first, factor)
+        untold += [open_] if open_ else []
+    return replace(worst, untold=tuple(untold))
 
 
-def _by_weights(comparison: Comparison, layer: int) -> Judged | None:
-    findings = findings_in(comparison, layer)
-    if not findings:
-        return None
-    reason = f"weights of layers.{layer} differ: {names_of(findings)}"
-    return Judged(True, layer=layer, reason=reason)
+def _by_weights(verdict: Verdict, layer: int) -> ChainJudgement | None:
+    faults = tuple(each for each in verdict.weights if each.is_fault and each.layer == layer)
+    return ChainJudgement(True, layer=layer, findings=faults) if faults else None
 
 
-def _by_rows(comparison: Comparison, layer: int) -> Judged | None:
+def _by_rows(verdict: Verdict, layer: int) -> ChainJudgement | None:
     """Return the first site of a block that fails against clean chains, or tokens routed apart."""
-    if comparison.tolerance != _KNOWS_CHAINS:
+    if verdict.tolerance != _KNOWS_CHAINS:
         return None
-    for row in comparison.rows:
+    for row in verdict.rows:
         prefill = row.site.phase == PREFILL and row.site.end != "in"
         if row.site.layer == layer and prefill and row.outcome is Outcome.FAIL:
-            return Judged(
-                True, str(row.site), layer=layer, reason=f"{row.site} fails: {row.reason}"
-            )
+            return ChainJudgement(True, row.site, layer=layer, failed=row)
     return None
 
 
-def _by_growth(comparison: Comparison, rows: Rows, layer: int, first: int, factor: float) -> Judged:
+def _by_growth(
+    verdict: Verdict, rows: Rows, layer: int, first: int, factor: float
+) -> ChainJudgement:
     """Return how a block's worst watched site stands against the growth of rounding."""
-    worst = Judged(wrong=False)
-    for local in WATCHED:
-        site = _at(layer, local)
-        errors = comparison.token_errors.get(str(site))
+    worst = ChainJudgement(wrong=False)
+    for site in watched(verdict, layer):
+        errors = verdict.token_errors.get(str(site))
         if not errors or site not in rows or rows[site].outcome in _UNJUDGED:
             continue
         error = statistics.median(errors)
-        allowed = factor * _grown(comparison, rows, layer, first, local)
-        found = Judged(not error <= allowed, str(site), error, allowed, layer)
+        allowed = factor * _grown(verdict, rows, site, first)
+        found = ChainJudgement(not error <= allowed, site, error, allowed, layer)
         worst = max(worst, found, key=_ratio)
     return worst
 
 
-def _grown(comparison: Comparison, rows: Rows, layer: int, first: int, local: str) -> float:
-    """Return the relative L2 error that clean rounding of a chain has at a site of block ``layer``.
+def _grown(verdict: Verdict, rows: Rows, site: Site, first: int) -> float:
+    """Return the relative L2 error that clean rounding of a chain has at a site of a block.
 
     The metric ``floor_rel_l2`` of a row is what clean chains show there, the blocks before it
     included. Past the last row that has one, independent rounding errors of the blocks passed add
     up in squares: ``sqrt(floor_j^2 + (layer - j) * a few rounding steps^2)``, the steps those of
     the coarser dtype.
     """
+    layer = site.layer or 0
     passed = 0
     for each in range(layer, first - 1, -1):
-        row = rows.get(_at(each, local))
+        row = rows.get(Site.inside(each, site.local))
         measured = row.metrics.get("floor_rel_l2") if row else None
         if measured:
-            return math.hypot(measured, math.sqrt(passed) * _step(comparison))
+            return math.hypot(measured, math.sqrt(passed) * _step(verdict))
         passed += 1
-    return math.sqrt(passed) * _step(comparison)
+    return math.sqrt(passed) * _step(verdict)
 
 
-def _untold(comparison: Comparison, rows: Rows, layer: int, first: int, factor: float) -> str:
-    """Return why a chain cannot tell whether a block is right; empty where it can.
+def _untold(verdict: Verdict, rows: Rows, layer: int, first: int, factor: float) -> Untold | None:
+    """Return why a chain cannot tell whether a block is right; None where it can.
 
     It can where every watched site passes by a measured floor, or by a narrow growth.
     """
     seen = 0
-    for local in WATCHED:
-        site = _at(layer, local)
+    for site in watched(verdict, layer):
         row = rows.get(site)
         if row is None or row.outcome is Outcome.SKIPPED:
             continue
         seen += 1
         if row.outcome is Outcome.PASS:
             continue
-        if row.outcome is Outcome.MISSING or not comparison.token_errors.get(str(site)):
-            return f"{site} was not judged ({row.reason})" if row.reason else f"{site} is missing"
-        allowed = factor * _grown(comparison, rows, layer, first, local)
+        if row.outcome is Outcome.MISSING or not verdict.token_errors.get(str(site)):
+            return Untold(layer, row)
+        allowed = factor * _grown(verdict, rows, site, first)
         if allowed > WIDE:
-            reason = f" ({row.reason})" if row.reason else ""
-            return (
-                f"rounding alone may have grown to {allowed:.2g} of {site}, and a mistake could "
-                f"hide in that{reason}"
-            )
-    return "" if seen else f"none of {', '.join(WATCHED)} was compared"
+            return Untold(layer, row, allowed)
+    return None if seen else Untold(layer)
 
 
-def _ratio(judged: Judged) -> float:
-    if not judged.site:
+def _ratio(judged: ChainJudgement) -> float:
+    if judged.site is None:
         return -1.0
     if math.isnan(judged.error):
         return math.inf
     return judged.error / judged.allowed if judged.allowed else math.inf
 
 
-def _step(comparison: Comparison) -> float:
-    dtypes = f"{comparison.golden.dtype}, {comparison.candidate.dtype}".split(", ")
+def _step(verdict: Verdict) -> float:
+    dtypes = f"{verdict.golden.dtype}, {verdict.candidate.dtype}".split(", ")
     return _ROUNDINGS * max(_STEPS.get(dtype, _STEPS["float32"]) for dtype in dtypes)
-
-
-def _at(layer: int, local: str) -> Site:
-    path, _, end = local.partition(":")
-    block = f"layers.{layer}"
-    return Site(f"{block}.{path}" if path else block, end, PREFILL)

@@ -11,8 +11,8 @@ from layerparity.ground.errors import UserError
 from layerparity.ground.files import read_json
 
 if TYPE_CHECKING:
-    from layerparity.record.comparison import Comparison
     from layerparity.record.stored_run import StoredRun
+    from layerparity.record.verdict import Verdict
     from layerparity.tracking.store import Store
 
 KIND = "calibration"
@@ -33,12 +33,12 @@ def with_limits(tolerance: Any, store: Store, candidate: Sequence[StoredRun]) ->
     return replace(tolerance, **_read(found))
 
 
-def model_of(store: Store, comparison: Comparison, name: str) -> str:
+def model_of(store: Store, verdict: Verdict, name: str) -> str:
     """Return the hash of the model that a comparison's candidate ran.
 
     ``name`` is the comparison's own. Raises UserError where the candidate is not in the store.
     """
-    run = store.get(comparison.candidate.made[0].named)
+    run = store.get(verdict.candidate.made[0].named)
     if run is None:
         raise UserError(f"The candidate of '{name}' is not in the store any more.")
     return run.tags["config_digest"]

@@ -9,58 +9,46 @@ from math import ceil, inf, isnan, sqrt
 import torch
 
 from layerparity.anatomy.site import PREFILL, Kind, Site
-from layerparity.judge.align import Pair, plan
+from layerparity.judge.align import Alignment, Pair
 from layerparity.judge.calibrate import Calibration
 from layerparity.judge.closeup import (
     Sides,
+    choose_close_up,
     quantiles,
     sigma,
-    telling,
     ulp_histogram,
     worst_elements,
 )
-from layerparity.judge.parity import open_side
 from layerparity.judge.rows import by_token, has_tokens, real_tokens
-from layerparity.judge.sides import Union
 from layerparity.numbers.deviation import JudgedSite, deviation
 from layerparity.numbers.token_sums import CHANNEL, HEAD, TokenLayout
-from layerparity.record.comparison import Comparison
 from layerparity.record.portrait import FLOOR, GOLDEN, Grouped, Portrait
-from layerparity.record.stored_run import StoredRun
-from layerparity.record.verdict import Row
+from layerparity.record.verdict import Row, Verdict
 
 MOST_GROUPS = 128
 _CHOICES = "mlp.gate:choices"
 _GROUPINGS = (HEAD, CHANNEL, "expert")
 
 
-def with_portrait(
-    comparison: Comparison,
-    golden: Sequence[StoredRun],
-    candidate: Sequence[StoredRun],
-    site: str = "",
-) -> Comparison:
-    """Return a comparison with a portrait of ``site``, or of the first that fails.
+def portrait_of(verdict: Verdict, aligned: Alignment, calibration: Calibration) -> Portrait | None:
+    """Return a portrait of the site that shows the guilt.
 
     Where that holds no real numbers by token, another site of the guilty block stands for it.
-    Where nothing is wrong it is of the site with the largest error ratio; without any site of real
-    numbers the comparison is returned as it is.
+    Where nothing is wrong it is of the site with the largest error ratio; None without any site of
+    real numbers.
     """
-    left, right = open_side("golden", golden), open_side("candidate", candidate)
-    pairs = {pair.site: pair for pair in plan(left, right).pairs}
-    chosen = telling(comparison, _shown(comparison.rows, pairs), site)
+    pairs = {pair.site: pair for pair in aligned.pairs}
+    chosen = choose_close_up(verdict, _shown(verdict.rows, pairs))
     if chosen is None:
-        return comparison
-    portrait = replace(
-        _painted(pairs, chosen.site, Calibration(left, right))
+        return None
+    portrait = (
+        _painted(pairs, chosen.site, calibration)
         if chosen.site is not None
-        else Portrait(str(chosen.place), GOLDEN),
-        note=chosen.note,
-        load=_load(pairs, chosen.place),
+        else Portrait(str(chosen.place), GOLDEN)
     )
-    chained = comparison.candidate.feed != "isolated"
-    floors = _local_floors(pairs, left, right) if chained else {}
-    return replace(comparison, portrait=replace(portrait, local_floors=floors))
+    chained = verdict.candidate.feed != "isolated"
+    floors = _local_floors(pairs, calibration) if chained else {}
+    return replace(portrait, note=chosen.note, load=_load(pairs, chosen.place), local_floors=floors)
 
 
 def _shown(rows: Sequence[Row], pairs: dict[Site, Pair]) -> list[Row]:
@@ -194,9 +182,8 @@ def _load(pairs: dict[Site, Pair], chosen: Site) -> dict[str, dict[str, list[int
     return found
 
 
-def _local_floors(pairs: dict[Site, Pair], golden: Union, candidate: Union) -> dict[str, float]:
+def _local_floors(pairs: dict[Site, Pair], calibration: Calibration) -> dict[str, float]:
     """Return the local noise floor (relative L2) of each block's output."""
-    calibration = Calibration(golden, candidate)
     found = {}
     for site, pair in pairs.items():
         if site.layer is None or site.local != ":out" or site.phase != PREFILL:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from layerparity.anatomy.site import PREFILL, Site
+from layerparity.anatomy.site import PREFILL, Place, Site
 from layerparity.judge.references import Wide
 from layerparity.judge.rows import by_token
-from layerparity.judge.sides import Found, Union
+from layerparity.judge.sides import Found, RunSet
 from layerparity.numbers.metrics.sets import sets_agree
 
 CHOICES = "choices"
@@ -24,8 +24,8 @@ TIE = 8.0
 class Routing:
     """The expert choices of two sides, by block."""
 
-    golden: Union
-    candidate: Union
+    golden: RunSet
+    candidate: RunSet
 
     def agreeing(self, site: Site) -> torch.Tensor | None:
         """Return bool [batch, token], true where both chose the same experts before a site.
@@ -121,12 +121,12 @@ def scored(site: Site) -> Site:
 
 
 def _choices(layer: int, site: Site) -> Site:
-    return Site(f"layers.{layer}.mlp.gate", CHOICES, site.phase, site.step)
+    return Site(str(Place(layer, "mlp.gate")), CHOICES, site.phase, site.step)
 
 
 def _load(found: Found) -> torch.Tensor:
     return by_token(found.source.load(found.record), found.record.axes)
 
 
-def _last(union: Union) -> int:
+def _last(union: RunSet) -> int:
     return max((site.layer for site in union.records if site.layer is not None), default=-1)

@@ -9,9 +9,11 @@ from typing import NamedTuple
 from layerparity.anatomy.site import Site
 from layerparity.ground.errors import UserError
 from layerparity.ground.profile import RunProfile, StageProfile
-from layerparity.record.comparison import Made, Side
+from layerparity.judge.dumps import open_dump
 from layerparity.record.manifest import Manifest, Record, scope_text
+from layerparity.record.side import RunOrigin, Side
 from layerparity.record.source import RunSource, Source
+from layerparity.record.stored_run import StoredRun
 from layerparity.settings.command_keys import settings_of
 
 
@@ -22,7 +24,7 @@ class Found(NamedTuple):
     record: Record
 
 
-class Union:
+class RunSet:
     """The union of several runs' records by site; of a site held twice, the last run's counts.
 
     Sources stand oldest first. ``warnings`` say what was decided between them.
@@ -75,11 +77,10 @@ class Union:
         runs = [source.run for source in self.sources]
         scopes = [scope_text(manifest.scope) for manifest in self.manifests]
         return Side(
-            run=",".join(run.reference for run in runs),
             name=runs[0].name if len(runs) == 1 else f"{runs[0].name} and {len(runs) - 1} more",
             url=runs[0].url,
             named=self._named(),
-            made=tuple(_made(source) for source in self.sources),
+            made=tuple(_origin(source) for source in self.sources),
             profile=self.profile,
             model=_distinct([manifest.model.name for manifest in self.manifests]),
             scope=scopes[0] if len(scopes) == 1 else f"{scopes[0]} ... {scopes[-1]}",
@@ -90,10 +91,10 @@ class Union:
         )
 
 
-def _made(source: Source) -> Made:
+def _origin(source: Source) -> RunOrigin:
     names = str(source.run.names or "")
     stages = tuple(source.manifest.stages)
-    return Made(source.run.reference, source.proved, stages, settings_of(source.config), names)
+    return RunOrigin(source.run.reference, source.proved, stages, settings_of(source.config), names)
 
 
 def _distinct(values: list[str]) -> str:
@@ -135,3 +136,17 @@ def added(profiles: Sequence[RunProfile]) -> RunProfile | None:
 
 def _place(stage: str) -> Site:
     return Site(stage, "in")
+
+
+def open_side(role: str, runs: Sequence[StoredRun]) -> RunSet:
+    """Open the runs of one side. Raises UserError for none, or one that is not finished."""
+    if not runs:
+        raise UserError(f"There is no {role} run to compare: make one, or give {role}=<run>.")
+    for run in runs:
+        if not run.finished:
+            cure = "wait for it" if run.status in ("RUNNING", "SCHEDULED") else "run it again"
+            raise UserError(
+                f"Run '{run.name}' is {run.status.lower()}; only finished runs are compared: "
+                f"{cure}."
+            )
+    return RunSet([RunSource(run) if run.files.is_run else open_dump(run) for run in runs])

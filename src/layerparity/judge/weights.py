@@ -7,17 +7,15 @@ not compared here but found: see `weights_diff`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
-from layerparity.anatomy.site import Site
-from layerparity.judge.sides import Union
-from layerparity.judge.weights_diff import diff_weights, overlap
-from layerparity.record.comparison import Comparison
+from layerparity.anatomy.blocks import Blocks
+from layerparity.anatomy.site import overlap
+from layerparity.judge.sides import RunSet
+from layerparity.judge.weights_diff import diff_weights
 from layerparity.record.findings import WeightFinding
 from layerparity.record.manifest import WeightPrint
 from layerparity.record.source import Source
-from layerparity.record.verdict import Outcome, Verdict
 
 _Digests = Mapping[str, str]
 
@@ -48,33 +46,21 @@ def weights_differ(golden: Source, candidate: Source, stage: str) -> str:
     return f"weights of {stage}{_list(apart)}" if apart else ""
 
 
-def with_weights(comparison: Comparison, golden: Union, candidate: Union) -> Comparison:
-    """Return a comparison with the findings on both sides' weights, which fail it if at fault."""
-    prints = [_merged(source.effective for source in side.sources) for side in (golden, candidate)]
+def weight_findings(golden: RunSet, candidate: RunSet, blocks: Blocks) -> tuple[WeightFinding, ...]:
+    """Return what is wrong, or notable, with the weights that both sides' graphs really used."""
+    prints = [_prints(side) for side in (golden, candidate)]
     used = _merged(source.used for source in candidate.sources)
-    findings = diff_weights(prints[0], prints[1], used)
-    silent = [
-        f"The {role}'s port does not say what weights its graph holds."
-        for role, held in zip(("golden", "candidate"), prints, strict=True)
-        if held and not any(held.values())
-    ]
-    return replace(
-        comparison,
-        weights=findings,
-        verdict=failed_by(comparison.verdict, findings),
-        warnings=[*comparison.warnings, *silent],
-    )
+    return tuple(diff_weights(prints[0], prints[1], used, blocks))
 
 
-def failed_by(verdict: Verdict, findings: Iterable[WeightFinding]) -> Verdict:
-    """Return a verdict that fails for the first faulty weight, unless a site fails before it."""
-    fault = next((each for each in findings if each.is_fault), None)
-    if fault is None:
-        return verdict
-    first = verdict.first_failure
-    earlier = first and Site.parse(first) < Site(fault.stage, "in")
-    text = first if earlier else fault.text
-    return replace(verdict, outcome=Outcome.FAIL, first_failure=text)
+def silent_sides(golden: RunSet, candidate: RunSet) -> tuple[str, ...]:
+    """Return the sides, golden or candidate, whose port does not say what weights it has."""
+    sides = {"golden": _prints(golden), "candidate": _prints(candidate)}
+    return tuple(role for role, held in sides.items() if held and not any(held.values()))
+
+
+def _prints(side: RunSet) -> dict[str, Mapping[str, Any]]:
+    return _merged(source.effective for source in side.sources)
 
 
 def _merged(each_side: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, Mapping[str, Any]]:

@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from layerparity.anatomy.site import Site
+from layerparity.anatomy.blocks import Blocks
+from layerparity.anatomy.site import Place, Site, overlap, within
 from layerparity.judge.weights_kind import altered, instead, is_constant, is_visible, same_values
 from layerparity.record.findings import CHANGED_DTYPE, WeightFinding
 from layerparity.record.manifest import WeightPrint
@@ -41,17 +42,21 @@ class _Case:
         return _place(self.stage, self.target, self.name)
 
 
-def diff_weights(golden: Prints, candidate: Prints, used: Used) -> list[WeightFinding]:
+def diff_weights(
+    golden: Prints, candidate: Prints, used: Used, blocks: Blocks
+) -> list[WeightFinding]:
     """Return what is wrong with both sides' weights, in forward order; notes last.
 
     Prints are by stored name by stage; ``used`` are the names of the tensors that the candidate
     says it loaded, likewise. A side without prints says nothing about itself.
     """
-    found = diff_side(golden, {}, {}, "golden")
-    return [*found, *diff_side(candidate, golden, used, "candidate")]
+    found = diff_side(golden, {}, {}, "golden", blocks)
+    return [*found, *diff_side(candidate, golden, used, "candidate", blocks)]
 
 
-def diff_side(prints: Prints, believed: Prints, used: Used, side: str) -> list[WeightFinding]:
+def diff_side(
+    prints: Prints, believed: Prints, used: Used, side: str, blocks: Blocks
+) -> list[WeightFinding]:
     """Return the findings on one side, its tensors held against the checkpoint's or ``believed``.
 
     ``used`` holds, by stage, the names that were loaded; without it all were. Tensors that end
@@ -59,13 +64,14 @@ def diff_side(prints: Prints, believed: Prints, used: Used, side: str) -> list[W
     """
     cases = [case for stage in prints for case in _cases(stage, prints[stage], believed, used)]
     owners = dict(_owners(believed)) | dict(_owners(prints))
-    order = sorted(_grouped(_judged(cases, owners), side), key=_forward)
+
+    def forward(finding: WeightFinding) -> tuple[tuple[int, int, int], int, str]:
+        stage = Place.parse(finding.stage).site("in")
+        rank = blocks.block(stage.layer).rank_of_module(finding.component)
+        return stage.pass_order(), rank, finding.component
+
+    order = sorted(_grouped(_judged(cases, owners), side), key=forward)
     return [*order, *_narrowed(prints, side)]
-
-
-def _forward(finding: WeightFinding) -> Site:
-    block = "" if finding.layer is None else f"layers.{finding.layer}."
-    return Site((block + finding.component).rstrip("."), "in")
 
 
 def _owners(prints: Prints) -> Iterator[tuple[str, str]]:
@@ -85,8 +91,8 @@ def _cases(
         return
     loaded = used.get(stage)
     known = {n: p for s, each in believed.items() if overlap(s, stage) for n, p in each.items()}
-    within = {n for n, p in known.items() if f"{p.target}.".startswith(f"{stage}.")}
-    for name in sorted({*held, *within, *(loaded or ())}):
+    inside = {n for n, p in known.items() if within(p.target, stage)}
+    for name in sorted({*held, *inside, *(loaded or ())}):
         actual, other = held.get(name), known.get(name)
         expected = _expected(actual, other)
         same = actual is not None and (expected is None or expected.digest == actual.digest)
@@ -241,8 +247,3 @@ def _short(owner: str, name: str) -> str:
     while shared < min(len(theirs), len(ours)) - 1 and theirs[shared] == ours[shared]:
         shared += 1
     return ".".join(theirs[shared:]).removesuffix(".weight")
-
-
-def overlap(left: str, right: str) -> bool:
-    """Return whether two stages are one, or one is a component of the other."""
-    return f"{left}.".startswith(f"{right}.") or f"{right}.".startswith(f"{left}.")

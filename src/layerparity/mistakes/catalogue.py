@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from layerparity.ground import registry
@@ -11,8 +12,9 @@ if TYPE_CHECKING:
     from layerparity.mistakes.cause import Cause, Evidence, Rule
     from layerparity.mistakes.fault import Fault
 
-# The name under which a port plants a mistake that is drawn, not known.
+# The names under which a port plants a mistake that is drawn, or makes one module wrong.
 MUTATION = "mutation"
+WRONG_OUTPUT = "wrong_output"
 _KNOWN = "mistakes.known"
 
 
@@ -30,7 +32,7 @@ def known_fault(name: str) -> Fault:
 
 def check_fault(name: str) -> None:
     """Raise UserError with the nearest id where a name is neither a fault's nor `MUTATION`."""
-    known = sorted((*catalogue(), MUTATION))
+    known = sorted((*catalogue(), MUTATION, WRONG_OUTPUT))
     if name not in known:
         raise UserError(
             f"There is no fault '{name}'.{nearest(name, known)} Known: {', '.join(known)}."
@@ -45,5 +47,6 @@ def rules() -> dict[str, Rule]:
 
 def likeliest(evidence: Evidence) -> list[Cause]:
     """Return every cause that a rule sees in the evidence, the surest first."""
-    found = [cause for rule in rules().values() if (cause := rule.judge(evidence)) is not None]
+    judged = (rule.judge(evidence) for rule in rules().values())
+    found = [replace(each, reasons=tuple(each.reasons)) for each in judged if each is not None]
     return sorted(found, key=lambda cause: (-cause.confidence, cause.id))

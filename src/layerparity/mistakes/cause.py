@@ -9,28 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from layerparity.anatomy.site import Site
+from layerparity.anatomy.site import Site, overlap, within
+from layerparity.record.findings import WeightFinding
+from layerparity.record.guilt import Cause
 from layerparity.record.verdict import Outcome, Row
-
-
-class Finding(Protocol):
-    """One thing wrong with a weight: what the comparison of weight prints says of it."""
-
-    @property
-    def name(self) -> str:
-        """The checkpoint's name of the tensor."""
-
-    @property
-    def component(self) -> str:
-        """Module path inside the block."""
-
-    @property
-    def what(self) -> str:
-        """What is wrong: never_loaded, changed_value, reordered, constant, missing, ..."""
-
-    @property
-    def text(self) -> str:
-        """The finding in plain words."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +36,7 @@ class Evidence:
     by address inside the block (``mlp.gate:logits``); ``other_phase`` holds the block's rows of the
     prefill where the guilt is in a decode step. ``facts`` are the model's and the two runs'
     settings as text: ``num_attention_heads``, ``rotary_dim``, ``dtype``, ``golden_dtype``, ...
+    ``weights_compared`` says that both ports told what weights their graphs hold.
     """
 
     component: str
@@ -65,9 +48,10 @@ class Evidence:
     also: tuple[str, ...] = ()
     token_errors: Mapping[str, Sequence[float]] = field(default_factory=dict)
     profiles: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
-    findings: Sequence[Finding] = ()
+    findings: Sequence[WeightFinding] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
     tokens: Tokens = field(default_factory=Tokens)
+    weights_compared: bool = False
 
     @property
     def local(self) -> str:
@@ -104,36 +88,27 @@ class Evidence:
         return int(text) if text.lstrip("-").isdigit() else default
 
     @property
-    def blamed(self) -> list[Finding]:
+    def blamed(self) -> list[WeightFinding]:
         """The weight findings that can explain the guilty place: of it, inside it or around it.
 
         What is wrong with another component's weights is no reason for what this one puts out.
         """
-        return [each for each in self.findings if _overlap(each.component, self.component)]
+        own = self.component
+        return [each for each in self._kin(own) if overlap(each.component, own)]
 
-    def found(self, *whats: str, component: str | None = None) -> list[Finding]:
+    def found(self, *whats: str, component: str | None = None) -> list[WeightFinding]:
         """Return the blamed findings of these kinds, or those of a module and what is below it."""
         if component is None:
             return [each for each in self.blamed if each.what in whats]
-        inside = (e for e in self.findings if f"{e.component}.".startswith(f"{component}."))
+        inside = (each for each in self._kin(component) if within(each.component, component))
         return [each for each in inside if each.what in whats]
 
+    def _kin(self, component: str) -> list[WeightFinding]:
+        """Return the findings on modules; of the block itself, whose path is empty, only its own.
 
-def _overlap(left: str, right: str) -> bool:
-    """Say whether two components are one, or one is inside the other; the block's own are apart."""
-    if not left or not right:
-        return left == right
-    return f"{left}.".startswith(f"{right}.") or f"{right}.".startswith(f"{left}.")
-
-
-@dataclass(frozen=True)
-class Cause:
-    """A likely cause: its rule's id, how sure the rule is (0 to 1), a sentence, and its reasons."""
-
-    id: str
-    confidence: float
-    sentence: str
-    reasons: list[str] = field(default_factory=list)
+        The block's own weights are apart from those of its modules.
+        """
+        return [each for each in self.findings if bool(each.component) == bool(component)]
 
 
 class Rule(Protocol):
@@ -141,3 +116,6 @@ class Rule(Protocol):
 
     def judge(self, evidence: Evidence) -> Cause | None:
         """Return the cause if the evidence points to it."""
+
+
+__all__ = ["Cause", "Evidence", "Rule", "Tokens"]

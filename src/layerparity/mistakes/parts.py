@@ -8,23 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from layerparity.anatomy.block import SERIAL
 from layerparity.mistakes.block import CORRECTION, find
 
-# Components in the order in which a forward pass reaches them.
-_NAMES = (
-    "input_layernorm",
-    "self_attn.q_proj",
-    "self_attn.k_proj",
-    "self_attn.v_proj",
-    "self_attn.q_norm",
-    "self_attn.k_norm",
-    "self_attn.o_proj",
-    "post_attention_layernorm",
-    "mlp.gate",
-    "mlp.router",
-    "mlp.experts",
-)
-_ORDER = {name: place for place, name in enumerate(_NAMES)}
+# Of an MLP, the modules that are components of their own, under either name of a router.
+_INNER = ("mlp.gate", "mlp.router", "mlp.experts")
 
 
 def halves(
@@ -95,7 +83,7 @@ def parts(block: nn.Module) -> list[Part]:
     for name, module in block.named_modules():
         weight = module._parameters.get("weight")
         if weight is not None and weight.dim() <= 2:
-            component = "mlp" if name.startswith("mlp.") and name not in _ORDER else name
+            component = "mlp" if name.startswith("mlp.") and name not in _INNER else name
             found.append(Part(name, component, f"{name}.weight"))
     if find(block, CORRECTION) is not None:
         found.append(Part("mlp.gate.bias", "mlp.gate", CORRECTION))
@@ -103,4 +91,10 @@ def parts(block: nn.Module) -> list[Part]:
         found.append(Part("mlp.experts.gate", "mlp.experts", "mlp.experts.gate_up_proj", half=0))
         found.append(Part("mlp.experts.up", "mlp.experts", "mlp.experts.gate_up_proj", half=1))
         found.append(Part("mlp.experts.down", "mlp.experts", "mlp.experts.down_proj"))
-    return sorted(found, key=lambda part: _ORDER.get(part.component, len(_ORDER)))
+    return sorted(found, key=_rank)
+
+
+def _rank(part: Part) -> tuple[bool, int]:
+    """Return a part's place in a forward pass; what is a dense MLP's comes last."""
+    component = part.component.replace("mlp.router", "mlp.gate")
+    return component == "mlp", SERIAL.rank_of_module(component)

@@ -11,6 +11,8 @@ from layerparity.ground.errors import UserError
 if TYPE_CHECKING:
     from torch import nn
 
+    from layerparity.model.skeleton import Skeleton
+
 _DIGITS = re.compile(r"\d+")
 _PLAIN_ATTENTION = "full_attention"
 
@@ -31,14 +33,19 @@ def layer_classes(config: Mapping[str, Any]) -> tuple[dict[int, str], dict[int, 
         skeleton = Skeleton(read_config(config), torch.float32, "eager", None)
     except UserError:
         return {}, {}
+    counts = {layer: experts_of(block) for layer, block in enumerate(skeleton.blocks)}
+    return classes_of(skeleton), {layer: n for layer, n in counts.items() if n}
+
+
+def classes_of(skeleton: Skeleton) -> dict[int, str]:
+    """Return the class of each block of a model by layer; see `layer_classes`."""
     blocks = list(skeleton.blocks)
     kinds = _attention_kinds(skeleton.config, blocks)
-    counts = [experts_of(block) for block in blocks]
     names = []
-    for count, kind in zip(counts, kinds, strict=True):
-        mlp = "moe" if count else "dense"
+    for block, kind in zip(blocks, kinds, strict=True):
+        mlp = "moe" if experts_of(block) else "dense"
         names.append(f"{mlp}, {kind}" if kind else mlp)
-    return _numbered(names, blocks), {layer: n for layer, n in enumerate(counts) if n}
+    return _numbered(names, blocks)
 
 
 def _attention_kinds(config: Any, blocks: list[nn.Module]) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from layerparity.anatomy.blocks import BlockKind
 from layerparity.anatomy.site import Kind, Site
 
 # Of all files in a run's folder. 2 kept a number of its own in the references' index as well.
@@ -113,6 +114,7 @@ class Manifest:
     reference: str = ""
     layer_classes: dict[int, str] = field(default_factory=dict)
     layer_experts: dict[int, int] = field(default_factory=dict)
+    blocks: tuple[BlockKind, ...] = ()
     schema: int = SCHEMA
 
     def record(self, site: Site) -> Record | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from layerparity.anatomy.site import Site
+
 
 @dataclass(frozen=True)
 class SitePatterns:
@@ -21,7 +23,7 @@ class SitePatterns:
         """Say whether a site, given by block and address inside it, is wanted."""
         names = [local]
         if layer is not None:
-            names.append(f"layers.{layer}{'' if local.startswith(':') else '.'}{local}")
+            names.append(str(Site.inside(layer, local)))
         return self._any(self.include, names) and not self._any(self.exclude, names)
 
     def _any(self, patterns: tuple[str, ...], names: list[str]) -> bool:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from layerparity.anatomy.block import label
 from layerparity.record.verdict import Outcome, Row
 from layerparity.report.columns import AXIS, LEFT, TOP, Axis, Columns, grid
 from layerparity.report.measures import REL_L2
-from layerparity.report.stages import Stage, called, severity
+from layerparity.report.stages import Stage, severity
 from layerparity.report.svg import canvas, hover, tag, text
 
 _FIRST = (":out", "self_attn:out", "mlp:out", "mlp.gate:logits", ":in")
@@ -125,7 +126,7 @@ def _limit(columns: Columns, axis: Axis, limit: float | None) -> str:
 
 
 def _key(drawn: list[str], outside: bool, left_out: int, failing: bool) -> str:
-    items = [_item(f"s{n}", SHAPES[n], called(local)) for n, local in enumerate(drawn)]
+    items = [_item(f"s{n}", SHAPES[n], label(local)) for n, local in enumerate(drawn)]
     if outside:
         items.append(_item("so", _OUTSIDE, "outside the blocks"))
     if failing:

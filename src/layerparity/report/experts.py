@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from layerparity.anatomy.site import Site
-from layerparity.record.comparison import Comparison
-from layerparity.record.verdict import Row
+from layerparity.record.verdict import Row, Verdict
 from layerparity.report.columns import AXIS, LEFT, Columns
 from layerparity.report.svg import box, canvas, hover, tag, text
 
@@ -53,9 +52,9 @@ def agreement_text(columns: Columns) -> str:
     return f"{words}: {flips:.0f} tokens, of which {outside:.0f} are no ties within the noise."
 
 
-def load_site(comparison: Comparison) -> str:
+def load_site(verdict: Verdict) -> str:
     """Return the site whose expert load is shown: the guilty block's, else the most uneven."""
-    portrait = comparison.portrait
+    portrait = verdict.portrait
     if portrait is None or not portrait.load:
         return ""
     layer = Site.parse(portrait.site).layer

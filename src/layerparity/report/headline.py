@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from layerparity.record.comparison import Comparison, Side
+from layerparity.anatomy.block import label
 from layerparity.record.findings import ExpertUse, WeightFinding
-from layerparity.record.verdict import Outcome, Row
+from layerparity.record.side import Side
+from layerparity.record.verdict import DECIDED, Outcome, Row, Verdict
 from layerparity.report.measures import REL_L2
-from layerparity.report.stages import Stage, beside, called, first_to_fail, severity, stages
+from layerparity.report.stages import Stage, beside, first_to_fail, severity, stages
 
 GLYPH = {
     Outcome.PASS: "✓",
@@ -18,29 +19,28 @@ GLYPH = {
     Outcome.MISSING: "∅",
     Outcome.SKIPPED: "–",
 }
-_JUDGED = (Outcome.PASS, Outcome.FAIL)
 
 
-def headline(comparison: Comparison) -> str:
-    """Return ``PASS``, ``FAIL at <first failing site>`` or ``INCONCLUSIVE``."""
-    verdict = comparison.verdict
+def headline(verdict: Verdict) -> str:
+    """Return ``PASS``, ``FAIL at <first wrong place>`` or ``INCONCLUSIVE``."""
     word = verdict.outcome.value.upper()
-    return f"{word} at {verdict.first_failure}" if verdict.first_failure else word
+    failing = verdict.outcome is Outcome.FAIL and verdict.where
+    return f"{word} at {verdict.where}" if failing else word
 
 
-def because(comparison: Comparison) -> str:
+def because(verdict: Verdict) -> str:
     """Return one or two sentences that say what the verdict rests on."""
-    counts = comparison.verdict.counts
-    judged = sum(counts.get(each.value, 0) for each in _JUDGED)
-    if comparison.verdict.outcome is Outcome.FAIL:
+    counts = verdict.counts
+    judged = sum(counts.get(each.value, 0) for each in DECIDED)
+    if verdict.outcome is Outcome.FAIL:
         failed = counts.get(Outcome.FAIL.value, 0)
         verb = "fails" if failed == 1 else "fail"
         share = f"{failed} of the {_sites(judged)} judged"
-        return f"{share} {verb} the {comparison.tolerance} tolerance."
-    if comparison.verdict.outcome is Outcome.PASS:
+        return f"{share} {verb} the {verdict.tolerance} tolerance."
+    if verdict.outcome is Outcome.PASS:
         verb = "is" if judged == 1 else "are"
-        within = f"All {_sites(judged)} judged {verb} within the {comparison.tolerance} tolerance."
-        return f"{within} {_extent(comparison)}"
+        within = f"All {_sites(judged)} judged {verb} within the {verdict.tolerance} tolerance."
+        return f"{within} {_extent(verdict)}"
     if not judged:
         return "No site could be judged."
     open_ends = [
@@ -51,48 +51,71 @@ def because(comparison: Comparison) -> str:
     return f"Nothing judged fails, but this is no pass: {' and '.join(open_ends) or 'see below'}."
 
 
-def whole_model(comparison: Comparison) -> str:
+def whole_model(verdict: Verdict) -> str:
     """Return the verdict on the whole model, to stand beside a label that says so."""
-    return comparison.verdict.whole_model.removeprefix("whole model: ") or "not judged"
+    whole = verdict.whole
+    if whole.outcome is Outcome.PASS:
+        return whole.outcome.value
+    compared = f"{whole.compared} of {whole.blocks} blocks compared"
+    in_part = f", {whole.in_part} in part" if whole.in_part else ""
+    without = f", without {', '.join(whole.absent)}" if whole.absent else ""
+    never = f", {' and '.join(whole.unexercised)} never exercised" if whole.unexercised else ""
+    unseen = f"; never compared: {', '.join(whole.unseen)}" if whole.unseen else ""
+    return f"{whole.outcome.value}, {compared}{in_part}{without}{never}{unseen}"
+
+
+def warning_lines(verdict: Verdict) -> list[str]:
+    """Return what a reader should know before trusting the verdict."""
+    silent = (
+        f"The {role}'s port does not say what weights its graph holds." for role in verdict.silent
+    )
+    unfinished = (
+        f"The sweep {each}: what did not finish was not compared." for each in verdict.unfinished
+    )
+    return [*verdict.warnings, *silent, *verdict.coverage.doubts, *unfinished]
 
 
 def run_text(side: Side) -> str:
     """Return a side's run id; of a sweep's many, the first and how many more there are."""
-    first, *more = side.run.split(",")
-    return side.run if len(more) < 2 else f"{first} and {len(more)} more"
+    if not side.made:
+        return ""
+    first, *more = [made.named for made in side.made]
+    return ",".join([first, *more]) if len(more) < 2 else f"{first} and {len(more)} more"
 
 
-def feed_note(comparison: Comparison) -> str:
+def feed_note(verdict: Verdict) -> str:
     """Say what later failures mean under the candidate's feed; empty where it is unknown."""
     return {
         "isolated": "Every block was fed the golden's own input, so an error is the block's own.",
         "chained": "Each block was fed by the block before it, so what follows the first "
         "failure may only be inherited.",
-    }.get(comparison.candidate.feed, "")
+    }.get(verdict.candidate.feed, "")
 
 
-def first_failure(comparison: Comparison) -> Row | None:
-    """Return the first failing row in forward order, or None where nothing fails."""
-    return first_to_fail(comparison.rows)
+def first_failure(verdict: Verdict) -> Row | None:
+    """Return the row that shows the first wrong place, or None where no site fails."""
+    guilty = verdict.guilty.site if verdict.guilty is not None else None
+    shows = next((row for row in verdict.rows if row.site == guilty), None)
+    return shows or first_to_fail(verdict.rows)
 
 
-def largest_error(comparison: Comparison) -> Row | None:
+def largest_error(verdict: Verdict) -> Row | None:
     """Return the row with the largest relative L2 error, or None where there is no error at all."""
-    measured = [row for row in comparison.rows if REL_L2.name in row.metrics and severity(row)]
+    measured = [row for row in verdict.rows if REL_L2.name in row.metrics and severity(row)]
     return max(measured, key=severity, default=None)
 
 
-def stage_of(row: Row, comparison: Comparison) -> Stage:
+def stage_of(row: Row, verdict: Verdict) -> Stage:
     """Return the stage that a row of the comparison belongs to."""
-    return next(stage for stage in stages(comparison.rows) if row in stage.rows)
+    return next(stage for stage in stages(verdict.rows) if row in stage.rows)
 
 
 def divergence_text(row: Row, stage: Stage) -> str:
     """Say where in its block the first failure stands and which sites before it were still good."""
     same = beside(row, stage)
     before = same[: same.index(row)]
-    good = [called(each.site.local) for each in before if each.outcome is Outcome.PASS]
-    place = row.site.path if stage.layer is None else called(row.site.local)
+    good = [label(each.site.local) for each in before if each.outcome is Outcome.PASS]
+    place = row.site.path if stage.layer is None else label(row.site.local)
     start = f"The first site to fail is the {place} of {stage.name}."
     if stage.layer is None:
         start = f"The first site to fail is {row.site}."
@@ -104,8 +127,8 @@ def followable(url: str) -> str:
     return url if url.startswith(("http://", "https://")) and not re.search(r"[\s<>]", url) else ""
 
 
-def _extent(comparison: Comparison) -> str:
-    row = largest_error(comparison)
+def _extent(verdict: Verdict) -> str:
+    row = largest_error(verdict)
     if row is None:
         return "No value differs."
     return f"The largest relative L2 error is {REL_L2.show(row.metrics[REL_L2.name])}."
@@ -118,9 +141,9 @@ def _sites(count: int) -> str:
 _MOST = 12
 
 
-def weight_rows(comparison: Comparison) -> list[tuple[str, int, str]]:
+def weight_rows(verdict: Verdict) -> list[tuple[str, int, str]]:
     """Return what is wrong with the weights, worst first: what, how many tensors, where and how."""
-    found = sorted(comparison.weights, key=lambda each: not each.is_fault)
+    found = sorted(verdict.weights, key=lambda each: not each.is_fault)
     rows = [(_word(each), each.count, each.text) for each in found[:_MOST]]
     rest = found[_MOST:]
     if rest:
@@ -128,29 +151,29 @@ def weight_rows(comparison: Comparison) -> list[tuple[str, int, str]]:
     return rows
 
 
-def weight_lines(comparison: Comparison) -> list[str]:
+def weight_lines(verdict: Verdict) -> list[str]:
     """Return a line for each of the first findings, for a caption."""
-    return [f"weights: {text}" for _, _, text in weight_rows(comparison)]
+    return [f"weights: {text}" for _, _, text in weight_rows(verdict)]
 
 
-def coverage_lines(comparison: Comparison) -> list[str]:
+def coverage_lines(verdict: Verdict) -> list[str]:
     """Return what was exercised of layer classes, experts and steps, where there is a choice."""
-    return [*_classes(comparison), *_experts(comparison), *_steps(comparison)]
+    return [*_classes(verdict), *_experts(verdict), *_steps(verdict)]
 
 
 def _word(finding: WeightFinding) -> str:
     return finding.what.replace("_", " ")
 
 
-def _classes(comparison: Comparison) -> Iterator[str]:
-    classes = comparison.coverage.classes
+def _classes(verdict: Verdict) -> Iterator[str]:
+    classes = verdict.coverage.classes
     if len(classes) > 1:
         parts = (f"{each.name} {len(each.judged)} of {len(each.layers)}" for each in classes)
         yield f"layers judged by class: {', '.join(parts)}"
 
 
-def _experts(comparison: Comparison) -> Iterator[str]:
-    uses = comparison.coverage.experts
+def _experts(verdict: Verdict) -> Iterator[str]:
+    uses = verdict.coverage.experts
     if not uses:
         return
     exercised, total = sum(use.exercised for use in uses), sum(use.total for use in uses)
@@ -165,8 +188,8 @@ def _others(uses: tuple[ExpertUse, ...]) -> str:
     return words + (f", {never} never" if never else "")
 
 
-def _steps(comparison: Comparison) -> Iterator[str]:
-    for phase, (held, judged) in comparison.coverage.steps.items():
+def _steps(verdict: Verdict) -> Iterator[str]:
+    for phase, (held, judged) in verdict.coverage.steps.items():
         if judged < held:
             words = "" if judged else ", never exercised"
             yield f"{phase}: {judged} of {held} steps judged{words}"

@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from layerparity.anatomy.block import label
 from layerparity.anatomy.site import Site
 from layerparity.record.portrait import FLOOR, Portrait
 from layerparity.record.verdict import Row
 from layerparity.report.columns import AXIS, LEFT, Columns
 from layerparity.report.measures import Measure, beyond, compared, numeral
-from layerparity.report.stages import called
 from layerparity.report.svg import Shade, box, canvas, hover, key, tag, text
 
 _TOP = 30.0
@@ -142,7 +142,7 @@ def group_heatmap(columns: Columns, portrait: Portrait, group: str) -> str:
         return ""
     calibrated = portrait.unit == FLOOR
     said = Said(
-        f"Error of each {group} by layer, at the {called(Site.parse(portrait.site).local)}",
+        f"Error of each {group} by layer, at the {label(Site.parse(portrait.site).local)}",
         f"{found.count} {group}s downwards, {len(columns.stages)} layers and modules across.",
         "R" if calibrated else "rel L2",
     )
@@ -182,7 +182,7 @@ def token_heatmap(columns: Columns, token_errors: TokenErrors, local: str) -> st
     if not bins.tokens:
         return ""
     said = Said(
-        f"Error of each token by layer, at the {called(local)}",
+        f"Error of each token by layer, at the {label(local)}",
         f"{bins.tokens} tokens downwards, {len(columns.stages)} layers and modules across.",
         "rel L2",
     )

@@ -8,11 +8,12 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from layerparity.anatomy.block import label
 from layerparity.anatomy.site import Site
-from layerparity.record.comparison import Comparison
 from layerparity.record.portrait import FLOOR, Portrait
-from layerparity.record.verdict import Outcome
+from layerparity.record.verdict import Outcome, Verdict
 from layerparity.report import headline as words
+from layerparity.report.answer import Answer
 from layerparity.report.columns import Columns
 from layerparity.report.distributions import quantile_plot, ulp_histogram, worst_header, worst_rows
 from layerparity.report.error_by_layer import error_by_layer
@@ -37,8 +38,9 @@ from layerparity.report.measures import (
     which,
 )
 from layerparity.report.noise_by_layer import accumulated_error, local_error
+from layerparity.report.reasons import reason
 from layerparity.report.reproduce import reproduce
-from layerparity.report.stages import Stage, beside, called, fold, severity, stages, told
+from layerparity.report.stages import Stage, beside, fold, severity, stages, told
 from layerparity.report.svg import stylesheet
 from layerparity.report.time import where_time_went
 
@@ -55,7 +57,7 @@ class TokenMap:
     per_row: int
 
 
-def render_html(comparison: Comparison) -> str:
+def render_html(verdict: Verdict, answer: Answer | None) -> str:
     """Return the whole report as HTML text (UTF-8), readable from a file, a mail or an iframe."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -64,60 +66,63 @@ def render_html(comparison: Comparison) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(link=words.followable, called=called, numeral=numeral)
-    return environment.get_template(_TEMPLATE).render(_context(comparison))
+    environment.filters.update(link=words.followable, called=label, numeral=numeral)
+    return environment.get_template(_TEMPLATE).render(_context(verdict, answer))
 
 
-def _context(comparison: Comparison) -> dict[str, Any]:
-    found = stages(comparison.rows)
+def _context(verdict: Verdict, answer: Answer | None) -> dict[str, Any]:
+    found = stages(verdict.rows)
     columns = Columns(found)
-    measures = compared(comparison.rows)
+    measures = compared(verdict.rows)
     return {
-        "comparison": comparison,
+        "verdict": verdict,
+        "answer": answer,
+        "reason": reason,
         "words": words,
-        "commands": reproduce(comparison),
-        "evidence": {"weights": weight_rows(comparison), "coverage": coverage_lines(comparison)},
+        "commands": reproduce(verdict),
+        "warnings": words.warning_lines(verdict),
+        "evidence": {"weights": weight_rows(verdict), "coverage": coverage_lines(verdict)},
         "glyph": {outcome.value: glyph for outcome, glyph in words.GLYPH.items()},
         "heat_css": stylesheet(),
-        "sides": _sides(comparison),
-        "focus": _focus(comparison),
-        "noise": noise(columns, comparison, _worst_component(comparison)),
-        "portrait": portrait(columns, comparison),
-        "experts": experts(columns, comparison),
+        "sides": _sides(verdict),
+        "focus": _focus(verdict),
+        "noise": noise(columns, verdict, _worst_component(verdict)),
+        "portrait": portrait(columns, verdict),
+        "experts": experts(columns, verdict),
         "folds": fold(found),
         "opened": _opened(found),
         "measures": measures,
         "rel_l2": REL_L2,
         "which": which,
         "told": told,
-        "error_by_layer": error_by_layer(columns, comparison.limits.get(REL_L2.name)),
-        "metric_heatmap": metric_heatmap(columns, comparison.limits),
-        "token_maps": _token_maps(columns, comparison),
-        "time": where_time_went(comparison),
-        "limits": [limit_text(name, value) for name, value in comparison.limits.items()],
-        "beyond": lambda row, measure: beyond(row, measure, comparison.limits),
-        "glossary": [m for m in present(comparison.rows) if m.meaning],
+        "error_by_layer": error_by_layer(columns, verdict.limits.get(REL_L2.name)),
+        "metric_heatmap": metric_heatmap(columns, verdict.limits),
+        "token_maps": _token_maps(columns, verdict),
+        "time": where_time_went(verdict),
+        "limits": [limit_text(name, value) for name, value in verdict.limits.items()],
+        "beyond": lambda row, measure: beyond(row, measure, verdict.limits),
+        "glossary": [m for m in present(verdict.rows) if m.meaning],
     }
 
 
-def _sides(comparison: Comparison) -> list[tuple[str, str, str]]:
+def _sides(verdict: Verdict) -> list[tuple[str, str, str]]:
     """Return (what, golden's, candidate's) for all that either side has beside its run."""
-    golden, candidate = comparison.golden, comparison.candidate
+    golden, candidate = verdict.golden, verdict.candidate
     names = ("model", "backend", "device", "dtype", "port", "scope", "feed")
     pairs = [(name, getattr(golden, name), getattr(candidate, name)) for name in names]
     return [pair for pair in pairs if pair[1] or pair[2]]
 
 
-def _focus(comparison: Comparison) -> dict[str, Any] | None:
+def _focus(verdict: Verdict) -> dict[str, Any] | None:
     """Return what the first section shows: the first failing row, else the largest error."""
-    row = words.first_failure(comparison)
+    row = words.first_failure(verdict)
     failed = row is not None
-    row = row or words.largest_error(comparison)
+    row = row or words.largest_error(verdict)
     if row is None:
         return None
-    stage = words.stage_of(row, comparison)
+    stage = words.stage_of(row, verdict)
     text = words.divergence_text(row, stage) if failed else f"The largest error is at {row.site}."
-    rest = [each for each in stages(comparison.rows) if each.outcome is Outcome.FAIL]
+    rest = [each for each in stages(verdict.rows) if each.outcome is Outcome.FAIL]
     return {
         "row": row,
         "stage": stage,
@@ -134,23 +139,23 @@ def _opened(found: list[Stage]) -> str:
     return next((stage.key for stage in found if stage.outcome is Outcome.FAIL), "")
 
 
-def _token_maps(columns: Columns, comparison: Comparison) -> list[TokenMap]:
+def _token_maps(columns: Columns, verdict: Verdict) -> list[TokenMap]:
     """Return the map of the blocks' output and one of the component that ended worst."""
     maps = []
-    for local in dict.fromkeys((_BLOCK_OUT, _worst_component(comparison))):
-        figure = token_heatmap(columns, comparison.token_errors, local) if local else ""
+    for local in dict.fromkeys((_BLOCK_OUT, _worst_component(verdict))):
+        figure = token_heatmap(columns, verdict.token_errors, local) if local else ""
         if figure:
-            per_row = binning(columns, comparison.token_errors, local)
+            per_row = binning(columns, verdict.token_errors, local)
             maps.append(TokenMap(local, figure, per_row))
     return maps
 
 
-def _worst_component(comparison: Comparison) -> str:
+def _worst_component(verdict: Verdict) -> str:
     """Return the class of site inside the blocks that fails first, else the one with most error."""
     inside = [
         row
-        for row in sorted(comparison.rows, key=lambda row: row.site)
-        if str(row.site) in comparison.token_errors
+        for row in verdict.rows
+        if str(row.site) in verdict.token_errors
         and row.site.layer is not None
         and row.site.local != _BLOCK_OUT
     ]
@@ -168,24 +173,24 @@ class GroupMap:
     per_row: int
 
 
-def noise(columns: Columns, comparison: Comparison, fallback: str) -> dict[str, Any]:
+def noise(columns: Columns, verdict: Verdict, fallback: str) -> dict[str, Any]:
     """Return the two figures of error against rounding; ``fallback`` is a site where none is known.
 
     The first is about the class of site that the portrait shows.
     """
-    shown = comparison.portrait
+    shown = verdict.portrait
     site = Site.parse(shown.site) if shown and shown.ulp else None
     local = site.local if site and site.layer is not None else fallback
     return {
         "local_site": local,
-        "local": local_error(columns, comparison, local) if local else "",
-        "accumulated": accumulated_error(columns, comparison),
+        "local": local_error(columns, verdict, local) if local else "",
+        "accumulated": accumulated_error(columns, verdict),
     }
 
 
-def portrait(columns: Columns, comparison: Comparison) -> dict[str, Any] | None:
+def portrait(columns: Columns, verdict: Verdict) -> dict[str, Any] | None:
     """Return what the page shows of the portrait, or None where there is none."""
-    shown = comparison.portrait
+    shown = verdict.portrait
     if shown is None:
         return None
     maps = [
@@ -195,7 +200,7 @@ def portrait(columns: Columns, comparison: Comparison) -> dict[str, Any] | None:
     ]
     return {
         "site": shown.site,
-        "title": _title(comparison, shown),
+        "title": _title(verdict, shown),
         "note": shown.note,
         "calibrated": shown.unit == FLOOR,
         "both_sides": "golden" in shown.ulp,
@@ -206,8 +211,8 @@ def portrait(columns: Columns, comparison: Comparison) -> dict[str, Any] | None:
     }
 
 
-def _title(comparison: Comparison, shown: Portrait) -> str:
-    failed = any(r.outcome is Outcome.FAIL and str(r.site) == shown.site for r in comparison.rows)
+def _title(verdict: Verdict, shown: Portrait) -> str:
+    failed = any(r.outcome is Outcome.FAIL and str(r.site) == shown.site for r in verdict.rows)
     if failed:
         return "The guilty site"
     if shown.note:
@@ -215,10 +220,10 @@ def _title(comparison: Comparison, shown: Portrait) -> str:
     return "The site with the largest R" if shown.unit == FLOOR else "The site of the largest error"
 
 
-def experts(columns: Columns, comparison: Comparison) -> dict[str, Any]:
+def experts(columns: Columns, verdict: Verdict) -> dict[str, Any]:
     """Return what the page says and draws of the experts; the text is empty where none routes."""
-    site = load_site(comparison)
-    loads = comparison.portrait.load if comparison.portrait else {}
+    site = load_site(verdict)
+    loads = verdict.portrait.load if verdict.portrait else {}
     load = loads[site] if site else {}
     return {
         "panels": load_panels(loads),

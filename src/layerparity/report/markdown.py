@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from layerparity.record.comparison import Answer, Comparison, Side
-from layerparity.record.verdict import Outcome, Row
+from layerparity.record.side import Side
+from layerparity.record.verdict import Outcome, Row, Verdict
 from layerparity.report import headline as words
+from layerparity.report.answer import Answer
 from layerparity.report.distributions import worst_header, worst_rows
 from layerparity.report.headline import coverage_lines, weight_rows
 from layerparity.report.measures import REL_L2, Measure, limit_text, present
+from layerparity.report.reasons import reason
 from layerparity.report.reproduce import reproduce
 from layerparity.report.stages import Fold, fold, stages
 from layerparity.report.table import BESIDE, SHOWN
@@ -21,24 +23,24 @@ _MOST_ELEMENTS = 8
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!])")
 
 
-def render_markdown(comparison: Comparison) -> str:
+def render_markdown(verdict: Verdict, answer: Answer | None) -> str:
     """Return the report as GitHub-flavoured Markdown, ending in a newline."""
     parts = [
-        f"# {_plain(words.headline(comparison))}",
-        _answer(comparison),
-        _plain(words.because(comparison)),
-        f"Whole model: {_plain(words.whole_model(comparison))}",
-        _titled("Warnings", _list(comparison.warnings)),
-        _titled("Runs", _runs(comparison)),
-        _titled("Coverage", _coverage(comparison)),
-        _titled("Weights", _weights(comparison)),
-        _titled("First divergence", _divergence(comparison)),
-        _titled("Worst elements", _worst(comparison)),
-        _titled("By layer", _layers(comparison)),
-        _titled("Failing sites", _failures(comparison)),
-        _titled("Where the time went", _time(comparison)),
-        _titled(f"Limits (tolerance={_plain(comparison.tolerance)})", _limits(comparison)),
-        _titled("Reproduce", _commands(comparison)),
+        f"# {_plain(words.headline(verdict))}",
+        _answer(answer),
+        _plain(words.because(verdict)),
+        f"Whole model: {_plain(words.whole_model(verdict))}",
+        _titled("Warnings", _list(words.warning_lines(verdict))),
+        _titled("Runs", _runs(verdict)),
+        _titled("Coverage", _coverage(verdict)),
+        _titled("Weights", _weights(verdict)),
+        _titled("First divergence", _divergence(verdict)),
+        _titled("Worst elements", _worst(verdict)),
+        _titled("By layer", _layers(verdict)),
+        _titled("Failing sites", _failures(verdict)),
+        _titled("Where the time went", _time(verdict)),
+        _titled(f"Limits (tolerance={_plain(verdict.tolerance)})", _limits(verdict)),
+        _titled("Reproduce", _commands(verdict)),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -54,42 +56,40 @@ def answer_markdown(answer: Answer) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _answer(comparison: Comparison) -> str:
-    answer = comparison.answer
+def _answer(answer: Answer | None) -> str:
     if answer is None:
         return ""
     return f"**Where** {_plain(answer.where)}\n\n{answer_markdown(answer)}".rstrip()
 
 
-def _runs(comparison: Comparison) -> str:
+def _runs(verdict: Verdict) -> str:
     names = ("model", "backend", "device", "dtype", "port", "scope", "feed")
-    sides = (comparison.golden, comparison.candidate)
+    sides = (verdict.golden, verdict.candidate)
     lines = [["name", *(_linked(side) for side in sides)]]
     lines += [["run", *(_plain(words.run_text(side)) for side in sides)]]
     lines += [[name, *(_plain(getattr(side, name)) for side in sides)] for name in names]
     return _table(["", "golden", "candidate"], (line for line in lines if any(line[1:])))
 
 
-def _coverage(comparison: Comparison) -> str:
-    verdict = comparison.verdict
+def _coverage(verdict: Verdict) -> str:
     counts = [f"{count} {name}" for name, count in verdict.counts.items()]
     sites = f"{' + '.join(counts)} = {verdict.total} sites asked for."
-    lines = coverage_lines(comparison)
+    lines = coverage_lines(verdict)
     return f"{sites}\n\n{_list(lines)}" if lines else sites
 
 
-def _weights(comparison: Comparison) -> str:
-    lines = [[what, str(count), _plain(text)] for what, count, text in weight_rows(comparison)]
+def _weights(verdict: Verdict) -> str:
+    lines = [[what, str(count), _plain(text)] for what, count, text in weight_rows(verdict)]
     return _table(["what", "tensors", "where and how"], lines) if lines else ""
 
 
-def _divergence(comparison: Comparison) -> str:
-    row = words.first_failure(comparison)
+def _divergence(verdict: Verdict) -> str:
+    row = words.first_failure(verdict)
     if row is None:
         return ""
-    text = words.divergence_text(row, words.stage_of(row, comparison))
+    text = words.divergence_text(row, words.stage_of(row, verdict))
     metrics = [_metric(measure, row) for measure in present([row])]
-    parts = [text, words.feed_note(comparison), row.reason, " · ".join(metrics)]
+    parts = [text, words.feed_note(verdict), reason(row), " · ".join(metrics)]
     return "\n\n".join(_plain(part) for part in parts if part)
 
 
@@ -98,8 +98,8 @@ def _metric(measure: Measure, row: Row) -> str:
     return f"{measure.label} {measure.show(row.metrics[measure.name])}{against}"
 
 
-def _worst(comparison: Comparison) -> str:
-    shown = comparison.portrait
+def _worst(verdict: Verdict) -> str:
+    shown = verdict.portrait
     if shown is None or not (shown.worst or shown.note):
         return ""
     note = _plain(shown.note)
@@ -109,8 +109,8 @@ def _worst(comparison: Comparison) -> str:
     return f"{note} `{shown.site}`, counted from 0\n\n{table}".lstrip()
 
 
-def _layers(comparison: Comparison) -> str:
-    folds = fold(stages(comparison.rows))
+def _layers(verdict: Verdict) -> str:
+    folds = fold(stages(verdict.rows))
     against = f"{REL_L2.label} to the golden"
     header = ["layer", "outcome", SHOWN, against, BESIDE, "sites"]
     return _table(header, (_layer(each) for each in folds)) if folds else ""
@@ -128,10 +128,9 @@ def _layer(each: Fold) -> list[str]:
     ]
 
 
-def _failures(comparison: Comparison) -> str:
-    failed = [row for row in comparison.rows if row.outcome is Outcome.FAIL]
-    failed.sort(key=lambda row: row.site)
-    lines = [[f"`{r.site}`", _rel_l2(r), _plain(r.reason)] for r in failed[:_MOST_FAILURES]]
+def _failures(verdict: Verdict) -> str:
+    failed = [row for row in verdict.rows if row.outcome is Outcome.FAIL]
+    lines = [[f"`{r.site}`", _rel_l2(r), _plain(reason(r))] for r in failed[:_MOST_FAILURES]]
     if not lines:
         return ""
     rest = len(failed) - len(lines)
@@ -139,17 +138,17 @@ def _failures(comparison: Comparison) -> str:
     return f"{table}\n\nand {rest} more in the HTML report." if rest else table
 
 
-def _time(comparison: Comparison) -> str:
-    header, lines = time_table(comparison)
+def _time(verdict: Verdict) -> str:
+    header, lines = time_table(verdict)
     return _table(header, lines) if lines else ""
 
 
-def _limits(comparison: Comparison) -> str:
-    return _list(limit_text(name, limit) for name, limit in comparison.limits.items())
+def _limits(verdict: Verdict) -> str:
+    return _list(limit_text(name, limit) for name, limit in verdict.limits.items())
 
 
-def _commands(comparison: Comparison) -> str:
-    lines = [f"{command}  # {purpose}" for purpose, command in reproduce(comparison)]
+def _commands(verdict: Verdict) -> str:
+    lines = [f"{command}  # {purpose}" for purpose, command in reproduce(verdict)]
     return "\n".join(["```sh", *lines, "```"]) if lines else ""
 
 

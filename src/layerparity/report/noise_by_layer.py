@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from layerparity.record.comparison import Comparison
-from layerparity.record.verdict import Outcome, Row
+from layerparity.record.verdict import Outcome, Row, Verdict
 from layerparity.report.columns import AXIS, TOP, Axis, Columns, grid
 from layerparity.report.error_by_layer import SHAPES, sample
 from layerparity.report.measures import numeral
@@ -28,7 +27,7 @@ class Curve:
     quiet: bool = False
 
 
-def local_error(columns: Columns, comparison: Comparison, local: str) -> str:
+def local_error(columns: Columns, verdict: Verdict, local: str) -> str:
     """Return the figure of one class of site: its error over the band of its noise floor.
 
     Errors are against the reference, relative to it. Empty where fewer than two blocks have a
@@ -36,7 +35,7 @@ def local_error(columns: Columns, comparison: Comparison, local: str) -> str:
     """
     rows = _rows(columns, local)
     floors = _values(rows, lambda row: row.metrics["floor_rel_l2"])
-    limit = comparison.limits.get("error_ratio", 0.0)
+    limit = verdict.limits.get("error_ratio", 0.0)
     band = f"noise floor{f', and {numeral(limit)} times it' if limit else ''}"
     curves = [
         Curve("golden", _values(rows, lambda row: _error(row, "golden_error_ratio")), 4, True),
@@ -46,7 +45,7 @@ def local_error(columns: Columns, comparison: Comparison, local: str) -> str:
     return _figure(columns, title, curves, floors, (band, limit))
 
 
-def accumulated_error(columns: Columns, comparison: Comparison) -> str:
+def accumulated_error(columns: Columns, verdict: Verdict) -> str:
     """Return the figure of the blocks' outputs: what has added up, over what clean rounding would.
 
     Independent rounding errors add up in squares: the band is the root of the sum of the squared
@@ -54,8 +53,8 @@ def accumulated_error(columns: Columns, comparison: Comparison) -> str:
     candidate's error is its own; of an isolated one the local errors are added up alike.
     """
     rows = _rows(columns, BLOCK_OUT)
-    chained = comparison.candidate.feed != "isolated"
-    floors, local = _local_floors(rows, comparison), _values(rows, _candidate)
+    chained = verdict.candidate.feed != "isolated"
+    floors, local = _local_floors(rows, verdict), _values(rows, _candidate)
     measured = _values(rows, lambda row: row.metrics["floor_rel_l2"])
     curves = [
         Curve("the candidate, chained", local, 1)
@@ -118,9 +117,9 @@ def _error(row: Row, ratio: str) -> float:
     return row.metrics.get(ratio, 0.0) * row.metrics["floor_rel_l2"]
 
 
-def _local_floors(rows: Sequence[tuple[int, Row]], comparison: Comparison) -> Points:
-    known = comparison.portrait.local_floors if comparison.portrait else {}
-    if comparison.candidate.feed == "isolated":
+def _local_floors(rows: Sequence[tuple[int, Row]], verdict: Verdict) -> Points:
+    known = verdict.portrait.local_floors if verdict.portrait else {}
+    if verdict.candidate.feed == "isolated":
         return _values(rows, lambda row: row.metrics["floor_rel_l2"])
     return {i: known[str(row.site)] for i, row in rows if str(row.site) in known}
 

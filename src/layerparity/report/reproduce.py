@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from layerparity.anatomy.site import PREFILL, Site
+from layerparity.anatomy.site import PREFILL, Site, within
 from layerparity.ground.quoting import typed
-from layerparity.record.comparison import REMARK, Comparison, Made, Side
+from layerparity.record.side import RunOrigin, Side
+from layerparity.record.verdict import Verdict
 from layerparity.report.headline import first_failure
 
 # What a block run alone takes from its golden, or from the scope it is given instead.
 _REPLACED = ("inputs", "prompt", "seq_len", "generate", "feed", "scope", "layer", "start", "end")
 # What says where a run was kept or how it was called, not how it was made.
 _ASIDE = ("name", "reuse", "golden", "candidate", "tolerance", "tracking")
+# A line of an answer that is a remark, not a command; a shell passes over it.
+REMARK = "# "
 WHOLE_MODEL = "the whole model runs: scope=full alone can decode, as a token passes every block"
 
 
@@ -24,7 +27,7 @@ def name_alone(place: str, decoding: bool = False) -> str:
     return f"{place}-{'decoding' if decoding else 'alone'}"
 
 
-def reproduce(comparison: Comparison) -> list[tuple[str, str]]:
+def reproduce(verdict: Verdict) -> list[tuple[str, str]]:
     """Return (purpose, command) pairs, as they must be typed.
 
     They are: this comparison, and the first failing block alone, fed what the golden recorded, with
@@ -32,33 +35,33 @@ def reproduce(comparison: Comparison) -> list[tuple[str, str]]:
     candidate's run again. What the stored runs do not say, such as how a dump was made, has no
     command.
     """
-    golden, candidate = comparison.golden, comparison.candidate
+    golden, candidate = verdict.golden, verdict.candidate
     commands = []
     if golden.named and candidate.named:
         sides = {"golden": golden.named, "candidate": candidate.named}
-        commands.append(("This comparison", _compare(comparison, sides)))
-    first = first_failure(comparison)
-    return [*commands, *(shown_again(comparison, first.site) if first else [])]
+        commands.append(("This comparison", _compare(verdict, sides)))
+    first = first_failure(verdict)
+    return [*commands, *(shown_again(verdict, first.site) if first else [])]
 
 
-def next_lines(comparison: Comparison, site: Site) -> tuple[str, ...]:
+def next_lines(verdict: Verdict, site: Site) -> tuple[str, ...]:
     """Return what to type to see a site fail again, as the lines of an answer."""
-    pairs = shown_again(comparison, site)
+    pairs = shown_again(verdict, site)
     remark = (f"{REMARK}{WHOLE_MODEL}",) if pairs and site.phase != PREFILL else ()
     return (*remark, *(command for _, command in pairs))
 
 
-def shown_again(comparison: Comparison, site: Site) -> list[tuple[str, str]]:
+def shown_again(verdict: Verdict, site: Site) -> list[tuple[str, str]]:
     """Return (purpose, command) of a run in which a site fails again, and of its judging.
 
     Nothing where the stored runs do not say how they were made.
     """
-    golden, candidate = comparison.golden, comparison.candidate
+    golden, candidate = verdict.golden, verdict.candidate
     made = _runs_with(candidate, site)
     if not made or not made[-1].settings:
         return []
     again = _without(made[-1].settings, _ASIDE)
-    stored = {k: v for k, v in comparison.settings.items() if _head(k) == "tracking"}
+    stored = {k: v for k, v in verdict.settings.items() if _head(k) == "tracking"}
     held = _runs_with(golden, site)
     if site.phase == PREFILL and held and held[-1].proved:
         purpose, rest = f"{_stage(site)} alone", _without(again, _REPLACED)
@@ -72,7 +75,7 @@ def shown_again(comparison: Comparison, site: Site) -> list[tuple[str, str]]:
     pairs = [(purpose, _command({**again, **stored}))]
     if golden.named:
         sides = {"golden": golden.named, "candidate": again["name"]}
-        pairs.append(("Its comparison", _compare(comparison, sides)))
+        pairs.append(("Its comparison", _compare(verdict, sides)))
     return pairs
 
 
@@ -85,9 +88,9 @@ def _scope(site: Site) -> dict[str, Any]:
     return {"scope": "single", **(outside if site.layer is None else {"layer": site.layer})}
 
 
-def _compare(comparison: Comparison, sides: dict[str, str]) -> str:
-    names = _names(comparison.golden, comparison.candidate)
-    return _command({"job": "compare", **sides, **names, **comparison.settings})
+def _compare(verdict: Verdict, sides: dict[str, str]) -> str:
+    names = _names(verdict.golden, verdict.candidate)
+    return _command({"job": "compare", **sides, **names, **verdict.settings})
 
 
 def _command(settings: dict[str, Any]) -> str:
@@ -99,13 +102,9 @@ def _names(golden: Side, candidate: Side) -> dict[str, str]:
     return {key: side.made[0].names for key, side in sides.items() if side.made[0].names}
 
 
-def _runs_with(side: Side, site: Site) -> list[Made]:
+def _runs_with(side: Side, site: Site) -> list[RunOrigin]:
     """Return the runs of a side that ran the stage of a site, oldest first."""
-    return [
-        made
-        for made in side.made
-        if any(f"{site.path}.".startswith(f"{stage}.") for stage in made.stages)
-    ]
+    return [made for made in side.made if any(within(site.path, stage) for stage in made.stages)]
 
 
 def _without(settings: dict[str, Any], heads: tuple[str, ...]) -> dict[str, Any]:

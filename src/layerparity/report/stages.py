@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from layerparity.anatomy.site import Site
 from layerparity.record.verdict import Outcome, Row
 from layerparity.report.measures import BY_NAME, REL_L2
+from layerparity.report.reasons import reason
 
 _RANK = {
     Outcome.FAIL: 4,
@@ -19,23 +19,9 @@ _RANK = {
     Outcome.PASS: 1,
     Outcome.SKIPPED: 0,
 }
-_CALLED = {
-    ":in": "block in",
-    ":out": "block out",
-    "self_attn:out": "attention out",
-    "mlp:out": "MLP out",
-    "mlp.gate:logits": "router logits",
-    "mlp.gate:choices": "router choices",
-    "mlp.gate:weights": "router weights",
-}
 _FEW = 16
 _STEP = re.compile(r"step \d+")
 _SHORT = {"embed_tokens": "embed", "lm_head": "head"}
-
-
-def called(local: str) -> str:
-    """Return the plain name of a site inside its block: ``mlp:out`` is the ``MLP out``."""
-    return _CALLED.get(local, local)
 
 
 def severity(row: Row) -> float:
@@ -58,14 +44,30 @@ def worst(rows: Sequence[Row]) -> Row:
 
 
 def first_to_fail(rows: Sequence[Row]) -> Row | None:
-    """Return the failing row that a forward pass reaches first, or None where nothing fails."""
+    """Return the failing row that a forward pass reaches first, or None where nothing fails.
+
+    The rows of one pass stand in its order.
+    """
     failed = [row for row in rows if row.outcome is Outcome.FAIL]
-    return min(failed, key=lambda row: row.site, default=None)
+    return min(failed, key=lambda row: row.site.pass_order()[0], default=None)
 
 
 def forward_order(rows: Sequence[Row]) -> list[Row]:
-    """Sort rows by place in the model; the phases and decode steps of one site stand together."""
-    return sorted(rows, key=lambda row: (Site(row.site.path, row.site.end), row.site))
+    """Sort rows by place in the model; the phases and decode steps of one site stand together.
+
+    The rows of one pass stand in its order already.
+    """
+    places: dict[tuple[str, str], int] = {}
+    for row in rows:
+        places.setdefault((row.site.path, row.site.end), len(places))
+    return sorted(
+        rows,
+        key=lambda row: (
+            row.site.pass_order()[1:],
+            places[row.site.path, row.site.end],
+            row.site.pass_order()[0],
+        ),
+    )
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ def told(stage: Stage) -> tuple[list[Row], list[tuple[int, str]]]:
     A golden's decode steps are hundreds: where many sites were skipped for one reason, the table
     says so in a line.
     """
-    words = [_STEP.sub("step", row.reason) for row in stage.rows]
+    words = [_STEP.sub("step", reason(row)) for row in stage.rows]
     skipped = Counter(
         said for row, said in zip(stage.rows, words, strict=True) if row.outcome is Outcome.SKIPPED
     )
@@ -141,8 +143,7 @@ def stages(rows: Sequence[Row]) -> list[Stage]:
     """Group rows by stage, in forward order; nothing is dropped."""
     groups: dict[str, list[Row]] = {}
     for row in forward_order(rows):
-        layer = row.site.layer
-        groups.setdefault(row.site.path if layer is None else f"layers.{layer}", []).append(row)
+        groups.setdefault(row.site.place.stage, []).append(row)
     return [Stage(key, found[0].site.layer, tuple(found)) for key, found in groups.items()]
 
 

@@ -6,11 +6,11 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from layerparity.record.comparison import Comparison
-from layerparity.record.verdict import Outcome, Row
+from layerparity.record.verdict import Outcome, Row, Verdict
 from layerparity.report import headline as words
 from layerparity.report.headline import coverage_lines, weight_lines
 from layerparity.report.measures import REL_L2, numeral, present
+from layerparity.report.reasons import reason
 from layerparity.report.stages import Fold, fold, forward_order, stages
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _STYLE = {
 }
 
 
-def closing_table(comparison: Comparison) -> Table:
+def closing_table(verdict: Verdict) -> Table:
     """Return what a compare job ends with: the verdict above, a line per layer, counts below.
 
     Neighbouring layers that end alike share a line where there are many. Only ASCII is used for
@@ -37,19 +37,19 @@ def closing_table(comparison: Comparison) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    style = _STYLE[comparison.verdict.outcome]
+    style = _STYLE[verdict.outcome]
     table = Table(
-        title=Text(words.headline(comparison), style=style),
-        caption=Text(_caption(comparison)),
+        title=Text(words.headline(verdict), style=style),
+        caption=Text(_caption(verdict)),
         title_justify="left",
         caption_justify="left",
     )
-    failing = comparison.verdict.outcome is Outcome.FAIL
+    failing = verdict.outcome is Outcome.FAIL
     for name in ("layer", "outcome", SHOWN if failing else "worst site"):
         table.add_column(name, overflow="fold")
     # What it is relative to stands beside a multiple of the floor, which is against the reference.
     table.add_column(f"{REL_L2.label} (golden)", justify="right", min_width=6)
-    found = fold(stages(comparison.rows))
+    found = fold(stages(verdict.rows))
     if any(each.beside for each in found):
         table.add_column(BESIDE, overflow="fold")
     table.add_column("reason", overflow="fold")
@@ -59,25 +59,25 @@ def closing_table(comparison: Comparison) -> Table:
         cells: list[Any] = [Text(_ascii(each)), outcome, Text(str(row.site)), _rel_l2(row)]
         if len(table.columns) > len(cells) + 1:
             cells.append(Text(_worse(each.beside)))
-        table.add_row(*cells, Text(_reason(row)))
+        table.add_row(*cells, Text(reason(row)))
     return table
 
 
-def per_site_table(comparison: Comparison) -> dict[str, list[Any]]:
+def per_site_table(verdict: Verdict) -> dict[str, list[Any]]:
     """Return one row per site in forward order, as columns of equal length.
 
     Columns: site, layer (None outside the blocks), component, kind, outcome, reason, then every
     metric that some row has. A metric is a float, None where the row has no such metric, and the
     text ``NaN``, ``inf`` or ``-inf`` where it is not finite, because JSON would drop it.
     """
-    rows = forward_order(comparison.rows)
+    rows = forward_order(verdict.rows)
     columns: dict[str, list[Any]] = {
         "site": [str(row.site) for row in rows],
         "layer": [row.site.layer for row in rows],
         "component": [row.site.local for row in rows],
         "kind": [row.kind.value for row in rows],
         "outcome": [row.outcome.value for row in rows],
-        "reason": [row.reason for row in rows],
+        "reason": [reason(row) for row in rows],
     }
     for measure in present(rows):
         columns[measure.name] = [_storable(row.metrics.get(measure.name)) for row in rows]
@@ -92,20 +92,15 @@ def _ascii(each: Fold) -> str:
     return each.name.replace("–", "-")
 
 
-def _caption(comparison: Comparison) -> str:
-    verdict = comparison.verdict
+def _caption(verdict: Verdict) -> str:
     counts = " + ".join(f"{n} {name}" for name, n in verdict.counts.items() if n)
     lines = [f"{counts or 'nothing'} = {verdict.total} sites asked for"]
-    skipped = Counter(r.reason for r in comparison.rows if r.outcome is Outcome.SKIPPED)
-    lines += [f"skipped: {n} {reason}" for reason, n in skipped.most_common(_REASONS)]
-    lines.append(f"whole model: {words.whole_model(comparison)}")
-    lines += [*weight_lines(comparison), *coverage_lines(comparison)]
-    lines += [f"warning: {each}" for each in comparison.warnings]
+    skipped = Counter(r.note for r in verdict.rows if r.outcome is Outcome.SKIPPED)
+    lines += [f"skipped: {n} {why}" for why, n in skipped.most_common(_REASONS)]
+    lines.append(f"whole model: {words.whole_model(verdict)}")
+    lines += [*weight_lines(verdict), *coverage_lines(verdict)]
+    lines += [f"warning: {each}" for each in words.warning_lines(verdict)]
     return "\n".join(lines)
-
-
-def _reason(row: Row) -> str:
-    return "" if row.outcome is Outcome.PASS else row.reason
 
 
 def _rel_l2(row: Row) -> str:

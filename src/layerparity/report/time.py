@@ -14,7 +14,8 @@ from itertools import groupby
 from layerparity.anatomy.site import Site
 from layerparity.ground.console import bytes_text
 from layerparity.ground.profile import PARTS, RunProfile, StageProfile
-from layerparity.record.comparison import Comparison, Side
+from layerparity.record.side import Side
+from layerparity.record.verdict import Verdict
 from layerparity.report.svg import box, canvas, hover, tag, text
 
 _NONE = "–"
@@ -57,11 +58,11 @@ class WhereTimeWent:
         return [part for part in LOADING if any(getattr(total, part) for total in totals)]
 
 
-def where_time_went(comparison: Comparison) -> WhereTimeWent:
+def where_time_went(verdict: Verdict) -> WhereTimeWent:
     """Return where the time of both sides went, as far as their runs say."""
     sides = [
         _side(role, side, side.profile)
-        for role, side in (("golden", comparison.golden), ("candidate", comparison.candidate))
+        for role, side in (("golden", verdict.golden), ("candidate", verdict.candidate))
         if side.profile is not None and side.profile.stages
     ]
     totals = [side.total for side in sides]
@@ -70,9 +71,9 @@ def where_time_went(comparison: Comparison) -> WhereTimeWent:
     return WhereTimeWent(sides, rows, list(_loading(totals)), whole)
 
 
-def time_table(comparison: Comparison) -> tuple[Cells, list[Cells]]:
+def time_table(verdict: Verdict) -> tuple[Cells, list[Cells]]:
     """Return the header and the lines of the totals; no lines where no run says."""
-    found = where_time_went(comparison)
+    found = where_time_went(verdict)
     if not found.sides:
         return [], []
     header = ["", *(side.role for side in found.sides)]

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from layerparity.anatomy.family import ROUTED
+from layerparity.anatomy.family import ROUTED, end_spec, stage_ends
 from layerparity.anatomy.site import DECODE, Kind, Site, SiteSpec
-from layerparity.anatomy.stage_sites import at, boundary, boundary_spec, inside
 from layerparity.ground.errors import UserError, memory_ran_out
 from layerparity.ground.files import tensor_digest, text_digest
 from layerparity.ground.profile import MemoryPeaks, StageProfile, anonymous_bytes
@@ -81,6 +80,7 @@ class Execution:
         room = call.tokens + self.max_new_tokens if self.max_new_tokens else 0
         if room:
             call.cache = self.port.new_cache(call.batch, room)
+        self._result.blocks = self.port.blocks()
         self.port.begin(call)
         if self.references is not None:
             self.references.begin(call, room)
@@ -150,7 +150,7 @@ class Execution:
         self, stage: str, previous: StageOutput | None, step: int | None, profile: StageProfile
     ) -> tuple[StageOutput, Tensors, Specs]:
         """Feed and run one stage; return its output, and what it showed at the wanted sites."""
-        site, values = at(self.site_of(stage), step), self.inputs.given
+        site, values = self.site_of(stage).at_step(step), self.inputs.given
         found = next((s for s in (site, replace(site, path=stage, end="in")) if s in values), None)
         own = None if found is None else values[found]
         fed = previous if own is None else StageOutput(own, own)
@@ -181,28 +181,33 @@ class Execution:
         ``fed`` and ``output`` are [batch, token, channel], token ids [batch, token] at the
         embedding, on the CPU.
         """
-        owner = Site(stage, "in")
+        layer = Site(stage, "in").layer
         tensors: Tensors = {}
         specs: Specs = {}
-        for end in boundary(stage):
-            site = at(Site(stage, end), step)
+
+        def inside(local: str) -> Site:
+            assert layer is not None, f"{stage} has no sites but its ends"
+            return Site.inside(layer, local).at_step(step)
+
+        for end in stage_ends(stage):
+            site = Site(stage, end).at_step(step)
             local = site.local if site.layer is not None else f"{stage}:{end}"
             if self.wanted(layer=site.layer, local=local):
                 tensors[site] = fed if end == "in" else output
-                specs[site] = boundary_spec(stage, end)
+                specs[site] = end_spec(stage, end)
         for local, value in observed.tensors.items():
-            site = at(inside(owner.layer, local), step)
+            site = inside(local)
             tensors[site], specs[site] = value, observed.specs[local]
         for local, reason in observed.unseen.items():
-            self._result.skipped[str(at(inside(owner.layer, local), step))] = reason
+            self._result.skipped[str(inside(local))] = reason
         return tensors, specs
 
     def _choices(self, step: int | None) -> dict[int, torch.Tensor]:
         """Return the choices that were given for a pass's routers, [batch, token, k] by layer."""
-        layers = {Site(stage, "in").layer for stage in self.stages} - {None}
-        sites = {layer: at(inside(layer, ROUTED), step) for layer in layers}
+        layers = {Site(stage, "in").layer for stage in self.stages}
+        sites = {n: Site.inside(n, ROUTED).at_step(step) for n in layers if n is not None}
         held = self.inputs.given
-        return {layer: held[s] for layer, s in sites.items() if layer is not None and s in held}
+        return {layer: held[site] for layer, site in sites.items() if site in held}
 
     def _generate(self, call: Call, logits: torch.Tensor) -> torch.Tensor:
         """Decode greedily, every step captured; return the new tokens [batch, new tokens].

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from layerparity.anatomy.site import overlap
 from layerparity.ground import console
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import text_digest
@@ -159,10 +160,7 @@ class SameWeights:
         return ""
 
     def _overlaps(self, stage: str) -> bool:
-        return any(
-            f"{mine}.".startswith(f"{stage}.") or f"{stage}.".startswith(f"{mine}.")
-            for mine in self.stages
-        )
+        return any(overlap(mine, stage) for mine in self.stages)
 
     def _sample(self, names: Mapping[str, str], room: int) -> list[str]:
         sizes = {name: self.checkpoint.tensors[name].bytes for name in names}

@@ -221,7 +221,7 @@ def _load_problems(given: Any, assets: Assets, stage: str) -> Iterator[str]:
         yield f"returned {_named(given)}, not the hash of each checkpoint tensor by name."
         return
     site = Site(stage, "in")
-    mark = f"{stage}." if site.layer is None else f"layers.{site.layer}."
+    mark = f"{site.place.stage}."
     stored = [name for name in assets.checkpoint.weights if mark in name]
     if stored and not given:
         yield f"reports no weights, and the checkpoint holds {stored[0]}: return their hash."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from layerparity.anatomy.block import Block
 from layerparity.anatomy.site import Site, SiteSpec
 from layerparity.ground.profile import RunProfile
 from layerparity.record.manifest import Feed, WeightPrint
@@ -41,6 +42,7 @@ class PassResult:
     profile: RunProfile = field(default_factory=RunProfile)
     new_tokens: torch.Tensor | None = None
     reference: str = ""
+    blocks: dict[int, Block] = field(default_factory=dict)
 
 
 Tensors = dict[Site, "torch.Tensor"]

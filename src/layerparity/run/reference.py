@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from layerparity.anatomy.family import COMPONENTS, EXPERTS
-from layerparity.anatomy.site import DECODE, PREFILL, Kind, Site
+from layerparity.anatomy.site import DECODE, PREFILL, Kind, Place, Site, within
 from layerparity.numbers.clean import FLOOR, PLAIN, reference, wider
 from layerparity.numbers.floor import Floor, measure_floor
 from layerparity.numbers.token_sums import TokenLayout, heads_of, token_layout
@@ -180,11 +180,7 @@ class ReferenceRecorder:
             given = record.tensors.get(self.port.assets.family.input_site(stage, 0))
             if given is None:
                 continue
-            inner = {
-                s: t
-                for s, t in record.tensors.items()
-                if s.component == path or s.component.startswith(f"{path}.")
-            }
+            inner = {s: t for s, t in record.tensors.items() if within(s.component, path)}
             yield StageRecord(stage, given, False, inner, record.specs)
 
 
@@ -212,7 +208,7 @@ def _by_site(record: StageRecord, observed: Observed) -> dict[Site, torch.Tensor
             found[site] = observed.tensors[site.local]
     if SCORES in observed.tensors and owner.layer is not None:
         path, _, end = SCORES.partition(":")
-        site = Site(f"layers.{owner.layer}.{path}", end, phase, step)
+        site = Site(str(Place(owner.layer, path)), end, phase, step)
         found[site] = observed.tensors[SCORES]
     return found
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from layerparity.anatomy.family import OUTSIDE, Family
+from layerparity.anatomy.site import Place
 from layerparity.ground.errors import UserError
 from layerparity.record.manifest import scope_text
 from layerparity.settings.config import Config, ScopeKind
@@ -55,7 +56,7 @@ def scope_of(config: Config, num_layers: int, family: Family) -> Scope:
     kind = config.scope.kind
     _refuse_strangers(config, kind)
     if kind is ScopeKind.full:
-        blocks = tuple(f"layers.{n}" for n in range(num_layers))
+        blocks = tuple(str(Place(layer)) for layer in range(num_layers))
         return Scope("full", ("embed_tokens", *blocks, "norm", "lm_head"), 0, num_layers - 1)
     if kind is ScopeKind.range:
         return _range(config, num_layers)
@@ -71,7 +72,7 @@ def _single(config: Config, num_layers: int, family: Family) -> Scope:
     if component in OUTSIDE:
         raise UserError(f"component={component} belongs to no layer: leave layer= out.")
     _in_range("layer", config.layer, num_layers)
-    stage = family.stage(component, config.layer) if component else f"layers.{config.layer}"
+    stage = family.stage(component, config.layer) if component else str(Place(config.layer))
     return Scope("single", (stage,), config.layer, config.layer, component)
 
 
@@ -82,7 +83,7 @@ def _range(config: Config, num_layers: int) -> Scope:
     _in_range("end", config.end, num_layers)
     if config.end < config.start:
         raise UserError(f"end={config.end} comes before start={config.start}: swap them.")
-    stages = tuple(f"layers.{n}" for n in range(config.start, config.end + 1))
+    stages = tuple(str(Place(layer)) for layer in range(config.start, config.end + 1))
     return Scope("range", stages, config.start, config.end)
 
 

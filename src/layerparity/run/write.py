@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from layerparity.anatomy.blocks import Blocks
 from layerparity.ground.resources import git_commit
 from layerparity.record.folder import RunFolder
 from layerparity.record.manifest import Manifest, Record
@@ -85,6 +86,7 @@ def manifest(prepared: Prepared, result: PassResult, records: list[Record], mark
         skipped=result.skipped,
         **layers_of(prepared.checkpoint),
         reference=result.reference,
+        blocks=Blocks(result.blocks).kinds(),
     )
 
 

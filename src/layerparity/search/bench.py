@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from layerparity.anatomy.dataflow import NODES
-from layerparity.anatomy.site import Site
+from layerparity.anatomy.block import SERIAL
+from layerparity.anatomy.blocks import Blocks, by_layer
+from layerparity.anatomy.site import Place, Site
 from layerparity.ground import console
 from layerparity.ground.errors import UserError
-from layerparity.record.comparison import REMARK
 from layerparity.record.manifest import Manifest
 from layerparity.record.site_patterns import SitePatterns
-from layerparity.report.reproduce import WHOLE_MODEL, name_alone
+from layerparity.report.reproduce import REMARK, WHOLE_MODEL, name_alone
 from layerparity.run.steps import (
     Settings,
     brief,
@@ -27,8 +27,8 @@ from layerparity.run.steps import (
 from layerparity.settings.config import Config, ScopeKind
 
 if TYPE_CHECKING:
-    from layerparity.record.comparison import Comparison
     from layerparity.record.stored_run import StoredRun
+    from layerparity.record.verdict import Verdict
     from layerparity.tracking.store import Store
 
 KIND = "bisection"
@@ -67,22 +67,22 @@ class Bench:
         """Return the tags of a bisection's own run: its goldens' ids, and how it searched."""
         return {"golden": " ".join(run.id for run in self.golden), "strategy": strategy}
 
-    def isolated(self) -> Comparison:
+    def isolated(self) -> Verdict:
         """Run the whole scope in one run, every block fed the golden's own input to it."""
         return self._judged(self._isolated_keys())
 
-    def chained(self, first: int, last: int) -> Comparison:
+    def chained(self, first: int, last: int) -> Verdict:
         """Run blocks ``first..last``: the golden's input to the first, then each its output."""
         return self._judged({"scope": "range", "start": first, "end": last, "feed": "chained"})
 
-    def ends(self) -> Comparison | None:
+    def ends(self) -> Verdict | None:
         """Run what the scope has outside the blocks, isolated; None where it has nothing there."""
         if not self.whole:
             return None
         keys: list[Settings] = [{"scope": "single", "component": end} for end in _ENDS]
         return self._compared(self.golden, [self._made({**k, "feed": "isolated"}) for k in keys])
 
-    def trial(self, changes: Mapping[str, Any]) -> Comparison:
+    def trial(self, changes: Mapping[str, Any]) -> Verdict:
         """Run the scope isolated with other keys over the command's own, and compare it.
 
         On backend=neuron in a process of its own: XLA reads its settings once.
@@ -90,11 +90,11 @@ class Bench:
         keys = {**changes, **self._isolated_keys()}
         return self._compared(self.golden, [self._made(keys, apart=True)])
 
-    def alone(self, layer: int) -> Comparison:
+    def alone(self, layer: int) -> Verdict:
         """Run one block alone with every component observed, against a golden that did the same."""
         return self._compared(self.golden_of(layer), [self._made(_alone(layer))])
 
-    def decoding(self, layer: int) -> Comparison | None:
+    def decoding(self, layer: int) -> Verdict | None:
         """Run the whole model with every component observed; None where the golden did not."""
         if not self.whole or self._with_components(layer) is None:
             return None
@@ -111,8 +111,7 @@ class Bench:
         if decoding:
             keys = {**self._isolated_keys(), "capture": "components"}
         golden = self.golden if layer is None or decoding else self.golden_of(layer)
-        stage = [f"layers.{layer}"] if layer is not None else []
-        name = name_alone(".".join(filter(None, [*stage, component])), decoding)
+        name = name_alone(str(Place(layer, component)), decoding)
         sides = {"golden": reference(golden), "candidate": name}
         alone = {**self._keys(keys), "kind": "candidate", "name": name}
         lines = [
@@ -152,14 +151,14 @@ class Bench:
             return {"scope": "range", "start": self.first, "end": self.last, "feed": "isolated"}
         return {"scope": "full", "feed": "isolated"}
 
-    def _judged(self, keys: Settings) -> Comparison:
+    def _judged(self, keys: Settings) -> Verdict:
         return self._compared(self.golden, [self._made(keys)])
 
-    def _compared(self, golden: Sequence[StoredRun], runs: Sequence[StoredRun]) -> Comparison:
-        from layerparity.judge.parity import compare_runs
+    def _compared(self, golden: Sequence[StoredRun], runs: Sequence[StoredRun]) -> Verdict:
+        from layerparity.judge.conclude import conclude
 
         with brief("comparing"), console.counting("sites") as count:
-            return compare_runs(golden, runs, self.config.tolerance, progress=count)
+            return conclude(golden, runs, self.config.tolerance, progress=count)
 
     def _made(self, keys: Settings, apart: bool = False) -> StoredRun:
         return make(self.store, self.parent, {**self._keys(keys), "kind": "candidate"}, apart)
@@ -175,10 +174,12 @@ class Bench:
 
     def _with_components(self, layer: int) -> StoredRun | None:
         """Return the newest golden run that was asked for every component of a block."""
+        model = self.manifests[0].model.model_type
         for run, manifest in reversed(list(zip(self.golden, self.manifests, strict=True))):
             wanted = SitePatterns.parse(manifest.numerics.get("capture", ""))
-            every = wanted is not None and all(wanted(layer, node.local) for node in NODES)
-            if every and f"layers.{layer}" in manifest.stages and _holds(manifest, layer):
+            block = Blocks.of(model, by_layer(manifest.blocks)).block(layer, SERIAL.order)
+            every = wanted is not None and all(wanted(layer, local) for local in block.order)
+            if every and str(Place(layer)) in manifest.stages and _holds(manifest, layer):
                 return run
         return None
 
@@ -193,7 +194,7 @@ def _scope(config: Config, manifests: Sequence[Manifest]) -> tuple[int, int, boo
     The command's scope, or, where it asks for all, what the golden has of it.
     """
     stages = {stage for manifest in manifests for stage in manifest.stages}
-    ran = [layer for layer in range(manifests[0].model.num_layers) if _block(layer) in stages]
+    ran = [layer for layer in range(manifests[0].model.num_layers) if str(Place(layer)) in stages]
     if not ran:
         raise UserError("The golden ran no block: make one with scope=full or scope=range.")
     kind = config.scope.kind
@@ -213,12 +214,8 @@ def _alone(layer: int) -> Settings:
     return {"scope": "single", "layer": layer, "capture": "components", "feed": "isolated"}
 
 
-def _block(layer: int) -> str:
-    return f"layers.{layer}"
-
-
 def _holds(manifest: Manifest, layer: int) -> bool:
-    return manifest.record(Site(_block(layer), "in")) is not None
+    return manifest.record(Site(str(Place(layer)), "in")) is not None
 
 
 def _is_dropped(key: str) -> bool:

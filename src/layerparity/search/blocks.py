@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from layerparity.anatomy.site import Place
 from layerparity.ground import console
 from layerparity.ground.errors import Exit
-from layerparity.judge.descend import descend
-from layerparity.judge.evidence import evidence_of
-from layerparity.judge.guilt import Guilt
-from layerparity.mistakes.catalogue import likeliest
-from layerparity.mistakes.cause import Cause
-from layerparity.record.comparison import REMARK, Answer, Comparison
-from layerparity.record.verdict import Outcome
-from layerparity.report.answering import portrayed, rows_of
-from layerparity.report.sentence import answer_of, markdown
+from layerparity.judge.conclude import portrayed, with_guilt
+from layerparity.judge.evidence import stage_rows
+from layerparity.judge.sides import open_side
+from layerparity.record.guilt import Cause, Guilt
+from layerparity.record.verdict import FILE_NAME as VERDICT_FILE
+from layerparity.record.verdict import Outcome, Verdict
+from layerparity.report.answer import Answer, answer_of
+from layerparity.report.reasons import breach_text
+from layerparity.report.reproduce import REMARK
+from layerparity.report.search import markdown
 from layerparity.run.steps import settings_to_judge
 from layerparity.search.bench import KIND, Bench
 from layerparity.search.strategies import STRATEGIES, SearchResult, choose
@@ -36,14 +37,23 @@ _SHOWN = {
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What a bisection ends with: the search, the answer, the guilty place and its causes."""
+    """What a bisection ends with: the search, the answer, and the verdict on the guilty place."""
 
     result: SearchResult
     answer: Answer
     exit: Exit
-    guilt: Guilt | None = None
-    causes: Sequence[Cause] = ()
-    comparison: Comparison | None = None
+    verdict: Verdict | None = None
+
+    @property
+    def guilt(self) -> Guilt | None:
+        """The guilty place, where something is wrong."""
+        wrong = self.verdict is not None and self.exit is Exit.FAILED
+        return self.verdict.guilty if wrong and self.verdict else None
+
+    @property
+    def causes(self) -> tuple[Cause, ...]:
+        """The likely causes, the likeliest first."""
+        return self.verdict.causes if self.guilt and self.verdict else ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for the record."""
@@ -69,9 +79,9 @@ def bisect(config: Config) -> Exit:
     with store.start(name, KIND, bench.tags(strategy), {"strategy": strategy}) as active:
         bench.parent = active.id
         conclusion = conclude(bench, STRATEGIES[strategy](bench))
-        if conclusion.comparison is not None:
-            shown = _with_answer(conclusion.comparison, conclusion, bench)
-            conclusion = replace(conclusion, comparison=shown)
+        if conclusion.verdict is not None:
+            shown = _as_reported(conclusion.verdict, bench)
+            conclusion = replace(conclusion, verdict=shown)
         _log(active, conclusion)
     _print(conclusion, active)
     return conclusion.exit
@@ -81,31 +91,27 @@ def conclude(bench: Bench, result: SearchResult) -> Conclusion:
     """Descend into the place that was found, and say what is wrong there and why."""
     if result.place is None:
         return _nothing_wrong(bench, result)
-    guilt, comparison = _descended(bench, result)
+    verdict, note = _descended(bench, result)
+    guilt = verdict.guilty
     if guilt is None:
         # The chain leaves rounding at a block that is right by itself.
-        block = f"layers.{result.place}"
         answer = Answer(
-            f"The accumulated error leaves rounding at {block}, but {block} alone is right",
+            f"The accumulated error leaves rounding at {result.place}, but {result.place} alone is "
+            "right",
             "the error is spread over the blocks before it, or comes from how they are joined",
             next=bench.scanning(),
         )
-        return Conclusion(result, answer, Exit.INCONCLUSIVE, comparison=comparison)
-    causes = likeliest(evidence_of(guilt, comparison, bench.config, bench.golden))
-    answer = answer_of(
-        guilt,
-        causes,
-        rows_of(guilt, comparison),
-        bench.commands(guilt.layer, guilt.component, guilt.decoding),
-        last=bool(result.note),
-    )
-    if result.note:
-        answer = replace(answer, evidence=(*answer.evidence, result.note))
-    return Conclusion(result, answer, Exit.FAILED, guilt, causes, comparison)
+        return Conclusion(result, answer, Exit.INCONCLUSIVE, verdict)
+    commands = bench.commands(guilt.layer, guilt.component, guilt.decoding)
+    named = answer_of(verdict, commands, last=bool(result.note))
+    assert named is not None
+    notes = [each for each in (note, result.note) if each]
+    answer = replace(named, evidence=(*named.evidence, *notes))
+    return Conclusion(result, answer, Exit.FAILED, verdict)
 
 
 def _nothing_wrong(bench: Bench, result: SearchResult) -> Conclusion:
-    verdict = result.comparison.verdict if result.comparison else None
+    verdict = result.verdict
     commands: tuple[str, ...] = ()
     evidence: tuple[str, ...] = ()
     ending = Exit.INCONCLUSIVE
@@ -117,41 +123,36 @@ def _nothing_wrong(bench: Bench, result: SearchResult) -> Conclusion:
         ending = Exit.OK
     else:
         where = "Nothing fails, but not everything could be judged: job=compare lists what was not"
-    answer = Answer(where, evidence=evidence, next=commands)
-    return Conclusion(result, answer, ending, comparison=result.comparison)
+    return Conclusion(result, Answer(where, evidence=evidence, next=commands), ending, verdict)
 
 
-def _descended(bench: Bench, result: SearchResult) -> tuple[Guilt | None, Comparison]:
-    """Return the component in a wrong block, from a run of it alone with everything observed."""
-    place = result.place
-    if not isinstance(place, int):
-        assert result.guilt is not None, "a place outside the blocks was judged by local error"
-        assert result.comparison is not None
-        return result.guilt, result.comparison
-    decoding = result.guilt is not None and result.guilt.decoding
-    closer = bench.decoding(place) if decoding else bench.alone(place)
-    guilt = descend(closer, place) if closer is not None else None
-    if closer is not None and (guilt is not None or result.guilt is None):
-        return guilt, closer
-    assert result.guilt is not None
-    assert result.comparison is not None
-    if closer is None:
-        return result.guilt, result.comparison
+def _descended(bench: Bench, result: SearchResult) -> tuple[Verdict, str]:
+    """Return the verdict on a wrong block, run alone with everything observed; and a note on it."""
+    place, verdict = result.place, result.verdict
+    if place is None or place.layer is None:
+        assert verdict is not None, "a place outside the blocks was judged by local error"
+        return verdict, ""
+    decoding = verdict is not None and verdict.guilty is not None and verdict.guilty.decoding
+    closer = bench.decoding(place.layer) if decoding else bench.alone(place.layer)
+    if closer is not None:
+        closer = with_guilt(closer, open_side("golden", bench.golden), place)
+        if closer.guilty is not None or verdict is None or verdict.guilty is None:
+            return closer, ""
+    assert verdict is not None
     note = "with every component observed the block passes: observing it changes what is computed"
-    return replace(result.guilt, notes=(*result.guilt.notes, note)), result.comparison
+    return verdict, note if closer is not None else ""
 
 
-def _with_answer(comparison: Comparison, conclusion: Conclusion, bench: Bench) -> Comparison:
-    """Return the comparison of the guilty place as its report shows it: answer and portrait."""
-    comparison.settings = settings_to_judge(bench.config)
-    if conclusion.guilt is None:
-        return comparison
-    answered = replace(comparison, guilty=conclusion.guilt.called, answer=conclusion.answer)
+def _as_reported(verdict: Verdict, bench: Bench) -> Verdict:
+    """Return the verdict on the guilty place as its report shows it: keys and portrait."""
+    verdict = replace(verdict, settings=settings_to_judge(bench.config))
+    if verdict.guilty is None:
+        return verdict
     golden, candidate = (
         [bench.store.find(made.named)[0] for made in side.made]
-        for side in (comparison.golden, comparison.candidate)
+        for side in (verdict.golden, verdict.candidate)
     )
-    return portrayed(answered, golden, candidate, conclusion.guilt)
+    return portrayed(verdict, golden, candidate)
 
 
 def _log(active: ActiveRun, conclusion: Conclusion) -> None:
@@ -162,38 +163,40 @@ def _log(active: ActiveRun, conclusion: Conclusion) -> None:
     guilt = conclusion.guilt
     tags = {
         "verdict": conclusion.exit.name.lower(),
-        "guilty": guilt.place if guilt else "",
+        "guilty": str(guilt.place) if guilt else "",
         "cause": conclusion.causes[0].id if conclusion.causes else "",
         "mlflow.note.content": text,
     }
     active.set_tags(tags)
-    if conclusion.comparison is not None:
+    if conclusion.verdict is not None:
         from layerparity.report.html import render_html
 
-        active.log_text(conclusion.comparison.to_json(), "comparison.json")
-        active.log_text(render_html(conclusion.comparison), "report.html")
+        active.log_text(conclusion.verdict.to_json(), VERDICT_FILE)
+        active.log_text(render_html(conclusion.verdict, conclusion.answer), "report.html")
 
 
 def _print(conclusion: Conclusion, active: ActiveRun) -> None:
     """Print the steps, the sites of the guilty place, the answer and the links."""
     rows = [(s.asked, "wrong" if s.wrong else "right", s.told) for s in conclusion.result.steps]
     console.table("Steps", ("asked", "", "told"), rows)
-    if conclusion.guilt is not None and conclusion.comparison is not None:
-        _print_sites(conclusion.guilt, conclusion.comparison)
+    if conclusion.guilt is not None and conclusion.verdict is not None:
+        _print_sites(conclusion.guilt, conclusion.verdict)
     console.say(f"\n{conclusion.answer.text}\n")
-    if conclusion.comparison is not None:
+    if conclusion.verdict is not None:
         console.say(f"report: {active.link('artifacts/report.html')}")
         console.say(f"        {active.folder / 'report.html'}")
     say_link(active, active.connection.config)
 
 
-def _print_sites(guilt: Guilt, comparison: Comparison) -> None:
+def _print_sites(guilt: Guilt, verdict: Verdict) -> None:
     """Print the sites of the guilty place in the guilty phase, in forward order."""
     from layerparity.report.measures import numeral
 
+    stage = Place.parse(guilt.place.stage)
     rows = []
-    for local, row in rows_of(guilt, comparison).items():
+    for local, row in stage_rows(verdict, stage, guilt.step).items():
         numbers = [numeral(row.metrics[n]) if n in row.metrics else "-" for n in _SHOWN]
-        rows.append((local, row.outcome.value, *numbers, row.reason.partition(";")[0]))
+        why = breach_text(row.breaches[0], row.metrics) if row.breaches else row.note
+        rows.append((local, row.outcome.value, *numbers, why))
     step = f", decode step {guilt.site.step}" if guilt.site and guilt.decoding else ""
-    console.table(f"{guilt.stage}{step}", ("site", "outcome", *_SHOWN.values(), "reason"), rows)
+    console.table(f"{stage}{step}", ("site", "outcome", *_SHOWN.values(), "reason"), rows)

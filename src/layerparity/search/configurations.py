@@ -10,7 +10,7 @@ from typing import Any
 from layerparity.ground import console
 from layerparity.ground.errors import Exit, UserError
 from layerparity.record.verdict import Outcome
-from layerparity.report.sentence import Step
+from layerparity.report.search import Step
 from layerparity.search.bench import KIND, Bench
 from layerparity.search.ddmin import NoDifferenceError, minimal
 from layerparity.settings.config import Config, RunKind
@@ -36,12 +36,12 @@ class KeyTrials:
         asked = ", ".join(f"{key}={value}" for key, value in settings.items()) or "no key"
         console.say(f"\ntrial {len(self.steps) + 1}: {asked}")
         try:
-            verdict = self.bench.trial(settings).verdict
+            verdict = self.bench.trial(settings)
         except UserError as error:
             self.steps.append(Step(asked, f"cannot run: {error}", wrong=False))
             return False
         wrong = verdict.outcome is Outcome.FAIL
-        told = f"{verdict.outcome.value}" + (f" at {verdict.first_failure}" if wrong else "")
+        told = f"{verdict.outcome.value}" + (f" at {verdict.where}" if wrong else "")
         self.steps.append(Step(asked, told, wrong))
         return wrong
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from layerparity.anatomy.site import Place
 from layerparity.ground.errors import UserError
-from layerparity.judge.descend import first_guilty
 from layerparity.judge.growth import judge_chained
-from layerparity.judge.guilt import Guilt
-from layerparity.record.comparison import Comparison
-from layerparity.report.sentence import Step
+from layerparity.record.verdict import Verdict
+from layerparity.report.search import Step, chain_doubt, chain_text
 from layerparity.search.bench import Bench
 
 AUTO = "auto"
@@ -26,15 +25,14 @@ _FED = ("scan", "inject")
 class SearchResult:
     """The wrong place: a block or a stage outside the blocks; None where nothing is wrong.
 
-    ``guilt`` is what its comparison already says of the place; an accumulated error, which has
-    none, has still to be confirmed. ``note`` is for the reader. ``doubt`` says what a chained run
-    that is not wrong could not tell.
+    ``verdict`` already says what is guilty there; an accumulated error, which has none, has still
+    to be confirmed. ``note`` is for the reader. ``doubt`` says what a chained run that is not wrong
+    could not tell.
     """
 
-    place: int | str | None
+    place: Place | None
     steps: tuple[Step, ...] = ()
-    guilt: Guilt | None = None
-    comparison: Comparison | None = field(default=None, compare=False)
+    verdict: Verdict | None = field(default=None, compare=False)
     note: str = ""
     doubt: str = ""
 
@@ -61,7 +59,7 @@ def binary(bench: Bench) -> SearchResult:
         lambda last: chains.wrong(bench.first, last, f"blocks {bench.first}..{last}, chained"),
     )
     if block is not None:
-        return SearchResult(block, tuple(chains.steps))
+        return SearchResult(Place(block), tuple(chains.steps))
     return _after_blocks(bench, chains)
 
 
@@ -82,7 +80,7 @@ def inject(bench: Bench) -> SearchResult:
     healed = smallest(bench.first + 1, bench.last, right) if bench.last > bench.first else None
     last_wrong = bench.last if healed is None else healed - 1
     note = f"this is the last wrong block of {bench.first}..{bench.last}; others may come before"
-    return SearchResult(last_wrong, tuple(chains.steps), note=note)
+    return SearchResult(Place(last_wrong), tuple(chains.steps), note=note)
 
 
 Strategy = Callable[[Bench], SearchResult]
@@ -117,18 +115,18 @@ class _Chains:
     def wrong(self, first: int, last: int, asked: str) -> bool:
         """Run blocks ``first..last`` and say whether one of them is wrong."""
         judged = judge_chained(self.bench.chained(first, last), last, first)
-        self.steps.append(Step(asked, judged.text, judged.wrong))
-        self.doubt = judged.doubt
+        self.steps.append(Step(asked, chain_text(judged), judged.wrong))
+        self.doubt = chain_doubt(judged)
         return judged.wrong
 
 
-def _first_wrong(comparison: Comparison, asked: str, before: Sequence[Step] = ()) -> SearchResult:
-    """Return the first place that is locally wrong in a comparison of isolated stages."""
-    guilt = first_guilty(comparison)
-    told = f"{guilt.called} is wrong" if guilt else "nothing is wrong by itself"
+def _first_wrong(verdict: Verdict, asked: str, before: Sequence[Step] = ()) -> SearchResult:
+    """Return the first place that is locally wrong by a verdict on isolated stages."""
+    guilt = verdict.guilty
+    told = f"{guilt} is wrong" if guilt else "nothing is wrong by itself"
     steps = (*before, Step(asked, told, guilt is not None))
-    place = None if guilt is None else guilt.component if guilt.layer is None else guilt.layer
-    return SearchResult(place, steps, guilt, comparison)
+    place = Place.parse(guilt.place.stage) if guilt else None
+    return SearchResult(place, steps, verdict)
 
 
 def _after_blocks(bench: Bench, chains: _Chains) -> SearchResult:

@@ -6,20 +6,25 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from layerparity.mistakes.catalogue import MUTATION, known_fault
+from layerparity.mistakes.catalogue import MUTATION, WRONG_OUTPUT, known_fault
 from layerparity.selftest.models import FP8
 
 Keys = dict[str, Any]
+Modules = dict[int, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A model, an input and a floating type: what one golden run is made for."""
+    """A model, an input and a floating type: what one golden run is made for.
+
+    Some models cannot decode: their blocks keep no keys and values. Then it is a prefill alone.
+    """
 
     model: str
     inputs: str
     dtype: str
     keys: Keys = field(default_factory=dict)
+    decodes: bool = True
 
     @property
     def label(self) -> str:
@@ -76,6 +81,19 @@ def fault_cells(
             for layer in spread(range(layers[setting.model])):
                 keys = {"port": "fault", "port.name": name, "port.layers": [layer]}
                 yield GridCell(setting, name, keys, layer, fault.component, fault.cause)
+
+
+def module_cells(settings: Sequence[Setting], modules: dict[str, Modules]) -> Iterator[GridCell]:
+    """Yield every module of a block of each kind, its output made wrong, for every setting.
+
+    ``modules`` holds, by model, the modules of one block of each kind, by layer.
+    """
+    for setting in settings:
+        for layer, paths in modules[setting.model].items():
+            for path in paths:
+                keys = {"port": "fault", "port.name": WRONG_OUTPUT, "port.module": path}
+                place = {"port.layers": [layer]}
+                yield GridCell(setting, path, {**keys, **place}, layer, path, drawn=True)
 
 
 def clean_cells(settings: Sequence[Setting], ways: Sequence[str]) -> Iterator[GridCell]:

@@ -12,9 +12,11 @@ from layerparity.mistakes.catalogue import catalogue
 from layerparity.selftest.cells import (
     GridCell,
     Keys,
+    Modules,
     Setting,
     clean_cells,
     fault_cells,
+    module_cells,
     mutation_cells,
 )
 from layerparity.selftest.models import FP8, SHIPPED, make_fp8, make_model, make_tokens
@@ -54,6 +56,7 @@ def run_grid(config: Config, folder: Path) -> list[CellResult]:
     runner = CellRunner(folder, store, config.tolerance, {"threads": config.threads or 1})
     settings, layers = make_settings(config.job, folder)
     cells = list(cells_of(config.job, settings, layers))
+    cells += _module_cells(config.job, folder)
     results: list[CellResult] = []
     with console.progress("candidates", len(cells)) as bar:
         for cell in cells:
@@ -78,6 +81,45 @@ def cells_of(job: Any, settings: Sequence[Setting], layers: dict[str, int]) -> I
     if job.mutations:
         first = next(each for each in padded if each.model == job.models[0])
         yield from mutation_cells(first, _mutations(first, job), job.seed, layers[first.model])
+
+
+def _module_cells(job: Any, folder: Path) -> Iterator[GridCell]:
+    """Yield a cell for every module of the models whose modules are made wrong in turn."""
+    for model in job.blocks:
+        checkpoint, keys = _model(model, folder)
+        (words, fed), *_ = _tokens(folder).items()
+        settings = [Setting(model, words, d, {**keys, **fed}, decodes=False) for d in job.dtypes]
+        yield from module_cells(settings, {model: modules_of(checkpoint)})
+
+
+def modules_of(checkpoint: Checkpoint) -> Modules:
+    """Return the modules that compute something, of one block of each kind, by layer.
+
+    They are measured; what merely hands on the output of a module inside it is left out.
+    """
+    import torch
+
+    from layerparity.anatomy.family import family_of
+    from layerparity.model.architecture import read_config
+    from layerparity.model.layer_classes import classes_of
+    from layerparity.model.skeleton import Skeleton
+    from layerparity.run.proof import prove
+
+    family = family_of(str(checkpoint.config["model_type"]))
+    config = read_config(checkpoint.config)
+    skeleton = Skeleton(config, torch.float32, family.attention or "sdpa", "eager")
+    kinds = prove(skeleton, family).kinds
+    first = {kind: layer for layer, kind in reversed(classes_of(skeleton).items())}
+    return {
+        first[kind]: tuple(
+            dict.fromkeys(
+                node.module
+                for node in anatomised.block.nodes
+                if node.local == f"{node.module}:out" and node.module and not node.copies
+            )
+        )
+        for kind, anatomised in kinds.items()
+    }
 
 
 def _mutations(setting: Setting, job: Any) -> list[Any]:

@@ -54,7 +54,44 @@ _OWN: dict[str, dict[str, Any]] = {
         },
     },
 }
-MADE = tuple(_OWN)
+# Blocks of other shapes: norms before and after, attention beside MLP, linear attention in turn
+# with full, low-rank attention, shared experts.
+_OF_OTHER_SHAPES: dict[str, dict[str, Any]] = {
+    "gemma2": {"intermediate_size": 192, "query_pre_attn_scalar": 32, "sliding_window": 16},
+    "olmo2": {"intermediate_size": 192},
+    "cohere": {"intermediate_size": 192},
+    "qwen3_next": {
+        "intermediate_size": 192,
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 48,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "full_attention_interval": 2,
+    },
+    "deepseek_v3": {
+        "intermediate_size": 192,
+        "moe_intermediate_size": 48,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_group": 2,
+        "topk_group": 1,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "kv_lora_rank": 16,
+        "q_lora_rank": 24,
+        "qk_rope_head_dim": 16,
+        "qk_nope_head_dim": 16,
+        "v_head_dim": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 16,
+    },
+}
+SHAPES = tuple(_OF_OTHER_SHAPES)
+MADE = (*_OWN, *SHAPES)
 
 
 def make_model(name: str, folder: Path, seed: int = 0) -> Path:
@@ -68,7 +105,7 @@ def make_model(name: str, folder: Path, seed: int = 0) -> Path:
     from layerparity.model.conversion import no_bars
 
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(name, **_SHARED, **_OWN[name])
+    config = AutoConfig.for_model(name, **{**_SHARED, **(_OWN | _OF_OTHER_SHAPES)[name]})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for path, value in [*model.named_parameters(), *model.named_buffers()]:

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from layerparity.anatomy.dataflow import NODES
-from layerparity.judge.guilt import Guilt
+from layerparity.anatomy.block import Block
+from layerparity.record.guilt import Guilt
 from layerparity.selftest.cells import GridCell
 
 
@@ -42,8 +42,11 @@ class CellResult:
     by_sites: bool = False
 
 
-def ending_of(cell: GridCell, guilt: Guilt | None, changed: bool) -> Ending:
-    """Return how a cell ended, given what was named and whether any site differs bitwise."""
+def ending_of(cell: GridCell, guilt: Guilt | None, changed: bool, block: Block) -> Ending:
+    """Return how a cell ended, given what was named and whether any site differs bitwise.
+
+    ``block`` is the structure of the cell's block.
+    """
     if cell.clean:
         if guilt is not None:
             return Ending.FALSE_ALARM
@@ -54,7 +57,8 @@ def ending_of(cell: GridCell, guilt: Guilt | None, changed: bool) -> Ending:
         return Ending.LATE if (guilt.layer or -1) > (cell.layer or 0) else Ending.ELSEWHERE
     if _same(guilt, cell.component):
         return Ending.NAMED
-    return Ending.LATE if _order(guilt.component) >= _order(cell.component) else Ending.ELSEWHERE
+    named, expected = (block.rank_of_module(each) for each in (guilt.component, cell.component))
+    return Ending.LATE if named >= expected else Ending.ELSEWHERE
 
 
 def upper_bound(events: int, trials: int, confidence: float = 0.95) -> float:
@@ -73,14 +77,12 @@ def upper_bound(events: int, trials: int, confidence: float = 0.95) -> float:
 
 
 def _same(guilt: Guilt, component: str) -> bool:
-    """Say whether the named component is the expected one; q and k stand for each other."""
-    if guilt.component == component:
+    """Say whether the named component is the expected one; q and k stand for each other.
+
+    So it is where all that lies between two observed values is named, it among them.
+    """
+    if guilt.component == component or (guilt.between is not None and component in guilt.suspects):
         return True
     siblings = {component, *guilt.also}
     twins = {each.replace(".k_", ".q_").replace(".v_", ".q_") for each in siblings}
     return guilt.component.replace(".k_", ".q_").replace(".v_", ".q_") in twins
-
-
-def _order(component: str) -> int:
-    places = [node.local.partition(":")[0] for node in NODES]
-    return places.index(component) if component in places else len(places)

@@ -6,18 +6,18 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from layerparity.anatomy.site import DECODE, PREFILL
 from layerparity.ground import console
 from layerparity.ground.errors import UserError
-from layerparity.judge.descend import first_guilty
-from layerparity.judge.evidence import evidence_of
-from layerparity.judge.parity import compare_runs
-from layerparity.mistakes.catalogue import likeliest
+from layerparity.judge.conclude import conclude, judged_of, with_guilt
+from layerparity.judge.guilty import first_guilty
+from layerparity.judge.sides import open_side
 from layerparity.record.folder import RunFolder
 from layerparity.record.stored_run import StoredRun, from_folder
-from layerparity.record.verdict import Outcome, Row
+from layerparity.record.verdict import Outcome, Row, Verdict
+from layerparity.report.reasons import reason
 from layerparity.run import make as run_job
 from layerparity.run import open_backend, write
 from layerparity.run.fingerprint import fingerprint_of
@@ -26,10 +26,6 @@ from layerparity.run.steps import composed
 from layerparity.selftest.cells import GridCell, Setting
 from layerparity.selftest.outcomes import CellResult, Ending, ending_of
 from layerparity.settings.config import Config
-
-if TYPE_CHECKING:
-    from layerparity.record.comparison import Comparison
-
 
 _GENERATED = 4
 
@@ -70,37 +66,43 @@ class CellRunner:
         where = self.folder / "candidate"
         try:
             candidate = self._make(where, config)
-            comparison = compare_runs([golden], [candidate], self.tolerance)
-            return [self._result(cell, comparison, config, golden, phase) for phase in phases]
+            verdict = conclude([golden], [candidate], self.tolerance)
+            return [self._result(cell, verdict, golden, phase) for phase in phases]
         except UserError as error:
             return [CellResult(cell, Ending.NOT_HERE, note=str(error))]
         finally:
             shutil.rmtree(where, ignore_errors=True)
 
     def _result(
-        self, cell: GridCell, comparison: Comparison, config: Config, golden: StoredRun, phase: str
+        self, cell: GridCell, verdict: Verdict, golden: StoredRun, phase: str
     ) -> CellResult:
-        rows = [row for row in comparison.rows if row.site.phase == phase]
-        in_phase = replace(comparison, rows=rows)
+        rows = tuple(row for row in verdict.rows if row.site.phase == phase)
+        seen = replace(verdict, rows=rows, total=len(rows))
+        seen = with_guilt(seen, open_side("golden", [golden]))
         changed = any(row.metrics.get("max_abs_diff") or row.metrics.get("flips") for row in rows)
-        guilt = first_guilty(in_phase)
-        ending = ending_of(_expected(cell, rows), guilt, bool(changed or comparison.weights))
-        effect = max(
-            (r.metrics.get("error_ratio", 0.0) for r in rows if r.site.layer == cell.layer),
-            default=0.0,
+        own = {row.site.local for row in rows if row.site.layer == cell.layer}
+        ending = ending_of(
+            _expected(cell, rows),
+            seen.guilty,
+            bool(changed or verdict.weights),
+            verdict.blocks.block(cell.layer, own),
         )
-        cause = ""
-        if guilt is not None:
-            causes = likeliest(evidence_of(guilt, comparison, config, [golden]))
-            cause = causes[0].id if causes else ""
-        why = next((f"{r.site}: {r.reason}" for r in rows if r.outcome is Outcome.FAIL), "")
-        named = guilt.called if guilt is not None else ""
-        blind = first_guilty(replace(in_phase, weights=[])) is not None
-        return CellResult(cell, ending, named, cause, effect, why, phase, blind)
+        effects = (r.metrics.get("error_ratio", 0.0) for r in rows if r.site.layer == cell.layer)
+        failed = next((row for row in rows if row.outcome is Outcome.FAIL), None)
+        return CellResult(
+            cell,
+            ending,
+            named=str(seen.guilty or ""),
+            cause=seen.causes[0].id if seen.causes else "",
+            effect=max(effects, default=0.0),
+            note=f"{failed.site}: {reason(failed)}" if failed else "",
+            phase=phase,
+            by_sites=first_guilty(judged_of(replace(seen, weights=()))) is not None,
+        )
 
     def _keys(self, setting: Setting) -> dict[str, Any]:
         shared = {"backend": "gpu", "device_map": "cpu", "scope": "full", "capture": "components"}
-        generate = {"generate.max_new_tokens": _GENERATED}
+        generate = {"generate.max_new_tokens": _GENERATED} if setting.decodes else {}
         return {**shared, **generate, "dtype": setting.dtype, **setting.keys, **self.keys}
 
     def _make(self, folder: Path, config: Config) -> StoredRun:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from layerparity.anatomy.site import Site
+from layerparity.anatomy.site import Place, Site
 from layerparity.selftest.cells import GridCell, Setting
 from layerparity.selftest.outcomes import CellResult, Ending
 
@@ -37,7 +37,7 @@ def upcast(checkpoint: Checkpoint, model: str) -> Iterator[CellResult]:
     where = peaks["fp32"].largest
     layer = Site(where, "in").layer
     types = (torch.bfloat16, torch.float32)
-    sound, planted = (_largest(checkpoint, f"layers.{layer}", dtype) for dtype in types)
+    sound, planted = (_largest(checkpoint, str(Place(layer)), dtype) for dtype in types)
     named = planted == peaks["fp32"].buffer and sound == peaks["bf16"].buffer < planted
     cell = GridCell(
         Setting(model, "loading", "bfloat16"), UPCAST, {}, layer, "mlp.experts", "audit"

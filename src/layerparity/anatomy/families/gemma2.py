@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from layerparity.anatomy.block import SANDWICH
 from layerparity.anatomy.family import Family
 
 if TYPE_CHECKING:
@@ -17,4 +18,4 @@ def soft_cap(logits: torch.Tensor, config: Any) -> torch.Tensor:
 
 
 # The scores are capped too, which sdpa cannot do.
-FAMILY = Family("gemma2", after={"lm_head": soft_cap}, attention="eager")
+FAMILY = Family("gemma2", block=SANDWICH, after={"lm_head": soft_cap}, attention="eager")

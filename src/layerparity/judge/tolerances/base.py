@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from layerparity.anatomy.site import Kind
+from layerparity.record.verdict import Breach
 
 
 class Tolerance(Protocol):
@@ -15,8 +17,8 @@ class Tolerance(Protocol):
     def limits(self) -> dict[str, float]:
         """Return the limits by name, for the record."""
 
-    def lacks(self, kind: Kind, metrics: dict[str, float]) -> bool:
+    def lacks(self, kind: Kind, metrics: Mapping[str, float]) -> bool:
         """Return whether the metrics hold nothing that this tolerance could judge by."""
 
-    def broken(self, kind: Kind, metrics: dict[str, float]) -> list[str]:
-        """Return for each broken limit which it is and by how much; nothing where all hold."""
+    def breaches(self, kind: Kind, metrics: Mapping[str, float]) -> list[Breach]:
+        """Return the broken limits; nothing where all hold."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from layerparity.anatomy.site import Kind
-from layerparity.record.verdict import Row
+from layerparity.record.verdict import Breach, Row
 from layerparity.settings.key import key
 
 _SLOPES = ("slope", "slope_head", "slope_channel", "slope_expert")
@@ -54,54 +54,54 @@ class CalibratedTolerance:
         )
         return {name: float(getattr(self, name)) for name in names}
 
-    def broken(self, kind: Kind, metrics: dict[str, float]) -> list[str]:
+    def breaches(self, kind: Kind, metrics: Mapping[str, float]) -> list[Breach]:
         """Return the broken limits. A flip within the noise of the scores breaks none."""
         if kind is Kind.INDEX_SET:
             outside = metrics.get("flips_outside_noise", 0.0)
-            flipped = metrics.get("flips", 0.0)
-            return [f"{outside:.0f} of {flipped:.0f} flips are no ties"] if outside else []
-        found = [self._ratio(name, metrics) for name in (*_RATIOS, "error_ratio_position")]
-        found += [self._slope(name, metrics) for name in _SLOPES]
-        found += [self._norm(metrics), self._offset(metrics)]
-        return [text for text in found if text]
+            return [Breach("flips_outside_noise", outside)] if outside else []
+        broken = [self._ratio(name, metrics) for name in (*_RATIOS, "error_ratio_position")]
+        broken += [self._slope(name, metrics) for name in _SLOPES]
+        broken += [self._norm(metrics), self._offset(metrics)]
+        return [breach for breach in broken if breach is not None]
 
-    def lacks(self, kind: Kind, metrics: dict[str, float]) -> bool:
+    def lacks(self, kind: Kind, metrics: Mapping[str, float]) -> bool:
         """Return whether there is nothing to judge by: a golden without a reference."""
         return ("flips" if kind is Kind.INDEX_SET else "error_ratio") not in metrics
 
-    def _ratio(self, name: str, metrics: dict[str, float]) -> str:
+    def _ratio(self, name: str, metrics: Mapping[str, float]) -> Breach | None:
         value, limit = metrics.get(name, 0.0), getattr(self, name)
-        if value <= limit:
-            return ""
-        group = name.removeprefix("error_ratio").strip("_")
-        where = f" at {group} {metrics[f'{name}_index']:.0f}" if group else ""
-        return f"error{where} is {value:.3g} times the noise floor (limit {limit:g})"
+        return None if value <= limit else Breach(name, value, limit, _group(name, metrics))
 
-    def _slope(self, name: str, metrics: dict[str, float]) -> str:
+    def _slope(self, name: str, metrics: Mapping[str, float]) -> Breach | None:
         value, z = metrics.get(name, 0.0), metrics.get(f"{name}_z", 0.0)
-        group = name.removeprefix("slope").strip("_")
         # There are thousands of channels, and few tokens to tell the error of each slope from.
-        enough = self.slope_z_channel if group == "channel" else self.slope_z
+        enough = self.slope_z_channel if name == "slope_channel" else self.slope_z
         if abs(value) <= self.slope or z <= enough or math.isnan(value):
-            return ""
-        where = f" of {group} {metrics[f'{name}_index']:.0f}" if group else ""
-        return f"a factor{where} is off by {value:+.3%}, {z:.3g} standard errors"
+            return None
+        return Breach(name, value, self.slope, _group(name, metrics))
 
-    def _norm(self, metrics: dict[str, float]) -> str:
-        """Say where the size is wrong: a cosine does not see it, nor a site without noise."""
+    def _norm(self, metrics: Mapping[str, float]) -> Breach | None:
+        """Say whether the size is wrong: a cosine does not see it, nor a site without noise."""
         if metrics.get("agreeing_tokens", 1.0) < 1.0:
             # The norms are those of all tokens, those that were routed apart among them.
-            return ""
-        apart = abs(metrics.get("norm_ratio", 1.0) - 1.0)
+            return None
+        ratio = metrics.get("norm_ratio", 1.0)
         noise = self.error_ratio * metrics.get("floor_rel_l2", 0.0)
         # NaN stands for a golden of zeros, where the error ratio decides.
-        return f"norm is off by {apart:.2%}" if apart > max(self.norm_ratio, noise) else ""
+        apart = abs(ratio - 1.0) > max(self.norm_ratio, noise)
+        return Breach("norm_ratio", ratio, self.norm_ratio) if apart else None
 
-    def _offset(self, metrics: dict[str, float]) -> str:
+    def _offset(self, metrics: Mapping[str, float]) -> Breach | None:
         value, z = metrics.get("offset", 0.0), metrics.get("offset_z", 0.0)
         if abs(value) <= self.offset or z <= self.offset_z:
-            return ""
-        return f"an offset of {value:+.3g} noise floors, {z:.3g} standard errors"
+            return None
+        return Breach("offset", value, self.offset)
+
+
+def _group(name: str, metrics: Mapping[str, float]) -> int | None:
+    """Return which head, channel, expert or position the worst value of a metric is of."""
+    index = metrics.get(f"{name}_index")
+    return None if index is None else int(index)
 
 
 def limits_of(rows: Iterable[Row], margin: float) -> dict[str, float]:

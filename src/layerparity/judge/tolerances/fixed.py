@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from layerparity.anatomy.site import Kind
+from layerparity.record.verdict import Breach
 from layerparity.settings.key import key
 
-_CEILINGS = ("max_abs_diff", "mean_abs_diff", "cosine_distance")
+CEILINGS = ("max_abs_diff", "mean_abs_diff", "cosine_distance")
 
 
 @dataclass
@@ -34,32 +36,29 @@ class FixedTolerance:
             "pearson": self.pearson,
         }
 
-    def lacks(self, kind: Kind, metrics: dict[str, float]) -> bool:
+    def lacks(self, kind: Kind, metrics: Mapping[str, float]) -> bool:
         """Return False: every site has the plain metrics."""
         return False
 
-    def broken(self, kind: Kind, metrics: dict[str, float]) -> list[str]:
+    def breaches(self, kind: Kind, metrics: Mapping[str, float]) -> list[Breach]:
         """Return the broken limits; one that is NaN, or was not measured, is broken.
 
         Expert sets must all agree: a flip is not looked into here.
         """
         if kind is Kind.INDEX_SET:
-            apart = 1.0 - metrics.get("set_agreement", 0.0)
-            return [f"expert sets differ at {apart:.2%} of the tokens"] if apart else []
-        limits = self.limits().items()
-        texts = (_broken(key, metrics.get(key, float("nan")), limit) for key, limit in limits)
-        return [text for text in texts if text]
+            agreement = metrics.get("set_agreement", 0.0)
+            return [Breach("set_agreement", agreement)] if agreement < 1.0 else []
+        return [
+            Breach(name, value, limit)
+            for name, limit in self.limits().items()
+            if not _holds(name, value := metrics.get(name), limit)
+        ]
 
 
-def _broken(key: str, value: float, limit: float) -> str:
-    if key in _CEILINGS:
-        if value < limit:
-            return ""
-        times = f", {value / limit:.1f} times it" if limit else ""
-        return f"{key} {value:.4g} is not under {limit:g}{times}"
-    if value > limit:
-        return ""
-    return f"{key} {value:.6g} is not over {limit:g}, {limit - value:.3g} short of it"
+def _holds(name: str, value: float | None, limit: float) -> bool:
+    if value is None:
+        return False
+    return value < limit if name in CEILINGS else value > limit
 
 
 Settings = FixedTolerance

@@ -6,10 +6,11 @@ import torch
 from torch import nn
 
 from layerparity.mistakes.block import find, lacking
-from layerparity.mistakes.cause import Cause, Evidence, Finding
+from layerparity.mistakes.cause import Cause, Evidence
 from layerparity.mistakes.fault import Fault, Surgery
 from layerparity.mistakes.parts import exchange, halves, weight_halves
 from layerparity.mistakes.shape import factor_share, percent
+from layerparity.record.findings import WeightFinding
 
 _DENSE = ("mlp.gate_proj.weight", "mlp.up_proj.weight")
 
@@ -73,7 +74,7 @@ class GateUpSwapped:
         return Cause("gate_up_swapped", sure, text, reasons)
 
 
-def _swaps(finding: Finding) -> bool:
+def _swaps(finding: WeightFinding) -> bool:
     """Say whether one half is where the other should be; another expert's is another mistake."""
     if _BOTH in finding.name:
         return True

@@ -46,7 +46,7 @@ class RouterBias:
         if outside:
             reasons.append(f"{outside:.0f} flips are further from a tie than the logits' noise")
         sure = 0.85
-        if evidence.facts.get("weights_compared") == "yes" and not evidence.blamed:
+        if evidence.weights_compared and not evidence.blamed:
             sure = 0.45
         if evidence.failed(WEIGHTS):
             sure = min(sure, 0.5)

@@ -76,7 +76,7 @@ class RouterActivation:
 def _from_choices(evidence: Evidence) -> Cause | None:
     """Return the cause where no token is left whose weights could be compared."""
     apart = evidence.failed(CHOICES) and evidence.passed(LOGITS) and not evidence.passed(WEIGHTS)
-    if not apart or evidence.facts.get("weights_compared") != "yes" or evidence.blamed:
+    if not apart or not evidence.weights_compared or evidence.blamed:
         return None
     agreement = evidence.metric("set_agreement", CHOICES) or 0.0
     reasons = [

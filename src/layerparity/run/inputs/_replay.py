@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from layerparity.anatomy.family import ROUTED
-from layerparity.anatomy.site import DECODE, Site
+from layerparity.anatomy.site import DECODE, Place, Site
 from layerparity.ground.errors import UserError
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def _blocks(request: Request) -> list[Site]:
 def _sites(request: Request, layers: set[int | None]) -> Iterator[Site]:
     """Yield the choices of some blocks' routers, and the tokens, in every pass of a run."""
     path, _, end = ROUTED.partition(":")
-    own = [Site(f"layers.{layer}.{path}", end) for layer in sorted(layers, key=str)]
+    own = [Place(layer, path).site(end) for layer in sorted(layers, key=str)]
     yield from own
     for step in range(request.config.generate.max_new_tokens):
         yield Site(TOKENS.path, TOKENS.end, DECODE, step)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.family import HIDDEN, ROUTED, Family, Tap
-from layerparity.anatomy.site import Site, SiteSpec
+from layerparity.anatomy.site import Place, SiteSpec, within
 from layerparity.model.skeleton import Skeleton
 from layerparity.run.ports.base import Call
 
@@ -48,17 +48,19 @@ def sort_routing(tensors: dict[str, torch.Tensor], unseen: dict[str, str]) -> No
         tensors[WEIGHTS] = tensors[WEIGHTS].gather(-1, order)
 
 
-def taps_of(family: Family, skeleton: Skeleton, stage: str, wanted: Any) -> list[tuple[str, Tap]]:
-    """Return the wanted taps inside a stage, each with its module path below the stage."""
-    site = Site(stage, "in")
-    if site.layer is None:
-        return []
-    inside = site.component
+def taps_within(
+    place: Place, taps: Sequence[Tap], wanted: Callable[..., bool]
+) -> list[tuple[str, Tap]]:
+    """Return the wanted ones of a block's taps inside a stage, with the module path below it."""
+    inside = place.module
     found = []
-    for tap in family.present(skeleton.module(f"layers.{site.layer}")):
-        below = tap.module == inside or tap.module.startswith(f"{inside}.") or not inside
+    for tap in taps:
         own_output = inside != "" and tap.local == f"{inside}:out"
-        if below and (own_output or wanted(layer=site.layer, local=tap.local)):
+        asked = own_output or any(
+            wanted(layer=place.layer, local=local)
+            for local in (tap.local, *(["mlp:out"] if tap.branch else []))
+        )
+        if within(tap.module, inside) and asked:
             found.append((tap.module.removeprefix(inside).removeprefix("."), tap))
     return found
 

@@ -57,7 +57,7 @@ class ObservedStage(nn.Module):
                 stack.enter_context(_watch(self.module.get_submodule(path), tap, seen))
             if told is not None:
                 stack.enter_context(_replayed(told, self.experts, seen))
-            output = _first(self.module(given, **_own_names(self.module, arguments)))
+            output = first_tensor(self.module(given, **_own_names(self.module, arguments)))
         return output if self.after is None else self.after(output), seen
 
 
@@ -71,7 +71,8 @@ def _own_names(module: nn.Module, arguments: dict[str, Any]) -> dict[str, Any]:
     return {**rest, own: arguments["past_key_values"]}
 
 
-def _first(output: Any) -> torch.Tensor:
+def first_tensor(output: Any) -> torch.Tensor:
+    """Return a module's output, or the first of several."""
     return output[0] if isinstance(output, tuple) else output
 
 
@@ -87,8 +88,13 @@ def _replayed(told: torch.Tensor, experts: int, seen: dict[str, torch.Tensor]) -
 @contextmanager
 def _watch(module: nn.Module, tap: Tap, seen: dict[str, torch.Tensor]) -> Iterator[None]:
     if tap.attention is not None:
-        name = tap.attention
-        with _attention(module, lambda values: _note(seen, tap, values[name])):
+
+        def passing(name: str, value: Any) -> Any:
+            if name == tap.attention:
+                _note(seen, tap, value)
+            return value
+
+        with attention_interface(module, passing):
             yield
         return
     if tap.of_input:
@@ -123,8 +129,12 @@ def _note(seen: dict[str, torch.Tensor], tap: Tap, value: Any) -> None:
 
 
 @contextmanager
-def _attention(module: nn.Module, note: Callable[[dict[str, Any]], None]) -> Iterator[None]:
-    """Wrap transformers' attention look-up, where rotated queries and keys pass by."""
+def attention_interface(module: nn.Module, passing: Callable[[str, Any], Any]) -> Iterator[None]:
+    """Wrap transformers' attention look-up, where rotated queries and keys of a module pass by.
+
+    ``passing`` is called with ``query``, ``key`` or ``context`` and the value, and returns what
+    goes on in its place.
+    """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as INTERFACE
 
     look_up = INTERFACE.get_interface
@@ -133,10 +143,13 @@ def _attention(module: nn.Module, note: Callable[[dict[str, Any]], None]) -> Ite
         attend = look_up(*args, **kwargs)
 
         def observed(owner: nn.Module, query: Any, key: Any, *rest: Any, **named: Any) -> Any:
+            if owner is not module:
+                return attend(owner, query, key, *rest, **named)
+            query, key = passing("query", query), passing("key", key)
             result = attend(owner, query, key, *rest, **named)
-            if owner is module:
-                note({"query": query, "key": key, "context": _first(result)})
-            return result
+            if isinstance(result, tuple):
+                return (passing("context", result[0]), *result[1:])
+            return passing("context", result)
 
         return observed
 

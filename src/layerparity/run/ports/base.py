@@ -17,6 +17,7 @@ from layerparity.ground.profile import Spent
 if TYPE_CHECKING:
     import torch
 
+    from layerparity.anatomy.block import Block
     from layerparity.anatomy.family import Family
     from layerparity.machine.device import Placed
     from layerparity.model.checkpoint import Checkpoint
@@ -96,6 +97,13 @@ class Port(ABC):
 
         Nothing is read but headers. Raises UserError with the cure.
         """
+
+    def blocks(self) -> dict[int, Block]:
+        """Return what is computed from what in the blocks of the placed stages, by layer.
+
+        Empty where the port does not know: a comparison then goes by the family's own structure.
+        """
+        return {}
 
     @abstractmethod
     def load(self, stage: str) -> dict[str, str]:

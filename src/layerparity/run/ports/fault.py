@@ -7,10 +7,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from layerparity.anatomy.site import Site
+from layerparity.anatomy.site import Place, Site, within
 from layerparity.ground import console
 from layerparity.ground.errors import UserError
-from layerparity.mistakes.catalogue import MUTATION, catalogue, check_fault, known_fault
+from layerparity.mistakes.catalogue import (
+    MUTATION,
+    WRONG_OUTPUT,
+    catalogue,
+    check_fault,
+    known_fault,
+)
 from layerparity.run.ports.base import Assets, Call
 from layerparity.run.ports.hf import REPLAY_HELP, HfPort
 from layerparity.settings.config import Config, RunKind
@@ -31,6 +37,7 @@ class Settings:
     """conf/port/fault.yaml: which fault, at which layers (all where none are given).
 
     ``seed`` decides what is random; ``index`` picks among the seed's mutations, port.name=mutation.
+    ``module`` is the module of a block whose output port.name=wrong_output makes wrong.
     """
 
     _target_: str = "layerparity.run.ports.fault.FaultPort"
@@ -38,6 +45,7 @@ class Settings:
     layers: list[int] | None = key(None, "blocks that get the fault: [0,3]; null: all")
     seed: int | None = key(None, "a random fault of this seed, instead of a named one")
     index: int | None = key(None, "which of the seed's random faults")
+    module: str | None = key(None, "module of a block that gives out something else: mlp.gate")
     replay: bool = key(False, REPLAY_HELP)
 
 
@@ -52,15 +60,16 @@ class FaultPort(HfPort):
         seed: int | None = None,
         index: int | None = None,
         *,
+        module: str | None = None,
         replay: bool = False,
     ) -> None:
         count = int(assets.checkpoint.config["num_hidden_layers"])
-        self.check(assets.config, count, name=name, layers=layers, index=index)
+        self.check(assets.config, count, name=name, layers=layers, index=index, module=module)
         super().__init__(assets, replay)
         self.layers = set(range(count) if layers is None else layers)
         self.seed = seed or 0
         assert name is not None, "check refuses it"
-        self.fault = self._choose(name, index)
+        self.fault = self._choose(name, index, module)
         self._surgeries: dict[str, Surgery] = {}
         self._reasons: dict[tuple[str, int], str] = {}
         # Planted between loading and placing: on the CPU, before a device or a compiler sees it.
@@ -72,7 +81,7 @@ class FaultPort(HfPort):
         """Refuse a golden run, a fault that is not known, and layers that the model lacks."""
         if config.kind is RunKind.golden:
             raise UserError("port=fault is there to be judged, not believed: add kind=candidate.")
-        _check_name(keys.get("name"), keys.get("index"))
+        _check_name(keys.get("name"), keys.get("index"), keys.get("module"))
         _check_layers(keys.get("layers"), num_layers)
 
     def place(self, stages: Sequence[str]) -> list[Placed]:
@@ -94,7 +103,7 @@ class FaultPort(HfPort):
         hashes = super().load(stage)
         if stage not in self._surgeries:
             return hashes
-        block = f"layers.{Site(stage, 'in').layer}"
+        block = Place.parse(stage).stage
         lost = {self.skeleton.path(f"{block}.{name}") for name in self.fault.never_loaded}
         targets = self.skeleton.conversion.targets(hashes)
         return {name: digest for name, digest in hashes.items() if targets[name] not in lost}
@@ -109,7 +118,7 @@ class FaultPort(HfPort):
     def frozen(self, stage: str) -> dict[str, torch.Tensor]:
         """Return the constants that the fault's graph holds in place of weights."""
         surgery = self._surgeries.get(stage)
-        block = f"layers.{Site(stage, 'in').layer}"
+        block = Place.parse(stage).stage
         held = surgery.frozen if surgery is not None else {}
         return {f"{block}.{path}": value for path, value in held.items()}
 
@@ -157,7 +166,11 @@ class FaultPort(HfPort):
             self.fault.plant(self._block(layer), surgery)
         return filled
 
-    def _choose(self, name: str, index: int | None) -> Fault:
+    def _choose(self, name: str, index: int | None, module: str | None) -> Fault:
+        if name == WRONG_OUTPUT and module is not None:
+            from layerparity.mistakes.mutations.output import wrong_output
+
+            return wrong_output(module)
         if name != MUTATION:
             return known_fault(name)
         from layerparity.mistakes.mutations.draw import mutations
@@ -168,7 +181,7 @@ class FaultPort(HfPort):
         return chosen
 
     def _block(self, layer: int) -> nn.Module:
-        return self.skeleton.module(f"layers.{layer}")
+        return self.skeleton.module(str(Place(layer)))
 
     def _reason(self, layer: int) -> str:
         """Return why the fault does not apply to a layer in any phase, or nothing."""
@@ -187,16 +200,21 @@ class FaultPort(HfPort):
     def _touches(self, stage: str) -> bool:
         """Say whether what the fault changes is in the stage: a block, or a component of one."""
         inside = Site(stage, "in").component
-        return not inside or f"{self.fault.component}.".startswith(f"{inside}.")
+        return within(self.fault.component, inside)
 
 
-def _check_name(name: str | None, index: int | None) -> None:
+def _check_name(name: str | None, index: int | None, module: str | None) -> None:
     if name is None:
-        known = ", ".join((*catalogue(), MUTATION))
+        known = ", ".join((*catalogue(), MUTATION, WRONG_OUTPUT))
         raise UserError(f"port=fault wants port.name=NAME, one of: {known}.")
     check_fault(name)
     if index is not None and name != MUTATION:
         raise UserError(f"port.index picks among mutations: use port.name={MUTATION}.")
+    if (module is None) is (name == WRONG_OUTPUT):
+        raise UserError(
+            f"port.name={WRONG_OUTPUT} and port.module=NAME, a module of a block such as mlp, go "
+            "together: give both or neither."
+        )
 
 
 def _check_layers(asked: Sequence[int] | None, count: int) -> None:

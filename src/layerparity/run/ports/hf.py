@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.family import ROUTED, Tap
-from layerparity.anatomy.site import Site, SiteSpec
+from layerparity.anatomy.site import Place, Site, SiteSpec
 from layerparity.anatomy.sizes import sizes_of
 from layerparity.ground.errors import UserError
 from layerparity.ground.profile import Spent
 from layerparity.model.architecture import read_config
+from layerparity.model.layer_classes import classes_of
 from layerparity.model.skeleton import Skeleton
 from layerparity.run.ports._canonical import (
     OWN_CHOICES,
@@ -19,7 +20,7 @@ from layerparity.run.ports._canonical import (
     laid_out,
     sort_routing,
     spec_of,
-    taps_of,
+    taps_within,
 )
 from layerparity.run.ports.base import Assets, Call, Observed, Port
 from layerparity.settings.config import DType, FeedMode
@@ -29,10 +30,12 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers.cache_utils import Cache
 
+    from layerparity.anatomy.block import Block
     from layerparity.machine.device import Placed
     from layerparity.model.tensor_hashes import TensorHashes
     from layerparity.record.manifest import WeightPrint
     from layerparity.run.backends.base import Backend
+    from layerparity.run.dataflow import Anatomised
     from layerparity.run.ports._observe import ObservedStage
 
 
@@ -65,6 +68,7 @@ class HfPort(Port):
         self._stages: dict[str, Any] = {}
         self._filled: dict[str, dict[str, TensorHashes]] = {}
         self._taps: dict[str, list[tuple[str, Tap]]] = {}
+        self._kinds: dict[int, Anatomised] = {}
         self._arguments: list[dict[str, Any]] = []
         self._sent: dict[tuple[int, ...], Any] = {}
         self._call: Call | None = None
@@ -87,6 +91,10 @@ class HfPort(Port):
         return backend.place(
             self.skeleton.model, {stage: self.skeleton.path(stage) for stage in stages}
         )
+
+    def blocks(self) -> dict[int, Block]:
+        """Return what was measured of the blocks on a small model of the same kind, by layer."""
+        return {layer: kind.block for layer, kind in self._kinds.items()}
 
     def load(self, stage: str) -> dict[str, str]:
         """Fill the stage's modules from the checkpoint and put them in their place."""
@@ -178,14 +186,28 @@ class HfPort(Port):
         from layerparity.run.ports._observe import ObservedStage
 
         family, skeleton = self.assets.family, self.skeleton
-        self._taps[stage] = taps_of(family, skeleton, stage, self.assets.wanted)
+        self._taps[stage] = self._taps_of(stage, self.assets.wanted)
         after = after_of(family, skeleton, stage)
         return ObservedStage(module, self._taps[stage], after, sizes_of(skeleton.config).experts)
 
     def _routes(self, stage: str) -> bool:
         """Say whether a stage holds a router that shows its choices."""
-        found = taps_of(self.assets.family, self.skeleton, stage, lambda **site: True)
+        found = self._taps_of(stage, lambda **site: True)
         return any(tap.local == ROUTED for _, tap in found)
+
+    def _taps_of(self, stage: str, wanted: Callable[..., bool]) -> list[tuple[str, Tap]]:
+        """Return the wanted taps inside a stage, each with its module path below the stage.
+
+        A family that describes its blocks names all its sites; of others, the rest was measured.
+        """
+        place, family = Place.parse(stage), self.assets.family
+        if place.layer is None:
+            return []
+        taps = family.present(self.skeleton.module(place.stage))
+        measured = self._kinds.get(place.layer)
+        if measured is not None and not family.complete:
+            taps += measured.taps
+        return taps_within(place, taps, wanted)
 
     def _told(self, stage: str) -> torch.Tensor | None:
         """Return what a stage's router is told to choose, int64 [batch, token, k], or None."""
@@ -196,12 +218,18 @@ class HfPort(Port):
 
     def _prove(self, stages: Sequence[str]) -> None:
         """Refuse stages that would not compute what the model computes."""
-        from layerparity.run.ports._proof import check
+        from layerparity.run.proof import check, prove
 
         chained = self.assets.config.feed is not FeedMode.isolated
-        note = check(self.skeleton, self.assets.family, stages, chained)
-        if note:
-            self.assets.backend.warnings.append(note)
+        family = self.assets.family
+        self.assets.backend.warnings += check(self.skeleton, family, stages, chained)
+        proof = prove(self.skeleton, family)
+        layers = {Place.parse(stage).layer for stage in stages}
+        self._kinds = {
+            layer: proof.kinds[kind]
+            for layer, kind in classes_of(self.skeleton).items()
+            if layer in layers and kind in proof.kinds
+        }
 
     def _mention_homeless(self) -> None:
         """Say which of the checkpoint's tensors the architecture has no place for."""

@@ -16,12 +16,14 @@ from typing import Any
 import torch
 
 from layerparity.anatomy.family import COMPONENTS, Family
-from layerparity.anatomy.site import Site
+from layerparity.anatomy.site import Place, Site
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import text_digest
 from layerparity.model.arguments import block_arguments
+from layerparity.model.layer_classes import classes_of
 from layerparity.model.skeleton import Skeleton
 from layerparity.model.twin import is_small, twins
+from layerparity.run.dataflow import Anatomised, measure
 from layerparity.run.ports._observe import ObservedStage
 
 # Relative L2 error of float32 sums in another order stays far below; a forgotten factor does not.
@@ -37,12 +39,16 @@ class Proof:
     ``alone`` are the kinds of stage (``layers``, ``layers.mlp``) that compute something else when
     they are run by themselves; ``between`` pairs neighbours with something between them;
     ``unproved`` says why nothing could be shown, ``failed`` why stages cannot be run at all.
+    ``kinds`` holds what was measured of one block of each class of layers; ``unmeasured`` says why
+    a class is not among them.
     """
 
     alone: set[str] = field(default_factory=set)
     between: set[tuple[str, str]] = field(default_factory=set)
     unproved: str = ""
     failed: str = ""
+    kinds: dict[str, Anatomised] = field(default_factory=dict)
+    unmeasured: str = ""
 
 
 @dataclass
@@ -54,8 +60,8 @@ class Forward:
     logits: torch.Tensor
 
 
-def check(skeleton: Skeleton, family: Family, stages: Sequence[str], chained: bool) -> str:
-    """Refuse stages whose run would not be the model's; return a note where nothing was proved.
+def check(skeleton: Skeleton, family: Family, stages: Sequence[str], chained: bool) -> list[str]:
+    """Refuse stages whose run would not be the model's; say what could not be shown.
 
     ``chained`` says whether each stage is fed the one before it. Raises UserError.
     """
@@ -78,10 +84,19 @@ def check(skeleton: Skeleton, family: Family, stages: Sequence[str], chained: bo
                 "module, so these stages would be wrong: use scope=single layer=N inputs=random, "
                 f"or {_OWN_PORT}."
             )
-    return proof.unproved and (
-        f"That the stages of {model} make up the model is not proved ({proof.unproved}): compare "
-        "the logits of a full run with transformers' own once."
-    )
+    notes = []
+    if proof.unproved:
+        notes.append(
+            f"That the stages of {model} make up the model is not proved ({proof.unproved}): "
+            "compare the logits of a full run with transformers' own once."
+        )
+    if proof.unproved or proof.unmeasured:
+        notes.append(
+            f"What the blocks of {model} compute from what was not measured "
+            f"({proof.unproved or proof.unmeasured}): a comparison names a wrong module inside "
+            "them by what its family declares, or by the usual order alone."
+        )
+    return notes
 
 
 def prove(skeleton: Skeleton, family: Family) -> Proof:
@@ -134,6 +149,15 @@ def _compared(twin: Skeleton, family: Family, whole: Forward, mask: torch.Tensor
             passed = plain if after is None else after(plain, twin.config)
             if not _agree(passed, wanted[follows[stage]], mask):
                 proof.between.add((_kind(stage), _kind(follows[stage])))
+    for layer, kind in classes_of(twin).items():
+        if kind in proof.kinds:
+            continue
+        block, given = twin.blocks[layer], whole.given[str(Place(layer))]
+        try:
+            proof.kinds[kind] = measure(block, given, arguments[layer], family.present(block))
+        except Exception as error:
+            # An architecture of the user's may not bear what is done to its values.
+            proof.unmeasured = _told(error)
     return proof
 
 
@@ -160,14 +184,14 @@ def _forward(twin: Skeleton, ids: torch.Tensor, mask: torch.Tensor) -> Forward:
 
 
 def _stages(twin: Skeleton) -> list[str]:
-    blocks = [f"layers.{n}" for n in range(len(twin.blocks))]
+    blocks = [str(Place(layer)) for layer in range(len(twin.blocks))]
     return ["embed_tokens", *blocks, "norm", "lm_head"]
 
 
 def _components(twin: Skeleton) -> Iterator[str]:
     for number, block in enumerate(twin.blocks):
         held = {name for name, _ in block.named_children()}
-        yield from (f"layers.{number}.{name}" for name in sorted(set(COMPONENTS.values()) & held))
+        yield from (str(Place(number, name)) for name in sorted(set(COMPONENTS.values()) & held))
 
 
 def _kind(stage: str) -> str:

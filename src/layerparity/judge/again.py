@@ -1,0 +1,72 @@
+"""Again: a stored verdict judged by another tolerance, from its numbers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from layerparity.ground.errors import UserError
+from layerparity.judge.conclude import judged_of, with_guilt
+from layerparity.judge.coverage import doubt_block_outputs, whole_model
+from layerparity.judge.decide import decide, outcome_of
+from layerparity.judge.guilty import first_guilty
+from layerparity.judge.sides import open_side
+from layerparity.judge.tolerances.base import Tolerance
+from layerparity.record.stored_run import StoredRun
+from layerparity.record.verdict import FILE_NAME, Outcome, Row, Verdict
+
+
+def stored_verdict(run: StoredRun) -> Verdict:
+    """Return the verdict that a comparison's run stored.
+
+    Raises UserError where it is no comparison, is damaged or of another version.
+    """
+    path = run.file(FILE_NAME)
+    if not path.is_file():
+        raise UserError(
+            f"Run '{run.name}' holds no {FILE_NAME}: give run= the id or name of a comparison made "
+            "with this version, or compare again."
+        )
+    return Verdict.from_json(path.read_text(encoding="utf-8"), str(path))
+
+
+def judge_again(
+    verdict: Verdict,
+    tolerance: Tolerance,
+    golden: Sequence[StoredRun] = (),
+    settings: dict[str, Any] | None = None,
+) -> Verdict:
+    """Return a verdict on the same numbers by another tolerance.
+
+    Rows that were settled without numbers stay as they are. Causes want the runs of the ``golden``;
+    without them none is named. The portrait stays where it shows the same site.
+    """
+    rows = doubt_block_outputs([_again(row, tolerance) for row in verdict.rows], verdict.blocks)
+    doubts = [*verdict.coverage.doubts, *verdict.unfinished]
+    again = replace(
+        verdict,
+        tolerance=tolerance.name,
+        limits=tolerance.limits(),
+        rows=tuple(rows),
+        outcome=outcome_of(rows, verdict.weights, doubts),
+        whole=whole_model(rows, verdict.whole.blocks, verdict.whole.unseen),
+        settings=verdict.settings if settings is None else settings,
+    )
+    if golden:
+        return with_guilt(again, open_side("golden", golden))
+    return replace(again, guilty=first_guilty(judged_of(again)), causes=())
+
+
+def changed_rows(before: Verdict, after: Verdict) -> list[tuple[Row, Row]]:
+    """Return the rows, before and after, of the sites that end otherwise."""
+    new = {row.site: row for row in after.rows}
+    pairs = ((row, new[row.site]) for row in before.rows)
+    return [(old, row) for old, row in pairs if old.outcome is not row.outcome]
+
+
+def _again(row: Row, tolerance: Tolerance) -> Row:
+    if row.outcome in (Outcome.MISSING, Outcome.SKIPPED) or not row.metrics:
+        return row
+    outcome, breaches, note = decide(row.kind, row.metrics, tolerance)
+    return replace(row, outcome=outcome, breaches=breaches, note=note)

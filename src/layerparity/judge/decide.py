@@ -1,0 +1,53 @@
+"""Decide: how one site ends, and how all of them together do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from layerparity.anatomy.site import Kind
+from layerparity.judge.tolerances.base import Tolerance
+from layerparity.record.findings import WeightFinding
+from layerparity.record.verdict import Breach, Outcome, Row
+
+NO_REFERENCE = "nothing says how large its rounding may be"
+
+
+def decide(
+    kind: Kind, metrics: Mapping[str, float], tolerance: Tolerance, lacking: str = ""
+) -> tuple[Outcome, tuple[Breach, ...], str]:
+    """Return how a site ends, the limits it breaks, and why it could not be judged.
+
+    ``lacking`` says why a tolerance may lack what it judges by: then the site is inconclusive.
+
+    Exact sites and masks are judged by equality, NaN and Inf by agreement, whatever the tolerance.
+    """
+    if kind in (Kind.EXACT, Kind.MASK):
+        broken = _any(metrics, "unequal")
+    else:
+        broken = _any(metrics, "nonfinite_disagreement")
+        if not broken and tolerance.lacks(kind, metrics):
+            return Outcome.INCONCLUSIVE, (), lacking or NO_REFERENCE
+        broken = broken or tolerance.breaches(kind, metrics)
+    return (Outcome.FAIL if broken else Outcome.PASS), tuple(broken), ""
+
+
+def _any(metrics: Mapping[str, float], name: str) -> list[Breach]:
+    count = metrics.get(name, 0.0)
+    return [Breach(name, count)] if count else []
+
+
+def outcome_of(
+    rows: Sequence[Row], weights: Iterable[WeightFinding], doubts: Sequence[str]
+) -> Outcome:
+    """Return how a comparison ends.
+
+    A site that fails or a wrong weight decides; else what is missing, inconclusive or doubted, or
+    wholly unjudged, leaves it inconclusive. What a stage was fed judges nothing: something it
+    computed must have passed.
+    """
+    ends = {row.outcome for row in rows}
+    if Outcome.FAIL in ends or any(each.is_fault for each in weights):
+        return Outcome.FAIL
+    computed = any(row.outcome is Outcome.PASS and row.site.end != "in" for row in rows)
+    open_ = {Outcome.MISSING, Outcome.INCONCLUSIVE} & ends
+    return Outcome.PASS if computed and not open_ and not doubts else Outcome.INCONCLUSIVE

@@ -1,0 +1,276 @@
+"""Guilty: the first place of a model that goes wrong by itself, from judged rows and weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from layerparity.anatomy.block import Block, Seen, Suspect, smallest_module
+from layerparity.anatomy.blocks import Blocks
+from layerparity.anatomy.site import EMBEDDING, HEAD, NORM, PREFILL, Place, Site, overlap, within
+from layerparity.record.findings import WeightFinding
+from layerparity.record.guilt import Guilt, Phases
+from layerparity.record.verdict import DECIDED, JUDGED, Outcome, Row
+
+Step = tuple[str, int]
+Rows = Mapping[str, Row]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What is looked at: rows, findings on weights, the blocks' structure, and how blocks were fed.
+
+    ``chained`` says that each stage was fed the one before it.
+    """
+
+    rows: Sequence[Row]
+    weights: Sequence[WeightFinding] = ()
+    blocks: Blocks = field(default_factory=Blocks)
+    chained: bool = False
+
+    def stages(self) -> list[Place]:
+        """Return the blocks and the stages outside them, in the order of a forward pass."""
+        layers = sorted({r.site.layer for r in self.rows if r.site.layer is not None})
+        layers += [w.layer for w in self.weights if w.layer is not None and w.layer not in layers]
+        blocks = [Place(layer) for layer in sorted(layers)]
+        return [Place(None, EMBEDDING), *blocks, Place(None, NORM), Place(None, HEAD)]
+
+    @cached_property
+    def _by_stage(self) -> dict[tuple[str, Step], dict[str, Row]]:
+        found: dict[tuple[str, Step], dict[str, Row]] = {}
+        for row in self.rows:
+            key = row.site.place.stage, row.site.pass_step
+            found.setdefault(key, {})[row.site.local] = row
+        return found
+
+    def at(self, stage: Place, step: Step) -> dict[str, Row]:
+        """Return a stage's rows of one pass, by address inside the block."""
+        return self._by_stage.get((str(stage), step), {})
+
+    def fails(self, stage: Place, end: str, step: Step) -> bool:
+        """Say whether one end of a stage fails in a pass."""
+        row = self.at(stage, step).get(Site(str(stage), end).local)
+        return row is not None and row.outcome is Outcome.FAIL
+
+    def passes(self) -> list[list[Step]]:
+        """Return the steps of the prefill, then those of decoding, where there are any."""
+        steps = sorted({step for _, step in self._by_stage}, key=lambda step: step[1])
+        prefill = [step for step in steps if step[0] == PREFILL]
+        return [prefill, *([rest] if (rest := [s for s in steps if s[0] != PREFILL]) else [])]
+
+    def faults(self, stage: Place) -> list[WeightFinding]:
+        """Return what is wrong with a stage's weights."""
+        return [w for w in self.weights if w.is_fault and str(stage) == _stage_of(w)]
+
+
+def first_guilty(judged: Judged) -> Guilt | None:
+    """Return the first place, in forward order, that goes wrong by itself; None if none does.
+
+    A block whose input is already wrong is a consequence. The prefill comes before decoding, whose
+    steps are one phase. A weight that differs is a fault of its place even where no site fails.
+    """
+    stages = judged.stages()
+    for phase, steps in enumerate(judged.passes()):
+        for stage in stages:
+            sound = [step for step in steps if not _fed_wrong(judged, stage, step)]
+            guilt = _in_phase(judged, stage, sound)
+            if guilt is None and phase == 0:
+                guilt = _by_weights(judged, stage)
+            if guilt is not None:
+                return guilt
+    return None
+
+
+def guilty_in(judged: Judged, stage: Place) -> Guilt | None:
+    """Return what is guilty in one block, or in one stage outside the blocks, however it was fed.
+
+    It is the earliest failing site of the first failing phase whose inputs do not fail. None where
+    neither a site fails nor a weight differs.
+    """
+    for steps in judged.passes():
+        guilt = _in_phase(judged, stage, steps)
+        if guilt is not None:
+            return guilt
+    return _by_weights(judged, stage)
+
+
+def seen_in(rows: Rows) -> Seen:
+    """Return which sites of a block were judged, which passed, and which are known at all."""
+    judged = frozenset(local for local, row in rows.items() if row.outcome in JUDGED)
+    passed = frozenset(local for local, row in rows.items() if row.outcome is Outcome.PASS)
+    return Seen(judged, passed, frozenset(rows))
+
+
+def _in_phase(judged: Judged, stage: Place, steps: Sequence[Step]) -> Guilt | None:
+    """Return what is guilty in a stage, by all steps of a phase.
+
+    A mistake that is small for one token may show later in a step than what comes of it. What an
+    earlier step left in the cache is no reason: that step's own keys and values come first.
+    """
+    by_step = {step: judged.at(stage, step) for step in steps}
+    known = {local for rows in by_step.values() for local in rows}
+    block = judged.blocks.block(stage.layer, known)
+    shown = [guilt for rows in by_step.values() if (guilt := _in_step(block, stage, rows))]
+    if not shown:
+        return None
+    guilt = min(shown, key=lambda each: block.rank(each.site.local) if each.site else 0)
+    names = dict.fromkeys(name for each in shown for name in (name_in_block(each), *each.also))
+    guilt = replace(guilt, also=tuple(name for name in names if name != name_in_block(guilt)))
+    guilt = _with_weights(guilt, block, by_step[guilt.step], judged.faults(stage))
+    assert shown[0].site is not None
+    phases, first_step = _phases(judged, stage, shown[0].site)
+    return replace(guilt, phases=phases, first_step=first_step)
+
+
+def _in_step(block: Block, stage: Place, rows: Rows) -> Guilt | None:
+    return _outside(stage, rows) if stage.layer is None else _inside(block, stage, rows)
+
+
+def _inside(block: Block, stage: Place, rows: Rows) -> Guilt | None:
+    seen = seen_in(rows)
+    order = sorted(rows, key=lambda local: (block.rank(local), local))
+    roots = [local for local in order if _is_root(block, local, rows, seen)]
+    if not roots:
+        return None
+    first = blamed(block, roots[0], seen)
+    others = dict.fromkeys(name_in_block(blamed(block, root, seen)) for root in roots[1:])
+    fed = [rows[local] for local in block.origin(roots[0], seen).inputs if local in rows]
+    return replace(
+        first,
+        place=replace(first.place, layer=stage.layer),
+        site=rows[roots[0]].site,
+        good=tuple(row.site for row in fed if row.outcome is Outcome.PASS),
+        unjudged=tuple(row.site for row in fed if row.outcome is not Outcome.PASS),
+        also=tuple(each for each in others if each != name_in_block(first)),
+    )
+
+
+def _is_root(block: Block, local: str, rows: Rows, seen: Seen) -> bool:
+    """Say whether a site fails though nothing that it is computed from does."""
+    if local == ":in" or rows[local].outcome is not Outcome.FAIL:
+        return False
+    before = block.origin(local, seen).inputs
+    return not any(each in rows and rows[each].outcome is Outcome.FAIL for each in before)
+
+
+def blamed(block: Block, local: str, seen: Seen) -> Guilt:
+    """Return what computed a failing value from good ones, not yet in any layer."""
+    suspects = block.suspects(local, seen)
+    names = tuple(str(each) or "the block itself" for each in suspects)
+    module = smallest_module(suspects)
+    if len(suspects) == 1:
+        return Guilt(Place(0, module), suspects[0].part, names)
+    nearest = max(block.origin(local, seen).inputs, key=block.rank, default=":in")
+    return Guilt(Place(0, module), suspects=names, between=(nearest, local))
+
+
+def name_in_block(guilt: Guilt) -> str:
+    """Return a guilty place by its address inside the block, with its part."""
+    return str(Suspect(guilt.component, guilt.detail)).strip()
+
+
+def _outside(stage: Place, rows: Rows) -> Guilt | None:
+    failing = [row for row in rows.values() if row.outcome is Outcome.FAIL]
+    outputs = [row for row in failing if row.site.end != "in"]
+    if not outputs:
+        return None
+    fed = [row for row in rows.values() if row.site.end == "in"]
+    return Guilt(
+        stage,
+        suspects=(stage.module,),
+        site=outputs[0].site,
+        good=tuple(row.site for row in fed if row.outcome is Outcome.PASS),
+        unjudged=tuple(row.site for row in fed if row.outcome not in DECIDED),
+    )
+
+
+def _fed_wrong(judged: Judged, stage: Place, step: Step) -> bool:
+    """Say whether what a stage was fed is already wrong, its own input or what that is made of."""
+    if judged.fails(stage, "in", step):
+        return True
+    before = _before(judged, stage) if judged.chained else None
+    return before is not None and judged.fails(before, "out", step)
+
+
+def _before(judged: Judged, stage: Place) -> Place | None:
+    """Return the stage that feeds another one in a chain; None for the first."""
+    if stage.layer is not None:
+        return Place(stage.layer - 1) if stage.layer else Place(None, EMBEDDING)
+    if stage.module == HEAD:
+        return Place(None, NORM)
+    layers = [row.site.layer for row in judged.rows if row.site.layer is not None]
+    return Place(max(layers, default=0)) if stage.module == NORM else None
+
+
+def _phases(judged: Judged, stage: Place, first: Site) -> tuple[Phases, int | None]:
+    """Return in which phases a stage fails, where the other was judged; and the first step."""
+    ends: dict[bool, set[Outcome]] = {True: set(), False: set()}
+    for row in judged.rows:
+        if row.site.place.within(stage) and row.outcome in DECIDED:
+            ends[row.site.phase == PREFILL].add(row.outcome)
+    prefill = first.phase == PREFILL
+    if ends[not prefill] != {Outcome.PASS}:
+        return Phases.ANY, None if prefill else first.step
+    return (Phases.PREFILL_ONLY, None) if prefill else (Phases.DECODE_ONLY, first.step)
+
+
+def _with_weights(guilt: Guilt, block: Block, rows: Rows, faults: Sequence[WeightFinding]) -> Guilt:
+    """Let a weight that differs name the component it explains; say which ones are absorbed."""
+    if not faults:
+        return guilt
+    if guilt.layer is None:
+        return replace(guilt, findings=tuple(faults))
+    explains = [each for each in faults if _explains(each, guilt, block, rows)]
+    others = [each for each in faults if each not in explains]
+    absorbed = [each for each in others if _is_absorbed(each, block, rows)]
+    later = [each.component for each in (*explains, *others) if each not in absorbed]
+    inside = [each.component for each in explains if within(each.component, guilt.component)]
+    component = min(inside, key=block.rank_of_module, default=guilt.component)
+    if component != guilt.component:
+        own = replace(guilt.place, module=component)
+        guilt = replace(guilt, place=own, part="", between=None, suspects=(component,))
+    return replace(
+        guilt,
+        findings=(*explains, *others),
+        also=tuple(dict.fromkeys(name for name in (*guilt.also, *later) if name != component)),
+        absorbed=tuple(each.name for each in absorbed),
+    )
+
+
+def _explains(finding: WeightFinding, guilt: Guilt, block: Block, rows: Rows) -> bool:
+    """Say whether a weight is used inside the guilty component, or is it."""
+    site = guilt.site
+    reached = site is None or block.rank_of_module(finding.component) <= block.rank(site.local)
+    if not overlap(finding.component, guilt.component) or not reached:
+        return False
+    own = [rows[local] for local in block.values_of(finding.component) if local in rows]
+    ends = [row.outcome for row in own if row.outcome in JUDGED]
+    return not ends or Outcome.FAIL in ends
+
+
+def _is_absorbed(finding: WeightFinding, block: Block, rows: Rows) -> bool:
+    own = [rows[local] for local in block.values_of(finding.component) if local in rows]
+    return bool(own) and all(row.outcome is Outcome.PASS for row in own)
+
+
+def _by_weights(judged: Judged, stage: Place) -> Guilt | None:
+    """Return a guilt that only weights tell of: no site of the stage fails."""
+    faults = judged.faults(stage)
+    if not faults:
+        return None
+    block = judged.blocks.block(stage.layer)
+    first = min(faults, key=lambda each: block.rank_of_module(each.component))
+    if stage.layer is None:
+        return Guilt(stage, suspects=(stage.module,), findings=tuple(faults))
+    others = dict.fromkeys(each.component for each in faults if each.component != first.component)
+    return Guilt(
+        replace(stage, module=first.component),
+        suspects=(first.component,),
+        also=tuple(others),
+        findings=tuple(faults),
+    )
+
+
+def _stage_of(finding: WeightFinding) -> str:
+    return str(Place(finding.layer)) if finding.layer is not None else finding.stage

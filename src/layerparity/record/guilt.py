@@ -1,0 +1,138 @@
+"""Guilt: the first wrong place of a model, what speaks for it, and its likely causes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from layerparity.anatomy.site import DECODE, Place, Site, within
+from layerparity.record.findings import WeightFinding
+
+
+class Phases(StrEnum):
+    """In which phases a place goes wrong, where the other one was judged and passes."""
+
+    ANY = ""
+    PREFILL_ONLY = "prefill_only"
+    DECODE_ONLY = "decode_only"
+
+
+@dataclass(frozen=True)
+class Guilt:
+    """The first place that goes wrong by itself.
+
+    ``part`` narrows a module that has no smaller one (``rotary``, ``attention core``, ``residual
+    add``). Where several modules may be at fault, ``suspects`` names all of them, ``place`` is the
+    smallest that holds them, and ``between`` are the values, by their address in the block, that
+    they lie between. ``site`` is the one that shows it, None where weights
+    differ and no site fails. ``good`` are the site's inputs, which pass; ``unjudged`` those that
+    were not judged, so that the fault may lie before them. ``also`` names the other places of the
+    block that fail on good inputs. ``absorbed`` are tensors that differ though what they compute
+    passes. ``first_step`` is the first decode step that shows it.
+    """
+
+    place: Place
+    part: str = ""
+    suspects: tuple[str, ...] = ()
+    between: tuple[str, str] | None = None
+    site: Site | None = None
+    good: tuple[Site, ...] = ()
+    unjudged: tuple[Site, ...] = ()
+    also: tuple[str, ...] = ()
+    findings: tuple[WeightFinding, ...] = ()
+    absorbed: tuple[str, ...] = ()
+    phases: Phases = Phases.ANY
+    first_step: int | None = None
+
+    def __str__(self) -> str:
+        """Return the place with its part: ``layers.3.self_attn (rotary)``."""
+        return f"{self.place} ({self.detail})" if self.detail else str(self.place)
+
+    @property
+    def detail(self) -> str:
+        """What of the place it is: a part of it, or, of a whole block, between which values."""
+        if self.between is None or self.place.module:
+            return self.part
+        return f"between {self.between[0]} and {self.between[1]}"
+
+    @property
+    def layer(self) -> int | None:
+        """Index of the block, None outside the blocks."""
+        return self.place.layer
+
+    @property
+    def component(self) -> str:
+        """Module path inside the block; outside the blocks, the path."""
+        return self.place.module
+
+    @property
+    def weights(self) -> WeightFinding | None:
+        """What is wrong with the place's own weights, if they explain it."""
+        own = (
+            each for each in self.findings if self._owns(each) and each.name not in self.absorbed
+        )
+        return next(own, None)
+
+    def _owns(self, finding: WeightFinding) -> bool:
+        """Say whether a weight is the place's: of a block, its own and not its modules'."""
+        of_block = not self.component and bool(finding.component)
+        return not of_block and within(finding.component, self.component)
+
+    @property
+    def step(self) -> tuple[str, int]:
+        """Phase and step of the pass that shows it."""
+        return self.site.pass_step if self.site else Site("", "").pass_step
+
+    @property
+    def decoding(self) -> bool:
+        """Whether only a decode step shows it."""
+        return self.site is not None and self.site.phase == DECODE
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for a record; `from_dict` reads all but ``layer``, for programs."""
+        raw = asdict(self)
+        raw.update(
+            place=str(self.place),
+            layer=self.layer,
+            site=str(self.site) if self.site else None,
+            good=[str(site) for site in self.good],
+            unjudged=[str(site) for site in self.unjudged],
+            phases=self.phases.value,
+        )
+        return raw
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Guilt:
+        """Read what `to_dict` gave. Raises KeyError, TypeError or ValueError where damaged."""
+        between = raw["between"]
+        return cls(
+            place=Place.parse(raw["place"]),
+            part=raw["part"],
+            suspects=tuple(raw["suspects"]),
+            between=(between[0], between[1]) if between else None,
+            site=Site.parse(raw["site"]) if raw["site"] else None,
+            good=tuple(Site.parse(each) for each in raw["good"]),
+            unjudged=tuple(Site.parse(each) for each in raw["unjudged"]),
+            also=tuple(raw["also"]),
+            findings=tuple(WeightFinding(**each) for each in raw["findings"]),
+            absorbed=tuple(raw["absorbed"]),
+            phases=Phases(raw["phases"]),
+            first_step=raw["first_step"],
+        )
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A likely cause: its rule's id, how sure the rule is (0 to 1), a sentence, and its reasons."""
+
+    id: str
+    confidence: float
+    sentence: str
+    reasons: Sequence[str] = ()
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Cause:
+        """Read what `dataclasses.asdict` gave."""
+        return cls(raw["id"], raw["confidence"], raw["sentence"], tuple(raw["reasons"]))

@@ -1,0 +1,54 @@
+"""Side: one of the two sides of a comparison, where to find its runs and how they were made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from layerparity.ground.profile import RunProfile
+
+
+@dataclass(frozen=True)
+class RunOrigin:
+    """How one run of a side was made.
+
+    ``named`` is its id, or its folder. ``settings`` are the keys of a command line that differ from
+    the defaults. ``names`` is a dump's name map, where it is not in the dump's folder.
+    """
+
+    named: str
+    proved: bool
+    stages: tuple[str, ...]
+    settings: dict[str, Any]
+    names: str = ""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two runs: where to find it, how it was made and what it really ran on.
+
+    ``named`` names all of it on a command line: a run's id, the id of the sweep or a folder; it is
+    empty where nothing does. ``made`` holds its runs, oldest first. ``profile`` says where
+    their time went, added up by stage; None where they keep none.
+    """
+
+    name: str
+    backend: str
+    device: str
+    dtype: str
+    port: str
+    url: str = ""
+    model: str = ""
+    scope: str = ""
+    feed: str = ""
+    named: str = ""
+    made: tuple[RunOrigin, ...] = ()
+    profile: RunProfile | None = None
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Side:
+        """Read what `dataclasses.asdict` gave."""
+        made = tuple(RunOrigin(**{**each, "stages": tuple(each["stages"])}) for each in raw["made"])
+        profile = RunProfile.from_dict(raw["profile"]) if raw.get("profile") else None
+        return cls(**{**raw, "made": made, "profile": profile})

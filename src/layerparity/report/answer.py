@@ -1,0 +1,171 @@
+"""Answer: the first wrong place, its cause, the evidence and what to type next, line by line."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from layerparity.anatomy.site import Place
+from layerparity.judge.evidence import stage_rows
+from layerparity.judge.guilty import name_in_block
+from layerparity.judge.leaps import amplified
+from layerparity.record.findings import WeightFinding
+from layerparity.record.guilt import Cause, Guilt, Phases
+from layerparity.record.verdict import Row, Verdict
+from layerparity.report.reproduce import next_lines
+
+_WIDTH = 10
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a comparison or a bisection found, each part apart.
+
+    ``where`` is a sentence about the place. ``cause`` is the likeliest one, how sure it is said
+    first; ``others`` are further ones. ``evidence`` are the observations, ``next`` the command
+    lines that show it alone; one that begins with ``#`` is a remark on those after it.
+    """
+
+    where: str
+    cause: str = ""
+    others: tuple[str, ...] = ()
+    evidence: tuple[str, ...] = ()
+    next: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The answer as a terminal shows it: a label before each part, commands on own lines."""
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        yield from _labelled("where", [self.where])
+        yield from _labelled("cause", [self.cause] if self.cause else [])
+        yield from _labelled("or", self.others)
+        yield from _labelled("evidence", [f"- {each}" for each in self.evidence])
+        if self.next:
+            yield "next"
+        yield from (f"  {line}" for line in self.next)
+
+
+def _labelled(label: str, lines: Sequence[str]) -> Iterator[str]:
+    for index, line in enumerate(lines):
+        yield f"{label if index == 0 else '':<{_WIDTH}}{line}"
+
+
+# Each number with what it is measured against: the two are not the same tensor.
+_NUMBERS = (
+    ("error_ratio", "error against the reference {:.3g} times the floor of rounding"),
+    ("rel_l2", "relative L2 error against the golden {:.2g}"),
+    ("norm_ratio", "norm {:.4g} times the golden's"),
+    ("set_agreement", "expert sets are the golden's at {:.0%} of the tokens"),
+)
+_SURE = ((0.9, "very likely"), (0.7, "likely"), (0.4, "plausible"), (0.0, "a guess"))
+_OTHERS = 3
+
+
+def how_sure(confidence: float) -> str:
+    """Return a rule's confidence (0 to 1) in words, the share beside them: ``likely (75%)``."""
+    word = next(word for least, word in _SURE if confidence >= least)
+    return f"{word} ({confidence:.0%})"
+
+
+def answer_of(
+    verdict: Verdict, commands: Sequence[str] | None = None, last: bool = False
+) -> Answer | None:
+    """Return where it is wrong, why, what speaks for it and what to type next.
+
+    None where nothing is wrong. ``commands`` replace those that show the place again. ``last`` says
+    that the search was for the last wrong block.
+    """
+    guilt = verdict.guilty
+    if guilt is None:
+        return None
+    which = "last wrong block's first" if last else "first"
+    causes = [f"{how_sure(each.confidence)}: {each.sentence}" for each in verdict.causes] or [""]
+    reasons = verdict.causes[0].reasons if verdict.causes else ()
+    shown = guilt.site or Place.parse(guilt.place.stage).site("out")
+    return Answer(
+        where=f"{guilt} is the {which} wrong place",
+        cause=causes[0] or "no known cause fits",
+        others=tuple(causes[1 : 1 + _OTHERS]),
+        evidence=tuple(dict.fromkeys([*_seen(guilt, verdict), *_around(guilt, verdict), *reasons])),
+        next=tuple(next_lines(verdict, shown) if commands is None else commands),
+    )
+
+
+def _seen(guilt: Guilt, verdict: Verdict) -> Iterator[str]:
+    """Yield what was seen there: good inputs, the failing site, its numbers, its weights."""
+    if guilt.good:
+        many = "pass" if len(guilt.good) > 1 else "passes"
+        yield f"{', '.join(str(site) for site in guilt.good)} {many}"
+    row = next((row for row in verdict.rows if row.site == guilt.site), None)
+    if row is not None:
+        numbers = numbers_text(row)
+        yield f"{guilt.site} fails" + (f": {numbers}" if numbers else "")
+    if guilt.between is not None:
+        start, end = guilt.between
+        names = f"{', '.join(guilt.suspects[:-1])} or {guilt.suspects[-1]}"
+        yield f"nothing is observed between {start} and {end}: {names} is wrong"
+    if guilt.findings:
+        yield f"weights differ: {tensors_text(guilt.findings)}"
+    if guilt.also:
+        yield f"wrong on good inputs as well: {', '.join(guilt.also)}"
+    for site in guilt.unjudged:
+        yield f"{site.local} was not judged: the fault may lie before it"
+
+
+def _around(guilt: Guilt, verdict: Verdict) -> Iterator[str]:
+    """Yield what is absorbed, which phases show it, and what else seems wrong in the block."""
+    if guilt.absorbed:
+        yield f"{_few(guilt.absorbed)} differ as well, but what they compute passes: absorbed"
+    if guilt.phases is Phases.DECODE_ONLY:
+        yield f"only decoding shows it, from step {guilt.first_step} on: the prefill passes"
+    elif guilt.phases is Phases.PREFILL_ONLY:
+        yield "only the prefill shows it: the decode steps pass"
+    if guilt.site is None:
+        yield (
+            "no site fails: the difference is absorbed downstream, or these inputs do not "
+            "exercise it"
+        )
+    yield from _leaps(guilt, verdict)
+
+
+def tensors_text(findings: Sequence[WeightFinding]) -> str:
+    """Return the names of the tensors that findings are about, in a line, the rest counted."""
+    return _few([each.name for each in findings])
+
+
+def _few(names: Sequence[str], most: int = 3) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _leaps(guilt: Guilt, verdict: Verdict) -> Iterator[str]:
+    if guilt.layer is None:
+        return
+    rows = stage_rows(verdict, Place(guilt.layer), guilt.step)
+    block = verdict.blocks.block(guilt.layer, rows)
+    for component, leap in amplified(rows, block).items():
+        if component not in {name_in_block(guilt), *guilt.also}:
+            yield (
+                f"{component} seems wrong as well: its output's error is {leap:.2g} times that of "
+                "what it is fed"
+            )
+
+
+def numbers_text(row: Row) -> str:
+    """Return the few numbers of a row that a person asks for first."""
+    known = {name: row.metrics[name] for name, _ in _NUMBERS if name in row.metrics}
+    found = [form.format(known[n]) for n, form in _NUMBERS if math.isfinite(known.get(n, math.nan))]
+    if known.get("rel_l2") == math.inf:
+        found.append("the golden is zero there, so no error relative to it")
+    elif math.isnan(known.get("rel_l2", 0.0)):
+        found.append("no pair of finite numbers")
+    return ", ".join(found)
+
+
+def cause_line(cause: Cause) -> str:
+    """Return a cause as a line of Markdown, with how sure its rule is and its reasons."""
+    reasons = f" ({'; '.join(cause.reasons)})" if cause.reasons else ""
+    return f"- {how_sure(cause.confidence)} `{cause.id}`: {cause.sentence}{reasons}"

@@ -1,0 +1,51 @@
+"""Reasons: why a site ended as it did, in words."""
+
+from __future__ import annotations
+
+import math
+
+from layerparity.anatomy.site import Kind
+from layerparity.record.verdict import Breach, Outcome, Row
+
+# Of the fixed limits, those that a value must stay under; over the others it must be.
+_CEILINGS = ("max_abs_diff", "mean_abs_diff", "cosine_distance")
+
+
+def reason(row: Row) -> str:
+    """Return why a site ended as it did; empty for one that passes."""
+    if row.outcome is not Outcome.FAIL:
+        return row.note
+    broken = "; ".join(breach_text(each, row.metrics) for each in row.breaches)
+    return f"an exact site: {broken}" if row.kind is Kind.EXACT else broken
+
+
+def breach_text(breach: Breach, metrics: dict[str, float]) -> str:
+    """Return which limit was broken and by how much; ``metrics`` are those of the site."""
+    name, value = breach.metric, math.nan if breach.value is None else breach.value
+    limit = breach.limit if breach.limit is not None else 0.0
+    if name.startswith("error_ratio"):
+        where = _where(name.removeprefix("error_ratio"), breach.group, "at")
+        return f"error{where} is {value:.3g} times the noise floor (limit {limit:g})"
+    if name.startswith("slope"):
+        where = _where(name.removeprefix("slope"), breach.group, "of")
+        z = metrics.get(f"{name}_z", math.nan)
+        return f"a factor{where} is off by {value:+.3%}, {z:.3g} standard errors"
+    plain = {
+        "norm_ratio": f"norm is off by {abs(value - 1.0):.2%}",
+        "offset": f"an offset of {value:+.3g} noise floors, "
+        f"{metrics.get('offset_z', math.nan):.3g} standard errors",
+        "flips_outside_noise": f"{value:.0f} of {metrics.get('flips', 0.0):.0f} flips are no ties",
+        "set_agreement": f"expert sets differ at {1.0 - value:.2%} of the tokens",
+        "unequal": f"{value:.0f} values are not equal to the bit",
+        "nonfinite_disagreement": f"{value:.0f} values are NaN or Inf on one side only",
+    }
+    if name in plain:
+        return plain[name]
+    if name in _CEILINGS:
+        times = f", {value / limit:.1f} times it" if limit else ""
+        return f"{name} {value:.4g} is not under {limit:g}{times}"
+    return f"{name} {value:.6g} is not over {limit:g}, {limit - value:.3g} short of it"
+
+
+def _where(suffix: str, group: int | None, preposition: str) -> str:
+    return "" if group is None else f" {preposition} {suffix.strip('_')} {group}"

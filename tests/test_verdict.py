@@ -1,0 +1,198 @@
+"""The verdict: whole or not at all, kept as a file that says when it cannot be read; its words."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from bisections import ORDER, after, block, compared, concluded, weight
+from report_samples import CASES, every_case, sample
+
+from layerparity.anatomy.site import Kind, Place, Site
+from layerparity.ground.errors import Exit, UserError
+from layerparity.record.guilt import Guilt, Phases
+from layerparity.record.verdict import VERSION, Breach, Outcome, Row, Verdict
+from layerparity.report.reasons import breach_text, reason
+
+SITE = Site.parse("layers.3.mlp:out")
+
+
+@every_case
+def test_a_verdict_comes_back_whole(comparison: Verdict) -> None:
+    again = Verdict.from_json(comparison.to_json())
+    assert again.to_json() == comparison.to_json()
+    assert (again.counts, again.where, again.exit) == (
+        comparison.counts,
+        comparison.where,
+        comparison.exit,
+    )
+
+
+def test_a_guilt_with_everything_comes_back_whole() -> None:
+    lost = weight("model.q", 3, "self_attn.q_proj", "never_loaded")
+    guilt = Guilt(
+        Place(3),
+        suspects=("post_attention_layernorm", "mlp"),
+        between=("self_attn:out", "mlp:out"),
+        site=SITE,
+        good=(Site.parse("layers.3:in"),),
+        unjudged=(Site.parse("layers.3.self_attn:out"),),
+        also=("self_attn",),
+        findings=(lost,),
+        absorbed=("model.q",),
+        phases=Phases.DECODE_ONLY,
+        first_step=2,
+    )
+    verdict = replace(sample(broken="layers.3.mlp:out"), guilty=guilt, weights=(lost,))
+    again = Verdict.from_json(verdict.to_json())
+    assert again == verdict
+    assert str(again.guilty) == "layers.3 (between self_attn:out and mlp:out)"
+
+
+def _without(text: str, name: str) -> str:
+    raw = json.loads(text)
+    del raw[name]
+    return json.dumps(raw)
+
+
+def _with(text: str, **changes: Any) -> str:
+    return json.dumps(json.loads(text) | changes)
+
+
+GOOD = CASES["calibrated"].to_json()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '"verdict"',
+        GOOD[: len(GOOD) // 2],
+        *(_without(GOOD, name) for name in ("version", "rows", "guilty", "whole", "weights")),
+        _with(GOOD, rows=[{"site": "no site"}]),
+        _with(GOOD, outcome="perhaps"),
+        _with(GOOD, total=3),
+        _with(GOOD, golden=None),
+        _with(GOOD, blocks={"kinds": [{"layers": [0]}], "usual": None}),
+        _with(GOOD, portrait={"site": "x"}),
+        _with(GOOD, version="old"),
+    ],
+)
+def test_a_damaged_verdict_is_one_line_with_a_cure(text: str) -> None:
+    with pytest.raises(UserError) as raised:
+        Verdict.from_json(text, "/store/verdict.json")
+    said = str(raised.value)
+    assert said.startswith("/store/verdict.json is damaged (")
+    assert said.endswith("): compare the runs again.")
+    assert "\n" not in said
+
+
+def test_a_verdict_of_another_version_says_so() -> None:
+    with pytest.raises(
+        UserError, match=f"version 99; this one reads up to {VERSION}\\): update layerparity"
+    ):
+        Verdict.from_json(_with(GOOD, version=99))
+
+
+def test_every_site_is_counted_once() -> None:
+    whole = sample()
+    assert sum(whole.counts.values()) == whole.total == len(whole.rows)
+    with pytest.raises(ValueError, match="sites were asked for, not"):
+        replace(whole, total=whole.total + 1)
+    with pytest.raises(ValueError, match="sites were asked for, not"):
+        replace(whole, rows=(*whole.rows, whole.rows[0]), total=whole.total + 1)
+
+
+def test_where_is_the_weight_that_explains_it_else_the_site_that_shows_it() -> None:
+    assert sample().where == ""
+    assert sample(broken="layers.3.mlp:out").where == "layers.3.mlp:out"
+    lost = weight("model.q", 3, "mlp", "never_loaded")
+    explained = concluded(compared(block(3, after("mlp:out")), weights=[lost]))
+    assert explained.where == lost.text
+    # What the block itself adds up wrongly is not explained by a module's weight before it.
+    absorbed = weight("model.q", 3, "self_attn.q_proj", "changed_value")
+    added = concluded(compared(block(3, [":out"]), weights=[absorbed]))
+    assert added.where == "layers.3:out"
+
+
+def test_an_exit_status_follows_the_outcome() -> None:
+    ends = {each: replace(sample(), outcome=each).exit for each in Outcome}
+    assert ends[Outcome.PASS] is Exit.OK
+    assert ends[Outcome.FAIL] is Exit.FAILED
+    assert ends[Outcome.INCONCLUSIVE] is Exit.INCONCLUSIVE
+
+
+@pytest.mark.parametrize(
+    ("breach", "metrics", "says"),
+    [
+        (
+            Breach("max_abs_diff", 0.4, 0.01),
+            {},
+            "max_abs_diff 0.4 is not under 0.01, 40.0 times it",
+        ),
+        (Breach("pearson", 0.9, 0.99), {}, "pearson 0.9 is not over 0.99, 0.09 short of it"),
+        (Breach("pearson", None, 0.99), {}, "pearson nan is not over 0.99, nan short of it"),
+        (Breach("error_ratio", 7.25, 2.0), {}, "error is 7.25 times the noise floor (limit 2)"),
+        (
+            Breach("error_ratio_head", 3.0, 2.5, 5),
+            {},
+            "error at head 5 is 3 times the noise floor (limit 2.5)",
+        ),
+        (
+            Breach("slope", 0.003, 0.0005),
+            {"slope_z": 50.0},
+            "a factor is off by +0.300%, 50 standard errors",
+        ),
+        (
+            Breach("slope_channel", -0.5, 0.0005, 17),
+            {"slope_channel_z": 9.0},
+            "a factor of channel 17 is off by -50.000%, 9 standard errors",
+        ),
+        (Breach("norm_ratio", 0.95, 0.02), {}, "norm is off by 5.00%"),
+        (
+            Breach("offset", 0.5, 0.3),
+            {"offset_z": 12.0},
+            "an offset of +0.5 noise floors, 12 standard errors",
+        ),
+        (Breach("flips_outside_noise", 26.0), {"flips": 29.0}, "26 of 29 flips are no ties"),
+        (Breach("set_agreement", 0.9), {}, "expert sets differ at 10.00% of the tokens"),
+        (Breach("unequal", 4.0), {}, "4 values are not equal to the bit"),
+        (
+            Breach("nonfinite_disagreement", 1.0),
+            {},
+            "1 values are NaN or Inf on one side only",
+        ),
+    ],
+)
+def test_a_breach_in_words(breach: Breach, metrics: dict[str, float], says: str) -> None:
+    assert breach_text(breach, metrics) == says
+
+
+def test_a_reason_is_its_breaches_or_why_it_was_not_judged() -> None:
+    two = (Breach("unequal", 4.0), Breach("norm_ratio", 0.95, 0.02))
+    exact = Row(SITE, Kind.EXACT, Outcome.FAIL, two)
+    assert reason(exact) == (
+        "an exact site: 4 values are not equal to the bit; norm is off by 5.00%"
+    )
+    assert reason(replace(exact, kind=Kind.REAL)) == reason(exact).removeprefix("an exact site: ")
+    open_ = Row(SITE, Kind.REAL, Outcome.INCONCLUSIVE, note="nothing to judge by")
+    assert reason(open_) == "nothing to judge by"
+    assert reason(Row(SITE, Kind.REAL, Outcome.PASS)) == ""
+
+
+def test_a_value_that_is_no_number_is_kept() -> None:
+    row = Row(SITE, Kind.REAL, Outcome.FAIL, (Breach("pearson", math.nan, 0.99),))
+    again = Row.from_dict(json.loads(json.dumps(row.to_dict())))
+    assert again.breaches[0].value is not None and math.isnan(again.breaches[0].value)
+
+
+def test_what_comes_after_the_first_wrong_place_is_no_guilt() -> None:
+    verdict = concluded(compared([*block(1, after("mlp:out")), *block(2, ORDER)], feed="chained"))
+    assert verdict.where == "layers.1.mlp:out"
+    assert verdict.exit is Exit.FAILED
