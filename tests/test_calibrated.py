@@ -13,7 +13,7 @@ from conftest import Ended
 from layerparity.anatomy.site import Kind, Site
 from layerparity.ground.errors import Exit, UserError
 from layerparity.judge.decide import NO_REFERENCE, decide
-from layerparity.judge.references import Wide
+from layerparity.judge.references import SiteReference
 from layerparity.judge.routing import flips
 from layerparity.judge.tolerances.calibrated import CalibratedTolerance, limits_of
 from layerparity.numbers.floor import Floor
@@ -146,10 +146,12 @@ def test_damaged_reference_values_are_refused(cli: Run, tmp_path: Path) -> None:
             stored.floor(each, "float32")
 
 
-def scores(values: torch.Tensor, noise: float) -> Wide:
+def scores(values: torch.Tensor, noise: float) -> SiteReference:
     """Return scores [tokens, experts] whose clean evaluations differ by ``noise`` (RMS)."""
     tokens = torch.full((1, values.shape[0]), noise**2 * values.shape[1])
-    return Wide(values, Floor(("way",), tokens, torch.ones(1, values.shape[1])), {}, ISOLATED)
+    return SiteReference(
+        values, Floor(("way",), tokens, torch.ones(1, values.shape[1])), {}, ISOLATED
+    )
 
 
 def test_a_flip_at_a_tie_is_noise_and_another_is_not() -> None:

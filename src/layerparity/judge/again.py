@@ -1,4 +1,4 @@
-"""Again: a stored verdict judged by another tolerance, from its numbers alone."""
+"""Again: judge a stored verdict by another tolerance, from its numbers alone."""
 
 from __future__ import annotations
 
@@ -42,7 +42,12 @@ def judge_again(
     Rows that were settled without numbers stay as they are. Causes want the runs of the ``golden``;
     without them none is named. The portrait stays where it shows the same site.
     """
-    rows = doubt_block_outputs([_again(row, tolerance) for row in verdict.rows], verdict.blocks)
+    rows = list(verdict.rows)
+    for index, row in enumerate(verdict.rows):
+        if row.metrics and row.outcome not in (Outcome.MISSING, Outcome.SKIPPED):
+            outcome, breaches, note = decide(row.kind, row.metrics, tolerance)
+            rows[index] = replace(row, outcome=outcome, breaches=breaches, note=note)
+    rows = doubt_block_outputs(rows, verdict.blocks)
     doubts = [*verdict.coverage.doubts, *verdict.unfinished]
     again = replace(
         verdict,
@@ -63,10 +68,3 @@ def changed_rows(before: Verdict, after: Verdict) -> list[tuple[Row, Row]]:
     new = {row.site: row for row in after.rows}
     pairs = ((row, new[row.site]) for row in before.rows)
     return [(old, row) for old, row in pairs if old.outcome is not row.outcome]
-
-
-def _again(row: Row, tolerance: Tolerance) -> Row:
-    if row.outcome in (Outcome.MISSING, Outcome.SKIPPED) or not row.metrics:
-        return row
-    outcome, breaches, note = decide(row.kind, row.metrics, tolerance)
-    return replace(row, outcome=outcome, breaches=breaches, note=note)

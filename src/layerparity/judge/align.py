@@ -7,16 +7,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
+from typing import TYPE_CHECKING
 
 from layerparity.anatomy.blocks import Blocks
-from layerparity.anatomy.site import Kind, Site
+from layerparity.anatomy.site import PREFILL, Kind, Site
 from layerparity.ground.errors import UserError
 from layerparity.judge.fingerprints import differs_at
-from layerparity.judge.sides import Found, RunSet
+from layerparity.judge.sides import RunSet, SideRecord
 from layerparity.judge.stages import arrived, is_feed, stage_of
 from layerparity.record.manifest import Manifest, Record
 from layerparity.record.site_patterns import SitePatterns
 from layerparity.record.verdict import Outcome, Row
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -25,8 +29,19 @@ class Pair:
 
     site: Site
     kind: Kind
-    golden: Found
-    candidate: Found
+    golden: SideRecord
+    candidate: SideRecord
+
+    def mask(self) -> torch.Tensor | None:
+        """Return which tokens are real, bool [batch, token]; None for all.
+
+        The golden's attention mask, else the candidate's. A decode step has no padding. Raises
+        UserError where it cannot be read.
+        """
+        if self.site.phase != PREFILL:
+            return None
+        mask = self.golden.source.mask
+        return self.candidate.source.mask if mask is None else mask
 
 
 @dataclass(frozen=True)
@@ -55,12 +70,15 @@ def align(golden: RunSet, candidate: RunSet, blocks: Blocks) -> Alignment:
     pairs: list[Pair] = []
     settled: list[Row] = []
     refusals: list[str] = []
-    for site in blocks.sorted(_asked(golden, candidate)):
+    stages = candidate.manifests
+    covered = {site for site in golden.records if any(stage_of(each, site) for each in stages)}
+    skipped = {Site.parse(text) for text in candidate.skipped()}
+    for site in blocks.sorted(covered | set(candidate.records) | skipped):
         left, right = golden.records.get(site), candidate.records.get(site)
         if left is None or right is None:
             settled.append(_absent(site, golden, candidate))
             continue
-        left, right = _adopt(left, right)
+        left, right = _adopt(left, right), _adopt(right, left)
         differing = differs_at(left, right, golden)
         refusals += [differing] if differing else []
         misfit = f"not the same start: {differing}" if differing else _misfit(left, right)
@@ -72,15 +90,6 @@ def align(golden: RunSet, candidate: RunSet, blocks: Blocks) -> Alignment:
     if not shared or (refusals and not pairs):
         raise UserError(_nothing(golden, candidate, refusals))
     return Alignment(pairs, settled, blocks)
-
-
-def _asked(golden: RunSet, candidate: RunSet) -> set[Site]:
-    within = {
-        site
-        for site in golden.records
-        if any(stage_of(manifest, site) for manifest in candidate.manifests)
-    }
-    return within | set(candidate.records) | {Site.parse(text) for text in candidate.skipped()}
 
 
 def _absent(site: Site, golden: RunSet, candidate: RunSet) -> Row:
@@ -116,62 +125,64 @@ def _unrun(site: Site, golden: RunSet) -> str:
     covering = [each for each in golden.manifests if stage_of(each, site)]
     if not covering:
         return "the golden did not run this part of the model"
-    steps = {(record.site.phase, record.site.step) for each in covering for record in each.records}
-    if steps and (site.phase, site.step) not in steps:
-        return f"the golden ran no {site.phase} step {site.step}"
-    return ""
+    return f"the golden ran no {site.phase} step {site.step}" if _no_step(site, covering) else ""
 
 
 def _not_asked(site: Site, golden: Manifest, candidates: list[Manifest]) -> str:
     """Return why the candidate was never asked for a site within its stages, or nothing."""
     covering = [manifest for manifest in candidates if stage_of(manifest, site)]
-    steps = {(record.site.phase, record.site.step) for each in covering for record in each.records}
-    if steps and (site.phase, site.step) not in steps:
+    if _no_step(site, covering):
         return f"the candidate ran no {site.phase} step {site.step}"
     capture = covering[-1].numerics.get("capture", "") if covering else ""
     wanted = golden.numerics.get("capture", "")
-    if capture == wanted or _asked_for(site, covering):
+    # Some run's own patterns may have wanted the site, whatever the golden's were.
+    local = site.local if site.layer is not None else str(site)
+    patterns = (SitePatterns.parse(each.numerics.get("capture", "")) for each in covering)
+    asked = any(each is not None and each(layer=site.layer, local=local) for each in patterns)
+    if capture == wanted or asked:
         return ""
     # Of "blocks: :in,:out" the name says enough, unless both have it.
     name = capture.partition(":")[0]
     return f"not captured by the candidate (capture={capture if wanted.startswith(name) else name})"
 
 
-def _asked_for(site: Site, covering: list[Manifest]) -> bool:
-    """Say whether some run's own patterns wanted a site, whatever the golden's were."""
-    local = site.local if site.layer is not None else str(site)
-    asked = (SitePatterns.parse(each.numerics.get("capture", "")) for each in covering)
-    return any(each is not None and each(layer=site.layer, local=local) for each in asked)
+def _no_step(site: Site, covering: list[Manifest]) -> bool:
+    """Say whether some runs hold records, and none of a site's step."""
+    steps = {record.site.pass_step for each in covering for record in each.records}
+    return bool(steps) and site.pass_step not in steps
 
 
-def _adopt(golden: Found, candidate: Found) -> tuple[Found, Found]:
-    """Give a dump's record, of which only shape and dtype are known, a run's axes and kind."""
-    if golden.source.proved and not candidate.source.proved:
-        return golden, _like(candidate, golden.record)
-    if candidate.source.proved and not golden.source.proved:
-        return _like(golden, candidate.record), candidate
-    return golden, candidate
+def _adopt(own: SideRecord, other: SideRecord) -> SideRecord:
+    """Return a dump's record with the axes and kind of the other side's run; a run's as it is.
+
+    Of a dump only shape and dtype are known.
+    """
+    unlike = len(own.record.shape) != len(other.record.shape)
+    if own.source.proved or not other.source.proved or unlike:
+        return own
+    record = replace(own.record, axes=other.record.axes, kind=other.record.kind)
+    return SideRecord(own.source, record)
 
 
-def _like(found: Found, model: Record) -> Found:
-    if len(found.record.shape) != len(model.shape):
-        return found
-    return Found(found.source, replace(found.record, axes=model.axes, kind=model.kind))
-
-
-def _misfit(golden: Found, candidate: Found) -> str:
+def _misfit(golden: SideRecord, candidate: SideRecord) -> str:
     """Return why two records of one site cannot be laid on each other, or nothing."""
     left, right = golden.record, candidate.record
-    return _whole_numbers(left, right) or _other_shape(left, right)
+    dtypes = {"golden": left.dtype, "candidate": right.dtype}
+    whole = [side for side, dtype in dtypes.items() if "float" not in dtype]
+    if whole and Kind.REAL in (left.kind, right.kind):
+        sides = " and ".join(f"the {side} holds {dtypes[side]} numbers" for side in whole)
+        return f"{sides} where real numbers are due: dump {'them' if whole[1:] else 'it'} as floats"
+    if left.shape != right.shape:
+        return _other_shape(left, right)
+    if left.axes != right.axes:
+        return f"axes ({', '.join(left.axes)}) against ({', '.join(right.axes)})"
+    same = left.kind == right.kind
+    return "" if same else f"{left.kind.value} numbers against {right.kind.value}"
 
 
 def _other_shape(left: Record, right: Record) -> str:
+    """Return the two shapes, and what the difference looks like."""
     shapes = f"shape {list(left.shape)} against {list(right.shape)}"
-    if left.shape == right.shape:
-        if left.axes != right.axes:
-            return f"axes ({', '.join(left.axes)}) against ({', '.join(right.axes)})"
-        same = left.kind == right.kind
-        return "" if same else f"{left.kind.value} numbers against {right.kind.value}"
     small = _too_small("golden", left) or _too_small("candidate", right)
     if small:
         return f"{shapes}: {small}"
@@ -185,18 +196,6 @@ def _other_shape(left: Record, right: Record) -> str:
     return shapes
 
 
-def _whole_numbers(golden: Record, candidate: Record) -> str:
-    """Return which side holds integers where real numbers are due, or nothing."""
-    if Kind.REAL not in (golden.kind, candidate.kind):
-        return ""
-    held = {"golden": golden.dtype, "candidate": candidate.dtype}
-    wrong = [side for side, dtype in held.items() if "float" not in dtype]
-    if not wrong:
-        return ""
-    sides = " and ".join(f"the {side} holds {held[side]} numbers" for side in wrong)
-    return f"{sides} where real numbers are due: dump {'them' if wrong[1:] else 'it'} as floats"
-
-
 def _too_small(side: str, record: Record) -> str:
     """Return that a tensor has next to no elements, or nothing."""
     count = prod(record.shape)
@@ -205,7 +204,8 @@ def _too_small(side: str, record: Record) -> str:
     return f"the {side}'s tensor {'holds one element' if count else 'is empty'}"
 
 
-def _kind(golden: Found, candidate: Found) -> Kind:
+def _kind(golden: SideRecord, candidate: SideRecord) -> Kind:
+    """Return what the numbers of a site mean: a run's input that was fed or copied is exact."""
     if not candidate.source.proved or golden.record.kind is not Kind.REAL:
         return golden.record.kind
     manifest, site = candidate.source.manifest, candidate.record.site
@@ -215,6 +215,7 @@ def _kind(golden: Found, candidate: Found) -> Kind:
 
 
 def _nothing(golden: RunSet, candidate: RunSet, refusals: list[str]) -> str:
+    """Return the message of two sides of which no site can be compared."""
     names = f"'{golden.sources[0].run.name}' and '{candidate.sources[0].run.name}'"
     if not refusals:
         return f"{names} share no site: give runs whose scopes overlap."

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from layerparity.anatomy.site import Kind, Site
+from layerparity.anatomy.site import Kind
 from layerparity.judge.align import Pair
-from layerparity.judge.references import References, Wide
+from layerparity.judge.references import References, SiteReference
 from layerparity.judge.routing import Routing, flips, scored
 from layerparity.judge.rows import by_token, has_tokens
-from layerparity.judge.sides import Found, RunSet
+from layerparity.judge.sides import RunSet
 from layerparity.numbers.deviation import JudgedSite, deviation
 from layerparity.numbers.token_sums import TokenLayout, heads_of, token_layout
 from layerparity.record.references import CHAINED
@@ -22,7 +22,10 @@ ENOUGH = 0.5
 
 @dataclass
 class Calibrated:
-    """What one pair has beside its plain metrics; ``lacking`` says why there is nothing."""
+    """What one pair has beside its plain metrics; ``lacking`` says why there is nothing.
+
+    ``profiles`` hold, by metric and grouping, a value for each group.
+    """
 
     metrics: dict[str, float] = field(default_factory=dict)
     profiles: dict[str, list[float]] = field(default_factory=dict)
@@ -41,7 +44,11 @@ class Calibration:
     def of(
         self, pair: Pair, golden: torch.Tensor, candidate: torch.Tensor, mask: torch.Tensor | None
     ) -> Calibrated:
-        """Return a pair's metrics over its real tokens, ``mask`` being bool [batch, token]."""
+        """Return a pair's metrics over its real tokens.
+
+        ``golden`` and ``candidate`` are as stored, of the pair's axes; ``mask`` is bool [batch,
+        token], None for all. Raises UserError where a reference is damaged.
+        """
         axes = pair.golden.record.axes
         if pair.kind not in (Kind.REAL, Kind.INDEX_SET) or not has_tokens(axes):
             return Calibrated()
@@ -49,12 +56,12 @@ class Calibration:
         real = torch.ones(left.shape[:2], dtype=torch.bool) if mask is None else mask
         if pair.kind is Kind.INDEX_SET:
             return self._choices(pair, left, right, real)
-        tensors = self.tensors(pair, left, right, real)
-        if isinstance(tensors, str):
-            return Calibrated(lacking=tensors)
-        found = deviation(tensors)
-        share = tensors.tokens.numel() / max(tensors.real, 1)
-        return Calibrated(found.metrics | {"agreeing_tokens": share}, found.profiles)
+        judged = self.tensors(pair, left, right, real)
+        if isinstance(judged, str):
+            return Calibrated(lacking=judged)
+        off = deviation(judged)
+        share = judged.tokens.numel() / max(judged.real, 1)
+        return Calibrated(off.metrics | {"agreeing_tokens": share}, off.profiles)
 
     def tensors(
         self, pair: Pair, golden: torch.Tensor, candidate: torch.Tensor, real: torch.Tensor
@@ -66,11 +73,18 @@ class Calibration:
         wide = self.references.of(pair)
         if isinstance(wide, str):
             return wide
-        judged = self._judged(pair.site, wide, real)
+        # Judged are the tokens that nothing but arithmetic sets apart.
+        alike = [self.routing.agreeing(pair.site)]
+        if wide.feed == CHAINED or pair.site.local == ":in":
+            alike.append(self.routing.untouched(pair.site))
+        judged = real
+        for each in alike:
+            judged = judged & each if each is not None and each.shape == real.shape else judged
         share = float(judged.sum()) / max(float(real.sum()), 1.0)
         if share < ENOUGH:
-            return _few(share, wide.feed)
-        return self._tensors(pair, (golden, candidate), wide, judged, int(real.sum()))
+            also = ", or feed=isolated" if wide.feed == CHAINED else ""
+            return f"only {share:.0%} of the tokens were routed alike: use port.replay=true{also}"
+        return self._judged_site(pair, (golden, candidate), wide, judged, int(real.sum()))
 
     def layout(self, pair: Pair) -> TokenLayout:
         """Return how the elements of one token are laid out at a site."""
@@ -80,6 +94,7 @@ class Calibration:
     def _choices(
         self, pair: Pair, left: torch.Tensor, right: torch.Tensor, real: torch.Tensor
     ) -> Calibrated:
+        """Judge choices, [batch, token, k], by the scores they were made from."""
         site = scored(pair.site)
         wide = self.references.at(site, pair.golden.source, pair.candidate.source)
         if isinstance(wide, str):
@@ -89,26 +104,21 @@ class Calibration:
         ours, theirs = (each.reshape(real.numel(), -1).long() for each in (left, right))
         return Calibrated(flips(ours, theirs, wide, real.flatten()))
 
-    def _judged(self, site: Site, wide: Wide, real: torch.Tensor) -> torch.Tensor:
-        """Narrow the real tokens to those that nothing but arithmetic sets apart."""
-        known = [self.routing.agreeing(site)]
-        if wide.feed == CHAINED or site.local == ":in":
-            known.append(self.routing.untouched(site))
-        for each in known:
-            real = real & each if each is not None and each.shape == real.shape else real
-        return real
-
-    def _tensors(
+    def _judged_site(
         self,
         pair: Pair,
         sides: tuple[torch.Tensor, torch.Tensor],
-        wide: Wide,
+        wide: SiteReference,
         judged: torch.Tensor,
         real: int,
     ) -> JudgedSite:
+        """Return the ``judged`` tokens of both ``sides``; ``real`` counts those of the site."""
         left, right = sides
         chosen = judged.flatten()
         routed = self.routing.experts(pair.site)
+        # Of a dump no more is known of the dtype it was computed in than what it holds.
+        own = pair.candidate
+        dtype = own.source.manifest.dtype if own.source.proved else own.record.dtype
         reference = by_token(wide.values, pair.golden.record.axes)
         tokens = torch.nonzero(chosen).flatten()
         # A copy by index takes half the time of one by mask, and less.
@@ -126,24 +136,14 @@ class Calibration:
             floor=wide.floor,
             spread=wide.spread,
             typical=wide.typical,
-            epsilon=torch.finfo(getattr(torch, _computed_in(pair.candidate))).eps,
+            epsilon=torch.finfo(getattr(torch, dtype)).eps,
             experts=None if routed is None else routed.flatten(0, 1)[chosen],
         )
 
 
-def _computed_in(found: Found) -> str:
-    """Return the dtype that a side computes in; of a dump no more is known than what it holds."""
-    return found.source.manifest.dtype if found.source.proved else found.record.dtype
-
-
-def _last_token(wide: Wide, batch: int) -> Wide:
+def _last_token(wide: SiteReference, batch: int) -> SiteReference:
     """Return the scores of each sequence's last token, which the next one is chosen from."""
     values = wide.values[:, -1:]
     tokens = wide.floor.tokens.unflatten(-1, (batch, -1))[..., -1]
     floor = type(wide.floor)(wide.floor.ways, tokens, wide.floor.elements, wide.floor.spread)
-    return Wide(values, floor, wide.spread, wide.feed, wide.typical)
-
-
-def _few(share: float, feed: str) -> str:
-    also = ", or feed=isolated" if feed == CHAINED else ""
-    return f"only {share:.0%} of the tokens were routed alike: use port.replay=true{also}"
+    return SiteReference(values, floor, wide.spread, wide.feed, wide.typical)

@@ -1,4 +1,4 @@
-"""Conclude: from two sides' stored runs to one verdict."""
+"""Conclude: from two sides' stored runs to one verdict, step by step."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import Any
 from layerparity.anatomy.block import Block
 from layerparity.anatomy.blocks import Blocks, by_layer
 from layerparity.anatomy.site import Place, Site
-from layerparity.judge.align import Alignment, Pair, align
+from layerparity.judge.align import Alignment, align
 from layerparity.judge.calibrate import Calibration
-from layerparity.judge.coverage import doubt_block_outputs, whole_model
+from layerparity.judge.coverage import coverage_of, doubt_block_outputs, unseen_classes, whole_model
 from layerparity.judge.decide import decide, outcome_of
 from layerparity.judge.evaluate import Measured, measure
 from layerparity.judge.evidence import evidence_of
-from layerparity.judge.exercised import coverage_of, unseen_classes
 from layerparity.judge.fingerprints import refuse_strangers, same_experiment
 from layerparity.judge.guilty import Judged, first_guilty, guilty_in
 from layerparity.judge.sides import RunSet, open_side
@@ -48,14 +47,15 @@ def conclude(
     """
     left, right = open_side("golden", golden), open_side("candidate", candidate)
     refuse_strangers(left, right)
-    blocks = _blocks(left, right)
+    blocks = _structure(left, right)
     aligned = align(left, right, blocks)
     calibration = Calibration(left, right)
-    measured = _measure(aligned, (left, right), calibration, progress or _silent)
-    rows = _rows(aligned, measured, tolerance)
+    measured = _evaluate(aligned, left, right, calibration, progress or (lambda *_: None))
+    rows = _decide(aligned, measured, tolerance)
     weights = weight_findings(left, right, blocks)
     coverage = coverage_of(rows, left, right)
-    layers = max(each.model.num_layers for each in (*left.manifests, *right.manifests))
+    layers = max(left.num_layers, right.num_layers)
+    failed = [row.site for row in rows if row.outcome is Outcome.FAIL]
     verdict = Verdict(
         golden=left.describe(),
         candidate=right.describe(),
@@ -69,18 +69,77 @@ def conclude(
         silent=silent_sides(left, right),
         unfinished=tuple(unfinished),
         coverage=coverage,
-        warnings=(*_warnings(left, right), *_narrow(tolerance, left, right)),
+        warnings=_warnings(left, right, tolerance),
         token_errors={str(s): m.token_errors for s, m in measured.items() if m.token_errors},
-        profiles=_profiles(rows, measured),
+        profiles={str(s): measured[s].profiles for s in failed if measured[s].profiles},
         settings=settings or {},
         blocks=blocks,
     )
     verdict = with_guilt(verdict, left)
-    if portrait:
-        from layerparity.judge.portraits import portrait_of
+    return _with_portrait(verdict, aligned, calibration) if portrait else verdict
 
-        verdict = replace(verdict, portrait=portrait_of(verdict, aligned, calibration))
-    return verdict
+
+def _structure(golden: RunSet, candidate: RunSet) -> Blocks:
+    """Return the structure of the model's blocks: the golden's measurement, else the other's."""
+    measured: dict[int, Block] = {}
+    for manifest in (*candidate.manifests, *golden.manifests):
+        measured.update(by_layer(manifest.blocks))
+    types = [each.model.model_type for each in (*golden.manifests, *candidate.manifests)]
+    return Blocks.of(next((name for name in types if name), ""), measured)
+
+
+def _evaluate(
+    aligned: Alignment,
+    golden: RunSet,
+    candidate: RunSet,
+    calibration: Calibration,
+    progress: Progress,
+) -> dict[Site, Measured]:
+    """Return what was measured of every pair of tensors, by site; only two are held at a time."""
+    measured = {}
+    for done, pair in enumerate(aligned.pairs):
+        progress(done, len(aligned.pairs), str(pair.site))
+        measured[pair.site] = measure(pair, golden, candidate, calibration, aligned.blocks)
+    progress(len(aligned.pairs), len(aligned.pairs), "")
+    return measured
+
+
+def _decide(
+    aligned: Alignment, measured: Mapping[Site, Measured], tolerance: Tolerance
+) -> tuple[Row, ...]:
+    """Return a row for every site that was asked for, in the order of a forward pass."""
+    rows = list(aligned.settled)
+    for pair in aligned.pairs:
+        of_site = measured[pair.site]
+        if of_site.nothing:
+            row = Row(pair.site, pair.kind, Outcome.INCONCLUSIVE, note=of_site.nothing)
+        else:
+            metrics = of_site.metrics
+            outcome, breaches, note = decide(pair.kind, metrics, tolerance, of_site.lacking)
+            row = Row(pair.site, pair.kind, outcome, breaches, note, metrics)
+        rows.append(row)
+    rows.sort(key=lambda row: aligned.blocks.order(row.site))
+    return tuple(doubt_block_outputs(rows, aligned.blocks))
+
+
+def _warnings(golden: RunSet, candidate: RunSet, tolerance: Tolerance) -> tuple[str, ...]:
+    """Return what a reader should know of the two sides, whatever the rows say."""
+    warnings = [*golden.warnings, *candidate.warnings, *same_experiment(golden, candidate)]
+    for role, side in (("golden", golden), ("candidate", candidate)):
+        if not side.proved:
+            warnings.append(
+                f"The {role} is a dump without fingerprints: nothing proves that both were fed the "
+                "same inputs and had the same weights."
+            )
+        if any(manifest.synthetic for manifest in side.manifests):
+            warnings.append(f"The {role}'s inputs are synthetic: real ones may show other errors.")
+    dtypes = {each.dtype for each in (*golden.manifests, *candidate.manifests)}
+    if tolerance.name == "fixed" and dtypes & {"bfloat16", "float16"}:
+        warnings.append(
+            "The fixed tolerance does not know how far 16-bit rounding goes: it may fail a correct "
+            "run."
+        )
+    return tuple(warnings)
 
 
 def with_guilt(verdict: Verdict, golden: RunSet, stage: Place | None = None) -> Verdict:
@@ -90,21 +149,8 @@ def with_guilt(verdict: Verdict, golden: RunSet, stage: Place | None = None) -> 
     """
     judged = judged_of(verdict)
     guilty = first_guilty(judged) if stage is None else guilty_in(judged, stage)
-    if guilty is None:
-        return replace(verdict, guilty=None, causes=())
-    causes = likeliest(evidence_of(guilty, verdict, golden))
+    causes = likeliest(evidence_of(guilty, verdict, golden)) if guilty is not None else ()
     return replace(verdict, guilty=guilty, causes=tuple(causes))
-
-
-def portrayed(
-    verdict: Verdict, golden: Sequence[StoredRun], candidate: Sequence[StoredRun]
-) -> Verdict:
-    """Return a verdict with a portrait of the guilty site, from the two sides' runs."""
-    from layerparity.judge.portraits import portrait_of
-
-    left, right = open_side("golden", golden), open_side("candidate", candidate)
-    aligned = align(left, right, verdict.blocks)
-    return replace(verdict, portrait=portrait_of(verdict, aligned, Calibration(left, right)))
 
 
 def judged_of(verdict: Verdict) -> Judged:
@@ -113,72 +159,16 @@ def judged_of(verdict: Verdict) -> Judged:
     return Judged(verdict.rows, verdict.weights, verdict.blocks, chained)
 
 
-def _blocks(golden: RunSet, candidate: RunSet) -> Blocks:
-    """Return the structure of the model's blocks: the golden's measurement, else the other's."""
-    measured: dict[int, Block] = {}
-    for manifest in (*candidate.manifests, *golden.manifests):
-        measured.update(by_layer(manifest.blocks))
-    known = [each.model.model_type for each in (*golden.manifests, *candidate.manifests)]
-    return Blocks.of(next((name for name in known if name), ""), measured)
+def portrayed(
+    verdict: Verdict, golden: Sequence[StoredRun], candidate: Sequence[StoredRun]
+) -> Verdict:
+    """Return a verdict with a portrait of the guilty site, from the two sides' runs."""
+    left, right = open_side("golden", golden), open_side("candidate", candidate)
+    aligned = align(left, right, verdict.blocks)
+    return _with_portrait(verdict, aligned, Calibration(left, right))
 
 
-def _measure(
-    aligned: Alignment, sides: tuple[RunSet, RunSet], calibration: Calibration, progress: Progress
-) -> dict[Site, Measured]:
-    """Return what was measured of every pair of tensors, by site."""
-    measured = {}
-    for done, pair in enumerate(aligned.pairs):
-        progress(done, len(aligned.pairs), str(pair.site))
-        measured[pair.site] = measure(pair, *sides, calibration, aligned.blocks)
-    progress(len(aligned.pairs), len(aligned.pairs), "")
-    return measured
+def _with_portrait(verdict: Verdict, aligned: Alignment, calibration: Calibration) -> Verdict:
+    from layerparity.judge.portraits import portrait_of
 
-
-def _rows(
-    aligned: Alignment, measured: Mapping[Site, Measured], tolerance: Tolerance
-) -> tuple[Row, ...]:
-    """Return a row for every site that was asked for, in the order of a forward pass."""
-    judged = [_row(pair, measured[pair.site], tolerance) for pair in aligned.pairs]
-    rows = sorted([*aligned.settled, *judged], key=lambda row: aligned.blocks.order(row.site))
-    return tuple(doubt_block_outputs(rows, aligned.blocks))
-
-
-def _row(pair: Pair, measured: Measured, tolerance: Tolerance) -> Row:
-    if measured.nothing:
-        return Row(pair.site, pair.kind, Outcome.INCONCLUSIVE, note=measured.nothing)
-    outcome, breaches, note = decide(pair.kind, measured.metrics, tolerance, measured.lacking)
-    return Row(pair.site, pair.kind, outcome, breaches, note, measured.metrics)
-
-
-def _profiles(
-    rows: Sequence[Row], measured: Mapping[Site, Measured]
-) -> dict[str, dict[str, list[float]]]:
-    """Return what the groups of each failed site deviate by."""
-    failed = [row.site for row in rows if row.outcome is Outcome.FAIL and row.site in measured]
-    return {str(site): measured[site].profiles for site in failed if measured[site].profiles}
-
-
-def _silent(done: int, total: int, site: str) -> None:
-    """Show no progress."""
-
-
-def _narrow(tolerance: Tolerance, left: RunSet, right: RunSet) -> list[str]:
-    dtypes = {each.dtype for each in (*left.manifests, *right.manifests)}
-    if tolerance.name != "fixed" or not dtypes & {"bfloat16", "float16"}:
-        return []
-    return [
-        "The fixed tolerance does not know how far 16-bit rounding goes: it may fail a correct run."
-    ]
-
-
-def _warnings(left: RunSet, right: RunSet) -> list[str]:
-    warnings = [*left.warnings, *right.warnings, *same_experiment(left, right)]
-    for role, side in (("golden", left), ("candidate", right)):
-        if not side.proved:
-            warnings.append(
-                f"The {role} is a dump without fingerprints: nothing proves that both were fed the "
-                "same inputs and had the same weights."
-            )
-        if any(manifest.synthetic for manifest in side.manifests):
-            warnings.append(f"The {role}'s inputs are synthetic: real ones may show other errors.")
-    return warnings
+    return replace(verdict, portrait=portrait_of(verdict, aligned, calibration))

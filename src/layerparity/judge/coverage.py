@@ -1,17 +1,36 @@
-"""Coverage: what a set of judged sites is evidence of, for a block and for the whole model."""
+"""Coverage: what judged sites prove of a block and of the model, and what was never exercised."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+import torch
+
 from layerparity.anatomy.blocks import Blocks
-from layerparity.anatomy.site import DECODE, EMBEDDING, HEAD, NORM, PREFILL, TOKENS, Site
+from layerparity.anatomy.site import (
+    DECODE,
+    EMBEDDING,
+    HEAD,
+    NORM,
+    PREFILL,
+    TOKENS,
+    Place,
+    Site,
+    within,
+)
+from layerparity.judge.rows import by_token, real_tokens
+from layerparity.judge.sides import RunSet
+from layerparity.record.findings import Coverage, ExpertUse, LayerClass
+from layerparity.record.manifest import WeightPrint
 from layerparity.record.verdict import DECIDED, Outcome, Row, WholeModel
 
+BLOCK_ALONE = "block output alone cannot show a bug inside; use capture=default"
 _OPEN = (Outcome.INCONCLUSIVE, Outcome.MISSING)
 _ENDS = (EMBEDDING, NORM, HEAD)
-BLOCK_ALONE = "block output alone cannot show a bug inside; use capture=default"
+_CHOICES = "mlp.gate:choices"
+_EXPERT_OUTPUTS = ("mlp.experts:out", "mlp:out")
+_FAITHFUL = ("equal", "rounded")
 
 
 def doubt_block_outputs(rows: Sequence[Row], blocks: Blocks) -> list[Row]:
@@ -23,7 +42,9 @@ def doubt_block_outputs(rows: Sequence[Row], blocks: Blocks) -> list[Row]:
     inside = {
         (row.site.layer, row.site.pass_step)
         for row in rows
-        if row.outcome in DECIDED and _is_branch(row.site, blocks)
+        if row.outcome in DECIDED
+        and row.site.end == "out"
+        and row.site.component in blocks.block(row.site.layer).branches
     }
     return [
         replace(row, outcome=Outcome.INCONCLUSIVE, note=BLOCK_ALONE)
@@ -59,28 +80,171 @@ def whole_model(rows: Sequence[Row], num_layers: int, unseen: Sequence[str] = ()
     return WholeModel(outcome, num_layers, len(compared), in_part, absent, unrun, tuple(unseen))
 
 
+def coverage_of(rows: Sequence[Row], golden: RunSet, candidate: RunSet) -> Coverage:
+    """Return what two sides' rows never exercised; its doubts make a pass inconclusive.
+
+    A layer class counts where more than one block was asked for. An expert that no real token was
+    sent to is no doubt where its weights are bit-equal and the block's other experts passed.
+    """
+    computed = [row for row in rows if row.outcome in DECIDED and row.site.end != "in"]
+    classes = _classes(computed, golden, candidate)
+    experts = tuple(_experts(computed, golden, candidate))
+    asked = {Place.parse(stage).layer for each in candidate.manifests for stage in each.stages}
+    full = any(each.scope.get("kind") == "full" for each in candidate.manifests)
+    doubts = _class_doubt(classes) if len(asked - {None}) > 1 or full else []
+    doubts += [
+        f"layer {use.layer}: experts {_ranges(use.never)} were never exercised, and nothing shows "
+        "that their weights are the same"
+        for use in experts
+        if use.never
+    ]
+    doubts += _decode_doubt(rows, candidate)
+    of_golden = steps_of(row.site for row in rows if row.site in golden.records)
+    judged = steps_of(row.site for row in computed)
+    # By phase: how many steps the golden holds of what was asked, how many were judged.
+    steps = {p: (len(n), len(n & judged.get(p, set()))) for p, n in of_golden.items()}
+    return Coverage(classes, experts, steps, tuple(doubts))
+
+
+def unseen_classes(coverage: Coverage) -> list[str]:
+    """Return the classes of layers of which no block was compared: ``moe (layers 0, 2)``."""
+    # Of one class, the verdict on the whole model counts the blocks already.
+    classes = coverage.classes
+    return [
+        f"{each.name} (layer{'s' if len(each.layers) > 1 else ''} {_ranges(each.layers)})"
+        for each in classes
+        if not each.judged and len(classes) > 1
+    ]
+
+
 def steps_of(sites: Iterable[Site]) -> dict[str, set[int]]:
     """Return the steps that some sites are of, by phase, the prefill first.
 
     A chosen token is no step: it is made of the step before it.
     """
-    found: dict[str, set[int]] = {}
+    steps: dict[str, set[int]] = {}
     for site in sites:
         if site.path != TOKENS:
-            found.setdefault(site.phase, set()).add(site.step)
-    return {phase: found[phase] for phase in (PREFILL, DECODE) if phase in found}
+            steps.setdefault(site.phase, set()).add(site.step)
+    return {phase: steps[phase] for phase in (PREFILL, DECODE) if phase in steps}
 
 
-def unexercised(rows: Iterable[Row]) -> list[str]:
+def unexercised(rows: Sequence[Row]) -> list[str]:
     """Return the phases that were asked for, and of which nothing that was computed was judged."""
-    kept = list(rows)
-    judged = steps_of(r.site for r in kept if r.outcome in DECIDED and r.site.end != "in")
-    return [phase for phase in steps_of(row.site for row in kept) if phase not in judged]
+    judged = steps_of(r.site for r in rows if r.outcome in DECIDED and r.site.end != "in")
+    return [phase for phase in steps_of(row.site for row in rows) if phase not in judged]
 
 
 def _is_block_output(site: Site) -> bool:
     return site.layer is not None and site.component == "" and site.end == "out"
 
 
-def _is_branch(site: Site, blocks: Blocks) -> bool:
-    return site.end == "out" and site.component in blocks.block(site.layer).branches
+def _classes(rows: Sequence[Row], golden: RunSet, candidate: RunSet) -> tuple[LayerClass, ...]:
+    """Return the classes of the model's layers, with the layers that judged rows are of."""
+    names = {
+        layer: name
+        for side in (golden, candidate)
+        for manifest in side.manifests
+        for layer, name in manifest.layer_classes.items()
+    }
+    judged = {row.site.layer for row in rows}
+    return tuple(
+        LayerClass(
+            name,
+            layers := tuple(sorted(n for n, own in names.items() if own == name)),
+            tuple(n for n in layers if n in judged),
+        )
+        for name in dict.fromkeys(names[layer] for layer in sorted(names))
+    )
+
+
+def _class_doubt(classes: tuple[LayerClass, ...]) -> list[str]:
+    unseen = unseen_classes(Coverage(classes))
+    if not unseen:
+        return []
+    seen = " and ".join(each.name for each in classes if each.judged)
+    only = f"only {seen} layers" if seen else "no layers"
+    return [f"{only} were compared; {', '.join(unseen)} never"]
+
+
+def _experts(rows: Sequence[Row], golden: RunSet, candidate: RunSet) -> Iterator[ExpertUse]:
+    """Yield the use of the experts of each block whose choices the golden holds."""
+    totals = {
+        layer: count for each in golden.manifests for layer, count in each.layer_experts.items()
+    }
+    judged = {row.site.layer for row in rows if row.site.component.partition(".")[0] in ("mlp", "")}
+    showing = [row for row in rows if row.site.local in _EXPERT_OUTPUTS]
+    passed = {row.site.layer for row in showing if row.outcome is Outcome.PASS}
+    by_layer = _exercised(golden)
+    for layer in sorted(layer for layer in judged & by_layer.keys() if layer is not None):
+        used, total = by_layer[layer], totals.get(layer, 0)
+        unused = [expert for expert in range(total) if expert not in used]
+        vouched = layer in passed
+        equal = [e for e in unused if vouched and _bit_equal(layer, e, golden, candidate)]
+        never = tuple(expert for expert in unused if expert not in equal)
+        if total:
+            yield ExpertUse(layer, total, total - len(unused), tuple(equal), never)
+
+
+def _exercised(golden: RunSet) -> dict[int, set[int]]:
+    """Return, by layer, the experts that the golden sent real tokens to, in any phase."""
+    experts: dict[int, set[int]] = {}
+    for site, own in golden.records.items():
+        if site.local != _CHOICES or site.layer is None:
+            continue
+        choices = by_token(own.source.load(own.record), own.record.axes)
+        real = real_tokens(choices, own.source.mask if site.phase == PREFILL else None)
+        chosen = choices[real] if real.shape == choices.shape[:2] else choices
+        experts.setdefault(site.layer, set()).update(torch.unique(chosen).tolist())
+    return experts
+
+
+def _bit_equal(layer: int, expert: int, golden: RunSet, candidate: RunSet) -> bool:
+    """Return whether an expert's weights are known on both sides, and are the same there."""
+    ours, theirs = (_prints(layer, expert, side) for side in (golden, candidate))
+    if not ours or ours.keys() != theirs.keys():
+        return False
+    pairs = ((own, theirs[name]) for name, own in ours.items())
+    return all(
+        own.digest == its.digest or (own.checkpoint in _FAITHFUL and its.checkpoint in _FAITHFUL)
+        for own, its in pairs
+    )
+
+
+def _prints(layer: int, expert: int, side: RunSet) -> dict[str, WeightPrint]:
+    """Return the prints of an expert's tensors by stored name."""
+    block, own = str(Place(layer)), f".experts.{expert}."
+    return {
+        name: each
+        for source in side.sources
+        for stage, prints in source.effective.items()
+        if within(stage, block)
+        for name, each in prints.items()
+        if own in name
+    }
+
+
+def _decode_doubt(rows: Sequence[Row], candidate: RunSet) -> list[str]:
+    """Return a doubt where the candidate was asked to decode and no decode step was judged.
+
+    One that was not asked to keeps its verdict on what it was asked for; see `whole_model`.
+    """
+    generate = [source.config.get("generate") for source in candidate.sources]
+    counts = (int(each.get("max_new_tokens") or 0) for each in generate if isinstance(each, dict))
+    asked = max(counts, default=0)
+    # The first new token is the prefill's: only a second one takes a decode step.
+    if asked < 2 or DECODE not in unexercised(rows):
+        return []
+    return [f"generate.max_new_tokens={asked} was asked for, and no decode step was compared"]
+
+
+def _ranges(numbers: tuple[int, ...]) -> str:
+    """Return ``0..3, 5`` for 0, 1, 2, 3, 5; two neighbours stay two."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts = [[f"{r[0]}..{r[-1]}"] if len(r) > 2 else [str(n) for n in r] for r in runs]
+    return ", ".join(text for part in parts for text in part)

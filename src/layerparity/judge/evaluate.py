@@ -16,7 +16,7 @@ from layerparity.judge.align import Pair
 from layerparity.judge.calibrate import Calibration
 from layerparity.judge.routing import replayed
 from layerparity.judge.rows import by_token, chunks, has_tokens, real_tokens
-from layerparity.judge.sides import Found, RunSet
+from layerparity.judge.sides import RunSet, SideRecord
 from layerparity.numbers.metric import FLOATING, Chunk, Stream
 from layerparity.numbers.metrics.sets import sets_agree
 
@@ -114,7 +114,7 @@ def _load_both(pair: Pair) -> tuple[torch.Tensor, torch.Tensor]:
         return left, right.result()
 
 
-def _load(found: Found) -> torch.Tensor:
+def _load(found: SideRecord) -> torch.Tensor:
     return found.source.load(found.record)
 
 

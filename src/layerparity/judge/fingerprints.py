@@ -11,7 +11,7 @@ from pathlib import Path
 
 from layerparity.anatomy.site import Site, overlap
 from layerparity.ground.errors import UserError
-from layerparity.judge.sides import Found, RunSet
+from layerparity.judge.sides import RunSet, SideRecord
 from layerparity.judge.stages import chain_to, is_feed, stage_of
 from layerparity.judge.weights import weights_differ
 from layerparity.record.manifest import Feed, Manifest
@@ -38,7 +38,7 @@ def refuse_strangers(golden: RunSet, candidate: RunSet) -> None:
             )
 
 
-def differs_at(golden: Found, candidate: Found, goldens: RunSet) -> str:
+def differs_at(golden: SideRecord, candidate: SideRecord, goldens: RunSet) -> str:
     """Return what of the inputs or weights behind a candidate's record differs from the golden's.
 
     Empty where the golden's own chain of stages starts at the values that the candidate's was fed,
@@ -115,7 +115,7 @@ def begun(source: Source, site: Site) -> tuple[Feed | None, list[str]]:
 
 
 def chain_differs(
-    start: Feed, passed: Sequence[str], held: Found, goldens: RunSet, candidate: Source
+    start: Feed, passed: Sequence[str], held: SideRecord, goldens: RunSet, candidate: Source
 ) -> str:
     """Return what differs between a golden's chain to ``held`` and a candidate's; or nothing.
 
@@ -143,7 +143,7 @@ def chain_differs(
     return "" if "" in tried else next(iter(tried), _foreign(start, fed))
 
 
-def _computed(fed: Feed, before: str, held: Found, goldens: RunSet) -> Iterator[Found]:
+def _computed(fed: Feed, before: str, held: SideRecord, goldens: RunSet) -> Iterator[SideRecord]:
     """Yield where goldens computed what a stage was fed: at the output of the stage before it.
 
     Without one, as for a component, at the very site it was fed from.
@@ -155,7 +155,7 @@ def _computed(fed: Feed, before: str, held: Found, goldens: RunSet) -> Iterator[
     for source in dict.fromkeys((held.source, *reversed(goldens.sources))):
         record = source.manifest.record(site)
         if record and record.digest == fed.digest and not is_feed(source.manifest, site):
-            yield Found(source, record)
+            yield SideRecord(source, record)
 
 
 def _stages_differ(

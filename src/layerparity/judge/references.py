@@ -18,7 +18,7 @@ from layerparity.record.source import Source
 
 
 @dataclass(frozen=True)
-class Wide:
+class SiteReference:
     """One site's reference: its values, the floor, and the slopes clean ways show at such sites.
 
     ``typical`` is what one token's floor is as a rule, None where too few were seen.
@@ -39,11 +39,11 @@ class References:
         self._spreads: dict[tuple[Path, str, str, str], dict[str, float]] = {}
         self._typical_floors: dict[tuple[Path, str, str, str, str, str], TypicalFloor | None] = {}
 
-    def of(self, pair: Pair) -> Wide | str:
+    def of(self, pair: Pair) -> SiteReference | str:
         """Return what a pair is judged by, or why there is nothing."""
         return self.at(pair.site, pair.golden.source, pair.candidate.source)
 
-    def at(self, site: Site, golden: Source, candidate: Source) -> Wide | str:
+    def at(self, site: Site, golden: Source, candidate: Source) -> SiteReference | str:
         """Return the reference at a site as the candidate's stage was fed, or why there is none."""
         if not golden.proved or not golden.manifest.reference:
             return "the golden has no reference to judge by: make it on backend=gpu"
@@ -63,9 +63,9 @@ class References:
             return f"the golden has no noise floor for {dtype}: make it with reference.dtypes"
         spread = self._spread(stored, entry, dtype)
         typical = self._typical_floor(stored, entry, dtype)
-        return Wide(stored.reference(entry), floor, spread, feed, typical)
+        return SiteReference(stored.reference(entry), floor, spread, feed, typical)
 
-    def local(self, pair: Pair) -> Wide | None:
+    def local(self, pair: Pair) -> SiteReference | None:
         """Return the reference of a pair's site in its stage alone, whatever fed the candidate."""
         golden, candidate = pair.golden.source, pair.candidate.source
         stage = stage_of(candidate.manifest, pair.site) if candidate.proved else None
@@ -76,7 +76,9 @@ class References:
         floor = stored.floor(entry, dtype) if entry is not None else None
         if entry is None or floor is None:
             return None
-        return Wide(stored.reference(entry), floor, self._spread(stored, entry, dtype), ISOLATED)
+        return SiteReference(
+            stored.reference(entry), floor, self._spread(stored, entry, dtype), ISOLATED
+        )
 
     def _open(self, golden: Source) -> StoredReferences:
         folder = Path(golden.run.folder)

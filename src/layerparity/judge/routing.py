@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from layerparity.anatomy.site import PREFILL, Place, Site
-from layerparity.judge.references import Wide
+from layerparity.judge.references import SiteReference
 from layerparity.judge.rows import by_token
-from layerparity.judge.sides import Found, RunSet
+from layerparity.judge.sides import RunSet, SideRecord
 from layerparity.numbers.metrics.sets import sets_agree
 
 CHOICES = "choices"
@@ -71,13 +71,13 @@ class Routing:
         return _load(left), _load(right)
 
 
-def replayed(found: Found) -> bool:
+def replayed(found: SideRecord) -> bool:
     """Say whether a run computed with the golden's choices, and only shows its own."""
     return bool(found.source.manifest.numerics.get("replay"))
 
 
 def flips(
-    golden: torch.Tensor, candidate: torch.Tensor, scores: Wide, mask: torch.Tensor
+    golden: torch.Tensor, candidate: torch.Tensor, scores: SiteReference, mask: torch.Tensor
 ) -> dict[str, float]:
     """Return how many tokens chose otherwise, and how many of them not for noise.
 
@@ -124,7 +124,7 @@ def _choices(layer: int, site: Site) -> Site:
     return Site(str(Place(layer, "mlp.gate")), CHOICES, site.phase, site.step)
 
 
-def _load(found: Found) -> torch.Tensor:
+def _load(found: SideRecord) -> torch.Tensor:
     return by_token(found.source.load(found.record), found.record.axes)
 
 

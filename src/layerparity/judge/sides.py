@@ -17,7 +17,7 @@ from layerparity.record.stored_run import StoredRun
 from layerparity.settings.command_keys import settings_of
 
 
-class Found(NamedTuple):
+class SideRecord(NamedTuple):
     """A record, and the run or dump that holds it."""
 
     source: Source
@@ -32,7 +32,7 @@ class RunSet:
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self.sources = list(sources)
-        self.records: dict[Site, Found] = {}
+        self.records: dict[Site, SideRecord] = {}
         self.warnings = [text for source in sources for text in source.warnings]
         self.profile, damaged = side_profile(self.sources)
         self.warnings += damaged
@@ -41,7 +41,7 @@ class RunSet:
             for record in source.manifest.records:
                 if record.site in self.records:
                     doubled[record.site] = source
-                self.records[record.site] = Found(source, record)
+                self.records[record.site] = SideRecord(source, record)
         if doubled:
             site, newest = next(iter(doubled.items()))
             self.warnings.append(
@@ -55,32 +55,42 @@ class RunSet:
         return [source.manifest for source in self.sources]
 
     @property
+    def num_layers(self) -> int:
+        """How many blocks the model has; of dumps, as many as they name."""
+        return max(manifest.model.num_layers for manifest in self.manifests)
+
+    @property
     def proved(self) -> bool:
         """Whether every source has fingerprints."""
         return all(source.proved for source in self.sources)
 
     def skipped(self) -> dict[str, str]:
-        """Return why sites, by their text, were captured by no run."""
+        """Return why no run captured a site, by the site's text."""
         reasons = {site: why for each in self.manifests for site, why in each.skipped.items()}
-        held = {str(site) for site in self.records}
-        return {site: why for site, why in reasons.items() if site not in held}
-
-    def _named(self) -> str:
-        """Return what names the side on a command line: a run, or the sweep of several."""
-        runs = [source.run for source in self.sources]
-        sweeps = {run.parent for run in runs}
-        (sweep,) = sweeps if len(sweeps) == 1 else ("",)
-        return runs[0].reference if len(runs) == 1 else sweep or ""
+        captured = {str(site) for site in self.records}
+        return {site: why for site, why in reasons.items() if site not in captured}
 
     def describe(self) -> Side:
         """Return what a report says of the side."""
         runs = [source.run for source in self.sources]
+        # What names the side on a command line: its one run, else the sweep that all are of.
+        sweeps = {run.parent for run in runs}
+        (sweep,) = sweeps if len(sweeps) == 1 else ("",)
         scopes = [scope_text(manifest.scope) for manifest in self.manifests]
         return Side(
             name=runs[0].name if len(runs) == 1 else f"{runs[0].name} and {len(runs) - 1} more",
             url=runs[0].url,
-            named=self._named(),
-            made=tuple(_origin(source) for source in self.sources),
+            named=runs[0].reference if len(runs) == 1 else sweep or "",
+            made=tuple(
+                RunOrigin(
+                    source.run.reference,
+                    source.proved,
+                    tuple(source.manifest.stages),
+                    settings_of(source.config),
+                    str(source.run.names or ""),
+                )
+                for source in self.sources
+            ),
             profile=self.profile,
             model=_distinct([manifest.model.name for manifest in self.manifests]),
             scope=scopes[0] if len(scopes) == 1 else f"{scopes[0]} ... {scopes[-1]}",
@@ -89,12 +99,6 @@ class RunSet:
                 for key in ("backend", "device", "dtype", "port", "feed")
             },
         )
-
-
-def _origin(source: Source) -> RunOrigin:
-    names = str(source.run.names or "")
-    stages = tuple(source.manifest.stages)
-    return RunOrigin(source.run.reference, source.proved, stages, settings_of(source.config), names)
 
 
 def _distinct(values: list[str]) -> str:
@@ -106,16 +110,16 @@ def side_profile(sources: Sequence[Source]) -> tuple[RunProfile | None, list[str
 
     None where no run keeps one: a dump's folder is not looked into.
     """
-    found, warnings = [], []
+    profiles, warnings = [], []
     for source in sources:
         try:
-            kept = source.folder.read_profile() if isinstance(source, RunSource) else None
+            profile = source.folder.read_profile() if isinstance(source, RunSource) else None
         except UserError as error:
             warnings.append(str(error))
             continue
-        if kept is not None and kept.stages:
-            found.append(kept)
-    return added(found), warnings
+        if profile is not None and profile.stages:
+            profiles.append(profile)
+    return added(profiles), warnings
 
 
 def added(profiles: Sequence[RunProfile]) -> RunProfile | None:
@@ -131,11 +135,8 @@ def added(profiles: Sequence[RunProfile]) -> RunProfile | None:
             above = max(each.peak - profile.before, 0)
             total = stages.setdefault(stage, StageProfile())
             total += replace(each, peak=above)
-    return RunProfile(0, {stage: stages[stage] for stage in sorted(stages, key=_place)})
-
-
-def _place(stage: str) -> Site:
-    return Site(stage, "in")
+    forward = sorted(stages, key=lambda stage: Site(stage, "in"))
+    return RunProfile(0, {stage: stages[stage] for stage in forward})
 
 
 def open_side(role: str, runs: Sequence[StoredRun]) -> RunSet:
