@@ -1,4 +1,4 @@
-"""Close-up: histogram, quantiles and worst elements of one site's errors, from its tensors."""
+"""Close-up: the site a report looks at, and the histogram, quantiles and worst of its errors."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Sides:
     @property
     def judged(self) -> dict[str, torch.Tensor]:
         """The sides whose errors can be told."""
-        found = {"candidate": self.candidate}
-        return found if self.reference is None else {**found, "golden": self.golden}
+        sides = {"candidate": self.candidate}
+        return sides if self.reference is None else {**sides, "golden": self.golden}
 
 
 def sigma(site: JudgedSite) -> torch.Tensor:
@@ -57,7 +57,8 @@ def sigma(site: JudgedSite) -> torch.Tensor:
 def ulp_histogram(values: torch.Tensor, believed: torch.Tensor, dtype: torch.dtype) -> list[int]:
     """Count elements by their distance from what is believed, in units of a dtype's last place.
 
-    Bins end at `ULP_EDGES`, upper edges included; one more holds the rest, NaN among it.
+    ``values`` and ``believed`` are floating [tokens, elements]. Bins end at `ULP_EDGES`, upper
+    edges included; one more holds the rest, NaN among it.
     """
     edges = torch.tensor(ULP_EDGES, dtype=torch.float64)
     counts = torch.zeros(len(ULP_EDGES) + 1, dtype=torch.int64)
@@ -79,20 +80,25 @@ def spacing(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def quantiles(sides: Sides, floor: torch.Tensor) -> dict[str, list[float]]:
-    """Return quantiles of (side - reference) / floor, beside the normal ones they belong to."""
+    """Return quantiles of (side - reference) / floor, beside the normal ones they belong to.
+
+    ``floor`` is float64 [tokens, elements], the size of clean errors there; see `sigma`.
+    """
     stride = max(1, floor.numel() // _SAMPLE)
     floor = floor.flatten()[::stride]
     believed = sides.believed.flatten()[::stride].double()
     reach = -NormalDist().inv_cdf(0.5 / max(floor.numel(), 2))
     normal = [each for each in _SIGMAS if abs(each) <= reach]
-    found = {"normal": normal}
+    points = {"normal": normal}
     for name, values in sides.judged.items():
         error = values.flatten()[::stride].double() - believed
         scaled = torch.where(error == 0, 0.0, error / floor.clamp_min(1e-300))
         ordered = scaled[scaled.isfinite()].sort().values
         if ordered.numel():
-            found[name] = [_short(_at(ordered, NormalDist().cdf(each))) for each in normal]
-    return found
+            last = ordered.numel() - 1
+            places = [min(int(NormalDist().cdf(z) * ordered.numel()), last) for z in normal]
+            points[name] = [_short(float(ordered[place])) for place in places]
+    return points
 
 
 def worst_elements(
@@ -100,35 +106,25 @@ def worst_elements(
 ) -> tuple[Element, ...]:
     """Return the elements that are farthest off, in floors where there is one, else as they are.
 
-    ``floor`` is float64 [tokens, elements]; ``tokens`` numbers the rows batch-major, ``length`` of
-    them to a sequence; ``heads`` is 0 where the elements are no heads.
+    ``floor`` is float64 [tokens, elements]; ``tokens``, int64 [tokens], numbers the rows
+    batch-major, ``length`` of them to a sequence; ``heads`` is 0 where the elements are no heads.
     """
     error = (sides.candidate.double() - sides.believed.double()).abs()
     if floor is not None:
         error = torch.where(error == 0, 0.0, error / floor.clamp_min(1e-300))
     error = error.nan_to_num(math.inf, math.inf)
-    found = error.flatten().topk(min(WORST, error.numel()))
+    width = error.shape[1]
+    largest = error.flatten().topk(min(WORST, error.numel()))
     elements = []
-    for index, value in zip(found.indices.tolist(), found.values.tolist(), strict=True):
-        row, column = divmod(index, error.shape[1])
+    for index, value in zip(largest.indices.tolist(), largest.values.tolist(), strict=True):
+        row, column = divmod(index, width)
         reference = None if sides.reference is None else float(sides.reference[row, column])
         sequence, token = divmod(int(tokens[row]), length)
-        place = _place(column, error.shape[1], heads)
+        head, channel = divmod(column, width // heads if heads > 1 else width)
+        place = f"head {head}, channel {channel}" if heads > 1 else f"channel {channel}"
         ours, theirs = (float(each[row, column]) for each in (sides.golden, sides.candidate))
-        found_at = Element(sequence, token, place, ours, theirs, reference, _short(value))
-        elements.append(found_at)
+        elements.append(Element(sequence, token, place, ours, theirs, reference, _short(value)))
     return tuple(each for each in elements if each.error > 0)
-
-
-def _place(column: int, width: int, heads: int) -> str:
-    if heads < 2:
-        return f"channel {column}"
-    head, channel = divmod(column, width // heads)
-    return f"head {head}, channel {channel}"
-
-
-def _at(ordered: torch.Tensor, share: float) -> float:
-    return float(ordered[min(int(share * ordered.numel()), ordered.numel() - 1)])
 
 
 def _short(value: float) -> float:

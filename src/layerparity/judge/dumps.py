@@ -41,10 +41,26 @@ class DumpSource(Source):
         self.run = run
         self._tensors = tensors
         records = [_record(site, tensors[site]) for site in sorted(tensors)]
-        self.manifest = _manifest(run.name, records)
+        layers = [site.layer for site in tensors if site.layer is not None]
+        # Its stages are the blocks, and the modules outside them, that it names.
+        stages = [record.site.place.stage for record in records]
+        self.manifest = Manifest(
+            model=ModelPrint(run.name, "", 1 + max(layers, default=-1), ""),
+            kind="dump",
+            backend="dump",
+            device="",
+            port="",
+            dtype=", ".join(dict.fromkeys(record.dtype for record in records)),
+            scope={},
+            feed="",
+            fingerprint="",
+            stages=list(dict.fromkeys(stages)),
+            numerics={"capture": "dump"},
+            records=records,
+        )
 
     def load(self, record: Record) -> torch.Tensor:
-        """Return a tensor as dumped."""
+        """Return a tensor as dumped, of its own shape and dtype. Raises UserError where damaged."""
         return self._tensors[record.site].read()
 
 
@@ -56,7 +72,7 @@ def open_dump(run: StoredRun) -> DumpSource:
     """
     folder = Path(run.folder)
     path = find_map(folder, run.names)
-    tensors = find(folder)
+    tensors = find_tensors(folder)
     source = DumpSource(run, match(read_map(path), tensors, path))
     used = {id(tensor) for tensor in source._tensors.values()}
     ignored = [tensor.names[0] for tensor in tensors if id(tensor) not in used]
@@ -69,6 +85,7 @@ def open_dump(run: StoredRun) -> DumpSource:
 
 
 def _record(site: Site, dumped: Dumped) -> Record:
+    """Describe one tensor of a dump."""
     tensor = dumped.read()
     # Whole numbers, such as token ids, know no rounding: they are equal or they are not.
     kind = Kind.REAL if tensor.is_floating_point() else Kind.EXACT
@@ -76,29 +93,6 @@ def _record(site: Site, dumped: Dumped) -> Record:
     axes = _AXES.get(tensor.dim(), tuple(f"axis{index}" for index in range(tensor.dim())))
     dtype = str(tensor.dtype).removeprefix("torch.")
     return Record(site, axes, kind, tuple(tensor.shape), dtype, dumped.names[0], digest="")
-
-
-def _manifest(name: str, records: list[Record]) -> Manifest:
-    """Describe a dump: its stages are the blocks, and the modules outside them, that it names."""
-    layers = [record.site.layer for record in records]
-    stages = [
-        record.site.path if layer is None else f"layers.{layer}"
-        for record, layer in zip(records, layers, strict=True)
-    ]
-    return Manifest(
-        model=ModelPrint(name, "", 1 + max((n for n in layers if n is not None), default=-1), ""),
-        kind="dump",
-        backend="dump",
-        device="",
-        port="",
-        dtype=", ".join(dict.fromkeys(record.dtype for record in records)),
-        scope={},
-        feed="",
-        fingerprint="",
-        stages=list(dict.fromkeys(stages)),
-        numerics={"capture": "dump"},
-        records=records,
-    )
 
 
 _SUFFIXES = (".npy", ".safetensors")
@@ -119,47 +113,44 @@ class Dumped:
 
     def read(self) -> torch.Tensor:
         """Return the tensor, mapped from its file. Raises UserError where it cannot be read."""
-        return read_tensor(self.path, self.key, _CURE) if self.key else _read_npy(self.path)
+        if self.key:
+            return read_tensor(self.path, self.key, _CURE)
+        import numpy as np
+        import torch
+
+        try:
+            # Copy-on-write: torch wants writable memory, and nobody writes to it.
+            array = np.load(self.path, mmap_mode="c", allow_pickle=False)
+            return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
+        except (OSError, ValueError, TypeError, EOFError) as error:
+            raise UserError(
+                f"{self.path} cannot be read as numbers ({error}). Save it again with numpy.save "
+                "from a numeric array; bfloat16 has no .npy form, save that as float32 or as "
+                ".safetensors."
+            ) from error
 
 
-def find(folder: Path) -> list[Dumped]:
+def find_tensors(folder: Path) -> list[Dumped]:
     """Return every tensor under a folder, sorted by file. Raises UserError where there is none."""
-    found: list[Dumped] = []
+    tensors: list[Dumped] = []
     for path in sorted(folder.rglob("*")):
-        if path.suffix in _SUFFIXES and path.is_file():
-            found += _in_file(folder, path)
-    if not found:
+        if path.suffix not in _SUFFIXES or not path.is_file():
+            continue
+        relative = path.relative_to(folder)
+        inside(folder, relative.as_posix())
+        stem = relative.with_suffix("").as_posix()
+        if path.suffix == ".npy":
+            tensors.append(Dumped(path, "", (stem,)))
+            continue
+        keys = tensor_names(path, _CURE)
+        alone = (stem,) if len(keys) == 1 else ()
+        tensors += [Dumped(path, key, (f"{stem}/{key}", *alone)) for key in keys]
+    if not tensors:
         raise UserError(
             f"{folder} holds no .safetensors or .npy file. Pickles (.pt, .bin) are never opened: "
             "save tensors with safetensors.torch.save_file or numpy.save."
         )
-    return found
-
-
-def _in_file(folder: Path, path: Path) -> list[Dumped]:
-    relative = path.relative_to(folder)
-    inside(folder, relative.as_posix())
-    stem = relative.with_suffix("").as_posix()
-    if path.suffix == ".npy":
-        return [Dumped(path, "", (stem,))]
-    keys = tensor_names(path, _CURE)
-    alone = (stem,) if len(keys) == 1 else ()
-    return [Dumped(path, key, (f"{stem}/{key}", *alone)) for key in keys]
-
-
-def _read_npy(path: Path) -> torch.Tensor:
-    import numpy as np
-    import torch
-
-    try:
-        # Copy-on-write: torch wants writable memory, and nobody writes to it.
-        array = np.load(path, mmap_mode="c", allow_pickle=False)
-        return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
-    except (OSError, ValueError, TypeError, EOFError) as error:
-        raise UserError(
-            f"{path} cannot be read as numbers ({error}). Save it again with numpy.save from a "
-            "numeric array; bfloat16 has no .npy form, save that as float32 or as .safetensors."
-        ) from error
+    return tensors
 
 
 FILES = ("names.json", "names.yaml", "names.yml")
@@ -202,24 +193,26 @@ def match(names: Mapping[str, str], tensors: Sequence[Dumped], path: Path) -> di
     A name matches a tensor's full name, or its end after a ``/``. Raises UserError where a name
     matches nothing, a site is none, or two tensors claim one site.
     """
-    found: dict[Site, Dumped] = {}
+    stands: dict[Site, Dumped] = {}
     for name, text in names.items():
-        pattern = _pattern(name)
-        hits = [(tensor, hit) for tensor in tensors if (hit := _hit(pattern, tensor))]
+        fits = _pattern(name).fullmatch
+        matches = [(each, next(filter(None, map(fits, each.names)), None)) for each in tensors]
+        hits = [(tensor, hit) for tensor, hit in matches if hit is not None]
         if not hits:
             known = [known for tensor in tensors for known in tensor.names]
             raise UserError(f"{path}: no tensor is named '{name}'.{nearest(name, known)}")
         for tensor, hit in hits:
             site = _site(text, hit, path)
-            if found.setdefault(site, tensor) is not tensor:
+            if stands.setdefault(site, tensor) is not tensor:
                 raise UserError(
-                    f"{path}: both {found[site].names[0]} and {tensor.names[0]} claim {site}. "
+                    f"{path}: both {stands[site].names[0]} and {tensor.names[0]} claim {site}. "
                     "Name them with more of their path."
                 )
-    return found
+    return stands
 
 
 def _pattern(name: str) -> re.Pattern[str]:
+    """Return what the tensors that a name means are called; ``{n}`` is one number throughout."""
     seen: set[str] = set()
 
     def group(place: re.Match[str]) -> str:
@@ -230,12 +223,8 @@ def _pattern(name: str) -> re.Pattern[str]:
     return re.compile(rf"(?:.*/)?{_PLACE.sub(group, re.escape(name))}")
 
 
-def _hit(pattern: re.Pattern[str], tensor: Dumped) -> re.Match[str] | None:
-    hits = (pattern.fullmatch(name) for name in tensor.names)
-    return next((hit for hit in hits if hit), None)
-
-
 def _site(text: str, hit: re.Match[str], path: Path) -> Site:
+    """Return a map's site with the numbers that a tensor's name holds for ``{n}`` and the like."""
     filled = text
     for place, number in hit.groupdict().items():
         filled = filled.replace(f"{{{place}}}", str(int(number)))

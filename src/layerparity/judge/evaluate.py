@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from layerparity.anatomy.blocks import Blocks
-from layerparity.anatomy.site import PREFILL, Kind, Site, within
+from layerparity.anatomy.site import Kind, Site, within
 from layerparity.ground.errors import UserError
 from layerparity.judge.align import Pair
 from layerparity.judge.calibrate import Calibration
@@ -28,9 +28,10 @@ _WORTH_A_THREAD = 1 << 18
 
 @dataclass
 class Measured:
-    """A site's metrics by name, relative L2 error of each real token, and why there are none.
+    """A site's metrics by name, and the relative L2 error of each real token in batch-major order.
 
-    ``profiles`` are the calibrated metrics by group; ``lacking`` says why there are none of them.
+    ``nothing`` says why there are none. ``profiles`` are the calibrated metrics by group, a value
+    each; ``lacking`` says why there are none of them.
     """
 
     metrics: dict[str, float] = field(default_factory=dict)
@@ -49,7 +50,7 @@ def measure(
     golden holds NaN or Inf, or a tensor is damaged.
     """
     left, right = _load_both(pair)
-    axes, mask = pair.golden.record.axes, _mask(pair)
+    axes, mask = pair.golden.record.axes, pair.mask()
     real = mask
     routed = pair.site.end == WEIGHTS and pair.kind is Kind.REAL
     if routed:
@@ -65,7 +66,10 @@ def measure(
         if has_tokens(axes) and left.is_floating_point() and not routed:
             errors += token_errors(chunk)
     if broken:
-        raise UserError(_unbelievable(pair, broken))
+        raise UserError(
+            f"The golden '{pair.golden.source.run.name}' has {broken} NaN or Inf at {pair.site}: "
+            "it cannot be believed; make a new golden run."
+        )
     if not stream.elements:
         return Measured(nothing=NONE_AGREES if routed else NOTHING)
     metrics = stream.results() | alike.metrics()
@@ -84,20 +88,15 @@ def token_errors(chunk: Chunk) -> list[float]:
     0 where both rows are zero; Inf where only the golden's is, or a value is not finite.
     """
     golden, error = np.sqrt(chunk.row_squares)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.where(error == 0, 0.0, error / golden)
-    return _short(ratio)
-
-
-def _short(values: np.ndarray) -> list[float]:
     # A comparison holds one for every token of every site: six digits keep its file readable.
     with np.errstate(divide="ignore", invalid="ignore"):
-        digits = 5 - np.floor(np.log10(values))
+        ratio = np.where(error == 0, 0.0, error / golden)
+        digits = 5 - np.floor(np.log10(ratio))
         # Powers of ten up to 10^22 are exact, and so the quotient is the decimal's nearest float.
         scale = 10.0 ** np.clip(digits, 0, 22)
-        short = np.round(values * scale) / scale
-    for odd in np.flatnonzero((values != 0) & ~((digits >= 0) & (digits <= 22))):
-        short[odd] = float(f"{values[odd]:.6g}")
+        short = np.round(ratio * scale) / scale
+    for odd in np.flatnonzero((ratio != 0) & ~((digits >= 0) & (digits <= 22))):
+        short[odd] = float(f"{ratio[odd]:.6g}")
     return short.tolist()
 
 
@@ -114,38 +113,23 @@ def _load_both(pair: Pair) -> tuple[torch.Tensor, torch.Tensor]:
         return left, right.result()
 
 
-def _load(found: SideRecord) -> torch.Tensor:
-    return found.source.load(found.record)
-
-
-def _mask(pair: Pair) -> torch.Tensor | None:
-    """Return which tokens are real, or None for all; a decode step has no padding."""
-    if pair.site.phase != PREFILL:
-        return None
-    mask = pair.golden.source.mask
-    return pair.candidate.source.mask if mask is None else mask
+def _load(own: SideRecord) -> torch.Tensor:
+    return own.source.load(own.record)
 
 
 def _agreeing(
     site: Site, golden: RunSet, candidate: RunSet, mask: torch.Tensor | None
 ) -> torch.Tensor | None:
-    """Narrow a token mask to the tokens that both sides send to the same experts."""
+    """Narrow a mask, bool [batch, token], to the tokens that both sides send to one expert set."""
     choices = Site(site.path, CHOICES, site.phase, site.step)
     left, right = golden.records.get(choices), candidate.records.get(choices)
     if left is None or right is None or left.record.shape != right.record.shape:
         return mask
     if not has_tokens(left.record.axes) or replayed(right):
         return mask
-    g, c = (by_token(_load(found), left.record.axes) for found in (left, right))
+    g, c = (by_token(_load(own), left.record.axes) for own in (left, right))
     real, agree = real_tokens(g, mask), sets_agree(g, c)
     return real & agree if real.shape == agree.shape else mask
-
-
-def _unbelievable(pair: Pair, count: int) -> str:
-    return (
-        f"The golden '{pair.golden.source.run.name}' has {count} NaN or Inf at {pair.site}: "
-        "it cannot be believed; make a new golden run."
-    )
 
 
 CONSTANT, DENORMAL, NONFINITE = "constant", "denormal", "nonfinite"
@@ -162,7 +146,7 @@ class Degenerate:
         self._seen = 0
 
     def feed(self, values: torch.Tensor) -> None:
-        """Look at one more piece; most tensors are settled by the first few numbers of it."""
+        """Look at one more piece, of any shape; most are settled by its first few numbers."""
         self._seen += values.numel()
         for piece in (values[:1] if values.dim() > 1 else values[:_FIRST], values):
             if not self._open or not piece.numel():
@@ -201,16 +185,16 @@ class BothSides:
         self._sides = {"golden": Degenerate(), "candidate": Degenerate()}
 
     def feed(self, chunk: Chunk) -> None:
-        """Look at one more piece of both."""
+        """Look at one more chunk of both."""
         self._sides["golden"].feed(chunk.golden)
         self._sides["candidate"].feed(chunk.candidate)
 
     def metrics(self) -> dict[str, float]:
         """Return ``candidate_constant`` and the like; nothing where both sides are alike."""
-        found = {side: held.result() for side, held in self._sides.items()}
-        if found["golden"] == found["candidate"]:
+        results = {side: each.result() for side, each in self._sides.items()}
+        if results["golden"] == results["candidate"]:
             return {}
-        return {f"{side}_{what[0]}": what[1] for side, what in found.items() if what is not None}
+        return {f"{side}_{what[0]}": what[1] for side, what in results.items() if what is not None}
 
 
 PASSED_THROUGH = "passed_through"
@@ -224,28 +208,19 @@ def passed_through(
     That is where the candidate's bytes are those of the one value that its are computed from, and
     the golden's are not.
     """
-    given = _only_input(pair.site, blocks)
-    if given is None:
+    site = pair.site
+    block = blocks.block(site.layer) if site.layer is not None else None
+    node = block.by_local.get(site.local) if block is not None else None
+    if node is None or len(node.inputs) != 1:
         return {}
+    # What goes out of a module is often the same as what goes out of the last one inside it.
+    if within(node.inputs[0].partition(":")[0], node.module):
+        return {}
+    only_input = site.beside(node.inputs[0])
     sides = ((golden, pair.golden), (candidate, pair.candidate))
     same = [
-        (found := side.records.get(given)) is not None
-        and (found.record.digest, found.record.dtype) == (own.record.digest, own.record.dtype)
+        (fed := side.records.get(only_input)) is not None
+        and (fed.record.digest, fed.record.dtype) == (own.record.digest, own.record.dtype)
         for side, own in sides
     ]
     return {PASSED_THROUGH: 1.0} if same == [False, True] else {}
-
-
-def _only_input(site: Site, blocks: Blocks) -> Site | None:
-    """Return the one value of a block that another one is computed from; None for several."""
-    if site.layer is None:
-        return None
-    node = blocks.block(site.layer).by_local.get(site.local)
-    # What goes out of a module is often the same as what goes out of the last one inside it.
-    if (
-        node is None
-        or len(node.inputs) != 1
-        or within(node.inputs[0].partition(":")[0], node.module)
-    ):
-        return None
-    return site.beside(node.inputs[0])

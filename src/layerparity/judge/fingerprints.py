@@ -27,7 +27,13 @@ def refuse_strangers(golden: RunSet, candidate: RunSet) -> None:
 
     Inputs are compared by name (token ids, attention mask, position ids), as far as both have them.
     """
-    _refuse_twins(golden, candidate)
+    folders = {_folder(source.run) for source in golden.sources}
+    both = [each.run.name for each in candidate.sources if _folder(each.run) in folders]
+    if both:
+        raise UserError(
+            f"Run '{both[0]}' is on both sides, and a run compared with itself proves nothing: "
+            "give another as golden= or candidate=."
+        )
     proved = [source for side in (golden, candidate) for source in side.sources if source.proved]
     for other in proved[1:]:
         differing = _strange(proved[0].manifest, other.manifest)
@@ -59,7 +65,7 @@ def same_experiment(golden: RunSet, candidate: RunSet) -> list[str]:
         return []
     left, right = ({each.fingerprint for each in side.manifests} for side in (golden, candidate))
     # A golden's fingerprint is never a candidate's: what else is in it is looked at one by one.
-    alike = {_made(source) for side in (golden, candidate) for source in side.sources}
+    alike = {_experiment(source) for side in (golden, candidate) for source in side.sources}
     if left != right and (len(alike) > 1 or None in alike):
         return []
     first = golden.manifests[0]
@@ -69,22 +75,12 @@ def same_experiment(golden: RunSet, candidate: RunSet) -> list[str]:
     ]
 
 
-def _refuse_twins(golden: RunSet, candidate: RunSet) -> None:
-    held = {_place(source.run) for source in golden.sources}
-    both = [each.run.name for each in candidate.sources if _place(each.run) in held]
-    if both:
-        raise UserError(
-            f"Run '{both[0]}' is on both sides, and a run compared with itself proves nothing: "
-            "give another as golden= or candidate=."
-        )
-
-
-def _place(run: StoredRun) -> tuple[Path, Path | None]:
+def _folder(run: StoredRun) -> tuple[Path, Path | None]:
     # One folder of dumps may hold both sides, under two name maps.
     return Path(run.folder).resolve(), run.names
 
 
-def _made(source: Source) -> str | None:
+def _experiment(source: Source) -> str | None:
     """Return how a run was made, with which versions of the code; None where that is not known."""
     tags, manifest = source.run.tags, source.manifest
     versions = {k: v for k, v in tags.items() if k == "git_commit" or k.startswith("version.")}
@@ -93,11 +89,12 @@ def _made(source: Source) -> str | None:
     # A block that is fed by hand is the same block: the feed makes no other experiment.
     names = ("backend", "device", "port", "dtype")
     flags = {k: v for k, v in manifest.numerics.items() if k not in _NO_FLAGS}
-    made = {**versions, **flags, **{name: getattr(manifest, name) for name in names}}
-    return json.dumps(made, sort_keys=True)
+    facts = {**versions, **flags, **{name: getattr(manifest, name) for name in names}}
+    return json.dumps(facts, sort_keys=True)
 
 
 def _strange(left: Manifest, right: Manifest) -> str:
+    """Return what of model or inputs differs between two runs, or nothing."""
     if left.model.model_type != right.model.model_type:
         return f"model ({left.model.model_type} against {right.model.model_type})"
     if left.model.config_digest != right.model.config_digest:

@@ -79,19 +79,16 @@ def judge_chained(
     worst = ChainJudgement(wrong=False)
     untold: list[Untold] = []
     for layer in range(first, last + 1):
-        grown = _by_growth(verdict, rows, layer, first, factor)
-        found = _by_weights(verdict, layer) or _by_rows(verdict, layer) or grown
-        if found.wrong:
-            return found
-        worst = max(worst, found, key=_ratio)
+        faults = tuple(each for each in verdict.weights if each.is_fault and each.layer == layer)
+        if faults:
+            return ChainJudgement(True, layer=layer, findings=faults)
+        judged = _by_rows(verdict, layer) or _by_growth(verdict, rows, layer, first, factor)
+        if judged.wrong:
+            return judged
+        worst = max(worst, judged, key=_ratio)
         open_ = _untold(verdict, rows, layer, first, factor)
         untold += [open_] if open_ else []
     return replace(worst, untold=tuple(untold))
-
-
-def _by_weights(verdict: Verdict, layer: int) -> ChainJudgement | None:
-    faults = tuple(each for each in verdict.weights if each.is_fault and each.layer == layer)
-    return ChainJudgement(True, layer=layer, findings=faults) if faults else None
 
 
 def _by_rows(verdict: Verdict, layer: int) -> ChainJudgement | None:
@@ -116,8 +113,8 @@ def _by_growth(
             continue
         error = statistics.median(errors)
         allowed = factor * _grown(verdict, rows, site, first)
-        found = ChainJudgement(not error <= allowed, site, error, allowed, layer)
-        worst = max(worst, found, key=_ratio)
+        judged = ChainJudgement(not error <= allowed, site, error, allowed, layer)
+        worst = max(worst, judged, key=_ratio)
     return worst
 
 

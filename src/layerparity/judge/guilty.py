@@ -38,11 +38,11 @@ class Judged:
 
     @cached_property
     def _by_stage(self) -> dict[tuple[str, Step], dict[str, Row]]:
-        found: dict[tuple[str, Step], dict[str, Row]] = {}
+        stages: dict[tuple[str, Step], dict[str, Row]] = {}
         for row in self.rows:
             key = row.site.place.stage, row.site.pass_step
-            found.setdefault(key, {})[row.site.local] = row
-        return found
+            stages.setdefault(key, {})[row.site.local] = row
+        return stages
 
     def at(self, stage: Place, step: Step) -> dict[str, Row]:
         """Return a stage's rows of one pass, by address inside the block."""
@@ -61,7 +61,10 @@ class Judged:
 
     def faults(self, stage: Place) -> list[WeightFinding]:
         """Return what is wrong with a stage's weights."""
-        return [w for w in self.weights if w.is_fault and str(stage) == _stage_of(w)]
+        faults = (each for each in self.weights if each.is_fault)
+        if stage.layer is None:
+            return [each for each in faults if each.layer is None and each.stage == stage.module]
+        return [each for each in faults if each.layer == stage.layer]
 
 
 def first_guilty(judged: Judged) -> Guilt | None:
@@ -111,7 +114,10 @@ def _in_phase(judged: Judged, stage: Place, steps: Sequence[Step]) -> Guilt | No
     by_step = {step: judged.at(stage, step) for step in steps}
     known = {local for rows in by_step.values() for local in rows}
     block = judged.blocks.block(stage.layer, known)
-    shown = [guilt for rows in by_step.values() if (guilt := _in_step(block, stage, rows))]
+    shown = []
+    for rows in by_step.values():
+        one = _outside(stage, rows) if stage.layer is None else _inside(block, stage, rows)
+        shown += [one] if one is not None else []
     if not shown:
         return None
     guilt = min(shown, key=lambda each: block.rank(each.site.local) if each.site else 0)
@@ -123,14 +129,12 @@ def _in_phase(judged: Judged, stage: Place, steps: Sequence[Step]) -> Guilt | No
     return replace(guilt, phases=phases, first_step=first_step)
 
 
-def _in_step(block: Block, stage: Place, rows: Rows) -> Guilt | None:
-    return _outside(stage, rows) if stage.layer is None else _inside(block, stage, rows)
-
-
 def _inside(block: Block, stage: Place, rows: Rows) -> Guilt | None:
+    """Return what is guilty in a block by one pass: the first site of those with good inputs."""
     seen = seen_in(rows)
-    order = sorted(rows, key=lambda local: (block.rank(local), local))
-    roots = [local for local in order if _is_root(block, local, rows, seen)]
+    failing = {local for local, row in rows.items() if row.outcome is Outcome.FAIL}
+    order = sorted(failing - {":in"}, key=lambda local: (block.rank(local), local))
+    roots = [each for each in order if failing.isdisjoint(block.origin(each, seen).inputs)]
     if not roots:
         return None
     first = blamed(block, roots[0], seen)
@@ -144,14 +148,6 @@ def _inside(block: Block, stage: Place, rows: Rows) -> Guilt | None:
         unjudged=tuple(row.site for row in fed if row.outcome is not Outcome.PASS),
         also=tuple(each for each in others if each != name_in_block(first)),
     )
-
-
-def _is_root(block: Block, local: str, rows: Rows, seen: Seen) -> bool:
-    """Say whether a site fails though nothing that it is computed from does."""
-    if local == ":in" or rows[local].outcome is not Outcome.FAIL:
-        return False
-    before = block.origin(local, seen).inputs
-    return not any(each in rows and rows[each].outcome is Outcome.FAIL for each in before)
 
 
 def blamed(block: Block, local: str, seen: Seen) -> Guilt:
@@ -171,6 +167,7 @@ def name_in_block(guilt: Guilt) -> str:
 
 
 def _outside(stage: Place, rows: Rows) -> Guilt | None:
+    """Return what is guilty in a stage outside the blocks by one pass."""
     failing = [row for row in rows.values() if row.outcome is Outcome.FAIL]
     outputs = [row for row in failing if row.site.end != "in"]
     if not outputs:
@@ -223,7 +220,8 @@ def _with_weights(guilt: Guilt, block: Block, rows: Rows, faults: Sequence[Weigh
         return replace(guilt, findings=tuple(faults))
     explains = [each for each in faults if _explains(each, guilt, block, rows)]
     others = [each for each in faults if each not in explains]
-    absorbed = [each for each in others if _is_absorbed(each, block, rows)]
+    passes = {Outcome.PASS}
+    absorbed = [each for each in others if _outcomes(each.component, block, rows) == passes]
     later = [each.component for each in (*explains, *others) if each not in absorbed]
     inside = [each.component for each in explains if within(each.component, guilt.component)]
     component = min(inside, key=block.rank_of_module, default=guilt.component)
@@ -244,14 +242,13 @@ def _explains(finding: WeightFinding, guilt: Guilt, block: Block, rows: Rows) ->
     reached = site is None or block.rank_of_module(finding.component) <= block.rank(site.local)
     if not overlap(finding.component, guilt.component) or not reached:
         return False
-    own = [rows[local] for local in block.values_of(finding.component) if local in rows]
-    ends = [row.outcome for row in own if row.outcome in JUDGED]
+    ends = _outcomes(finding.component, block, rows).intersection(JUDGED)
     return not ends or Outcome.FAIL in ends
 
 
-def _is_absorbed(finding: WeightFinding, block: Block, rows: Rows) -> bool:
-    own = [rows[local] for local in block.values_of(finding.component) if local in rows]
-    return bool(own) and all(row.outcome is Outcome.PASS for row in own)
+def _outcomes(module: str, block: Block, rows: Rows) -> set[Outcome]:
+    """Return how the values that a module itself computes end."""
+    return {rows[local].outcome for local in block.values_of(module) if local in rows}
 
 
 def _by_weights(judged: Judged, stage: Place) -> Guilt | None:
@@ -270,7 +267,3 @@ def _by_weights(judged: Judged, stage: Place) -> Guilt | None:
         also=tuple(others),
         findings=tuple(faults),
     )
-
-
-def _stage_of(finding: WeightFinding) -> str:
-    return str(Place(finding.layer)) if finding.layer is not None else finding.stage

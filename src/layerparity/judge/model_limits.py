@@ -1,4 +1,4 @@
-"""Limits: a model's own limits, kept by a calibration, found again for a comparison."""
+"""Model limits: find the limits that a calibration kept for the model of a comparison."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def with_limits(tolerance: Any, store: Store, candidate: Sequence[StoredRun]) ->
     if found is None:
         return tolerance
     console.say(f"limits:    {found.name} {found.id[:8]}, calibrated for this model")
-    return replace(tolerance, **_read(found))
+    limits = read_json(found.file(FILE), dict[str, float], "calibrate again")
+    return replace(tolerance, **limits)
 
 
 def model_of(store: Store, verdict: Verdict, name: str) -> str:
@@ -45,13 +46,9 @@ def model_of(store: Store, verdict: Verdict, name: str) -> str:
 
 
 def _newest(store: Store, candidate: Sequence[StoredRun]) -> StoredRun | None:
+    """Return the newest finished calibration of the candidate's model and dtype."""
     wanted = {(run.tags.get("config_digest"), run.tags.get("dtype")) for run in candidate}
     for run in store.runs(kind=KIND, limit=LOOKED_AT):
         if run.finished and {(run.tags.get("config_digest"), run.tags.get("dtype"))} == wanted:
             return run
     return None
-
-
-def _read(run: StoredRun) -> dict[str, float]:
-    limits: dict[str, float] = read_json(run.file(FILE), dict[str, float], "calibrate again")
-    return limits

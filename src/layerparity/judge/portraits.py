@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import ceil, inf, isnan, sqrt
 
@@ -21,9 +20,9 @@ from layerparity.judge.closeup import (
 )
 from layerparity.judge.rows import by_token, has_tokens, real_tokens
 from layerparity.numbers.deviation import JudgedSite, deviation
-from layerparity.numbers.token_sums import CHANNEL, HEAD, TokenLayout
+from layerparity.numbers.token_sums import CHANNEL, HEAD
 from layerparity.record.portrait import FLOOR, GOLDEN, Grouped, Portrait
-from layerparity.record.verdict import Row, Verdict
+from layerparity.record.verdict import Verdict
 
 MOST_GROUPS = 128
 _CHOICES = "mlp.gate:choices"
@@ -38,11 +37,19 @@ def portrait_of(verdict: Verdict, aligned: Alignment, calibration: Calibration) 
     real numbers.
     """
     pairs = {pair.site: pair for pair in aligned.pairs}
-    chosen = choose_close_up(verdict, _shown(verdict.rows, pairs))
+    shown = [
+        row
+        for row in verdict.rows
+        if row.metrics
+        and (pair := pairs.get(row.site)) is not None
+        and pair.kind is Kind.REAL
+        and has_tokens(pair.golden.record.axes)
+    ]
+    chosen = choose_close_up(verdict, shown)
     if chosen is None:
         return None
     portrait = (
-        _painted(pairs, chosen.site, calibration)
+        _paint(pairs, chosen.site, calibration)
         if chosen.site is not None
         else Portrait(str(chosen.place), GOLDEN)
     )
@@ -51,33 +58,20 @@ def portrait_of(verdict: Verdict, aligned: Alignment, calibration: Calibration) 
     return replace(portrait, note=chosen.note, load=_load(pairs, chosen.place), local_floors=floors)
 
 
-def _shown(rows: Sequence[Row], pairs: dict[Site, Pair]) -> list[Row]:
-    return [row for row in rows if row.site in pairs and _can_be_shown(pairs[row.site], row)]
-
-
-def _can_be_shown(pair: Pair, row: Row) -> bool:
-    return pair.kind is Kind.REAL and has_tokens(pair.golden.record.axes) and bool(row.metrics)
-
-
-def _painted(pairs: dict[Site, Pair], chosen: Site, calibration: Calibration) -> Portrait:
+def _paint(pairs: dict[Site, Pair], chosen: Site, calibration: Calibration) -> Portrait:
     """Return the portrait of a site: itself close up, and its groups in every block."""
     close = _close_up(pairs[chosen], calibration)
-    found: dict[str, dict[str, list[float]]] = {}
-    for pair in _siblings(pairs, chosen):
-        for name, values in _grouped(pair, calibration, close.unit).items():
-            found.setdefault(name, {})[str(pair.site)] = values
-    groups = {name: _binned(values) for name, values in found.items()}
-    return replace(close, groups=groups)
-
-
-def _siblings(pairs: dict[Site, Pair], chosen: Site) -> Iterator[Pair]:
+    by_name: dict[str, dict[str, list[float]]] = {}
     for site, pair in pairs.items():
-        same = (site.local, site.phase, site.step) == (chosen.local, chosen.phase, chosen.step)
+        same = (site.local, site.pass_step) == (chosen.local, chosen.pass_step)
         if same and pair.kind is Kind.REAL:
-            yield pair
+            for name, values in _groups(pair, calibration, close.unit).items():
+                by_name.setdefault(name, {})[str(site)] = values
+    return replace(close, groups={name: _bin(values) for name, values in by_name.items()})
 
 
 def _close_up(pair: Pair, calibration: Calibration) -> Portrait:
+    """Return the portrait of one site alone, in floors where there is a reference."""
     left, right, mask = _read(pair)
     length = left.shape[1]
     laid = calibration.layout(pair)
@@ -105,10 +99,7 @@ def _read(pair: Pair) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     left, right = (
         by_token(each.source.load(each.record), axes) for each in (pair.golden, pair.candidate)
     )
-    mask = pair.golden.source.mask if pair.site.phase == PREFILL else None
-    if mask is None and pair.site.phase == PREFILL:
-        mask = pair.candidate.source.mask
-    real = real_tokens(left, mask)
+    real = real_tokens(left, pair.mask())
     return left, right, real if real.shape == left.shape[:2] else real_tokens(left, None)
 
 
@@ -118,19 +109,21 @@ def _calibrated(
     sides: tuple[torch.Tensor, torch.Tensor],
     mask: torch.Tensor,
 ) -> JudgedSite | None:
-    found = calibration.tensors(pair, *sides, mask)
-    return None if isinstance(found, str) or not found.tokens.numel() else found
+    """Return a site's judged tokens, None without any; sides and mask are `_read`'s."""
+    judged = calibration.tensors(pair, *sides, mask)
+    return None if isinstance(judged, str) or not judged.tokens.numel() else judged
 
 
 def _plain(
     sides: tuple[torch.Tensor, torch.Tensor], mask: torch.Tensor
 ) -> tuple[Sides, torch.Tensor, None]:
+    """Return both sides' real tokens, the numbers of these, and no floor: none is known."""
     chosen = mask.flatten()
     left, right = (each.reshape(chosen.numel(), -1)[chosen] for each in sides)
     return Sides(left, right), torch.nonzero(chosen).flatten(), None
 
 
-def _grouped(pair: Pair, calibration: Calibration, unit: str) -> dict[str, list[float]]:
+def _groups(pair: Pair, calibration: Calibration, unit: str) -> dict[str, list[float]]:
     """Return a site's error by head, channel and expert, in floors or relative to the golden."""
     left, right, mask = _read(pair)
     if unit == FLOOR:
@@ -139,37 +132,38 @@ def _grouped(pair: Pair, calibration: Calibration, unit: str) -> dict[str, list[
         names = {name: profiles.get(f"error_ratio {name}", []) for name in _GROUPINGS}
         return {name: values for name, values in names.items() if len(values) > 1}
     sides, _, _ = _plain((left, right), mask)
-    laid = calibration.layout(pair)
-    return {n: _relative(sides, laid, n) for n in laid.groupings if n in _GROUPINGS}
-
-
-def _relative(sides: Sides, laid: TokenLayout, grouping: str) -> list[float]:
     golden = sides.golden.double()
     error = (sides.candidate.double() - golden).square().sum(0)
-    ratio = laid.sums(error, grouping) / laid.sums(golden.square().sum(0), grouping)
-    return [float(f"{sqrt(each):.4g}") for each in ratio.nan_to_num(0.0, inf, inf).tolist()]
+    size = golden.square().sum(0)
+    laid = calibration.layout(pair)
+    groups = {}
+    for name in laid.groupings:
+        if name in _GROUPINGS:
+            ratio = laid.sums(error, name) / laid.sums(size, name)
+            squares = ratio.nan_to_num(0.0, inf, inf).tolist()
+            groups[name] = [float(f"{sqrt(each):.4g}") for each in squares]
+    return groups
 
 
-def _binned(values: dict[str, list[float]]) -> Grouped:
+def _bin(values: dict[str, list[float]]) -> Grouped:
     """Put neighbouring groups together, the largest of them counting, so that few remain."""
     count = max(len(each) for each in values.values())
     size = ceil(count / MOST_GROUPS)
-    binned = {
-        site: [max(each[at : at + size], key=_order) for at in range(0, len(each), size)]
+    bins = {
+        site: [
+            max(each[at : at + size], key=lambda error: inf if isnan(error) else error)
+            for at in range(0, len(each), size)
+        ]
         for site, each in values.items()
     }
-    return Grouped(size, count, binned)
-
-
-def _order(error: float) -> float:
-    return inf if isnan(error) else error
+    return Grouped(size, count, bins)
 
 
 def _load(pairs: dict[Site, Pair], chosen: Site) -> dict[str, dict[str, list[int]]]:
-    """Return how many real tokens each expert of each block got, on both sides."""
-    found = {}
+    """Return how many real tokens each expert of each block got, on both sides, by site."""
+    load = {}
     for site, pair in pairs.items():
-        if site.local != _CHOICES or (site.phase, site.step) != (chosen.phase, chosen.step):
+        if site.local != _CHOICES or site.pass_step != chosen.pass_step:
             continue
         left, right, mask = _read(pair)
         totals = pair.golden.source.manifest.layer_experts
@@ -178,21 +172,22 @@ def _load(pairs: dict[Site, Pair], chosen: Site) -> dict[str, dict[str, list[int
         width = max(experts, *(each.numel() for each in counts))
         sides = (torch.nn.functional.pad(each, (0, width - each.numel())) for each in counts)
         golden, candidate = (each.tolist() for each in sides)
-        found[str(site)] = {"golden": golden, "candidate": candidate}
-    return found
+        load[str(site)] = {"golden": golden, "candidate": candidate}
+    return load
 
 
 def _local_floors(pairs: dict[Site, Pair], calibration: Calibration) -> dict[str, float]:
-    """Return the local noise floor (relative L2) of each block's output."""
-    found = {}
+    """Return the local noise floor (relative L2) of each block's output, by site."""
+    floors = {}
     for site, pair in pairs.items():
         if site.layer is None or site.local != ":out" or site.phase != PREFILL:
             continue
         wide = calibration.references.local(pair)
         if wide is None:
             continue
-        real = real_tokens(by_token(wide.values, pair.golden.record.axes), pair.golden.source.mask)
-        squares = by_token(wide.values, pair.golden.record.axes)[real].double().square().sum()
+        values = by_token(wide.values, pair.golden.record.axes)
+        real = real_tokens(values, pair.golden.source.mask)
+        squares = values[real].double().square().sum()
         total = wide.floor.tokens[:, real.flatten()].double().sum(1).max()
-        found[str(site)] = sqrt(float(total / squares)) if float(squares) else 0.0
-    return found
+        floors[str(site)] = sqrt(float(total / squares)) if float(squares) else 0.0
+    return floors

@@ -21,7 +21,9 @@ from layerparity.record.source import Source
 class SiteReference:
     """One site's reference: its values, the floor, and the slopes clean ways show at such sites.
 
-    ``typical`` is what one token's floor is as a rule, None where too few were seen.
+    ``values`` are floating, of the site's shape, one precision wider than the run. ``spread`` holds
+    the slopes by grouping in units of the floor, ``feed`` is how the stage was fed. ``typical`` is
+    what one token's floor is as a rule, None where too few were seen.
     """
 
     values: torch.Tensor
@@ -108,7 +110,8 @@ class References:
                 and each.feed == entry.feed
                 and dtype in each.floors
             ]
-            self._spreads[key] = _pooled(alike)
+            names = {name for each in alike for name in each}
+            self._spreads[key] = {n: max(each.get(n, 0.0) for each in alike) for n in names}
         return self._spreads[key]
 
 
@@ -118,11 +121,6 @@ def fed(candidate: Manifest, golden: Manifest, stage: str, site: Site) -> str:
         if feed.stage == stage and (feed.site.phase, feed.site.step) == (site.phase, site.step):
             return ISOLATED if golden.hash_at(feed.site) == feed.digest else CHAINED
     return CHAINED
-
-
-def _pooled(spreads: list[dict[str, float]]) -> dict[str, float]:
-    names = {name for each in spreads for name in each}
-    return {name: max(each.get(name, 0.0) for each in spreads) for name in names}
 
 
 def _lacking(stage: str, feed: str) -> str:

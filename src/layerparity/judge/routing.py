@@ -34,18 +34,19 @@ class Routing:
         """
         if site.layer is None or site.local not in _BEHIND:
             return None
-        found = self._pair(site.layer, site)
-        return None if found is None else sets_agree(*found)
+        choices = self._pair(site.layer, site)
+        return None if choices is None else sets_agree(*choices)
 
     def untouched(self, site: Site) -> torch.Tensor | None:
         """Return bool [batch, token]: no token up to there was routed apart in an earlier block."""
-        last = site.layer if site.layer is not None else _last(self.golden)
+        layers = [each.layer for each in self.golden.records if each.layer is not None]
+        before = site.layer if site.layer is not None else max(layers, default=-1) + 1
         touched: torch.Tensor | None = None
-        for layer in range(last if site.layer is not None else last + 1):
-            found = self._pair(layer, site)
-            if found is not None:
-                apart = ~sets_agree(*found)
-                apart = apart.cumsum(-1) > 0
+        for layer in range(before):
+            choices = self._pair(layer, site)
+            if choices is not None:
+                # Later tokens of a sequence attend to one that was routed apart.
+                apart = (~sets_agree(*choices)).cumsum(-1) > 0
                 touched = apart if touched is None else touched | apart
         return None if touched is None else ~touched
 
@@ -53,15 +54,16 @@ class Routing:
         """Return which experts the golden sent each token to, bool [batch, token, experts]."""
         if site.layer is None or site.local not in _BEHIND[1:3]:
             return None
-        found = self.golden.records.get(_choices(site.layer, site))
-        if found is None:
+        choices = self.golden.records.get(_choices(site.layer, site))
+        if choices is None:
             return None
-        chosen = _load(found).long()
+        chosen = _load(choices).long()
         return torch.zeros(*chosen.shape[:-1], int(chosen.max()) + 1, dtype=torch.bool).scatter_(
             -1, chosen, value=True
         )
 
     def _pair(self, layer: int, site: Site) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Return both sides' own choices in a site's pass, [batch, token, k], if both have them."""
         choices = _choices(layer, site)
         left, right = self.golden.records.get(choices), self.candidate.records.get(choices)
         if left is None or right is None or left.record.shape != right.record.shape:
@@ -71,9 +73,9 @@ class Routing:
         return _load(left), _load(right)
 
 
-def replayed(found: SideRecord) -> bool:
+def replayed(choices: SideRecord) -> bool:
     """Say whether a run computed with the golden's choices, and only shows its own."""
-    return bool(found.source.manifest.numerics.get("replay"))
+    return bool(choices.source.manifest.numerics.get("replay"))
 
 
 def flips(
@@ -99,8 +101,8 @@ def flips(
         gap = _gap(golden[token], candidate[token], wide[token])
         margin = min(margin, gap)
         outside += int(gap > TIE * float(noise[token]))
-    found = {"flips": float(apart.sum()), "flips_outside_noise": float(outside)}
-    return found | ({"tie_margin": margin} if math.isfinite(margin) else {})
+    metrics = {"flips": float(apart.sum()), "flips_outside_noise": float(outside)}
+    return metrics | ({"tie_margin": margin} if math.isfinite(margin) else {})
 
 
 def _gap(golden: torch.Tensor, candidate: torch.Tensor, scores: torch.Tensor) -> float:
@@ -124,9 +126,5 @@ def _choices(layer: int, site: Site) -> Site:
     return Site(str(Place(layer, "mlp.gate")), CHOICES, site.phase, site.step)
 
 
-def _load(found: SideRecord) -> torch.Tensor:
-    return by_token(found.source.load(found.record), found.record.axes)
-
-
-def _last(union: RunSet) -> int:
-    return max((site.layer for site in union.records if site.layer is not None), default=-1)
+def _load(own: SideRecord) -> torch.Tensor:
+    return by_token(own.source.load(own.record), own.record.axes)

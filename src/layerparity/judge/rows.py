@@ -29,7 +29,9 @@ def chunks(
     that ``mask`` (bool [batch, token]; None for all) names. Without, it is flat.
     """
     if not has_tokens(axes):
-        yield from _flat(golden.reshape(-1), candidate.reshape(-1))
+        flat, other = golden.reshape(-1), candidate.reshape(-1)
+        for start in range(0, flat.numel(), SIZE):
+            yield Chunk(flat[start : start + SIZE], other[start : start + SIZE])
         return
     left, right = by_token(golden, axes), by_token(candidate, axes)
     where = torch.nonzero(real_tokens(left, mask).reshape(-1)).reshape(-1)
@@ -62,8 +64,3 @@ def by_token(tensor: torch.Tensor, axes: tuple[str, ...]) -> torch.Tensor:
 def real_tokens(view: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     """Return the mask, or bool [batch, token] of a [batch, token, ...] view that names all."""
     return torch.ones(view.shape[:2], dtype=torch.bool) if mask is None else mask
-
-
-def _flat(golden: torch.Tensor, candidate: torch.Tensor) -> Iterator[Chunk]:
-    for start in range(0, golden.numel(), SIZE):
-        yield Chunk(golden[start : start + SIZE], candidate[start : start + SIZE])
