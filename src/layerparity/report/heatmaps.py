@@ -228,28 +228,25 @@ class Line:
                 if (value := row.metrics.get(self.measure.name)) is not None
             ]
             if found:
-                cells.append(max(found, key=_in_order))
+                cells.append(max(found, key=lambda cell: _order(cell.error)))
         return cells
 
     def draw(self, y: float) -> str:
         """Draw the label, the cells on the metric's own scale, and the worst value beside them."""
         cells = self.cells()
-        shade = self._shade(cells)
+        limit = self.limits.get(self.measure.name)
+        allowed = 0.0 if limit is None else self.measure.allowed(limit)
+        shade = Shade.over((cell.error for cell in cells), self.measure.wrong, allowed)
         right, middle = self.columns.right, y + _HEIGHT / 2 + 4
-        worst = self.measure.show(max(cells, key=_in_order).value)
+        worst = max(cells, key=lambda cell: _order(cell.error))
         return tag(
             "g",
             text(LEFT - 10, middle, self.measure.label, text_anchor="end"),
             tag("path", class_="track", d=box(LEFT, y, right - LEFT, _HEIGHT - 2)),
             *(self._cell(cell, shade, y) for cell in cells),
-            text(right + 8, middle, worst, class_="quiet"),
+            text(right + 8, middle, self.measure.show(worst.value), class_="quiet"),
             class_="ticks",
         )
-
-    def _shade(self, cells: list[Cell]) -> Shade:
-        limit = self.limits.get(self.measure.name)
-        error = 0.0 if limit is None else self.measure.allowed(limit)
-        return Shade.over((cell.error for cell in cells), self.measure.wrong, error)
 
     def _cell(self, cell: Cell, shade: Shade, y: float) -> str:
         shown = self.measure.show(cell.value)
@@ -287,7 +284,3 @@ def metric_heatmap(columns: Columns, limits: dict[str, float]) -> str:
     )
     limited = bool(limits.keys() & {measure.name for measure in measures})
     return key("better", "worse", limited) + drawn
-
-
-def _in_order(cell: Cell) -> float:
-    return math.inf if math.isnan(cell.error) else cell.error
