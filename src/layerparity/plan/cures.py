@@ -27,10 +27,10 @@ def cures(question: Question) -> list[str]:
     texts = [text for text in (next(near, None),) if text is not None]
     if question.strategy != STREAM and _fits(replace(question, strategy=STREAM)):
         texts.append(f"device_map={STREAM}")
-    return texts or [_smaller(question)]
+    return texts or [_last_resort(question)]
 
 
-def _smaller(question: Question) -> str:
+def _last_resort(question: Question) -> str:
     """Return what is left where no setting helps."""
     read, host = max(question.weights.values()), question.devices.cpu
     # One stage at least is in the CPU's memory while it is read.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -51,7 +51,22 @@ def stage_weights(
     patterns = {
         each: patterns_of(skeleton.model, getattr(torch, each), family) for each in ITEMSIZE
     }
-    return {stage: _weights(skeleton, stage, patterns) for stage in stages}
+    weights = {}
+    for stage in stages:
+        module, path = skeleton.module(stage), skeleton.path(stage)
+        parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+        weights[stage] = tuple(
+            StageWeight(
+                f"{stage}.{name}",
+                tuple(tensor.shape),
+                tensor.numel(),
+                name in parameters,
+                None if tensor.dtype == skeleton.dtype else tensor.itemsize,
+                frozenset(e for e in ITEMSIZE if stays_float32(f"{path}.{name}", patterns[e])),
+            )
+            for name, tensor in module.state_dict().items()
+        )
+    return weights
 
 
 @dataclass(frozen=True)
@@ -75,31 +90,11 @@ def bytes_of(weights: Iterable[StageWeight], dtype: str, degree: int = 1) -> Wei
 
     Tensor parallelism splits what has two dimensions or more, and gives everyone the rest.
     """
-    found = WeightBytes()
+    total = WeightBytes()
     for weight in weights:
-        held = -(-weight.bytes(dtype) // (degree if len(weight.shape) > 1 else 1))
-        found += WeightBytes(held, 0) if weight.parameter else WeightBytes(0, held)
-    return found
-
-
-def _weights(
-    skeleton: Skeleton, stage: str, patterns: Mapping[str, Sequence[str]]
-) -> tuple[StageWeight, ...]:
-    module, path = skeleton.module(stage), skeleton.path(stage)
-    parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
-    found = []
-    for name, tensor in module.state_dict().items():
-        kept = (each for each in ITEMSIZE if stays_float32(f"{path}.{name}", patterns[each]))
-        weight = StageWeight(
-            f"{stage}.{name}",
-            tuple(tensor.shape),
-            tensor.numel(),
-            name in parameters,
-            None if tensor.dtype == skeleton.dtype else tensor.itemsize,
-            frozenset(kept),
-        )
-        found.append(weight)
-    return tuple(found)
+        shard = -(-weight.bytes(dtype) // (degree if len(weight.shape) > 1 else 1))
+        total += WeightBytes(shard, 0) if weight.parameter else WeightBytes(0, shard)
+    return total
 
 
 def ranges(stages: Sequence[str]) -> str:
