@@ -53,13 +53,13 @@ def _flavour(real: Mapping[str, bool]) -> Result:
     if "torch_neuronx" not in real:
         return problem("neuron flavour", f"{versions}, but no torch_neuronx", _GET)
     try:
-        told = probe.ask("layerparity.machine.neuron", "flavour")
+        answer = probe.ask("layerparity.machine.neuron", "flavour")
     except probe.NoAnswerError as error:
         found = f"{versions}: torch_neuronx does not import: {error}"
         return problem("neuron flavour", found, _GET)
-    if told["flavour"] == neuron.XLA:
+    if answer["flavour"] == neuron.XLA:
         return ok("neuron flavour", f"XLA flavour: {versions}")
-    return problem("neuron flavour", f"{told['found']}: {versions}", told["cure"])
+    return problem("neuron flavour", f"{answer['found']}: {versions}", answer["cure"])
 
 
 CHECKS = (Check("neuron", Section.DEVICES, check_neuron),)
