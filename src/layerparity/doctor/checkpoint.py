@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from layerparity.doctor.base import Check, Result, Section, ok, problem, warning
 from layerparity.doctor.disk import speed_of_file
@@ -87,18 +87,24 @@ def check_tokenizer(config: Config) -> Iterator[Result]:
         return
     folder = open_checkpoint(config.model).folder
     try:
-        count = probe.ask(__name__, "count_tokens", str(folder))
+        answer = probe.ask(__name__, "count_tokens", str(folder))
     except probe.NoAnswerError as error:
-        yield warning("tokenizer", str(error).rpartition("Error: ")[2], _NO_TOKENIZER)
-        return
-    yield ok("tokenizer", f"reads: {len(_TEXT)} letters are {count} tokens")
+        answer = {"refused": str(error)}
+    if "refused" in answer:
+        yield warning("tokenizer", answer["refused"], _NO_TOKENIZER)
+    else:
+        yield ok("tokenizer", f"reads: {len(_TEXT)} letters are {answer['tokens']} tokens")
 
 
-def count_tokens(folder: str) -> int:
-    """Return how many tokens a short text is; called in a process of its own by `probe`."""
+def count_tokens(folder: str) -> dict[str, Any]:
+    """Return how many ``tokens`` a short text is, or why it was ``refused``. For a child."""
     from layerparity.run.inputs.prompt import load_tokenizer
 
-    return len(load_tokenizer(Path(folder))(_TEXT)["input_ids"])
+    try:
+        tokenizer = load_tokenizer(Path(folder))
+    except UserError as error:
+        return {"refused": str(error)}
+    return {"tokens": len(tokenizer(_TEXT)["input_ids"])}
 
 
 CHECKS = (

@@ -95,7 +95,7 @@ def place(question: Question) -> Placement:
             chosen = plan_devices(sizes, strategy, memory, question.model.blocks)
         except UserError as error:
             # What it then advises is for a run; a plan has cures of its own.
-            return Placement((), f"{str(error).partition(': ')[0]}.")
+            return Placement((), f"{error.found}." if error.found else str(error))
     else:
         chosen = dict.fromkeys(sizes, strategy)
     runs_on = {stage: execution_device(chosen[stage], memory) for stage in sizes}
