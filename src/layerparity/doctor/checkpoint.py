@@ -49,7 +49,13 @@ def check_checkpoint(config: Config) -> Iterator[Result]:
     yield ok("checkpoint", _description(checkpoint, len(files)))
     largest = max(files, key=lambda file: file.stat().st_size)
     if largest.stat().st_size >= _WORTH_READING:
-        yield _speed(largest)
+        speed = speed_of_file(largest, SAMPLE)
+        found = f"reads {speed / 1e9:.2f} GB/s from {largest.name}"
+        if speed < _SLOW:
+            cure = "copy the checkpoint to a local disk"
+            yield warning("checkpoint speed", f"{found}: loading will wait for it", cure)
+        else:
+            yield ok("checkpoint speed", found)
 
 
 def _read_headers(checkpoint: Checkpoint) -> None:
@@ -70,15 +76,6 @@ def _description(checkpoint: Checkpoint, files: int) -> str:
     dtypes = ", ".join(sorted({each.dtype for each in stored}))
     kind = config.get("model_type", "no model_type")
     return f"{kind}, {layers} layers, {len(stored)} tensors in {where}, {size} ({dtypes})"
-
-
-def _speed(file: Path) -> Result:
-    speed = speed_of_file(file, SAMPLE)
-    found = f"reads {speed / 1e9:.2f} GB/s from {file.name}"
-    if speed < _SLOW:
-        cure = "copy the checkpoint to a local disk"
-        return warning("checkpoint speed", f"{found}: loading will wait for it", cure)
-    return ok("checkpoint speed", found)
 
 
 def check_tokenizer(config: Config) -> Iterator[Result]:

@@ -110,11 +110,8 @@ def ranges(stages: Sequence[str]) -> str:
             parts[-1] = (parts[-1][0], parts[-1][1], site.layer, component)
         else:
             parts.append(("layers", site.layer, site.layer, site.component))
-    return ", ".join(_text(*part) for part in parts)
-
-
-def _text(name: str, first: int | None, last: int | None, component: str) -> str:
-    if first is None:
-        return name
-    span = f"{first}" if first == last else f"{first}..{last}"
-    return f"{name}.{span}.{component}" if component else f"{name}.{span}"
+    texts = []
+    for name, first, last, component in parts:
+        span = "" if first is None else f".{first}" if first == last else f".{first}..{last}"
+        texts.append(f"{name}{span}.{component}" if component else f"{name}{span}")
+    return ", ".join(texts)

@@ -80,7 +80,15 @@ def heat_grid(
     """Return a figure of errors, a list for each column; ``wrong`` is no rounding for certain."""
     shown = [bins.largest(errors) for errors in by_column]
     shade = Shade.over((error for errors in shown for error in errors), wrong)
-    cells = [_column(columns, index, bins, shade, errors) for index, errors in enumerate(shown)]
+    # A hair of overlap instead of a gap where rows are thin: gaps of a fraction shimmer.
+    height = bins.height - 1 if bins.height > 10 else bins.height
+    cells = []
+    for index, errors in enumerate(shown):
+        x, width, where = columns.left(index), columns.pitch - 1, columns.stages[index].name
+        for number, error in enumerate(errors):
+            words = hover(f"{where}, {bins.name(number)}: {numeral(error)}")
+            shape = box(x, _TOP + number * bins.height, width, height)
+            cells.append(tag("path", words, class_=shade.classes(error)[0], d=shape))
     bottom = _TOP + bins.height * bins.count
     track = tag("path", class_="track", d=box(LEFT, _TOP, columns.right - LEFT, bottom - _TOP))
     drawn = canvas(
@@ -99,18 +107,6 @@ def heat_grid(
 
 def _order(error: float) -> float:
     return math.inf if math.isnan(error) else error
-
-
-def _column(columns: Columns, index: int, bins: Bins, shade: Shade, errors: Sequence[float]) -> str:
-    # A hair of overlap instead of a gap where rows are thin: gaps of a fraction shimmer.
-    height = bins.height - 1 if bins.height > 10 else bins.height
-    x, width, where = columns.left(index), columns.pitch - 1, columns.stages[index].name
-    drawn = []
-    for number, error in enumerate(errors):
-        words = hover(f"{where}, {bins.name(number)}: {numeral(error)}")
-        shape = box(x, _TOP + number * bins.height, width, height)
-        drawn.append(tag("path", words, class_=shade.classes(error)[0], d=shape))
-    return "".join(drawn)
 
 
 def _rows(bins: Bins) -> str:
