@@ -1,4 +1,4 @@
-"""Answer: the first wrong place, its cause, the evidence and what to type next, line by line."""
+"""Say where it is wrong, why, what speaks for it and what to type next, part by part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Report: an audit as tables, for the terminal and, as Markdown, for the run's page."""
+"""Make tables and sentences of an audit: for the terminal and, as Markdown, for the run's page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Columns: the horizontal axis that all figures share, so a layer has one place in all of them."""
+"""Lay out the columns that all figures share, so that a layer has one place in all of them."""
 
 from __future__ import annotations
 

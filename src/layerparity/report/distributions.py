@@ -1,4 +1,4 @@
-"""Figures: how the errors of the guilty site are distributed: in ULP, and against a normal."""
+"""Draw how the errors of the guilty site are distributed: in ULP, and against a normal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figure: relative L2 error by layer on a logarithmic axis, a line for each class of site."""
+"""Draw relative L2 error by layer on a logarithmic axis, a line for each class of site."""
 
 from __future__ import annotations
 

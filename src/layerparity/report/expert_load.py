@@ -1,4 +1,4 @@
-"""Figure: how many tokens each expert got, experts downwards and layers across, side by side.
+"""Draw how many tokens each expert got, experts downwards and layers across, side by side.
 
 Three panels: the golden's load, the candidate's on the same scale, and what moved. A panel is as
 wide as a phone, whatever the model: many experts share a row, many layers have narrow columns.

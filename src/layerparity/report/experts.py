@@ -1,4 +1,4 @@
-"""Figures: whether both sides chose the same experts, by layer, and how much work each got."""
+"""Draw whether both sides chose the same experts, by layer, and how much work each got."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verdict of a comparison in words: headline, why, and the first divergence."""
+"""Say a verdict in words: headline, why, first divergence, weights and coverage."""
 
 from __future__ import annotations
 

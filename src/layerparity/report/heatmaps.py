@@ -1,4 +1,4 @@
-"""Heat grid: what all figures with groups downwards and layers across share."""
+"""Draw heat maps by layer: of the groups of a site, of tokens, and of metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs nothing beside itself: no script, no font, no address."""
+"""Render the report as one HTML page that needs no script, no font and no address beside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keep: a verdict as a run of the store, with its report, and what the terminal shows of it."""
+"""Keep a verdict as a run of the store, with its report, and show it on the terminal."""
 
 from __future__ import annotations
 

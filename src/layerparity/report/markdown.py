@@ -1,4 +1,4 @@
-"""The report as Markdown, for a ticket or a chat: the verdict, its grounds, one line per layer."""
+"""Render the report as Markdown, for a ticket or a chat: the grounds, and a line for each layer."""
 
 from __future__ import annotations
 

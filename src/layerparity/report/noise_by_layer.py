@@ -1,4 +1,4 @@
-"""Figures: error against the noise floor by layer, block by block and as it adds up."""
+"""Draw error against the noise floor by layer, block by block and as it adds up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reasons: why a site ended as it did, in words."""
+"""Say in words why a site ended as it did."""
 
 from __future__ import annotations
 

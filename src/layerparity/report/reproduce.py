@@ -1,4 +1,4 @@
-"""Reproduce: the commands that make a comparison, and its first failing block alone, once more."""
+"""Compose the commands that make a comparison, and its first failing block alone, once more."""
 
 from __future__ import annotations
 

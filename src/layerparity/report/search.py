@@ -1,4 +1,4 @@
-"""Search: what a bisection found and how, in words and as Markdown for a ticket."""
+"""Say what a bisection found and how, in words and as Markdown for a ticket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stages: a comparison's rows by block, and by module outside the blocks, in forward order."""
+"""Group a comparison's rows by block, and by module outside the blocks, in forward order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Well-formed markup from Python: a function for an element, a few for what all figures draw.
+"""Write well-formed markup: a function for an element, a few for what all figures draw.
 
 The stops are picked by hand in OKLCH (lightness, chroma, hue in degrees), a space in which equal
 steps look equal. Lightness alone orders the colours, so a colour-blind reader or a grey printout

@@ -1,4 +1,4 @@
-"""The comparison as tables: a short one for the terminal, and one row per site for MLflow."""
+"""Make tables of a comparison: a short one for the terminal, and one row per site for MLflow."""
 
 from __future__ import annotations
 

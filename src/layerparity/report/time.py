@@ -1,4 +1,4 @@
-"""Where the time went: both runs' seconds by what they were for, bytes read and memory held.
+"""Draw where the time went: seconds by what they were for, bytes read and memory held.
 
 It is as wide as a phone. Seconds that held the run up stand above the axis, those of the threads
 that read for it hang below, on one scale; under them lie the bytes read and the memory held.
