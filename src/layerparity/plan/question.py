@@ -13,10 +13,9 @@ from layerparity.anatomy.site import Site
 from layerparity.ground import console, registry
 from layerparity.ground.errors import UserError
 from layerparity.model.resolve import open_checkpoint
-from layerparity.plan.architecture import PlannedModel, build
 from layerparity.plan.devices import Devices, parse_devices, this_machine
 from layerparity.plan.needs import ForwardPass, cache_bytes, stage_activations
-from layerparity.plan.weights import ITEMSIZE, WeightBytes, bytes_of
+from layerparity.plan.weights import ITEMSIZE, PlannedModel, WeightBytes, build, bytes_of
 from layerparity.run import open_backend
 from layerparity.run.inputs.base import Request
 from layerparity.run.inputs.prompt import prompts
