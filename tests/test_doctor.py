@@ -146,7 +146,8 @@ def test_every_check_is_found_and_has_its_place() -> None:
     [
         (RuntimeError("no such register"), "RuntimeError: no such register", "report it"),
         (SystemExit(7), "SystemExit: 7", "report it"),
-        (UserError("The disk is full: make room."), "The disk is full", "make room."),
+        (UserError("The disk is full", "make room."), "The disk is full", "make room."),
+        (UserError("No room: none: make some."), "No room: none: make some.", "see the message"),
     ],
 )
 def test_a_check_that_fails_is_a_line_of_its_own(

@@ -21,16 +21,21 @@ from layerparity.machine.max_memory import (
 )
 from layerparity.model.architecture import read_config
 from layerparity.model.skeleton import Skeleton
-from layerparity.plan.architecture import PlannedModel, build
-from layerparity.plan.cures import cures
 from layerparity.plan.devices import MACHINES, Devices, parse_devices
-from layerparity.plan.fit import why_not
+from layerparity.plan.fit import cures, why_not
 from layerparity.plan.needs import ForwardPass, cache_bytes, stage_activations
 from layerparity.plan.placement import Placement, place
 from layerparity.plan.question import Question
 from layerparity.plan.sharding_limits import LIMIT, degrees, divided, smallest, too_large
 from layerparity.plan.survey import survey
-from layerparity.plan.weights import StageWeight, WeightBytes, bytes_of, ranges
+from layerparity.plan.weights import (
+    PlannedModel,
+    StageWeight,
+    WeightBytes,
+    build,
+    bytes_of,
+    ranges,
+)
 
 GB, GIB = 10**9, 2**30
 PARAMETERS = 228_689_748_992

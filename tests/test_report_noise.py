@@ -19,7 +19,7 @@ from layerparity.report.distributions import ulp_histogram as drawn_ulp
 from layerparity.report.experts import agreement_by_layer, agreement_text, load_figure
 from layerparity.report.heatmaps import group_heatmap
 from layerparity.report.noise_by_layer import accumulated_error, local_error
-from layerparity.report.stages import stages, told
+from layerparity.report.stages import stages, table_rows
 
 GUILTY = CASES["calibrated"]
 CHAINED = CASES["calibrated chained"]
@@ -94,7 +94,7 @@ def test_decode_steps_that_were_skipped_are_told_in_a_line() -> None:
     ]
     comparison = replace(GUILTY, rows=(*GUILTY.rows, *skipped), total=GUILTY.total + 39)
     layer = next(each for each in stages(comparison.rows) if each.layer == 3)
-    rows, alike = told(layer)
+    rows, alike = table_rows(layer)
     assert alike == [(39, "the candidate ran no decode step")]
     assert len(rows) == len(layer.rows) - 39
     html = html_of(comparison)

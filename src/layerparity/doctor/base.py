@@ -1,7 +1,7 @@
 """Run every check of a machine and gather a result for each line of the table.
 
 A file of checks holds ``CHECKS``. A check yields a `Result` for each line; a UserError that it
-raises is a problem, and so is any other exception, which is then named.
+raises is a problem with a cure of its own, and so is any other exception, which is then named.
 """
 
 from __future__ import annotations
@@ -104,9 +104,7 @@ def _results(check: Check, config: Config) -> list[Result]:
             # Kept as they come: the lines before an exception are as true as any.
             results.append(result)
     except UserError as error:
-        # Our messages end in ``: CURE``.
-        found, _, cure = str(error).rpartition(": ")
-        results.append(problem(check.name, found or str(error), cure if found else _SEE))
+        results.append(problem(check.name, error.found or str(error), error.cure or _SEE))
     except (Exception, SystemExit) as error:
         # Whatever a check does, the others are still worth hearing.
         results.append(_fault(check.name, error))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from layerparity.doctor.base import Check, Result, Section, ok, problem, warning
 from layerparity.doctor.disk import speed_of_file
@@ -49,7 +49,13 @@ def check_checkpoint(config: Config) -> Iterator[Result]:
     yield ok("checkpoint", _description(checkpoint, len(files)))
     largest = max(files, key=lambda file: file.stat().st_size)
     if largest.stat().st_size >= _WORTH_READING:
-        yield _speed(largest)
+        speed = speed_of_file(largest, SAMPLE)
+        found = f"reads {speed / 1e9:.2f} GB/s from {largest.name}"
+        if speed < _SLOW:
+            cure = "copy the checkpoint to a local disk"
+            yield warning("checkpoint speed", f"{found}: loading will wait for it", cure)
+        else:
+            yield ok("checkpoint speed", found)
 
 
 def _read_headers(checkpoint: Checkpoint) -> None:
@@ -72,33 +78,30 @@ def _description(checkpoint: Checkpoint, files: int) -> str:
     return f"{kind}, {layers} layers, {len(stored)} tensors in {where}, {size} ({dtypes})"
 
 
-def _speed(file: Path) -> Result:
-    speed = speed_of_file(file, SAMPLE)
-    found = f"reads {speed / 1e9:.2f} GB/s from {file.name}"
-    if speed < _SLOW:
-        cure = "copy the checkpoint to a local disk"
-        return warning("checkpoint speed", f"{found}: loading will wait for it", cure)
-    return ok("checkpoint speed", found)
-
-
 def check_tokenizer(config: Config) -> Iterator[Result]:
     """Yield one line; without weights there is no folder to look into, and no line."""
     if config.model.path is None and config.model.shipped is None:
         return
     folder = open_checkpoint(config.model).folder
     try:
-        count = probe.ask(__name__, "count_tokens", str(folder))
+        answer = probe.ask(__name__, "count_tokens", str(folder))
     except probe.NoAnswerError as error:
-        yield warning("tokenizer", str(error).rpartition("Error: ")[2], _NO_TOKENIZER)
-        return
-    yield ok("tokenizer", f"reads: {len(_TEXT)} letters are {count} tokens")
+        answer = {"refused": str(error)}
+    if "refused" in answer:
+        yield warning("tokenizer", answer["refused"], _NO_TOKENIZER)
+    else:
+        yield ok("tokenizer", f"reads: {len(_TEXT)} letters are {answer['tokens']} tokens")
 
 
-def count_tokens(folder: str) -> int:
-    """Return how many tokens a short text is; called in a process of its own by `probe`."""
+def count_tokens(folder: str) -> dict[str, Any]:
+    """Return how many ``tokens`` a short text is, or why it was ``refused``. For a child."""
     from layerparity.run.inputs.prompt import load_tokenizer
 
-    return len(load_tokenizer(Path(folder))(_TEXT)["input_ids"])
+    try:
+        tokenizer = load_tokenizer(Path(folder))
+    except UserError as error:
+        return {"refused": str(error)}
+    return {"tokens": len(tokenizer(_TEXT)["input_ids"])}
 
 
 CHECKS = (

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from layerparity.doctor.base import Check, Result, Section, ok, problem, warning
 from layerparity.doctor.packages import PAIR, installed
@@ -51,7 +51,12 @@ def check_gpus(config: Config) -> Iterator[Result]:
     elif not shown and not usable:
         yield ok("gpus", "none here: backend=gpu runs on the CPU")
     if len(usable) < len(shown):
-        yield _lost(len(shown), facts)
+        counts = f"shows {len(shown)}, torch can use {len(usable)}"
+        found = f"the driver ({nvidia.driver_version()}) {counts}"
+        cure = f"install a driver for CUDA {facts['cuda']}, or the torch that fits the driver"
+        if not facts["cuda"]:
+            found, cure = f"{found}: it is built without CUDA", "install torch built for CUDA"
+        yield problem("gpus", found, cure)
     for index, gpu in enumerate(usable):
         found = f"{gpu['name']}, {bytes_text(gpu['free'])} free of {bytes_text(gpu['total'])}"
         if gpu["free"] < _FREE * gpu["total"]:
@@ -61,23 +66,13 @@ def check_gpus(config: Config) -> Iterator[Result]:
             yield ok(f"gpu {index}", found)
 
 
-def _lost(shown: int, facts: dict[str, Any]) -> Result:
-    found = f"the driver ({nvidia.driver_version()}) shows {shown}, torch can use "
-    found += f"{len(facts['gpus'])}"
-    if not facts["cuda"]:
-        return problem("gpus", f"{found}: it is built without CUDA", "install torch built for CUDA")
-    cure = f"install a driver for CUDA {facts['cuda']}, or the torch that fits the driver"
-    return problem("gpus", found, cure)
-
-
 def check_links(config: Config) -> Iterator[Result]:
     """Yield one line that counts the pairs of GPUs by what links them."""
     count = len(nvidia.gpu_names())
     if count < 2:
         yield ok("links", "fewer than two GPUs: nothing to link")
         return
-    told = _topology()
-    pairs = pairs_of(told)
+    pairs = pairs_of(_topology())
     if not pairs:
         found = f"nvidia-smi says nothing of how {count} GPUs are linked"
         yield warning("links", found, "look at what 'nvidia-smi topo -m' says")
@@ -87,11 +82,11 @@ def check_links(config: Config) -> Iterator[Result]:
     yield ok("links", f"{found} of {len(pairs)} pairs" if len(kinds) == 1 else f"pairs by {found}")
 
 
-def pairs_of(told: str) -> dict[tuple[int, int], str]:
-    """Return what links each two GPUs, from the matrix of ``nvidia-smi topo -m``."""
+def pairs_of(matrix: str) -> dict[tuple[int, int], str]:
+    """Return what links each two GPUs, by their numbers, from ``nvidia-smi topo -m``'s matrix."""
     rows: dict[int, list[str]] = {}
     columns: list[int] = []
-    for line in _COLOUR.sub("", told).splitlines():
+    for line in _COLOUR.sub("", matrix).splitlines():
         words = line.split()
         names = [int(word[3:]) for word in words if re.fullmatch(r"GPU\d+", word)]
         if len(names) > 1 and not columns:
@@ -113,6 +108,7 @@ def kind_of(word: str) -> str:
 
 
 def _topology() -> str:
+    """Return the matrix of links as nvidia-smi prints it; empty where it does not."""
     command = shutil.which("nvidia-smi")
     if command is None:
         return ""

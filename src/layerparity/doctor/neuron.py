@@ -21,7 +21,14 @@ _GET = f"install torch-neuronx 2.9 {_AWS}"
 def check_neuron(config: Config) -> Iterator[Result]:
     """Yield a line for the machine, one for the flavour, and one for each placeholder."""
     packages = neuron.packages()
-    yield _machine(config)
+    choice = getattr(config.backend, "runtime", None)
+    fit = detect(choice) if choice is not None else detect()
+    if fit.score:
+        yield ok("neuron devices", f"{fit.device}: {fit.reason}")
+    elif "torch_xla" in open_backend.abilities(config).libraries or neuron_devices():
+        yield problem("neuron devices", fit.found, fit.cure or GET_XLA)
+    else:
+        yield ok("neuron devices", f"none; {fit.found}")
     placeholders = [name for name, real in packages.items() if not real]
     for name in placeholders:
         dist = neuron.PACKAGES[name]
@@ -36,30 +43,18 @@ def check_neuron(config: Config) -> Iterator[Result]:
         yield ok("neuron flavour", "none installed, and there is no Neuron device here")
 
 
-def _machine(config: Config) -> Result:
-    choice = getattr(config.backend, "runtime", None)
-    fit = detect(choice) if choice is not None else detect()
-    found = f"{fit.device}: {fit.reason}".removeprefix("none: ")
-    if fit.score:
-        return ok("neuron devices", found)
-    said, _, cure = fit.reason.partition(": ")
-    if "torch_xla" in open_backend.abilities(config).libraries or neuron_devices():
-        return problem("neuron devices", said, cure or GET_XLA)
-    return ok("neuron devices", f"none; {said}")
-
-
 def _flavour(real: Mapping[str, bool]) -> Result:
     versions = ", ".join(f"{name} {installed(neuron.PACKAGES[name]) or '?'}" for name in real)
     if "torch_neuronx" not in real:
         return problem("neuron flavour", f"{versions}, but no torch_neuronx", _GET)
     try:
-        told = probe.ask("layerparity.machine.neuron", "flavour")
+        answer = probe.ask("layerparity.machine.neuron", "flavour")
     except probe.NoAnswerError as error:
         found = f"{versions}: torch_neuronx does not import: {error}"
         return problem("neuron flavour", found, _GET)
-    if told["flavour"] == neuron.XLA:
+    if answer["flavour"] == neuron.XLA:
         return ok("neuron flavour", f"XLA flavour: {versions}")
-    return problem("neuron flavour", f"{told['found']}: {versions}", told["cure"])
+    return problem("neuron flavour", f"{answer['found']}: {versions}", answer["cure"])
 
 
 CHECKS = (Check("neuron", Section.DEVICES, check_neuron),)

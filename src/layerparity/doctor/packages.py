@@ -44,17 +44,31 @@ def check_python(config: Config) -> Iterator[Result]:
 
 
 def check_packages(config: Config) -> Iterator[Result]:
-    """Yield a line for each package of ours that is not as tested, and one for all others."""
+    """Yield a line for each package we import that is not as tested, and one for all others.
+
+    A last line is about the packages that those ask for.
+    """
     known = known_good()
     own = [each for each in requirements() if canonicalize_name(each.name) not in PAIR]
-    lines = [line for each in own if (line := _against(each, known)) is not None]
+    lines = [line for each in own if (line := _apart_from_tested(each, known)) is not None]
     yield from lines
     yield ok("packages", f"{len(own) - len(lines)} of {len(own)} as tested")
-    names = {canonicalize_name(each.name) for each in own} | set(PAIR)
-    yield _beneath({name: version for name, version in known.items() if name not in names})
+    ours = {canonicalize_name(each.name) for each in own} | set(PAIR)
+    beneath = {name: installed(name) for name in sorted(known.keys() - ours)}
+    versions = {name: version for name, version in beneath.items() if version is not None}
+    others = [
+        f"{name} {version} ({known[name]})"
+        for name, version in versions.items()
+        if not same(version, known[name])
+    ]
+    found = f"{len(versions) - len(others)} of {len(versions)} as tested"
+    if others:
+        more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+        found += f"; others (tested): {', '.join(others[:_NAMED])}{more}"
+    yield ok("packages beneath", found, _ALL if others else "")
 
 
-def _against(asked: Requirement, known: Mapping[str, str]) -> Result | None:
+def _apart_from_tested(asked: Requirement, known: Mapping[str, str]) -> Result | None:
     """Return what is wrong with a package that we import, or None."""
     tested = known.get(canonicalize_name(asked.name))
     version = installed(asked.name)
@@ -68,28 +82,13 @@ def _against(asked: Requirement, known: Mapping[str, str]) -> Result | None:
     return warning(asked.name, f"{version}; {tested} is what is tested", exact)
 
 
-def _beneath(known: Mapping[str, str]) -> Result:
-    """Return one line for the packages that ours ask for."""
-    held = {name: version for name in known if (version := installed(name)) is not None}
-    others = [
-        f"{name} {version} ({known[name]})"
-        for name, version in sorted(held.items())
-        if not same(version, known[name])
-    ]
-    found = f"{len(held) - len(others)} of {len(held)} as tested"
-    if others:
-        more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
-        found += f"; others (tested): {', '.join(others[:_NAMED])}{more}"
-    return ok("packages beneath", found, _ALL if others else "")
-
-
 def check_torch(config: Config) -> Iterator[Result]:
     """Yield a line for torch and one for torch_xla."""
     torch = installed("torch")
     if torch is None:
         yield problem("torch", "is not installed", f"pip install torch=={_TORCH}")
         return
-    yield _imported(torch)
+    yield _import_of_torch(torch)
     if importlib.util.find_spec("torch_xla") is not None:
         yield _pair(torch, installed("torch_xla") or "?")
     elif "torch_xla" in open_backend.abilities(config).libraries:
@@ -99,7 +98,7 @@ def check_torch(config: Config) -> Iterator[Result]:
         yield ok("torch_xla", "is not installed; only backend=neuron needs it", GET_XLA)
 
 
-def _imported(version: str) -> Result:
+def _import_of_torch(version: str) -> Result:
     cure = f"pip install --force-reinstall torch=={_TORCH}"
     try:
         facts = probe.torch_facts()

@@ -19,7 +19,19 @@ class Exit(IntEnum):
 
 
 class UserError(Exception):
-    """A mistake the user can mend: a short message that says the cure, exit status 2."""
+    """A mistake the user can mend: a short message that says the cure, exit status 2.
+
+    Given in two parts, the message reads ``FOUND: CURE``, and ``found`` and ``cure`` keep them for
+    whoever shows them apart; both are empty where the message was given whole.
+    """
+
+    found: str = ""
+    cure: str = ""
+
+    def __init__(self, message: str, cure: str = "") -> None:
+        super().__init__(f"{message}: {cure}" if cure else message)
+        if cure:
+            self.found, self.cure = message, cure
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

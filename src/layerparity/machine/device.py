@@ -8,11 +8,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Affinity:
-    """How well a backend fits this machine: 0 cannot run, 1 as a stand-in, 2 the real thing."""
+    """How well a backend fits this machine: 0 cannot run, 1 as a stand-in, 2 the real thing.
+
+    ``found`` is why; what cannot run may have a ``cure``.
+    """
 
     score: int
     device: str
-    reason: str
+    found: str
+    cure: str = ""
+
+    @property
+    def reason(self) -> str:
+        """Why, with the cure where there is one: ``FOUND: CURE``."""
+        return f"{self.found}: {self.cure}" if self.cure else self.found
 
 
 @dataclass(frozen=True)

@@ -42,13 +42,14 @@ def neuron_devices() -> int:
 def detect(choice: RuntimeChoice = RuntimeChoice.auto) -> Affinity:
     """Return which machine a choice gives here, cheaply: neither torch nor torch_xla is imported.
 
-    A score of 0 carries the cure in its reason; 1 is the stand-in, 2 is Neuron itself.
+    A score of 0 has a cure; 1 is the stand-in, 2 is Neuron itself.
     """
     if importlib.util.find_spec("torch_xla") is None:
-        return Affinity(0, "none", f"torch_xla is not installed: {GET_XLA}.")
+        return Affinity(0, "none", "torch_xla is not installed", f"{GET_XLA}.")
     asked = os.environ.get("PJRT_DEVICE")
     if asked not in (None, "CPU", "NEURON"):
-        return Affinity(0, asked or "", f"PJRT_DEVICE={asked} is not Neuron: unset PJRT_DEVICE.")
+        found = f"PJRT_DEVICE={asked} is not Neuron"
+        return Affinity(0, asked or "", found, "unset PJRT_DEVICE.")
     count = neuron_devices()
     if choice is RuntimeChoice.xla_cpu or (
         choice is RuntimeChoice.auto and (asked == "CPU" or not (count or asked))
@@ -74,7 +75,7 @@ def _neuron(asked: str | None, count: int) -> Affinity:
         return Affinity(
             0,
             NEURON,
-            f"{count} Neuron devices are here, but torch_neuronx is missing or PyPI's placeholder: "
+            f"{count} Neuron devices are here, but torch_neuronx is missing or PyPI's placeholder",
             f"install it from AWS's own index; {USE_STAND_IN}.",
         )
     return Affinity(2, NEURON, f"{count} Neuron devices")

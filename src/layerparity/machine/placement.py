@@ -118,15 +118,16 @@ def _check_room(
         if device != "disk" and size > limits[device]:
             raise UserError(
                 f"The weights need {size_text(size)} on {device}, which may hold "
-                f"{size_text(limits[device])}: raise max_memory, or use device_map=auto, which "
-                "puts the rest elsewhere."
+                f"{size_text(limits[device])}",
+                "raise max_memory, or use device_map=auto, which puts the rest elsewhere.",
             )
     for stage, device in chosen.items():
         runs_on = execution_device(device, memory)
         if runs_on != device and sizes[stage] > limits[runs_on]:
             raise UserError(
                 f"{stage} alone needs {size_text(sizes[stage])} on {runs_on} while it runs, which "
-                f"may hold {size_text(limits[runs_on])}: raise its max_memory to at least that."
+                f"may hold {size_text(limits[runs_on])}",
+                "raise its max_memory to at least that.",
             )
 
 

@@ -41,7 +41,7 @@ class Checkpoint:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         if not folder.is_dir():
-            raise UserError(f"No checkpoint folder at {folder}: give model.path=<folder>.")
+            raise UserError(f"No checkpoint folder at {folder}", "give model.path=<folder>.")
         if not (folder / "config.json").is_file():
             raise UserError(f"{folder} has no config.json: it is not a Hugging Face model folder.")
 

@@ -18,7 +18,7 @@ def open_checkpoint(model: ModelSettings) -> Checkpoint:
         return Checkpoint(shipped("checkpoints") / model.shipped)
     if model.architecture is not None:
         raise UserError(
-            f"model={model.name} describes an architecture without weights: "
-            "give model.path=<folder> to run it."
+            f"model={model.name} describes an architecture without weights",
+            "give model.path=<folder> to run it.",
         )
     raise UserError("model=checkpoint wants model.path=<a Hugging Face folder>.")

@@ -85,10 +85,6 @@ def place(question: Question) -> Placement:
         return Placement(_on_one_device(question))
     if question.strategy == STREAM:
         return Placement(_streams(question))
-    return _planned(question)
-
-
-def _planned(question: Question) -> Placement:
     from layerparity.machine.placement import execution_device, plan_devices
 
     strategy, sizes = question.strategy, question.weights
@@ -99,7 +95,7 @@ def _planned(question: Question) -> Placement:
             chosen = plan_devices(sizes, strategy, memory, question.model.blocks)
         except UserError as error:
             # What it then advises is for a run; a plan has cures of its own.
-            return Placement((), f"{str(error).partition(': ')[0]}.")
+            return Placement((), f"{error.found}." if error.found else str(error))
     else:
         chosen = dict.fromkeys(sizes, strategy)
     runs_on = {stage: execution_device(chosen[stage], memory) for stage in sizes}
@@ -122,19 +118,19 @@ def _share(
     runs_on: Mapping[str, str],
     memory: Mapping[int | str, int],
 ) -> Share:
-    held = tuple(stage for stage, its in chosen.items() if its == device)
+    stages = tuple(stage for stage, its in chosen.items() if its == device)
     computed = [stage for stage, its in runs_on.items() if its == device]
     key = int(device.partition(":")[2]) if device.startswith("cuda") else device
     capacity = _capacity(question, key)
     return Share(
         device,
-        held,
-        sum((question.sizes[stage] for stage in held), WeightBytes()),
+        stages,
+        _size(question, stages),
         sum(question.cache[stage] for stage in computed),
         max((question.activations[stage] for stage in computed), default=0),
         capacity,
         memory.get(key, capacity),
-        waits=any(runs_on[stage] != device for stage in held),
+        waits=any(runs_on[stage] != device for stage in stages),
     )
 
 

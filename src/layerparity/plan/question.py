@@ -5,22 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from layerparity.anatomy.family import family_of
-from layerparity.ground import console
+from layerparity.anatomy.site import Site
+from layerparity.ground import console, registry
 from layerparity.ground.errors import UserError
 from layerparity.model.resolve import open_checkpoint
-from layerparity.plan.architecture import PlannedModel, build
-from layerparity.plan.batch import batch_of
 from layerparity.plan.devices import Devices, parse_devices, this_machine
 from layerparity.plan.needs import ForwardPass, cache_bytes, stage_activations
-from layerparity.plan.weights import ITEMSIZE, WeightBytes, bytes_of
+from layerparity.plan.weights import ITEMSIZE, PlannedModel, WeightBytes, build, bytes_of
 from layerparity.run import open_backend
+from layerparity.run.inputs.base import Request
+from layerparity.run.inputs.prompt import prompts
 from layerparity.run.scope import num_layers_of, scope_of
 from layerparity.settings.config import Config
 
 STREAM = "stream"
+# A prompt's tokens are not counted here: that would want the checkpoint's tokenizer.
+ASSUMED = 2048
+_RANDOM = 32
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,9 @@ class Question:
 def question_of(config: Config) -> Question:
     """Return what a command asks, and say it. Raises UserError where it makes no sense."""
     abilities = open_backend.abilities(config)
-    devices, values = _devices(config), _architecture(config)
+    devices, values = _devices(config), config.model.architecture
+    if config.model.path is not None or values is None:
+        values = open_checkpoint(config.model).config
     family = family_of(str(values.get("model_type")))
     scope = scope_of(config, num_layers_of(values), family)
     # What is wrong with the values is said by those who build a model of them.
@@ -111,11 +118,49 @@ def question_of(config: Config) -> Question:
     )
 
 
-def _architecture(config: Config) -> Mapping[str, Any]:
-    """Return config.json's values; no weight needs to be there."""
-    if config.model.path is None and config.model.architecture is not None:
-        return config.model.architecture
-    return open_checkpoint(config.model).config
+@dataclass(frozen=True)
+class Batch:
+    """Sequences, tokens of each, tokens generated after them, and where the numbers are from."""
+
+    sequences: int
+    tokens: int
+    new_tokens: int
+    chosen: str
+
+
+def batch_of(config: Config, model: Mapping[str, Any], stages: tuple[str, ...]) -> Batch:
+    """Return the batch that ``inputs=`` and ``seq_len=`` describe, nothing of a store is read.
+
+    Raises UserError for a file of tokens that cannot be read, and beyond the model's context.
+    """
+    request = Request(
+        config=config,
+        model_folder=Path(),
+        model=dict(model),
+        stages=stages,
+        site_of=lambda stage: Site(stage, "in"),
+        golden=lambda reference: (),
+    )
+    source, new = config.inputs.name, config.generate.max_new_tokens
+    if source == "tokens":
+        inputs = registry.load("run.inputs", source).prepare(config.inputs, request)
+        sequences, tokens = inputs.attention_mask.shape
+        return Batch(int(sequences), int(tokens), new, inputs.chosen)
+    if source == "random" and config.inputs.batch < 1:
+        raise UserError(f"inputs.batch={config.inputs.batch}: give 1 or more.")
+    if source == "random":
+        sequences, length = config.inputs.batch, _RANDOM
+    else:
+        sequences = 1 if source == "golden" else len(prompts(request))
+        length = min(ASSUMED, request.max_tokens - new)
+    tokens = config.seq_len or length
+    if tokens + new > request.max_tokens:
+        raise UserError(
+            f"{tokens} tokens and {new} to generate are more than the model's context of "
+            f"{request.max_tokens}: use seq_len={max(request.max_tokens - new, 1)}."
+        )
+    assumed = "" if config.seq_len else f", seq_len={tokens} assumed"
+    return Batch(sequences, tokens, new, f"inputs={source}{assumed}")
 
 
 def _devices(config: Config) -> Devices:

@@ -45,26 +45,26 @@ def survey(question: Question) -> list[Surveyed]:
     Every device in use keeps room for the largest stage's activations beside its own weights and
     cache. Chips of several cores are taken whole.
     """
-    return [_surveyed(question, machine) for machine in MACHINES]
+    rows = []
+    for machine in MACHINES:
+        devices = Devices((machine.each,) * machine.count, 0, pretended=True)
+        asked = replace(question, devices=devices, one_device=False, degree=1)
+        beside = max(asked.activations.values())
+        sizes = {stage: asked.weights[stage] + asked.cache[stage] for stage in asked.weights}
+        ways = ((way, _bytes_by_device(asked, sizes, machine.each - beside, way)) for way in _WAYS)
+        way, loads = next(((way, loads) for way, loads in ways if loads), ("", {}))
+        # Where nothing fits, every device would still compute.
+        used = len(loads) or machine.count
+        needed = sum(sizes.values()) + used * beside
+        tightest = machine.each - beside - max(loads.values()) if loads else None
+        note = _note(asked, machine, sizes, beside, bool(loads))
+        rows.append(Surveyed(machine, needed, way, tightest, note))
+    return rows
 
 
-def _surveyed(question: Question, machine: Machine) -> Surveyed:
-    devices = Devices((machine.each,) * machine.count, 0, pretended=True)
-    asked = replace(question, devices=devices, one_device=False, degree=1)
-    beside = max(asked.activations.values())
-    sizes = {stage: asked.weights[stage] + asked.cache[stage] for stage in asked.weights}
-    found = ((way, _held(asked, sizes, machine.each - beside, way)) for way in _WAYS)
-    way, held = next(((way, held) for way, held in found if held), ("", {}))
-    # Where nothing fits, every device would still compute.
-    used = len(held) or machine.count
-    needed = sum(sizes.values()) + used * beside
-    tightest = machine.each - beside - max(held.values()) if held else None
-    return Surveyed(
-        machine, needed, way, tightest, _note(asked, machine, sizes, beside, bool(held))
-    )
-
-
-def _held(question: Question, sizes: Mapping[str, int], room: int, strategy: str) -> dict[str, int]:
+def _bytes_by_device(
+    question: Question, sizes: Mapping[str, int], room: int, strategy: str
+) -> dict[str, int]:
     """Return the bytes on each device in use; nothing where a stage finds no place."""
     from layerparity.machine.placement import plan_devices
 
@@ -75,10 +75,10 @@ def _held(question: Question, sizes: Mapping[str, int], room: int, strategy: str
         chosen = plan_devices(sizes, strategy, memory | {"cpu": 0}, question.model.blocks)
     except UserError:
         return {}
-    held: dict[str, int] = {}
+    loads: dict[str, int] = {}
     for stage, device in chosen.items():
-        held[device] = held.get(device, 0) + sizes[stage]
-    return held if all(device.startswith("cuda") for device in held) else {}
+        loads[device] = loads.get(device, 0) + sizes[stage]
+    return loads if all(device.startswith("cuda") for device in loads) else {}
 
 
 def _note(

@@ -10,11 +10,11 @@ from layerparity.machine.max_memory import STAND_IN_COPIES, most_at_once, size_t
 from layerparity.plan.fit import FitReport
 from layerparity.plan.placement import Placement, Share
 from layerparity.plan.question import STREAM, Question
-from layerparity.plan.sharding_limits import LIMIT, Divided
+from layerparity.plan.sharding_limits import LIMIT
 from layerparity.plan.survey import Surveyed
 from layerparity.plan.weights import ranges
 
-_SHOWN_DIVISORS = 64
+_MOST_DIVISOR = 64
 _STAND_IN = "XLA:CPU"
 
 
@@ -38,8 +38,9 @@ def show_placement(question: Question, placement: Placement) -> None:
 
 
 def _say_streaming(question: Question, placement: Placement) -> None:
+    """Print what the host's memory holds while stages pass through it."""
     whole = replace(question, degree=1)
-    held = size_text(most_at_once(whole.weights, whole.new_tokens > 1))
+    together = size_text(most_at_once(whole.weights, whole.new_tokens > 1))
     reader = placement.shares[-1]
     if reader.device == _STAND_IN:
         console.say(
@@ -47,32 +48,35 @@ def _say_streaming(question: Question, placement: Placement) -> None:
         )
     if reader.device.startswith(("cuda", "neuron", "each")):
         console.say(
-            f"stages pass one after the other, {held} in the CPU's memory at once; plan.devices "
-            "names none (cpu:SIZE), so that was not checked"
+            f"stages pass one after the other, {together} in the CPU's memory at once; "
+            "plan.devices names none (cpu:SIZE), so that was not checked"
         )
     elif reader.at_once > 1:
         console.say("stages pass one after the other; the next is read while one computes")
     else:
         console.say(
-            f"stages pass one after the other; two in a row are {held}: nothing is read ahead"
+            f"stages pass one after the other; two in a row are {together}: nothing is read ahead"
         )
 
 
 def show_survey(rows: Sequence[Surveyed], dtype: str) -> None:
     """Print which common machines hold the model."""
     columns = ("machine", "devices", "needed", "headroom", "tightest device", "fits", "note")
-    table = [
-        (
-            row.machine.name,
-            f"{row.machine.count} x {console.bytes_text(row.machine.each)}",
+    table = []
+    for row in rows:
+        machine = row.machine
+        # device_map= is for GPUs.
+        way = f", device_map={row.way}" if machine.cores == 1 else ""
+        cells = (
+            machine.name,
+            f"{machine.count} x {console.bytes_text(machine.each)}",
             console.bytes_text(row.needed),
             _signed(row.headroom),
             "" if row.tightest is None else _signed(row.tightest),
-            _fits(row),
+            f"yes{way}" if row.fits else "no",
             row.note,
         )
-        for row in rows
-    ]
+        table.append(cells)
     console.table(f"Common machines, {dtype}, whole blocks", columns, table)
 
 
@@ -89,10 +93,12 @@ def show_sharding(report: FitReport) -> None:
     else:
         console.say(f"No tensor is above the Neuron compiler's {limit}.")
     columns = ("size", "is", f"tp_degree={degree} divides it", "divisors")
-    sizes = [
-        (row.what, row.size, "yes" if row.size % degree == 0 else "no", _divisors(row))
-        for row in report.sizes
-    ]
+    sizes = []
+    for size in report.sizes:
+        divisors = [each for each in size.divisors if each <= _MOST_DIVISOR]
+        more = ", ..." if len(divisors) < len(size.divisors) else ""
+        divides = "yes" if size.size % degree == 0 else "no"
+        sizes.append((size.what, size.size, divides, _listed(divisors) + more))
     console.table("Tensor parallelism", columns, sizes)
     console.say(f"all but experts are divided by tp_degree={_listed(report.degrees)}")
 
@@ -114,20 +120,8 @@ def _row(share: Share) -> tuple[str, ...]:
     )
 
 
-def _fits(row: Surveyed) -> str:
-    if not row.fits:
-        return "no"
-    # device_map= is for GPUs.
-    return "yes" if row.machine.cores > 1 else f"yes, device_map={row.way}"
-
-
 def _signed(size: int) -> str:
     return f"{'-' if size < 0 else ''}{console.bytes_text(abs(size))}"
-
-
-def _divisors(row: Divided) -> str:
-    shown = [each for each in row.divisors if each <= _SHOWN_DIVISORS]
-    return _listed(shown) + (", ..." if len(shown) < len(row.divisors) else "")
 
 
 def _listed(numbers: Sequence[int]) -> str:

@@ -1,18 +1,23 @@
-"""Weigh every stage of an architecture on the meta device."""
+"""Build a scope of an architecture on the meta device, and weigh every stage of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.site import Site
+from layerparity.anatomy.sizes import ModelSizes, sizes_of
+from layerparity.machine.device import keep_torch_xla_out
 from layerparity.model.weight_types import patterns_of, stays_float32
 
 if TYPE_CHECKING:
+    from layerparity.anatomy.family import Family
     from layerparity.model.skeleton import Skeleton
 
 ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+# Building the architecture is what a plan spends its time on, and it needs no precision for that.
+_BUILT_IN = "bfloat16"
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,22 @@ def stage_weights(
     patterns = {
         each: patterns_of(skeleton.model, getattr(torch, each), family) for each in ITEMSIZE
     }
-    return {stage: _weights(skeleton, stage, patterns) for stage in stages}
+    weights = {}
+    for stage in stages:
+        module, path = skeleton.module(stage), skeleton.path(stage)
+        parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+        weights[stage] = tuple(
+            StageWeight(
+                f"{stage}.{name}",
+                tuple(tensor.shape),
+                tensor.numel(),
+                name in parameters,
+                None if tensor.dtype == skeleton.dtype else tensor.itemsize,
+                frozenset(e for e in ITEMSIZE if stays_float32(f"{path}.{name}", patterns[e])),
+            )
+            for name, tensor in module.state_dict().items()
+        )
+    return weights
 
 
 @dataclass(frozen=True)
@@ -75,31 +95,80 @@ def bytes_of(weights: Iterable[StageWeight], dtype: str, degree: int = 1) -> Wei
 
     Tensor parallelism splits what has two dimensions or more, and gives everyone the rest.
     """
-    found = WeightBytes()
+    total = WeightBytes()
     for weight in weights:
-        held = -(-weight.bytes(dtype) // (degree if len(weight.shape) > 1 else 1))
-        found += WeightBytes(held, 0) if weight.parameter else WeightBytes(0, held)
-    return found
+        shard = -(-weight.bytes(dtype) // (degree if len(weight.shape) > 1 else 1))
+        total += WeightBytes(shard, 0) if weight.parameter else WeightBytes(0, shard)
+    return total
 
 
-def _weights(
-    skeleton: Skeleton, stage: str, patterns: Mapping[str, Sequence[str]]
-) -> tuple[StageWeight, ...]:
-    module, path = skeleton.module(stage), skeleton.path(stage)
-    parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
-    found = []
-    for name, tensor in module.state_dict().items():
-        kept = (each for each in ITEMSIZE if stays_float32(f"{path}.{name}", patterns[each]))
-        weight = StageWeight(
-            f"{stage}.{name}",
-            tuple(tensor.shape),
-            tensor.numel(),
-            name in parameters,
-            None if tensor.dtype == skeleton.dtype else tensor.itemsize,
-            frozenset(kept),
-        )
-        found.append(weight)
-    return tuple(found)
+@dataclass(frozen=True)
+class PlannedModel:
+    """A scope of an architecture: its stages' tensors in running order, and its sizes.
+
+    ``sparse`` are the stages that hold experts, ``blocks`` those that are never split;
+    ``attention`` and ``experts`` name the implementations that compute.
+    """
+
+    weights: Mapping[str, tuple[StageWeight, ...]]
+    sizes: ModelSizes
+    sparse: frozenset[str]
+    blocks: frozenset[str]
+    attention: str
+    experts: str
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The stages in running order."""
+        return tuple(self.weights)
+
+    @property
+    def parameters(self) -> int:
+        """The number of parameters; stored buffers are not counted."""
+        return sum(w.numel for each in self.weights.values() for w in each if w.parameter)
+
+    def bytes(self, dtype: str) -> WeightBytes:
+        """Return the bytes of all its tensors in a run of ``dtype``."""
+        return bytes_of((weight for each in self.weights.values() for weight in each), dtype)
+
+
+def build(
+    values: Mapping[str, Any],
+    family: Family,
+    stages: Sequence[str],
+    attention: str | None,
+    experts: str | None,
+) -> PlannedModel:
+    """Return the model of config.json's values on the meta device, without a weight.
+
+    ``attention`` and ``experts`` are the implementations asked for; None: transformers' own choice.
+    Raises UserError for an architecture that is unknown, or that has no such stages.
+    """
+    import torch
+
+    from layerparity.model.architecture import read_config
+    from layerparity.model.skeleton import Skeleton
+
+    keep_torch_xla_out()
+    skeleton = Skeleton(
+        read_config(values),
+        getattr(torch, _BUILT_IN),
+        attention or family.attention or "sdpa",
+        experts if experts != "static" else None,
+        family.float32_patterns,
+    )
+    weights = stage_weights(skeleton, stages, family.float32_patterns)
+    whole = set(getattr(skeleton.model, "_no_split_modules", None) or ())
+    kinds = {stage: type(skeleton.module(stage)).__name__ for stage in stages}
+    config: Any = skeleton.model.config
+    return PlannedModel(
+        weights,
+        sizes_of(config),
+        frozenset(s for s in stages if any(".experts" in w.name for w in weights[s])),
+        frozenset(stage for stage, kind in kinds.items() if kind in whole),
+        config._attn_implementation,
+        experts or str(getattr(config, "_experts_implementation", None)),
+    )
 
 
 def ranges(stages: Sequence[str]) -> str:
@@ -115,11 +184,8 @@ def ranges(stages: Sequence[str]) -> str:
             parts[-1] = (parts[-1][0], parts[-1][1], site.layer, component)
         else:
             parts.append(("layers", site.layer, site.layer, site.component))
-    return ", ".join(_text(*part) for part in parts)
-
-
-def _text(name: str, first: int | None, last: int | None, component: str) -> str:
-    if first is None:
-        return name
-    span = f"{first}" if first == last else f"{first}..{last}"
-    return f"{name}.{span}.{component}" if component else f"{name}.{span}"
+    texts = []
+    for name, first, last, component in parts:
+        span = "" if first is None else f".{first}" if first == last else f".{first}..{last}"
+        texts.append(f"{name}{span}.{component}" if component else f"{name}{span}")
+    return ", ".join(texts)

@@ -1,4 +1,4 @@
-"""Answer: the first wrong place, its cause, the evidence and what to type next, line by line."""
+"""Say where it is wrong, why, what speaks for it and what to type next, part by part."""
 
 from __future__ import annotations
 
@@ -36,16 +36,15 @@ class Answer:
     @property
     def text(self) -> str:
         """The answer as a terminal shows it: a label before each part, commands on own lines."""
-        return "\n".join(self._lines())
-
-    def _lines(self) -> Iterator[str]:
-        yield from _labelled("where", [self.where])
-        yield from _labelled("cause", [self.cause] if self.cause else [])
-        yield from _labelled("or", self.others)
-        yield from _labelled("evidence", [f"- {each}" for each in self.evidence])
-        if self.next:
-            yield "next"
-        yield from (f"  {line}" for line in self.next)
+        lines = [
+            *_labelled("where", [self.where]),
+            *_labelled("cause", [self.cause] if self.cause else []),
+            *_labelled("or", self.others),
+            *_labelled("evidence", [f"- {each}" for each in self.evidence]),
+            *(["next"] if self.next else []),
+            *(f"  {line}" for line in self.next),
+        ]
+        return "\n".join(lines)
 
 
 def _labelled(label: str, lines: Sequence[str]) -> Iterator[str]:
@@ -84,18 +83,19 @@ def answer_of(
     which = "last wrong block's first" if last else "first"
     causes = [f"{how_sure(each.confidence)}: {each.sentence}" for each in verdict.causes] or [""]
     reasons = verdict.causes[0].reasons if verdict.causes else ()
-    shown = guilt.site or Place.parse(guilt.place.stage).site("out")
+    site = guilt.site or Place.parse(guilt.place.stage).site("out")
+    evidence = [*_at_the_place(guilt, verdict), *_around_it(guilt, verdict), *reasons]
     return Answer(
         where=f"{guilt} is the {which} wrong place",
         cause=causes[0] or "no known cause fits",
         others=tuple(causes[1 : 1 + _OTHERS]),
-        evidence=tuple(dict.fromkeys([*_seen(guilt, verdict), *_around(guilt, verdict), *reasons])),
-        next=tuple(next_lines(verdict, shown) if commands is None else commands),
+        evidence=tuple(dict.fromkeys(evidence)),
+        next=tuple(next_lines(verdict, site) if commands is None else commands),
     )
 
 
-def _seen(guilt: Guilt, verdict: Verdict) -> Iterator[str]:
-    """Yield what was seen there: good inputs, the failing site, its numbers, its weights."""
+def _at_the_place(guilt: Guilt, verdict: Verdict) -> Iterator[str]:
+    """Yield the good inputs, the failing site, its numbers and its weights."""
     if guilt.good:
         many = "pass" if len(guilt.good) > 1 else "passes"
         yield f"{', '.join(str(site) for site in guilt.good)} {many}"
@@ -115,7 +115,7 @@ def _seen(guilt: Guilt, verdict: Verdict) -> Iterator[str]:
         yield f"{site.local} was not judged: the fault may lie before it"
 
 
-def _around(guilt: Guilt, verdict: Verdict) -> Iterator[str]:
+def _around_it(guilt: Guilt, verdict: Verdict) -> Iterator[str]:
     """Yield what is absorbed, which phases show it, and what else seems wrong in the block."""
     if guilt.absorbed:
         yield f"{_few(guilt.absorbed)} differ as well, but what they compute passes: absorbed"
@@ -128,20 +128,6 @@ def _around(guilt: Guilt, verdict: Verdict) -> Iterator[str]:
             "no site fails: the difference is absorbed downstream, or these inputs do not "
             "exercise it"
         )
-    yield from _leaps(guilt, verdict)
-
-
-def tensors_text(findings: Sequence[WeightFinding]) -> str:
-    """Return the names of the tensors that findings are about, in a line, the rest counted."""
-    return _few([each.name for each in findings])
-
-
-def _few(names: Sequence[str], most: int = 3) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
-
-
-def _leaps(guilt: Guilt, verdict: Verdict) -> Iterator[str]:
     if guilt.layer is None:
         return
     rows = stage_rows(verdict, Place(guilt.layer), guilt.step)
@@ -154,15 +140,25 @@ def _leaps(guilt: Guilt, verdict: Verdict) -> Iterator[str]:
             )
 
 
+def tensors_text(findings: Sequence[WeightFinding]) -> str:
+    """Return the names of the tensors that findings are about, in a line, the rest counted."""
+    return _few([each.name for each in findings])
+
+
+def _few(names: Sequence[str], most: int = 3) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def numbers_text(row: Row) -> str:
     """Return the few numbers of a row that a person asks for first."""
     known = {name: row.metrics[name] for name, _ in _NUMBERS if name in row.metrics}
-    found = [form.format(known[n]) for n, form in _NUMBERS if math.isfinite(known.get(n, math.nan))]
+    texts = [form.format(known[n]) for n, form in _NUMBERS if math.isfinite(known.get(n, math.nan))]
     if known.get("rel_l2") == math.inf:
-        found.append("the golden is zero there, so no error relative to it")
+        texts.append("the golden is zero there, so no error relative to it")
     elif math.isnan(known.get("rel_l2", 0.0)):
-        found.append("no pair of finite numbers")
-    return ", ".join(found)
+        texts.append("no pair of finite numbers")
+    return ", ".join(texts)
 
 
 def cause_line(cause: Cause) -> str:

@@ -1,4 +1,4 @@
-"""Report: an audit as tables, for the terminal and, as Markdown, for the run's page."""
+"""Make tables and sentences of an audit: for the terminal and, as Markdown, for the run's page."""
 
 from __future__ import annotations
 
@@ -28,9 +28,18 @@ class Table:
 
 def tables(audit: Audit) -> Iterator[Table]:
     """Yield the tables of an audit, the findings last."""
-    yield _dtypes(audit)
+    whole = max(audit.sizes.whole.stored, 1)
+    dtypes: list[tuple[Any, ...]] = [
+        (name, each.tensors, bytes_text(each.stored), f"{each.stored / whole:.1%}")
+        for name, each in audit.sizes.dtypes.items()
+    ]
+    yield Table("As stored", ("dtype", "tensors", "bytes", "share"), dtypes)
     yield _parts(audit)
-    yield _largest(audit)
+    largest: list[tuple[Any, ...]] = [
+        (each.name, each.dtype, " x ".join(map(str, each.shape)), bytes_text(each.bytes))
+        for each in audit.sizes.largest[:_LARGEST]
+    ]
+    yield Table("Largest tensors", ("name", "dtype", "shape", "bytes"), largest)
     if audit.peaks:
         yield _peaks(audit)
     if audit.findings:
@@ -61,7 +70,7 @@ def sentences(audit: Audit) -> Iterator[str]:
     if audit.peaks:
         yield _naive(audit)
     if audit.deep:
-        yield _read(audit, audit.deep)
+        yield _reading(audit, audit.deep)
     yield headline(audit)
 
 
@@ -69,21 +78,19 @@ def headline(audit: Audit) -> str:
     """Return the verdict in one line."""
     count, notes = len(audit.problems), len(audit.findings) - len(audit.problems)
     beside = f", {counted(notes, 'note')}" if notes else ""
-    if not count:
-        return f"OK: no problem in {audit.sizes.whole.tensors} tensors{beside} ({_depth(audit)})"
-    first = audit.problems[0].text
-    return f"PROBLEMS: {counted(count, 'problem')}{beside}; the first: {first}"
+    if count:
+        first = audit.problems[0].text
+        return f"PROBLEMS: {counted(count, 'problem')}{beside}; the first: {first}"
+    tensors, depth = audit.sizes.whole.tensors, "headers only: audit.deep=true reads on"
+    if audit.deep:
+        unread = tensors - audit.deep.tensors
+        but = f" but those of {counted(unread, 'tensor')}" if unread else ""
+        depth = f"every number{but} was read"
+    return f"OK: no problem in {tensors} tensors{beside} ({depth})"
 
 
-def _depth(audit: Audit) -> str:
-    if not audit.deep:
-        return "headers only: audit.deep=true reads on"
-    left = audit.sizes.whole.tensors - audit.deep.tensors
-    many = counted(left, "tensor")
-    return f"every number but those of {many} was read" if left else "every number was read"
-
-
-def _read(audit: Audit, deep: DeepAudit) -> str:
+def _reading(audit: Audit, deep: DeepAudit) -> str:
+    """Say how many tensors were read number by number, and how long that took."""
     took = f"{bytes_text(deep.bytes)} in {deep.seconds:.1f} s"
     left = audit.sizes.whole.tensors - deep.tensors
     if not left:
@@ -115,20 +122,6 @@ def _line(cells: tuple[Any, ...]) -> str:
     return "| " + " | ".join(texts) + " |"
 
 
-def _dtypes(audit: Audit) -> Table:
-    sizes = audit.sizes
-    rows = [
-        (
-            name,
-            each.tensors,
-            bytes_text(each.stored),
-            f"{each.stored / max(sizes.whole.stored, 1):.1%}",
-        )
-        for name, each in sizes.dtypes.items()
-    ]
-    return Table("As stored", ("dtype", "tensors", "bytes", "share"), rows)
-
-
 def _parts(audit: Audit) -> Table:
     rows = [(name, *_bytes(each)) for name, each in _alike(audit.sizes.layers)]
     rows.append(("outside the layers", *_bytes(audit.sizes.outside)))
@@ -156,14 +149,6 @@ def _alike(layers: dict[int, ByteCounts]) -> Iterator[tuple[str, ByteCounts]]:
 
 def _range(run: list[int]) -> str:
     return f"layer {run[0]}" if len(run) == 1 else f"each of layers {run[0]}..{run[-1]}"
-
-
-def _largest(audit: Audit) -> Table:
-    rows = [
-        (each.name, each.dtype, " x ".join(map(str, each.shape)), bytes_text(each.bytes))
-        for each in audit.sizes.largest[:_LARGEST]
-    ]
-    return Table("Largest tensors", ("name", "dtype", "shape", "bytes"), rows)
 
 
 def _peaks(audit: Audit) -> Table:

@@ -1,4 +1,4 @@
-"""Columns: the horizontal axis that all figures share, so a layer has one place in all of them."""
+"""Lay out the columns that all figures share, so that a layer has one place in all of them."""
 
 from __future__ import annotations
 
@@ -57,10 +57,22 @@ class Columns:
 
     def axis(self, y: float) -> str:
         """Draw what stands under the columns (``AXIS`` pixels): outcomes, labels and a title."""
-        parts = [self._label(index, y + _STRIP) for index in self._labelled()]
+        signs = []
+        for index, stage in enumerate(self.stages):
+            # Outcomes differ in shape as well as in colour.
+            words = hover(f"{stage.name}: {stage.outcome.value}")
+            at = f"translate({self.centre(index):.1f} {y + _STRIP / 2:.1f})"
+            sign = tag("path", words, class_=stage.outcome.value, d=_SIGNS[stage.outcome])
+            signs.append(tag("g", sign, transform=at))
+        every = next(n for n in (1, 2, 5, 10, 20, 50, 100) if n * self.pitch >= 20 or n == 100)
+        labels = [
+            self._label(index, y + _STRIP)
+            for index, stage in enumerate(self.stages)
+            if stage.layer is None or stage.layer % every == 0
+        ]
         middle = (LEFT + self.right) / 2
-        parts.append(text(middle, y + AXIS - 10, "layer", class_="axis", text_anchor="middle"))
-        return self._outcomes(y) + tag("g", *parts, class_="ticks")
+        title = text(middle, y + AXIS - 10, "layer", class_="axis", text_anchor="middle")
+        return tag("g", *signs, class_="signs") + tag("g", *labels, title, class_="ticks")
 
     def first_failure(self, y: float, height: float) -> str:
         """Mark the first failing column with a line and a word; nothing where none fails."""
@@ -85,23 +97,6 @@ class Columns:
         """Index of the first failing column, or None."""
         failed = (i for i, each in enumerate(self.stages) if each.outcome is Outcome.FAIL)
         return next(failed, None)
-
-    def _outcomes(self, y: float) -> str:
-        """Draw one sign for each column's outcome; they differ in shape as well as in colour."""
-        parts = []
-        for index, stage in enumerate(self.stages):
-            words = hover(f"{stage.name}: {stage.outcome.value}")
-            at = f"translate({self.centre(index):.1f} {y + _STRIP / 2:.1f})"
-            sign = tag("path", words, class_=stage.outcome.value, d=_SIGNS[stage.outcome])
-            parts.append(tag("g", sign, transform=at))
-        return tag("g", *parts, class_="signs")
-
-    def _labelled(self) -> list[int]:
-        layered = [i for i, stage in enumerate(self.stages) if stage.layer is not None]
-        every = next(n for n in (1, 2, 5, 10, 20, 50, 100) if n * self.pitch >= 20 or n == 100)
-        chosen = [i for i in layered if (self.stages[i].layer or 0) % every == 0]
-        outside = [i for i, stage in enumerate(self.stages) if stage.layer is None]
-        return sorted(chosen + outside)
 
     def _label(self, index: int, y: float) -> str:
         x, words = self.centre(index), self.stages[index].tick
@@ -131,9 +126,9 @@ class Axis:
     @classmethod
     def over(cls, values: Sequence[float]) -> Axis:
         """Fit whole decades, two or more, to the positive finite values."""
-        found = [math.log10(value) for value in values if 0 < value < math.inf]
-        low = math.floor(min(found)) if found else -8
-        high = max(math.ceil(max(found)) if found else 0, low + 2)
+        powers = [math.log10(value) for value in values if 0 < value < math.inf]
+        low = math.floor(min(powers)) if powers else -8
+        high = max(math.ceil(max(powers)) if powers else 0, low + 2)
         broken = any(not math.isfinite(value) for value in values)
         return cls(low, high, 0.0 in values, broken)
 

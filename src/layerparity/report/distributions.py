@@ -1,11 +1,11 @@
-"""Figures: how the errors of the guilty site are distributed: in ULP, and against a normal."""
+"""Draw how the errors of the guilty site are distributed: in ULP, and against a normal."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
-from layerparity.record.portrait import FLOOR, ULP_EDGES, Element, Portrait
+from layerparity.record.portrait import FLOOR, ULP_EDGES, Portrait
 from layerparity.report.measures import numeral
 from layerparity.report.svg import box, canvas, hover, tag, text
 
@@ -23,23 +23,30 @@ def ulp_histogram(portrait: Portrait) -> str:
     Bars are the candidate, steps the golden where there is a reference to tell its error from.
     """
     counts = portrait.ulp.get("candidate", [])
-    if not sum(counts):
+    total, one = sum(counts), ULP_EDGES.index(1.0)
+    if not total:
         return ""
-    first, last = _extent(portrait.ulp.values())
-    shares = {name: _shares(each)[first : last + 1] for name, each in portrait.ulp.items()}
+    filled = [n for each in portrait.ulp.values() for n, count in enumerate(each) if count]
+    first, last = min(*filled, one), max(*filled, one)
+    shares = {}
+    for name, each in portrait.ulp.items():
+        elements = max(sum(each), 1)
+        shares[name] = [count / elements for count in each[first : last + 1]]
     most = max(max(each) for each in shares.values())
     pitch = (_WIDTH - _LEFT - _RIGHT) / (last - first + 1)
-    bars = [
-        _bar(share, (_LEFT + n * pitch, pitch), most, _bin(first + n), counts[first + n])
-        for n, share in enumerate(shares["candidate"])
-    ]
+    bars = []
+    for n, share in enumerate(shares["candidate"]):
+        words = hover(f"{_bin(first + n)}: {counts[first + n]} elements, {share:.1%}")
+        height = _HEIGHT * share / most
+        shape = box(_LEFT + n * pitch + 1, _TOP + _HEIGHT - height, max(pitch - 2, 1), height)
+        bars.append(tag("path", words, class_="bar1", d=shape))
     golden = _steps(shares["golden"], pitch, most) if "golden" in shares else ""
-    summary = f"{sum(counts)} elements; {_share_above(counts)} are off by more than one."
+    beyond = f"{100 * sum(counts[one + 1 :]) / total:.3g} %"
     return canvas(
         _WIDTH,
         _TOP + _HEIGHT + _BOTTOM,
         f"Errors in units of the last place of {portrait.ulp_dtype}",
-        summary,
+        f"{total} elements; {beyond} are off by more than one.",
         _scale(most),
         *bars,
         golden,
@@ -64,7 +71,7 @@ def quantile_plot(portrait: Portrait) -> str:
     def y(value: float) -> float:
         return _TOP + (1 - math.asinh(value) / math.asinh(reach)) / 2 * _HEIGHT
 
-    line = _path([(x(each), y(each)) for each in normal])
+    line = "M" + "L".join(f"{x(each):.1f} {y(each):.1f}" for each in normal)
     golden = portrait.quantiles.get("golden", [])
     return canvas(
         _WIDTH,
@@ -77,22 +84,6 @@ def quantile_plot(portrait: Portrait) -> str:
         _dots(list(zip(normal, candidate, strict=True)), x, y, "s1"),
         _normal_axis(across, x),
     )
-
-
-def _extent(sides: Iterable[list[int]]) -> tuple[int, int]:
-    filled = [index for each in sides for index, count in enumerate(each) if count]
-    one = ULP_EDGES.index(1.0)
-    return min(*filled, one), max(*filled, one)
-
-
-def _shares(counts: Sequence[int]) -> list[float]:
-    total = max(sum(counts), 1)
-    return [count / total for count in counts]
-
-
-def _share_above(counts: Sequence[int]) -> str:
-    beyond = sum(counts[ULP_EDGES.index(1.0) + 1 :])
-    return f"{100 * beyond / max(sum(counts), 1):.3g} %"
 
 
 def _bin(index: int) -> str:
@@ -113,13 +104,6 @@ def _tick(index: int) -> str:
     if edge < 1000:
         return _EIGHTH.get(edge, f"{edge:.0f}")
     return f"2{str(round(math.log2(edge))).translate(_RAISED)}"
-
-
-def _bar(share: float, at: tuple[float, float], most: float, words: str, count: int) -> str:
-    left, pitch = at
-    height = _HEIGHT * share / most
-    shape = box(left + 1, _TOP + _HEIGHT - height, max(pitch - 2, 1), height)
-    return tag("path", hover(f"{words}: {count} elements, {share:.1%}"), class_="bar1", d=shape)
 
 
 def _steps(shares: Sequence[float], pitch: float, most: float) -> str:
@@ -182,35 +166,26 @@ def _dots(points: Sequence[tuple[float, float]], x: Place, y: Place, series: str
     return "".join(drawn)
 
 
-def _path(points: Sequence[tuple[float, float]]) -> str:
-    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-
-
 def worst_header(portrait: Portrait) -> list[str]:
     """Return the titles of the columns."""
     batch = ["sequence"] if _many(portrait) else []
-    right = ["reference"] if _referred(portrait) else []
+    referred = any(each.reference is not None for each in portrait.worst)
+    right = ["reference"] if referred else []
     off = "noise floors off" if portrait.unit == FLOOR else "off by"
     return [*batch, "token", "element", "golden", "candidate", *right, off]
 
 
 def worst_rows(portrait: Portrait) -> list[list[str]]:
     """Return a line for each element, the worst first."""
-    return [_line(each, portrait) for each in portrait.worst]
-
-
-def _line(each: Element, portrait: Portrait) -> list[str]:
-    batch = [str(each.sequence)] if _many(portrait) else []
-    values = [each.golden, each.candidate]
-    if _referred(portrait) and each.reference is not None:
-        values.append(each.reference)
-    shown = [f"{value:.8g}".replace("-", "−") for value in values]
-    return [*batch, str(each.token), each.place, *shown, numeral(each.error)]
+    rows = []
+    for each in portrait.worst:
+        batch = [str(each.sequence)] if _many(portrait) else []
+        values = [each.golden, each.candidate]
+        values += [] if each.reference is None else [each.reference]
+        numbers = [f"{value:.8g}".replace("-", "−") for value in values]
+        rows.append([*batch, str(each.token), each.place, *numbers, numeral(each.error)])
+    return rows
 
 
 def _many(portrait: Portrait) -> bool:
     return any(each.sequence for each in portrait.worst)
-
-
-def _referred(portrait: Portrait) -> bool:
-    return any(each.reference is not None for each in portrait.worst)

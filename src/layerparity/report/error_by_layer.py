@@ -1,4 +1,4 @@
-"""Figure: relative L2 error by layer on a logarithmic axis, a line for each class of site."""
+"""Draw relative L2 error by layer on a logarithmic axis, a line for each class of site."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def error_by_layer(columns: Columns, limit: float | None = None) -> str:
     lines = [
         _line(columns, axis, points, f"s{n}", SHAPES[n]) for n, points in enumerate(series.values())
     ]
-    summary = _summary(everything)
+    least, worst = (pick((row for _, row in everything), key=severity) for pick in (min, max))
     drawn = canvas(
         columns.width,
         axis.bottom + AXIS,
         "Relative L2 error by layer",
-        summary,
+        f"From {_numeral_of(least)} to {_numeral_of(worst)}.",
         grid(columns, axis, REL_L2.label),
         _limit(columns, axis, limit),
         columns.first_failure(TOP, axis.bottom - TOP),
@@ -63,7 +63,8 @@ def _series(found: Sequence[Stage]) -> tuple[dict[str, list[Point]], int]:
     locals_ = {row.site.local for stage in found if stage.layer is not None for row in stage.rows}
     every = {local: points for local in locals_ if (points := _points(found, local))}
     head = [local for local in _FIRST if local in every]
-    rest = sorted(every.keys() - set(head), key=lambda name: (-_largest(every[name]), name))
+    largest = {local: max(severity(row) for _, row in every[local]) for local in every}
+    rest = sorted(every.keys() - set(head), key=lambda name: (-largest[name], name))
     drawn = (head + rest)[:_MOST_SERIES]
     return {local: every[local] for local in drawn}, len(every) - len(drawn)
 
@@ -78,10 +79,6 @@ def _points(found: Sequence[Stage], local: str | None) -> list[Point]:
             if rows:
                 points.append((index, max(rows, key=severity)))
     return points
-
-
-def _largest(points: Sequence[Point]) -> float:
-    return max(severity(row) for _, row in points)
 
 
 def _value(row: Row) -> float:
@@ -101,20 +98,18 @@ def _line(columns: Columns, axis: Axis, points: list[Point], series: str, shape:
 
 
 def _markers(columns: Columns, axis: Axis, points: list[Point], series: str, shape: str) -> str:
-    return "".join(_marker(columns, axis, point, series, shape) for point in points)
-
-
-def _marker(columns: Columns, axis: Axis, point: Point, series: str, shape: str) -> str:
-    index, row = point
-    words = f"{row.site}: rel L2 {REL_L2.show(_value(row))}, {row.outcome.value}"
-    # Among many layers rings would hide the lines; there only the first failure gets them.
     narrow = columns.pitch < _NARROW
-    ringed = row.outcome is Outcome.FAIL and (index == columns.failing or not narrow)
-    ring = tag("circle", class_="ring", r=9 if narrow else 7.5) if ringed else ""
     size = " scale(.7)" if narrow else ""
-    at = f"translate({columns.centre(index):.1f} {axis.y(_value(row)):.1f}){size}"
-    drawn = tag("path", class_=f"dot {series}", d=shape)
-    return tag("g", hover(words), ring, drawn, transform=at)
+    markers = []
+    for index, row in points:
+        words = f"{row.site}: rel L2 {REL_L2.show(_value(row))}, {row.outcome.value}"
+        # Among many layers rings would hide the lines; there only the first failure gets them.
+        ringed = row.outcome is Outcome.FAIL and (index == columns.failing or not narrow)
+        ring = tag("circle", class_="ring", r=9 if narrow else 7.5) if ringed else ""
+        at = f"translate({columns.centre(index):.1f} {axis.y(_value(row)):.1f}){size}"
+        dot = tag("path", class_=f"dot {series}", d=shape)
+        markers.append(tag("g", hover(words), ring, dot, transform=at))
+    return "".join(markers)
 
 
 def _limit(columns: Columns, axis: Axis, limit: float | None) -> str:
@@ -146,12 +141,6 @@ def _item(series: str, shape: str, words: str) -> str:
 def sample(*drawn: str) -> str:
     """Draw the sign of a series in a key."""
     return tag("svg", *drawn, viewBox="-12 -8 24 16", width=24, height=16, aria_hidden="true")
-
-
-def _summary(points: Sequence[Point]) -> str:
-    worst = max((row for _, row in points), key=severity)
-    least = min((row for _, row in points), key=severity)
-    return f"From {_numeral_of(least)} to {_numeral_of(worst)}."
 
 
 def _numeral_of(row: Row) -> str:

@@ -1,4 +1,4 @@
-"""Figure: how many tokens each expert got, experts downwards and layers across, side by side.
+"""Draw how many tokens each expert got, experts downwards and layers across, side by side.
 
 Three panels: the golden's load, the candidate's on the same scale, and what moved. A panel is as
 wide as a phone, whatever the model: many experts share a row, many layers have narrow columns.
@@ -152,23 +152,22 @@ def _panel(
         for row, value in enumerate(board.binned(of_layer)):
             paths.setdefault(classed(value), []).append(board.cell(column, row))
     cells = [tag("path", class_=name, d="".join(each)) for name, each in sorted(paths.items())]
+    # A clear strip over each column says how much moved there.
+    strips = []
+    for column, (layer, each) in enumerate(zip(board.layers, words, strict=True)):
+        shape = box(_LEFT + column * board.pitch, _TOP, board.pitch, board.bottom - _TOP)
+        said = hover(f"layer {layer}: {each}")
+        strips.append(tag("path", said, d=shape, fill="none", pointer_events="all"))
     drawn = canvas(
         _WIDTH,
         board.bottom + _BOTTOM,
         f"{title}: tokens of each expert by layer",
         f"{board.experts} experts downwards, {len(board.layers)} layers across.",
         *cells,
-        *(_told(board, column, each) for column, each in enumerate(words)),
+        *strips,
         _axes(board),
     )
     return Panel(title, drawn)
-
-
-def _told(board: Board, column: int, words: str) -> str:
-    """Lay a clear strip over a column that says how much moved there."""
-    said = hover(f"layer {board.layers[column]}: {words}")
-    shape = box(_LEFT + column * board.pitch, _TOP, board.pitch, board.bottom - _TOP)
-    return tag("path", said, d=shape, fill="none", pointer_events="all")
 
 
 def _axes(board: Board) -> str:

@@ -1,8 +1,8 @@
-"""Figures: whether both sides chose the same experts, by layer, and how much work each got."""
+"""Draw whether both sides chose the same experts, by layer, and how much work each got."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from layerparity.anatomy.site import Site
 from layerparity.record.verdict import Row, Verdict
@@ -24,14 +24,20 @@ def agreement_by_layer(columns: Columns) -> str:
     if all(row.metrics[_AGREEMENT] == 1.0 for _, row in rows):
         return ""
     least = min(row.metrics[_AGREEMENT] for _, row in rows)
+    bars = []
+    for index, row in rows:
+        share = row.metrics[_AGREEMENT]
+        words = hover(f"{row.site}: {share:.2%} of the tokens agree, {row.outcome.value}")
+        left, style = columns.left(index) + 1, "bar0" if share == 1.0 else "bar1"
+        bars.append(_bar(left, columns.pitch - 2, share, style, words))
     return canvas(
         columns.width,
         _TOP + _HEIGHT + AXIS,
         "Share of tokens sent to the same experts, by layer",
         f"The least is {least:.1%}.",
-        _scale(columns.right),
+        tag("g", *_levels({0.0: "0%", 0.5: "50%", 1.0: "100%"}, columns.right), class_="ticks"),
         columns.first_failure(_TOP, _HEIGHT),
-        *(_share(columns, index, row) for index, row in rows),
+        *bars,
         columns.axis(_TOP + _HEIGHT),
     )
 
@@ -68,16 +74,20 @@ def load_figure(load: dict[str, list[int]]) -> str:
     most = max(*golden, *candidate, 1)
     pitch = min(max((_WIDEST - LEFT) / len(golden), _PITCH[0]), _PITCH[1])
     right = LEFT + pitch * len(golden)
-    bars = [
-        _pair(n, left, theirs, pitch, most)
-        for n, (left, theirs) in enumerate(zip(golden, candidate, strict=True))
-    ]
+    bars = []
+    for n, pair in enumerate(zip(golden, candidate, strict=True)):
+        left, width = LEFT + n * pitch, (pitch - 1) / 2
+        words = hover(f"expert {n}: golden {pair[0]}, candidate {pair[1]}")
+        first = _bar(left, width, pair[0] / most, "bar0")
+        bars.append(tag("g", words, first, _bar(left + width, width, pair[1] / most, "bar1")))
+    counts = {count / most: str(count) for count in sorted({0, most // 2, most})}
+    title = text(LEFT - 10, _TOP - 10, "tokens", class_="axis", text_anchor="end")
     return canvas(
         max(right + 20, 330.0),
         _TOP + _HEIGHT + 46,
         "Tokens of each expert on both sides",
         f"{_moved(load)} of {sum(golden)} choices went elsewhere.",
-        _counts(most, right),
+        tag("g", *_levels(counts, right), title, class_="ticks"),
         *bars,
         _numbers(len(golden), pitch, right),
     )
@@ -90,56 +100,25 @@ def _moved(load: dict[str, list[int]]) -> int:
 
 def _by_column(columns: Columns) -> list[tuple[int, Row]]:
     """Return, by column, the row with the least agreement."""
-    found = []
+    least = []
     for index, stage in enumerate(columns.stages):
         rows = [r for r in stage.rows if _AGREEMENT in r.metrics and stage.layer is not None]
         if rows:
-            found.append((index, min(rows, key=lambda row: row.metrics[_AGREEMENT])))
-    return found
+            least.append((index, min(rows, key=lambda row: row.metrics[_AGREEMENT])))
+    return least
 
 
-def _share(columns: Columns, index: int, row: Row) -> str:
-    share = row.metrics[_AGREEMENT]
-    height = _HEIGHT * share
-    words = f"{row.site}: {share:.2%} of the tokens agree, {row.outcome.value}"
-    x, width = columns.left(index) + 1, columns.pitch - 2
-    shape = box(x, _TOP + _HEIGHT - height, width, height)
-    return tag("path", hover(words), class_="bar0" if share == 1.0 else "bar1", d=shape)
-
-
-def _scale(right: float) -> str:
-    parts = []
-    for share in (0.0, 0.5, 1.0):
+def _levels(words: Mapping[float, str], right: float) -> Iterator[str]:
+    """Draw a line at each share of the whole height, and its words beside it."""
+    for share, each in words.items():
         y = _TOP + _HEIGHT * (1 - share)
-        parts.append(tag("path", class_="grid", d=f"M{LEFT:.1f} {y:.1f}H{right:.1f}"))
-        parts.append(text(LEFT - 10, y + 4, f"{share:.0%}", text_anchor="end"))
-    return tag("g", *parts, class_="ticks")
+        yield tag("path", class_="grid", d=f"M{LEFT:.1f} {y:.1f}H{right:.1f}")
+        yield text(LEFT - 10, y + 4, each, text_anchor="end")
 
 
-def _counts(most: int, right: float) -> str:
-    parts = []
-    for count in sorted({0, most // 2, most}):
-        y = _TOP + _HEIGHT * (1 - count / most)
-        parts.append(tag("path", class_="grid", d=f"M{LEFT:.1f} {y:.1f}H{right:.1f}"))
-        parts.append(text(LEFT - 10, y + 4, str(count), text_anchor="end"))
-    parts.append(text(LEFT - 10, _TOP - 10, "tokens", class_="axis", text_anchor="end"))
-    return tag("g", *parts, class_="ticks")
-
-
-def _pair(expert: int, golden: int, candidate: int, pitch: float, most: int) -> str:
-    x, width = LEFT + expert * pitch, (pitch - 1) / 2
-    words = hover(f"expert {expert}: golden {golden}, candidate {candidate}")
-    return tag(
-        "g",
-        words,
-        _bar(x, width, golden / most, "bar0"),
-        _bar(x + width, width, candidate / most, "bar1"),
-    )
-
-
-def _bar(x: float, width: float, share: float, style: str) -> str:
+def _bar(x: float, width: float, share: float, style: str, *inner: str) -> str:
     height = _HEIGHT * share
-    return tag("path", class_=style, d=box(x, _TOP + _HEIGHT - height, width, height))
+    return tag("path", *inner, class_=style, d=box(x, _TOP + _HEIGHT - height, width, height))
 
 
 def _numbers(count: int, pitch: float, right: float) -> str:

@@ -1,12 +1,10 @@
-"""The verdict of a comparison in words: headline, why, and the first divergence."""
+"""Say a verdict in words: headline, why, first divergence, weights and coverage."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from layerparity.anatomy.block import label
-from layerparity.record.findings import ExpertUse, WeightFinding
 from layerparity.record.side import Side
 from layerparity.record.verdict import DECIDED, Outcome, Row, Verdict
 from layerparity.report.measures import REL_L2
@@ -19,6 +17,7 @@ GLYPH = {
     Outcome.MISSING: "∅",
     Outcome.SKIPPED: "–",
 }
+_MOST_FINDINGS = 12
 
 
 def headline(verdict: Verdict) -> str:
@@ -40,7 +39,11 @@ def because(verdict: Verdict) -> str:
     if verdict.outcome is Outcome.PASS:
         verb = "is" if judged == 1 else "are"
         within = f"All {_sites(judged)} judged {verb} within the {verdict.tolerance} tolerance."
-        return f"{within} {_extent(verdict)}"
+        row = largest_error(verdict)
+        if row is None:
+            return f"{within} No value differs."
+        error = REL_L2.show(row.metrics[REL_L2.name])
+        return f"{within} The largest relative L2 error is {error}."
     if not judged:
         return "No site could be judged."
     open_ends = [
@@ -127,25 +130,17 @@ def followable(url: str) -> str:
     return url if url.startswith(("http://", "https://")) and not re.search(r"[\s<>]", url) else ""
 
 
-def _extent(verdict: Verdict) -> str:
-    row = largest_error(verdict)
-    if row is None:
-        return "No value differs."
-    return f"The largest relative L2 error is {REL_L2.show(row.metrics[REL_L2.name])}."
-
-
 def _sites(count: int) -> str:
     return f"{count} site{'' if count == 1 else 's'}"
 
 
-_MOST = 12
-
-
 def weight_rows(verdict: Verdict) -> list[tuple[str, int, str]]:
     """Return what is wrong with the weights, worst first: what, how many tensors, where and how."""
-    found = sorted(verdict.weights, key=lambda each: not each.is_fault)
-    rows = [(_word(each), each.count, each.text) for each in found[:_MOST]]
-    rest = found[_MOST:]
+    findings = sorted(verdict.weights, key=lambda each: not each.is_fault)
+    rows = [
+        (each.what.replace("_", " "), each.count, each.text) for each in findings[:_MOST_FINDINGS]
+    ]
+    rest = findings[_MOST_FINDINGS:]
     if rest:
         rows.append(("...", sum(each.count for each in rest), f"and {len(rest)} more findings"))
     return rows
@@ -158,38 +153,21 @@ def weight_lines(verdict: Verdict) -> list[str]:
 
 def coverage_lines(verdict: Verdict) -> list[str]:
     """Return what was exercised of layer classes, experts and steps, where there is a choice."""
-    return [*_classes(verdict), *_experts(verdict), *_steps(verdict)]
-
-
-def _word(finding: WeightFinding) -> str:
-    return finding.what.replace("_", " ")
-
-
-def _classes(verdict: Verdict) -> Iterator[str]:
-    classes = verdict.coverage.classes
+    classes, lines = verdict.coverage.classes, []
     if len(classes) > 1:
         parts = (f"{each.name} {len(each.judged)} of {len(each.layers)}" for each in classes)
-        yield f"layers judged by class: {', '.join(parts)}"
-
-
-def _experts(verdict: Verdict) -> Iterator[str]:
+        lines.append(f"layers judged by class: {', '.join(parts)}")
     uses = verdict.coverage.experts
-    if not uses:
-        return
-    exercised, total = sum(use.exercised for use in uses), sum(use.total for use in uses)
-    where = f"{len(uses)} block{'' if len(uses) == 1 else 's'}"
-    yield f"experts exercised: {exercised} of {total} in {where}{_others(uses)}"
-
-
-def _others(uses: tuple[ExpertUse, ...]) -> str:
-    vouched = sum(len(use.by_weights) for use in uses)
-    never = sum(len(use.never) for use in uses)
-    words = f", {vouched} more covered by weights" if vouched else ""
-    return words + (f", {never} never" if never else "")
-
-
-def _steps(verdict: Verdict) -> Iterator[str]:
-    for phase, (held, judged) in verdict.coverage.steps.items():
-        if judged < held:
+    if uses:
+        exercised, total = sum(use.exercised for use in uses), sum(use.total for use in uses)
+        where = f"{len(uses)} block{'' if len(uses) == 1 else 's'}"
+        vouched = sum(len(use.by_weights) for use in uses)
+        never = sum(len(use.never) for use in uses)
+        others = f", {vouched} more covered by weights" if vouched else ""
+        others += f", {never} never" if never else ""
+        lines.append(f"experts exercised: {exercised} of {total} in {where}{others}")
+    for phase, (steps, judged) in verdict.coverage.steps.items():
+        if judged < steps:
             words = "" if judged else ", never exercised"
-            yield f"{phase}: {judged} of {held} steps judged{words}"
+            lines.append(f"{phase}: {judged} of {steps} steps judged{words}")
+    return lines

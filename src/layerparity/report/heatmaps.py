@@ -1,4 +1,4 @@
-"""Heat grid: what all figures with groups downwards and layers across share."""
+"""Draw heat maps by layer: of the groups of a site, of tokens, and of metrics."""
 
 from __future__ import annotations
 
@@ -80,7 +80,15 @@ def heat_grid(
     """Return a figure of errors, a list for each column; ``wrong`` is no rounding for certain."""
     shown = [bins.largest(errors) for errors in by_column]
     shade = Shade.over((error for errors in shown for error in errors), wrong)
-    cells = [_column(columns, index, bins, shade, errors) for index, errors in enumerate(shown)]
+    # A hair of overlap instead of a gap where rows are thin: gaps of a fraction shimmer.
+    height = bins.height - 1 if bins.height > 10 else bins.height
+    cells = []
+    for index, errors in enumerate(shown):
+        x, width, where = columns.left(index), columns.pitch - 1, columns.stages[index].name
+        for number, error in enumerate(errors):
+            words = hover(f"{where}, {bins.name(number)}: {numeral(error)}")
+            shape = box(x, _TOP + number * bins.height, width, height)
+            cells.append(tag("path", words, class_=shade.classes(error)[0], d=shape))
     bottom = _TOP + bins.height * bins.count
     track = tag("path", class_="track", d=box(LEFT, _TOP, columns.right - LEFT, bottom - _TOP))
     drawn = canvas(
@@ -99,18 +107,6 @@ def heat_grid(
 
 def _order(error: float) -> float:
     return math.inf if math.isnan(error) else error
-
-
-def _column(columns: Columns, index: int, bins: Bins, shade: Shade, errors: Sequence[float]) -> str:
-    # A hair of overlap instead of a gap where rows are thin: gaps of a fraction shimmer.
-    height = bins.height - 1 if bins.height > 10 else bins.height
-    x, width, where = columns.left(index), columns.pitch - 1, columns.stages[index].name
-    drawn = []
-    for number, error in enumerate(errors):
-        words = hover(f"{where}, {bins.name(number)}: {numeral(error)}")
-        shape = box(x, _TOP + number * bins.height, width, height)
-        drawn.append(tag("path", words, class_=shade.classes(error)[0], d=shape))
-    return "".join(drawn)
 
 
 def _rows(bins: Bins) -> str:
@@ -228,28 +224,25 @@ class Line:
                 if (value := row.metrics.get(self.measure.name)) is not None
             ]
             if found:
-                cells.append(max(found, key=_in_order))
+                cells.append(max(found, key=lambda cell: _order(cell.error)))
         return cells
 
     def draw(self, y: float) -> str:
         """Draw the label, the cells on the metric's own scale, and the worst value beside them."""
         cells = self.cells()
-        shade = self._shade(cells)
+        limit = self.limits.get(self.measure.name)
+        allowed = 0.0 if limit is None else self.measure.allowed(limit)
+        shade = Shade.over((cell.error for cell in cells), self.measure.wrong, allowed)
         right, middle = self.columns.right, y + _HEIGHT / 2 + 4
-        worst = self.measure.show(max(cells, key=_in_order).value)
+        worst = max(cells, key=lambda cell: _order(cell.error))
         return tag(
             "g",
             text(LEFT - 10, middle, self.measure.label, text_anchor="end"),
             tag("path", class_="track", d=box(LEFT, y, right - LEFT, _HEIGHT - 2)),
             *(self._cell(cell, shade, y) for cell in cells),
-            text(right + 8, middle, worst, class_="quiet"),
+            text(right + 8, middle, self.measure.show(worst.value), class_="quiet"),
             class_="ticks",
         )
-
-    def _shade(self, cells: list[Cell]) -> Shade:
-        limit = self.limits.get(self.measure.name)
-        error = 0.0 if limit is None else self.measure.allowed(limit)
-        return Shade.over((cell.error for cell in cells), self.measure.wrong, error)
 
     def _cell(self, cell: Cell, shade: Shade, y: float) -> str:
         shown = self.measure.show(cell.value)
@@ -287,7 +280,3 @@ def metric_heatmap(columns: Columns, limits: dict[str, float]) -> str:
     )
     limited = bool(limits.keys() & {measure.name for measure in measures})
     return key("better", "worse", limited) + drawn
-
-
-def _in_order(cell: Cell) -> float:
-    return math.inf if math.isnan(cell.error) else cell.error

@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs nothing beside itself: no script, no font, no address."""
+"""Render the report as one HTML page that needs no script, no font and no address beside it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from layerparity.report.measures import (
 from layerparity.report.noise_by_layer import accumulated_error, local_error
 from layerparity.report.reasons import reason
 from layerparity.report.reproduce import reproduce
-from layerparity.report.stages import Stage, beside, fold, severity, stages, told
+from layerparity.report.stages import beside, fold, severity, stages, table_rows
 from layerparity.report.svg import stylesheet
 from layerparity.report.time import where_time_went
 
@@ -90,11 +90,12 @@ def _context(verdict: Verdict, answer: Answer | None) -> dict[str, Any]:
         "portrait": portrait(columns, verdict),
         "experts": experts(columns, verdict),
         "folds": fold(found),
-        "opened": _opened(found),
+        # The one stage whose table stands open.
+        "opened": next((each.key for each in found if each.outcome is Outcome.FAIL), ""),
         "measures": measures,
         "rel_l2": REL_L2,
         "which": which,
-        "told": told,
+        "table_rows": table_rows,
         "error_by_layer": error_by_layer(columns, verdict.limits.get(REL_L2.name)),
         "metric_heatmap": metric_heatmap(columns, verdict.limits),
         "token_maps": _token_maps(columns, verdict),
@@ -132,11 +133,6 @@ def _focus(verdict: Verdict) -> dict[str, Any] | None:
         "also": len(rest) - 1,
         "measures": present([row]),
     }
-
-
-def _opened(found: list[Stage]) -> str:
-    """Return the key of the one stage whose table stands open: the first that fails, if any."""
-    return next((stage.key for stage in found if stage.outcome is Outcome.FAIL), "")
 
 
 def _token_maps(columns: Columns, verdict: Verdict) -> list[TokenMap]:

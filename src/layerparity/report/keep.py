@@ -1,4 +1,4 @@
-"""Keep: a verdict as a run of the store, with its report, and what the terminal shows of it."""
+"""Keep a verdict as a run of the store, with its report, and show it on the terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from layerparity.ground import console
 from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import FILE_NAME, Outcome, Verdict
 from layerparity.report import headline as words
-from layerparity.report.answer import Answer, answer_of
+from layerparity.report.answer import answer_of
 from layerparity.report.html import render_html
 from layerparity.report.markdown import render_markdown
 from layerparity.report.table import closing_table, per_site_table
@@ -50,17 +50,13 @@ def keep_verdict(
         kept = store.get(run.id) if run.id else None
         if kept is not None:
             store.tag(kept, {"verdict": verdict.outcome.value, "compared_in": active.id})
-    _show(verdict, answer)
+    console.show(closing_table(verdict))
+    if answer is not None:
+        console.say(f"\n{answer.text}\n")
     console.say(f"report: {active.link('artifacts/report.html')}")
     console.say(f"        {active.folder / 'report.html'}")
     console.say(f"run:    {active.url}")
     say_served(config.tracking)
-
-
-def _show(verdict: Verdict, answer: Answer | None) -> None:
-    console.show(closing_table(verdict))
-    if answer is not None:
-        console.say(f"\n{answer.text}\n")
 
 
 def _tags(verdict: Verdict) -> dict[str, str]:
@@ -70,8 +66,8 @@ def _tags(verdict: Verdict) -> dict[str, str]:
         "first_failure": verdict.where if failed else "",
         "whole_model": f"whole model: {words.whole_model(verdict)}",
         "guilty": str(verdict.guilty or ""),
-        "golden": " ".join(made.named for made in verdict.golden.made),
-        "candidate": " ".join(made.named for made in verdict.candidate.made),
+        "golden": " ".join(run.named for run in verdict.golden.made),
+        "candidate": " ".join(run.named for run in verdict.candidate.made),
         "tolerance": verdict.tolerance,
     }
 

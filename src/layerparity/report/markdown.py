@@ -1,46 +1,50 @@
-"""The report as Markdown, for a ticket or a chat: the verdict, its grounds, one line per layer."""
+"""Render the report as Markdown, for a ticket or a chat: the grounds, and a line for each layer."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
 
-from layerparity.record.side import Side
 from layerparity.record.verdict import Outcome, Row, Verdict
 from layerparity.report import headline as words
 from layerparity.report.answer import Answer
 from layerparity.report.distributions import worst_header, worst_rows
 from layerparity.report.headline import coverage_lines, weight_rows
-from layerparity.report.measures import REL_L2, Measure, limit_text, present
+from layerparity.report.measures import REL_L2, limit_text, present
 from layerparity.report.reasons import reason
 from layerparity.report.reproduce import reproduce
-from layerparity.report.stages import Fold, fold, stages
+from layerparity.report.stages import fold, stages
 from layerparity.report.table import BESIDE, SHOWN
 from layerparity.report.time import time_table
 
 _MOST_FAILURES = 20
 _MOST_ELEMENTS = 8
+_AGAINST = f"{REL_L2.label} to the golden"
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!])")
 
 
 def render_markdown(verdict: Verdict, answer: Answer | None) -> str:
     """Return the report as GitHub-flavoured Markdown, ending in a newline."""
+    weights = [[what, str(count), _plain(text)] for what, count, text in weight_rows(verdict)]
+    limits = [limit_text(name, limit) for name, limit in verdict.limits.items()]
+    commands = [f"{command}  # {purpose}" for purpose, command in reproduce(verdict)]
     parts = [
         f"# {_plain(words.headline(verdict))}",
-        _answer(answer),
+        f"**Where** {_plain(answer.where)}" if answer is not None else "",
+        answer_markdown(answer) if answer is not None else "",
         _plain(words.because(verdict)),
         f"Whole model: {_plain(words.whole_model(verdict))}",
         _titled("Warnings", _list(words.warning_lines(verdict))),
         _titled("Runs", _runs(verdict)),
         _titled("Coverage", _coverage(verdict)),
-        _titled("Weights", _weights(verdict)),
+        _titled("Weights", _table(["what", "tensors", "where and how"], weights)),
         _titled("First divergence", _divergence(verdict)),
         _titled("Worst elements", _worst(verdict)),
         _titled("By layer", _layers(verdict)),
         _titled("Failing sites", _failures(verdict)),
-        _titled("Where the time went", _time(verdict)),
-        _titled(f"Limits (tolerance={_plain(verdict.tolerance)})", _limits(verdict)),
-        _titled("Reproduce", _commands(verdict)),
+        _titled("Where the time went", _table(*time_table(verdict))),
+        _titled(f"Limits (tolerance={_plain(verdict.tolerance)})", _list(limits)),
+        _titled("Reproduce", _shell(commands)),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -51,24 +55,21 @@ def answer_markdown(answer: Answer) -> str:
         f"**Cause** {_plain(answer.cause)}" if answer.cause else "",
         _list(f"or {other}" for other in answer.others),
         f"**Evidence**\n\n{_list(answer.evidence)}" if answer.evidence else "",
-        "\n".join(["**Next**\n", "```sh", *answer.next, "```"]) if answer.next else "",
+        f"**Next**\n\n{_shell(answer.next)}" if answer.next else "",
     ]
     return "\n\n".join(part for part in parts if part)
-
-
-def _answer(answer: Answer | None) -> str:
-    if answer is None:
-        return ""
-    return f"**Where** {_plain(answer.where)}\n\n{answer_markdown(answer)}".rstrip()
 
 
 def _runs(verdict: Verdict) -> str:
     names = ("model", "backend", "device", "dtype", "port", "scope", "feed")
     sides = (verdict.golden, verdict.candidate)
-    lines = [["name", *(_linked(side) for side in sides)]]
-    lines += [["run", *(_plain(words.run_text(side)) for side in sides)]]
+    links = []
+    for side in sides:
+        name, url = _plain(side.name), words.followable(side.url)
+        links.append(f"[{name}](<{url}>)" if url else name)
+    lines = [["name", *links], ["run", *(_plain(words.run_text(side)) for side in sides)]]
     lines += [[name, *(_plain(getattr(side, name)) for side in sides)] for name in names]
-    return _table(["", "golden", "candidate"], (line for line in lines if any(line[1:])))
+    return _table(["", "golden", "candidate"], [line for line in lines if any(line[1:])])
 
 
 def _coverage(verdict: Verdict) -> str:
@@ -78,24 +79,17 @@ def _coverage(verdict: Verdict) -> str:
     return f"{sites}\n\n{_list(lines)}" if lines else sites
 
 
-def _weights(verdict: Verdict) -> str:
-    lines = [[what, str(count), _plain(text)] for what, count, text in weight_rows(verdict)]
-    return _table(["what", "tensors", "where and how"], lines) if lines else ""
-
-
 def _divergence(verdict: Verdict) -> str:
     row = words.first_failure(verdict)
     if row is None:
         return ""
     text = words.divergence_text(row, words.stage_of(row, verdict))
-    metrics = [_metric(measure, row) for measure in present([row])]
+    metrics = []
+    for measure in present([row]):
+        against = f" (against the {measure.against})" if measure.against else ""
+        metrics.append(f"{measure.label} {measure.show(row.metrics[measure.name])}{against}")
     parts = [text, words.feed_note(verdict), reason(row), " · ".join(metrics)]
     return "\n\n".join(_plain(part) for part in parts if part)
-
-
-def _metric(measure: Measure, row: Row) -> str:
-    against = f" (against the {measure.against})" if measure.against else ""
-    return f"{measure.label} {measure.show(row.metrics[measure.name])}{against}"
 
 
 def _worst(verdict: Verdict) -> str:
@@ -110,60 +104,31 @@ def _worst(verdict: Verdict) -> str:
 
 
 def _layers(verdict: Verdict) -> str:
-    folds = fold(stages(verdict.rows))
-    against = f"{REL_L2.label} to the golden"
-    header = ["layer", "outcome", SHOWN, against, BESIDE, "sites"]
-    return _table(header, (_layer(each) for each in folds)) if folds else ""
-
-
-def _layer(each: Fold) -> list[str]:
-    count = sum(len(stage.rows) for stage in each.stages)
-    return [
-        _plain(each.name),
-        _outcome(each.outcome),
-        f"`{each.shown.site}`",
-        _rel_l2(each.shown),
-        f"`{each.beside.site}` {_rel_l2(each.beside)}" if each.beside else "",
-        str(count),
+    lines = [
+        [
+            _plain(each.name),
+            f"{words.GLYPH[each.outcome]} {each.outcome.value}",
+            f"`{each.shown.site}`",
+            _rel_l2(each.shown),
+            f"`{each.beside.site}` {_rel_l2(each.beside)}" if each.beside else "",
+            str(sum(len(stage.rows) for stage in each.stages)),
+        ]
+        for each in fold(stages(verdict.rows))
     ]
+    return _table(["layer", "outcome", SHOWN, _AGAINST, BESIDE, "sites"], lines)
 
 
 def _failures(verdict: Verdict) -> str:
     failed = [row for row in verdict.rows if row.outcome is Outcome.FAIL]
     lines = [[f"`{r.site}`", _rel_l2(r), _plain(reason(r))] for r in failed[:_MOST_FAILURES]]
-    if not lines:
-        return ""
     rest = len(failed) - len(lines)
-    table = _table(["site", f"{REL_L2.label} to the golden", "reason"], lines)
+    table = _table(["site", _AGAINST, "reason"], lines)
     return f"{table}\n\nand {rest} more in the HTML report." if rest else table
-
-
-def _time(verdict: Verdict) -> str:
-    header, lines = time_table(verdict)
-    return _table(header, lines) if lines else ""
-
-
-def _limits(verdict: Verdict) -> str:
-    return _list(limit_text(name, limit) for name, limit in verdict.limits.items())
-
-
-def _commands(verdict: Verdict) -> str:
-    lines = [f"{command}  # {purpose}" for purpose, command in reproduce(verdict)]
-    return "\n".join(["```sh", *lines, "```"]) if lines else ""
 
 
 def _rel_l2(row: Row) -> str:
     value = row.metrics.get(REL_L2.name)
     return "–" if value is None else REL_L2.show(value)
-
-
-def _outcome(outcome: Outcome) -> str:
-    return f"{words.GLYPH[outcome]} {outcome.value}"
-
-
-def _linked(side: Side) -> str:
-    name, url = _plain(side.name), words.followable(side.url)
-    return f"[{name}](<{url}>)" if url else name
 
 
 def _titled(title: str, body: str) -> str:
@@ -174,7 +139,13 @@ def _list(items: Iterable[str]) -> str:
     return "\n".join(f"- {_plain(item)}" for item in items)
 
 
-def _table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+def _shell(lines: Sequence[str]) -> str:
+    return "\n".join(["```sh", *lines, "```"]) if lines else ""
+
+
+def _table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    if not lines:
+        return ""
     rule = ["---"] * len(header)
     return "\n".join(f"| {' | '.join(line)} |" for line in (header, rule, *lines))
 

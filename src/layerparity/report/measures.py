@@ -37,6 +37,7 @@ class Measure:
     counts only together with another metric), and ``wrong`` an error that nobody takes for
     rounding. A ``detail`` stands with its site alone, not in the tables of many sites. ``against``
     is the tensor that an error is measured from, where two stand side by side that differ in it.
+    ``group`` is what the worst is taken of: ``head``, ``channel``, ``expert`` or ``position``.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Measure:
     wrong: float = 1.0
     detail: bool = False
     against: str = ""
+    group: str = ""
 
     def badness(self, value: float) -> float:
         """Return the distance from the ideal (0 is bit-equal); NaN stays NaN."""
@@ -102,6 +104,7 @@ CALIBRATED = (
             f"The same for the {group} in which it is largest.",
             wrong=100.0,
             detail=True,
+            group=group,
         )
         for group in _GROUPS
     ),
@@ -134,6 +137,7 @@ CALIBRATED = (
             f"The same for the {group} in which it is most significant.",
             bound="jointly",
             detail=True,
+            group=group,
         )
         for group in _GROUPS[:3]
         for end, words in (("", ""), ("_z", " z"))
@@ -144,6 +148,7 @@ CALIBRATED = (
         "",
         bound="jointly",
         detail=True,
+        group="channel",
     ),
     Measure(
         "offset",
@@ -269,8 +274,7 @@ def compared(rows: Iterable[Row]) -> list[Measure]:
 def which(row: Row, measure: Measure) -> str:
     """Return which group a worst value belongs to, ``head 3``; empty where it has no group."""
     index = row.metrics.get(f"{measure.name.removesuffix('_z')}_index")
-    group = measure.label.rpartition("worst ")[2]
-    return "" if index is None else f"{group} {index:.0f}"
+    return "" if index is None or not measure.group else f"{measure.group} {index:.0f}"
 
 
 def beyond(row: Row, measure: Measure, limits: dict[str, float]) -> bool:

@@ -1,4 +1,4 @@
-"""Figures: error against the noise floor by layer, block by block and as it adds up."""
+"""Draw error against the noise floor by layer, block by block and as it adds up."""
 
 from __future__ import annotations
 
@@ -53,16 +53,15 @@ def accumulated_error(columns: Columns, verdict: Verdict) -> str:
     candidate's error is its own; of an isolated one the local errors are added up alike.
     """
     rows = _rows(columns, BLOCK_OUT)
-    chained = verdict.candidate.feed != "isolated"
-    floors, local = _local_floors(rows, verdict), _values(rows, _candidate)
-    measured = _values(rows, lambda row: row.metrics["floor_rel_l2"])
-    curves = [
-        Curve("the candidate, chained", local, 1)
-        if chained
-        else Curve("the candidate's local errors, added up", _grown(local), 1)
-    ]
-    if chained:
-        curves.insert(0, Curve("clean computations, chained", measured, 4, True))
+    errors = _values(rows, _candidate)
+    floors = _values(rows, lambda row: row.metrics["floor_rel_l2"])
+    if verdict.candidate.feed == "isolated":
+        curves = [Curve("the candidate's local errors, added up", _grown(errors), 1)]
+    else:
+        clean = Curve("clean computations, chained", floors, 4, True)
+        curves = [clean, Curve("the candidate, chained", errors, 1)]
+        local = verdict.portrait.local_floors if verdict.portrait else {}
+        floors = {i: local[str(row.site)] for i, row in rows if str(row.site) in local}
     title = "Accumulated error at the block out, by layer"
     return _figure(columns, title, curves, _grown(floors), ("clean rounding, added up", 0.0))
 
@@ -117,13 +116,6 @@ def _error(row: Row, ratio: str) -> float:
     return row.metrics.get(ratio, 0.0) * row.metrics["floor_rel_l2"]
 
 
-def _local_floors(rows: Sequence[tuple[int, Row]], verdict: Verdict) -> Points:
-    known = verdict.portrait.local_floors if verdict.portrait else {}
-    if verdict.candidate.feed == "isolated":
-        return _values(rows, lambda row: row.metrics["floor_rel_l2"])
-    return {i: known[str(row.site)] for i, row in rows if str(row.site) in known}
-
-
 def _grown(local: Points) -> Points:
     """Return the root of the running sum of squares."""
     total, found = 0.0, {}
@@ -151,14 +143,9 @@ def _curve(columns: Columns, axis: Axis, curve: Curve) -> str:
         joined = previous == index - 1
         path += f"{'L' if joined else 'M'}{columns.centre(index):.1f} {axis.y(value):.1f}"
         previous = index
-    line = tag("path", class_=f"line s{curve.series}", d=path)
-    return line if curve.quiet else line + _markers(columns, axis, curve)
-
-
-def _markers(columns: Columns, axis: Axis, curve: Curve) -> str:
+    drawn = [tag("path", class_=f"line s{curve.series}", d=path)]
     size = " scale(.7)" if columns.pitch < 24 else ""
-    drawn = []
-    for index, value in curve.points.items():
+    for index, value in () if curve.quiet else curve.points.items():
         words = hover(f"{columns.stages[index].name}, {curve.words}: {numeral(value)}")
         at = f"translate({columns.centre(index):.1f} {axis.y(value):.1f}){size}"
         dot = tag("path", class_=f"dot s{curve.series}", d=SHAPES[0])

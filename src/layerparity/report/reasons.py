@@ -1,4 +1,4 @@
-"""Reasons: why a site ended as it did, in words."""
+"""Say in words why a site ended as it did."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 
 from layerparity.anatomy.site import Kind
 from layerparity.record.verdict import Breach, Outcome, Row
+from layerparity.report.measures import BY_NAME
 
 # Of the fixed limits, those that a value must stay under; over the others it must be.
 _CEILINGS = ("max_abs_diff", "mean_abs_diff", "cosine_distance")
@@ -23,11 +24,12 @@ def breach_text(breach: Breach, metrics: dict[str, float]) -> str:
     """Return which limit was broken and by how much; ``metrics`` are those of the site."""
     name, value = breach.metric, math.nan if breach.value is None else breach.value
     limit = breach.limit if breach.limit is not None else 0.0
+    group = BY_NAME[name].group if name in BY_NAME else ""
     if name.startswith("error_ratio"):
-        where = _where(name.removeprefix("error_ratio"), breach.group, "at")
+        where = f" at {group} {breach.group}" if breach.group is not None else ""
         return f"error{where} is {value:.3g} times the noise floor (limit {limit:g})"
     if name.startswith("slope"):
-        where = _where(name.removeprefix("slope"), breach.group, "of")
+        where = f" of {group} {breach.group}" if breach.group is not None else ""
         z = metrics.get(f"{name}_z", math.nan)
         return f"a factor{where} is off by {value:+.3%}, {z:.3g} standard errors"
     plain = {
@@ -45,7 +47,3 @@ def breach_text(breach: Breach, metrics: dict[str, float]) -> str:
         times = f", {value / limit:.1f} times it" if limit else ""
         return f"{name} {value:.4g} is not under {limit:g}{times}"
     return f"{name} {value:.6g} is not over {limit:g}, {limit - value:.3g} short of it"
-
-
-def _where(suffix: str, group: int | None, preposition: str) -> str:
-    return "" if group is None else f" {preposition} {suffix.strip('_')} {group}"

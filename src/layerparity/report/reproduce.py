@@ -1,4 +1,4 @@
-"""Reproduce: the commands that make a comparison, and its first failing block alone, once more."""
+"""Compose the commands that make a comparison, and its first failing block alone, once more."""
 
 from __future__ import annotations
 
@@ -57,16 +57,21 @@ def shown_again(verdict: Verdict, site: Site) -> list[tuple[str, str]]:
     Nothing where the stored runs do not say how they were made.
     """
     golden, candidate = verdict.golden, verdict.candidate
-    made = _runs_with(candidate, site)
-    if not made or not made[-1].settings:
+    runs = _runs_with(candidate, site)
+    if not runs or not runs[-1].settings:
         return []
-    again = _without(made[-1].settings, _ASIDE)
+    again = _without(runs[-1].settings, _ASIDE)
     stored = {k: v for k, v in verdict.settings.items() if _head(k) == "tracking"}
-    held = _runs_with(golden, site)
-    if site.phase == PREFILL and held and held[-1].proved:
-        purpose, rest = f"{_stage(site)} alone", _without(again, _REPLACED)
-        again = {"backend": again["backend"], **_scope(site), **rest, "inputs": "golden"}
-        again["golden"] = golden.named or held[-1].named
+    source = _runs_with(golden, site)
+    if site.phase == PREFILL and source and source[-1].proved:
+        purpose = "The failing block alone"
+        scope: dict[str, Any] = {"scope": "single", "layer": site.layer}
+        if site.layer is None:
+            purpose = f"{site.path} alone"
+            scope = {"scope": "single", "component": site.path, "feed": "isolated"}
+        rest = {**scope, **_without(again, _REPLACED), "inputs": "golden"}
+        again = {"backend": again["backend"], **rest}
+        again["golden"] = golden.named or source[-1].named
     elif site.phase == PREFILL:
         purpose = "The candidate again"
     else:
@@ -79,17 +84,12 @@ def shown_again(verdict: Verdict, site: Site) -> list[tuple[str, str]]:
     return pairs
 
 
-def _stage(site: Site) -> str:
-    return site.path if site.layer is None else "The failing block"
-
-
-def _scope(site: Site) -> dict[str, Any]:
-    outside = {"component": site.path, "feed": "isolated"}
-    return {"scope": "single", **(outside if site.layer is None else {"layer": site.layer})}
-
-
 def _compare(verdict: Verdict, sides: dict[str, str]) -> str:
-    names = _names(verdict.golden, verdict.candidate)
+    runs = {
+        "job.golden_names": verdict.golden.made[0],
+        "job.candidate_names": verdict.candidate.made[0],
+    }
+    names = {key: run.names for key, run in runs.items() if run.names}
     return _command({"job": "compare", **sides, **names, **verdict.settings})
 
 
@@ -97,14 +97,9 @@ def _command(settings: dict[str, Any]) -> str:
     return " ".join(["python run.py", *(typed(key, value) for key, value in settings.items())])
 
 
-def _names(golden: Side, candidate: Side) -> dict[str, str]:
-    sides = {"job.golden_names": golden, "job.candidate_names": candidate}
-    return {key: side.made[0].names for key, side in sides.items() if side.made[0].names}
-
-
 def _runs_with(side: Side, site: Site) -> list[RunOrigin]:
     """Return the runs of a side that ran the stage of a site, oldest first."""
-    return [made for made in side.made if any(within(site.path, stage) for stage in made.stages)]
+    return [run for run in side.made if any(within(site.path, stage) for stage in run.stages)]
 
 
 def _without(settings: dict[str, Any], heads: tuple[str, ...]) -> dict[str, Any]:

@@ -1,11 +1,11 @@
-"""Search: what a bisection found and how, in words and as Markdown for a ticket."""
+"""Say what a bisection found and how, in words and as Markdown for a ticket."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from layerparity.judge.growth import ChainJudgement, Untold
+from layerparity.judge.growth import ChainJudgement
 from layerparity.record.guilt import Cause
 from layerparity.report.answer import Answer, cause_line, tensors_text
 from layerparity.report.markdown import answer_markdown
@@ -38,22 +38,19 @@ def chain_doubt(judged: ChainJudgement) -> str:
     """Return what a chain that is not wrong leaves open, in a sentence; empty for nothing."""
     if not judged.untold:
         return ""
-    first = judged.untold[0]
+    first, row = judged.untold[0], judged.untold[0].row
     more = f" and {len(judged.untold) - 1} more" if len(judged.untold) > 1 else ""
-    return f"the chained run cannot tell about layers.{first.layer}{more}: {_open_text(first)}"
-
-
-def _open_text(open_: Untold) -> str:
-    row = open_.row
+    why = f" ({reason(row)})" if row is not None and reason(row) else ""
     if row is None:
-        return "nothing that it adds to the residual stream was compared"
-    why = f" ({reason(row)})" if reason(row) else ""
-    if open_.allowed:
-        return (
-            f"rounding alone may have grown to {open_.allowed:.2g} of {row.site}, and a mistake "
+        cause = "nothing that it adds to the residual stream was compared"
+    elif first.allowed:
+        cause = (
+            f"rounding alone may have grown to {first.allowed:.2g} of {row.site}, and a mistake "
             f"could hide in that{why}"
         )
-    return f"{row.site} was not judged{why}" if why else f"{row.site} is missing"
+    else:
+        cause = f"{row.site} was not judged{why}" if why else f"{row.site} is missing"
+    return f"the chained run cannot tell about layers.{first.layer}{more}: {cause}"
 
 
 def markdown(answer: Answer, steps: Sequence[Step], causes: Sequence[Cause]) -> str:

@@ -1,4 +1,4 @@
-"""Stages: a comparison's rows by block, and by module outside the blocks, in forward order."""
+"""Group a comparison's rows by block, and by module outside the blocks, in forward order."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def beside(row: Row, stage: Stage) -> list[Row]:
     ]
 
 
-def told(stage: Stage) -> tuple[list[Row], list[tuple[int, str]]]:
+def table_rows(stage: Stage) -> tuple[list[Row], list[tuple[int, str]]]:
     """Return the rows of a stage's table, and how many were skipped alike, with their reasons.
 
     A golden's decode steps are hundreds: where many sites were skipped for one reason, the table

@@ -1,4 +1,4 @@
-"""Well-formed markup from Python: a function for an element, a few for what all figures draw.
+"""Write well-formed markup: a function for an element, a few for what all figures draw.
 
 The stops are picked by hand in OKLCH (lightness, chroma, hue in degrees), a space in which equal
 steps look equal. Lightness alone orders the colours, so a colour-blind reader or a grey printout
@@ -89,7 +89,9 @@ Triple = tuple[float, float, float]
 def ramp(dark: bool = False) -> list[str]:
     """Return ``STEPS`` colours as ``#rrggbb``, the least error first."""
     stops = _DARK if dark else _LIGHT
-    return [_hex(_srgb(*_between(stops, step / (STEPS - 1)))) for step in range(STEPS)]
+    colours = (_srgb(*_between(stops, step / (STEPS - 1))) for step in range(STEPS))
+    numbers = ([round(255 * min(max(part, 0.0), 1.0)) for part in each] for each in colours)
+    return ["#" + "".join(f"{number:02x}" for number in each) for each in numbers]
 
 
 def ink_on(colour: str) -> str:
@@ -148,10 +150,6 @@ def _gamma(linear: float) -> float:
     if linear <= 0.0031308:
         return 12.92 * linear
     return 1.055 * linear ** (1 / 2.4) - 0.055
-
-
-def _hex(colour: Triple) -> str:
-    return "#" + "".join(f"{round(255 * min(max(part, 0.0), 1.0)):02x}" for part in colour)
 
 
 _DECADES = 3.0

@@ -1,4 +1,4 @@
-"""The comparison as tables: a short one for the terminal, and one row per site for MLflow."""
+"""Make tables of a comparison: a short one for the terminal, and one row per site for MLflow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from layerparity.report import headline as words
 from layerparity.report.headline import coverage_lines, weight_lines
 from layerparity.report.measures import REL_L2, numeral, present
 from layerparity.report.reasons import reason
-from layerparity.report.stages import Fold, fold, forward_order, stages
+from layerparity.report.stages import fold, forward_order, stages
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -56,9 +56,11 @@ def closing_table(verdict: Verdict) -> Table:
     for each in found:
         row, outcome = each.shown, Text(each.outcome.value, style=_STYLE[each.outcome])
         # Text, not str: rich would read "[...]" in a reason as its own markup.
-        cells: list[Any] = [Text(_ascii(each)), outcome, Text(str(row.site)), _rel_l2(row)]
+        layer = Text(each.name.replace("–", "-"))
+        cells: list[Any] = [layer, outcome, Text(str(row.site)), _rel_l2(row)]
         if len(table.columns) > len(cells) + 1:
-            cells.append(Text(_worse(each.beside)))
+            worse = each.beside
+            cells.append(Text(f"{worse.site} {_rel_l2(worse)}" if worse is not None else ""))
         table.add_row(*cells, Text(reason(row)))
     return table
 
@@ -82,14 +84,6 @@ def per_site_table(verdict: Verdict) -> dict[str, list[Any]]:
     for measure in present(rows):
         columns[measure.name] = [_storable(row.metrics.get(measure.name)) for row in rows]
     return columns
-
-
-def _worse(row: Row | None) -> str:
-    return "" if row is None else f"{row.site} {_rel_l2(row)}"
-
-
-def _ascii(each: Fold) -> str:
-    return each.name.replace("–", "-")
 
 
 def _caption(verdict: Verdict) -> str:

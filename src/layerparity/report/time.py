@@ -1,4 +1,4 @@
-"""Where the time went: both runs' seconds by what they were for, bytes read and memory held.
+"""Draw where the time went: seconds by what they were for, bytes read and memory held.
 
 It is as wide as a phone. Seconds that held the run up stand above the axis, those of the threads
 that read for it hang below, on one scale; under them lie the bytes read and the memory held.
@@ -14,7 +14,6 @@ from itertools import groupby
 from layerparity.anatomy.site import Site
 from layerparity.ground.console import bytes_text
 from layerparity.ground.profile import PARTS, RunProfile, StageProfile
-from layerparity.record.side import Side
 from layerparity.record.verdict import Verdict
 from layerparity.report.svg import box, canvas, hover, tag, text
 
@@ -60,11 +59,12 @@ class WhereTimeWent:
 
 def where_time_went(verdict: Verdict) -> WhereTimeWent:
     """Return where the time of both sides went, as far as their runs say."""
-    sides = [
-        _side(role, side, side.profile)
-        for role, side in (("golden", verdict.golden), ("candidate", verdict.candidate))
-        if side.profile is not None and side.profile.stages
-    ]
+    sides = []
+    for role, side in (("golden", verdict.golden), ("candidate", verdict.candidate)):
+        if side.profile is not None and side.profile.stages:
+            total = side.profile.total
+            sentence = _sentence(role, len(side.made), total)
+            sides.append(SideTime(role, sentence, time_by_stage(role, side.profile), total))
     totals = [side.total for side in sides]
     rows = [[words, *(_share(t, part) for t in totals)] for part, words in PARTS.items()]
     whole = ["in all", *(seconds_text(total.seconds) for total in totals)]
@@ -73,17 +73,11 @@ def where_time_went(verdict: Verdict) -> WhereTimeWent:
 
 def time_table(verdict: Verdict) -> tuple[Cells, list[Cells]]:
     """Return the header and the lines of the totals; no lines where no run says."""
-    found = where_time_went(verdict)
-    if not found.sides:
+    went = where_time_went(verdict)
+    if not went.sides:
         return [], []
-    header = ["", *(side.role for side in found.sides)]
-    return header, [*found.rows, found.whole, *found.loading]
-
-
-def _side(role: str, side: Side, profile: RunProfile) -> SideTime:
-    total = profile.total
-    sentence = _sentence(role, len(side.made), total)
-    return SideTime(role, sentence, time_by_stage(role, profile), total)
+    header = ["", *(side.role for side in went.sides)]
+    return header, [*went.rows, went.whole, *went.loading]
 
 
 def _sentence(role: str, runs: int, total: StageProfile) -> str:
@@ -111,15 +105,12 @@ def _loading(totals: Sequence[StageProfile]) -> Iterator[Cells]:
     read = [total.loading for total in totals]
     if any(each.seconds for each in read):
         for part in LOADING:
-            yield [f"threads: {part}", *(_seconds(getattr(each, part)) for each in read)]
+            seconds = (getattr(each, part) for each in read)
+            yield [f"threads: {part}", *(seconds_text(s) if s else _NONE for s in seconds)]
     if any(each.bytes for each in read):
         yield ["bytes read", *(bytes_text(each.bytes) if each.bytes else _NONE for each in read)]
         yield ["read at", *(f"{bytes_text(e.rate)}/s" if e.rate else _NONE for e in read)]
     yield ["memory at most", *(bytes_text(total.peak) for total in totals)]
-
-
-def _seconds(seconds: float) -> str:
-    return seconds_text(seconds) if seconds else _NONE
 
 
 LOADING = ("read", "convert", "hash")
@@ -202,7 +193,7 @@ def time_by_stage(side: str, profile: RunProfile) -> str:
         _scale(bars),
         *_stacked(bars),
         *strips,
-        *(_told(bars, column, bottom) for column in range(len(bars.stages))),
+        *_clear_strips(bars, bottom),
         _axis(bars, bottom),
     )
 
@@ -235,28 +226,26 @@ def _strips(bars: Bars) -> list[str]:
     for words, value in values:
         most = max((value(each) for _, each in bars.stages), default=0.0)
         if most:
-            top = _TOP + _PLOT + len(drawn) * (_CAPTION + _STRIP) + _CAPTION
+            foot = _TOP + _PLOT + (len(drawn) + 1) * (_CAPTION + _STRIP)
+            top = foot - _STRIP
             said = text(_LEFT, top - 5, f"{words}, at most {bytes_text(most)} in a stage")
-            shares = [value(each) / most for _, each in bars.stages]
-            drawn.append(tag("g", said, class_="ticks") + _strip(bars, top, shares))
+            heights = [value(each) / most * _STRIP for _, each in bars.stages]
+            shapes = (bars.column(n, foot - h, h) for n, h in enumerate(heights) if h)
+            strip = tag("path", class_="strip", d="".join(shapes))
+            line = tag("path", class_="grid", d=f"M{_LEFT:.1f} {foot:.1f}H{bars.right:.1f}")
+            drawn.append(tag("g", said, class_="ticks") + strip + line)
     return drawn
 
 
-def _strip(bars: Bars, top: float, shares: Sequence[float]) -> str:
-    foot = top + _STRIP
-    shapes = (
-        bars.column(column, foot - share * _STRIP, share * _STRIP)
-        for column, share in enumerate(shares)
-        if share
-    )
-    line = tag("path", class_="grid", d=f"M{_LEFT:.1f} {foot:.1f}H{bars.right:.1f}")
-    return tag("path", class_="strip", d="".join(shapes)) + line
-
-
 def _scale(bars: Bars) -> str:
-    """Draw the lines and numbers of both directions, in milliseconds below one second."""
+    """Draw the lines and numbers of both directions, in milliseconds below one second.
+
+    Lines are 1, 2, 5, 10, 20, ... or their tenths apart.
+    """
     unit, name = (1.0, "s") if max(bars.up, bars.down) >= 1 else (1e-3, "ms")
-    step = _round_step((bars.up + bars.down) / unit / _TICKS)
+    least = (bars.up + bars.down) / unit / _TICKS
+    power = 10.0 ** math.floor(math.log10(least)) if least > 0 else 1.0
+    step = next(n * power for n in (1, 2, 5, 10) if n * power >= least)
     parts = [text(_LEFT - 6, _TOP - 12, name, class_="axis", text_anchor="end")]
     for tick in range(-math.floor(bars.down / unit / step), math.floor(bars.up / unit / step) + 1):
         y = bars.y(tick * step * unit)
@@ -265,24 +254,18 @@ def _scale(bars: Bars) -> str:
     return tag("g", *parts, class_="ticks")
 
 
-def _round_step(least: float) -> float:
-    """Return the smallest of 1, 2, 5, 10, 20, ... and their tenths that is not below ``least``."""
-    power = 10.0 ** math.floor(math.log10(least)) if least > 0 else 1.0
-    return next(n * power for n in (1, 2, 5, 10) if n * power >= least)
-
-
-def _told(bars: Bars, column: int, bottom: float) -> str:
-    """Lay a clear strip over a column that says all of its numbers."""
-    stage, each = bars.stages[column]
-    said = [f"{words} {seconds_text(getattr(each, part))}" for part, words in PARTS.items()]
-    loading = [f"{part} {seconds_text(getattr(each.loading, part))}" for part in LOADING]
-    above = max(each.peak - bars.before, 0)
-    words = (
-        f"{stage}: {seconds_text(each.seconds)}: {', '.join(said)}. Reading threads: "
-        f"{', '.join(loading)}; {bytes_text(each.loading.bytes)}. Memory {bytes_text(above)}"
-    )
-    shape = box(_LEFT + column * bars.pitch, _TOP, bars.pitch, bottom - _TOP)
-    return tag("path", hover(words), d=shape, fill="none", pointer_events="all")
+def _clear_strips(bars: Bars, bottom: float) -> Iterator[str]:
+    """Lay a clear strip over each column that says all of its numbers."""
+    for column, (stage, each) in enumerate(bars.stages):
+        said = [f"{words} {seconds_text(getattr(each, part))}" for part, words in PARTS.items()]
+        loading = [f"{part} {seconds_text(getattr(each.loading, part))}" for part in LOADING]
+        above = max(each.peak - bars.before, 0)
+        words = (
+            f"{stage}: {seconds_text(each.seconds)}: {', '.join(said)}. Reading threads: "
+            f"{', '.join(loading)}; {bytes_text(each.loading.bytes)}. Memory {bytes_text(above)}"
+        )
+        shape = box(_LEFT + column * bars.pitch, _TOP, bars.pitch, bottom - _TOP)
+        yield tag("path", hover(words), d=shape, fill="none", pointer_events="all")
 
 
 def _axis(bars: Bars, bottom: float) -> str:

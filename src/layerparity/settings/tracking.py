@@ -64,7 +64,11 @@ def read_config(raw: object) -> TrackingConfig:
             f"Known: {', '.join(known)}."
         )
     if config.name == EMBEDDED and config.uri:
-        raise UserError("tracking.uri is for a server: add tracking=server, or leave the uri out.")
+        raise UserError(
+            "tracking.uri is for a server", "add tracking=server, or leave the uri out."
+        )
     if config.name == SERVER and not (config.uri or "").startswith(("http://", "https://")):
-        raise UserError("tracking=server needs its address: add tracking.uri=http://127.0.0.1:5000")
+        raise UserError(
+            "tracking=server needs its address", "add tracking.uri=http://127.0.0.1:5000"
+        )
     return config

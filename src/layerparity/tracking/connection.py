@@ -101,7 +101,7 @@ def knock(config: TrackingConfig) -> None:
     except ValueError as error:
         raise UserError(f"tracking.uri={config.uri} is not an address ({error}).") from error
     except OSError as error:
-        raise UserError(unreachable(config)) from error
+        raise unreachable(config) from error
 
 
 @dataclass(frozen=True)
@@ -131,15 +131,18 @@ def run_url(base: str, experiment_id: str, run_id: str, tab: str = "") -> str:
     return f"{page}/{quote(tab)}?{_VIEW}" if tab else f"{page}?{_VIEW}"
 
 
+# By what stands in an exception: what is wrong, and what to do about it.
 _EMBEDDED = {
-    "disk is full": "the disk is full: make room",
-    "readonly database": "the database cannot be written to: change its permissions",
-    "unable to open database": "the database cannot be opened: change the folder's permissions",
-    "database is locked": "another process keeps the database locked: end it",
-    "disk I/O error": "the disk reports an error: check it",
-    "out-of-date database schema": "another version of MLflow made them: install that version, or "
-    "run 'mlflow db upgrade' with this one after a backup",
-    "Can't locate revision": "a newer version of MLflow made them: install that version",
+    "disk is full": ("the disk is full", "make room"),
+    "readonly database": ("the database cannot be written to", "change its permissions"),
+    "unable to open database": ("the database cannot be opened", "change the folder's permissions"),
+    "database is locked": ("another process keeps the database locked", "end it"),
+    "disk I/O error": ("the disk reports an error", "check it"),
+    "out-of-date database schema": (
+        "another version of MLflow made them",
+        "install that version, or run 'mlflow db upgrade' with this one after a backup",
+    ),
+    "Can't locate revision": ("a newer version of MLflow made them", "install that version"),
 }
 _ELSEWHERE = "choose another folder with tracking.folder=FOLDER"
 _REFUSED = ("401", "403", "PERMISSION_DENIED", "UNAUTHENTICATED")
@@ -155,21 +158,24 @@ def user_errors(config: TrackingConfig) -> Iterator[None]:
     try:
         yield
     except (MlflowException, CommandError, requests.RequestException, OSError) as error:
-        text = _server(config, error) if config.name == SERVER else _embedded(config, error)
-        if text is None:
+        known = _server(config, error) if config.name == SERVER else _embedded(config, error)
+        if known is None:
             raise
-        raise UserError(text) from error
+        raise known from error
 
 
-def _embedded(config: TrackingConfig, error: Exception) -> str | None:
+def _embedded(config: TrackingConfig, error: Exception) -> UserError | None:
     if isinstance(error, OSError):
-        return f"Cannot write to {config.root} ({error.strerror or error}): {_ELSEWHERE}."
-    cures = (cure for sign, cure in _EMBEDDED.items() if sign in str(error))
-    cure = next(cures, None)
-    return cure and f"The runs in {config.root} cannot be used: {cure}, or {_ELSEWHERE}."
+        found = f"Cannot write to {config.root} ({error.strerror or error})"
+        return UserError(found, f"{_ELSEWHERE}.")
+    for sign, (what, cure) in _EMBEDDED.items():
+        if sign in str(error):
+            found = f"The runs in {config.root} cannot be used: {what}"
+            return UserError(found, f"{cure}, or {_ELSEWHERE}.")
+    return None
 
 
-def _server(config: TrackingConfig, error: Exception) -> str | None:
+def _server(config: TrackingConfig, error: Exception) -> UserError | None:
     import requests
     from mlflow.exceptions import MlflowException, RestException
 
@@ -178,17 +184,18 @@ def _server(config: TrackingConfig, error: Exception) -> str | None:
     text = str(error)
     where = f"The tracking server {config.address}"
     if any(sign in text for sign in _REFUSED):
-        return f"{where} refuses us: set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
+        cure = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
+        return UserError(f"{where} refuses us", cure)
     if isinstance(error, RestException):
         return None
     if "error code" in text or "Response body" in text:
-        return f"{where} does not answer like an MLflow server: correct tracking.uri."
+        return UserError(f"{where} does not answer like an MLflow server", "correct tracking.uri.")
     return unreachable(config)
 
 
-def unreachable(config: TrackingConfig) -> str:
-    """Return the message for a server that does not answer."""
-    return (
-        f"The tracking server {config.address} does not answer: start it, correct tracking.uri, "
-        "or keep the runs here with tracking=embedded."
+def unreachable(config: TrackingConfig) -> UserError:
+    """Return what is raised for a server that does not answer."""
+    return UserError(
+        f"The tracking server {config.address} does not answer",
+        "start it, correct tracking.uri, or keep the runs here with tracking=embedded.",
     )

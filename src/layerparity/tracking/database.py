@@ -99,7 +99,8 @@ def check(root: Path) -> None:
             database.execute("ROLLBACK")
     except sqlite3.Error as error:
         raise UserError(
-            f"{path} cannot be used ({error}): restore it from a backup, move it away, {ELSEWHERE}."
+            f"{path} cannot be used ({error})",
+            f"restore it from a backup, move it away, {ELSEWHERE}.",
         ) from error
 
 

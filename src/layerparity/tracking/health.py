@@ -74,12 +74,13 @@ def _refuse_locked(root: Path) -> None:
             pass
     except Timeout as error:
         raise UserError(
-            f"Another process holds {error.lock_file}: wait for it, end it, {database.ELSEWHERE}."
+            f"Another process holds {error.lock_file}",
+            f"wait for it, end it, {database.ELSEWHERE}.",
         ) from error
     except OSError as error:
         raise UserError(
-            f"Cannot write to {root} ({error.strerror}): change its permissions, "
-            f"{database.ELSEWHERE}."
+            f"Cannot write to {root} ({error.strerror})",
+            f"change its permissions, {database.ELSEWHERE}.",
         ) from error
 
 
