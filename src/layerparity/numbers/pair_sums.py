@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from layerparity.numbers.threads import one_thread
+from layerparity.numbers.arithmetic import one_thread
 
 # A float32's upper 16 bits are sign, exponent and 7 bits of mantissa: a bin is 2^-7 wide at most.
 DROPPED_BITS = 16
@@ -146,21 +146,20 @@ def _piece(
     c: torch.Tensor,
     broken: bool,
 ) -> PairSums:
-    """Return the sums of flat tensors, of which ``g`` and ``c`` are the float64 values."""
+    """Return the sums of flat tensors, of which ``g`` and ``c`` are the float64 values.
+
+    ``broken`` says that some of them are not finite.
+    """
     sums = PairSums(size=golden.numel())
     if broken:
         finite = torch.isfinite(g) & torch.isfinite(c)
         sums.golden_nonfinite = int(torch.count_nonzero(~torch.isfinite(g)))
         sums.nonfinite_disagreement = int(torch.count_nonzero(_class(g) != _class(c)))
         golden, candidate, g, c = golden[finite], candidate[finite], g[finite], c[finite]
-    if golden.numel():
-        _add_sums(sums, g, c)
-        if candidate.is_floating_point():
-            sums.max_ulp = most_steps(golden.to(candidate.dtype), candidate)
-    return sums
-
-
-def _add_sums(sums: PairSums, g: torch.Tensor, c: torch.Tensor) -> None:
+    if not golden.numel():
+        return sums
+    if candidate.is_floating_point():
+        sums.max_ulp = most_steps(golden.to(candidate.dtype), candidate)
     d = c - g
     gap = d.abs()
     sums.count = g.numel()
@@ -173,6 +172,7 @@ def _add_sums(sums: PairSums, g: torch.Tensor, c: torch.Tensor) -> None:
     means = float(g.mean()), float(c.mean())
     x, y = g - means[0], c - means[1]
     sums.moments = Moments(sums.count, *means, _dot(x, x), _dot(y, y), _dot(x, y))
+    return sums
 
 
 def _dot(left: torch.Tensor, right: torch.Tensor) -> float:

@@ -13,8 +13,8 @@ from layerparity.anatomy.sizes import sizes_of
 from layerparity.ground.errors import UserError
 from layerparity.model.prints import offloaded
 from layerparity.model.weight_types import stays_float32
+from layerparity.numbers.arithmetic import Replay
 from layerparity.numbers.clean import Way, perturbed
-from layerparity.numbers.replay import Replay
 from layerparity.run.ports._observe import ObservedStage
 from layerparity.run.ports.base import Call, Observed
 from layerparity.run.ports.hf import HfPort

@@ -12,7 +12,7 @@ from torch import nn
 
 from layerparity.anatomy.family import Tap
 from layerparity.model.arguments import CACHE_NAMES
-from layerparity.numbers.replay import Replay
+from layerparity.numbers.arithmetic import Replay
 from layerparity.run.ports._canonical import OWN_CHOICES, REPLAYED
 
 
