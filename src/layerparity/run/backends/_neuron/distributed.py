@@ -54,14 +54,19 @@ def initialise(runtime: Runtime) -> Grant:
     """
     global _current  # noqa: PLW0603
     if _current is not None:
-        _refuse_other(_current, runtime.tp_degree)
+        if _current.asked != runtime.tp_degree:
+            raise UserError(
+                f"The distributed environment is initialised with tp_degree={_current.asked}, and "
+                f"tp_degree={runtime.tp_degree} was asked: run each degree as a command of its own."
+            )
         _current.holders += 1
         return _current.granted
     rank, world_size = ranks(os.environ)
     _refuse_silent_collectives(runtime, world_size)
     made = _Environment(runtime.tp_degree, Grant(rank, world_size, 1))
+    made.variables = [name for name in _DEFAULTS if name not in os.environ]
     try:
-        _fill(made)
+        os.environ.update({name: _DEFAULTS[name] for name in made.variables})
         if not runtime.spmd:
             _join(made)
         made.granted = Grant(rank, world_size, _degree(runtime, made))
@@ -111,14 +116,6 @@ def ranks(environment: Mapping[str, str]) -> tuple[int, int]:
     return rank, world_size
 
 
-def _refuse_other(current: _Environment, tp_degree: int) -> None:
-    if current.asked != tp_degree:
-        raise UserError(
-            f"The distributed environment is initialised with tp_degree={current.asked}, and "
-            f"tp_degree={tp_degree} was asked: run each degree as a command of its own."
-        )
-
-
 def _refuse_silent_collectives(runtime: Runtime, world_size: int) -> None:
     if world_size > 1 and not runtime.is_neuron:
         raise UserError(
@@ -126,13 +123,6 @@ def _refuse_silent_collectives(runtime: Runtime, world_size: int) -> None:
             f"numbers would be wrong: start without torchrun, with tp_degree={world_size}, which "
             "shards within one process."
         )
-
-
-def _fill(made: _Environment) -> None:
-    for name, value in _DEFAULTS.items():
-        if name not in os.environ:
-            os.environ[name] = value
-            made.variables.append(name)
 
 
 def _join(made: _Environment) -> None:
