@@ -61,8 +61,17 @@ class SweepParent(Callback):
         os.environ.pop(PARENT_VARIABLE, None)
         try:
             _make_folder(OmegaConf.select(config, "hydra.sweep.dir"))
-            if config.hydra.runtime.choices.get("job") == SWEPT_JOB:
-                _begin(config)
+            if config.hydra.runtime.choices.get("job") != SWEPT_JOB:
+                return
+            from layerparity.tracking.store import open_store
+
+            overrides = [str(each) for each in config.hydra.overrides.task]
+            store = open_store(config.tracking)
+            name = config.get("name") or "sweep " + " ".join(overrides)
+            parent = store.begin(name[:200], "sweep", {}, {"overrides": overrides})
+            os.environ[PARENT_VARIABLE] = parent.id
+            console.say(f"{parent.name}  {parent.id}\n{parent.url}")
+            _open.append((store, parent, overrides))
         except Exception as error:
             raise CannotBegin(error) from error
 
@@ -110,18 +119,6 @@ def _make_folder(folder: str | None) -> None:
             f"Cannot write to {folder} ({error.strerror}): choose another folder with "
             "tracking.folder=FOLDER."
         ) from error
-
-
-def _begin(config: Any) -> None:
-    from layerparity.tracking.store import open_store
-
-    overrides = [str(each) for each in config.hydra.overrides.task]
-    store = open_store(config.tracking)
-    name = config.get("name") or "sweep " + " ".join(overrides)
-    parent = store.begin(name[:200], "sweep", {}, {"overrides": overrides})
-    os.environ[PARENT_VARIABLE] = parent.id
-    console.say(f"{parent.name}  {parent.id}\n{parent.url}")
-    _open.append((store, parent, overrides))
 
 
 def _apart(words: str, shared: list[str]) -> str:

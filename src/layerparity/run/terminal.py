@@ -6,7 +6,7 @@ import itertools
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,8 +48,8 @@ def say_loading(config: Config) -> None:
 
 def with_start_up(seconds: float, whole: float) -> str:
     """Return how long a run took, and with what came before it, where that is a second or more."""
-    told = f"{seconds:.1f} s"
-    return told if whole - seconds < 1 else f"{told} ({whole:.0f} s with start-up)"
+    text = f"{seconds:.1f} s"
+    return text if whole - seconds < 1 else f"{text} ({whole:.0f} s with start-up)"
 
 
 def say_run(made: Manifest, result: PassResult, seconds: float, whole: float) -> None:
@@ -75,7 +75,7 @@ def say_run(made: Manifest, result: PassResult, seconds: float, whole: float) ->
 
 
 def texts(prepared: Prepared, folder: Path, tokens: Any) -> None:
-    """Write and print what the new tokens [batch, new tokens] say, where there is a tokenizer."""
+    """Write and print what new tokens, int64 [batch, new tokens], say, if there is a tokenizer."""
     from layerparity.run.inputs.prompt import load_tokenizer
 
     try:
@@ -110,21 +110,17 @@ def conversions_line(effective: Mapping[str, Mapping[str, WeightPrint]]) -> str:
     )
     parts = [f"{count:,} {stored} held as {held}" for (stored, held), count in converted.items()]
     same = len(prints) - converted.total()
-    said = [f"weights: {same:,} of {len(prints):,} in their stored type", *parts]
-    return ", ".join(said) + _rounded_text(rounded(prints))
+    line = ", ".join([f"weights: {same:,} of {len(prints):,} in their stored type", *parts])
+    lossy = sorted(rounded(prints))
+    if not lossy:
+        return line
+    more = f" and {len(lossy) - _NAMED} more" if len(lossy) > _NAMED else ""
+    return f"{line}; rounded: {', '.join(lossy[:_NAMED])}{more}"
 
 
 def rounded(prints: Mapping[str, WeightPrint]) -> list[str]:
     """Return the stored names of weights that lost precision."""
     return [name for name, each in prints.items() if each.checkpoint == "rounded"]
-
-
-def _rounded_text(names: Iterable[str]) -> str:
-    first = sorted(names)
-    if not first:
-        return ""
-    more = f" and {len(first) - _NAMED} more" if len(first) > _NAMED else ""
-    return f"; rounded: {', '.join(first[:_NAMED])}{more}"
 
 
 # A part that takes less goes without saying.
@@ -138,8 +134,8 @@ def profile_line(profile: RunProfile) -> str:
     shares = {words: getattr(total, part) / whole for part, words in PARTS.items()}
     largest = sorted(shares.items(), key=lambda each: -each[1])
     parts = [f"{100 * share:.0f} % {words}" for words, share in largest if share >= _LEAST]
-    said = [f"time: {', '.join(parts)}"]
+    clauses = [f"time: {', '.join(parts)}"]
     if total.loading.rate:
         rate = bytes_text(total.loading.rate)
-        said.append(f"{bytes_text(total.loading.bytes)} read at {rate}/s")
-    return "; ".join([*said, f"{bytes_text(total.peak)} of memory at most"])
+        clauses.append(f"{bytes_text(total.loading.bytes)} read at {rate}/s")
+    return "; ".join([*clauses, f"{bytes_text(total.peak)} of memory at most"])

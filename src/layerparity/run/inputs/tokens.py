@@ -23,7 +23,10 @@ class Settings:
 
 
 def prepare(settings: Settings, request: Request) -> Inputs:
-    """Return the file's rows as one batch. Raises UserError where they are not token ids."""
+    """Return the file's rows as one batch, int64 [batch, token].
+
+    Raises UserError where they are not token ids.
+    """
     if settings.file is None:
         raise UserError(f"inputs=tokens wants inputs.file=<path>: {FORM}.")
     if not request.from_tokens:
@@ -49,14 +52,10 @@ def _rows(path: Path) -> list[list[int]]:
             f"{path} cannot be read as token ids ({error}); it wants {FORM}."
         ) from error
     rows = [value] if value and not isinstance(value[0], list) else value
-    whole = bool(rows) and all(_is_row(row) for row in rows)
-    if not whole:
+    lists = all(isinstance(row, list) and bool(row) for row in rows)
+    if not rows or not lists or any(type(each) is not int for row in rows for each in row):
         raise UserError(f"{path} does not hold token ids; it wants {FORM}.")
     return rows
-
-
-def _is_row(row: Any) -> bool:
-    return isinstance(row, list) and bool(row) and all(type(each) is int for each in row)
 
 
 def _read(path: Path) -> list[Any]:
