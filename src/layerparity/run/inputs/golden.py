@@ -98,6 +98,10 @@ class RecordedInputs(Mapping[Site, "torch.Tensor"]):
         chosen = [source for source, _ in self.records.values()]
         self.used = [source for source in self.holders if source in chosen]
 
+    def __contains__(self, site: object) -> bool:
+        # Nothing is read to say it.
+        return site in self.records
+
     def __getitem__(self, site: Site) -> torch.Tensor:
         source, record = self.records[site]
         return RunFolder(source.folder).read_tensor(record)
