@@ -46,18 +46,24 @@ class ObservedStage(nn.Module):
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the stage's output and the tensors at its taps, by local site address.
 
-        Among the arguments, `REPLAYED` int64 [batch, token, k] tells the router what to choose;
-        what it would have chosen is seen at `OWN_CHOICES`, [tokens, k].
+        ``given`` and the output are floating [batch, token, channel], ids int64 [batch, token] at
+        the embedding; what taps saw is as the module gave it. Among the arguments, `REPLAYED` int64
+        [batch, token, k] tells the router what to choose; what it would have chosen is seen at
+        `OWN_CHOICES`, int64 [batch * token, k].
         """
         seen: dict[str, torch.Tensor] = {}
         arguments = dict(arguments)
-        told = arguments.pop(REPLAYED, None)
+        choices = arguments.pop(REPLAYED, None)
+        router: Replay | None = None
         with ExitStack() as stack:
             for path, tap in self.taps:
                 stack.enter_context(_watch(self.module.get_submodule(path), tap, seen))
-            if told is not None:
-                stack.enter_context(_replayed(told, self.experts, seen))
+            if choices is not None:
+                router = stack.enter_context(Replay(choices.flatten(0, 1), self.experts))
             output = first_tensor(self.module(given, **_own_names(self.module, arguments)))
+        if router is not None and router.scores is not None:
+            scores = router.scores.reshape(-1, self.experts)
+            seen[OWN_CHOICES] = scores.topk(choices.shape[-1], dim=-1).indices
         return output if self.after is None else self.after(output), seen
 
 
@@ -77,15 +83,6 @@ def first_tensor(output: Any) -> torch.Tensor:
 
 
 @contextmanager
-def _replayed(told: torch.Tensor, experts: int, seen: dict[str, torch.Tensor]) -> Iterator[None]:
-    with Replay(told.flatten(0, 1), experts) as replay:
-        yield
-    if replay.scores is not None:
-        scores = replay.scores.reshape(-1, experts)
-        seen[OWN_CHOICES] = scores.topk(told.shape[-1], dim=-1).indices
-
-
-@contextmanager
 def _watch(module: nn.Module, tap: Tap, seen: dict[str, torch.Tensor]) -> Iterator[None]:
     if tap.attention is not None:
 
@@ -98,8 +95,10 @@ def _watch(module: nn.Module, tap: Tap, seen: dict[str, torch.Tensor]) -> Iterat
             yield
         return
     if tap.of_input:
+        # The first argument, however it was passed.
         handle = module.register_forward_pre_hook(
-            lambda _, args, named: _note(seen, tap, _given(args, named)), with_kwargs=True
+            lambda _, args, named: _note(seen, tap, next(iter((*args, *named.values())), None)),
+            with_kwargs=True,
         )
     else:
         handle = module.register_forward_hook(lambda _, __, output: _note(seen, tap, output))
@@ -107,11 +106,6 @@ def _watch(module: nn.Module, tap: Tap, seen: dict[str, torch.Tensor]) -> Iterat
         yield
     finally:
         handle.remove()
-
-
-def _given(args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """Return what a module was fed: its first argument, however it was passed."""
-    return args[0] if args else next(iter(named.values()), None)
 
 
 def _note(seen: dict[str, torch.Tensor], tap: Tap, value: Any) -> None:
