@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -116,9 +116,13 @@ def plain_sums(golden: torch.Tensor, candidate: torch.Tensor) -> tuple[PairSums,
     The latter are of the golden and of the difference in each row, over its finite pairs; the
     difference's is Inf in a row with any other.
     """
-    total = PairSums()
-    squares = np.zeros((2, golden.shape[0]))
-    for rows, columns in _pieces(*golden.shape):
+    total, (height, width) = PairSums(), golden.shape
+    squares = np.zeros((2, height))
+    # Pieces of about `_SIZE` elements cover all.
+    tall = max(1, _SIZE // max(1, width))
+    corners = product(range(0, height, tall), range(0, width, _SIZE))
+    for row, column in corners:
+        rows, columns = slice(row, row + tall), slice(column, column + _SIZE)
         left, right = golden[rows, columns], candidate[rows, columns]
         g, c = left.double(), right.double()
         d_squares = (c - g).square().sum(1)
@@ -129,14 +133,6 @@ def plain_sums(golden: torch.Tensor, candidate: torch.Tensor) -> tuple[PairSums,
         wide = (g.reshape(-1), c.reshape(-1))
         total.merge(_piece(left.reshape(-1), right.reshape(-1), *wide, bool(broken.any())))
     return total, squares
-
-
-def _pieces(rows: int, width: int) -> Iterator[tuple[slice, slice]]:
-    """Yield ranges of rows and of columns, each of about `_SIZE` elements, that cover all."""
-    tall = max(1, _SIZE // max(1, width))
-    for row in range(0, rows, tall):
-        for column in range(0, width, _SIZE):
-            yield slice(row, row + tall), slice(column, column + _SIZE)
 
 
 def _piece(

@@ -109,19 +109,19 @@ def reusable(store: Store, fingerprint: str) -> StoredRun | None:
     header says, with the listed tensors. Bytes are not read; a comparison checks them. On a server
     only the manifest is looked at.
     """
-    found = store.by_fingerprint(fingerprint)
-    if found is None:
+    stored = store.by_fingerprint(fingerprint)
+    if stored is None:
         return None
     try:
-        manifest = found.files.read_manifest()
+        manifest = stored.files.read_manifest()
         if manifest.fingerprint != fingerprint:
             raise UserError(f"its {MANIFEST} is another run's")
         if store.config.name == EMBEDDED:
-            _check_files(found, manifest)
+            _check_files(stored, manifest)
     except UserError as error:
-        console.note(f"run {found.name} ({found.id[:8]}) is not reused: {error}")
+        console.note(f"run {stored.name} ({stored.id[:8]}) is not reused: {error}")
         return None
-    return found
+    return stored
 
 
 def _check_files(run: Any, manifest: Manifest) -> None:
@@ -132,7 +132,7 @@ def _check_files(run: Any, manifest: Manifest) -> None:
         path = inside(run.folder, name)
         if not path.is_file():
             raise UserError(f"{name} is gone.")
-        held = {(stored.name, stored.shape) for stored in read_header(path).tensors}
-        lost = sorted(site for site, _ in tensors - held)
+        present = {(each.name, each.shape) for each in read_header(path).tensors}
+        lost = sorted(site for site, _ in tensors - present)
         if lost:
             raise UserError(f"{name} does not hold {lost[0]}.")

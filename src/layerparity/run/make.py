@@ -139,4 +139,4 @@ def execute(
     result.effective = {
         stage: against(prepared.checkpoint, prints) for stage, prints in result.effective.items()
     }
-    return write.manifest(prepared, result, recorder.records, fingerprint), result
+    return write.manifest_of(prepared, result, recorder.records, fingerprint), result

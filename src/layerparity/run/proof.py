@@ -115,7 +115,11 @@ def prove(skeleton: Skeleton, family: Family) -> Proof:
 def _prove(skeleton: Skeleton, family: Family) -> Proof:
     reason, failed = "no small model of the kind can be built", ""
     for twin in twins(skeleton):
-        ids, mask = _tokens(int(twin.config.vocab_size))
+        seeded = torch.Generator().manual_seed(0)
+        ids = torch.randint(1, int(twin.config.vocab_size), (2, 8), generator=seeded)
+        # The second row is padded on the left.
+        mask = torch.ones_like(ids)
+        mask[1, :3] = 0
         try:
             whole = _forward(twin, ids, mask)
         except Exception as error:
@@ -201,15 +205,6 @@ def _stages(twin: Skeleton) -> list[str]:
 def _kind(stage: str) -> str:
     """Return a stage without its number: ``layers``, ``layers.mlp``, ``norm``."""
     return ".".join(part for part in stage.split(".") if not part.isdigit())
-
-
-def _tokens(vocabulary: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return token ids and mask, int64 [2, 8]; the second row is padded on the left."""
-    seeded = torch.Generator().manual_seed(0)
-    ids = torch.randint(1, vocabulary, (2, 8), generator=seeded)
-    mask = torch.ones_like(ids)
-    mask[1, :3] = 0
-    return ids, mask
 
 
 def _positions(mask: torch.Tensor) -> torch.Tensor:

@@ -171,9 +171,9 @@ class ReferenceRecorder:
         block = Site(record.stage, "in")
         if not self._parts or block.layer is None or block.component:
             return
-        held = {name for name, _ in self.port.skeleton.module(record.stage).named_children()}
+        children = {name for name, _ in self.port.skeleton.module(record.stage).named_children()}
         for path in dict.fromkeys(COMPONENTS.values()):
-            if path not in held:
+            if path not in children:
                 continue
             stage = f"{record.stage}.{path}"
             given = record.tensors.get(self.port.assets.family.input_site(stage, 0))

@@ -52,22 +52,24 @@ def with_start_up(seconds: float, whole: float) -> str:
     return text if whole - seconds < 1 else f"{text} ({whole:.0f} s with start-up)"
 
 
-def say_run(made: Manifest, result: PassResult, seconds: float, whole: float) -> None:
+def say_run(manifest: Manifest, result: PassResult, seconds: float, whole: float) -> None:
     """Print a finished run: a line for each stage, where the time went, which weights changed.
 
     ``seconds`` are those of the stages, ``whole`` with all that came before them.
     """
     rows = []
-    for stage in made.stages:
-        held = [r for r in made.records if r.file == stage_file(stage)]
-        out = next((r for r in held if r.site.path == stage and r.site.end == "out"), None)
-        bad = sum(int(r.stats["nan"] + r.stats["inf"]) for r in held)
+    for stage in manifest.stages:
+        records = [r for r in manifest.records if r.file == stage_file(stage)]
+        out = next((r for r in records if r.site.path == stage and r.site.end == "out"), None)
+        bad = sum(int(r.stats["nan"] + r.stats["inf"]) for r in records)
         rms = f"{out.stats['rms']:.4g}" if out else "-"
         spent = f"{result.profile.stages[stage].seconds:.2f}"
-        rows.append((stage, len(held), rms, bad or "-", spent))
+        rows.append((stage, len(records), rms, bad or "-", spent))
     shown = rows if len(rows) <= 24 else [*rows[:12], ("...",) * 5, *rows[-11:]]
     columns = ("stage", "sites", "output rms", "NaN/Inf", "seconds")
-    console.table(f"{len(made.records)} sites in {with_start_up(seconds, whole)}", columns, shown)
+    console.table(
+        f"{len(manifest.records)} sites in {with_start_up(seconds, whole)}", columns, shown
+    )
     console.say(profile_line(result.profile))
     converted = conversions_line(result.effective)
     if converted:
@@ -100,7 +102,7 @@ def conversions_line(effective: Mapping[str, Mapping[str, WeightPrint]]) -> str:
     ``effective`` are prints by stage and stored name, held against the checkpoint. Empty where the
     port reported none.
     """
-    prints = {name: each for held in effective.values() for name, each in held.items()}
+    prints = {name: each for stage in effective.values() for name, each in stage.items()}
     if not prints:
         return ""
     converted = Counter(

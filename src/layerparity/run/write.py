@@ -65,7 +65,9 @@ def params(config: Config) -> dict[str, Any]:
     return {str(key): value for key, value in plain.items()}
 
 
-def manifest(prepared: Prepared, result: PassResult, records: list[Record], mark: str) -> Manifest:
+def manifest_of(
+    prepared: Prepared, result: PassResult, records: list[Record], mark: str
+) -> Manifest:
     """Return the manifest of a finished execution."""
     from layerparity.model.layer_classes import layer_classes
 
@@ -99,7 +101,7 @@ def manifest(prepared: Prepared, result: PassResult, records: list[Record], mark
 def finish(
     prepared: Prepared,
     active: Any,
-    made: Manifest,
+    manifest: Manifest,
     result: PassResult,
     *,
     seconds: float,
@@ -111,10 +113,10 @@ def finish(
     Raises UserError where the disk refuses.
     """
     describe(prepared, active.folder, result)
-    active.log_metrics(run_metrics(made, result, seconds))
+    active.log_metrics(run_metrics(manifest, result, seconds))
     active.set_tags({f"fact.{name}": value for name, value in prepared.backend.facts().items()})
-    RunFolder(active.folder).write_manifest(made)
-    terminal.say_run(made, result, seconds, whole)
+    RunFolder(active.folder).write_manifest(manifest)
+    terminal.say_run(manifest, result, seconds, whole)
 
 
 def describe(prepared: Prepared, folder: Path, result: PassResult) -> None:
@@ -134,10 +136,10 @@ def describe(prepared: Prepared, folder: Path, result: PassResult) -> None:
 
 
 def run_metrics(
-    made: Manifest, result: PassResult, seconds: float
+    manifest: Manifest, result: PassResult, seconds: float
 ) -> Iterator[tuple[str, float, int]]:
     """Yield (name, value, step) of a finished run; ``seconds`` are those of its stages."""
-    for record in made.records:
+    for record in manifest.records:
         layer = record.site.layer
         if layer is None or record.site.phase != "prefill":
             continue
@@ -146,8 +148,8 @@ def run_metrics(
         largest = max(abs(record.stats["min"]), abs(record.stats["max"]))
         yield f"layer/{label} max abs", largest, layer
     yield from profile_metrics(result.profile)
-    broken = sum(r.stats["nan"] + r.stats["inf"] for r in made.records)
-    yield "summary/sites", float(len(made.records)), 0
+    broken = sum(r.stats["nan"] + r.stats["inf"] for r in manifest.records)
+    yield "summary/sites", float(len(manifest.records)), 0
     yield "summary/nan and inf", broken, 0
     yield "summary/seconds", seconds, 0
 

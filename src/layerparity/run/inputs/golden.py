@@ -48,7 +48,7 @@ def from_runs(runs: Sequence[Any], request: Request) -> Inputs:
     """Return the inputs that runs recorded, each site from the newest run that holds it.
 
     Tensors are read when they are asked for. Raises UserError where runs are of another model, were
-    fed different tokens, or lack a site.
+    fed different tokens, or lack a site or a choice that is to be repeated.
     """
     sources = [StoredGolden.of(run) for run in newest_first(runs)]
     digest = config_digest(request.model)
@@ -64,7 +64,14 @@ def from_runs(runs: Sequence[Any], request: Request) -> Inputs:
             f"Make one that does: {golden_command(request)}"
         )
     feed = _feed_of(sources, request)
-    _refuse_unrouted(sources, request)
+    unrouted = _replay.lacking([source.manifest for source in sources], request)
+    if unrouted is not None:
+        tokens = request.config.generate.max_new_tokens
+        more = f" generate.max_new_tokens={tokens}" if tokens else ""
+        raise UserError(
+            f"{_called(sources)} did not store {unrouted}, which port.replay=true repeats. "
+            f"Make one that does: {golden_command(request)}{more}"
+        )
     recorded = RecordedInputs(sources, request, feed)
     _refuse_mixed(recorded.holders)
     return _inputs(recorded, request, feed)
@@ -188,18 +195,6 @@ def _feed_of(sources: Sequence[StoredGolden], request: Request) -> FeedMode:
             f"one with generate.max_new_tokens={wanted}, or use feed=chained."
         )
     return FeedMode.chained
-
-
-def _refuse_unrouted(sources: Sequence[StoredGolden], request: Request) -> None:
-    """Raise UserError where choices are to be repeated and no run recorded one of them."""
-    site = _replay.lacking([source.manifest for source in sources], request)
-    if site is not None:
-        tokens = request.config.generate.max_new_tokens
-        more = f" generate.max_new_tokens={tokens}" if tokens else ""
-        raise UserError(
-            f"{_called(sources)} did not store {site}, which port.replay=true repeats. "
-            f"Make one that does: {golden_command(request)}{more}"
-        )
 
 
 def _steps(manifest: Manifest, request: Request) -> list[Record]:

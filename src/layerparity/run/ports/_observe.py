@@ -55,30 +55,25 @@ class ObservedStage(nn.Module):
         arguments = dict(arguments)
         choices = arguments.pop(REPLAYED, None)
         router: Replay | None = None
+        if "past_key_values" in arguments:
+            # A module may have another name for the cache.
+            taken = inspect.signature(self.module.forward).parameters
+            own = next((name for name in CACHE_NAMES if name in taken), "past_key_values")
+            arguments[own] = arguments.pop("past_key_values")
         with ExitStack() as stack:
             for path, tap in self.taps:
                 stack.enter_context(_watch(self.module.get_submodule(path), tap, seen))
             if choices is not None:
                 router = stack.enter_context(Replay(choices.flatten(0, 1), self.experts))
-            output = first_tensor(self.module(given, **_own_names(self.module, arguments)))
+            output = first_tensor(self.module(given, **arguments))
         if router is not None and router.scores is not None:
             scores = router.scores.reshape(-1, self.experts)
             seen[OWN_CHOICES] = scores.topk(choices.shape[-1], dim=-1).indices
         return output if self.after is None else self.after(output), seen
 
 
-def _own_names(module: nn.Module, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return arguments with the cache under the name that the module has for it."""
-    if "past_key_values" not in arguments:
-        return arguments
-    taken = inspect.signature(module.forward).parameters
-    own = next((name for name in CACHE_NAMES if name in taken), "past_key_values")
-    rest = {key: value for key, value in arguments.items() if key != "past_key_values"}
-    return {**rest, own: arguments["past_key_values"]}
-
-
 def first_tensor(output: Any) -> torch.Tensor:
-    """Return a module's output, or the first of several."""
+    """Return a module's output, of any shape and dtype, or the first of several."""
     return output[0] if isinstance(output, tuple) else output
 
 
@@ -126,8 +121,9 @@ def _note(seen: dict[str, torch.Tensor], tap: Tap, value: Any) -> None:
 def attention_interface(module: nn.Module, passing: Callable[[str, Any], Any]) -> Iterator[None]:
     """Wrap transformers' attention look-up, where rotated queries and keys of a module pass by.
 
-    ``passing`` is called with ``query``, ``key`` or ``context`` and the value, and returns what
-    goes on in its place.
+    ``passing`` is called with ``query`` or ``key`` and the value, floating [batch, head, token,
+    channel], or ``context`` and [batch, token, head, channel]; it returns what goes on in its
+    place.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as INTERFACE
 
