@@ -34,7 +34,7 @@ def run_name(prepared: Prepared) -> str:
 
 def tags(prepared: Prepared, mark: str) -> dict[str, str]:
     """Return the tags a run is found and told apart by."""
-    backend, config = prepared.backend, prepared.config
+    backend, config, words = prepared.backend, prepared.config, part()
     return {
         "backend": backend.name,
         "device": backend.device_label,
@@ -47,7 +47,7 @@ def tags(prepared: Prepared, mark: str) -> dict[str, str]:
         "feed": config.feed.value,
         "inputs": prepared.inputs.source,
         **({"inputs_from": " ".join(prepared.inputs.runs)} if prepared.inputs.runs else {}),
-        **({"part": part()} if part() else {}),
+        **({"part": words} if words else {}),
         "fingerprint": mark,
         "git_commit": git_commit(),
         "synthetic": str(prepared.inputs.synthetic).lower(),
