@@ -82,7 +82,7 @@ def golden_for(
         asked = store.find(reference, kind=RunKind.golden.value)
         other = same.differing(_used(asked))
         if other:
-            console.note(f"{_called(asked)} was made from other weights: {other}")
+            console.note(f"golden run {names_of(asked)} was made from other weights: {other}")
         return asked
     fallback: Sequence[StoredRun] = ()
     mentioned = 0
@@ -91,7 +91,7 @@ def golden_for(
         if why:
             mentioned += 1
             if mentioned <= MENTIONED:
-                console.note(f"{_called(runs)} is passed over: {why}")
+                console.note(f"golden run {names_of(runs)} is passed over: {why}")
         elif why is not None:
             if all(run.tags.get("dtype") == request.config.dtype.value for run in runs):
                 return runs
@@ -157,9 +157,10 @@ def _used(runs: Sequence[Any]) -> dict[str, dict[str, str]]:
     return digests
 
 
-def _called(runs: Sequence[StoredRun]) -> str:
+def names_of(runs: Sequence[Any]) -> str:
+    """Return stored runs as a message names them: the first, and how many more its sweep has."""
     more = f" and {len(runs) - 1} more of its sweep" if len(runs) > 1 else ""
-    return f"golden run {runs[0].name}{more}"
+    return f"{runs[0].name}{more}"
 
 
 # Models up to this size are compared whole; of larger ones this much, spread over the stages.

@@ -13,7 +13,7 @@ from layerparity.ground.quoting import typed
 from layerparity.model.checkpoint import config_digest
 from layerparity.record.folder import MANIFEST, RunFolder
 from layerparity.record.manifest import Manifest, Record
-from layerparity.run.goldens import StoredGolden, lacks, newest_first, recorded_input
+from layerparity.run.goldens import StoredGolden, lacks, names_of, newest_first, recorded_input
 from layerparity.run.inputs import _replay
 from layerparity.run.inputs.base import Inputs, Request
 from layerparity.settings.config import FeedMode
@@ -50,27 +50,28 @@ def from_runs(runs: Sequence[Any], request: Request) -> Inputs:
     Tensors are read when they are asked for. Raises UserError where runs are of another model, were
     fed different tokens, or lack a site or a choice that is to be repeated.
     """
-    sources = [StoredGolden.of(run) for run in newest_first(runs)]
+    runs = newest_first(runs)
+    sources = [StoredGolden.of(run) for run in runs]
     digest = config_digest(request.model)
     for source in sources:
         if source.manifest.model.config_digest != digest:
             model = source.manifest.model.name
             raise UserError(f"Golden run {source.run.name} is of another model: {model}.")
-    lacking = lacks([source.manifest for source in sources], request)
+    manifests = [source.manifest for source in sources]
+    lacking = lacks(manifests, request)
     if lacking:
-        whose = _called(sources)
         raise UserError(
-            f"{whose} did not store {request.site_of(lacking)}, which {lacking} is fed. "
-            f"Make one that does: {golden_command(request)}"
+            f"Golden run {names_of(runs)} did not store {request.site_of(lacking)}, which "
+            f"{lacking} is fed. Make one that does: {golden_command(request)}"
         )
     feed = _feed_of(sources, request)
-    unrouted = _replay.lacking([source.manifest for source in sources], request)
+    unrouted = _replay.lacking(manifests, request)
     if unrouted is not None:
         tokens = request.config.generate.max_new_tokens
         more = f" generate.max_new_tokens={tokens}" if tokens else ""
         raise UserError(
-            f"{_called(sources)} did not store {unrouted}, which port.replay=true repeats. "
-            f"Make one that does: {golden_command(request)}{more}"
+            f"Golden run {names_of(runs)} did not store {unrouted}, which port.replay=true "
+            f"repeats. Make one that does: {golden_command(request)}{more}"
         )
     recorded = RecordedInputs(sources, request, feed)
     _refuse_mixed(recorded.holders)
@@ -131,7 +132,7 @@ def golden_command(request: Request) -> str:
 
 def _inputs(recorded: RecordedInputs, request: Request, feed: FeedMode) -> Inputs:
     """Return recorded values as one batch, its mask, positions and tokens those of their run."""
-    used = recorded.used
+    used, names = recorded.used, names_of([source.run for source in recorded.used])
     folder, listed = RunFolder(used[0].folder), used[0].manifest.inputs
     for name in _ALWAYS:
         if name not in listed:
@@ -140,7 +141,7 @@ def _inputs(recorded: RecordedInputs, request: Request, feed: FeedMode) -> Input
     length = kept["attention_mask"].shape[1]
     if request.config.seq_len not in (None, length):
         raise UserError(
-            f"{_called(used)} has {length} tokens, not seq_len={request.config.seq_len}: leave "
+            f"Golden run {names} has {length} tokens, not seq_len={request.config.seq_len}: leave "
             "seq_len out, or make a golden run with it."
         )
     marks = [source.manifest.fingerprint for source in used]
@@ -153,15 +154,10 @@ def _inputs(recorded: RecordedInputs, request: Request, feed: FeedMode) -> Input
         texts=folder.read_prompts(),
         synthetic=any(source.manifest.synthetic for source in used),
         origin=marks[0] if len(marks) == 1 else text_digest("\n".join(sorted(marks))),
-        chosen=f"the inputs recorded by g{_called(used)[1:]}",
+        chosen=f"the inputs recorded by golden run {names}",
         runs=tuple(source.key for source in used),
         feed=feed,
     )
-
-
-def _called(sources: Sequence[StoredGolden]) -> str:
-    first = f"Golden run {sources[0].run.name}"
-    return first if len(sources) == 1 else f"{first} and {len(sources) - 1} more of its sweep"
 
 
 def _refuse_mixed(sources: Sequence[StoredGolden]) -> None:
@@ -191,8 +187,9 @@ def _feed_of(sources: Sequence[StoredGolden], request: Request) -> FeedMode:
         return FeedMode.isolated
     if asked is FeedMode.isolated:
         raise UserError(
-            f"{_called(sources)} generated {max(steps, default=-1) + 1} tokens, not {wanted}: make "
-            f"one with generate.max_new_tokens={wanted}, or use feed=chained."
+            f"Golden run {names_of([each.run for each in sources])} generated "
+            f"{max(steps, default=-1) + 1} tokens, not {wanted}: make one with "
+            f"generate.max_new_tokens={wanted}, or use feed=chained."
         )
     return FeedMode.chained
 
