@@ -36,7 +36,7 @@ Results = dict[tuple[str, str], dict[Site, torch.Tensor]]
 
 @dataclass
 class Track:
-    """An evaluator, and what it last put out where it feeds itself."""
+    """An evaluator, and what it last put out, floating [batch, token, channel], to feed itself."""
 
     evaluator: Evaluator
     state: torch.Tensor | None = None

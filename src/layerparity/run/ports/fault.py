@@ -129,7 +129,7 @@ class FaultPort(HfPort):
             surgery.undo()
 
     def frozen(self, stage: str) -> dict[str, torch.Tensor]:
-        """Return the constants that the fault's graph holds in place of weights."""
+        """Return the constants, of the weights' shapes, that the fault's graph holds for them."""
         surgery = self._surgeries.get(stage)
         block = Place.parse(stage).stage
         held = surgery.frozen if surgery is not None else {}

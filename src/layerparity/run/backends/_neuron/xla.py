@@ -132,7 +132,7 @@ class XlaRuntime(Runtime):
             xs.mark_sharding(parameter, self._mesh, tuple(spec))
 
     def send(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor on the device."""
+        """Return a tensor, of any shape and dtype, on the device."""
         return tensor.to(self._device)
 
     def sync(self) -> None:
