@@ -101,10 +101,10 @@ class Evaluator(HfPort):
             for path, part, name, value in _tensors(module):
                 kept = stays_float32(f"{path}.{name}", patterns)
                 wanted = dtype if value.is_floating_point() and not kept else value.dtype
-                own, owner = value.to(_runs_on(part, value), wanted), twin.get_submodule(path)
+                fresh, owner = value.to(_runs_on(part, value), wanted), twin.get_submodule(path)
                 if name in owner._parameters:
-                    own = torch.nn.Parameter(own, requires_grad=False)
-                setattr(owner, name, own)
+                    fresh = torch.nn.Parameter(fresh, requires_grad=False)
+                setattr(owner, name, fresh)
         except torch.OutOfMemoryError as error:
             own = str(self.skeleton.dtype).removeprefix("torch.")
             raise UserError(
