@@ -96,9 +96,7 @@ def test_a_block_that_does_not_bear_it_is_not_measured(monkeypatch: pytest.Monke
     monkeypatch.setattr(proof, "_proved", {})
     found = proved("llama")
     assert (found.kinds, found.unmeasured) == ({}, "RuntimeError: no such kernel")
-    config = read_config({"model_type": "llama"})
-    skeleton = Skeleton(config, torch.float32, "sdpa", "eager")
-    (note,) = proof.check(skeleton, family_of("llama"), ["layers.0"], chained=False)
+    (note,) = proof.check(found, "llama", ["layers.0"], chained=False)
     assert "was not measured (RuntimeError: no such kernel)" in note
 
 

@@ -14,7 +14,7 @@ from test_port_hf import padded_batch, port_of, run_all
 
 from layerparity.anatomy.site import Site
 from layerparity.ground.errors import UserError
-from layerparity.numbers.replay import Replay
+from layerparity.numbers.arithmetic import Replay
 from layerparity.record.folder import RunFolder
 from layerparity.record.verdict import Outcome, Row, Verdict
 from layerparity.report.reasons import reason as why

@@ -29,8 +29,8 @@ from layerparity.record.folder import PROFILE, RunFolder, stage_file
 from layerparity.record.stored_run import from_folder
 from layerparity.record.verdict import Verdict
 from layerparity.report.time import seconds_text, time_by_stage
-from layerparity.run.metrics import profile_metrics
 from layerparity.run.terminal import profile_line
+from layerparity.run.write import profile_metrics
 
 SVG = "{http://www.w3.org/2000/svg}"
 GB = 10**9

@@ -1,8 +1,9 @@
-"""Contexts that change how torch computes: the order of a linear layer's sums, or a wider type."""
+"""Contexts that change how torch computes: the order of sums, type, routing, threads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -158,3 +159,48 @@ class Widen(Mode):
         if isinstance(value, (list, tuple)):
             return type(value)(self._wide(each) for each in value)
         return value
+
+
+class Replay(Mode):
+    """Answer a router's top-k with another run's choices, so that only arithmetic is left.
+
+    The router's own scores still weigh the experts. ``choices`` is int64 [token, k], or None to
+    only listen; a top-k of another size, or over another number of scores than ``experts``, is
+    somebody else's. ``scores`` is floating [token, expert], what the router would have chosen from;
+    None until it ran.
+    """
+
+    def __init__(self, choices: torch.Tensor | None, experts: int) -> None:
+        super().__init__()
+        self.choices, self.experts = choices, experts
+        self.scores: torch.Tensor | None = None
+
+    def run(self, func: Operation, args: Sequence[Any], named: dict[str, Any]) -> Any:
+        """Run one operation; a router's top-k returns the told choices and their scores."""
+        if func not in (torch.topk, torch.Tensor.topk):
+            return func(*args, **named)
+        scores: torch.Tensor = args[0] if args else named["input"]
+        k = args[1] if len(args) > 1 else named.get("k")
+        by_expert = bool(scores.dim() and scores.shape[-1] == self.experts)
+        if not by_expert or (self.choices is not None and k != self.choices.shape[-1]):
+            return func(*args, **named)
+        self.scores = scores
+        if self.choices is None:
+            return func(*args, **named)
+        chosen = self.choices.to(scores.device).view(*scores.shape[:-1], -1)
+        return torch.return_types.topk((scores.gather(-1, chosen), chosen))
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch use the calling thread alone, in work that is made of many small pieces.
+
+    Each operation on a piece would end in waiting for the other threads: on a busy machine that
+    takes ten times as long as the operation itself.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

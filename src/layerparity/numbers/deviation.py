@@ -14,8 +14,8 @@ from typing import TypeVar
 
 import torch
 
+from layerparity.numbers.arithmetic import one_thread
 from layerparity.numbers.floor import TINY, Floor, group_floor, scales
-from layerparity.numbers.threads import one_thread
 from layerparity.numbers.token_sums import (
     CHANNEL,
     FEWEST,
@@ -79,7 +79,14 @@ def deviation(site: JudgedSite) -> Deviation:
     scale = scales(site.floor.elements)
     sums = site_sums(site.candidate, site.golden, site.reference, scale, site.layout)
     _ratios(site, sums, result)
-    _slopes(site, sums, result)
+    part = site.tokens.numel() / max(site.real, 1)
+    by_element = sums.slopes[CHANNEL]
+    for grouping in site.layout.groupings:
+        slopes = sums.slopes[grouping]
+        noise = group_floor(site.floor.elements, site.layout, grouping) * part
+        variance = _across(site.layout, grouping, by_element.p, by_element.q, slopes)
+        clean = site.spread.get(grouping, 0.0) ** 2 * noise / slopes.q.clamp_min(TINY)
+        _note_slope(result, f"slope_{grouping}".removesuffix("_whole"), slopes, variance + clean)
     if site.experts is not None:
         _by_expert(site, sums, scale.square(), result)
     ones = torch.full_like(sums.differences, site.tokens.numel())
@@ -179,18 +186,6 @@ def _note_worst(
         result.metrics[f"error_ratio_{name}"] = float(ratio[worst])
         result.metrics[f"error_ratio_{name}_index"] = float(worst)
         result.profiles[f"error_ratio {name}"] = _rounded(ratio)
-
-
-def _slopes(site: JudgedSite, sums: SiteSums, result: Deviation) -> None:
-    """Note the most significant slope of each grouping."""
-    part = site.tokens.numel() / max(site.real, 1)
-    by_element = sums.slopes[CHANNEL]
-    for grouping in site.layout.groupings:
-        slopes = sums.slopes[grouping]
-        noise = group_floor(site.floor.elements, site.layout, grouping) * part
-        variance = _across(site.layout, grouping, by_element.p, by_element.q, slopes)
-        clean = site.spread.get(grouping, 0.0) ** 2 * noise / slopes.q.clamp_min(TINY)
-        _note_slope(result, f"slope_{grouping}".removesuffix("_whole"), slopes, variance + clean)
 
 
 def _by_expert(site: JudgedSite, sums: SiteSums, weight: torch.Tensor, result: Deviation) -> None:

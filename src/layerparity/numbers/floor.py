@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from layerparity.numbers.threads import one_thread
+from layerparity.numbers.arithmetic import one_thread
 from layerparity.numbers.token_sums import TokenLayout, pieces
 
 # No channel is believed to be cleaner than this part of the site's mean square error: a channel

@@ -25,7 +25,7 @@ _EXACT = torch.float16
 
 
 def takes(golden: torch.Tensor, candidate: torch.Tensor) -> bool:
-    """Say whether the kernel can read both: float32, bfloat16, or float16 made float32."""
+    """Say whether the kernel can read both, of any shape: float32, bfloat16, float16 made wide."""
     return {golden.dtype, candidate.dtype} <= {*_WORDS, _EXACT}
 
 
@@ -35,7 +35,10 @@ def fused_sums(golden: torch.Tensor, candidate: torch.Tensor) -> tuple[PairSums,
     histogram = _share_out(work)
     total = work.total(histogram)
     if total.count and candidate.dtype is _EXACT:
-        total.max_ulp = _half_steps(golden, candidate)
+        # The kernel counts float32's steps.
+        left, right = golden.reshape(-1), candidate.reshape(-1)
+        finite = torch.isfinite(left) & torch.isfinite(right)
+        total.max_ulp = most_steps(left[finite].to(_EXACT), right[finite])
     return total, work.squares.reshape(2, golden.shape[0], -1).sum(-1)
 
 
@@ -67,17 +70,19 @@ class _Work(NamedTuple):
         )
 
     def measure(self, index: int, histogram: np.ndarray) -> None:
-        """Measure one slice, counting its differences in a thread's own histogram."""
+        """Measure one slice, counting |d| in a thread's own histogram, int32 [4, BINS + ZEROS]."""
         first, last = index * self.step, min((index + 1) * self.step, self.squares.shape[1])
         rounded = self.golden.itemsize > self.candidate.itemsize
         layout = (self.width, first, last, rounded)
-        found = (self.sums[index], self.counts[index], self.squares, histogram)
-        kernel.measure(self.golden, self.candidate, layout, _BOUNDS, found)
+        room = (self.sums[index], self.counts[index], self.squares, histogram)
+        kernel.measure(self.golden, self.candidate, layout, _BOUNDS, room)
 
     def total(self, histogram: np.ndarray) -> PairSums:
-        """Add up what the slices yielded."""
-        sums, counts = self.sums.sum(0), self.counts.sum(0)
-        found = PairSums(
+        """Add up what the slices yielded; ``histogram`` of |d| is int64 [`BINS`]."""
+        sums, counts, moments = self.sums.sum(0), self.counts.sum(0), Moments()
+        for each, count in zip(self.sums, self.counts[:, kernel.COUNT], strict=True):
+            moments = moments.merge(Moments(int(count), *each[kernel.G_MEAN :].tolist()))
+        pairs = PairSums(
             size=self.golden.size,
             count=int(counts[kernel.COUNT]),
             golden_squares=float(sums[kernel.GG]),
@@ -88,23 +93,15 @@ class _Work(NamedTuple):
             similar=int(counts[kernel.SIMILAR]),
             nonfinite_disagreement=int(counts[kernel.DISAGREE]),
             golden_nonfinite=int(counts[kernel.BROKEN]),
-            moments=self._moments(),
+            moments=moments,
             histogram=histogram,
         )
-        if found.count:
+        if pairs.count:
             most = self.counts.max(0)
-            found.max_abs_diff = float(
-                most[kernel.LARGEST : kernel.LARGEST + 1].view(np.float64)[0]
-            )
-            found.max_ulp = float(int(most[kernel.STEPS]) >> 32 - 8 * self.candidate.itemsize)
-        return found
-
-    def _moments(self) -> Moments:
-        merged = Moments()
-        for sums, counts in zip(self.sums, self.counts, strict=True):
-            moments = sums[kernel.G_MEAN :].tolist()
-            merged = merged.merge(Moments(int(counts[kernel.COUNT]), *moments))
-        return merged
+            largest = most[kernel.LARGEST : kernel.LARGEST + 1].view(np.float64)
+            pairs.max_abs_diff = float(largest[0])
+            pairs.max_ulp = float(int(most[kernel.STEPS]) >> 32 - 8 * self.candidate.itemsize)
+        return pairs
 
 
 def _share_out(work: _Work) -> np.ndarray:
@@ -116,9 +113,9 @@ def _share_out(work: _Work) -> np.ndarray:
         histogram = np.zeros((4, BINS + kernel.ZEROS), dtype=np.int32)
         while (index := next(todo)) < slices:
             work.measure(index, histogram)
-        found = histogram.sum(0, dtype=np.int64)
-        found[0] += found[BINS:].sum()
-        return found[:BINS]
+        counts = histogram.sum(0, dtype=np.int64)
+        counts[0] += counts[BINS:].sum()
+        return counts[:BINS]
 
     threads = min(torch.get_num_threads(), slices)
     if threads <= 1:
@@ -136,9 +133,3 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 def _bits(tensor: torch.Tensor) -> np.ndarray:
     wide = tensor.float() if tensor.dtype is _EXACT else tensor
     return wide.contiguous().reshape(-1).view(_WORDS[wide.dtype]).numpy()
-
-
-def _half_steps(golden: torch.Tensor, candidate: torch.Tensor) -> float:
-    golden, candidate = golden.reshape(-1), candidate.reshape(-1)
-    finite = torch.isfinite(golden) & torch.isfinite(candidate)
-    return most_steps(golden[finite].to(candidate.dtype), candidate[finite])

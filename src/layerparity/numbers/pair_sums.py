@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from layerparity.numbers.threads import one_thread
+from layerparity.numbers.arithmetic import one_thread
 
 # A float32's upper 16 bits are sign, exponent and 7 bits of mantissa: a bin is 2^-7 wide at most.
 DROPPED_BITS = 16
@@ -116,9 +116,13 @@ def plain_sums(golden: torch.Tensor, candidate: torch.Tensor) -> tuple[PairSums,
     The latter are of the golden and of the difference in each row, over its finite pairs; the
     difference's is Inf in a row with any other.
     """
-    total = PairSums()
-    squares = np.zeros((2, golden.shape[0]))
-    for rows, columns in _pieces(*golden.shape):
+    total, (height, width) = PairSums(), golden.shape
+    squares = np.zeros((2, height))
+    # Pieces of about `_SIZE` elements cover all.
+    tall = max(1, _SIZE // max(1, width))
+    corners = product(range(0, height, tall), range(0, width, _SIZE))
+    for row, column in corners:
+        rows, columns = slice(row, row + tall), slice(column, column + _SIZE)
         left, right = golden[rows, columns], candidate[rows, columns]
         g, c = left.double(), right.double()
         d_squares = (c - g).square().sum(1)
@@ -131,14 +135,6 @@ def plain_sums(golden: torch.Tensor, candidate: torch.Tensor) -> tuple[PairSums,
     return total, squares
 
 
-def _pieces(rows: int, width: int) -> Iterator[tuple[slice, slice]]:
-    """Yield ranges of rows and of columns, each of about `_SIZE` elements, that cover all."""
-    tall = max(1, _SIZE // max(1, width))
-    for row in range(0, rows, tall):
-        for column in range(0, width, _SIZE):
-            yield slice(row, row + tall), slice(column, column + _SIZE)
-
-
 def _piece(
     golden: torch.Tensor,
     candidate: torch.Tensor,
@@ -146,21 +142,20 @@ def _piece(
     c: torch.Tensor,
     broken: bool,
 ) -> PairSums:
-    """Return the sums of flat tensors, of which ``g`` and ``c`` are the float64 values."""
+    """Return the sums of flat tensors, of which ``g`` and ``c`` are the float64 values.
+
+    ``broken`` says that some of them are not finite.
+    """
     sums = PairSums(size=golden.numel())
     if broken:
         finite = torch.isfinite(g) & torch.isfinite(c)
         sums.golden_nonfinite = int(torch.count_nonzero(~torch.isfinite(g)))
         sums.nonfinite_disagreement = int(torch.count_nonzero(_class(g) != _class(c)))
         golden, candidate, g, c = golden[finite], candidate[finite], g[finite], c[finite]
-    if golden.numel():
-        _add_sums(sums, g, c)
-        if candidate.is_floating_point():
-            sums.max_ulp = most_steps(golden.to(candidate.dtype), candidate)
-    return sums
-
-
-def _add_sums(sums: PairSums, g: torch.Tensor, c: torch.Tensor) -> None:
+    if not golden.numel():
+        return sums
+    if candidate.is_floating_point():
+        sums.max_ulp = most_steps(golden.to(candidate.dtype), candidate)
     d = c - g
     gap = d.abs()
     sums.count = g.numel()
@@ -173,6 +168,7 @@ def _add_sums(sums: PairSums, g: torch.Tensor, c: torch.Tensor) -> None:
     means = float(g.mean()), float(c.mean())
     x, y = g - means[0], c - means[1]
     sums.moments = Moments(sums.count, *means, _dot(x, x), _dot(y, y), _dot(x, y))
+    return sums
 
 
 def _dot(left: torch.Tensor, right: torch.Tensor) -> float:

@@ -143,9 +143,9 @@ def pieces(tokens: int, elements: int) -> Iterator[slice]:
 class SiteSums:
     """Float64 sums over judged tokens of candidate c, golden g, reference r and scale s.
 
-    ``error`` is (c - r)^2 and ``square`` r^2, by token and by element; ``own`` (g - r)^2 in all.
-    ``slopes`` regress s (c - g) on s r by grouping, ``offset`` s (c - g) on 1. ``products`` and
-    ``squares`` are the regression's P and Q of each token, ``differences`` s (c - g) by element.
+    ``error`` is (c - r)^2 and ``square`` r^2, by [token] and by [element]; ``own`` (g - r)^2 in
+    all. ``slopes`` regress s (c - g) on s r by grouping, ``offset`` s (c - g) on 1. ``products``
+    and ``squares``, [token], are the regression's P and Q, ``differences``, [element], s (c - g).
     """
 
     error_tokens: torch.Tensor

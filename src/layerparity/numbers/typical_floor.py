@@ -56,8 +56,8 @@ class TypicalFloor:
     def raised_to_typical(self, own: Square, typical: Square, freedom: float) -> Square:
         """Return a squared floor, drawn towards the typical one where it is below it.
 
-        ``freedom`` is how many independent numbers ``own`` is worth; the typical floor is worth
-        `SHARED`.
+        Both are of one token, or float64 [token]. ``freedom`` is how many independent numbers
+        ``own`` is worth; the typical floor is worth `SHARED`.
         """
         drawn = (freedom * own + SHARED * typical) / (freedom + SHARED)
         if isinstance(own, torch.Tensor):

@@ -105,7 +105,7 @@ def statistics(tensor: torch.Tensor) -> dict[str, float]:
     a chunk at a time, so that nothing of the tensor's size is allocated; an empty tensor, or one
     without a finite element, has zeros.
     """
-    from layerparity.numbers.threads import one_thread
+    from layerparity.numbers.arithmetic import one_thread
 
     flat = tensor.detach().reshape(-1)
     tally = _Tally()

@@ -32,29 +32,30 @@ def make(settings: Mapping[str, Any]) -> str:
     how it ended.
     """
     with tempfile.TemporaryDirectory(prefix="layerparity-") as folder:
-        told = Path(folder) / "told.json"
-        told.write_text(json.dumps(dict(settings)), encoding="utf-8")
+        keys = Path(folder) / "keys.json"
+        keys.write_text(json.dumps(dict(settings)), encoding="utf-8")
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
-            with _child(told, errors) as child:
+            with _child(keys, errors) as child:
                 console.relay(child.stdout or ())
                 status = child.wait()
             errors.seek(0)
-            said = errors.read()
-        answer = json.loads(told.read_text(encoding="utf-8"))
+            complaint = errors.read().strip().splitlines()
+        answer = json.loads(keys.read_text(encoding="utf-8"))
     if status == Exit.OK:
         return str(answer["run"])
     if status == Exit.USER:
         raise UserError(answer["refused"])
-    last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "no word")
-    raise UserError(f"its process ended with {_ending(status)}: {last[:300]}")
+    ending = f"signal {-status}" if status < 0 else f"status {status}"
+    last = complaint[-1].strip() if complaint else "no word"
+    raise UserError(f"its process ended with {ending}: {last[:300]}")
 
 
 @contextmanager
-def _child(told: Path, errors: IO[str]) -> Iterator[subprocess.Popen[str]]:
-    """Start the child; whatever ends the block early ends it as well."""
+def _child(keys: Path, errors: IO[str]) -> Iterator[subprocess.Popen[str]]:
+    """Start the child on a file of keys; whatever ends the block early ends it as well."""
     paths = os.pathsep.join(each or str(Path.cwd()) for each in sys.path)
     child = subprocess.Popen(
-        [sys.executable, "-m", _DOOR, str(told)],
+        [sys.executable, "-m", _DOOR, str(keys)],
         env={**os.environ, "PYTHONPATH": paths},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -68,17 +69,9 @@ def _child(told: Path, errors: IO[str]) -> Iterator[subprocess.Popen[str]]:
         try:
             yield child
         except BaseException:
-            _end(child)
+            child.terminate()
+            try:
+                child.communicate(timeout=_GRACE_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
             raise
-
-
-def _end(child: subprocess.Popen[str]) -> None:
-    child.terminate()
-    try:
-        child.communicate(timeout=_GRACE_S)
-    except subprocess.TimeoutExpired:
-        child.kill()
-
-
-def _ending(status: int) -> str:
-    return f"signal {-status}" if status < 0 else f"status {status}"

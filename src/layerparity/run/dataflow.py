@@ -47,7 +47,7 @@ class _Pass:
     moved: set[str] = field(default_factory=set)
 
     def meet(self, local: str, value: torch.Tensor) -> torch.Tensor:
-        """Note a value as it passes by; return what goes on in its place."""
+        """Note a value [batch, token, ...] as it passes by; return what goes on in its place."""
         if not self.holds:
             self.calls[local] = self.calls.get(local, 0) + 1
             self.clean[local] = value.clone()
@@ -65,8 +65,8 @@ def measure(
 ) -> Anatomised:
     """Return what a block computes from what.
 
-    ``given`` [batch, token, channel] is what the block is fed, ``arguments`` what else it is
-    passed; ``taps`` are those of its family that it has. The block is left as it was.
+    ``given``, floating [batch, token, channel], is what the block is fed, ``arguments`` what else
+    it is passed; ``taps`` are those of its family that it has. The block is left as it was.
     """
     seen = _Pass()
     probes = _probes(block, taps)
@@ -77,8 +77,8 @@ def measure(
         edges = {name: _moved_by(name, block, arguments, seen) for name in seen.clean}
     own = frozenset(tap.local for tap in taps)
     measured = _Measured(seen.clean, edges, {tap.local: tap for tap in probes}, own)
-    found = measured.block()
-    return Anatomised(found, measured.new_taps(found))
+    structure = measured.block()
+    return Anatomised(structure, measured.new_taps(structure))
 
 
 def _moved_by(name: str, block: nn.Module, arguments: dict[str, Any], seen: _Pass) -> set[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -37,14 +37,15 @@ _NO_MEMORY = (
 class Execution:
     """One run's stages, fed from ``inputs``; stages without given values are chained.
 
-    With ``streams`` a stage's weights are there only while it runs, and the next one's are read
-    meanwhile where ``ahead`` says so.
+    ``input_sites`` are the sites that stages take their values from; ``progress`` is called with
+    each stage and token that is done. With ``streams`` a stage's weights are there only while it
+    runs, and the next one's are read meanwhile where ``ahead`` says so.
     """
 
     port: Port
     stages: tuple[str, ...]
     inputs: Inputs
-    site_of: Callable[[str], Site]
+    input_sites: Mapping[str, Site]
     wanted: SitePatterns
     recorder: Recorder
     progress: Callable[[str], None]
@@ -123,20 +124,17 @@ class Execution:
         profile = self._result.profile.stages[stage]
         profile.peak = max(profile.peak, self._peaks.take())
 
-    def _following(self, stage: str, step: int | None) -> str | None:
-        """Return the stage that is loaded after this one; the first again before a new token."""
-        place = self.stages.index(stage) + 1
-        if place < len(self.stages):
-            return self.stages[place]
-        more = self.max_new_tokens - 1 > (step or 0)
-        return self.stages[0] if more else None
-
     def _load(self, stage: str, step: int | None, profile: StageProfile) -> None:
+        """Load a stage's weights, and begin to read those of the stage after it."""
         result = self._result
+        after = self.stages[self.stages.index(stage) + 1 :]
+        if not after and self.max_new_tokens - 1 > (step or 0):
+            # Before a new token the first stage is loaded again.
+            after = self.stages
         with profile.timing("wait"):
             used = self.port.load(stage)
             # Before the prints: they, too, take time in which the next stage can be read.
-            self.port.expect(self._following(stage, step) if self.ahead else None)
+            self.port.expect(after[0] if after and self.ahead else None)
         profile.loading += self.port.spent(stage)
         if stage in result.weights:
             return
@@ -150,9 +148,9 @@ class Execution:
         self, stage: str, previous: StageOutput | None, step: int | None, profile: StageProfile
     ) -> tuple[StageOutput, Tensors, Specs]:
         """Feed and run one stage; return its output, and what it showed at the wanted sites."""
-        site, values = self.site_of(stage).at_step(step), self.inputs.given
-        found = next((s for s in (site, replace(site, path=stage, end="in")) if s in values), None)
-        own = None if found is None else values[found]
+        site, values = self.input_sites[stage].at_step(step), self.inputs.given
+        own_site = replace(site, path=stage, end="in")
+        own = next((values[each] for each in (site, own_site) if each in values), None)
         fed = previous if own is None else StageOutput(own, own)
         assert fed is not None, f"{stage} has neither given values nor a stage before it"
         with profile.timing("compute"):
@@ -206,8 +204,8 @@ class Execution:
         """Return the choices that were given for a pass's routers, [batch, token, k] by layer."""
         layers = {Site(stage, "in").layer for stage in self.stages}
         sites = {n: Site.inside(n, ROUTED).at_step(step) for n in layers if n is not None}
-        held = self.inputs.given
-        return {layer: held[site] for layer, site in sites.items() if site in held}
+        values = self.inputs.given
+        return {layer: values[site] for layer, site in sites.items() if site in values}
 
     def _generate(self, call: Call, logits: torch.Tensor) -> torch.Tensor:
         """Decode greedily, every step captured; return the new tokens [batch, new tokens].

@@ -17,7 +17,7 @@ from layerparity.record.folder import INPUTS, MANIFEST
 from layerparity.record.manifest import Manifest, ModelPrint
 from layerparity.run import open_port
 from layerparity.run.inputs._replay import replays
-from layerparity.settings.config import Config, RunKind
+from layerparity.settings.config import RunKind
 from layerparity.settings.tracking import EMBEDDED
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def model_print(prepared: Prepared) -> ModelPrint:
     return ModelPrint(
         prepared.config.model.name,
         str(checkpoint.config.get("model_type")),
-        int(checkpoint.config["num_hidden_layers"]),
+        prepared.num_layers,
         checkpoint.config_digest,
     )
 
@@ -61,6 +61,10 @@ def fingerprint_of(prepared: Prepared) -> str:
 
     Of the checkpoint's files, size and times stand for their bytes, as their headers were read.
     """
+    config = prepared.config
+    # A candidate computes nothing beside itself.
+    dtypes = {"dtypes": [dtype.value for dtype in config.reference.dtypes]}
+    reference = asdict(config.reference) | dtypes if config.kind is RunKind.golden else {}
     return text_digest(
         json.dumps(
             {
@@ -71,14 +75,14 @@ def fingerprint_of(prepared: Prepared) -> str:
                 "given": sorted(str(site) for site in prepared.inputs.given),
                 "origin": prepared.inputs.origin,
                 "stages": prepared.scope.stages,
-                "kind": prepared.config.kind.value,
-                "dtype": prepared.config.dtype.value,
-                "port": open_port.identity(prepared.config.port),
+                "kind": config.kind.value,
+                "dtype": config.dtype.value,
+                "port": open_port.identity(config.port),
                 "device": prepared.backend.device_label,
-                "feed": prepared.config.feed.value,
+                "feed": config.feed.value,
                 "numerics": numerics(prepared),
-                "reference": _references(prepared.config),
-                "threads": prepared.config.threads,
+                "reference": reference,
+                "threads": config.threads,
                 "git_commit": git_commit(),
                 "versions": versions(),
             },
@@ -87,23 +91,15 @@ def fingerprint_of(prepared: Prepared) -> str:
     )
 
 
-def _references(config: Config) -> dict[str, Any]:
-    """Return what a golden computes beside itself; a candidate computes nothing."""
-    if config.kind is not RunKind.golden:
-        return {}
-    made = asdict(config.reference)
-    return made | {"dtypes": [dtype.value for dtype in config.reference.dtypes]}
-
-
 def versions() -> dict[str, str]:
     """Return the versions of the packages that decide numbers; absent ones are left out."""
-    found = {}
+    present = {}
     for name in VERSIONED:
         try:
-            found[name] = metadata.version(name)
+            present[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return present
 
 
 def reusable(store: Store, fingerprint: str) -> StoredRun | None:
@@ -113,19 +109,19 @@ def reusable(store: Store, fingerprint: str) -> StoredRun | None:
     header says, with the listed tensors. Bytes are not read; a comparison checks them. On a server
     only the manifest is looked at.
     """
-    found = store.by_fingerprint(fingerprint)
-    if found is None:
+    stored = store.by_fingerprint(fingerprint)
+    if stored is None:
         return None
     try:
-        manifest = found.files.read_manifest()
+        manifest = stored.files.read_manifest()
         if manifest.fingerprint != fingerprint:
             raise UserError(f"its {MANIFEST} is another run's")
         if store.config.name == EMBEDDED:
-            _check_files(found, manifest)
+            _check_files(stored, manifest)
     except UserError as error:
-        console.note(f"run {found.name} ({found.id[:8]}) is not reused: {error}")
+        console.note(f"run {stored.name} ({stored.id[:8]}) is not reused: {error}")
         return None
-    return found
+    return stored
 
 
 def _check_files(run: Any, manifest: Manifest) -> None:
@@ -136,7 +132,7 @@ def _check_files(run: Any, manifest: Manifest) -> None:
         path = inside(run.folder, name)
         if not path.is_file():
             raise UserError(f"{name} is gone.")
-        held = {(stored.name, stored.shape) for stored in read_header(path).tensors}
-        lost = sorted(site for site, _ in tensors - held)
+        present = {(each.name, each.shape) for each in read_header(path).tensors}
+        lost = sorted(site for site, _ in tensors - present)
         if lost:
             raise UserError(f"{name} does not hold {lost[0]}.")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerparity.anatomy.site import overlap
+from layerparity.anatomy.site import Site, overlap
 from layerparity.ground import console
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import text_digest
-from layerparity.run.inputs import golden as golden_inputs
-from layerparity.settings.config import Config, RunKind
+from layerparity.record.manifest import Manifest, Record
+from layerparity.settings.config import Config, FeedMode, RunKind
 
 if TYPE_CHECKING:
     from layerparity.model.checkpoint import Checkpoint
@@ -22,6 +24,29 @@ if TYPE_CHECKING:
 LATEST = "latest"
 LOOKED_AT = 50
 MENTIONED = 3
+
+
+@dataclass(frozen=True, eq=False)
+class StoredGolden:
+    """A stored golden run and its manifest; files are fetched when they are read."""
+
+    run: Any
+    manifest: Manifest
+
+    @classmethod
+    def of(cls, run: Any) -> StoredGolden:
+        """Open a run by its manifest. Raises UserError where it has none that can be read."""
+        return cls(run, run.files.read_manifest())
+
+    @property
+    def folder(self) -> Path:
+        """The run's artifacts."""
+        return Path(self.run.folder)
+
+    @property
+    def key(self) -> str:
+        """What names the run for ever: its id, or its folder where it is in no store."""
+        return str(self.run.id or self.folder)
 
 
 def refuse_unknown(config: Config, store: Store) -> None:
@@ -57,31 +82,41 @@ def golden_for(
         asked = store.find(reference, kind=RunKind.golden.value)
         other = same.differing(_used(asked))
         if other:
-            console.note(f"{_called(asked)} was made from other weights: {other}")
+            console.note(f"golden run {names_of(asked)} was made from other weights: {other}")
         return asked
-    fitting = _fitting(store, checkpoint, request, same)
     fallback: Sequence[StoredRun] = ()
-    for runs in fitting:
-        if all(run.tags.get("dtype") == request.config.dtype.value for run in runs):
-            return runs
-        fallback = fallback or runs
-    return fallback
-
-
-def _fitting(
-    store: Store, checkpoint: Checkpoint, request: Request, same: SameWeights
-) -> Iterator[Sequence[StoredRun]]:
-    """Yield the sets of runs that could feed the scope, newest first; say why others cannot."""
     mentioned = 0
     for runs in _sets(store):
         why = _obstacle(runs, checkpoint, request, same)
-        if why is None:
-            continue
-        if not why:
-            yield runs
-        elif mentioned < MENTIONED:
+        if why:
             mentioned += 1
-            console.note(f"{_called(runs)} is passed over: {why}")
+            if mentioned <= MENTIONED:
+                console.note(f"golden run {names_of(runs)} is passed over: {why}")
+        elif why is not None:
+            if all(run.tags.get("dtype") == request.config.dtype.value for run in runs):
+                return runs
+            fallback = fallback or runs
+    return fallback
+
+
+def lacks(manifests: Sequence[Manifest], request: Request) -> str:
+    """Return the first stage of the scope whose input no run recorded, or an empty string."""
+    # Of a chain only the first stage is fed from outside.
+    fed = request.stages[:1] if request.config.feed is FeedMode.chained else request.stages
+    for stage in fed:
+        if not any(recorded_input(manifest, request, stage) for manifest in manifests):
+            return stage
+    return ""
+
+
+def recorded_input(manifest: Manifest, request: Request, stage: str) -> Record | None:
+    """Return what a run recorded of a stage's input, at the site it comes from or at its own."""
+    return manifest.record(request.site_of(stage)) or manifest.record(Site(stage, "in"))
+
+
+def newest_first(runs: Sequence[Any]) -> list[Any]:
+    """Return runs by the time they began, the newest first."""
+    return sorted(runs, key=lambda run: run.start_time, reverse=True)
 
 
 def _sets(store: Store) -> Iterator[Sequence[StoredRun]]:
@@ -103,9 +138,9 @@ def _obstacle(
 ) -> str | None:
     """Return why runs cannot feed the scope: empty if they can, None if nobody would ask."""
     try:
-        manifests = [golden_inputs.StoredGolden.of(run).manifest for run in runs]
+        manifests = [StoredGolden.of(run).manifest for run in runs]
         strange = [m for m in manifests if m.model.config_digest != checkpoint.config_digest]
-        if strange or golden_inputs.lacks(manifests, request):
+        if strange or lacks(manifests, request):
             return None
         other = same.differing(_used(runs))
     except UserError as error:
@@ -115,16 +150,17 @@ def _obstacle(
 
 def _used(runs: Sequence[Any]) -> dict[str, dict[str, str]]:
     """Return the digests of the tensors that runs used, by stage and stored name, as listed."""
-    found: dict[str, dict[str, str]] = {}
+    digests: dict[str, dict[str, str]] = {}
     # The newest listing of a stage counts, as it does for its tensors.
-    for run in reversed(golden_inputs.newest_first(runs)):
-        found |= run.files.read_used_weights()
-    return found
+    for run in reversed(newest_first(runs)):
+        digests |= run.files.read_used_weights()
+    return digests
 
 
-def _called(runs: Sequence[StoredRun]) -> str:
+def names_of(runs: Sequence[Any]) -> str:
+    """Return stored runs as a message names them: the first, and how many more its sweep has."""
     more = f" and {len(runs) - 1} more of its sweep" if len(runs) > 1 else ""
-    return f"golden run {runs[0].name}{more}"
+    return f"{runs[0].name}{more}"
 
 
 # Models up to this size are compared whole; of larger ones this much, spread over the stages.
@@ -147,9 +183,13 @@ class SameWeights:
 
         Only stages that overlap the scope are looked at: all of them where none does.
         """
-        shared = {stage: used[stage] for stage in used if self._overlaps(stage)} or used
-        for stage in shared:
-            listed = shared[stage]
+        shared = {
+            stage: listed
+            for stage, listed in used.items()
+            if any(overlap(mine, stage) for mine in self.stages)
+        }
+        shared = shared or dict(used)
+        for listed in shared.values():
             lost = [name for name in listed if name not in self.checkpoint.tensors]
             if lost:
                 return f"the checkpoint holds no {lost[0]}"
@@ -158,9 +198,6 @@ class SameWeights:
                 if digest != listed[name]:
                     return name
         return ""
-
-    def _overlaps(self, stage: str) -> bool:
-        return any(overlap(mine, stage) for mine in self.stages)
 
     def _sample(self, names: Mapping[str, str], room: int) -> list[str]:
         sizes = {name: self.checkpoint.tensors[name].bytes for name in names}

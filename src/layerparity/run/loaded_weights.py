@@ -75,13 +75,13 @@ def _unnamed(
     from layerparity.model.prints import print_of
     from layerparity.model.skeleton import Skeleton
 
-    found: dict[str, dict[str, WeightPrint]] = {}
+    unnamed: dict[str, dict[str, WeightPrint]] = {}
     try:
         skeleton = Skeleton(read_config(checkpoint.config), torch.float32, "eager", None)
-        for stage, held in prints.items():
-            for name in set(skeleton.sources(checkpoint, stage)) - held.keys() if held else ():
-                found.setdefault(stage, {})[name] = print_of(checkpoint.value(name))
+        for stage, named in prints.items():
+            for name in set(skeleton.sources(checkpoint, stage)) - named.keys() if named else ():
+                unnamed.setdefault(stage, {})[name] = print_of(checkpoint.value(name))
     except UserError as error:
         # A port may know architectures and formats that we cannot build ourselves.
         console.note(f"tensors that the port does not name are not looked for: {error}")
-    return found
+    return unnamed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from layerparity.ground import console
 from layerparity.ground.errors import UserError
@@ -16,20 +16,20 @@ from layerparity.run.fingerprint import fingerprint_of, reusable
 from layerparity.run.ports.base import Assets, Port
 from layerparity.run.prepare import Prepared, plan_run, prepare, with_kind
 from layerparity.run.sweep import PARENT_VARIABLE
-from layerparity.run.write import held_against
 from layerparity.settings.config import Config, RunKind
 from layerparity.tracking.links import say_link, say_served
 
 if TYPE_CHECKING:
     from layerparity.run.pass_result import PassResult
     from layerparity.run.reference import ReferenceRecorder
+    from layerparity.tracking.store import Store
 
 
 def make(config: Config) -> str:
     """Make one run, or find the one that is reused, and return its id."""
     from layerparity.tracking.store import open_store
 
-    began = terminal.began()
+    began, parent = terminal.began(), os.environ.get(PARENT_VARIABLE)
     # What can be refused without torch is refused before it: importing it takes seconds.
     plan = plan_run(with_kind(config))
     terminal.say_loading(config)
@@ -41,8 +41,7 @@ def make(config: Config) -> str:
         mark = fingerprint_of(prepared)
         again = reusable(store, mark) if config.reuse else None
         if again is None:
-            return _log(prepared, store, mark, began)
-    parent = os.environ.get(PARENT_VARIABLE)
+            return _run(prepared, store, parent, mark, began)
     if parent:
         store.adopt(parent, again)
     console.say(f"Reusing run {again.name} ({again.id}): same fingerprint.\n{again.url}")
@@ -50,12 +49,14 @@ def make(config: Config) -> str:
     return again.id
 
 
-def _log(prepared: Prepared, store: Any, fingerprint: str, began: float) -> str:
+def _run(
+    prepared: Prepared, store: Store, parent: str | None, fingerprint: str, began: float
+) -> str:
+    """Execute a run that is decided, and keep it in the store under a parent; return its id."""
     from layerparity.tracking.system import SystemMetrics
 
     config = prepared.config
     port = build_port(prepared)
-    parent = os.environ.get(PARENT_VARIABLE)
     name = config.name or write.run_name(prepared)
     if config.name and parent:
         # The sweep itself bears the name; its runs add what tells them apart.
@@ -114,6 +115,7 @@ def execute(
     prepared: Prepared, port: Port, folder: Path, fingerprint: str
 ) -> tuple[Manifest, PassResult]:
     """Run the scope, its tensors kept in ``folder``; return what describes them."""
+    from layerparity.model.prints import against
     from layerparity.run.execute import Execution
 
     config, stages = prepared.config, prepared.scope.stages
@@ -125,7 +127,7 @@ def execute(
             port=port,
             stages=stages,
             inputs=prepared.inputs,
-            site_of=prepared.site_of,
+            input_sites={stage: prepared.site_of(stage) for stage in stages},
             wanted=prepared.wanted,
             recorder=recorder,
             progress=bar.step,
@@ -134,5 +136,7 @@ def execute(
             streams=prepared.backend.streams,
             ahead=prepared.backend.ahead,
         ).run()
-    result.effective = held_against(prepared.checkpoint, result.effective)
-    return write.manifest(prepared, result, recorder.records, fingerprint), result
+    result.effective = {
+        stage: against(prepared.checkpoint, prints) for stage, prints in result.effective.items()
+    }
+    return write.manifest_of(prepared, result, recorder.records, fingerprint), result

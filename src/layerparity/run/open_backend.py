@@ -18,14 +18,14 @@ BACKENDS = "run.backends"
 
 def affinity(config: Config) -> Affinity:
     """Return how well the backend fits this machine; nothing heavy is imported."""
-    found: Affinity = registry.load(BACKENDS, config.backend.name).affinity()
-    return found
+    affinity: Affinity = registry.load(BACKENDS, config.backend.name).affinity()
+    return affinity
 
 
 def abilities(config: Config) -> Abilities:
     """Return what the backend says that it can do; nothing heavy is imported."""
-    found: Abilities = registry.load(BACKENDS, config.backend.name).abilities(config.backend)
-    return found
+    abilities: Abilities = registry.load(BACKENDS, config.backend.name).abilities(config.backend)
+    return abilities
 
 
 def build(config: Config) -> Backend:
@@ -33,8 +33,8 @@ def build(config: Config) -> Backend:
 
     Raises UserError for settings that it cannot take.
     """
-    made: Backend = registry.load(BACKENDS, config.backend.name).build(config.backend, config)
-    return made
+    backend: Backend = registry.load(BACKENDS, config.backend.name).build(config.backend, config)
+    return backend
 
 
 @contextmanager

@@ -45,8 +45,7 @@ def label(chosen: Any) -> str:
     name, layers = keys.pop("name", None), keys.pop("layers", None)
     words += [str(name)] if name is not None else []
     words += [f"at layers {','.join(map(str, layers))}"] if layers is not None else []
-    told = {key: value for key, value in keys.items() if value is not None and value is not False}
-    words += [f"{key}={value}" for key, value in told.items()]
+    words += [f"{k}={v}" for k, v in keys.items() if v is not None and v is not False]
     return " ".join(words)
 
 
@@ -56,7 +55,14 @@ def identity(chosen: Any) -> dict[str, Any]:
     if _is_ours(keys["_target_"]):
         return keys
     module = sys.modules[_resolve(keys["_target_"]).__module__]
-    return {**keys, "source": text_digest("\n".join(_sources(module)))}
+    file = getattr(module, "__file__", None)
+    top = sys.modules[module.__name__.partition(".")[0]]
+    folders = [Path(each) for each in getattr(top, "__path__", ())]
+    package = sorted(path for folder in folders for path in folder.rglob("*.py"))
+    # A module may lean on any other of its package.
+    files = (package or [Path(file)]) if file is not None else []
+    texts = [each.read_text(encoding="utf-8") for each in files]
+    return {**keys, "source": text_digest("\n".join(texts))}
 
 
 def check(chosen: Any, config: Config, num_layers: int) -> None:
@@ -76,7 +82,7 @@ def check(chosen: Any, config: Config, num_layers: int) -> None:
 def build(chosen: Any, assets: Assets) -> Port:
     """Return the port that ``config.port`` names: ``_target_`` called with assets and its keys.
 
-    What a user's own port does wrong becomes a UserError that names it; see `_guard`.
+    What a user's own port does wrong becomes a UserError that names it; see `guarded`.
     """
     from layerparity.run.ports.base import Port
 
@@ -88,17 +94,17 @@ def build(chosen: Any, assets: Assets) -> Port:
         ours: Port = make(assets, **keys)
         return ours
     try:
-        made = make(assets, **keys)
+        port = make(assets, **keys)
     except UserError:
         raise
     except Exception as error:
         raise UserError(f"The port {target} {said(error)} while it was made.") from error
-    if not isinstance(made, Port):
+    if not isinstance(port, Port):
         raise UserError(
-            f"{target} gave {type(made).__name__}, not a port: derive it from "
+            f"{target} gave {type(port).__name__}, not a port: derive it from "
             "layerparity.porting.Port."
         )
-    return guarded(made, target, assets)
+    return guarded(port, target, assets)
 
 
 def _is_ours(target: str) -> bool:
@@ -111,17 +117,16 @@ def _resolve(target: str) -> Callable[..., Any]:
     if not path or not all(part.isidentifier() for part in target.split(".")):
         raise UserError(f"port._target_={target} is no dotted path: write {_EXAMPLE}.")
     module = _import(path, target)
-    found = getattr(module, name, None)
-    if found is None:
+    target_object = getattr(module, name, None)
+    if target_object is None:
         known = [each for each in vars(module) if not each.startswith("_")]
         raise UserError(f"port._target_={target}: {path} has no '{name}'.{nearest(name, known)}")
-    if not callable(found):
+    if not callable(target_object):
         raise UserError(f"port._target_={target} is no class and no function: write {_EXAMPLE}.")
-    return found
+    return target_object
 
 
 def _import(path: str, target: str) -> Any:
-
     # A console script does not look for modules where it is run; a user's own port stands there.
     if not _is_ours(target) and str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
@@ -150,17 +155,6 @@ def _check_keys(target: str, make: Callable[..., Any], keys: Mapping[str, Any]) 
         known = [*signature.parameters][1:]
         takes = f"It takes {', '.join(known)}." if known else "It takes no key."
         raise UserError(f"The port {target}: {error}. {takes}") from error
-
-
-def _sources(module: Any) -> list[str]:
-    """Return the text of a module, and of all others of its package."""
-    file = getattr(module, "__file__", None)
-    if file is None:
-        return []
-    top = sys.modules[module.__name__.partition(".")[0]]
-    folders = [Path(each) for each in getattr(top, "__path__", ())]
-    files = sorted(path for folder in folders for path in folder.rglob("*.py"))
-    return [each.read_text(encoding="utf-8") for each in files or [Path(file)]]
 
 
 _CHECKED = ("place", "load", "begin", "run", "new_cache", "release", "effective_weights")
@@ -194,21 +188,16 @@ def _checked(plain: Callable[..., Any], name: str, assets: Assets) -> Callable[.
     def call(*args: Any, **named: Any) -> Any:
         stage = f" {args[0]}" if args and isinstance(args[0], str) else ""
         try:
-            given = plain(*args, **named)
+            result = plain(*args, **named)
         except UserError:
             raise
         except Exception as error:
             raise UserError(f"{name} {said(error)} in {method}{stage}.") from error
-        problems = _PROBLEMS.get(method, _nothing)(given, assets, *args)
-        for problem in problems:
+        for problem in _PROBLEMS[method](result, assets, *args) if method in _PROBLEMS else ():
             raise UserError(f"{name}: {method}{stage} {problem}")
-        return given
+        return result
 
     return call
-
-
-def _nothing(*_: Any) -> Iterator[str]:
-    return iter(())
 
 
 def _place_problems(given: Any, assets: Assets, *_: Any) -> Iterator[str]:
@@ -237,24 +226,18 @@ def _run_problems(given: Any, assets: Assets, stage: str, values: Any) -> Iterat
     wanted = _output_shape(assets, stage, values)
     if getattr(given.output, "shape", None) is None or tuple(given.output.shape) != wanted:
         yield f"returned {_named(given.output)} as output, {list(wanted)} is due."
+    batch = wanted[:2]
     for local, tensor in given.tensors.items():
-        yield from _tensor_problems(given, local, tensor, wanted[:2])
-
-
-def _tensor_problems(
-    given: Observed, local: str, tensor: Any, batch: tuple[int, ...]
-) -> Iterator[str]:
-    if ":" not in local or getattr(tensor, "shape", None) is None:
-        yield f"shows '{local}' as {_named(tensor)}: name sites as mlp:out, and give tensors."
-        return
-    spec = given.specs.get(local)
-    if spec is None or len(spec.axes) != tensor.dim():
-        named = "no axes" if spec is None else f"the axes {', '.join(spec.axes)}"
-        yield f"shows {local} as {_named(tensor)} with {named}: name each axis in specs."
-    elif tensor.device.type != "cpu":
-        yield f"shows {local} on {tensor.device.type}: bring what is observed to the CPU."
-    elif tuple(tensor.shape[:2]) != batch:
-        yield f"shows {local} as {_named(tensor)}: {list(batch)} is the batch and its tokens."
+        spec = given.specs.get(local)
+        if ":" not in local or getattr(tensor, "shape", None) is None:
+            yield f"shows '{local}' as {_named(tensor)}: name sites as mlp:out, and give tensors."
+        elif spec is None or len(spec.axes) != tensor.dim():
+            axes = "no axes" if spec is None else f"the axes {', '.join(spec.axes)}"
+            yield f"shows {local} as {_named(tensor)} with {axes}: name each axis in specs."
+        elif tensor.device.type != "cpu":
+            yield f"shows {local} on {tensor.device.type}: bring what is observed to the CPU."
+        elif tuple(tensor.shape[:2]) != batch:
+            yield f"shows {local} as {_named(tensor)}: {list(batch)} is the batch and its tokens."
 
 
 def _output_shape(assets: Assets, stage: str, values: Any) -> tuple[int, ...]:

@@ -53,8 +53,9 @@ Specs = dict[Site, SiteSpec]
 class StageRecord:
     """One stage's input and site tensors on the CPU, as the reference evaluator receives them.
 
-    ``given`` is [batch, token] ids or [batch, token, channel] states, and ``chained`` says that it
-    came from the stage before; ``step`` is the decode step, None in the prefill.
+    ``given`` is int64 [batch, token] ids or floating [batch, token, channel] states, and
+    ``chained`` says that it came from the stage before; ``tensors`` are [batch, token, ...], with
+    axes as in ``specs``; ``step`` is the decode step, None in the prefill.
     """
 
     stage: str

@@ -7,7 +7,7 @@ small twin of the model is run whole and stage by stage, and every boundary is c
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -53,20 +53,23 @@ class Proof:
 
 @dataclass
 class Forward:
-    """One forward of the whole model: what went into each stage, and the logits."""
+    """One forward of the whole model: what went into each stage and came out, and the logits.
+
+    Floating [batch, token, channel], ids int64 [batch, token] into the embedding; logits floating
+    [batch, token, vocabulary].
+    """
 
     given: dict[str, torch.Tensor]
     output: dict[str, torch.Tensor]
     logits: torch.Tensor
 
 
-def check(skeleton: Skeleton, family: Family, stages: Sequence[str], chained: bool) -> list[str]:
+def check(proof: Proof, model: str, stages: Sequence[str], chained: bool) -> list[str]:
     """Refuse stages whose run would not be the model's; say what could not be shown.
 
-    ``chained`` says whether each stage is fed the one before it. Raises UserError.
+    ``model`` is its type by name; ``chained`` says whether each stage is fed the one before it.
+    Raises UserError.
     """
-    proof = prove(skeleton, family)
-    model = skeleton.config.model_type
     if proof.failed:
         raise UserError(f"{model} cannot be run by stages ({proof.failed}): {_OWN_PORT}.")
     kinds = [_kind(stage) for stage in stages]
@@ -112,26 +115,31 @@ def prove(skeleton: Skeleton, family: Family) -> Proof:
 def _prove(skeleton: Skeleton, family: Family) -> Proof:
     reason, failed = "no small model of the kind can be built", ""
     for twin in twins(skeleton):
-        ids, mask = _tokens(int(twin.config.vocab_size))
+        seeded = torch.Generator().manual_seed(0)
+        ids = torch.randint(1, int(twin.config.vocab_size), (2, 8), generator=seeded)
+        # The second row is padded on the left.
+        mask = torch.ones_like(ids)
+        mask[1, :3] = 0
         try:
             whole = _forward(twin, ids, mask)
         except Exception as error:
             # transformers' own code on an architecture of the user's: it may fail in any way.
-            reason = _told(error)
+            reason = _first_line(error)
             continue
         if not bool(whole.logits[mask.bool()].isfinite().all()):
             reason = "a small model of the kind gives no finite logits"
             continue
         try:
-            return _compared(twin, family, whole, mask)
+            return _compare(twin, family, whole, mask)
         except Exception as error:
-            failed = _told(error)
+            failed = _first_line(error)
     # Where the twin has the sizes of the model itself, the model cannot be computed either.
     failed = failed or (reason if is_small(skeleton) else "")
     return Proof(unproved=reason, failed=failed)
 
 
-def _compared(twin: Skeleton, family: Family, whole: Forward, mask: torch.Tensor) -> Proof:
+def _compare(twin: Skeleton, family: Family, whole: Forward, mask: torch.Tensor) -> Proof:
+    """Run each stage by itself on what the whole model fed it, and compare what comes out."""
     proof = Proof()
     arguments = block_arguments(twin, mask, _positions(mask))
     order = _stages(twin)
@@ -157,7 +165,7 @@ def _compared(twin: Skeleton, family: Family, whole: Forward, mask: torch.Tensor
             proof.kinds[kind] = measure(block, given, arguments[layer], family.present(block))
         except Exception as error:
             # An architecture of the user's may not bear what is done to its values.
-            proof.unmeasured = _told(error)
+            proof.unmeasured = _first_line(error)
     return proof
 
 
@@ -174,8 +182,14 @@ def _forward(twin: Skeleton, ids: torch.Tensor, mask: torch.Tensor) -> Forward:
 
         return twin.module(stage).register_forward_hook(hook, with_kwargs=True)
 
+    components = [
+        str(Place(number, name))
+        for number, block in enumerate(twin.blocks)
+        for name, _ in block.named_children()
+        if name in COMPONENTS.values()
+    ]
     with ExitStack() as stack, torch.no_grad():
-        for stage in (*_stages(twin), *_components(twin)):
+        for stage in (*_stages(twin), *components):
             stack.callback(watch(stage).remove)
         logits = twin.model(
             input_ids=ids, attention_mask=mask, position_ids=_positions(mask), use_cache=False
@@ -188,24 +202,9 @@ def _stages(twin: Skeleton) -> list[str]:
     return ["embed_tokens", *blocks, "norm", "lm_head"]
 
 
-def _components(twin: Skeleton) -> Iterator[str]:
-    for number, block in enumerate(twin.blocks):
-        held = {name for name, _ in block.named_children()}
-        yield from (str(Place(number, name)) for name in sorted(set(COMPONENTS.values()) & held))
-
-
 def _kind(stage: str) -> str:
     """Return a stage without its number: ``layers``, ``layers.mlp``, ``norm``."""
     return ".".join(part for part in stage.split(".") if not part.isdigit())
-
-
-def _tokens(vocabulary: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return token ids and mask, int64 [2, 8]; the second row is padded on the left."""
-    seeded = torch.Generator().manual_seed(0)
-    ids = torch.randint(1, vocabulary, (2, 8), generator=seeded)
-    mask = torch.ones_like(ids)
-    mask[1, :3] = 0
-    return ids, mask
 
 
 def _positions(mask: torch.Tensor) -> torch.Tensor:
@@ -221,6 +220,6 @@ def _agree(ours: torch.Tensor, theirs: torch.Tensor, mask: torch.Tensor) -> bool
     return bool((ours - theirs).norm() <= AGREES * theirs.norm())
 
 
-def _told(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:120]}" if lines else type(error).__name__

@@ -36,7 +36,7 @@ Results = dict[tuple[str, str], dict[Site, torch.Tensor]]
 
 @dataclass
 class Track:
-    """An evaluator, and what it last put out where it feeds itself."""
+    """An evaluator, and what it last put out, floating [batch, token, channel], to feed itself."""
 
     evaluator: Evaluator
     state: torch.Tensor | None = None
@@ -48,7 +48,7 @@ Tracks = dict[tuple[str, str], Track]
 
 @dataclass
 class ReferenceRecorder:
-    """Evaluates a golden run's stages while their weights are there, and stores the floors.
+    """Evaluate a golden run's stages while their weights are there, and store the floors.
 
     ``dtypes`` are the candidates' floating types that floors are made for, by torch's names.
     """
@@ -105,13 +105,13 @@ class ReferenceRecorder:
     def _tracks(self) -> Tracks:
         """Return a track for the reference and for each way in each floating type."""
         own = _name(self.port.dtype)
-        found = {("", "reference"): Track(Evaluator(self.port, reference(self.port.dtype)))}
+        tracks = {("", "reference"): Track(Evaluator(self.port, reference(self.port.dtype)))}
         for dtype in self.dtypes:
             ways = FLOOR if dtype == own else (PLAIN, *FLOOR)
             narrow = None if dtype == own else getattr(torch, dtype)
             for way in ways:
-                found[dtype, way.name] = Track(Evaluator(self.port, way, narrow))
-        return found
+                tracks[dtype, way.name] = Track(Evaluator(self.port, way, narrow))
+        return tracks
 
     def _evaluate(self, tracks: Tracks, feed: str, record: StageRecord) -> None:
         if record.stage == "embed_tokens":
@@ -137,44 +137,43 @@ class ReferenceRecorder:
         wide = results.pop(("", "reference"))
         specs = record.specs
         heads = heads_of((s.end, tuple(t.shape), specs[s].axes) for s, t in record.tensors.items())
-        found = {}
+        references = {}
         for site, value in wide.items():
-            axes = record.specs[site].axes if site in record.specs else EXPERTS.axes
-            laid = token_layout(tuple(value.shape), axes, site.local, heads)
-            floors = {
-                dtype: self._floor(
-                    laid, _ways(results, site, dtype), value, record.tensors.get(site)
-                )
-                for dtype in self.dtypes
-            }
-            found[site] = (value, floors)
+            axes = specs[site].axes if site in specs else EXPERTS.axes
+            layout = token_layout(tuple(value.shape), axes, site.local, heads)
+            floors = {}
+            for dtype in self.dtypes:
+                ways = {way: values[site] for (own, way), values in results.items() if own == dtype}
+                floors[dtype] = self._floor(layout, ways, value, record.tensors.get(site))
+            references[site] = (value, floors)
         name = record.stage if record.step is None else f"{record.stage}.decode.{record.step}"
-        self.writer.write(record.stage, feed, name, found)
+        self.writer.write(record.stage, feed, name, references)
 
     def _floor(
         self,
-        laid: TokenLayout,
+        layout: TokenLayout,
         ways: dict[str, torch.Tensor],
         wide: torch.Tensor,
         golden: torch.Tensor | None,
     ) -> Floor:
+        """Return the floor of one site, of tensors [batch, token, ...] of any floating types."""
         if golden is None:
             # The router's scores are nobody's site: any clean computation stands for the golden.
             golden = next(iter(ways.values()))
         elif golden.dtype == next(iter(ways.values())).dtype:
             ways = {GOLDEN: golden, **ways}
-        flat = {name: value.reshape(-1, laid.elements) for name, value in ways.items()}
-        golden, wide = (each.reshape(-1, laid.elements) for each in (golden, wide))
-        return measure_floor(flat, golden, wide, self._mask, laid)
+        flat = {name: value.reshape(-1, layout.elements) for name, value in ways.items()}
+        golden, wide = (each.reshape(-1, layout.elements) for each in (golden, wide))
+        return measure_floor(flat, golden, wide, self._mask, layout)
 
     def _components(self, record: StageRecord) -> Iterator[StageRecord]:
         """Yield what the golden had at each component whose input it recorded."""
         block = Site(record.stage, "in")
         if not self._parts or block.layer is None or block.component:
             return
-        held = {name for name, _ in self.port.skeleton.module(record.stage).named_children()}
+        children = {name for name, _ in self.port.skeleton.module(record.stage).named_children()}
         for path in dict.fromkeys(COMPONENTS.values()):
-            if path not in held:
+            if path not in children:
                 continue
             stage = f"{record.stage}.{path}"
             given = record.tensors.get(self.port.assets.family.input_site(stage, 0))
@@ -196,25 +195,21 @@ def _by_site(record: StageRecord, observed: Observed) -> dict[Site, torch.Tensor
     """Return a way's floating tensors at the sites the golden kept, and its router's scores."""
     owner = Site(record.stage, "in")
     phase, step = (PREFILL, 0) if record.step is None else (DECODE, record.step)
-    found = {}
+    tensors = {}
     for site in record.tensors:
         if record.specs[site].kind is not Kind.REAL or (
             site.path == record.stage and site.end == "in"
         ):
             continue
         if site.path == record.stage and site.end == "out" and site.local not in observed.tensors:
-            found[site] = observed.output.detach().cpu()
+            tensors[site] = observed.output.detach().cpu()
         elif site.local in observed.tensors:
-            found[site] = observed.tensors[site.local]
+            tensors[site] = observed.tensors[site.local]
     if SCORES in observed.tensors and owner.layer is not None:
         path, _, end = SCORES.partition(":")
         site = Site(str(Place(owner.layer, path)), end, phase, step)
-        found[site] = observed.tensors[SCORES]
-    return found
-
-
-def _ways(results: Results, site: Site, dtype: str) -> dict[str, torch.Tensor]:
-    return {way: values[site] for (own, way), values in results.items() if own == dtype}
+        tensors[site] = observed.tensors[SCORES]
+    return tensors
 
 
 def _name(dtype: torch.dtype) -> str:

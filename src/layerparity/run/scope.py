@@ -43,12 +43,12 @@ def num_layers_of(model: Mapping[str, Any]) -> int:
     if "num_hidden_layers" not in model:
         kind = model.get("model_type")
         raise UserError(f"{kind} is not laid out as embedding, blocks, norm and head.")
-    found = model["num_hidden_layers"]
-    if type(found) is not int or found < 1:
+    count = model["num_hidden_layers"]
+    if type(count) is not int or count < 1:
         raise UserError(
-            f"config.json has num_hidden_layers={found}, which is no number of blocks: check it."
+            f"config.json has num_hidden_layers={count}, which is no number of blocks: check it."
         )
-    return found
+    return count
 
 
 def scope_of(config: Config, num_layers: int, family: Family) -> Scope:
@@ -59,11 +59,14 @@ def scope_of(config: Config, num_layers: int, family: Family) -> Scope:
         blocks = tuple(str(Place(layer)) for layer in range(num_layers))
         return Scope("full", ("embed_tokens", *blocks, "norm", "lm_head"), 0, num_layers - 1)
     if kind is ScopeKind.range:
-        return _range(config, num_layers)
-    return _single(config, num_layers, family)
-
-
-def _single(config: Config, num_layers: int, family: Family) -> Scope:
+        if config.start is None or config.end is None:
+            raise UserError(f"scope=range wants start=A end=B (inclusive), 0 to {num_layers - 1}.")
+        _in_range("start", config.start, num_layers)
+        _in_range("end", config.end, num_layers)
+        if config.end < config.start:
+            raise UserError(f"end={config.end} comes before start={config.start}: swap them.")
+        blocks = tuple(str(Place(layer)) for layer in range(config.start, config.end + 1))
+        return Scope("range", blocks, config.start, config.end)
     component = config.component
     if component in OUTSIDE and config.layer is None:
         return Scope("single", (OUTSIDE[component],), component=component)
@@ -74,17 +77,6 @@ def _single(config: Config, num_layers: int, family: Family) -> Scope:
     _in_range("layer", config.layer, num_layers)
     stage = family.stage(component, config.layer) if component else str(Place(config.layer))
     return Scope("single", (stage,), config.layer, config.layer, component)
-
-
-def _range(config: Config, num_layers: int) -> Scope:
-    if config.start is None or config.end is None:
-        raise UserError(f"scope=range wants start=A end=B (inclusive), 0 to {num_layers - 1}.")
-    _in_range("start", config.start, num_layers)
-    _in_range("end", config.end, num_layers)
-    if config.end < config.start:
-        raise UserError(f"end={config.end} comes before start={config.start}: swap them.")
-    stages = tuple(str(Place(layer)) for layer in range(config.start, config.end + 1))
-    return Scope("range", stages, config.start, config.end)
 
 
 def _in_range(name: str, value: int, num_layers: int) -> None:

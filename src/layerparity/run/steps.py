@@ -39,32 +39,27 @@ def make(store: Store, parent: str, settings: Settings, apart: bool = False) -> 
 
     settings = {**settings, "reuse": True}
     config = composed(settings)
-    what, began = _described(config), time.time()
-    own_process = apart and open_backend.abilities(config).settings_once
-    with brief(what), typed_keys.step(()), _under(parent):
-        made = store.get(_apart.make(settings) if own_process else run.make(config))
-    assert made is not None, "a run that was just made can be found"
-    spent = time.time() - began
-    reused = made.start_time.timestamp() < began - _CLOCK_S
-    how = "reused" if reused else f"{spent:.1f} s"
-    console.say(f"{what}: {made.name} {made.id[:8]}, {how}")
-    return made
-
-
-def brief(title: str) -> AbstractContextManager[None]:
-    """Return a block in which only notes, once each, and progress under a title are shown."""
-    return console.brief(title, _noted)
-
-
-def _described(config: Config) -> str:
-    """Return what a step runs in few words: ``candidate run of layer 3, isolated, ...``."""
     where = {
         ScopeKind.full: "the whole model",
         ScopeKind.range: f"layers {config.start} to {config.end}",
         ScopeKind.single: config.component or f"layer {config.layer}",
     }[config.scope.kind]
-    how = f"{config.feed.value}, capture={config.capture.name}"
-    return f"{config.kind.value} run of {where}, {how}"
+    what = f"{config.kind.value} run of {where}, {config.feed.value}, capture={config.capture.name}"
+    began = time.time()
+    own_process = apart and open_backend.abilities(config).settings_once
+    with brief(what), typed_keys.step(()), _under(parent):
+        stored = store.get(_apart.make(settings) if own_process else run.make(config))
+    assert stored is not None, "a run that was just made can be found"
+    spent = time.time() - began
+    reused = stored.start_time.timestamp() < began - _CLOCK_S
+    how = "reused" if reused else f"{spent:.1f} s"
+    console.say(f"{what}: {stored.name} {stored.id[:8]}, {how}")
+    return stored
+
+
+def brief(title: str) -> AbstractContextManager[None]:
+    """Return a block in which only notes, once each, and progress under a title are shown."""
+    return console.brief(title, _noted)
 
 
 def composed(settings: Settings) -> Config:
@@ -76,12 +71,12 @@ def composed(settings: Settings) -> Config:
 
     words = [shlex.split(typed(key, value))[0] for key, value in settings.items()]
     try:
-        made = OmegaConf.to_object(compose("config", overrides=words))
+        config = OmegaConf.to_object(compose("config", overrides=words))
     except (HydraException, OmegaConfBaseException) as error:
         why = str(error.__cause__ or error).strip().splitlines()[0]
         raise UserError(f"These keys do not go together: {' '.join(words)} ({why})") from error
-    assert isinstance(made, Config)
-    return made
+    assert isinstance(config, Config)
+    return config
 
 
 def own_settings(config: Config) -> Settings:

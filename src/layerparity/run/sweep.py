@@ -61,8 +61,17 @@ class SweepParent(Callback):
         os.environ.pop(PARENT_VARIABLE, None)
         try:
             _make_folder(OmegaConf.select(config, "hydra.sweep.dir"))
-            if config.hydra.runtime.choices.get("job") == SWEPT_JOB:
-                _begin(config)
+            if config.hydra.runtime.choices.get("job") != SWEPT_JOB:
+                return
+            from layerparity.tracking.store import open_store
+
+            overrides = [str(each) for each in config.hydra.overrides.task]
+            store = open_store(config.tracking)
+            name = config.get("name") or "sweep " + " ".join(overrides)
+            parent = store.begin(name[:200], "sweep", {}, {"overrides": overrides})
+            os.environ[PARENT_VARIABLE] = parent.id
+            console.say(f"{parent.name}  {parent.id}\n{parent.url}")
+            _open.append((store, parent, overrides))
         except Exception as error:
             raise CannotBegin(error) from error
 
@@ -95,7 +104,10 @@ def close_parent(
     lost = {words: why for words, why in (refused or {}).items() if words not in known}
     error = error or sys.exception()
     parent.set_tags(_summary(children, len(lost)))
-    parent.end(_status(children, failed or bool(lost), error), error)
+    endings = {child.status for child in children}
+    stopped = isinstance(error, (KeyboardInterrupt, SystemExit)) or "KILLED" in endings
+    whole = endings == {"FINISHED"} and not failed and not lost and error is None
+    parent.end("KILLED" if stopped else "FINISHED" if whole else "FAILED", error)
     rows = [ChildRow(child.name, child.status, child.url) for child in children]
     return rows + [ChildRow(_apart(words, shared), REFUSED, why) for words, why in lost.items()]
 
@@ -112,29 +124,9 @@ def _make_folder(folder: str | None) -> None:
         ) from error
 
 
-def _begin(config: Any) -> None:
-    from layerparity.tracking.store import open_store
-
-    overrides = [str(each) for each in config.hydra.overrides.task]
-    store = open_store(config.tracking)
-    name = config.get("name") or "sweep " + " ".join(overrides)
-    parent = store.begin(name[:200], "sweep", {}, {"overrides": overrides})
-    os.environ[PARENT_VARIABLE] = parent.id
-    console.say(f"{parent.name}  {parent.id}\n{parent.url}")
-    _open.append((store, parent, overrides))
-
-
 def _apart(words: str, shared: list[str]) -> str:
     """Return what tells a part from the others: its words without those that all of them have."""
     return " ".join(word for word in words.split(" ") if word not in shared) or words
-
-
-def _status(children: list[StoredRun], failed: bool, error: BaseException | None) -> str:
-    endings = {child.status for child in children}
-    if isinstance(error, (KeyboardInterrupt, SystemExit)) or "KILLED" in endings:
-        return "KILLED"
-    whole = endings == {"FINISHED"} and not failed and error is None
-    return "FINISHED" if whole else "FAILED"
 
 
 def _summary(children: list[StoredRun], refused: int) -> dict[str, object]:

@@ -6,7 +6,7 @@ import itertools
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,26 +48,28 @@ def say_loading(config: Config) -> None:
 
 def with_start_up(seconds: float, whole: float) -> str:
     """Return how long a run took, and with what came before it, where that is a second or more."""
-    told = f"{seconds:.1f} s"
-    return told if whole - seconds < 1 else f"{told} ({whole:.0f} s with start-up)"
+    text = f"{seconds:.1f} s"
+    return text if whole - seconds < 1 else f"{text} ({whole:.0f} s with start-up)"
 
 
-def say_run(made: Manifest, result: PassResult, seconds: float, whole: float) -> None:
+def say_run(manifest: Manifest, result: PassResult, seconds: float, whole: float) -> None:
     """Print a finished run: a line for each stage, where the time went, which weights changed.
 
     ``seconds`` are those of the stages, ``whole`` with all that came before them.
     """
     rows = []
-    for stage in made.stages:
-        held = [r for r in made.records if r.file == stage_file(stage)]
-        out = next((r for r in held if r.site.path == stage and r.site.end == "out"), None)
-        bad = sum(int(r.stats["nan"] + r.stats["inf"]) for r in held)
+    for stage in manifest.stages:
+        records = [r for r in manifest.records if r.file == stage_file(stage)]
+        out = next((r for r in records if r.site.path == stage and r.site.end == "out"), None)
+        bad = sum(int(r.stats["nan"] + r.stats["inf"]) for r in records)
         rms = f"{out.stats['rms']:.4g}" if out else "-"
         spent = f"{result.profile.stages[stage].seconds:.2f}"
-        rows.append((stage, len(held), rms, bad or "-", spent))
+        rows.append((stage, len(records), rms, bad or "-", spent))
     shown = rows if len(rows) <= 24 else [*rows[:12], ("...",) * 5, *rows[-11:]]
     columns = ("stage", "sites", "output rms", "NaN/Inf", "seconds")
-    console.table(f"{len(made.records)} sites in {with_start_up(seconds, whole)}", columns, shown)
+    console.table(
+        f"{len(manifest.records)} sites in {with_start_up(seconds, whole)}", columns, shown
+    )
     console.say(profile_line(result.profile))
     converted = conversions_line(result.effective)
     if converted:
@@ -75,7 +77,7 @@ def say_run(made: Manifest, result: PassResult, seconds: float, whole: float) ->
 
 
 def texts(prepared: Prepared, folder: Path, tokens: Any) -> None:
-    """Write and print what the new tokens [batch, new tokens] say, where there is a tokenizer."""
+    """Write and print what new tokens, int64 [batch, new tokens], say, if there is a tokenizer."""
     from layerparity.run.inputs.prompt import load_tokenizer
 
     try:
@@ -100,7 +102,7 @@ def conversions_line(effective: Mapping[str, Mapping[str, WeightPrint]]) -> str:
     ``effective`` are prints by stage and stored name, held against the checkpoint. Empty where the
     port reported none.
     """
-    prints = {name: each for held in effective.values() for name, each in held.items()}
+    prints = {name: each for stage in effective.values() for name, each in stage.items()}
     if not prints:
         return ""
     converted = Counter(
@@ -110,21 +112,17 @@ def conversions_line(effective: Mapping[str, Mapping[str, WeightPrint]]) -> str:
     )
     parts = [f"{count:,} {stored} held as {held}" for (stored, held), count in converted.items()]
     same = len(prints) - converted.total()
-    said = [f"weights: {same:,} of {len(prints):,} in their stored type", *parts]
-    return ", ".join(said) + _rounded_text(rounded(prints))
+    line = ", ".join([f"weights: {same:,} of {len(prints):,} in their stored type", *parts])
+    lossy = sorted(rounded(prints))
+    if not lossy:
+        return line
+    more = f" and {len(lossy) - _NAMED} more" if len(lossy) > _NAMED else ""
+    return f"{line}; rounded: {', '.join(lossy[:_NAMED])}{more}"
 
 
 def rounded(prints: Mapping[str, WeightPrint]) -> list[str]:
     """Return the stored names of weights that lost precision."""
     return [name for name, each in prints.items() if each.checkpoint == "rounded"]
-
-
-def _rounded_text(names: Iterable[str]) -> str:
-    first = sorted(names)
-    if not first:
-        return ""
-    more = f" and {len(first) - _NAMED} more" if len(first) > _NAMED else ""
-    return f"; rounded: {', '.join(first[:_NAMED])}{more}"
 
 
 # A part that takes less goes without saying.
@@ -138,8 +136,8 @@ def profile_line(profile: RunProfile) -> str:
     shares = {words: getattr(total, part) / whole for part, words in PARTS.items()}
     largest = sorted(shares.items(), key=lambda each: -each[1])
     parts = [f"{100 * share:.0f} % {words}" for words, share in largest if share >= _LEAST]
-    said = [f"time: {', '.join(parts)}"]
+    clauses = [f"time: {', '.join(parts)}"]
     if total.loading.rate:
         rate = bytes_text(total.loading.rate)
-        said.append(f"{bytes_text(total.loading.bytes)} read at {rate}/s")
-    return "; ".join([*said, f"{bytes_text(total.peak)} of memory at most"])
+        clauses.append(f"{bytes_text(total.loading.bytes)} read at {rate}/s")
+    return "; ".join([*clauses, f"{bytes_text(total.peak)} of memory at most"])

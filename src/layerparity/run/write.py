@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.blocks import Blocks
+from layerparity.anatomy.site import Site
+from layerparity.ground.profile import RunProfile, StageProfile
 from layerparity.ground.resources import git_commit
 from layerparity.record.folder import RunFolder
 from layerparity.record.manifest import Manifest, Record
 from layerparity.run import open_port, terminal
 from layerparity.run.fingerprint import model_print, numerics, versions
-from layerparity.run.metrics import run_metrics
 from layerparity.run.sweep import part
 from layerparity.settings.config import Config
 
 if TYPE_CHECKING:
-    from layerparity.model.checkpoint import Checkpoint
-    from layerparity.record.manifest import WeightPrint
     from layerparity.run.pass_result import PassResult
     from layerparity.run.prepare import Prepared
+
+_MB = 1e6
+_BLOCK = "block"
 
 
 def run_name(prepared: Prepared) -> str:
@@ -32,7 +34,7 @@ def run_name(prepared: Prepared) -> str:
 
 def tags(prepared: Prepared, mark: str) -> dict[str, str]:
     """Return the tags a run is found and told apart by."""
-    backend, config = prepared.backend, prepared.config
+    backend, config, words = prepared.backend, prepared.config, part()
     return {
         "backend": backend.name,
         "device": backend.device_label,
@@ -45,7 +47,7 @@ def tags(prepared: Prepared, mark: str) -> dict[str, str]:
         "feed": config.feed.value,
         "inputs": prepared.inputs.source,
         **({"inputs_from": " ".join(prepared.inputs.runs)} if prepared.inputs.runs else {}),
-        **({"part": part()} if part() else {}),
+        **({"part": words} if words else {}),
         "fingerprint": mark,
         "git_commit": git_commit(),
         "synthetic": str(prepared.inputs.synthetic).lower(),
@@ -63,9 +65,14 @@ def params(config: Config) -> dict[str, Any]:
     return {str(key): value for key, value in plain.items()}
 
 
-def manifest(prepared: Prepared, result: PassResult, records: list[Record], mark: str) -> Manifest:
+def manifest_of(
+    prepared: Prepared, result: PassResult, records: list[Record], mark: str
+) -> Manifest:
     """Return the manifest of a finished execution."""
+    from layerparity.model.layer_classes import layer_classes
+
     config = prepared.config
+    classes, experts = layer_classes(prepared.checkpoint.config)
     return Manifest(
         model=model_print(prepared),
         kind=config.kind.value,
@@ -84,7 +91,8 @@ def manifest(prepared: Prepared, result: PassResult, records: list[Record], mark
         numerics=numerics(prepared),
         records=records,
         skipped=result.skipped,
-        **layers_of(prepared.checkpoint),
+        layer_classes=classes,
+        layer_experts=experts,
         reference=result.reference,
         blocks=Blocks(result.blocks).kinds(),
     )
@@ -93,7 +101,7 @@ def manifest(prepared: Prepared, result: PassResult, records: list[Record], mark
 def finish(
     prepared: Prepared,
     active: Any,
-    made: Manifest,
+    manifest: Manifest,
     result: PassResult,
     *,
     seconds: float,
@@ -105,10 +113,10 @@ def finish(
     Raises UserError where the disk refuses.
     """
     describe(prepared, active.folder, result)
-    active.log_metrics(run_metrics(made, result, seconds))
+    active.log_metrics(run_metrics(manifest, result, seconds))
     active.set_tags({f"fact.{name}": value for name, value in prepared.backend.facts().items()})
-    RunFolder(active.folder).write_manifest(made)
-    terminal.say_run(made, result, seconds, whole)
+    RunFolder(active.folder).write_manifest(manifest)
+    terminal.say_run(manifest, result, seconds, whole)
 
 
 def describe(prepared: Prepared, folder: Path, result: PassResult) -> None:
@@ -127,18 +135,52 @@ def describe(prepared: Prepared, folder: Path, result: PassResult) -> None:
         files.write_warnings(prepared.backend.warnings)
 
 
-def held_against(
-    checkpoint: Checkpoint, effective: Mapping[str, Mapping[str, WeightPrint]]
-) -> dict[str, dict[str, WeightPrint]]:
-    """Return the prints of each stage's weights, each with what the checkpoint says to it."""
-    from layerparity.model.prints import against
+def run_metrics(
+    manifest: Manifest, result: PassResult, seconds: float
+) -> Iterator[tuple[str, float, int]]:
+    """Yield (name, value, step) of a finished run; ``seconds`` are those of its stages."""
+    for record in manifest.records:
+        layer = record.site.layer
+        if layer is None or record.site.phase != "prefill":
+            continue
+        label = (record.site.component or _BLOCK) + f".{record.site.end}"
+        yield f"layer/{label} rms", record.stats["rms"], layer
+        largest = max(abs(record.stats["min"]), abs(record.stats["max"]))
+        yield f"layer/{label} max abs", largest, layer
+    yield from profile_metrics(result.profile)
+    broken = sum(r.stats["nan"] + r.stats["inf"] for r in manifest.records)
+    yield "summary/sites", float(len(manifest.records)), 0
+    yield "summary/nan and inf", broken, 0
+    yield "summary/seconds", seconds, 0
 
-    return {stage: against(checkpoint, held) for stage, held in effective.items()}
 
-
-def layers_of(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the manifest's fields about the model's layers: their classes and their experts."""
-    from layerparity.model.layer_classes import layer_classes
-
-    classes, experts = layer_classes(checkpoint.config)
-    return {"layer_classes": classes, "layer_experts": experts}
+def profile_metrics(profile: RunProfile) -> Iterator[tuple[str, float, int]]:
+    """Yield (name, value, step) of every stage; a block's step is its layer."""
+    # What was run of one block counts together.
+    places: dict[tuple[str, int], StageProfile] = {}
+    for index, (stage, each) in enumerate(profile.stages.items()):
+        layer = Site(stage, "in").layer
+        place = (stage, index) if layer is None else (_BLOCK, layer)
+        places.setdefault(place, StageProfile())
+        places[place] += each
+    for (where, step), each in places.items():
+        yield f"time/{where} ms", each.seconds * 1000, step
+        if where != _BLOCK:
+            continue
+        parts = {
+            "wait for weights": each.wait,
+            "read": each.loading.read,
+            "convert": each.loading.convert,
+            "hash": each.loading.hash,
+            "fingerprint": each.fingerprint,
+            "compute": each.compute,
+            "reference": each.reference,
+            "store": each.store,
+        }
+        for name, seconds in parts.items():
+            yield f"profile/{name} ms", seconds * 1000, step
+        yield "profile/read MB", each.loading.bytes / _MB, step
+        yield "profile/memory peak MB", each.peak / _MB, step
+    yield "summary/read MB", sum(each.loading.bytes for each in profile.stages.values()) / _MB, 0
+    peak = max(each.peak for each in profile.stages.values())
+    yield "summary/memory peak MB", (peak - profile.before) / _MB, 0

@@ -44,12 +44,12 @@ class Median:
         return np.zeros(BINS, dtype=np.int64)
 
     def update(self, state: np.ndarray, chunk: Chunk) -> np.ndarray:
-        """Add the chunk's histogram, in place."""
+        """Add the chunk's histogram, int64 [`BINS`], in place."""
         state += chunk.sums.histogram
         return state
 
     def compute(self, state: np.ndarray) -> float:
-        """Return the middle of the median's bin; NaN of nothing."""
+        """Return the middle of the median's bin, of int64 [`BINS`] counts; NaN of nothing."""
         seen = np.cumsum(state)
         total = int(seen[-1])
         if total == 0:

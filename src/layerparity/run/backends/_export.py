@@ -20,7 +20,7 @@ from layerparity.ground.errors import UserError
 
 
 def exported(module: nn.Module, arguments: Sequence[Any], no_cache: str, no_data: str) -> Any:
-    """Return a module's ``torch.export.ExportedProgram`` for arguments of these shapes.
+    """Return a module's ``torch.export.ExportedProgram`` for arguments of these shapes and dtypes.
 
     Raises UserError: ``no_cache`` for arguments that are more than tensors, plain values and
     containers of them; where a shape depends on the data, a message that ends in ``no_data``.
@@ -45,7 +45,7 @@ def exported(module: nn.Module, arguments: Sequence[Any], no_cache: str, no_data
 
 
 def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return a value with every tensor in it changed; what is no container stays as it is."""
+    """Return a value with every tensor in it, of any shape, changed; other leaves stay as is."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, dict):

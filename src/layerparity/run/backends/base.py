@@ -104,14 +104,24 @@ class Backend(ABC):
 
     @abstractmethod
     def send(self, stage: str, value: Any) -> Any:
-        """Return tensors, or nested tuples, lists and dicts of them, on the stage's device."""
+        """Return tensors, or nested tuples, lists and dicts of them, on the stage's device.
+
+        Shapes and dtypes stay as they are.
+        """
 
     @abstractmethod
     def fetch(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Synchronise once and return the tensors on the CPU, detached and contiguous."""
+        """Synchronise once and return the tensors on the CPU, detached and contiguous.
+
+        Shapes and dtypes stay as they are.
+        """
 
     def compile(self, module: nn.Module, arguments: Sequence[Any]) -> Any:
-        """Return a callable like ``module``; backends that compile do it here."""
+        """Return a callable like ``module``; backends that compile do it here.
+
+        ``arguments`` are a call's, on the stage's device: (given [batch, token, channel] or ids
+        [batch, token], keyword arguments of the block). Raises UserError where it cannot compile.
+        """
         return module
 
     def facts(self) -> dict[str, str]:

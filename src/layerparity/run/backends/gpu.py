@@ -30,7 +30,12 @@ class Settings:
 
 def affinity() -> Affinity:
     """Return how well this backend fits; torch is asked only where it is imported already."""
-    names = _names_by_torch() if "torch" in sys.modules else nvidia.gpu_names()
+    if "torch" in sys.modules:
+        import torch
+
+        names = [torch.cuda.get_device_name(each) for each in range(torch.cuda.device_count())]
+    else:
+        names = nvidia.gpu_names()
     if not names:
         return Affinity(1, "cpu", "no GPU here: device_map=cpu runs on the CPU")
     return Affinity(2, "cuda", f"{len(names)} GPU{'s' if len(names) > 1 else ''}: {names[0]}")
@@ -56,9 +61,3 @@ def build(settings: Settings, config: Config) -> Backend:
 
     keep_torch_xla_out()
     return from_config(config, settings.compile)
-
-
-def _names_by_torch() -> list[str]:
-    import torch
-
-    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from layerparity.ground.errors import UserError
 from layerparity.run.inputs import golden, prompt
 from layerparity.run.inputs.base import Inputs, Request
+from layerparity.settings.config import RunKind
 
 
 @dataclass
@@ -24,17 +25,14 @@ def prepare(settings: Settings, request: Request) -> Inputs:
     """
     asked = request.config.prompt
     explicit = asked.text is not None or asked.file is not None or bool(asked.texts)
-    if not explicit and (_is_candidate(request) or not request.from_tokens):
-        found = request.golden(request.config.golden)
-        if found:
-            return golden.from_runs(found, request)
+    candidate = request.config.kind is RunKind.candidate
+    if not explicit and (candidate or not request.from_tokens):
+        runs = request.golden(request.config.golden)
+        if runs:
+            return golden.from_runs(runs, request)
     if request.from_tokens:
         return prompt.prepare(prompt.Settings(), request)
     raise UserError(
         f"{request.stages[0]} needs the inputs of a golden run, and none fits. "
         f"Make one first: {golden.golden_command(request)}"
     )
-
-
-def _is_candidate(request: Request) -> bool:
-    return request.config.kind.value == "candidate"

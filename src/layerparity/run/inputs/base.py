@@ -73,7 +73,7 @@ class Inputs:
     feed: FeedMode = FeedMode.chained
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return what the run keeps of its inputs."""
+        """Return what the run keeps of its inputs, each int64 [batch, token]."""
         kept = {"attention_mask": self.attention_mask, "position_ids": self.position_ids}
         if self.token_ids is not None:
             kept["token_ids"] = self.token_ids
@@ -85,7 +85,7 @@ class Inputs:
 
 
 def batch(rows: list[list[int]], length: int | None, pad: int) -> Inputs:
-    """Return token rows as one batch, padded on the left to ``length`` or to the longest row.
+    """Return token rows as one batch [row, length], padded on the left to a length or the longest.
 
     Left padding keeps every row's last token in the last column, where generation goes on.
     """
@@ -102,7 +102,10 @@ def batch(rows: list[list[int]], length: int | None, pad: int) -> Inputs:
 
 
 def positions(mask: torch.Tensor) -> torch.Tensor:
-    """Return position ids that count real tokens from 0; padded places hold 0."""
+    """Return int64 [batch, token] that count the mask's tokens from 0; padded places hold 0.
+
+    ``mask`` is int64 [batch, token], 1 for real tokens.
+    """
     return (mask.cumsum(-1) - 1).clamp(min=0)
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.site import DECODE, Site
@@ -14,6 +13,7 @@ from layerparity.ground.quoting import typed
 from layerparity.model.checkpoint import config_digest
 from layerparity.record.folder import MANIFEST, RunFolder
 from layerparity.record.manifest import Manifest, Record
+from layerparity.run.goldens import StoredGolden, lacks, names_of, newest_first, recorded_input
 from layerparity.run.inputs import _replay
 from layerparity.run.inputs.base import Inputs, Request
 from layerparity.settings.config import FeedMode
@@ -33,102 +33,82 @@ class Settings:
     run: str | None = key(None, "the golden whose recorded inputs are fed: id, name or folder")
 
 
-@dataclass(frozen=True, eq=False)
-class StoredGolden:
-    """A stored golden run and its manifest; files are fetched when they are read."""
-
-    run: Any
-    manifest: Manifest
-
-    @classmethod
-    def of(cls, run: Any) -> StoredGolden:
-        """Open a run by its manifest. Raises UserError where it has none that can be read."""
-        return cls(run, run.files.read_manifest())
-
-    @property
-    def folder(self) -> Path:
-        """The run's artifacts."""
-        return Path(self.run.folder)
-
-    @property
-    def key(self) -> str:
-        """What names the run for ever: its id, or its folder where it is in no store."""
-        return str(self.run.id or self.folder)
-
-
 def prepare(settings: Settings, request: Request) -> Inputs:
     """Return the recorded inputs of the scope. Raises UserError where no run recorded one."""
-    found = request.golden(settings.run or request.config.golden)
-    if not found:
+    runs = request.golden(settings.run or request.config.golden)
+    if not runs:
         raise UserError(
             "There is no golden run of this model that holds the inputs of "
             f"{request.stages[0]}. Make one first: {golden_command(request)}"
         )
-    return from_runs(found, request)
+    return from_runs(runs, request)
 
 
 def from_runs(runs: Sequence[Any], request: Request) -> Inputs:
     """Return the inputs that runs recorded, each site from the newest run that holds it.
 
     Tensors are read when they are asked for. Raises UserError where runs are of another model, were
-    fed different tokens, or lack a site.
+    fed different tokens, or lack a site or a choice that is to be repeated.
     """
-    sources = [StoredGolden.of(run) for run in newest_first(runs)]
+    runs = newest_first(runs)
+    sources = [StoredGolden.of(run) for run in runs]
+    digest = config_digest(request.model)
     for source in sources:
-        if source.manifest.model.config_digest != config_digest(request.model):
+        if source.manifest.model.config_digest != digest:
             model = source.manifest.model.name
             raise UserError(f"Golden run {source.run.name} is of another model: {model}.")
-    lacking = lacks([source.manifest for source in sources], request)
+    manifests = [source.manifest for source in sources]
+    lacking = lacks(manifests, request)
     if lacking:
-        whose = _called(sources)
         raise UserError(
-            f"{whose} did not store {request.site_of(lacking)}, which {lacking} is fed. "
-            f"Make one that does: {golden_command(request)}"
+            f"Golden run {names_of(runs)} did not store {request.site_of(lacking)}, which "
+            f"{lacking} is fed. Make one that does: {golden_command(request)}"
         )
-    request = _with_feed(sources, request)
-    _refuse_unrouted(sources, request)
-    recorded = RecordedInputs(sources, request)
+    feed = _feed_of(sources, request)
+    unrouted = _replay.lacking(manifests, request)
+    if unrouted is not None:
+        tokens = request.config.generate.max_new_tokens
+        more = f" generate.max_new_tokens={tokens}" if tokens else ""
+        raise UserError(
+            f"Golden run {names_of(runs)} did not store {unrouted}, which port.replay=true "
+            f"repeats. Make one that does: {golden_command(request)}{more}"
+        )
+    recorded = RecordedInputs(sources, request, feed)
     _refuse_mixed(recorded.holders)
-    return _inputs(recorded, request)
-
-
-def newest_first(runs: Sequence[Any]) -> list[Any]:
-    """Return runs by the time they began, the newest first."""
-    return sorted(runs, key=lambda run: run.start_time, reverse=True)
-
-
-def lacks(manifests: Sequence[Manifest], request: Request) -> str:
-    """Return the first stage of the scope whose input no run recorded, or an empty string."""
-    held = (
-        any(_record(manifest, request, stage) for manifest in manifests) for stage in _fed(request)
-    )
-    return next((stage for stage, has in zip(_fed(request), held, strict=True) if not has), "")
+    return _inputs(recorded, request, feed)
 
 
 class RecordedInputs(Mapping[Site, "torch.Tensor"]):
     """Recorded tensors by site, read from disk, and proved, each time one is asked for.
 
-    ``used`` are the runs that values come from, ``holders`` all that hold one of the sites.
+    Values are floating [batch, token, channel], int64 [batch, token] of tokens, and [batch, token,
+    k] of choices. ``used`` are the runs that they come from, ``holders`` all that hold a site.
     """
 
-    def __init__(self, sources: Sequence[StoredGolden], request: Request) -> None:
+    def __init__(self, sources: Sequence[StoredGolden], request: Request, feed: FeedMode) -> None:
         self.records: dict[Site, tuple[StoredGolden, Record]] = {}
         self.holders: list[StoredGolden] = []
+        chained = feed is FeedMode.chained
+        stages = request.stages[:1] if chained else request.stages
         for source in sources:
-            found = [_record(source.manifest, request, stage) for stage in _fed(request)]
-            found += _steps(source.manifest, request)
-            found += _replay.choices(source.manifest, request)
-            for record in found:
-                if record is not None:
-                    # The newest comes first.
-                    self.records.setdefault(record.site, (source, record))
-            if any(found):
+            inputs = [recorded_input(source.manifest, request, stage) for stage in stages]
+            records = [record for record in inputs if record is not None]
+            records += [] if chained else _steps(source.manifest, request)
+            records += _replay.choices(source.manifest, request)
+            for record in records:
+                # The newest comes first.
+                self.records.setdefault(record.site, (source, record))
+            if records:
                 self.holders.append(source)
         for source, record in self.records.values():
             # Refused here, before anything runs.
             inside(source.folder, record.file)
         chosen = [source for source, _ in self.records.values()]
         self.used = [source for source in self.holders if source in chosen]
+
+    def __contains__(self, site: object) -> bool:
+        # Nothing is read to say it.
+        return site in self.records
 
     def __getitem__(self, site: Site) -> torch.Tensor:
         source, record = self.records[site]
@@ -150,13 +130,18 @@ def golden_command(request: Request) -> str:
     return f"python run.py backend=gpu device_map=cpu scope=full{model}{extra}"
 
 
-def _inputs(recorded: RecordedInputs, request: Request) -> Inputs:
-    used = recorded.used
-    kept = _batch(used[0])
+def _inputs(recorded: RecordedInputs, request: Request, feed: FeedMode) -> Inputs:
+    """Return recorded values as one batch, its mask, positions and tokens those of their run."""
+    used, names = recorded.used, names_of([source.run for source in recorded.used])
+    folder, listed = RunFolder(used[0].folder), used[0].manifest.inputs
+    for name in _ALWAYS:
+        if name not in listed:
+            raise damaged(used[0].folder / MANIFEST, f"it lists no {name}")
+    kept = folder.read_inputs(listed)
     length = kept["attention_mask"].shape[1]
     if request.config.seq_len not in (None, length):
         raise UserError(
-            f"{_called(used)} has {length} tokens, not seq_len={request.config.seq_len}: leave "
+            f"Golden run {names} has {length} tokens, not seq_len={request.config.seq_len}: leave "
             "seq_len out, or make a golden run with it."
         )
     marks = [source.manifest.fingerprint for source in used]
@@ -166,18 +151,13 @@ def _inputs(recorded: RecordedInputs, request: Request) -> Inputs:
         position_ids=kept["position_ids"],
         token_ids=kept.get("token_ids"),
         given=recorded,
-        texts=RunFolder(used[0].folder).read_prompts(),
+        texts=folder.read_prompts(),
         synthetic=any(source.manifest.synthetic for source in used),
         origin=marks[0] if len(marks) == 1 else text_digest("\n".join(sorted(marks))),
-        chosen=f"the inputs recorded by g{_called(used)[1:]}",
+        chosen=f"the inputs recorded by golden run {names}",
         runs=tuple(source.key for source in used),
-        feed=request.config.feed,
+        feed=feed,
     )
-
-
-def _called(sources: Sequence[StoredGolden]) -> str:
-    first = f"Golden run {sources[0].run.name}"
-    return first if len(sources) == 1 else f"{first} and {len(sources) - 1} more of its sweep"
 
 
 def _refuse_mixed(sources: Sequence[StoredGolden]) -> None:
@@ -193,57 +173,31 @@ def _refuse_mixed(sources: Sequence[StoredGolden]) -> None:
             )
 
 
-def _batch(source: StoredGolden) -> dict[str, torch.Tensor]:
-    """Return mask, positions and, where there are some, token ids: int64 [batch, token]."""
-    listed = source.manifest.inputs
-    for name in _ALWAYS:
-        if name not in listed:
-            raise damaged(source.folder / MANIFEST, f"it lists no {name}")
-    return RunFolder(source.folder).read_inputs(listed)
-
-
-def _fed(request: Request) -> tuple[str, ...]:
-    chained = request.config.feed is FeedMode.chained
-    return request.stages[:1] if chained else request.stages
-
-
-def _with_feed(sources: Sequence[StoredGolden], request: Request) -> Request:
-    """Return the request with its feed decided: isolated, unless the command says otherwise.
+def _feed_of(sources: Sequence[StoredGolden], request: Request) -> FeedMode:
+    """Return how blocks are fed: isolated, unless the command says otherwise.
 
     Where no run recorded the decode steps, blocks are chained. Raises UserError where the command
     says isolated.
     """
-    config = request.config
-    wanted = config.generate.max_new_tokens
-    held = {record.site.step for s in sources for record in _steps(s.manifest, request)}
-    if config.feed is FeedMode.chained:
-        return request
-    if wanted <= 1 or held >= set(range(1, wanted)):
-        return replace(request, config=replace(config, feed=FeedMode.isolated))
-    if config.feed is FeedMode.isolated:
+    asked, wanted = request.config.feed, request.config.generate.max_new_tokens
+    if asked is FeedMode.chained:
+        return FeedMode.chained
+    steps = {record.site.step for each in sources for record in _steps(each.manifest, request)}
+    if wanted <= 1 or steps >= set(range(1, wanted)):
+        return FeedMode.isolated
+    if asked is FeedMode.isolated:
         raise UserError(
-            f"{_called(sources)} generated {max(held, default=-1) + 1} tokens, not {wanted}: make "
-            f"one with generate.max_new_tokens={wanted}, or use feed=chained."
+            f"Golden run {names_of([each.run for each in sources])} generated "
+            f"{max(steps, default=-1) + 1} tokens, not {wanted}: make one with "
+            f"generate.max_new_tokens={wanted}, or use feed=chained."
         )
-    return replace(request, config=replace(config, feed=FeedMode.chained))
-
-
-def _refuse_unrouted(sources: Sequence[StoredGolden], request: Request) -> None:
-    """Raise UserError where choices are to be repeated and no run recorded one of them."""
-    site = _replay.lacking([source.manifest for source in sources], request)
-    if site is not None:
-        tokens = request.config.generate.max_new_tokens
-        more = f" generate.max_new_tokens={tokens}" if tokens else ""
-        raise UserError(
-            f"{_called(sources)} did not store {site}, which port.replay=true repeats. "
-            f"Make one that does: {golden_command(request)}{more}"
-        )
+    return FeedMode.chained
 
 
 def _steps(manifest: Manifest, request: Request) -> list[Record]:
     """Return what a run recorded of the scope's inputs, and of its tokens, while it decoded."""
     wanted = request.config.generate.max_new_tokens
-    if not wanted or request.config.feed is FeedMode.chained:
+    if not wanted:
         return []
     fed = {request.site_of(stage) for stage in request.stages}
     fed |= {Site(stage, "in") for stage in request.stages} | {Site("tokens", "out")}
@@ -254,8 +208,3 @@ def _steps(manifest: Manifest, request: Request) -> list[Record]:
         and record.site.step < wanted
         and Site(record.site.path, record.site.end) in fed
     ]
-
-
-def _record(manifest: Manifest, request: Request, stage: str) -> Record | None:
-    site = request.site_of(stage)
-    return manifest.record(site) or manifest.record(Site(stage, "in"))

@@ -21,7 +21,10 @@ class Settings:
 
 
 def prepare(settings: Settings, request: Request) -> Inputs:
-    """Return the tokenised prompts. Raises UserError where the scope does not begin with tokens."""
+    """Return the tokenised prompts, int64 [batch, token].
+
+    Raises UserError where the scope does not begin with tokens.
+    """
     if not request.from_tokens:
         raise UserError(
             f"A prompt can only feed a scope that begins at layer 0, not {request.stages[0]}: "
@@ -29,7 +32,17 @@ def prepare(settings: Settings, request: Request) -> Inputs:
         )
     texts = prompts(request)
     tokenizer = load_tokenizer(request.model_folder)
-    rows = [_tokens(tokenizer, text, request.config.prompt.chat) for text in texts]
+    chat = request.config.prompt.chat
+    if chat and not tokenizer.chat_template:
+        raise UserError("This tokenizer has no chat template: use prompt.chat=false.")
+    rows = []
+    for text in texts:
+        whole = text
+        if chat:
+            turn = [{"role": "user", "content": text}]
+            whole = tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
+        # A template holds the special tokens already.
+        rows.append(list(tokenizer(whole, add_special_tokens=not chat)["input_ids"]))
     check_length(rows, request, "The prompt")
     pad = tokenizer.pad_token_id
     inputs = batch(rows, request.config.seq_len, pad if pad is not None else 0)
@@ -63,16 +76,6 @@ def load_tokenizer(folder: Path) -> Any:
         raise UserError(
             f"{folder} has no tokenizer that can be read: use inputs=tokens inputs.file=<ids.json>."
         ) from error
-
-
-def _tokens(tokenizer: Any, text: str, chat: bool) -> list[int]:
-    if not chat:
-        return list(tokenizer(text)["input_ids"])
-    if not tokenizer.chat_template:
-        raise UserError("This tokenizer has no chat template: use prompt.chat=false.")
-    turn = [{"role": "user", "content": text}]
-    rendered = tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
-    return list(tokenizer(rendered, add_special_tokens=False)["input_ids"])
 
 
 def _from_file(path: Path) -> list[str]:

@@ -21,14 +21,19 @@ class Settings:
 
 
 def prepare(settings: Settings, request: Request) -> Inputs:
-    """Return normal hidden states [batch, seq_len, hidden] for the first stage.
+    """Return normal hidden states, float32 [batch, seq_len, channel], for the first stage.
 
-    At the embedding, uniform token ids. The CPU generator makes them, so a seed means the same
-    values on every machine. Raises UserError for numbers that make no batch.
+    At the embedding, uniform token ids, int64 [batch, seq_len]. The CPU generator makes them, so a
+    seed means the same values on every machine. Raises UserError for numbers that make no batch.
     """
     import torch
 
-    _check(settings)
+    if settings.batch < 1:
+        raise UserError(f"inputs.batch={settings.batch}: give 1 or more.")
+    if not (math.isfinite(settings.scale) and settings.scale > 0):
+        raise UserError(f"inputs.scale={settings.scale}: give a number above 0.")
+    if not 0 <= settings.seed < 2**63:
+        raise UserError(f"inputs.seed={settings.seed}: give 0 to {2**63 - 1}.")
     length = request.config.seq_len or 32
     generator = torch.Generator().manual_seed(settings.seed)
     mask = torch.ones((settings.batch, length), dtype=torch.int64)
@@ -46,16 +51,7 @@ def prepare(settings: Settings, request: Request) -> Inputs:
 
 
 def _size(request: Request, key: str) -> int:
-    found = request.model.get(key)
-    if type(found) is not int or found < 1:
-        raise UserError(f"config.json has {key}={found}, which is no size: check it.")
-    return found
-
-
-def _check(settings: Settings) -> None:
-    if settings.batch < 1:
-        raise UserError(f"inputs.batch={settings.batch}: give 1 or more.")
-    if not (math.isfinite(settings.scale) and settings.scale > 0):
-        raise UserError(f"inputs.scale={settings.scale}: give a number above 0.")
-    if not 0 <= settings.seed < 2**63:
-        raise UserError(f"inputs.seed={settings.seed}: give 0 to {2**63 - 1}.")
+    size = request.model.get(key)
+    if type(size) is not int or size < 1:
+        raise UserError(f"config.json has {key}={size}, which is no size: check it.")
+    return size

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from layerparity.ground.errors import UserError
 from layerparity.run.inputs.base import Inputs, Request, batch, check_length
@@ -23,7 +22,10 @@ class Settings:
 
 
 def prepare(settings: Settings, request: Request) -> Inputs:
-    """Return the file's rows as one batch. Raises UserError where they are not token ids."""
+    """Return the file's rows as one batch, int64 [batch, token].
+
+    Raises UserError where they are not token ids.
+    """
     if settings.file is None:
         raise UserError(f"inputs=tokens wants inputs.file=<path>: {FORM}.")
     if not request.from_tokens:
@@ -40,33 +42,27 @@ def prepare(settings: Settings, request: Request) -> Inputs:
 
 
 def _rows(path: Path) -> list[list[int]]:
+    """Return a file's rows of token ids. Raises UserError where it holds none."""
     from safetensors import SafetensorError
 
     try:
-        value = _read(path)
+        if path.suffix == ".npy":
+            import numpy as np
+
+            value = list(np.load(path, allow_pickle=False).tolist())
+        elif path.suffix == ".safetensors":
+            from safetensors.numpy import load_file
+
+            tensors = load_file(path)
+            value = list(tensors["input_ids" if "input_ids" in tensors else "token_ids"].tolist())
+        else:
+            value = list(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise UserError(
             f"{path} cannot be read as token ids ({error}); it wants {FORM}."
         ) from error
     rows = [value] if value and not isinstance(value[0], list) else value
-    whole = bool(rows) and all(_is_row(row) for row in rows)
-    if not whole:
+    lists = all(isinstance(row, list) and bool(row) for row in rows)
+    if not rows or not lists or any(type(each) is not int for row in rows for each in row):
         raise UserError(f"{path} does not hold token ids; it wants {FORM}.")
     return rows
-
-
-def _is_row(row: Any) -> bool:
-    return isinstance(row, list) and bool(row) and all(type(each) is int for each in row)
-
-
-def _read(path: Path) -> list[Any]:
-    if path.suffix == ".npy":
-        import numpy as np
-
-        return list(np.load(path, allow_pickle=False).tolist())
-    if path.suffix == ".safetensors":
-        from safetensors.numpy import load_file
-
-        tensors = load_file(path)
-        return list(tensors["input_ids" if "input_ids" in tensors else "token_ids"].tolist())
-    return list(json.loads(path.read_text(encoding="utf-8")))

@@ -21,7 +21,11 @@ WEIGHTS = "mlp.gate:weights"
 
 
 def laid_out(tap: Tap, value: torch.Tensor, call: Call) -> torch.Tensor:
-    """Return a tensor with batch and token first; routers and experts see tokens flattened."""
+    """Return a tensor as [batch, token, ...], of its own dtype.
+
+    Routers and experts see tokens flattened, [batch * token, ...]; attention sees heads first,
+    [batch, head, token, channel].
+    """
     if tap.attention in ("query", "key"):
         value = value.transpose(1, 2)[:, : call.tokens]
     elif value.dim() == 4 and (tap.heads_first or value.shape[1] != call.tokens):
@@ -32,13 +36,17 @@ def laid_out(tap: Tap, value: torch.Tensor, call: Call) -> torch.Tensor:
 
 
 def spec_of(tap: Tap, value: torch.Tensor) -> SiteSpec:
+    """Return the axes of a tensor [batch, token, ...]: as its tap names them, or with heads."""
     if tap.spec is HIDDEN and value.dim() == 4:
         return SiteSpec(("batch", "token", "head", "channel"))
     return tap.spec
 
 
 def sort_routing(tensors: dict[str, torch.Tensor], unseen: dict[str, str]) -> None:
-    """Sort each token's experts by id, their weights with them: top-k order is undefined."""
+    """Sort each token's experts by id, their weights with them: top-k order is undefined.
+
+    Both are [batch, token, k], and are replaced in ``tensors``.
+    """
     if CHOICES not in tensors:
         if tensors.pop(WEIGHTS, None) is not None:
             unseen[WEIGHTS] = f"has no order of its own: capture {CHOICES} too"
@@ -53,7 +61,7 @@ def taps_within(
 ) -> list[tuple[str, Tap]]:
     """Return the wanted ones of a block's taps inside a stage, with the module path below it."""
     inside = place.module
-    found = []
+    pairs = []
     for tap in taps:
         own_output = inside != "" and tap.local == f"{inside}:out"
         asked = own_output or any(
@@ -61,8 +69,8 @@ def taps_within(
             for local in (tap.local, *(["mlp:out"] if tap.branch else []))
         )
         if within(tap.module, inside) and asked:
-            found.append((tap.module.removeprefix(inside).removeprefix("."), tap))
-    return found
+            pairs.append((tap.module.removeprefix(inside).removeprefix("."), tap))
+    return pairs
 
 
 def after_of(family: Family, skeleton: Skeleton, stage: str) -> Callable[..., Any] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,9 +13,8 @@ from layerparity.anatomy.sizes import sizes_of
 from layerparity.ground.errors import UserError
 from layerparity.model.prints import offloaded
 from layerparity.model.weight_types import stays_float32
+from layerparity.numbers.arithmetic import Replay
 from layerparity.numbers.clean import Way, perturbed
-from layerparity.numbers.replay import Replay
-from layerparity.run.ports._observe import ObservedStage
 from layerparity.run.ports.base import Call, Observed
 from layerparity.run.ports.hf import HfPort
 
@@ -59,10 +58,13 @@ class Evaluator(HfPort):
     def load(self, stage: str) -> dict[str, str]:
         """Take the stage as it is loaded; nothing is read."""
         module = self.skeleton.module(stage)
-        if self._narrow is not None or _waits(module):
+        waits = any(value.is_meta for value in module.parameters())
+        if self._narrow is not None or waits:
             # accelerate would make the copies it fetches in whatever type this way computes in.
             module = self._copy(stage, module)
-        self._stages[stage] = _plain(self._observed(stage, module))
+        # A module would be compiled by the backend; what sets the scale is computed as it is
+        # written.
+        self._stages[stage] = self._observed(stage, module).__call__
         return {}
 
     def release(self, stage: str) -> None:
@@ -72,17 +74,18 @@ class Evaluator(HfPort):
     def evaluate(self, stage: str, given: torch.Tensor, choices: torch.Tensor | None) -> Observed:
         """Run a stage with another run's routing, ``choices`` int64 [batch, token, k].
 
-        The scores that the router chose from are observed as well, at `SCORES`.
+        ``given`` is [batch, token, channel] of any floating type. The scores that the router chose
+        from are observed as well, floating [batch, token, expert], at `SCORES`.
         """
         flat = None if choices is None else choices.flatten(0, 1)
-        told = Replay(flat, sizes_of(self.skeleton.config).experts)
+        router = Replay(flat, sizes_of(self.skeleton.config).experts)
         given = given.to(self.dtype) if given.is_floating_point() else given
         if self.way.perturbs:
             given = perturbed(given, sum(stage.encode()))
-        with self.way.around(self.skeleton.config), told:
+        with self.way.around(self.skeleton.config), router:
             observed = self.run(stage, given)
-        if told.scores is not None and self._call is not None:
-            scores = told.scores.detach().cpu()
+        if router.scores is not None and self._call is not None:
+            scores = router.scores.detach().cpu()
             observed.tensors[SCORES] = scores.reshape(self._call.batch, self._call.tokens, -1)
             observed.specs[SCORES] = EXPERTS
         return observed
@@ -95,10 +98,13 @@ class Evaluator(HfPort):
         dtype, patterns = self._narrow or self.skeleton.dtype, self.skeleton.float32_patterns
         twin = _sharing(module)
         try:
-            for path, part, name, held in _tensors(module):
+            for path, part, name, value in _tensors(module):
                 kept = stays_float32(f"{path}.{name}", patterns)
-                wanted = dtype if held.is_floating_point() and not kept else held.dtype
-                _set(twin.get_submodule(path), name, held.to(_where(part, held), wanted))
+                wanted = dtype if value.is_floating_point() and not kept else value.dtype
+                fresh, owner = value.to(_runs_on(part, value), wanted), twin.get_submodule(path)
+                if name in owner._parameters:
+                    fresh = torch.nn.Parameter(fresh, requires_grad=False)
+                setattr(owner, name, fresh)
         except torch.OutOfMemoryError as error:
             own = str(self.skeleton.dtype).removeprefix("torch.")
             raise UserError(
@@ -106,11 +112,6 @@ class Evaluator(HfPort):
                 f"reference.dtypes=[{own}], or reference.make=false."
             ) from error
         return twin
-
-
-def _waits(module: nn.Module) -> bool:
-    """Say whether accelerate keeps some of a module's weights elsewhere while it does not run."""
-    return any(value.is_meta for value in module.parameters())
 
 
 def _sharing(module: nn.Module) -> nn.Module:
@@ -134,28 +135,17 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, torch.Ten
     for path, part in module.named_modules():
         named = (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False))
         for name, value in named:
-            held = offloaded(part, name) if value.is_meta else value
-            if held is not None:
-                yield path, part, name, held
+            real = offloaded(part, name) if value.is_meta else value
+            if real is not None:
+                yield path, part, name, real
 
 
-def _where(part: nn.Module, held: torch.Tensor) -> Any:
-    """Return the device that a module runs on."""
+def _runs_on(part: nn.Module, value: torch.Tensor) -> Any:
+    """Return the device that a module runs on: accelerate's, or that of its ``value``."""
     hook = _hook(part)
     devices = (getattr(each, "execution_device", None) for each in getattr(hook, "hooks", (hook,)))
-    return next((device for device in devices if device is not None), held.device)
-
-
-def _set(owner: nn.Module, name: str, value: torch.Tensor) -> None:
-    if name in owner._parameters:
-        value = torch.nn.Parameter(value, requires_grad=False)
-    setattr(owner, name, value)
+    return next((device for device in devices if device is not None), value.device)
 
 
 def _hook(part: nn.Module) -> Any:
     return getattr(part, "_hf_hook", None)
-
-
-def _plain(module: ObservedStage) -> Callable[..., Any]:
-    # A module would be compiled by the backend; what sets the scale is computed as it is written.
-    return module.__call__

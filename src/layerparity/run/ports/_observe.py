@@ -12,7 +12,7 @@ from torch import nn
 
 from layerparity.anatomy.family import Tap
 from layerparity.model.arguments import CACHE_NAMES
-from layerparity.numbers.replay import Replay
+from layerparity.numbers.arithmetic import Replay
 from layerparity.run.ports._canonical import OWN_CHOICES, REPLAYED
 
 
@@ -46,43 +46,35 @@ class ObservedStage(nn.Module):
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the stage's output and the tensors at its taps, by local site address.
 
-        Among the arguments, `REPLAYED` int64 [batch, token, k] tells the router what to choose;
-        what it would have chosen is seen at `OWN_CHOICES`, [tokens, k].
+        ``given`` and the output are floating [batch, token, channel], ids int64 [batch, token] at
+        the embedding; what taps saw is as the module gave it. Among the arguments, `REPLAYED` int64
+        [batch, token, k] tells the router what to choose; what it would have chosen is seen at
+        `OWN_CHOICES`, int64 [batch * token, k].
         """
         seen: dict[str, torch.Tensor] = {}
         arguments = dict(arguments)
-        told = arguments.pop(REPLAYED, None)
+        choices = arguments.pop(REPLAYED, None)
+        router: Replay | None = None
+        if "past_key_values" in arguments:
+            # A module may have another name for the cache.
+            taken = inspect.signature(self.module.forward).parameters
+            own = next((name for name in CACHE_NAMES if name in taken), "past_key_values")
+            arguments[own] = arguments.pop("past_key_values")
         with ExitStack() as stack:
             for path, tap in self.taps:
                 stack.enter_context(_watch(self.module.get_submodule(path), tap, seen))
-            if told is not None:
-                stack.enter_context(_replayed(told, self.experts, seen))
-            output = first_tensor(self.module(given, **_own_names(self.module, arguments)))
+            if choices is not None:
+                router = stack.enter_context(Replay(choices.flatten(0, 1), self.experts))
+            output = first_tensor(self.module(given, **arguments))
+        if router is not None and router.scores is not None:
+            scores = router.scores.reshape(-1, self.experts)
+            seen[OWN_CHOICES] = scores.topk(choices.shape[-1], dim=-1).indices
         return output if self.after is None else self.after(output), seen
 
 
-def _own_names(module: nn.Module, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return arguments with the cache under the name that the module has for it."""
-    if "past_key_values" not in arguments:
-        return arguments
-    taken = inspect.signature(module.forward).parameters
-    own = next((name for name in CACHE_NAMES if name in taken), "past_key_values")
-    rest = {key: value for key, value in arguments.items() if key != "past_key_values"}
-    return {**rest, own: arguments["past_key_values"]}
-
-
 def first_tensor(output: Any) -> torch.Tensor:
-    """Return a module's output, or the first of several."""
+    """Return a module's output, of any shape and dtype, or the first of several."""
     return output[0] if isinstance(output, tuple) else output
-
-
-@contextmanager
-def _replayed(told: torch.Tensor, experts: int, seen: dict[str, torch.Tensor]) -> Iterator[None]:
-    with Replay(told.flatten(0, 1), experts) as replay:
-        yield
-    if replay.scores is not None:
-        scores = replay.scores.reshape(-1, experts)
-        seen[OWN_CHOICES] = scores.topk(told.shape[-1], dim=-1).indices
 
 
 @contextmanager
@@ -98,8 +90,10 @@ def _watch(module: nn.Module, tap: Tap, seen: dict[str, torch.Tensor]) -> Iterat
             yield
         return
     if tap.of_input:
+        # The first argument, however it was passed.
         handle = module.register_forward_pre_hook(
-            lambda _, args, named: _note(seen, tap, _given(args, named)), with_kwargs=True
+            lambda _, args, named: _note(seen, tap, next(iter((*args, *named.values())), None)),
+            with_kwargs=True,
         )
     else:
         handle = module.register_forward_hook(lambda _, __, output: _note(seen, tap, output))
@@ -107,11 +101,6 @@ def _watch(module: nn.Module, tap: Tap, seen: dict[str, torch.Tensor]) -> Iterat
         yield
     finally:
         handle.remove()
-
-
-def _given(args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """Return what a module was fed: its first argument, however it was passed."""
-    return args[0] if args else next(iter(named.values()), None)
 
 
 def _note(seen: dict[str, torch.Tensor], tap: Tap, value: Any) -> None:
@@ -132,8 +121,9 @@ def _note(seen: dict[str, torch.Tensor], tap: Tap, value: Any) -> None:
 def attention_interface(module: nn.Module, passing: Callable[[str, Any], Any]) -> Iterator[None]:
     """Wrap transformers' attention look-up, where rotated queries and keys of a module pass by.
 
-    ``passing`` is called with ``query``, ``key`` or ``context`` and the value, and returns what
-    goes on in its place.
+    ``passing`` is called with ``query`` or ``key`` and the value, floating [batch, head, token,
+    channel], or ``context`` and [batch, token, head, channel]; it returns what goes on in its
+    place.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as INTERFACE
 

@@ -67,8 +67,9 @@ class Call:
 class Observed:
     """What a stage gave: its output, and tensors by site address inside the stage's block.
 
-    ``output`` stays on the device. ``tensors`` are on the CPU in canonical layout; ``specs`` name
-    their axes. ``unseen`` gives a reason for each wanted site the port cannot show.
+    ``output``, floating [batch, token, channel], stays on the device. ``tensors`` are on the CPU in
+    canonical layout, [batch, token, ...]; ``specs`` name their axes. ``unseen`` gives a reason for
+    each wanted site the port cannot show.
     """
 
     output: torch.Tensor
@@ -133,7 +134,7 @@ class Port(ABC):
 
     @abstractmethod
     def run(self, stage: str, given: torch.Tensor) -> Observed:
-        """Run one stage on ``given`` ([batch, token] ids, or [batch, token, channel] states)."""
+        """Run one stage on ``given``: int64 [batch, token] ids, or [batch, token, channel]."""
 
     @abstractmethod
     def new_cache(self, batch: int, max_tokens: int) -> Any:

@@ -45,6 +45,6 @@ class CleanPort(HfPort):
             super().begin(call)
 
     def run(self, stage: str, given: torch.Tensor) -> Observed:
-        """Run one stage the clean way."""
+        """Run one stage the clean way, on [batch, token, channel] or ids int64 [batch, token]."""
         with self.way.around(self.skeleton.config):
             return super().run(stage, given)

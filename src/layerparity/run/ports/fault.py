@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from layerparity.anatomy.site import Place, Site, within
+from layerparity.anatomy.site import Place, within
 from layerparity.ground import console
 from layerparity.ground.errors import UserError
+from layerparity.ground.files import read_tensor
 from layerparity.mistakes.catalogue import (
     MUTATION,
     WRONG_OUTPUT,
@@ -17,6 +18,7 @@ from layerparity.mistakes.catalogue import (
     check_fault,
     known_fault,
 )
+from layerparity.model import weight_types
 from layerparity.run.ports.base import Assets, Call
 from layerparity.run.ports.hf import REPLAY_HELP, HfPort
 from layerparity.settings.config import Config, RunKind
@@ -27,8 +29,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from layerparity.machine.device import Placed
-    from layerparity.mistakes.fault import Fault, Surgery
-    from layerparity.model.checkpoint import Checkpoint
+    from layerparity.mistakes.fault import Fault, Quantised, Surgery
     from layerparity.model.tensor_hashes import TensorHashes
 
 
@@ -72,21 +73,33 @@ class FaultPort(HfPort):
         self.fault = self._choose(name, index, module)
         self._surgeries: dict[str, Surgery] = {}
         self._reasons: dict[tuple[str, int], str] = {}
-        # Planted between loading and placing: on the CPU, before a device or a compiler sees it.
-        self._load_sound = self.skeleton.load
-        self.skeleton.load = self._load_faulty  # type: ignore[method-assign]
 
     @classmethod
     def check(cls, config: Config, num_layers: int, **keys: Any) -> None:
         """Refuse a golden run, a fault that is not known, and layers that the model lacks."""
         if config.kind is RunKind.golden:
             raise UserError("port=fault is there to be judged, not believed: add kind=candidate.")
-        _check_name(keys.get("name"), keys.get("index"), keys.get("module"))
-        _check_layers(keys.get("layers"), num_layers)
+        name, index, module = keys.get("name"), keys.get("index"), keys.get("module")
+        if name is None:
+            known = ", ".join((*catalogue(), MUTATION, WRONG_OUTPUT))
+            raise UserError(f"port=fault wants port.name=NAME, one of: {known}.")
+        check_fault(name)
+        if index is not None and name != MUTATION:
+            raise UserError(f"port.index picks among mutations: use port.name={MUTATION}.")
+        if (module is None) is (name == WRONG_OUTPUT):
+            raise UserError(
+                f"port.name={WRONG_OUTPUT} and port.module=NAME, a module of a block such as mlp, "
+                "go together: give both or neither."
+            )
+        layers: Sequence[int] | None = keys.get("layers")
+        if layers is not None and (not layers or not all(0 <= n < num_layers for n in layers)):
+            asked, last = f"port.layers={list(layers)}".replace(" ", ""), num_layers - 1
+            raise UserError(f"{asked}: give some of the layers 0 to {last}, or leave it out.")
 
     def place(self, stages: Sequence[str]) -> list[Placed]:
         """Place the stages; say where the fault does not apply. Raises UserError if nowhere."""
-        reasons = {layer: self._reason(layer) for layer in self.layers & _layers_of(stages)}
+        inside = {Place.parse(stage).layer for stage in stages}
+        reasons = {layer: self._reason(layer) for layer in self.layers if layer in inside}
         if not reasons:
             # One part of a sweep, or of a bisection, may well be right.
             self.assets.backend.warnings.append(f"{self.fault.id}: no layer of it is in the scope")
@@ -116,7 +129,7 @@ class FaultPort(HfPort):
             surgery.undo()
 
     def frozen(self, stage: str) -> dict[str, torch.Tensor]:
-        """Return the constants that the fault's graph holds in place of weights."""
+        """Return the constants, of the weights' shapes, that the fault's graph holds for them."""
         surgery = self._surgeries.get(stage)
         block = Place.parse(stage).stage
         held = surgery.frozen if surgery is not None else {}
@@ -130,41 +143,61 @@ class FaultPort(HfPort):
         before = list(self._arguments)
         for layer in sorted(self.layers):
             if not self._reason(layer):
-                self._arguments[layer] = self._changed(layer, call)
-        if all(map(_same, before, self._arguments)):
+                self._arguments[layer] = self._change(layer, call)
+        if all(map(_equal, before, self._arguments)):
             console.note(f"{self.fault.story}: changes nothing in this pass.")
 
-    def _changed(self, layer: int, call: Call) -> dict[str, Any]:
+    def _change(self, layer: int, call: Call) -> dict[str, Any]:
+        """Return a block's arguments in a pass as the fault makes them."""
         from layerparity.mistakes.fault import Pass
         from layerparity.model.arguments import block_arguments
 
         def tables(positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             past = None if call.cache is None else call.cache.seen(call)
-            made = block_arguments(self.skeleton, call.attention_mask, positions, past)
-            found: tuple[torch.Tensor, torch.Tensor] = made[layer]["position_embeddings"]
-            return found
+            arguments = block_arguments(self.skeleton, call.attention_mask, positions, past)
+            rotary: tuple[torch.Tensor, torch.Tensor] = arguments[layer]["position_embeddings"]
+            return rotary
 
         assert self.fault.arguments is not None
         skeleton = self.skeleton
-        given = Pass(
-            call.attention_mask, call.position_ids, skeleton.config, skeleton.dtype, tables
-        )
-        return self.fault.arguments(self._arguments[layer], given)
+        this = Pass(call.attention_mask, call.position_ids, skeleton.config, skeleton.dtype, tables)
+        return self.fault.arguments(self._arguments[layer], this)
 
-    def _load_faulty(self, checkpoint: Checkpoint, stage: str) -> dict[str, TensorHashes]:
+    def fill(self, stage: str) -> dict[str, TensorHashes]:
+        """Fill the stage's modules and plant the fault: before a device or a compiler sees them."""
         from layerparity.mistakes.fault import Surgery
-        from layerparity.run.ports._quantised import quantised
 
         before = self._surgeries.pop(stage, None)
         if before is not None:
             before.undo()
-        filled = self._load_sound(checkpoint, stage)
-        layer = Site(stage, "in").layer
-        if layer in self.layers and self._touches(stage) and not self._reason(layer):
-            surgery = self._surgeries[stage] = Surgery(layer, self.skeleton.config, self.seed)
-            surgery.quantised = partial(quantised, self.skeleton, checkpoint, stage)
-            self.fault.plant(self._block(layer), surgery)
+        filled = super().fill(stage)
+        place = Place.parse(stage)
+        # A stage may be a component of its block, without what the fault changes.
+        touched = within(self.fault.component, place.module)
+        if place.layer in self.layers and touched and not self._reason(place.layer):
+            surgery = Surgery(place.layer, self.skeleton.config, self.seed)
+            surgery.quantised = partial(self._quantised, stage)
+            self._surgeries[stage] = surgery
+            self.fault.plant(self._block(place.layer), surgery)
         return filled
+
+    def _quantised(self, stage: str) -> Iterator[Quantised]:
+        """Yield the FP8 weights of a stage whose modules are filled, as they are stored."""
+        from layerparity.mistakes.fault import Quantised
+
+        checkpoint, path = self.assets.checkpoint, self.skeleton.path(stage)
+        for name, parameter in self.skeleton.module(stage).named_parameters():
+            pieces = self.skeleton.as_stored(checkpoint, f"{path}.{name}", parameter.data)
+            for stored, value in pieces.items():
+                scales = checkpoint.scales(stored)
+                if scales is None:
+                    continue
+                numbers = read_tensor(checkpoint.tensors[stored].file, stored).float()
+                factors = read_tensor(scales.file, scales.name).float()
+                # Each number's own scale, of blocks that may be cut off at the edges.
+                rows, columns = checkpoint.block
+                wide = factors.repeat_interleave(rows, -2).repeat_interleave(columns, -1)
+                yield Quantised(value, numbers, wide[..., : numbers.shape[-2], : numbers.shape[-1]])
 
     def _choose(self, name: str, index: int | None, module: str | None) -> Fault:
         if name == WRONG_OUTPUT and module is not None:
@@ -186,50 +219,19 @@ class FaultPort(HfPort):
     def _reason(self, layer: int) -> str:
         """Return why the fault does not apply to a layer in any phase, or nothing."""
         from layerparity.mistakes.fault import PHASES
-        from layerparity.run.ports._quantised import holds_fp8
 
         if (self.fault.id, layer) not in self._reasons:
             block, dtype = self._block(layer), self.skeleton.dtype
             # Asked once, of the sound block: a planted fault may hide what it applies to.
-            found = [self.fault.why_not(block, dtype, phase) for phase in PHASES]
-            if self.fault.quantised and not holds_fp8(self.assets.checkpoint):
-                found = ["the checkpoint holds no weights in FP8"]
-            self._reasons[self.fault.id, layer] = "" if "" in found else found[0]
+            reasons = [self.fault.why_not(block, dtype, phase) for phase in PHASES]
+            stored = {each.dtype for each in self.assets.checkpoint.weights.values()}
+            if self.fault.quantised and not stored & set(weight_types.STORED):
+                reasons = ["the checkpoint holds no weights in FP8"]
+            self._reasons[self.fault.id, layer] = "" if "" in reasons else reasons[0]
         return self._reasons[self.fault.id, layer]
 
-    def _touches(self, stage: str) -> bool:
-        """Say whether what the fault changes is in the stage: a block, or a component of one."""
-        inside = Site(stage, "in").component
-        return within(self.fault.component, inside)
 
-
-def _check_name(name: str | None, index: int | None, module: str | None) -> None:
-    if name is None:
-        known = ", ".join((*catalogue(), MUTATION, WRONG_OUTPUT))
-        raise UserError(f"port=fault wants port.name=NAME, one of: {known}.")
-    check_fault(name)
-    if index is not None and name != MUTATION:
-        raise UserError(f"port.index picks among mutations: use port.name={MUTATION}.")
-    if (module is None) is (name == WRONG_OUTPUT):
-        raise UserError(
-            f"port.name={WRONG_OUTPUT} and port.module=NAME, a module of a block such as mlp, go "
-            "together: give both or neither."
-        )
-
-
-def _check_layers(asked: Sequence[int] | None, count: int) -> None:
-    strangers = [layer for layer in asked or () if not 0 <= layer < count]
-    if strangers or asked == []:
-        said = f"port.layers={list(asked or ())}".replace(" ", "")
-        raise UserError(f"{said}: give some of the layers 0 to {count - 1}, or leave it out.")
-
-
-def _layers_of(stages: Sequence[str]) -> set[int]:
-    found = (Site(stage, "in").layer for stage in stages)
-    return {layer for layer in found if layer is not None}
-
-
-def _same(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
+def _equal(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
     import torch
     from torch.utils import _pytree as pytree
 

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from layerparity.machine.device import Placed
     from layerparity.model.tensor_hashes import TensorHashes
     from layerparity.record.manifest import WeightPrint
-    from layerparity.run.backends.base import Backend
     from layerparity.run.dataflow import Anatomised
     from layerparity.run.ports._observe import ObservedStage
 
@@ -56,13 +55,17 @@ class HfPort(Port):
         if not isinstance(replay, bool):
             raise UserError(f"port.replay={replay} is neither true nor false.")
         config, backend = assets.config, assets.backend
+        experts = config.experts_implementation or backend.experts_implementation
+        if experts is None and config.dtype is DType.float64:
+            # The grouped matrix product that is transformers' default does not exist in float64.
+            experts = "eager"
         self.assets = assets
         self.replay = replay
         self.skeleton = Skeleton(
             read_config(assets.checkpoint.config),
             getattr(torch, config.dtype.value),
             config.attn_implementation or assets.family.attention or backend.attn_implementation,
-            config.experts_implementation or _experts(backend, config.dtype),
+            experts,
             assets.family.float32_patterns,
         )
         self._stages: dict[str, Any] = {}
@@ -80,17 +83,20 @@ class HfPort(Port):
 
     def place(self, stages: Sequence[str]) -> list[Placed]:
         """Find every stage's tensors in the checkpoint and let the backend place the stages."""
-        backend = self.assets.backend
-        backend.check(self.skeleton.model)
+        backend, skeleton = self.assets.backend, self.skeleton
+        backend.check(skeleton.model)
         for stage in stages:
-            self.skeleton.sources(self.assets.checkpoint, stage)
-        self._mention_homeless()
+            skeleton.sources(self.assets.checkpoint, stage)
+        if skeleton.homeless:
+            others = len(skeleton.homeless) - 1
+            backend.warnings.append(
+                f"The checkpoint's {skeleton.homeless[0]}{f' and {others} more' if others else ''} "
+                f"belong to no module of {skeleton.config.model_type}: they are not used."
+            )
         if self.replay and not any(self._routes(stage) for stage in stages):
             backend.warnings.append("port.replay=true: no block of the scope has a router.")
         self._prove(stages)
-        return backend.place(
-            self.skeleton.model, {stage: self.skeleton.path(stage) for stage in stages}
-        )
+        return backend.place(skeleton.model, {stage: skeleton.path(stage) for stage in stages})
 
     def blocks(self) -> dict[int, Block]:
         """Return what was measured of the blocks on a small model of the same kind, by layer."""
@@ -98,11 +104,15 @@ class HfPort(Port):
 
     def load(self, stage: str) -> dict[str, str]:
         """Fill the stage's modules from the checkpoint and put them in their place."""
-        filled = self._filled[stage] = self.skeleton.load(self.assets.checkpoint, stage)
+        filled = self._filled[stage] = self.fill(stage)
         module = self.skeleton.module(stage).requires_grad_(False)
         self.assets.backend.put(stage, module)
         self._stages[stage] = self._observed(stage, module)
         return {name: each.stored for name, each in filled.items()}
+
+    def fill(self, stage: str) -> dict[str, TensorHashes]:
+        """Fill the stage's modules on the CPU; return what each stored tensor that it used held."""
+        return self.skeleton.load(self.assets.checkpoint, stage)
 
     def expect(self, stage: str | None) -> None:
         """Begin to read the stage's weights while another one computes."""
@@ -127,7 +137,8 @@ class HfPort(Port):
     def frozen(self, stage: str) -> dict[str, torch.Tensor]:
         """Return what a stage's graph holds in place of weights, by ``layers.0.mlp.some_name``.
 
-        A graph that was made before its weights were loaded may hold constants of its own.
+        Each has the weight's shape and dtype. A graph that was made before its weights were loaded
+        may hold constants of its own.
         """
         return {}
 
@@ -149,7 +160,11 @@ class HfPort(Port):
         )
 
     def run(self, stage: str, given: torch.Tensor) -> Observed:
-        """Run one stage; the tensors come back in canonical layout on the CPU."""
+        """Run one stage on [batch, token, channel], or ids int64 [batch, token].
+
+        The tensors come back in canonical layout, [batch, token, ...], on the CPU. Raises UserError
+        where memory runs out, and where a router's choice cannot be replayed.
+        """
         import torch
 
         assert self._call is not None, "begin() comes before run()"
@@ -159,9 +174,9 @@ class HfPort(Port):
             # What a golden recorded may be wider, or narrower, than this run.
             given = given.to(self.dtype)
         sent = backend.send(stage, given)
-        told = self._told(stage)
-        if told is not None:
-            arguments = {**arguments, REPLAYED: backend.send(stage, told)}
+        choices = self._choices(stage)
+        if choices is not None:
+            arguments = {**arguments, REPLAYED: backend.send(stage, choices)}
         runnable = self._stages[stage]
         if isinstance(runnable, torch.nn.Module):
             runnable = self._stages[stage] = backend.compile(runnable, (sent, arguments))
@@ -175,7 +190,7 @@ class HfPort(Port):
             ) from error
         fetched = backend.fetch({**seen, _OUTPUT: output})
         fetched.pop(_OUTPUT)
-        if told is not None and OWN_CHOICES not in fetched:
+        if choices is not None and OWN_CHOICES not in fetched:
             raise UserError(
                 f"{stage}: its router does not choose by one top-k over all experts, so no choice "
                 "can be replayed: use port.replay=false."
@@ -192,8 +207,7 @@ class HfPort(Port):
 
     def _routes(self, stage: str) -> bool:
         """Say whether a stage holds a router that shows its choices."""
-        found = self._taps_of(stage, lambda **site: True)
-        return any(tap.local == ROUTED for _, tap in found)
+        return any(tap.local == ROUTED for _, tap in self._taps_of(stage, lambda **site: True))
 
     def _taps_of(self, stage: str, wanted: Callable[..., bool]) -> list[tuple[str, Tap]]:
         """Return the wanted taps inside a stage, each with its module path below the stage.
@@ -209,37 +223,27 @@ class HfPort(Port):
             taps += measured.taps
         return taps_within(place, taps, wanted)
 
-    def _told(self, stage: str) -> torch.Tensor | None:
-        """Return what a stage's router is told to choose, int64 [batch, token, k], or None."""
+    def _choices(self, stage: str) -> torch.Tensor | None:
+        """Return what a stage's router has to choose, int64 [batch, token, k], or None."""
         assert self._call is not None
         layer = Site(stage, "in").layer
-        told = self._call.choices.get(layer) if self.replay and layer is not None else None
-        return told if told is not None and self._routes(stage) else None
+        choices = self._call.choices.get(layer) if self.replay and layer is not None else None
+        return choices if choices is not None and self._routes(stage) else None
 
     def _prove(self, stages: Sequence[str]) -> None:
         """Refuse stages that would not compute what the model computes."""
         from layerparity.run.proof import check, prove
 
         chained = self.assets.config.feed is not FeedMode.isolated
-        family = self.assets.family
-        self.assets.backend.warnings += check(self.skeleton, family, stages, chained)
-        proof = prove(self.skeleton, family)
+        proof = prove(self.skeleton, self.assets.family)
+        model = self.skeleton.config.model_type
+        self.assets.backend.warnings += check(proof, model, stages, chained)
         layers = {Place.parse(stage).layer for stage in stages}
         self._kinds = {
             layer: proof.kinds[kind]
             for layer, kind in classes_of(self.skeleton).items()
             if layer in layers and kind in proof.kinds
         }
-
-    def _mention_homeless(self) -> None:
-        """Say which of the checkpoint's tensors the architecture has no place for."""
-        names = self.skeleton.homeless
-        if names:
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            self.assets.backend.warnings.append(
-                f"The checkpoint's {names[0]}{more} belong to no module of "
-                f"{self.skeleton.config.model_type}: they are not used."
-            )
 
     def new_cache(self, batch: int, max_tokens: int) -> HfCache:
         """Return transformers' static cache with a host-side twin that only counts."""
@@ -281,12 +285,6 @@ class HfPort(Port):
             own = seen[OWN_CHOICES].sort(dim=-1).values
             tensors[ROUTED] = own.reshape(tensors[ROUTED].shape)
         return Observed(output, tensors, specs, unseen)
-
-
-def _experts(backend: Backend, dtype: DType) -> str | None:
-    # The grouped matrix product that is transformers' default does not exist in float64.
-    chosen = backend.experts_implementation
-    return "eager" if chosen is None and dtype is DType.float64 else chosen
 
 
 class HfCache:

@@ -133,11 +133,16 @@ class GpuBackend(Backend):
             return self._place_stream(sizes, beside)
         self._device = placement.plan_devices(sizes, self.strategy, self._memory, blocks)
         placed = placement.placement(sizes, self._device)
-        self._refuse_compiled_offload()
+        moved = [stage for stage, device in self._device.items() if device != self._runs_on(stage)]
+        if self.compiles and moved:
+            raise UserError(
+                f"{moved[0]} does not fit where it runs, and offloaded weights cannot be compiled: "
+                "raise max_memory, run fewer layers, or use backend.compile=false."
+            )
         on_disk = sum(row.bytes for row in placed if row.device == "disk")
         if on_disk:
             self.folder.open(on_disk)
-        self._tell(placed)
+        self._warn_of(placed)
         return placed
 
     def _place_stream(self, sizes: Mapping[str, int], beside: int) -> list[Placed]:
@@ -190,12 +195,12 @@ class GpuBackend(Backend):
             self.folder.clear(stage)
 
     def send(self, stage: str, value: Any) -> Any:
-        """Return tensors, nested in tuples, lists and dicts, where the stage computes."""
+        """Return tensors of any shape and dtype, nested or not, where the stage computes."""
         device = torch.device(self._runs_on(stage))
         return mapped(value, lambda tensor: tensor.to(device))
 
     def fetch(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Wait for each GPU once and return the tensors on the CPU.
+        """Wait for each GPU once and return the tensors, of any shape and dtype, on the CPU.
 
         A tensor that was on the CPU already keeps its memory: it is not a copy.
         """
@@ -253,15 +258,8 @@ class GpuBackend(Backend):
         device = self._device[stage if stage in self._device else block]
         return placement.execution_device(device, self._memory)
 
-    def _refuse_compiled_offload(self) -> None:
-        moved = [stage for stage, device in self._device.items() if device != self._runs_on(stage)]
-        if self.compiles and moved:
-            raise UserError(
-                f"{moved[0]} does not fit where it runs, and offloaded weights cannot be compiled: "
-                "raise max_memory, run fewer layers, or use backend.compile=false."
-            )
-
-    def _tell(self, placed: list[Placed]) -> None:
+    def _warn_of(self, placed: list[Placed]) -> None:
+        """Warn where everything runs on the CPU, and of each device that weights wait on."""
         if self.strategy in SPREAD and "cpu" in self._computing():
             self.warnings.append(
                 f"device_map={self.strategy}: no GPU here, everything runs on the CPU."

@@ -41,8 +41,8 @@ def require_tools(on_cuda: bool) -> None:
 def compile_stage(module: nn.Module, arguments: Sequence[Any]) -> Callable[..., Any]:
     """Return a compiled callable like ``module``, for arguments of the shapes of ``arguments``.
 
-    ``arguments`` are (given, keyword arguments of the block), on the stage's device. Raises
-    UserError where the stage cannot be one graph.
+    ``arguments`` are (given [batch, token, channel] or ids [batch, token], keyword arguments of the
+    block), on the stage's device. Raises UserError where the stage cannot be one graph.
     """
     program = exported(module, arguments, NO_CACHE, _NO_DATA)
     # A break in the graph, or too many recompilations, would silently run eagerly.

@@ -39,14 +39,14 @@ def restore(switches: Switches) -> None:
 
 def described(on_cuda: bool) -> dict[str, str]:
     """Return the switches for a run's fingerprint; those of CUDA only where it computes."""
-    told: dict[str, object] = {
+    switches: dict[str, object] = {
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
     }
     if on_cuda:
         matmul = torch.backends.cuda.matmul
         cudnn = torch.backends.cudnn
-        told |= {
+        switches |= {
             "cuda_matmul_tf32": matmul.allow_tf32,
             "cuda_matmul_bf16_reduction": matmul.allow_bf16_reduced_precision_reduction,
             "cuda_matmul_fp16_reduction": matmul.allow_fp16_reduced_precision_reduction,
@@ -54,4 +54,4 @@ def described(on_cuda: bool) -> dict[str, str]:
             "cudnn_benchmark": cudnn.benchmark,
             "cudnn_deterministic": cudnn.deterministic,
         }
-    return {name: str(value) for name, value in told.items()}
+    return {name: str(value) for name, value in switches.items()}

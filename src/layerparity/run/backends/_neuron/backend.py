@@ -124,7 +124,11 @@ class NeuronBackend(Backend):
         config: Any = model.config
         self._plan = sharding.plan_of(config) if self.runtime.tp_degree > 1 else {}
         self._paths = dict(stages)
-        sizes = {stage: _bytes(model.get_submodule(path)) for stage, path in stages.items()}
+        sizes = {}
+        for stage, path in stages.items():
+            module = model.get_submodule(path)
+            tensors = (*module.parameters(), *module.buffers())
+            sizes[stage] = sum(each.numel() * each.element_size() for each in tensors)
         if self.streams:
             held = sizes
             if not self.runtime.is_neuron:
@@ -144,7 +148,7 @@ class NeuronBackend(Backend):
         self._sharded[stage] = len(shards)
 
     def send(self, stage: str, value: Any) -> Any:
-        """Return tensors, or nested tuples, lists and dicts of them, on the device."""
+        """Return tensors of any shape and dtype, nested or not, on the device."""
         return mapped(value, self.runtime.send)
 
     def fetch(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -183,11 +187,6 @@ def _refuse_unless(key: str, value: str | None, known: tuple[str, ...]) -> None:
         raise UserError(f"{key}={value} does not compile on XLA: use one of {', '.join(known)}.")
 
 
-def _bytes(module: nn.Module) -> int:
-    tensors = [*module.parameters(), *module.buffers()]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
 # neuronx_distributed and its inference library both speak through the logger "Neuron".
 _LOGGERS = ("Neuron", "neuronx_distributed", "torch_neuronx", "torch_xla")
 _FROM_LIBRARY = re.compile(
@@ -199,13 +198,21 @@ _ABOUT_LAYOUT = re.compile(r"\bGQA\b|\bTP\b|\bKV heads|shard|replicat|tensor.?pa
 @contextmanager
 def recorded(into: list[str]) -> Iterator[None]:
     """Append to ``into``, once each, what libraries warn of, and what is about layout."""
-    handler = _Recorder(into)
+    handler, show = _Recorder(into), warnings.showwarning
+
+    def showwarning(
+        message: Warning | str, category: type[Warning], filename: str, *rest: Any
+    ) -> None:
+        if _FROM_LIBRARY.search(filename) or _ABOUT_LAYOUT.search(str(message)):
+            _note(into, f"{category.__name__}: {message}")
+        show(message, category, filename, *rest)
+
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     for logger in loggers:
         logger.addHandler(handler)
     try:
         with warnings.catch_warnings():
-            _hook(into)
+            warnings.showwarning = showwarning  # type: ignore[assignment]
             yield
     finally:
         for logger in loggers:
@@ -219,19 +226,6 @@ class _Recorder(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         _note(self.into, f"{record.name}: {record.getMessage()}")
-
-
-def _hook(into: list[str]) -> None:
-    show = warnings.showwarning
-
-    def showwarning(
-        message: Warning | str, category: type[Warning], filename: str, *rest: Any
-    ) -> None:
-        if _FROM_LIBRARY.search(filename) or _ABOUT_LAYOUT.search(str(message)):
-            _note(into, f"{category.__name__}: {message}")
-        show(message, category, filename, *rest)
-
-    warnings.showwarning = showwarning  # type: ignore[assignment]
 
 
 def _note(into: list[str], text: str) -> None:

@@ -54,22 +54,27 @@ def initialise(runtime: Runtime) -> Grant:
     """
     global _current  # noqa: PLW0603
     if _current is not None:
-        _refuse_other(_current, runtime.tp_degree)
+        if _current.asked != runtime.tp_degree:
+            raise UserError(
+                f"The distributed environment is initialised with tp_degree={_current.asked}, and "
+                f"tp_degree={runtime.tp_degree} was asked: run each degree as a command of its own."
+            )
         _current.holders += 1
         return _current.granted
     rank, world_size = ranks(os.environ)
     _refuse_silent_collectives(runtime, world_size)
-    made = _Environment(runtime.tp_degree, Grant(rank, world_size, 1))
+    environment = _Environment(runtime.tp_degree, Grant(rank, world_size, 1))
+    environment.variables = [name for name in _DEFAULTS if name not in os.environ]
     try:
-        _fill(made)
+        os.environ.update({name: _DEFAULTS[name] for name in environment.variables})
         if not runtime.spmd:
-            _join(made)
-        made.granted = Grant(rank, world_size, _degree(runtime, made))
+            _join(environment)
+        environment.granted = Grant(rank, world_size, _degree(runtime, environment))
     except BaseException:
-        _undo(made)
+        _undo(environment)
         raise
-    _current = made
-    return made.granted
+    _current = environment
+    return environment.granted
 
 
 def teardown() -> None:
@@ -111,14 +116,6 @@ def ranks(environment: Mapping[str, str]) -> tuple[int, int]:
     return rank, world_size
 
 
-def _refuse_other(current: _Environment, tp_degree: int) -> None:
-    if current.asked != tp_degree:
-        raise UserError(
-            f"The distributed environment is initialised with tp_degree={current.asked}, and "
-            f"tp_degree={tp_degree} was asked: run each degree as a command of its own."
-        )
-
-
 def _refuse_silent_collectives(runtime: Runtime, world_size: int) -> None:
     if world_size > 1 and not runtime.is_neuron:
         raise UserError(
@@ -128,18 +125,11 @@ def _refuse_silent_collectives(runtime: Runtime, world_size: int) -> None:
         )
 
 
-def _fill(made: _Environment) -> None:
-    for name, value in _DEFAULTS.items():
-        if name not in os.environ:
-            os.environ[name] = value
-            made.variables.append(name)
-
-
-def _join(made: _Environment) -> None:
+def _join(environment: _Environment) -> None:
     """Join the process group, or adopt the one somebody else made."""
     import torch.distributed as dist
 
-    rank, world_size = made.granted.rank, made.granted.world_size
+    rank, world_size = environment.granted.rank, environment.granted.world_size
     if dist.is_initialized():
         if dist.get_world_size() != world_size:
             raise UserError(
@@ -154,21 +144,20 @@ def _join(made: _Environment) -> None:
             "xla", store=store, rank=rank, world_size=world_size, timeout=_PATIENCE
         )
     except (RuntimeError, ValueError, KeyError) as error:
-        raise UserError(_start_failed(made.granted, error)) from error
-    made.own_group = True
+        if "xla" in str(error).lower() and isinstance(error, KeyError | ValueError):
+            raise UserError(
+                "torch.distributed has no 'xla' backend: install the torch_xla that fits torch."
+            ) from error
+        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise UserError(
+            f"Rank {rank} of {world_size} could not join the others at {where} "
+            f"({str(error).splitlines()[0]}): check that every rank was started and the port is "
+            "free."
+        ) from error
+    environment.own_group = True
 
 
-def _start_failed(granted: Grant, error: Exception) -> str:
-    if "xla" in str(error).lower() and isinstance(error, KeyError | ValueError | AttributeError):
-        return "torch.distributed has no 'xla' backend: install the torch_xla that fits torch."
-    where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    return (
-        f"Rank {granted.rank} of {granted.world_size} could not join the others at {where} "
-        f"({str(error).splitlines()[0]}): check that every rank was started and the port is free."
-    )
-
-
-def _degree(runtime: Runtime, made: _Environment) -> int:
+def _degree(runtime: Runtime, environment: _Environment) -> int:
     """Return the degree granted. neuronx_distributed lowers it to the world size, silently."""
     asked = runtime.tp_degree
     if runtime.spmd:
@@ -176,7 +165,7 @@ def _degree(runtime: Runtime, made: _Environment) -> int:
     state = neuron_packages.parallel_state() if runtime.is_neuron else None
     if state is not None and not state.ready:
         state.initialise(asked)
-        made.parallel = state
+        environment.parallel = state
     granted = 1 if state is None else state.tp_degree
     if granted != asked:
         cure = (
@@ -185,19 +174,19 @@ def _degree(runtime: Runtime, made: _Environment) -> int:
             else "install neuronx-distributed from AWS's own index"
         )
         raise UserError(
-            f"tp_degree={asked} was asked and {granted} granted, with {made.granted.world_size} "
-            f"rank(s): {cure}, or use tp_degree={granted}."
+            f"tp_degree={asked} was asked and {granted} granted, with "
+            f"{environment.granted.world_size} rank(s): {cure}, or use tp_degree={granted}."
         )
     return granted
 
 
-def _undo(made: _Environment) -> None:
-    if made.parallel is not None:
-        made.parallel.destroy()
-    if made.own_group:
+def _undo(environment: _Environment) -> None:
+    if environment.parallel is not None:
+        environment.parallel.destroy()
+    if environment.own_group:
         import torch.distributed as dist
 
         if dist.is_initialized():
             dist.destroy_process_group()
-    for name in made.variables:
+    for name in environment.variables:
         os.environ.pop(name, None)

@@ -59,7 +59,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def send(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor on the device."""
+        """Return a tensor, of any shape and dtype, on the device."""
 
     @abstractmethod
     def sync(self) -> None:

@@ -63,9 +63,15 @@ class XlaRuntime(Runtime):
         if self.spmd:
             # XLA's partitioner announces its own successor at every compile.
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-        if _is_running():
-            _refuse_late(wanted)
         self._before = {name: os.environ.get(name) for name in wanted}
+        for name, value in wanted.items() if _is_running() else ():
+            has = _started.get(name, self._before[name])
+            if sorted((value or "").split()) != sorted((has or "").split()):
+                raise UserError(
+                    f"XLA already runs in this process with {name}={has or 'unset'}, and reads it "
+                    "only once: run each tp_degree and each backend setting as a command of its "
+                    "own."
+                )
         _set_environment(wanted)
 
     def restore(self) -> None:
@@ -126,7 +132,7 @@ class XlaRuntime(Runtime):
             xs.mark_sharding(parameter, self._mesh, tuple(spec))
 
     def send(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor on the device."""
+        """Return a tensor, of any shape and dtype, on the device."""
         return tensor.to(self._device)
 
     def sync(self) -> None:
@@ -207,16 +213,6 @@ def _set_environment(values: Mapping[str, str | None]) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-
-
-def _refuse_late(wanted: Mapping[str, str | None]) -> None:
-    for name, value in wanted.items():
-        has = _started[name] if name in _started else os.environ.get(name)
-        if sorted((value or "").split()) != sorted((has or "").split()):
-            raise UserError(
-                f"XLA already runs in this process with {name}={has or 'unset'}, and reads it only "
-                "once: run each tp_degree and each backend setting as a command of its own."
-            )
 
 
 def _cannot_load(error: Exception) -> str:

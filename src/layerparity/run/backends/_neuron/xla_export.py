@@ -31,11 +31,15 @@ class StageGraph:
     def __call__(self, *args: Any) -> Any:
         """Run the graph; returns what the module would, with tensors on the device.
 
-        Arguments are tensors, plain values and nested containers of them, on one device with the
-        module. Raises UserError where the module cannot be one graph.
+        Arguments are tensors of any shape and dtype, plain values and nested containers of them, on
+        one device with the module. Raises UserError where the module cannot be one graph.
         """
         leaves, spec = pytree.tree_flatten(args)
-        key = str((spec, [_signature(leaf) for leaf in leaves]))
+        shapes = [
+            (tuple(each.shape), each.dtype) if isinstance(each, torch.Tensor) else each
+            for each in leaves
+        ]
+        key = str((spec, shapes))
         if key not in self._graphs:
             self._graphs[key] = self._around(lambda: _lower(self._module, args))
         return self._graphs[key].run(leaves)
@@ -60,8 +64,14 @@ class _Graph:
 def _lower(module: nn.Module, args: tuple[Any, ...]) -> _Graph:
     from torch_xla.stablehlo import StableHLOExportOptions, exported_program_to_stablehlo
 
+    program = exported(module, _distinct(args), _NO_CACHE, _NO_DATA)
+    for written in _written(program):
+        raise UserError(
+            f"This stage writes to {written} as it runs, which an exported graph would lose: use "
+            "backend.compile=lazy."
+        )
     # torch_xla's own decompositions make a safe softmax a plain one: NaN in rows that see no key.
-    program = _export(module, args).run_decompositions()
+    program = program.run_decompositions()
     # The weights stay where they are: the bundle's own copy goes through numpy, without bfloat16.
     options = StableHLOExportOptions(include_human_readable_text=False, export_weights=False)
     bundle = exported_program_to_stablehlo(program, options)._bundle
@@ -76,16 +86,6 @@ def _lower(module: nn.Module, args: tuple[Any, ...]) -> _Graph:
         else:
             inputs.append(torch.from_numpy(bundle.additional_constants[place.position]))
     return _Graph(function.bytecode, inputs, program.call_spec.out_spec)
-
-
-def _export(module: nn.Module, args: tuple[Any, ...]) -> Any:
-    program = exported(module, _distinct(args), _NO_CACHE, _NO_DATA)
-    for written in _written(program):
-        raise UserError(
-            f"This stage writes to {written} as it runs, which an exported graph would lose: use "
-            "backend.compile=lazy."
-        )
-    return program
 
 
 def _written(program: Any) -> Iterator[str]:
@@ -125,9 +125,3 @@ def _distinct(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
     distinct: tuple[Any, ...] = pytree.tree_map(own, args)
     return distinct
-
-
-def _signature(leaf: Any) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        return tuple(leaf.shape), leaf.dtype
-    return leaf
