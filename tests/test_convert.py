@@ -22,9 +22,8 @@ from fp8_folders import write_sparse
 from fp8_small import fp8_copy, quantise
 from safetensors.torch import load_file, save_file
 
-from layerparity.checkpoint.shard_writer import slice_values
 from layerparity.checkpoint.shards import SMALL, Policy, Why, plan_shards, policy_of
-from layerparity.checkpoint.slices import slices
+from layerparity.checkpoint.slices import slice_values, slices
 from layerparity.checkpoint.target import STATE
 from layerparity.ground.errors import UserError
 from layerparity.ground.profile import MemoryPeaks, anonymous_bytes

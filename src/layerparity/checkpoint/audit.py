@@ -158,11 +158,11 @@ def peaks(fitted: Fit, tensors: Mapping[str, Stored]) -> dict[str, Peak]:
         if not weight_types.is_scale(each.name)
     )
     in_a_row = max((left + right for left, right in pairwise(fitted.stages.values())), default=0)
-    found = {}
+    by_type = {}
     for name, item in _BUFFER_TYPES.items():
         stacked = sum(weight.numbers for weight in stacks) * item
         largest = max(stacks, key=lambda weight: weight.numbers, default=None)
-        found[name] = Peak(
+        by_type[name] = Peak(
             bytes=sources + stacked,
             sources=sources,
             stacked=stacked,
@@ -171,4 +171,4 @@ def peaks(fitted: Fit, tensors: Mapping[str, Stored]) -> dict[str, Peak]:
             buffer=largest.numbers * item if largest else 0,
             streaming=in_a_row * item,
         )
-    return found
+    return by_type

@@ -12,7 +12,6 @@ from layerparity.checkpoint.fit import READ
 from layerparity.checkpoint.listing import Listing
 from layerparity.checkpoint.outliers import (
     GRAVE_FACTOR,
-    Outlier,
     family_of,
     layer_medians,
     outliers,
@@ -54,9 +53,12 @@ def read_deep(listing: Listing, scales: ScaleCheck) -> DeepAudit:
         and (dtype not in weight_types.STORED or name in scales.matching)
     }
     families = stds_by_layer(weights)
-    findings = [*failed, *_broken(tallies, listing.tensors), *_flat(tallies, listing.tensors)]
-    findings += _scales(tallies, listing.tensors)
-    findings += [_outlier(each, listing.tensors) for each in outliers(families)]
+    findings = [*failed, *_odd_values(tallies, listing.tensors)]
+    for each in outliers(families):
+        # A layer's experts have no file of their own.
+        stored = listing.tensors.get(each.name)
+        file, light = stored.file.name if stored else "", each.factor < GRAVE_FACTOR
+        findings.append(AuditFinding("out_of_family", each.text, each.name, file, note=light))
     return DeepAudit(
         len(tallies),
         sum(listing.tensors[name].bytes for name in tallies),
@@ -67,13 +69,21 @@ def read_deep(listing: Listing, scales: ScaleCheck) -> DeepAudit:
     )
 
 
-def _broken(
+def _odd_values(
     tallies: Mapping[str, ValueStatistics], tensors: Mapping[str, Stored]
 ) -> Iterator[AuditFinding]:
+    """Yield what a tensor's own values show: NaN and Inf, weights of one value, useless scales."""
     for name, tally in tallies.items():
         if tally.nan or tally.inf:
             text = f"{name} holds {tally.nan} NaN and {tally.inf} Inf"
             yield AuditFinding("nonfinite", text, name, tensors[name].file.name)
+    yield from _flat(tallies, tensors)
+    for name, tally in tallies.items():
+        if weight_types.is_scale(name) and tally.count and tally.least <= 0:
+            # Some blocks of 0 may be meant so.
+            some = tally.least == 0 and tally.most > 0
+            text = f"{name} holds scales from {tally.least:g} to {tally.most:g}"
+            yield AuditFinding("scale_value", text, name, tensors[name].file.name, note=some)
 
 
 def _flat(
@@ -99,20 +109,3 @@ def _flat(
             what, text = ("all_zero", "all zero") if value == 0 else ("constant", f"all {value:g}")
             file = stored.file.name
             yield AuditFinding(what, f"{name} is {text}", name, file, note=usual)
-
-
-def _scales(
-    tallies: Mapping[str, ValueStatistics], tensors: Mapping[str, Stored]
-) -> Iterator[AuditFinding]:
-    """Yield scales that are not above 0; a note where some blocks are 0, which may be meant so."""
-    for name, tally in tallies.items():
-        if weight_types.is_scale(name) and tally.count and tally.least <= 0:
-            some = tally.least == 0 and tally.most > 0
-            text = f"{name} holds scales from {tally.least:g} to {tally.most:g}"
-            yield AuditFinding("scale_value", text, name, tensors[name].file.name, note=some)
-
-
-def _outlier(found: Outlier, tensors: Mapping[str, Stored]) -> AuditFinding:
-    file = tensors[found.name].file.name if found.name in tensors else ""
-    light = found.factor < GRAVE_FACTOR
-    return AuditFinding("out_of_family", found.text, found.name, file, note=light)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,6 @@ from layerparity.model.conversion import in_order
 from layerparity.model.header import Stored
 
 if TYPE_CHECKING:
-    import torch
-
     from layerparity.model.skeleton import Skeleton
 
 READ = ("F64", "F32", "F16", "BF16", *weight_types.STORED)
@@ -101,16 +99,28 @@ class _Fitting:
         self.sources: dict[str, list[str]] = {}
 
     def fit(self) -> Fit:
-        result, model = self.result, self.skeleton.model
+        """Return what is wrong, and the weights, buffers and stages that there should be."""
+        result, skeleton = self.result, self.skeleton
         self._sort()
-        for weight, tensor in self._own():
-            due = self.skeleton.conversion.revert(weight, tensor)
+        head = f"{skeleton.path('lm_head')}.weight"
+        tied = getattr(skeleton.config, "tie_word_embeddings", False)
+        for weight, tensor in self.expected.items():
+            if tied and weight == head and weight not in self.sources:
+                # A tied head is its embedding: a checkpoint need not hold it.
+                continue
+            due = skeleton.conversion.revert(weight, tensor)
             self._compare(weight, {name: tuple(piece.shape) for name, piece in due.items()})
             result.weights.append(ModuleWeight(self._called(weight), tensor.numel(), len(due)))
-        buffers = {name for name, _ in model.named_buffers()}
+        buffers = {name for name, _ in skeleton.model.named_buffers()}
         result.buffers = {name for weight in buffers for name in self.sources.get(weight, ())}
-        result.parameters = sum(each.numel() for each in model.parameters())
-        result.stages = self._stages()
+        result.parameters = sum(each.numel() for each in skeleton.model.parameters())
+        blocks = (str(Place(layer)) for layer in range(len(skeleton.blocks)))
+        names = ["embed_tokens", *blocks, "norm", "lm_head"]
+        modules = {name: skeleton.module(name) for name in names}
+        result.stages = {
+            name: sum(each.numel() for each in module.state_dict().values())
+            for name, module in modules.items()
+        }
         return result
 
     def _sort(self) -> None:
@@ -130,14 +140,6 @@ class _Fitting:
             else:
                 self._unexpected(name)
 
-    def _own(self) -> Iterable[tuple[str, torch.Tensor]]:
-        """Yield the weights that a checkpoint has to hold: a tied head is its embedding."""
-        head = f"{self.skeleton.path('lm_head')}.weight"
-        tied = getattr(self.skeleton.config, "tie_word_embeddings", False)
-        for weight, tensor in self.expected.items():
-            if not (tied and weight == head and weight not in self.sources):
-                yield weight, tensor
-
     def _compare(self, weight: str, due: dict[str, Shape]) -> None:
         """Compare the stored tensors of one weight with those it should be made of."""
         sources = self.sources.get(weight, [])
@@ -147,31 +149,19 @@ class _Fitting:
             self._add("tensor_missing", text, sources[0])
             return
         for name in (each for each in sources if each in self.tensors):
-            if name in pairs:
-                self._check(name, weight, due[pairs[name]])
-            else:
+            if name not in pairs:
                 self._unexpected(name)
+                continue
+            shape, dtype = self.tensors[name].shape, self.tensors[name].dtype
+            wanted = due[pairs[name]]
+            if shape != wanted:
+                text = f"{name} has the shape {list(shape)}, the architecture wants {list(wanted)}"
+                self._add("shape_wrong", text, name)
+            if self.expected[weight].is_floating_point() and dtype not in READ:
+                self._add("type_unread", f"{name} is stored as {dtype}, which is not read", name)
         for published in due.keys() - set(pairs.values()):
             text = f"{published} is not there: {self._called(weight)} cannot be filled"
             self._add("tensor_missing", text, published)
-
-    def _check(self, name: str, weight: str, due: Shape) -> None:
-        """Compare a stored tensor's shape and type with those of the weight it goes into."""
-        shape, dtype = self.tensors[name].shape, self.tensors[name].dtype
-        if shape != due:
-            text = f"{name} has the shape {list(shape)}, the architecture wants {list(due)}"
-            self._add("shape_wrong", text, name)
-        if self.expected[weight].is_floating_point() and dtype not in READ:
-            self._add("type_unread", f"{name} is stored as {dtype}, which is not read", name)
-
-    def _stages(self) -> dict[str, int]:
-        blocks = (str(Place(layer)) for layer in range(len(self.skeleton.blocks)))
-        names = ["embed_tokens", *blocks, "norm", "lm_head"]
-        modules = {name: self.skeleton.module(name) for name in names}
-        return {
-            name: sum(each.numel() for each in module.state_dict().values())
-            for name, module in modules.items()
-        }
 
     def _called(self, weight: str) -> str:
         return weight.removeprefix(f"{self.skeleton.layout.decoder}.")

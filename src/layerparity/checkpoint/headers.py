@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,36 +56,37 @@ def read_shard_header(file: Path) -> ShardHeader:
         shard.add("shard_unreadable", f"{file.name} cannot be read ({error.strerror})")
         shard.readable = False
         return shard
-    if length < 0 or len(raw) < length:
-        _no_header(shard, length)
-        return shard
-    _entries(shard, raw)
+    if len(raw) == length:
+        _entries(shard, raw)
+    elif 0 <= length <= _LIMIT or shard.size < _PREFIX:
+        shard.readable = False
+        text = f"{file.name} is cut off inside its header: it is {shard.size} bytes"
+        shard.add("shard_truncated", text)
+    else:
+        shard.readable = False
+        text = f"{file.name} is not a safetensors file: it does not begin as one"
+        shard.add("header_damaged", text)
     if shard.readable:
         _tiling(shard, _PREFIX + length)
     return shard
 
 
-def _no_header(shard: ShardHeader, length: int) -> None:
-    shard.readable = False
-    name = shard.file.name
-    if 0 <= length <= _LIMIT or shard.size < _PREFIX:
-        text = f"{name} is cut off inside its header: it is {shard.size} bytes"
-        shard.add("shard_truncated", text)
-    else:
-        shard.add("header_damaged", f"{name} is not a safetensors file: it does not begin as one")
+class _JsonObject(list[tuple[str, Any]]):
+    """A JSON object as its pairs, for a key may come twice."""
 
 
 def _entries(shard: ShardHeader, raw: bytes) -> None:
     """Take down every entry of the header that can be made out."""
     try:
-        header = json.loads(raw, object_pairs_hook=_noticing)
-        pairs = header.pairs if isinstance(header, _Repeated) else list(header.items())
-    except (ValueError, RecursionError, AttributeError):
+        header = json.loads(raw, object_pairs_hook=_JsonObject)
+    except (ValueError, RecursionError):
+        header = None
+    if not isinstance(header, _JsonObject):
         shard.readable = False
         shard.add("header_damaged", f"{shard.file.name} has a header that is no JSON object")
         return
     start, seen = _PREFIX + len(raw), set()
-    for name, entry in pairs:
+    for name, entry in header:
         if name == "__metadata__":
             continue
         if name in seen:
@@ -101,25 +101,14 @@ def _entries(shard: ShardHeader, raw: bytes) -> None:
             shard.tensors.append(stored)
 
 
-class _Repeated(dict[str, Any]):
-    """A JSON object in which a key came twice; ``pairs`` has both."""
-
-    pairs: list[tuple[str, Any]]
-
-
-def _noticing(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) == len(pairs):
-        return found
-    repeated = _Repeated(found)
-    repeated.pairs = pairs
-    return repeated
-
-
 def _stored(file: Path, start: int, name: str, entry: Any) -> Stored | None:
+    """Return where an entry says that a tensor lies; None where it makes no sense."""
+    if not isinstance(entry, _JsonObject):
+        return None
+    values = dict(entry)
     try:
-        begin, end = entry["data_offsets"]
-        dtype, shape = entry["dtype"], tuple(entry["shape"])
+        begin, end = values["data_offsets"]
+        dtype, shape = values["dtype"], tuple(values["shape"])
     except (KeyError, TypeError, ValueError):
         return None
     numbers = (begin, end, *shape)
@@ -141,11 +130,13 @@ def _tiling(shard: ShardHeader, position: int) -> None:
             text = f"{each.name} has {each.bytes} bytes; {each.dtype} {list(each.shape)} is {due}"
             shard.add("size_wrong", text, each.name)
     end, tiled = position, True
-    for fault, each, where in _misplaced(shard.tensors, position):
-        tiled = False
-        text = f"{each.name} begins at byte {each.begin}, what is before it ends at {where}"
-        shard.add(fault, text, each.name)
-    end = max((each.begin + each.bytes for each in shard.tensors), default=position)
+    for each in sorted(shard.tensors, key=lambda stored: (stored.begin, stored.bytes)):
+        if each.begin != end:
+            tiled = False
+            fault = "offsets_overlap" if each.begin < end else "offsets_gap"
+            text = f"{each.name} begins at byte {each.begin}, what is before it ends at {end}"
+            shard.add(fault, text, each.name)
+        end = max(end, each.begin + each.bytes)
     if end > shard.size:
         _past_the_end(shard, end, tiled)
     elif end < shard.size and not any(f.what == "entry_damaged" for f in shard.findings):
@@ -153,15 +144,8 @@ def _tiling(shard: ShardHeader, position: int) -> None:
         shard.add("bytes_left_over", text, count=0)
 
 
-def _misplaced(tensors: list[Stored], end: int) -> Iterator[tuple[str, Stored, int]]:
-    """Yield each tensor that does not begin where the one before it ends, and where that is."""
-    for each in sorted(tensors, key=lambda stored: (stored.begin, stored.bytes)):
-        if each.begin != end:
-            yield ("offsets_overlap" if each.begin < end else "offsets_gap"), each, end
-        end = max(end, each.begin + each.bytes)
-
-
 def _past_the_end(shard: ShardHeader, end: int, tiled: bool) -> None:
+    """Note which tensors a file is too short for: all after a cut, or those with wrong offsets."""
     beyond = [each for each in shard.tensors if each.begin + each.bytes > shard.size]
     if tiled:
         first = min(beyond, key=lambda stored: stored.begin)

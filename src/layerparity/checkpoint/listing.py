@@ -53,8 +53,7 @@ def read_listing(folder: Path) -> Listing:
     for file in files:
         _take(listing, read_shard_header(file), named.get(file.name, []))
     if weight_map:
-        _check_index(listing, weight_map)
-        _total(listing, index)
+        _check_index(listing, weight_map, index.get("metadata"))
     return listing
 
 
@@ -101,8 +100,8 @@ def _files(
             listing.findings.append(
                 AuditFinding("file_not_indexed", text, file=file.name, note=True)
             )
-    held = [folder / name for name in named if (folder / name).is_file()]
-    return held, [name for name in named if not (folder / name).is_file()]
+    missing = [name for name in named if not (folder / name).is_file()]
+    return [folder / name for name in named if name not in missing], missing
 
 
 def _gaps(files: Iterable[Path]) -> list[str]:
@@ -134,8 +133,8 @@ def _take(listing: Listing, shard: ShardHeader, named: list[str]) -> None:
             )
 
 
-def _check_index(listing: Listing, weight_map: Mapping[str, str]) -> None:
-    """Compare what the index says of each tensor with where it is."""
+def _check_index(listing: Listing, weight_map: Mapping[str, str], metadata: object) -> None:
+    """Compare what the index says of each tensor with where it is, and its sum with the bytes."""
     holders: dict[str, tuple[str, ...]] = {}
     for shard in listing.shards:
         for stored in shard.tensors:
@@ -153,14 +152,10 @@ def _check_index(listing: Listing, weight_map: Mapping[str, str]) -> None:
         if tensor not in weight_map and tensor not in listing.lost:
             text = f"{tensor} is in {files[0]} and not in the index"
             listing.findings.append(AuditFinding("index_lacks", text, tensor, files[0]))
-
-
-def _total(listing: Listing, index: Mapping[str, Any]) -> None:
-    metadata = index.get("metadata")
     said = metadata.get("total_size") if isinstance(metadata, dict) else None
-    held = sum(stored.bytes for stored in listing.tensors.values())
-    if isinstance(said, int | float) and said != held and not listing.lost:
-        text = f"{INDEX} says total_size {said:.0f}, the headers {held} bytes"
+    due = sum(stored.bytes for stored in listing.tensors.values())
+    if isinstance(said, int | float) and said != due and not listing.lost:
+        text = f"{INDEX} says total_size {said:.0f}, the headers {due} bytes"
         listing.findings.append(
             AuditFinding("index_total_wrong", text, file=INDEX, count=0, note=True)
         )

@@ -66,15 +66,15 @@ def stds_by_layer(
 
     Scales, constant and broken tensors have none.
     """
-    found: dict[str, dict[int, dict[str, float]]] = {}
+    stds: dict[str, dict[int, dict[str, float]]] = {}
     for name, one in statistics_by_name.items():
         layer = layer_of(name)
         spread = 0 < one.std < math.inf
         if layer is None or weight_types.is_scale(name) or not spread or one.nan or one.inf:
             continue
         family = ".".join(family_of(name))
-        found.setdefault(family, {}).setdefault(layer, {})[name] = one.std
-    return found
+        stds.setdefault(family, {}).setdefault(layer, {})[name] = one.std
+    return stds
 
 
 def outliers(families: Mapping[str, Mapping[int, Mapping[str, float]]]) -> Iterator[Outlier]:

@@ -53,7 +53,13 @@ def check_scales(
         _add(result, "quantization_unread", "config.json's quantization_config cannot be read")
     for stored in tensors.values():
         if weight_types.is_scale(stored.name):
-            _scale(result, stored, tensors, lost)
+            name = weight_types.weight_name(stored.name)
+            weight = tensors.get(name)
+            is_lost = weight is None and name in lost
+            if not is_lost and (weight is None or weight.dtype not in _EIGHT_BIT_FLOATS):
+                result.orphans += 1
+                what = f"{name} is {weight.dtype}" if weight else f"no {name}"
+                _add(result, "scale_orphan", f"{stored.name} is there, and {what}", stored)
         elif stored.dtype in _EIGHT_BIT_FLOATS:
             _weight(result, stored, tensors, lost)
     if result.weights and config and config.get("quantization_config") is None:
@@ -87,20 +93,6 @@ def _weight(
         _add(result, "scale_type", f"{name} is stored as {scales.dtype}", scales)
     elif stored.dtype in weight_types.STORED:
         result.matching.add(stored.name)
-
-
-def _scale(
-    result: ScaleCheck, stored: Stored, tensors: Mapping[str, Stored], lost: set[str]
-) -> None:
-    name = weight_types.weight_name(stored.name)
-    weight = tensors.get(name)
-    if weight is None and name not in lost:
-        result.orphans += 1
-        _add(result, "scale_orphan", f"{stored.name} is there, and no {name}", stored)
-    elif weight is not None and weight.dtype not in _EIGHT_BIT_FLOATS:
-        result.orphans += 1
-        text = f"{stored.name} is there, and {name} is {weight.dtype}"
-        _add(result, "scale_orphan", text, stored)
 
 
 def _add(result: ScaleCheck, what: str, text: str, stored: Stored | None = None) -> None:

@@ -13,17 +13,13 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from layerparity.checkpoint.slices import TensorSlice, slices
+from layerparity.checkpoint.slices import TensorSlice, slice_values, slices
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import whole_file
 
 if TYPE_CHECKING:
-    import torch
-
     from layerparity.checkpoint.shards import Shard
     from layerparity.model.checkpoint import Checkpoint
-    from layerparity.model.filling import Filler
-    from layerparity.model.page_pool import PagePool
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -108,18 +104,3 @@ def _read_ahead(
                 del before
         if coming is not None:
             yield coming.result()
-
-
-def slice_values(wanted: TensorSlice, filler: Filler, pool: PagePool) -> torch.Tensor:
-    """Return a slice's values in the new type. Raises UserError where they do not fit into it."""
-    from layerparity.checkpoint.overflow import refuse_overflow
-    from layerparity.model.filling import DTYPES
-
-    into = pool.empty(wanted.stored.shape, DTYPES[wanted.dtype])
-    if wanted.scales is None:
-        filler.fill(wanted.stored, into)
-    else:
-        filler.fill_fp8(wanted.stored, wanted.scales, wanted.block, into, into.dtype)
-    if wanted.narrows:
-        refuse_overflow(wanted, into, filler)
-    return into

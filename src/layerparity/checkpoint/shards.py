@@ -64,21 +64,19 @@ class Policy:
             )
         if stored.dtype == self.target or stored.dtype not in ITEM_BYTES:
             return stored.dtype, Why.AS_STORED
-        narrower = ITEM_BYTES[self.target] < ITEM_BYTES[stored.dtype]
-        if narrower and self._is_small(stored):
+        if ITEM_BYTES[self.target] > ITEM_BYTES[stored.dtype]:
+            return self.target, Why.WIDENED
+        # What costs next to nothing in its own type, and may need it. Norms, biases and the
+        # router's correction bias have one axis; what an FP8 checkpoint stores in float32 was left
+        # so on purpose, as the router is.
+        is_small = (
+            len(stored.shape) < 2
+            or stays_float32(stored.name, self.float32_patterns)
+            or (self.quantised and math.prod(stored.shape) <= SMALL)
+        )
+        if ITEM_BYTES[self.target] < ITEM_BYTES[stored.dtype] and is_small:
             return stored.dtype, Why.KEPT
-        wider = ITEM_BYTES[self.target] > ITEM_BYTES[stored.dtype]
-        return self.target, Why.WIDENED if wider else Why.ROUNDED
-
-    def _is_small(self, stored: Stored) -> bool:
-        """Say whether a tensor costs next to nothing in its own type, and may need it.
-
-        Norms, biases and the router's correction bias have one axis. What an FP8 checkpoint stores
-        in float32 was left so on purpose, as the router is.
-        """
-        if len(stored.shape) < 2 or stays_float32(stored.name, self.float32_patterns):
-            return True
-        return self.quantised and math.prod(stored.shape) <= SMALL
+        return self.target, Why.ROUNDED
 
 
 def policy_of(checkpoint: Checkpoint, dtype: str) -> Policy:
@@ -146,7 +144,7 @@ def plan_shards(checkpoint: Checkpoint, policy: Policy) -> list[Shard]:
     Raises UserError for scales that belong to nothing, and for weights that cannot be read.
     """
     _refuse_odd_scales(checkpoint)
-    held: dict[str, list[PlannedTensor]] = {}
+    by_file: dict[str, list[PlannedTensor]] = {}
 
     def place(tensor: PlannedTensor) -> tuple[int, int]:
         """Wide numbers first, so that each stands aligned; then as they are read."""
@@ -154,28 +152,23 @@ def plan_shards(checkpoint: Checkpoint, policy: Policy) -> list[Shard]:
         return -(tensor.bytes // count if count else _ALIGNED), tensor.stored.begin
 
     for stored in checkpoint.weights.values():
-        held.setdefault(stored.file.name, []).append(_planned(checkpoint, policy, stored))
-    return [Shard(name, tuple(sorted(held[name], key=place))) for name in sorted(held)]
+        dtype, why = policy.decide(stored)
+        if why is Why.DEQUANTISED and len(stored.shape) < 2:
+            raise UserError(
+                f"{stored.name} is stored as {stored.dtype} with the shape {list(stored.shape)}, "
+                "and blocks have two axes: fetch the checkpoint again."
+            )
+        scales = checkpoint.scales(stored.name) if why is Why.DEQUANTISED else None
+        cast = dtype != stored.dtype
+        size = ITEM_BYTES[dtype] * math.prod(stored.shape) if cast else stored.bytes
+        tensor = PlannedTensor(stored, scales, dtype, size, why)
+        by_file.setdefault(stored.file.name, []).append(tensor)
+    return [Shard(name, tuple(sorted(by_file[name], key=place))) for name in sorted(by_file)]
 
 
 def weight_map(shards: list[Shard]) -> Mapping[str, str]:
     """Return the file of each tensor by name."""
     return {tensor.name: shard.name for shard in shards for tensor in shard.tensors}
-
-
-def _planned(checkpoint: Checkpoint, policy: Policy, stored: Stored) -> PlannedTensor:
-    dtype, why = policy.decide(stored)
-    if why is not Why.DEQUANTISED:
-        cast = dtype != stored.dtype
-        size = ITEM_BYTES[dtype] * math.prod(stored.shape) if cast else stored.bytes
-        return PlannedTensor(stored, None, dtype, size, why)
-    if len(stored.shape) < 2:
-        raise UserError(
-            f"{stored.name} is stored as {stored.dtype} with the shape {list(stored.shape)}, and "
-            "blocks have two axes: fetch the checkpoint again."
-        )
-    scales = checkpoint.scales(stored.name)
-    return PlannedTensor(stored, scales, dtype, ITEM_BYTES[dtype] * math.prod(stored.shape), why)
 
 
 def _refuse_odd_scales(checkpoint: Checkpoint) -> None:

@@ -1,17 +1,30 @@
-"""Cut a tensor into slices of rows, so that none is ever in memory as a whole."""
+"""Cut a tensor into slices of rows, so that none is ever in memory as a whole, and read them.
+
+A number that was finite as it was stored and would be Inf in the new type is refused.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from layerparity.checkpoint.shards import ITEM_BYTES, PlannedTensor, Why
+from layerparity.ground.errors import UserError
 from layerparity.model.header import Stored
+
+if TYPE_CHECKING:
+    import torch
+
+    from layerparity.model.filling import Filler
+    from layerparity.model.page_pool import PagePool
 
 # Bytes of a slice, as it is read or as it is written, whichever is more.
 SLICE_BYTES = 16 << 20
 _RAW = "U8"
+# Wider ranges in their order; float16 has the smallest of all.
+_WIDER = ("bfloat16", "float32", "float64")
 
 
 @dataclass(frozen=True)
@@ -74,3 +87,75 @@ def _part(stored: Stored, dtype: str, shape: tuple[int, ...], start: int, item: 
     """Return where the numbers from ``start`` on lie, each of ``item`` bytes."""
     size, begin = math.prod(shape) * item, stored.begin + start * item
     return replace(stored, dtype=dtype, shape=shape, bytes=size, begin=begin)
+
+
+def slice_values(wanted: TensorSlice, filler: Filler, pool: PagePool) -> torch.Tensor:
+    """Return a slice's values on the CPU, in its shape and new type.
+
+    [number], or [row, column] of FP8 weights. Raises UserError where they do not fit the type.
+    """
+    from layerparity.model.filling import DTYPES
+
+    into = pool.empty(wanted.stored.shape, DTYPES[wanted.dtype])
+    if wanted.scales is None:
+        filler.fill(wanted.stored, into)
+    else:
+        filler.fill_fp8(wanted.stored, wanted.scales, wanted.block, into, into.dtype)
+    if wanted.narrows:
+        _refuse_overflow(wanted, into, filler)
+    return into
+
+
+def _refuse_overflow(part: TensorSlice, values: torch.Tensor, filler: Filler) -> None:
+    """Raise UserError where ``values``, a slice in its new type, has an Inf that was no Inf before.
+
+    ``values`` has the slice's shape: [number], or [row, column] of FP8 weights. The stored numbers
+    are read a second time only where there is an Inf or NaN. A scale that is Inf, and an Inf that
+    was stored as one, stay what they are.
+    """
+    import torch
+
+    # One pass; isinf() takes ten times as long and a mask.
+    if not values.numel() or all(math.isfinite(float(end)) for end in torch.aminmax(values)):
+        return
+    exact = _exact(part, values.isinf(), filler)
+    lost = exact[exact.isfinite()]
+    if not lost.numel():
+        return
+    dtype = str(values.dtype).removeprefix("torch.")
+    beyond = f"holds values beyond {dtype}'s {torch.finfo(values.dtype).max:g}"
+    # FP8 numbers are multiplied in float32, whatever they are written as.
+    wider = _WIDER if part.scales is None else _WIDER[:-1]
+    worst = lost.abs().max()
+    fits = next((name for name in wider if worst.to(getattr(torch, name)).isfinite()), None)
+    if fits is None:
+        beyond += " once its scales are applied"
+    cure = f"use dtype={fits}" if fits else "take weights and scales from one place"
+    raise UserError(f"{part.stored.name} {beyond}: {cure}.")
+
+
+def _exact(part: TensorSlice, where: torch.Tensor, filler: Filler) -> torch.Tensor:
+    """Return the values at ``where``, a mask of the slice's shape, as float64 [number].
+
+    FP8 numbers are multiplied with their scales without loss.
+    """
+    stored = _as_stored(part.stored, filler)
+    if part.scales is None:
+        return stored[where].double()
+    rows, columns = part.stored.shape
+    factors = _as_stored(part.scales, filler)
+    wide = factors.repeat_interleave(part.block[0], 0)[:rows]
+    wide = wide.repeat_interleave(part.block[1], 1)[:, :columns]
+    # torch cannot pick out FP8 numbers.
+    return stored.float()[where].double() * wide[where].double()
+
+
+def _as_stored(stored: Stored, filler: Filler) -> torch.Tensor:
+    """Return a stored tensor in its own type; FP8 numbers without their scales."""
+    import torch
+
+    from layerparity.model.filling import DTYPES
+
+    into = torch.empty(stored.shape, dtype=DTYPES[stored.dtype])
+    filler.fill(stored, into)
+    return into

@@ -135,34 +135,32 @@ class _Reader:
         self.odd: list[AuditFinding] = []
 
     def examine(self, stored: Stored, is_fp8: bool, block: tuple[int, int]) -> None:
-        """Take a tensor's statistics, where its bytes are there."""
+        """Take a tensor's statistics, where its bytes are there; of FP8 with its scales applied."""
         name, file = stored.name, stored.file
-        if stored.dtype not in held_types():
+        if stored.dtype not in torch_types():
             text = f"{name} is stored as {stored.dtype}: its values were not examined"
             self.odd.append(AuditFinding("not_examined", text, name, file.name, note=True))
-        elif file.name not in self.failed and intact(stored, self.sizes[file]):
-            try:
-                self.tallies[name] = self._tally(stored, is_fp8, block)
-            except UserError as error:
-                self.failed[file.name] = AuditFinding("file_unread", str(error), name, file.name)
-
-    def _tally(self, stored: Stored, is_fp8: bool, block: tuple[int, int]) -> ValueStatistics:
-        """Return a tensor's statistics, of an FP8 weight with its scales applied."""
-        tally = ValueStatistics()
-        scales = self.tensors.get(weight_types.scale_name(stored.name)) if is_fp8 else None
-        whole = scales is not None and intact(scales, self.sizes[scales.file])
-        if scales and whole:
+            return
+        if file.name in self.failed or not intact(stored, self.sizes[file]):
+            return
+        scales = self.tensors.get(weight_types.scale_name(name)) if is_fp8 else None
+        if scales and intact(scales, self.sizes[scales.file]):
             chunks = self._dequantised(stored, scales, block)
         else:
             chunks = (widened(raw) for raw in self._raw(stored, CHUNK))
-        for values in chunks:
-            tally.add(values)
-        return tally
+        tally = ValueStatistics()
+        try:
+            for values in chunks:
+                tally.add(values)
+        except UserError as error:
+            self.failed[file.name] = AuditFinding("file_unread", str(error), name, file.name)
+        else:
+            self.tallies[name] = tally
 
     def _dequantised(
         self, stored: Stored, scales: Stored, block: tuple[int, int]
     ) -> Iterator[torch.Tensor]:
-        """Yield the values of each row of blocks; the matrices of a stack follow each other."""
+        """Yield the float32 values [row, column] of each row of blocks, matrix by matrix."""
         import torch
 
         if not stored.bytes:
@@ -183,7 +181,7 @@ class _Reader:
         """Yield a tensor's numbers from ``start`` on, flat, at most ``step`` bytes at once."""
         import torch
 
-        dtype = held_types()[stored.dtype]
+        dtype = torch_types()[stored.dtype]
         begin = stored.begin + start * dtype.itemsize
         left = stored.bytes if count is None else count * dtype.itemsize
         while left:
@@ -195,7 +193,7 @@ class _Reader:
 
 
 @cache
-def held_types() -> dict[str, torch.dtype]:
+def torch_types() -> dict[str, torch.dtype]:
     """Return the stored types that torch can hold, beside those that runs read.
 
     Of F4 and F6, several to a byte, torch holds the bytes at most.

@@ -48,11 +48,9 @@ class DeviceMemory:
 
 def gpus() -> list[Gpu]:
     """Return the GPUs torch can use here."""
-    found = []
-    for index in range(torch.cuda.device_count()):
-        known = torch.cuda.get_device_properties(index)
-        found.append(Gpu(index, known.name, known.total_memory))
-    return found
+    indices = range(torch.cuda.device_count())
+    properties = [torch.cuda.get_device_properties(index) for index in indices]
+    return [Gpu(index, its.name, its.total_memory) for index, its in enumerate(properties)]
 
 
 def free_gpu_memory() -> list[int]:
@@ -72,7 +70,15 @@ def label(devices: Sequence[str], names: Sequence[str]) -> str:
     counted = [
         f"{kinds.count(kind)}x {kind}" if len(kinds) > 1 else kind for kind in dict.fromkeys(kinds)
     ]
-    return f"cuda:{_spans(used)} {', '.join(counted)}"
+    # Indices in a row are a span: 0-3,6.
+    spans: list[list[int]] = []
+    for index in used:
+        if spans and index == spans[-1][1] + 1:
+            spans[-1][1] = index
+        else:
+            spans.append([index, index])
+    where = ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+    return f"cuda:{where} {', '.join(counted)}"
 
 
 def device_memory(device: str, modules: int, put: int, folder: Path | None) -> DeviceMemory:
@@ -82,36 +88,26 @@ def device_memory(device: str, modules: int, put: int, folder: Path | None) -> D
         return DeviceMemory(device, modules, put, resident, psutil.virtual_memory().total)
     if device == "disk":
         files = folder.rglob("*") if folder is not None else ()
-        held = sum(file.stat().st_size for file in files if file.is_file())
+        taken = sum(file.stat().st_size for file in files if file.is_file())
         total = shutil.disk_usage(folder).total if folder is not None else 0
-        return DeviceMemory(device, modules, put, held, total)
+        return DeviceMemory(device, modules, put, taken, total)
     total = torch.cuda.get_device_properties(device).total_memory
     allocated, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
     return DeviceMemory(device, modules, allocated, reserved, total)
 
 
-def facts(found: Sequence[Gpu]) -> dict[str, str]:
+def facts(present: Sequence[Gpu]) -> dict[str, str]:
     """Return the machine as tags: GPUs, memory, driver and CUDA versions, CPU, threads."""
-    told = {
-        "gpu_count": str(len(found)),
+    tags = {
+        "gpu_count": str(len(present)),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "torch_threads": str(torch.get_num_threads()),
     }
-    if found:
-        told["gpus"] = label([f"cuda:{gpu.index}" for gpu in found], [gpu.name for gpu in found])
-        told["gpu_memory"] = ", ".join(size_text(gpu.total) for gpu in found)
-        told["cuda"] = str(torch.version.cuda)
-        told["cudnn"] = str(torch.backends.cudnn.version())
-        told["driver"] = nvidia.driver_version()
-    return told
-
-
-def _spans(indices: Sequence[int]) -> str:
-    """Write sorted indices as spans: 0-3,6."""
-    spans: list[list[int]] = []
-    for index in indices:
-        if spans and index == spans[-1][1] + 1:
-            spans[-1][1] = index
-        else:
-            spans.append([index, index])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+    if present:
+        devices, names = [f"cuda:{gpu.index}" for gpu in present], [gpu.name for gpu in present]
+        tags["gpus"] = label(devices, names)
+        tags["gpu_memory"] = ", ".join(size_text(gpu.total) for gpu in present)
+        tags["cuda"] = str(torch.version.cuda)
+        tags["cudnn"] = str(torch.backends.cudnn.version())
+        tags["driver"] = nvidia.driver_version()
+    return tags

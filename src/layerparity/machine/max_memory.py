@@ -47,20 +47,20 @@ def parse_limits(text: str | None) -> Limits:
 
     Raises UserError with the right form.
     """
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for part in text.split(",") if text is not None else ():
         match = _ENTRY.match(part.strip())
         if match is None or match["unit"].upper() not in _UNITS:
             raise UserError(f"max_memory has '{part.strip()}', which is not a size. {_FORMS}")
         device = match["device"]
         key = "every GPU" if device is None else f"{int(device)}" if device.isdigit() else "cpu"
-        if key in found:
+        if key in sizes:
             raise UserError(f"max_memory limits {key} twice. {_FORMS}")
-        found[key] = int(float(match["number"]) * _UNITS[match["unit"].upper()])
-    every, cpu = found.pop("every GPU", None), found.pop("cpu", None)
-    if every is not None and found:
+        sizes[key] = int(float(match["number"]) * _UNITS[match["unit"].upper()])
+    every, cpu = sizes.pop("every GPU", None), sizes.pop("cpu", None)
+    if every is not None and sizes:
         raise UserError(f"max_memory limits every GPU and single GPUs: choose one. {_FORMS}")
-    return Limits(every, {int(key): size for key, size in found.items()}, cpu)
+    return Limits(every, {int(key): size for key, size in sizes.items()}, cpu)
 
 
 def check_strategy(strategy: str) -> None:
@@ -185,12 +185,12 @@ def largest_together(sizes: Mapping[str, int], again: bool = False) -> tuple[str
     return max(pairs, key=lambda pair: sum(sizes[stage] for stage in pair), default=tuple(order))
 
 
-def told(sizes: Mapping[str, int], ahead: bool, again: bool = False) -> str:
-    """Return how the stages stream, for the user."""
+def stream_text(sizes: Mapping[str, int], ahead: bool, again: bool = False) -> str:
+    """Return how the stages, by their bytes, stream, for the user."""
     total = bytes_text(sum(sizes.values()))
     if ahead:
         two = bytes_text(most_at_once(sizes, again))
-        held = f"at most two in memory, {two}; the next is read ahead"
+        how = f"at most two in memory, {two}; the next is read ahead"
     else:
-        held = f"one in memory, at most {bytes_text(max(sizes.values()))}; nothing is read ahead"
-    return f"streaming {len(sizes)} stages ({total}): {held}."
+        how = f"one in memory, at most {bytes_text(max(sizes.values()))}; nothing is read ahead"
+    return f"streaming {len(sizes)} stages ({total}): {how}."

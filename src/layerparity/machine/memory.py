@@ -34,20 +34,22 @@ def memory_left() -> int | None:
     """
     left = []
     for group in _groups():
-        limit, held = _read(group / "memory.max"), _read(group / "memory.current")
-        if limit.isdigit() and held.isdigit():
-            left.append(max(0, int(limit) - int(held) + _reclaimable(group)))
+        limit, used = _read(group / "memory.max"), _read(group / "memory.current")
+        if limit.isdigit() and used.isdigit():
+            counts = (line.split() for line in _read(group / "memory.stat").splitlines())
+            reclaimable = sum(int(count) for name, count in counts if name in _RECLAIMED)
+            left.append(max(0, int(limit) - int(used) + reclaimable))
     return min(left, default=None)
 
 
 def cpus_granted() -> int | None:
     """Return the whole CPUs that the groups' quotas come to, or None where there is no quota."""
-    granted = []
+    quotas = []
     for group in _groups():
         quota, _, period = _read(group / "cpu.max").partition(" ")
         if quota.isdigit() and period.isdigit() and int(period):
-            granted.append(max(1, round(int(quota) / int(period))))
-    return min(granted, default=None)
+            quotas.append(max(1, round(int(quota) / int(period))))
+    return min(quotas, default=None)
 
 
 def _groups() -> list[Path]:
@@ -56,11 +58,6 @@ def _groups() -> list[Path]:
     own = next((line[3:] for line in lines if line.startswith("0::")), "/")
     inside = ROOT / own.strip("/")
     return [each for each in (inside, *inside.parents) if each.is_relative_to(ROOT)]
-
-
-def _reclaimable(group: Path) -> int:
-    words = (line.split() for line in _read(group / "memory.stat").splitlines())
-    return sum(int(count) for name, count in words if name in _RECLAIMED)
 
 
 def _read(path: Path) -> str:
@@ -118,5 +115,6 @@ def host_memory() -> HostMemory:
 
 
 def _status_bytes(key: str) -> int:
+    """Return a figure of this process that the kernel gives in KiB; 0 where it gives none."""
     lines = _STATUS.read_text(encoding="ascii").splitlines() if _STATUS.exists() else []
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:")), 0)

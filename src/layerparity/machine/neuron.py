@@ -10,7 +10,6 @@ import os
 from enum import Enum
 from pathlib import Path
 
-from layerparity.ground.errors import UserError
 from layerparity.machine import neuron_packages
 from layerparity.machine.device import Affinity
 
@@ -54,18 +53,16 @@ def detect(choice: RuntimeChoice = RuntimeChoice.auto) -> Affinity:
     if choice is RuntimeChoice.xla_cpu or (
         choice is RuntimeChoice.auto and (asked == "CPU" or not (count or asked))
     ):
-        return _stand_in(asked, count)
+        if asked == "NEURON":
+            why = "PJRT_DEVICE=NEURON contradicts runtime=xla_cpu: unset it."
+            return Affinity(0, STAND_IN, why)
+        why = f"asked for beside {count} Neuron devices" if count else "no Neuron device here"
+        return Affinity(1, STAND_IN, f"{why}: XLA:CPU runs the same code path")
     return _neuron(asked, count)
 
 
-def _stand_in(asked: str | None, count: int) -> Affinity:
-    if asked == "NEURON":
-        return Affinity(0, STAND_IN, "PJRT_DEVICE=NEURON contradicts runtime=xla_cpu: unset it.")
-    why = f"asked for beside {count} Neuron devices" if count else "no Neuron device here"
-    return Affinity(1, STAND_IN, f"{why}: XLA:CPU runs the same code path")
-
-
 def _neuron(asked: str | None, count: int) -> Affinity:
+    """Return how Neuron itself fits, where it is asked for or there are devices."""
     if asked == "CPU":
         return Affinity(0, NEURON, "PJRT_DEVICE=CPU contradicts runtime=xla: unset it.")
     if not count:
@@ -94,17 +91,16 @@ NATIVE = "native flavour"
 
 def packages() -> dict[str, bool]:
     """Return which of AWS's packages are here, and whether each is more than a placeholder."""
-    found = {name: importlib.util.find_spec(name) is not None for name in PACKAGES}
-    return {name: neuron_packages.looks_real(name) for name, here in found.items() if here}
+    here = [name for name in PACKAGES if importlib.util.find_spec(name) is not None]
+    return {name: neuron_packages.looks_real(name) for name in here}
 
 
 def flavour() -> dict[str, str]:
     """Return ``flavour``, ``found`` and ``cure`` of the torch_neuronx that imports here."""
     try:
         module = neuron_packages.torch_neuronx()
-    except UserError as error:
-        found, _, cure = str(error).partition(": ")
-        return {"flavour": NATIVE, "found": found, "cure": cure}
+    except neuron_packages.NativeFlavourError as error:
+        return {"flavour": NATIVE, "found": error.found, "cure": error.cure}
     if module is None:
         raise ImportError("torch_neuronx has no torch_neuronx.trace, or does not import")
     return {"flavour": XLA, "found": str(getattr(module, "__version__", "?")), "cure": ""}

@@ -19,6 +19,21 @@ _PARALLEL_STATE = "neuronx_distributed.parallel_layers.parallel_state"
 _FX = "transformers.utils.fx"
 
 
+class NativeFlavourError(UserError):
+    """torch_neuronx is of the native flavour, which this version does not run.
+
+    ``found`` says what is here, ``cure`` what to do about it.
+    """
+
+    cure = "install torch-neuronx 2.9 from AWS's own index, in an environment of its own."
+
+    def __init__(self, version: str) -> None:
+        self.found = (
+            f"torch_neuronx {version} is the native flavour, and this version runs the XLA flavour"
+        )
+        super().__init__(f"{self.found}: {self.cure}")
+
+
 def looks_real(name: str) -> bool:
     """Say, without importing it, whether a package is more than a file that raises."""
     spec = importlib.util.find_spec(name)
@@ -31,7 +46,7 @@ def looks_real(name: str) -> bool:
 def torch_neuronx() -> ModuleType | None:
     """Import torch_neuronx's XLA flavour, or return None where it is absent or a placeholder.
 
-    Raises UserError where it is the native flavour, which this version does not run.
+    Raises NativeFlavourError, a UserError, where it is the native flavour.
     """
     try:
         module = importlib.import_module("torch_neuronx")
@@ -39,11 +54,7 @@ def torch_neuronx() -> ModuleType | None:
         return None
     if callable(getattr(module, "trace", None)):
         return module
-    version = getattr(module, "__version__", "?")
-    raise UserError(
-        f"torch_neuronx {version} is the native flavour, and this version runs the XLA flavour: "
-        "install torch-neuronx 2.9 from AWS's own index, in an environment of its own."
-    )
+    raise NativeFlavourError(getattr(module, "__version__", "?"))
 
 
 class ParallelState:

@@ -22,7 +22,12 @@ def gpu_names() -> list[str]:
     )
     models = _models()
     names = [models.get(minor, "NVIDIA GPU") for minor in minors]
-    return names[: _visible(len(names))]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return names
+    # As CUDA reads it, the list ends at a -1 or an empty word.
+    words = (word.strip() for word in visible.split(","))
+    return names[: sum(1 for _ in takewhile(lambda word: word not in ("", "-1"), words))]
 
 
 def driver_version() -> str:
@@ -33,21 +38,12 @@ def driver_version() -> str:
 
 def _models() -> dict[int, str]:
     """Return the model of each GPU the driver lists, by the number in its device file's name."""
-    found = {}
+    models = {}
     for file in DRIVER.glob("gpus/*/information"):
-        told = dict(re.findall(r"^([^:\n]+):[ \t]*(\S.*?)[ \t]*$", _read(file), re.MULTILINE))
-        if "Model" in told and told.get("Device Minor", "").isdigit():
-            found[int(told["Device Minor"])] = told["Model"]
-    return found
-
-
-def _visible(count: int) -> int:
-    """Return how many of ``count`` GPUs CUDA_VISIBLE_DEVICES leaves; its list ends at a -1."""
-    asked = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if asked is None:
-        return count
-    words = (word.strip() for word in asked.split(","))
-    return min(count, sum(1 for _ in takewhile(lambda word: word not in ("", "-1"), words)))
+        facts = dict(re.findall(r"^([^:\n]+):[ \t]*(\S.*?)[ \t]*$", _read(file), re.MULTILINE))
+        if "Model" in facts and facts.get("Device Minor", "").isdigit():
+            models[int(facts["Device Minor"])] = facts["Model"]
+    return models
 
 
 def _read(path: Path) -> str:

@@ -84,8 +84,8 @@ def _spread(
     with _quiet():
         if strategy != "sequential":
             limits = get_balanced_memory(model, limits, no_split, low_zero=low_zero)
-        found = infer_auto_device_map(model, limits, no_split, clean_result=False)
-    devices = [found[f"stage_{place}"] for place in range(len(sizes))]
+        plan = infer_auto_device_map(model, limits, no_split, clean_result=False)
+    devices = [plan[f"stage_{place}"] for place in range(len(sizes))]
     named = (f"cuda:{gpus[its]}" if isinstance(its, int) else str(its) for its in devices)
     return dict(zip(sizes, named, strict=True))
 

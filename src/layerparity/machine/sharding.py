@@ -68,12 +68,12 @@ def split_dimensions(plan: Mapping[str, str], path: str, module: nn.Module) -> d
     if inside is None:
         return {}
     styles = {re.compile(key.replace(".", r"\.").replace("*", r"\d+")): plan[key] for key in plan}
-    found: dict[str, int] = {}
+    dimensions: dict[str, int] = {}
     for name, parameter in module.named_parameters():
         owner = name.rpartition(".")[0]
         full = f"{inside[1]}.{owner}".rstrip(".")
         style = next((s for pattern, s in styles.items() if pattern.fullmatch(full)), None)
         # A row-parallel bias is added once, after the partial sums: it stays whole.
         if style is not None and _DIMENSION[style] < parameter.dim():
-            found[name] = _DIMENSION[style]
-    return found
+            dimensions[name] = _DIMENSION[style]
+    return dimensions

@@ -11,14 +11,16 @@ from torch.nn import functional
 from layerparity.mistakes.fault import WhyNot
 
 CORRECTION = "mlp.e_score_correction_bias"
+# What a router gives out, by its address inside the block.
+CHOICES, LOGITS, WEIGHTS = "mlp.gate:choices", "mlp.gate:logits", "mlp.gate:weights"
 
 
 def find(block: nn.Module, path: str) -> Any:
     """Return a module, parameter or buffer by its path inside the block, or None."""
-    found: Any = block
+    owner: Any = block
     for name in path.split("."):
-        found = getattr(found, name, None)
-    return found
+        owner = getattr(owner, name, None)
+    return owner
 
 
 def lacking(block: nn.Module, *paths: str) -> str:
@@ -82,6 +84,6 @@ def route(
 
 
 def randomise(weight: torch.Tensor, deviation: float, generator: torch.Generator) -> None:
-    """Fill a weight as an initialisation would: normal, mean 0."""
+    """Fill a floating weight of any shape in place, as an initialisation would: normal, mean 0."""
     with torch.no_grad():
         weight.copy_(torch.randn(weight.shape, generator=generator) * deviation)

@@ -41,12 +41,12 @@ def check_fault(name: str) -> None:
 
 def rules() -> dict[str, Rule]:
     """Return the rules that recognise a known bug, by the name of its file."""
-    found = registry.holding(_KNOWN, "RULE")
-    return {name: registry.load(_KNOWN, name).RULE for name in found}
+    names = registry.holding(_KNOWN, "RULE")
+    return {name: registry.load(_KNOWN, name).RULE for name in names}
 
 
 def likeliest(evidence: Evidence) -> list[Cause]:
     """Return every cause that a rule sees in the evidence, the surest first."""
     judged = (rule.judge(evidence) for rule in rules().values())
-    found = [replace(each, reasons=tuple(each.reasons)) for each in judged if each is not None]
-    return sorted(found, key=lambda cause: (-cause.confidence, cause.id))
+    causes = [replace(each, reasons=tuple(each.reasons)) for each in judged if each is not None]
+    return sorted(causes, key=lambda cause: (-cause.confidence, cause.id))

@@ -96,7 +96,7 @@ class Evidence:
         own = self.component
         return [each for each in self._kin(own) if overlap(each.component, own)]
 
-    def found(self, *whats: str, component: str | None = None) -> list[WeightFinding]:
+    def findings_of(self, *whats: str, component: str | None = None) -> list[WeightFinding]:
         """Return the blamed findings of these kinds, or those of a module and what is below it."""
         if component is None:
             return [each for each in self.blamed if each.what in whats]

@@ -50,7 +50,7 @@ class Surgery:
     """What a fault is planted with: it remembers how a module was, so that it can be undone.
 
     Weights are changed in place and come back by loading them again. ``frozen`` holds weights, by
-    their path inside the block, that a compiled graph uses in place of the block's own.
+    their path inside the block and in its shapes, that a compiled graph uses in place of its own.
     ``quantised()`` gives the block's weights that are stored in FP8.
     """
 

@@ -18,9 +18,9 @@ _INNER = ("mlp.gate", "mlp.router", "mlp.experts")
 def halves(
     experts: Any, both: torch.Tensor, outputs: int = -1
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the gate's and the up projection's part of what is stacked along ``outputs``.
+    """Return the gate's and the up projection's part of what is stacked along axis ``outputs``.
 
-    Views: writing to them writes to ``both``.
+    Views of ``both`` [..., 2n, ...], each [..., n, ...] in its dtype: writing to them writes to it.
     """
     aligned = both.movedim(outputs, -1)
     if getattr(experts, "is_concatenated", True):
@@ -38,7 +38,7 @@ def exchange(left: torch.Tensor, right: torch.Tensor) -> None:
 
 
 def weight_halves(experts: Any, stacked: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the gate's and the up projection's part of a stacked weight, as `halves` does."""
+    """Return the gate's and the up projection's part of a weight [expert, row, column] as views."""
     return halves(experts, stacked, -1 if getattr(experts, "is_transposed", False) else -2)
 
 
@@ -56,7 +56,7 @@ class Part:
     half: int | None = None
 
     def view(self, block: nn.Module) -> torch.Tensor:
-        """Return the weight [expert, row, column], sharing the parameter's memory."""
+        """Return the weight [expert, row, column] in its dtype, sharing the parameter's memory."""
         value = find(block, self.path).data
         experts = find(block, "mlp.experts")
         if self.half is not None:
@@ -79,22 +79,22 @@ class Part:
 
 def parts(block: nn.Module) -> list[Part]:
     """Return the weights of a block in the order in which a forward pass reaches them."""
-    found: list[Part] = []
+    weights: list[Part] = []
     for name, module in block.named_modules():
         weight = module._parameters.get("weight")
         if weight is not None and weight.dim() <= 2:
             component = "mlp" if name.startswith("mlp.") and name not in _INNER else name
-            found.append(Part(name, component, f"{name}.weight"))
+            weights.append(Part(name, component, f"{name}.weight"))
     if find(block, CORRECTION) is not None:
-        found.append(Part("mlp.gate.bias", "mlp.gate", CORRECTION))
+        weights.append(Part("mlp.gate.bias", "mlp.gate", CORRECTION))
     if find(block, "mlp.experts.gate_up_proj") is not None:
-        found.append(Part("mlp.experts.gate", "mlp.experts", "mlp.experts.gate_up_proj", half=0))
-        found.append(Part("mlp.experts.up", "mlp.experts", "mlp.experts.gate_up_proj", half=1))
-        found.append(Part("mlp.experts.down", "mlp.experts", "mlp.experts.down_proj"))
-    return sorted(found, key=_rank)
+        weights.append(Part("mlp.experts.gate", "mlp.experts", "mlp.experts.gate_up_proj", half=0))
+        weights.append(Part("mlp.experts.up", "mlp.experts", "mlp.experts.gate_up_proj", half=1))
+        weights.append(Part("mlp.experts.down", "mlp.experts", "mlp.experts.down_proj"))
 
+    def place(part: Part) -> tuple[bool, int]:
+        """Return a part's place in a forward pass; what is a dense MLP's comes last."""
+        component = part.component.replace("mlp.router", "mlp.gate")
+        return component == "mlp", SERIAL.rank_of_module(component)
 
-def _rank(part: Part) -> tuple[bool, int]:
-    """Return a part's place in a forward pass; what is a dense MLP's comes last."""
-    component = part.component.replace("mlp.router", "mlp.gate")
-    return component == "mlp", SERIAL.rank_of_module(component)
+    return sorted(weights, key=place)

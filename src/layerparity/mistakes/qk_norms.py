@@ -11,6 +11,8 @@ from layerparity.mistakes.shape import blocks_of, finite
 
 # A factor that changes from token to token leaves a z of a hundred or two; a constant thousands.
 CERTAIN = 1000.0
+# A share of variance from which on heads, not channels, are what differs.
+BY_HEAD = 0.6
 NORMS = ("self_attn.q_norm", "self_attn.k_norm")
 
 

@@ -13,8 +13,8 @@ from layerparity.mistakes.block import config_of, lacking
 
 def parameters(config: Any) -> dict[str, Any]:
     """Return the configuration's rotary parameters; empty where it has none."""
-    found: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
-    return found
+    values: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    return values
 
 
 def no_plain_tables(block: nn.Module) -> str:

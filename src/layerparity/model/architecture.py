@@ -11,7 +11,6 @@ from layerparity.model import weight_types
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
     from transformers import PretrainedConfig, PreTrainedModel
 
 # transformers does not check every value: 0 heads end in a division, 0 experts in a chunk.
@@ -103,19 +102,23 @@ class Layout:
 
 def layout_of(model: PreTrainedModel) -> Layout:
     """Return where a model keeps its stages. Raises UserError where they are not all there."""
+    from torch import nn
+
     kind = model.config.model_type
     names = {id(module): name for name, module in model.named_modules()}
     count = getattr(model.config, "num_hidden_layers", None)
-    blocks = _blocks(model, count)
-    if blocks is None:
+    stacks = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
+    if not stacks:
         raise UserError(_refusal(kind, "list of blocks"))
+    # Of several such lists, the outermost.
+    blocks = min((names[id(stack)] for stack in stacks), key=lambda name: name.count("."))
     decoder, _, own = blocks.rpartition(".")
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     # The last norm that stands beside the blocks.
     beside = model.get_submodule(decoder).children()
     norm = next((m for m in [*beside][::-1] if "Norm" in type(m).__name__), None)
-    found: dict[str, Any] = {"embedding": embedding, "final norm": norm, "head": head}
-    for what, module in found.items():
+    ends: dict[str, Any] = {"embedding": embedding, "final norm": norm, "head": head}
+    for what, module in ends.items():
         if id(module) not in names:
             raise UserError(_refusal(kind, what))
     paths = {
@@ -132,15 +135,3 @@ def _refusal(kind: str, what: str) -> str:
         f"{kind} is not laid out as embedding, blocks, norm and head (no {what}): it cannot be "
         "run by stages; give port._target_= a port of your own."
     )
-
-
-def _blocks(model: nn.Module, count: int | None) -> str | None:
-    """Return the path of the outermost list of ``count`` modules."""
-    from torch import nn
-
-    lists = (
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, nn.ModuleList) and len(module) == count
-    )
-    return min(lists, key=lambda name: name.count("."), default=None)

@@ -28,15 +28,17 @@ def fill_buffers(model: PreTrainedModel, part: nn.Module) -> None:
     import torch
 
     for owner in list(part.modules()):
-        lost = [
-            name
+        lost = {
+            name: buffer
             for name, buffer in owner._buffers.items()
             if name in owner._non_persistent_buffers_set and buffer is not None and buffer.is_meta
-        ]
+        }
         if not lost:
             continue
-        for name in lost:
-            owner._buffers[name] = _empty(owner._buffers[name])
+        for name, buffer in lost.items():
+            whole = _UNFILLED if buffer.dtype in (torch.int32, torch.int64) else 0
+            value = float("nan") if buffer.is_floating_point() else whole
+            owner._buffers[name] = torch.full_like(buffer, value, device="cpu")
         for tensor in (*owner.parameters(), *owner.buffers()):
             # transformers' initialisation leaves alone what bears this mark.
             tensor._is_hf_initialized = not any(tensor is owner._buffers[name] for name in lost)  # type: ignore[attr-defined]
@@ -47,14 +49,14 @@ def fill_buffers(model: PreTrainedModel, part: nn.Module) -> None:
 
 
 def tensor_at(model: nn.Module, weight: str) -> torch.Tensor:
-    """Return a parameter or buffer of a model by its path."""
+    """Return a parameter or buffer of a model by its path, in its own shape and dtype, uncopied."""
     path, _, name = weight.rpartition(".")
-    found: torch.Tensor = getattr(model.get_submodule(path), name)
-    return found
+    tensor: torch.Tensor = getattr(model.get_submodule(path), name)
+    return tensor
 
 
 def set_tensor(model: nn.Module, weight: str, value: torch.Tensor) -> None:
-    """Put a value in the place of a parameter, or stored buffer, of a model."""
+    """Put a value, of any shape and dtype, in the place of a model's parameter or stored buffer."""
     from torch import nn
 
     path, _, name = weight.rpartition(".")
@@ -65,17 +67,8 @@ def set_tensor(model: nn.Module, weight: str, value: torch.Tensor) -> None:
         owner._parameters[name] = nn.Parameter(value, requires_grad=False)
 
 
-def _empty(buffer: torch.Tensor | None) -> torch.Tensor:
-    import torch
-
-    assert buffer is not None
-    value = float("nan") if buffer.is_floating_point() else 0
-    if buffer.dtype in (torch.int32, torch.int64):
-        value = _UNFILLED
-    return torch.full_like(buffer, value, device="cpu")
-
-
 def _check(owner: nn.Module, name: str) -> None:
+    """Raise UserError where the initialisation left a buffer as it was marked."""
     import torch
 
     value = owner._buffers[name]

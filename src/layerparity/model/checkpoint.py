@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,21 +58,25 @@ class Checkpoint:
     @cached_property
     def tensors(self) -> dict[str, Stored]:
         """Every tensor of the checkpoint by its stored name, from the headers alone."""
-        found: dict[str, Stored] = {}
+        tensors: dict[str, Stored] = {}
         for header in self.headers:
             for stored in header.tensors:
-                if stored.name in found:
-                    first = found[stored.name].file.name
-                    raise UserError(f"{stored.name} stands in {first} and in {header.file.name}")
-                found[stored.name] = stored
-        return found
+                first = tensors.setdefault(stored.name, stored)
+                if first is not stored:
+                    files = f"{first.file.name} and in {header.file.name}"
+                    raise UserError(f"{stored.name} stands in {files}")
+        return tensors
 
     @cached_property
     def headers(self) -> list[Header]:
         """What its files say of themselves, read once, with each file's stamp of that moment."""
         index = self.folder / INDEX
-        named = _weight_map(index) if index.is_file() else {}
-        headers = [read_header(file) for file in (self._shards(named) if named else self._found())]
+        named: dict[str, str] = {}
+        if index.is_file():
+            named = _read_json(index).get("weight_map") or {}
+            if not isinstance(named, dict) or {type(file) for file in named.values()} != {str}:
+                raise UserError(f"{INDEX} has no weight_map of tensors to files: fetch it again.")
+        headers = [read_header(file) for file in self._shards(sorted(set(named.values())))]
         lost = sorted(set(named) - {each.name for header in headers for each in header.tensors})
         if lost:
             raise UserError(
@@ -141,7 +145,7 @@ class Checkpoint:
     def read(self, names: Iterable[str]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
         """Return tensors by name, on the CPU, and the hash of each one's bytes.
 
-        They are as stored; FP8 weights are given with their values, in the checkpoint's own dtype.
+        In the stored shape and dtype, but FP8 weights with their values in the checkpoint's own.
         """
         from layerparity.model.filling import Filler
 
@@ -155,7 +159,7 @@ class Checkpoint:
         return values, hashes
 
     def value(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return one tensor as `read` does, or in ``dtype``, without its hash."""
+        """Return one tensor as `read` does, in its shape; in ``dtype`` if given, without hash."""
         from layerparity.model.filling import Filler
 
         into = self.empty(name, dtype)
@@ -163,7 +167,10 @@ class Checkpoint:
         return into
 
     def empty(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return memory for a tensor's values. Raises UserError for a type that is not read."""
+        """Return unfilled CPU memory of a tensor's stored shape, in its own type or ``dtype``.
+
+        Raises UserError for a type that is not read.
+        """
         import torch
 
         from layerparity.model.filling import DTYPES
@@ -184,7 +191,10 @@ class Checkpoint:
         return self.dtype if stored in weight_types.STORED else DTYPES[stored]
 
     def fill(self, filler: Filler, name: str, into: torch.Tensor) -> TensorHashes | None:
-        """Fill ``into`` with a tensor's values, cast to its dtype; return what it holds then."""
+        """Fill ``into``, of the stored shape, with a tensor's values, cast to the dtype it has.
+
+        Returns the hashes of what it holds then; None where the filler does not hash.
+        """
         scales = self.scales(name)
         if scales is None:
             return filler.fill(self.tensors[name], into)
@@ -196,24 +206,23 @@ class Checkpoint:
         import torch
 
         said = self.config.get("dtype") or self.config.get("torch_dtype")
-        found = getattr(torch, str(said), None)
-        return found if isinstance(found, torch.dtype) else torch.bfloat16
+        dtype = getattr(torch, str(said), None)
+        return dtype if isinstance(dtype, torch.dtype) else torch.bfloat16
 
-    def _found(self) -> list[Path]:
-        """Return the files of a folder that has no index."""
-        files = sorted(self.folder.glob("*.safetensors"))
-        if files:
+    def _shards(self, indexed: Sequence[str]) -> list[Path]:
+        """Return the files that an index names; without any, those of the folder."""
+        if not indexed:
+            files = sorted(self.folder.glob("*.safetensors"))
+            if not files and any(any(self.folder.glob(pattern)) for pattern in _PICKLES):
+                raise UserError(
+                    f"{self.folder} holds a pickle checkpoint, which is never opened: "
+                    "convert it to safetensors first (model.save_pretrained writes them)."
+                )
+            if not files:
+                why = "holds no .safetensors file: give another model.path."
+                raise UserError(f"{self.folder} {why}")
             return files
-        if any(any(self.folder.glob(pattern)) for pattern in _PICKLES):
-            raise UserError(
-                f"{self.folder} holds a pickle checkpoint, which is never opened: "
-                "convert it to safetensors first (model.save_pretrained writes them)."
-            )
-        raise UserError(f"{self.folder} holds no .safetensors file: give another model.path.")
-
-    def _shards(self, weight_map: Mapping[str, str]) -> list[Path]:
-        """Return the files that an index names."""
-        files = [self.folder / name for name in sorted(set(weight_map.values()))]
+        files = [self.folder / name for name in indexed]
         outside = [file for file in files if file.parent != self.folder]
         if outside:
             raise UserError(f"{INDEX} names a file outside its folder: {outside[0].name}.")
@@ -221,15 +230,6 @@ class Checkpoint:
         if missing:
             raise UserError(f"{INDEX} names {missing[0]}, which is not in {self.folder}: fetch it.")
         return files
-
-
-def _weight_map(index: Path) -> dict[str, str]:
-    """Return the file of each tensor that an index names."""
-    found = _read_json(index).get("weight_map")
-    named = isinstance(found, dict) and all(isinstance(name, str) for name in found.values())
-    if not named or not found:
-        raise UserError(f"{INDEX} has no weight_map of tensors to files: fetch it again.")
-    return dict(found)
 
 
 def config_digest(config: Mapping[str, Any]) -> str:

@@ -53,12 +53,12 @@ class Conversion:
         renamings = [rule for rule in self.rules if isinstance(rule, WeightRenaming)]
         converters = [rule for rule in self.rules if isinstance(rule, WeightConverter)]
         prefix = self.model.base_model_prefix
-        found = {}
+        homes = {}
         for name in stored_names:
-            found[name], self._patterns[name] = rename_source_key(
+            homes[name], self._patterns[name] = rename_source_key(
                 name, renamings, converters, prefix, self.expected
             )
-        return found
+        return homes
 
     def recipe(self, weight: str, stored: Mapping[str, Shape]) -> Recipe:
         """Return how a module's weight is laid together from stored tensors of these shapes.
@@ -68,34 +68,26 @@ class Conversion:
         """
         names = in_order(stored)
         patterns = {name: self._patterns.get(name) for name in names}
-        rule = self._rule(patterns[names[0]])
-        if rule is None:
-            if len(names) > 1:
+        converters = (rule for rule in self.rules if hasattr(rule, "operations"))
+        rules = [rule for rule in converters if patterns[names[0]] in rule.source_patterns]
+        if len(names) > 1 and not rules:
+            raise NoRecipeError
+        recipe = whole(names[0], stored[names[0]])
+        if rules:
+            # As in transformers, the last of several rules with one pattern holds.
+            rule = rules[-1]
+            if len(rule.target_patterns) > 1:
                 raise NoRecipeError
-            recipe = whole(names[0], stored[names[0]])
-        else:
-            laid: dict[str, list[Recipe]] = {}
+            parts: dict[str, list[Recipe]] = {}
             for pattern in rule.source_patterns:
                 same = [name for name in names if patterns[name] == pattern]
                 if same:
-                    laid[pattern] = [whole(name, stored[name]) for name in same]
-            recipe = lay(rule.operations, laid)
+                    parts[pattern] = [whole(name, stored[name]) for name in same]
+            recipe = lay(rule.operations, parts)
         due = tuple(self.expected[weight].shape)
         if recipe.shape != due:
             raise UserError(_misfit(weight, recipe.shape, due))
         return recipe
-
-    def _rule(self, pattern: str | None) -> Any:
-        """Return the converter that a source pattern belongs to, or None."""
-        rules = (rule for rule in self.rules if hasattr(rule, "operations"))
-        found = None
-        for rule in rules:
-            if pattern is not None and pattern in rule.source_patterns:
-                # As in transformers, the last of several rules with one pattern holds.
-                found = rule
-        if found is not None and len(found.target_patterns) > 1:
-            raise NoRecipeError
-        return found
 
     def load(
         self,
@@ -105,8 +97,9 @@ class Conversion:
     ) -> None:
         """Put stored tensors into the model's parameters, on the CPU, cast to ``dtype``.
 
-        ``keep`` maps a pattern of module weights to the dtype they hold instead. Raises UserError
-        where a tensor's shape does not fit or experts are missing from a stack.
+        ``tensors`` are by stored name, in the stored shape; ``keep`` maps a pattern of module
+        weights to the dtype they hold instead. Raises UserError where a tensor's shape does not fit
+        or experts are missing from a stack.
         """
         from transformers.core_model_loading import convert_and_load_state_dict_in_model
         from transformers.modeling_utils import LoadStateDictConfig
@@ -129,14 +122,15 @@ class Conversion:
     def revert(self, weight: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the stored tensors that a module's weight was made of, by published name.
 
-        A stacked weight gives a view of each of its experts.
+        Each has its stored shape and the dtype of ``tensor``; a stacked weight [expert, row,
+        column] gives a view of each of its experts.
         """
         from transformers.core_model_loading import revert_weight_conversion
 
         # The loader leaves the rules of the last stage here; transformers then looks no further.
         self.model._weight_conversions = self._published
-        found: dict[str, torch.Tensor] = revert_weight_conversion(self.model, {weight: tensor})
-        return found
+        pieces: dict[str, torch.Tensor] = revert_weight_conversion(self.model, {weight: tensor})
+        return pieces
 
     @cached_property
     def _published(self) -> list[Any]:

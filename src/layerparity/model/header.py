@@ -31,7 +31,7 @@ BITS = {
 class Stored:
     """Where one tensor of a checkpoint lies: file, dtype as safetensors names it, shape, bytes.
 
-    ``begin`` is the position of its first byte in the file.
+    ``begin`` is the position, in bytes, of its first byte in the file.
     """
 
     name: str
@@ -87,27 +87,21 @@ def _listed(file: Path, raw: bytes, size: int) -> list[Stored]:
         tensors = [_stored(file, start, name, entry) for name, entry in header.items()]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{file.name} has a damaged header: fetch it again.") from error
-    if not _tiled(tensors, start):
-        raise UserError(
-            f"{file.name} has a header that lies about where its tensors are: fetch it again."
-        )
-    end = max((each.begin + each.bytes for each in tensors), default=start)
+    end = start
+    # Tensors lie one after the other, each as long as its shape and dtype say.
+    for each in sorted(tensors, key=lambda each: (each.begin, each.bytes)):
+        is_due = bytes_due(each) in (None, each.bytes)
+        if each.begin != end or each.bytes < 0 or not is_due:
+            raise UserError(
+                f"{file.name} has a header that lies about where its tensors are: fetch it again."
+            )
+        end += each.bytes
     if end != size:
         raise UserError(
             f"{file.name} is {size} bytes but its header describes {end}: "
             "it is cut off or damaged; fetch it again."
         )
     return tensors
-
-
-def _tiled(stored: list[Stored], position: int) -> bool:
-    """Say whether tensors lie one after the other, each as long as its shape and dtype say."""
-    for each in sorted(stored, key=lambda each: (each.begin, each.bytes)):
-        true = bytes_due(each) in (None, each.bytes)
-        if each.begin != position or each.bytes < 0 or not true:
-            return False
-        position += each.bytes
-    return True
 
 
 def _stored(file: Path, start: int, name: str, entry: Mapping[str, Any]) -> Stored:

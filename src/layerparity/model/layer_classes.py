@@ -40,21 +40,26 @@ def layer_classes(config: Mapping[str, Any]) -> tuple[dict[int, str], dict[int, 
 def classes_of(skeleton: Skeleton) -> dict[int, str]:
     """Return the class of each block of a model by layer; see `layer_classes`."""
     blocks = list(skeleton.blocks)
-    kinds = _attention_kinds(skeleton.config, blocks)
-    names = []
-    for block, kind in zip(blocks, kinds, strict=True):
-        mlp = "moe" if experts_of(block) else "dense"
-        names.append(f"{mlp}, {kind}" if kind else mlp)
-    return _numbered(names, blocks)
-
-
-def _attention_kinds(config: Any, blocks: list[nn.Module]) -> list[str]:
-    """Return each block's kind of attention; empty words where all have the usual one."""
-    kinds = getattr(config, "layer_types", None)
+    kinds = getattr(skeleton.config, "layer_types", None)
     if not kinds or len(kinds) != len(blocks):
         kinds = [getattr(block, "attention_type", "") for block in blocks]
-    usual = set(kinds) <= {_PLAIN_ATTENTION, ""}
-    return [""] * len(blocks) if usual else [str(kind) for kind in kinds]
+    # Attention has no word where all blocks have the usual one.
+    if set(kinds) <= {_PLAIN_ATTENTION, ""}:
+        kinds = [""] * len(blocks)
+    structures: dict[str, list[frozenset[tuple[str, str]]]] = {}
+    classes = {}
+    for layer, (block, kind) in enumerate(zip(blocks, map(str, kinds), strict=True)):
+        mlp = "moe" if experts_of(block) else "dense"
+        name = f"{mlp}, {kind}" if kind else mlp
+        parts = block.named_modules()
+        structure = frozenset((_DIGITS.sub("N", path), type(part).__name__) for path, part in parts)
+        # Structures that share a name are numbered: moe and moe (2).
+        known = structures.setdefault(name, [])
+        if structure not in known:
+            known.append(structure)
+        number = known.index(structure) + 1
+        classes[layer] = name if number == 1 else f"{name} ({number})"
+    return classes
 
 
 def experts_of(block: nn.Module) -> int:
@@ -64,18 +69,3 @@ def experts_of(block: nn.Module) -> int:
             count = getattr(module, "num_experts", None)
             return int(count) if count is not None else len(list(module.children()))
     return 0
-
-
-def _numbered(names: list[str], blocks: list[nn.Module]) -> dict[int, str]:
-    """Number the structures that share a name: ``moe`` and ``moe (2)``."""
-    variants: dict[str, list[frozenset[tuple[str, str]]]] = {}
-    found = {}
-    for layer, (name, block) in enumerate(zip(names, blocks, strict=True)):
-        seen = variants.setdefault(name, [])
-        parts = block.named_modules()
-        structure = frozenset((_DIGITS.sub("N", path), type(part).__name__) for path, part in parts)
-        if structure not in seen:
-            seen.append(structure)
-        number = seen.index(structure) + 1
-        found[layer] = name if number == 1 else f"{name} ({number})"
-    return found

@@ -28,7 +28,10 @@ _THREADS = min(2, os.cpu_count() or 1)
 
 @dataclass
 class Loaded:
-    """A stage's weights by module weight, what each tensor used held, and what it took."""
+    """A stage's weights by module weight, what each tensor used held, and what it took.
+
+    ``weights`` are on the CPU, in the module's shapes and the types they are held in.
+    """
 
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
     filled: dict[str, TensorHashes] = field(default_factory=dict)

@@ -38,7 +38,7 @@ class PagePool:
         self._lock = threading.Lock()
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return a contiguous CPU tensor whose values are whatever was there before."""
+        """Return a contiguous CPU tensor of a shape and dtype; its values are what was there."""
         size = math.prod(shape) * dtype.itemsize
         self.largest = max(self.largest, size)
         if size < _LARGE:
@@ -56,6 +56,7 @@ class PagePool:
             self._free.clear()
 
     def _take(self, size: int) -> mmap.mmap:
+        """Return pages of ``size`` bytes: dropped ones of that size, or fresh ones."""
         with self._lock:
             self._collect()
             self._used += size
@@ -63,14 +64,11 @@ class PagePool:
             for place, pages in enumerate(self._free):
                 if len(pages) == size:
                     return self._free.pop(place)
-            self._trim(size)
+            # The pages that have waited longest make room for the fresh ones.
+            waiting = sum(len(pages) for pages in self._free)
+            while self._free and self._used + waiting > self._most:
+                waiting -= len(self._free.pop(0))
         return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-
-    def _trim(self, fresh: int) -> None:
-        """Drop the pages that have waited longest until there is room for ``fresh`` bytes."""
-        waiting = sum(len(pages) for pages in self._free)
-        while self._free and self._used + waiting > self._most:
-            waiting -= len(self._free.pop(0))
 
     def _collect(self) -> None:
         """Take what was dropped since for the next tensors of its size."""

@@ -33,7 +33,7 @@ _THREADS = min(8, os.cpu_count() or 1)
 
 
 def print_of(tensor: torch.Tensor, target: str = "") -> WeightPrint:
-    """Return the print of a tensor on the CPU, whose place in the model is ``target``."""
+    """Return the print of a CPU tensor of any shape, floating, whose place is ``target``."""
     flat = tensor.detach().reshape(-1)
     tally = ValueSums()
     for start in range(0, flat.numel(), CHUNK):
@@ -52,32 +52,33 @@ def stage_prints(
     *,
     trusting: bool = False,
 ) -> dict[str, WeightPrint]:
-    """Return the prints of what a loaded stage holds, by stored name, held against the checkpoint.
+    """Return the prints of what a loaded stage holds, by stored name, compared with the checkpoint.
 
     Parameters and buffers are read where they are, one at a time; a stacked weight is put back
     into the stored tensors it was made of. What no stored tensor belongs to is left out. ``frozen``
-    holds, by place, what the graph uses instead of some of them; ``filled`` says what the stored
-    tensors held as they were read. ``trusting`` says that nobody writes past torch's own count of
-    what is written: memory that was hashed when it was filled is then not hashed again.
+    holds, by place, what the graph uses instead of some of them, in the same shapes; ``filled``
+    the hashes of the stored tensors as they were read. ``trusting``: do not hash again a tensor
+    whose ``_version`` is unchanged since it was filled; unsafe if the port writes through raw
+    pointers.
     """
 
-    def made(name: str, held: torch.Tensor, place: str, same: bool) -> WeightPrint:
+    def print_stored(name: str, held: torch.Tensor, place: str, same: bool) -> WeightPrint:
         known = filled.get(name)
         if known is not None and (same or values_digest(held) == known.values):
             return _as_filled(held, known, place, checkpoint.tensors[name].dtype)
         return print_of(held, place)
 
     path = skeleton.path(stage)
-    found: dict[str, WeightPrint] = {}
+    prints: dict[str, WeightPrint] = {}
     with ThreadPoolExecutor(_THREADS) as pool:
         for name, tensor in _on_cpu(skeleton.module(stage)):
             place = f"{stage}.{name}"
             held = frozen.get(place, tensor)
             stored = skeleton.as_stored(checkpoint, f"{path}.{name}", held)
             same = trusting and place not in frozen and skeleton.untouched(f"{path}.{name}")
-            prints = pool.map(made, stored, stored.values(), repeat(place), repeat(same))
-            found.update(zip(stored, prints, strict=True))
-    return against(checkpoint, found)
+            printed = pool.map(print_stored, stored, stored.values(), repeat(place), repeat(same))
+            prints.update(zip(stored, printed, strict=True))
+    return against(checkpoint, prints)
 
 
 def _as_filled(tensor: torch.Tensor, filled: TensorHashes, place: str, stored: str) -> WeightPrint:
@@ -102,32 +103,33 @@ def against(checkpoint: Checkpoint, prints: Mapping[str, WeightPrint]) -> dict[s
     gets the print that was expected. What was compared before stays.
     """
 
-    def held_against(name: str) -> WeightPrint:
-        stored, made = checkpoint.tensors.get(name), prints[name]
-        if made.checkpoint or stored is None:
-            return made
+    def compare(name: str) -> WeightPrint:
+        stored, ours = checkpoint.tensors.get(name), prints[name]
+        if ours.checkpoint or stored is None:
+            return ours
         if stored.dtype in weight_types.STORED:
             # The values of an FP8 weight are products: they have no type but the one asked for.
-            judged = _judged(made, checkpoint.value(name, getattr(torch, made.dtype)))
+            judged = _judged(ours, checkpoint.value(name, getattr(torch, ours.dtype)))
             return replace(judged, stored="float8_e4m3fn")
-        return _judged(made, read_tensor(stored.file, name))
+        return _judged(ours, read_tensor(stored.file, name))
 
     with ThreadPoolExecutor(_THREADS) as pool:
-        return dict(zip(prints, pool.map(held_against, prints), strict=True))
+        return dict(zip(prints, pool.map(compare, prints), strict=True))
 
 
-def _judged(made: WeightPrint, stored: torch.Tensor) -> WeightPrint:
-    own: torch.dtype = getattr(torch, made.dtype)
+def _judged(ours: WeightPrint, stored: torch.Tensor) -> WeightPrint:
+    """Return a print with what became of the stored tensor: equal, rounded or differs."""
+    own: torch.dtype = getattr(torch, ours.dtype)
     # Widening changes no value, and the hash is of widened values: no copy is needed.
     narrowed = torch.promote_types(own, stored.dtype) != own
     rounded = stored.to(own) if narrowed else stored
     name = str(stored.dtype).removeprefix("torch.")
-    if values_digest(rounded) != made.digest:
+    if values_digest(rounded) != ours.digest:
         return replace(
-            made, checkpoint="differs", stored=name, expected=print_of(rounded, made.target)
+            ours, checkpoint="differs", stored=name, expected=print_of(rounded, ours.target)
         )
-    same = not narrowed or values_digest(stored) == made.digest
-    return replace(made, checkpoint="equal" if same else "rounded", stored=name)
+    same = not narrowed or values_digest(stored) == ours.digest
+    return replace(ours, checkpoint="equal" if same else "rounded", stored=name)
 
 
 def _on_cpu(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -141,7 +143,7 @@ def _on_cpu(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def offloaded(part: nn.Module, name: str) -> torch.Tensor | None:
-    """Return a tensor that accelerate keeps elsewhere while its module does not run, or None."""
+    """Return a tensor, of any shape, that accelerate keeps while its module is idle, or None."""
     hook: Any = getattr(part, "_hf_hook", None)
     for each in getattr(hook, "hooks", (hook,)):
         kept = getattr(each, "weights_map", None)

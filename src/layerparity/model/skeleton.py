@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import TYPE_CHECKING
 
 from layerparity.ground.errors import UserError
@@ -59,8 +60,8 @@ class Skeleton:
     @property
     def blocks(self) -> nn.ModuleList:
         """The decoder's blocks."""
-        found: nn.ModuleList = getattr(self.base, self.layout.blocks)
-        return found
+        blocks: nn.ModuleList = getattr(self.base, self.layout.blocks)
+        return blocks
 
     def path(self, stage: str) -> str:
         """Return the module path of a stage (``layers.3.mlp``, ``lm_head``) inside the model."""
@@ -177,7 +178,7 @@ class Skeleton:
     def as_stored(
         self, checkpoint: Checkpoint, weight: str, tensor: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        """Return a module weight as the stored tensors it was made of; empty where it has none."""
+        """Return a weight as the tensors it was made of, in their stored shapes; empty of none."""
         if self._sources is None:
             self._sources = self._map(checkpoint)
         source = self._source_of(weight)
@@ -197,7 +198,8 @@ class Skeleton:
         if pieces.keys() == set(names):
             return pieces
         # A checkpoint may leave out, or add, what stands before the published names.
-        ends = {name: p for name in names for p in pieces if _same_end(name, p)}
+        pairs = product(names, pieces)
+        ends = {n: p for n, p in pairs if f".{n}".endswith(f".{p}") or f".{p}".endswith(f".{n}")}
         if len(ends) < len(names) == len(pieces):
             # Other names for the same parts: gate before up, and w1 before w3.
             ends = dict(zip(in_order(names), in_order(pieces), strict=True))
@@ -231,10 +233,6 @@ class Skeleton:
         if tied and weight == f"{self.path('lm_head')}.weight":
             return f"{self.path('embed_tokens')}.weight"
         return weight
-
-
-def _same_end(left: str, right: str) -> bool:
-    return f".{left}".endswith(f".{right}") or f".{right}".endswith(f".{left}")
 
 
 def _refuse_other_numbers(checkpoint: Checkpoint, names: list[str]) -> None:

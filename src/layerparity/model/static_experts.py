@@ -38,7 +38,12 @@ def forward(
     ``hidden_states``; the sum over experts is made in float32 or wider.
     """
     wide = torch.promote_types(torch.float32, hidden_states.dtype)
-    chosen, weights = _routing(top_k_index, top_k_weights.to(wide), experts.num_experts)
+    every = torch.arange(experts.num_experts, device=top_k_index.device).view(-1, 1, 1)
+    matches = top_k_index.unsqueeze(0) == every
+    # Who was chosen, and with what weight: both [expert, token, 1].
+    chosen = matches.any(dim=-1, keepdim=True)
+    weights = torch.where(matches, top_k_weights.to(wide).unsqueeze(0), 0.0)
+    weights = weights.sum(dim=-1, keepdim=True)
     total = torch.zeros_like(hidden_states, dtype=wide)
     step = chunk_size(experts, hidden_states)
     for first in range(0, experts.num_experts, step):
@@ -50,23 +55,16 @@ def forward(
 
 
 def chunk_size(experts: Any, hidden_states: torch.Tensor) -> int:
-    """Return how many experts are computed at once; all of them where they fit CHUNK_BYTES."""
+    """Return how many experts are computed at once; all of them where they fit CHUNK_BYTES.
+
+    ``hidden_states`` is [token, hidden], of any floating dtype.
+    """
     up, down = _up_weight(experts), experts.down_proj
     weights = (up[0].numel() + down[0].numel()) * up.element_size()
     widest = max(*up.shape[1:], *down.shape[1:])
     # Alive at once: the projection, its gated half, the output and its float32 copy.
     activations = 4 * hidden_states.shape[0] * widest * 4
     return max(1, min(experts.num_experts, CHUNK_BYTES // (weights + activations)))
-
-
-def _routing(
-    index: torch.Tensor, weights: torch.Tensor, num_experts: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return who was chosen (bool) and with what weight, both [experts, tokens, 1]."""
-    every = torch.arange(num_experts, device=index.device).view(-1, 1, 1)
-    matches = index.unsqueeze(0) == every
-    dense = torch.where(matches, weights.unsqueeze(0), 0.0).sum(dim=-1, keepdim=True)
-    return matches.any(dim=-1, keepdim=True), dense
 
 
 def _outputs(experts: Any, tokens: torch.Tensor, part: slice) -> torch.Tensor:

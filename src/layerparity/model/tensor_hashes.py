@@ -26,7 +26,7 @@ class TensorHashes:
 
 
 def values_digest(tensor: torch.Tensor) -> str:
-    """Return the BLAKE3 hash of a CPU tensor's values in row-major order, whatever type holds them.
+    """Return the BLAKE3 hash of a CPU tensor's values in row-major order, of any shape and dtype.
 
     It covers bfloat16 numbers where all the values are such, and float32 numbers otherwise.
     """
@@ -55,7 +55,7 @@ class HashAccount:
         return cls(same=own is torch.bfloat16 and not rounds, rounds=rounds)
 
     def read(self, raw: torch.Tensor) -> None:
-        """Take note of stored bytes, or of what stands for them."""
+        """Take note of stored bytes, or of what stands for them: a tensor of any shape or dtype."""
         self._stored.update(bytes_of(raw))
 
     def put(self, held: torch.Tensor, source: torch.Tensor) -> None:
@@ -99,6 +99,6 @@ class _Values:
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """Return the bytes of a CPU tensor in row-major order, uncopied where they lie so."""
+    """Return the bytes of a CPU tensor of any shape in row-major order, uncopied if they lie so."""
     raw: memoryview = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
     return raw

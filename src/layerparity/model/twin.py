@@ -59,6 +59,9 @@ def _without_width(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration's changes for few blocks, tokens and experts and narrow MLPs."""
     count = int(values["num_hidden_layers"])
     kept = _kept_blocks(values, count)
+    chosen, groups = sizes_of(values).top_k or 1, int(values.get("n_group") or 1)
+    # So many experts leave a choice, and fill every group.
+    experts = groups * math.ceil(max(2 * chosen, 2 * groups) / groups)
     changes: dict[str, Any] = {"num_hidden_layers": kept}
     for key, value in values.items():
         if isinstance(value, list) and len(value) == count:
@@ -70,7 +73,7 @@ def _without_width(values: Mapping[str, Any]) -> dict[str, Any]:
         elif key == "vocab_size" or key.endswith("_token_id"):
             changes[key] = min(value, _VOCABULARY - (key != "vocab_size"))
         elif key in EXPERT_KEYS:
-            changes[key] = min(value, _experts(values))
+            changes[key] = min(value, experts)
     return changes
 
 
@@ -85,13 +88,6 @@ def _kept_blocks(values: Mapping[str, Any], count: int) -> int:
         elif type(value) is int and key.endswith(_PERIODS) and value < count:
             kept = max(kept, value + 1)
     return min(kept, count)
-
-
-def _experts(values: Mapping[str, Any]) -> int:
-    """Return a number of experts that leaves a choice, and fills every group."""
-    chosen = sizes_of(values).top_k or 1
-    groups = int(values.get("n_group") or 1)
-    return groups * math.ceil(max(2 * chosen, 2 * groups) / groups)
 
 
 def _fewer_heads(values: Mapping[str, Any]) -> dict[str, Any]:

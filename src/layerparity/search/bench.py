@@ -52,7 +52,7 @@ class Bench:
     golden: Sequence[StoredRun]
     parent: str = ""
     manifests: list[Manifest] = field(init=False)
-    _made_golden: dict[int, StoredRun] = field(init=False, default_factory=dict)
+    _goldens_by_layer: dict[int, StoredRun] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.manifests = [run.files.read_manifest() for run in self.golden]
@@ -69,18 +69,18 @@ class Bench:
 
     def isolated(self) -> Verdict:
         """Run the whole scope in one run, every block fed the golden's own input to it."""
-        return self._judged(self._isolated_keys())
+        return self._judge(self._isolated_keys())
 
     def chained(self, first: int, last: int) -> Verdict:
         """Run blocks ``first..last``: the golden's input to the first, then each its output."""
-        return self._judged({"scope": "range", "start": first, "end": last, "feed": "chained"})
+        return self._judge({"scope": "range", "start": first, "end": last, "feed": "chained"})
 
     def ends(self) -> Verdict | None:
         """Run what the scope has outside the blocks, isolated; None where it has nothing there."""
         if not self.whole:
             return None
         keys: list[Settings] = [{"scope": "single", "component": end} for end in _ENDS]
-        return self._compared(self.golden, [self._made({**k, "feed": "isolated"}) for k in keys])
+        return self._compare(self.golden, [self._make({**k, "feed": "isolated"}) for k in keys])
 
     def trial(self, changes: Mapping[str, Any]) -> Verdict:
         """Run the scope isolated with other keys over the command's own, and compare it.
@@ -88,17 +88,17 @@ class Bench:
         On backend=neuron in a process of its own: XLA reads its settings once.
         """
         keys = {**changes, **self._isolated_keys()}
-        return self._compared(self.golden, [self._made(keys, apart=True)])
+        return self._compare(self.golden, [self._make(keys, apart=True)])
 
     def alone(self, layer: int) -> Verdict:
         """Run one block alone with every component observed, against a golden that did the same."""
-        return self._compared(self.golden_of(layer), [self._made(_alone(layer))])
+        return self._compare(self.golden_of(layer), [self._make(_alone(layer))])
 
     def decoding(self, layer: int) -> Verdict | None:
         """Run the whole model with every component observed; None where the golden did not."""
         if not self.whole or self._with_components(layer) is None:
             return None
-        return self._judged({**self._isolated_keys(), "capture": "components"})
+        return self._judge({**self._isolated_keys(), "capture": "components"})
 
     def commands(self, layer: int | None, component: str, decoding: bool = False) -> list[str]:
         """Return the lines that run a block, or a stage outside, alone, and compare it.
@@ -131,19 +131,19 @@ class Bench:
 
     def golden_of(self, layer: int) -> Sequence[StoredRun]:
         """Return the golden with a block's components: the given one, or one made from it."""
-        golden = self._with_components(layer) or self._made_golden.get(layer)
+        golden = self._with_components(layer) or self._goldens_by_layer.get(layer)
         if golden is not None:
             return [golden]
         fed_from = self._holder(layer)
         if fed_from is None:
             raise UserError(f"The golden holds no input of layers.{layer}: make one that does.")
         console.say(f"The golden kept not all components of layers.{layer}: made anew from it.")
-        made = {k: v for k, v in stored_settings(fed_from).items() if not _is_dropped(k)}
+        stored = {k: v for k, v in stored_settings(fed_from).items() if not _is_dropped(k)}
         tracking = {k: v for k, v in own_settings(self.config).items() if k.startswith("tracking")}
         fed = {"inputs": "golden", "inputs.run": reference([fed_from]), "kind": "golden"}
-        keys = {**made, **tracking, **_alone(layer), **fed}
-        golden = make(self.store, self.parent, _dropping(keys, _GENERATE, "capture."))
-        self._made_golden[layer] = golden
+        keys = {**stored, **tracking, **_alone(layer), **fed}
+        golden = make(self.store, self.parent, _without(keys, _GENERATE, "capture."))
+        self._goldens_by_layer[layer] = golden
         return [golden]
 
     def _isolated_keys(self) -> Settings:
@@ -151,25 +151,25 @@ class Bench:
             return {"scope": "range", "start": self.first, "end": self.last, "feed": "isolated"}
         return {"scope": "full", "feed": "isolated"}
 
-    def _judged(self, keys: Settings) -> Verdict:
-        return self._compared(self.golden, [self._made(keys)])
+    def _judge(self, keys: Settings) -> Verdict:
+        return self._compare(self.golden, [self._make(keys)])
 
-    def _compared(self, golden: Sequence[StoredRun], runs: Sequence[StoredRun]) -> Verdict:
+    def _compare(self, golden: Sequence[StoredRun], runs: Sequence[StoredRun]) -> Verdict:
         from layerparity.judge.conclude import conclude
 
         with brief("comparing"), console.counting("sites") as count:
             return conclude(golden, runs, self.config.tolerance, progress=count)
 
-    def _made(self, keys: Settings, apart: bool = False) -> StoredRun:
+    def _make(self, keys: Settings, apart: bool = False) -> StoredRun:
         return make(self.store, self.parent, {**self._keys(keys), "kind": "candidate"}, apart)
 
     def _keys(self, keys: Settings) -> Settings:
         """Return the command's own keys, with what the bisection decides over them."""
         own = {k: v for k, v in own_settings(self.config).items() if not _is_dropped(k)}
         if keys.get("scope") != "full":
-            own = _dropping(own, _GENERATE)
+            own = _without(own, _GENERATE)
         if "capture" in keys:
-            own = _dropping(own, "capture.")
+            own = _without(own, "capture.")
         return {**own, "inputs": "golden", "inputs.run": reference(self.golden), **keys}
 
     def _with_components(self, layer: int) -> StoredRun | None:
@@ -211,6 +211,7 @@ def _scope(config: Config, manifests: Sequence[Manifest]) -> tuple[int, int, boo
 
 
 def _alone(layer: int) -> Settings:
+    """Return the keys that run one block alone, every component observed."""
     return {"scope": "single", "layer": layer, "capture": "components", "feed": "isolated"}
 
 
@@ -222,5 +223,5 @@ def _is_dropped(key: str) -> bool:
     return key.partition(".")[0] in (*_DECIDED, *_NOT_A_RUNS)
 
 
-def _dropping(settings: Settings, *starts: str) -> Settings:
+def _without(settings: Settings, *starts: str) -> Settings:
     return {key: value for key, value in settings.items() if not key.startswith(starts)}

@@ -41,8 +41,8 @@ class KeyTrials:
             self.steps.append(Step(asked, f"cannot run: {error}", wrong=False))
             return False
         wrong = verdict.outcome is Outcome.FAIL
-        told = f"{verdict.outcome.value}" + (f" at {verdict.where}" if wrong else "")
-        self.steps.append(Step(asked, told, wrong))
+        answer = f"{verdict.outcome.value}" + (f" at {verdict.where}" if wrong else "")
+        self.steps.append(Step(asked, answer, wrong))
         return wrong
 
 
@@ -53,7 +53,7 @@ def bisect(config: Config) -> Exit:
     """
     from layerparity.tracking.store import open_store
 
-    good, bad = parsed(config.job.good, "good"), parsed(config.job.bad, "bad")
+    good, bad = parse_keys(config.job.good, "good"), parse_keys(config.job.bad, "bad")
     keys = [key for key in {**good, **bad} if good.get(key) != bad.get(key)]
     if not keys:
         raise UserError("job.good and job.bad are the same: give keys that differ.")
@@ -92,7 +92,7 @@ def _guilty(keys: Sequence[str], trials: KeyTrials) -> tuple[str, ...]:
         ) from error
 
 
-def parsed(given: object, which: str) -> dict[str, Any]:
+def parse_keys(given: object, which: str) -> dict[str, Any]:
     """Return the keys of a configuration with their values, from what ``job.good`` may hold.
 
     Raises UserError for a word that is no ``key=value``.

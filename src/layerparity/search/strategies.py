@@ -123,8 +123,8 @@ class _Chains:
 def _first_wrong(verdict: Verdict, asked: str, before: Sequence[Step] = ()) -> SearchResult:
     """Return the first place that is locally wrong by a verdict on isolated stages."""
     guilt = verdict.guilty
-    told = f"{guilt} is wrong" if guilt else "nothing is wrong by itself"
-    steps = (*before, Step(asked, told, guilt is not None))
+    answer = f"{guilt} is wrong" if guilt else "nothing is wrong by itself"
+    steps = (*before, Step(asked, answer, guilt is not None))
     place = Place.parse(guilt.place.stage) if guilt else None
     return SearchResult(place, steps, verdict)
 

@@ -27,10 +27,17 @@ from layerparity.settings.config import Config
 if TYPE_CHECKING:
     from layerparity.model.checkpoint import Checkpoint
 
-_PADDED = [
-    "Two machines compare their notes by the light of",
-    "The first learned the answer long ago",
-]
+# The inputs of the shipped model, which has a tokenizer, by what they are called.
+_PROMPTS: dict[str, Keys] = {
+    "one prompt": {"inputs": "prompt"},
+    "padded batch": {
+        "inputs": "prompt",
+        "prompt.texts": [
+            "Two machines compare their notes by the light of",
+            "The first learned the answer long ago",
+        ],
+    },
+}
 
 
 def refuse_unknown(faults: Sequence[str]) -> None:
@@ -146,7 +153,7 @@ def make_settings(job: Any, folder: Path) -> tuple[list[Setting], dict[str, int]
     layers: dict[str, int] = {}
     for model in job.models:
         checkpoint, keys = _model(model, folder)
-        inputs = _prompts() if model in (SHIPPED, FP8) else _tokens(folder)
+        inputs = _PROMPTS if model in (SHIPPED, FP8) else _tokens(folder)
         layers[model] = int(checkpoint.config["num_hidden_layers"])
         settings += [
             Setting(model, words, dtype, {**keys, **fed})
@@ -171,14 +178,6 @@ def _model(model: str, folder: Path) -> tuple[Checkpoint, Keys]:
         where = make_model(model, folder)
         checkpoint = Checkpoint(where)
     return checkpoint, {"model": "checkpoint", "model.path": str(where)}
-
-
-def _prompts() -> dict[str, Keys]:
-    """Return the inputs of the shipped model, which has a tokenizer, by what they are called."""
-    return {
-        "one prompt": {"inputs": "prompt"},
-        "padded batch": {"inputs": "prompt", "prompt.texts": _PADDED},
-    }
 
 
 def _tokens(folder: Path) -> dict[str, Keys]:

@@ -67,11 +67,11 @@ def mutation_table(results: Sequence[CellResult]) -> Table:
     for high in _EFFECTS:
         own = [each for each in drawn if low <= each.effect < high]
         if own:
-            found = sum(each.ending is not Ending.MISSED for each in own) / len(own)
+            seen = sum(each.ending is not Ending.MISSED for each in own) / len(own)
             named = sum(each.ending is Ending.NAMED for each in own) / len(own)
             blind = sum(each.by_sites for each in own) / len(own)
             label = f"{low:g} to {high:g}" if high < float("inf") else f"{low:g} and more"
-            rows.append((label, str(len(own)), f"{found:.0%}", f"{blind:.0%}", f"{named:.0%}"))
+            rows.append((label, str(len(own)), f"{seen:.0%}", f"{blind:.0%}", f"{named:.0%}"))
         low = high
     return "Unforeseen faults", columns, rows
 

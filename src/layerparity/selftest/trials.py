@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from layerparity.judge.guilty import first_guilty
 from layerparity.judge.sides import open_side
 from layerparity.record.folder import RunFolder
 from layerparity.record.stored_run import StoredRun, from_folder
-from layerparity.record.verdict import Outcome, Row, Verdict
+from layerparity.record.verdict import Outcome, Verdict
 from layerparity.report.reasons import reason
 from layerparity.run import make as run_job
 from layerparity.run import open_backend, write
@@ -76,18 +75,19 @@ class CellRunner:
     def _result(
         self, cell: GridCell, verdict: Verdict, golden: StoredRun, phase: str
     ) -> CellResult:
+        """Return how a cell ended in one phase, by the verdict's rows of that phase alone."""
         rows = tuple(row for row in verdict.rows if row.site.phase == phase)
         seen = replace(verdict, rows=rows, total=len(rows))
         seen = with_guilt(seen, open_side("golden", [golden]))
         changed = any(row.metrics.get("max_abs_diff") or row.metrics.get("flips") for row in rows)
-        own = {row.site.local for row in rows if row.site.layer == cell.layer}
-        ending = ending_of(
-            _expected(cell, rows),
-            seen.guilty,
-            bool(changed or verdict.weights),
-            verdict.blocks.block(cell.layer, own),
-        )
-        effects = (r.metrics.get("error_ratio", 0.0) for r in rows if r.site.layer == cell.layer)
+        own = [row for row in rows if row.site.layer == cell.layer]
+        block = verdict.blocks.block(cell.layer, {row.site.local for row in own})
+        expected = cell
+        if cell.component == "mlp.experts" and all(r.site.component != "mlp.experts" for r in own):
+            # A dense block has no experts: there, its MLP is meant.
+            expected = replace(cell, component="mlp")
+        ending = ending_of(expected, seen.guilty, bool(changed or verdict.weights), block)
+        effects = (row.metrics.get("error_ratio", 0.0) for row in own)
         failed = next((row for row in rows if row.outcome is Outcome.FAIL), None)
         return CellResult(
             cell,
@@ -108,13 +108,6 @@ class CellRunner:
     def _make(self, folder: Path, config: Config) -> StoredRun:
         with console.quiet():
             return make_in(folder, config, self.store)
-
-
-def _expected(cell: GridCell, rows: Sequence[Row]) -> GridCell:
-    """Return the cell with the component as its block has it: a dense one has no experts."""
-    components = {row.site.component for row in rows if row.site.layer == cell.layer}
-    dense = cell.component == "mlp.experts" and "mlp.experts" not in components
-    return replace(cell, component="mlp") if dense else cell
 
 
 def make_in(folder: Path, config: Config, store: Any) -> StoredRun:

@@ -15,7 +15,7 @@ from layerparity.mistakes.fault import Fault, Surgery
 
 
 class _Router(nn.Module):
-    """A router that owns its bias, as the module that somebody exported did."""
+    """A router that owns its bias [expert], as the module that somebody exported did."""
 
     bias: torch.Tensor
 
@@ -69,14 +69,14 @@ class FrozenConstant:
 
     def judge(self, evidence: Evidence) -> Cause | None:
         """Return the cause where a weight finding says constant."""
-        found = evidence.found("constant", component=evidence.component)
-        if not found:
+        findings = evidence.findings_of("constant", component=evidence.component)
+        if not findings:
             return None
         text = (
-            f"{found[0].name} was baked into the compiled graph before the checkpoint was loaded, "
-            "and never updated: make it an input of the graph, or load before tracing"
+            f"{findings[0].name} was baked into the compiled graph before the checkpoint was "
+            "loaded, and never updated: make it an input of the graph, or load before tracing"
         )
-        return Cause("bias_frozen_in_graph", 0.97, text, [each.text for each in found])
+        return Cause("bias_frozen_in_graph", 0.97, text, [each.text for each in findings])
 
 
 RULE = FrozenConstant()

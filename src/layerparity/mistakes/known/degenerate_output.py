@@ -5,10 +5,16 @@ from __future__ import annotations
 from layerparity.mistakes.cause import Cause, Evidence
 
 _NEVER = "it was never written, or its buffer was baked into the graph"
+# By metric: what such a tensor is, and how one comes about.
 _WORDS = {
-    "nonfinite": "NaN or Inf everywhere: it was never written, or a 0 / 0 reaches every number",
-    "denormal": "denormal numbers alone, next to nothing: it was never written, or its bits were "
-    "read as another type",
+    "nonfinite": (
+        "NaN or Inf everywhere",
+        "it was never written, or a 0 / 0 reaches every number",
+    ),
+    "denormal": (
+        "denormal numbers alone, next to nothing",
+        "it was never written, or its bits were read as another type",
+    ),
 }
 
 
@@ -32,15 +38,13 @@ def _called(evidence: Evidence, side: str) -> str:
     """Return what a side's tensor is, or an empty string for one like any other."""
     constant = evidence.metric(f"{side}_constant")
     if constant is not None:
-        what = "all zero" if constant == 0 else f"the same number everywhere ({constant:.4g})"
-        return what if side == "golden" else f"{what}: {_NEVER} as {_filled(constant)}"
-    found = (name for name in _WORDS if evidence.metric(f"{side}_{name}"))
-    name = next(found, "")
-    return _WORDS[name] if side == "candidate" and name else _WORDS.get(name, "").partition(":")[0]
-
-
-def _filled(constant: float) -> str:
-    return "zeros" if constant == 0 else "that constant"
+        what = f"the same number everywhere ({constant:.4g})" if constant else "all zero"
+        filling = "that constant" if constant else "zeros"
+        return what if side == "golden" else f"{what}: {_NEVER} as {filling}"
+    for name, (what, why) in _WORDS.items():
+        if evidence.metric(f"{side}_{name}"):
+            return what if side == "golden" else f"{what}: {why}"
+    return ""
 
 
 RULE = DegenerateOutput()

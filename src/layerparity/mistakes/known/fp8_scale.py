@@ -12,15 +12,15 @@ class Fp8Scale:
 
     def judge(self, evidence: Evidence) -> Cause | None:
         """Return the cause where a scale tensor is among the findings."""
-        found = [each for each in evidence.blamed if _SCALE in f"{each.name} {each.text}"]
-        if not found:
+        findings = [each for each in evidence.blamed if _SCALE in f"{each.name} {each.text}"]
+        if not findings:
             return None
-        whose = found[0].name.removesuffix(f"_{_SCALE}")
+        whose = findings[0].name.removesuffix(f"_{_SCALE}")
         text = (
             f"{whose}_{_SCALE} is not applied as it should be: a value is the stored number times "
             "its block's scale, whatever the name says"
         )
-        return Cause("fp8_scale", 0.97, text, [each.text for each in found])
+        return Cause("fp8_scale", 0.97, text, [each.text for each in findings])
 
 
 RULE = Fp8Scale()

@@ -44,7 +44,7 @@ class FusedOrder:
         failing = [name for name in NAMES if evidence.failed(f"self_attn.{name}:out")]
         moved = [
             each
-            for each in evidence.found("reordered", component="self_attn")
+            for each in evidence.findings_of("reordered", component="self_attn")
             if each.component.endswith(NAMES)
         ]
         blamed = evidence.component.removeprefix("self_attn.") in NAMES
@@ -60,7 +60,7 @@ class FusedOrder:
             reasons.append(
                 f"none has to do with the golden's (correlation at most {max(known):.2g})"
             )
-        lost = evidence.found("never_loaded", "missing")
+        lost = evidence.findings_of("never_loaded", "missing")
         sure = 0.2 if lost else 0.75 if known and max(known) < 0.3 else 0.45
         if moved:
             # One alone, in another order, was not cut from a stack in the wrong place.

@@ -56,7 +56,9 @@ class GateUpSwapped:
         """Return the cause where the experts' output is far off on a good input."""
         if evidence.component not in ("mlp.experts", "mlp"):
             return None
-        moved = [each for each in evidence.found("reordered", component="mlp") if _swaps(each)]
+        moved = [
+            each for each in evidence.findings_of("reordered", component="mlp") if _swaps(each)
+        ]
         error = evidence.metric("rel_l2")
         if not moved and (error is None or error < 0.1 or evidence.blamed):
             return None

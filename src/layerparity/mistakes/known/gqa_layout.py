@@ -25,15 +25,12 @@ class GqaLayout:
             return None
         sure = 0.85 if whole and len(wrong) < heads else 0.6
         text = "query heads attend to the wrong key and value head: the GQA layout is another"
+        named = ", ".join([*map(str, wrong[:8]), *(["..."] if len(wrong) > 8 else [])])
         reasons = [
             "queries, keys and values pass and the attention made of them fails",
-            f"heads {_list(wrong)} of {heads} are wrong; {size} share a key and value head",
+            f"heads {named} of {heads} are wrong; {size} share a key and value head",
         ]
         return Cause("gqa_layout", sure, text, reasons)
-
-
-def _list(heads: list[int]) -> str:
-    return ", ".join(str(head) for head in heads[:8]) + (", ..." if len(heads) > 8 else "")
 
 
 RULE = GqaLayout()

@@ -13,7 +13,7 @@ class NeverLoaded:
 
     def judge(self, evidence: Evidence) -> Cause | None:
         """Return the cause where a tensor was not loaded, or a projection's output is random."""
-        lost = evidence.found("never_loaded", "missing", component=evidence.component)
+        lost = evidence.findings_of("never_loaded", "missing", component=evidence.component)
         if lost:
             names = ", ".join(each.name for each in lost[:4])
             text = f"{names} never reached the graph: the port's key mapping does not know the name"

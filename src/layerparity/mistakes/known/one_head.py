@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from layerparity.mistakes.cause import Cause, Evidence
-from layerparity.mistakes.shape import percent
+from layerparity.mistakes.shape import lone
 
 
 class OneHead:
@@ -11,15 +11,10 @@ class OneHead:
 
     def judge(self, evidence: Evidence) -> Cause | None:
         """Return the cause where few heads are beyond the limits."""
-        count = evidence.metric("slope_head_count")
-        total = len(evidence.profile("head"))
-        if not count or count > max(1, total // 16):
+        seen = lone(evidence, "head")
+        if seen is None:
             return None
-        index, slope = evidence.metric("slope_head_index"), evidence.metric("slope_head")
-        which = "" if index is None else f" (head {index:.0f})"
-        reasons = [f"{count:.0f} head is beyond the limits{which}, all others are clean"]
-        if slope is not None:
-            reasons.append(f"it is off by {percent(slope)}")
+        which, reasons = seen
         text = f"one head is wrong{which}: a shard, a slice or a padded head"
         return Cause("one_head", 0.7, text, reasons)
 

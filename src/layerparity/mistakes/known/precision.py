@@ -9,6 +9,7 @@ from layerparity.mistakes.shape import factor_share, percent, spread
 
 # About the relative L2 error of one operation on values rounded to each type.
 STEPS = {"float8_e4m3": 2**-5, "bfloat16": 2**-9, "float16": 2**-12, "float32": 2**-25}
+_GROUPS = ("head", "channel", "expert")
 
 
 class Precision:
@@ -22,35 +23,22 @@ class Precision:
         if times is None and evidence.metric("slope") is None:
             # Judged by no floor: nothing says that the error has no structure.
             return None
-        if (times is not None and times < 2) or factor_share(evidence) > 0.5 or _grouped(evidence):
+        share = factor_share(evidence)
+        grouped = any(evidence.metric(f"slope_{each}_count") for each in _GROUPS)
+        if (times is not None and times < 2) or share > 0.5 or grouped:
             return None
-        uneven = spread(evidence.errors)
-        reasons = [
-            f"the error has no structure: one factor explains {percent(factor_share(evidence))}"
-        ]
+        reasons = []
         if times is not None:
-            reasons.insert(
-                0, f"it is {times:.3g} times the floor of rounding in {_dtype(evidence)}"
-            )
+            own = evidence.facts.get("dtype", "its type")
+            reasons.append(f"it is {times:.3g} times the floor of rounding in {own}")
+        reasons.append(f"the error has no structure: one factor explains {percent(share)}")
+        uneven = spread(evidence.errors)
         if uneven < 1:
             reasons.append(f"tokens are off alike (spread {uneven:.0%})")
-        name = _type_of(error)
+        # The type whose rounding step, half of it and up to a few, is nearest to the error.
+        name = min(STEPS, key=lambda name: abs(math.log(error / STEPS[name])))
         text = f"a part is computed in a narrower type: {percent(error)} looks like {name}"
         return Cause("precision", 0.65 if uneven < 1 else 0.4, text, reasons)
-
-
-def _grouped(evidence: Evidence) -> bool:
-    counts = (evidence.metric(f"slope_{group}_count") for group in ("head", "channel", "expert"))
-    return any(counts)
-
-
-def _dtype(evidence: Evidence) -> str:
-    return evidence.facts.get("dtype", "its type")
-
-
-def _type_of(error: float) -> str:
-    """Return the type whose rounding step, half of it and up to a few, is nearest to an error."""
-    return min(STEPS, key=lambda name: abs(math.log(error / STEPS[name])))
 
 
 RULE = Precision()

@@ -8,7 +8,7 @@ from torch import nn
 from layerparity.mistakes.block import find, head_dim, spans_heads
 from layerparity.mistakes.cause import Cause, Evidence
 from layerparity.mistakes.fault import Fault, Surgery
-from layerparity.mistakes.qk_norms import qk_norm
+from layerparity.mistakes.qk_norms import BY_HEAD, qk_norm
 
 
 def plant(block: nn.Module, surgery: Surgery) -> None:
@@ -39,7 +39,7 @@ class Averaged:
         seen = qk_norm(evidence)
         if seen is None:
             return None
-        altered = evidence.found("changed_value", "reordered", component=evidence.component)
+        altered = evidence.findings_of("changed_value", "reordered", component=evidence.component)
         if not altered and (seen.constant is not True or evidence.blamed):
             return None
         sure = 0.92 if altered else 0.75
@@ -47,7 +47,7 @@ class Averaged:
         reasons += [each.text for each in altered]
         if seen.constant:
             reasons.append("each channel is off by a constant: its weight, not the norm, is wrong")
-        if seen.between is not None and seen.between < 0.6:
+        if seen.between is not None and seen.between < BY_HEAD:
             reasons.append(f"only {seen.between:.0%} of the slopes' variance is between heads")
         text = "its weight is not the checkpoint's: per-head weights averaged into one, or shared"
         return Cause("qk_norm_averaged", sure, text, reasons)

@@ -11,7 +11,7 @@ from torch import nn
 from layerparity.mistakes.block import epsilon_name, find, head_dim, rms, spans_heads
 from layerparity.mistakes.cause import Cause, Evidence
 from layerparity.mistakes.fault import Fault, Surgery
-from layerparity.mistakes.qk_norms import qk_norm
+from layerparity.mistakes.qk_norms import BY_HEAD, qk_norm
 
 
 def plant(block: nn.Module, surgery: Surgery) -> None:
@@ -40,10 +40,6 @@ FAULT = Fault(
     why_not=spans_heads,
     plant=plant,
 )
-
-
-# A share of variance from which on heads, not channels, are what differs.
-BY_HEAD = 0.6
 
 
 class PerHead:

@@ -9,7 +9,7 @@ from torch import nn
 from layerparity.mistakes.block import find, needs
 from layerparity.mistakes.cause import Cause, Evidence
 from layerparity.mistakes.fault import Fault, Surgery
-from layerparity.mistakes.qk_norms import QkNorm, qk_norm
+from layerparity.mistakes.qk_norms import BY_HEAD, QkNorm, qk_norm
 from layerparity.mistakes.shape import finite
 
 
@@ -29,8 +29,6 @@ FAULT = Fault(
 )
 
 
-# A share of variance from which on whole heads are off, as by a norm per head.
-BY_HEAD = 0.6
 # A spread of the channels' factors that no rounding has.
 _SPREAD = 0.05
 _TEXT = "the norm is left out: a fused attention kernel may not know it"
@@ -49,8 +47,10 @@ class Skipped:
             reasons.append("it is the projection's output to the bit, and the golden's is not")
             return Cause("qk_norm_skipped", 0.98, _TEXT, reasons)
         by_channel = seen.between is not None and seen.between <= BY_HEAD
+        slopes = finite(evidence.profile("channel"))
+        uneven = len(slopes) > 1 and statistics.pstdev(slopes) > _SPREAD
         sure = _by_size(seen)
-        if by_channel and _uneven(evidence):
+        if by_channel and uneven:
             reasons.append("its channels are off each by its own factor: the weight is missing")
             if not seen.constant:
                 sure = max(sure, 0.5)
@@ -67,11 +67,6 @@ def _by_size(seen: QkNorm) -> float:
     if seen.constant or (seen.between is not None and seen.between > BY_HEAD):
         return 0.3
     return 0.86 if away > 0.25 else 0.6
-
-
-def _uneven(evidence: Evidence) -> bool:
-    slopes = finite(evidence.profile("channel"))
-    return len(slopes) > 1 and statistics.pstdev(slopes) > _SPREAD
 
 
 RULE = Skipped()

@@ -28,8 +28,8 @@ def why_not(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
 def change_arguments(arguments: Mapping[str, Any], given: Pass) -> dict[str, Any]:
     """Return rotary tables as wide as a head."""
     theta, size = parameters(given.config)["rope_theta"], sizes_of(given.config).head_dim
-    made = tables(given.position_ids, size, theta, given.dtype)
-    return {**arguments, "position_embeddings": made}
+    whole = tables(given.position_ids, size, theta, given.dtype)
+    return {**arguments, "position_embeddings": whole}
 
 
 FAULT = Fault(

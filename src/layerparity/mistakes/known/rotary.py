@@ -14,13 +14,18 @@ class Rotary:
 
     def judge(self, evidence: Evidence) -> Cause | None:
         """Return the cause where rotated q or k fails, or an error grows from a perfect token 0."""
-        if evidence.component not in ("self_attn", "") or not evidence.local.startswith(
-            "self_attn:"
-        ):
+        own = evidence.component in ("self_attn", "")
+        if not own or not evidence.local.startswith("self_attn:"):
             return None
         rotated = evidence.part == "rotary"
         growing = growth_reasons(evidence)
-        if (not rotated and (not growing or _right(evidence))) or _is_rounding(evidence):
+        # Queries and keys that pass as they were rotated are right: what is wrong comes later.
+        right = all(evidence.passed(f"self_attn:{each}_rotated") for each in "qk")
+        if not rotated and (right or not growing):
+            return None
+        has_floor = evidence.metric("error_ratio") is not None
+        if not has_floor and evidence.errors and median(evidence.errors) < _ROUNDED:
+            # Token 0 is not turned, and so is exact in any case; the others round.
             return None
         reasons = [f"{evidence.local} fails and what it is made of passes"] if rotated else []
         sure = {(True, True): 0.92, (True, False): 0.6, (False, True): 0.65}[rotated, bool(growing)]
@@ -28,21 +33,6 @@ class Rotary:
         partial = f", and rotary_dim ({wide[0]} of {wide[1]})" if 0 < wide[0] < wide[1] else ""
         text = f"rotary embedding is wrong: look at rope_theta, the pairing of channels{partial}"
         return Cause("rotary", sure, text, [*reasons, *growing])
-
-
-def _right(evidence: Evidence) -> bool:
-    """Say whether queries and keys pass as they were rotated: what is wrong comes later."""
-    return all(evidence.passed(f"self_attn:{each}_rotated") for each in "qk")
-
-
-def _is_rounding(evidence: Evidence) -> bool:
-    """Say whether rounding explains an error that no floor was there for.
-
-    Token 0 is not turned, and so is exact in any case; the others round.
-    """
-    if evidence.metric("error_ratio") is not None or not evidence.errors:
-        return False
-    return median(evidence.errors) < _ROUNDED
 
 
 def growth_reasons(evidence: Evidence) -> list[str]:

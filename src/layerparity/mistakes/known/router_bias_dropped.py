@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from layerparity.mistakes.block import CORRECTION, find, needs
+from layerparity.mistakes.block import CHOICES, CORRECTION, LOGITS, WEIGHTS, find, needs
 from layerparity.mistakes.cause import Cause, Evidence
 from layerparity.mistakes.fault import Fault, Surgery
 
@@ -26,9 +26,6 @@ FAULT = Fault(
     plant=plant,
     never_loaded=(CORRECTION,),
 )
-
-
-CHOICES, LOGITS, WEIGHTS = "mlp.gate:choices", "mlp.gate:logits", "mlp.gate:weights"
 
 
 class RouterBias:
@@ -53,7 +50,9 @@ class RouterBias:
         elif evidence.passed(WEIGHTS):
             sure = 0.92 if sure > 0.5 else 0.7
             reasons.append("where the sets agree the weights are right: scores are, only ranks not")
-        lost = [each for each in evidence.found("never_loaded", "missing") if "bias" in each.name]
+        lost = [
+            each for each in evidence.findings_of("never_loaded", "missing") if "bias" in each.name
+        ]
         if lost:
             sure = 0.98
             reasons += [each.text for each in lost]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from layerparity.mistakes.block import CORRECTION, find, lacking, route
+from layerparity.mistakes.block import CHOICES, CORRECTION, LOGITS, WEIGHTS, find, lacking, route
 from layerparity.mistakes.cause import Cause, Evidence
 from layerparity.mistakes.fault import Fault, Surgery
 from layerparity.mistakes.shape import factor_share, percent
@@ -40,9 +40,6 @@ FAULT = Fault(
     why_not=why_not,
     plant=plant,
 )
-
-
-CHOICES, LOGITS, WEIGHTS = "mlp.gate:choices", "mlp.gate:logits", "mlp.gate:weights"
 
 
 class RouterActivation:

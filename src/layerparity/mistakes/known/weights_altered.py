@@ -10,15 +10,15 @@ class WeightsAltered:
 
     def judge(self, evidence: Evidence) -> Cause | None:
         """Return the cause where a finding of the guilty component says so."""
-        found = evidence.found(
+        findings = evidence.findings_of(
             "changed_value", "reordered", "loaded_twice", component=evidence.component
         )
-        if not found:
+        if not findings:
             return None
-        first = found[0]
+        first = findings[0]
         how = {"reordered": "in another order", "loaded_twice": "twice"}.get(first.what, "altered")
         text = f"{first.name} is in the graph {how}: the weight conversion is wrong"
-        return Cause("weights_altered", 0.8, text, [each.text for each in found])
+        return Cause("weights_altered", 0.8, text, [each.text for each in findings])
 
 
 RULE = WeightsAltered()

@@ -9,10 +9,9 @@ from torch import nn
 from layerparity.ground.errors import UserError
 from layerparity.mistakes.mutations.base import Mutation
 from layerparity.mistakes.mutations.constants import constants
-from layerparity.mistakes.mutations.precision import precision
-from layerparity.mistakes.mutations.scales import scales, slips
+from layerparity.mistakes.mutations.modules import precision
 from layerparity.mistakes.mutations.shifts import shifts
-from layerparity.mistakes.mutations.swaps import swaps
+from layerparity.mistakes.mutations.weights import scales, slips, swaps
 
 KINDS = (slips, constants, precision, swaps, shifts, scales)
 

@@ -31,15 +31,16 @@ def shifts(draw: Random, block: nn.Module) -> Iterator[Mutation]:
         yield from _of_part(part, block)
     for by in (1, -1):
         yield _top_k(by)
-        yield _positions(f"all positions by {by:+d}", _moved(by))
+        yield _positions(by, from_=0)
         yield _dimensions(2 * by)
     for gap in sorted(draw.sample(range(1, 12), 4)):
-        yield _positions(f"positions from {gap} on by +1", _after(gap))
-    yield _mask("sees one token ahead", _ahead)
+        yield _positions(1, from_=gap)
+    yield _mask("sees one token ahead", lambda mask: mask[..., [0, *range(mask.shape[-1] - 1)]])
     yield _mask("forgets the first token", _without_first)
 
 
 def _of_part(part: Part, block: nn.Module) -> Iterator[Mutation]:
+    """Yield a weight's experts, channels, inputs and heads, each shifted by one."""
     shape, size = part.view(block).shape, head_dim(block)
     for by in (1, -1):
         for what, axis in _AXES:
@@ -84,19 +85,16 @@ def _top_k(by: int) -> Mutation:
     )
 
 
-def _positions(story: str, moved: Callable[[torch.Tensor], torch.Tensor]) -> Mutation:
+def _positions(by: int, from_: int) -> Mutation:
+    """Shift the positions from ``from_`` on, none below 0."""
+
     def arguments(given: Mapping[str, Any], each: Pass) -> dict[str, Any]:
-        return {**given, "position_embeddings": each.tables(moved(each.position_ids))}
+        ids = each.position_ids
+        shifted = torch.where(ids >= from_, (ids + by).clamp(min=0), ids)
+        return {**given, "position_embeddings": each.tables(shifted)}
 
-    return _changed(story, arguments)
-
-
-def _moved(by: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda ids: (ids + by).clamp(min=0)
-
-
-def _after(gap: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda ids: ids + (ids >= gap).long()
+    which = f"positions from {from_} on" if from_ else "all positions"
+    return _changed(f"{which} by {by:+d}", arguments)
 
 
 def _dimensions(more: int) -> Mutation:
@@ -117,9 +115,9 @@ def _dimensions(more: int) -> Mutation:
     return _changed(f"rotated dimensions by {more:+d}", arguments, why_not)
 
 
-def _mask(story: str, moved: Callable[[torch.Tensor], torch.Tensor]) -> Mutation:
+def _mask(story: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Mutation:
     def arguments(given: Mapping[str, Any], each: Pass) -> dict[str, Any]:
-        return {**given, "attention_mask": moved(_additive(given.get("attention_mask"), each))}
+        return {**given, "attention_mask": change(_additive(given.get("attention_mask"), each))}
 
     return _changed(f"mask {story}", arguments)
 
@@ -141,10 +139,6 @@ def _additive(mask: torch.Tensor | None, each: Pass) -> torch.Tensor:
         zero = torch.zeros(mask.shape, dtype=each.dtype)
         return zero.masked_fill(~mask, least)
     return mask.to(each.dtype)
-
-
-def _ahead(mask: torch.Tensor) -> torch.Tensor:
-    return torch.cat([mask[..., :1], mask[..., :-1]], dim=-1)
 
 
 def _without_first(mask: torch.Tensor) -> torch.Tensor:

@@ -201,7 +201,7 @@ class FaultPort(HfPort):
 
     def _choose(self, name: str, index: int | None, module: str | None) -> Fault:
         if name == WRONG_OUTPUT and module is not None:
-            from layerparity.mistakes.mutations.output import wrong_output
+            from layerparity.mistakes.mutations.modules import wrong_output
 
             return wrong_output(module)
         if name != MUTATION:

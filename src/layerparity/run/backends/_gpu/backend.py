@@ -161,7 +161,7 @@ class GpuBackend(Backend):
         if gpu is not None:
             room = max_memory.room_for_weights(self._memory[gpu], beside)
             max_memory.reads_ahead(sizes, room, device)
-        self.warnings.append(max_memory.told(sizes, self.ahead, self.again))
+        self.warnings.append(max_memory.stream_text(sizes, self.ahead, self.again))
         return [Placed(device, tuple(sizes), sum(sizes.values()))]
 
     def put(self, stage: str, module: nn.Module) -> None:

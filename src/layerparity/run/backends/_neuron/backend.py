@@ -22,7 +22,7 @@ from layerparity.machine.max_memory import (
     STREAM,
     reads_ahead,
     room_for_weights,
-    told,
+    stream_text,
 )
 from layerparity.machine.memory import free_host_memory
 from layerparity.machine.neuron import NEURON, STAND_IN
@@ -135,7 +135,7 @@ class NeuronBackend(Backend):
                 held = {stage: int(STAND_IN_COPIES * size) for stage, size in sizes.items()}
             room = room_for_weights(free_host_memory())
             self.ahead = reads_ahead(held, room, again=self.again)
-            self.warnings.append(told(held, self.ahead, self.again))
+            self.warnings.append(stream_text(held, self.ahead, self.again))
         return [Placed(self.device_label, tuple(stages), sum(sizes.values()))]
 
     def put(self, stage: str, module: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""Precision: one module computes in a narrower type than the run's, or rounds its output to it."""
+"""A module's output goes wrong: computed in a narrower type, rounded to it, or off by noise."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ NARROW = {
     torch.float8_e4m3fn: 4,
     torch.float8_e5m2: 3,
 }
+# Of the noise, relative to the spread of what the module gives out: far outside rounding, no
+# caricature.
+SIZE = 0.3
 
 
 def precision(draw: Random, block: nn.Module) -> Iterator[Mutation]:
@@ -34,7 +37,11 @@ def precision(draw: Random, block: nn.Module) -> Iterator[Mutation]:
 
 
 def rounded(value: Any, narrow: torch.dtype) -> Any:
-    """Return floating tensors rounded to a narrower type and back, saturating; others as given."""
+    """Return a floating tensor, or a tuple of them, rounded to a narrower type and back.
+
+    Shape and dtype stay; numbers past the narrow type's largest become that. Anything else is
+    returned as it is.
+    """
     if isinstance(value, tuple):
         return tuple(rounded(each, narrow) for each in value)
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():
@@ -44,7 +51,16 @@ def rounded(value: Any, narrow: torch.dtype) -> Any:
 
 
 def _narrowed(path: str, narrow: torch.dtype, computes: bool) -> Mutation:
+    """Return a module that rounds its output; with ``computes`` its weights and input as well."""
     name = str(narrow).removeprefix("torch.")
+
+    def around(exact: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(*args: Any, **named: Any) -> Any:
+            if computes and args:
+                args = (rounded(args[0], narrow), *args[1:])
+            return rounded(exact(*args, **named), narrow)
+
+        return forward
 
     def why_not(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
         if _BITS.get(dtype, 0) <= NARROW[narrow]:
@@ -57,7 +73,7 @@ def _narrowed(path: str, narrow: torch.dtype, computes: bool) -> Mutation:
             with torch.no_grad():
                 for weight in module.parameters():
                     weight.copy_(rounded(weight, narrow))
-        surgery.wrap(module, lambda exact: _rounding(exact, narrow, computes))
+        surgery.wrap(module, around)
 
     story = f"{path} {'computes in' if computes else 'rounds its output to'} {name}"
     size = 2.0 ** -NARROW[narrow]
@@ -66,12 +82,34 @@ def _narrowed(path: str, narrow: torch.dtype, computes: bool) -> Mutation:
     )
 
 
-def _rounding(
-    exact: Callable[..., Any], narrow: torch.dtype, inputs_too: bool
-) -> Callable[..., Any]:
-    def forward(*args: Any, **named: Any) -> Any:
-        if inputs_too and args:
-            args = (rounded(args[0], narrow), *args[1:])
-        return rounded(exact(*args, **named), narrow)
+def wrong_output(path: str) -> Mutation:
+    """Return the mistake of a module, by its path in the block, whose output is off by noise.
 
-    return forward
+    The noise is the same for every token, so that it is a wrong function of what was fed, and of
+    the size `SIZE` times the output's own spread.
+    """
+
+    def why_not(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
+        return lacking(block, path)
+
+    def around(exact: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(*args: Any, **named: Any) -> Any:
+            output = exact(*args, **named)
+            if isinstance(output, tuple):
+                return (_disturbed(output[0]), *output[1:])
+            return _disturbed(output)
+
+        return forward
+
+    def plant(block: nn.Module, surgery: Surgery) -> None:
+        surgery.wrap(block.get_submodule(path), around)
+
+    story = f"{path} gives out something else"
+    return mutation("output", story, path, size=SIZE, why_not=why_not, plant=plant)
+
+
+def _disturbed(value: torch.Tensor) -> torch.Tensor:
+    """Return a floating tensor [..., channel] with the same noise over the channels of each row."""
+    seeded = torch.Generator().manual_seed(value.shape[-1])
+    noise = torch.empty(value.shape[-1]).normal_(generator=seeded)
+    return value + SIZE * value.float().std().to(value) * noise.to(value)
