@@ -15,7 +15,6 @@ from layerparity.judge.fingerprints import differs_at
 from layerparity.judge.sides import Found, RunSet
 from layerparity.judge.stages import arrived, is_feed, stage_of
 from layerparity.record.manifest import Manifest, Record
-from layerparity.record.site_patterns import SitePatterns
 from layerparity.record.verdict import Outcome, Row
 
 
@@ -128,20 +127,15 @@ def _not_asked(site: Site, golden: Manifest, candidates: list[Manifest]) -> str:
     steps = {(record.site.phase, record.site.step) for each in covering for record in each.records}
     if steps and (site.phase, site.step) not in steps:
         return f"the candidate ran no {site.phase} step {site.step}"
-    capture = covering[-1].numerics.get("capture", "") if covering else ""
-    wanted = golden.numerics.get("capture", "")
-    if capture == wanted or _asked_for(site, covering):
-        return ""
-    # Of "blocks: :in,:out" the name says enough, unless both have it.
-    name = capture.partition(":")[0]
-    return f"not captured by the candidate (capture={capture if wanted.startswith(name) else name})"
-
-
-def _asked_for(site: Site, covering: list[Manifest]) -> bool:
-    """Say whether some run's own patterns wanted a site, whatever the golden's were."""
     local = site.local if site.layer is not None else str(site)
-    asked = (SitePatterns.parse(each.numerics.get("capture", "")) for each in covering)
-    return any(each is not None and each(layer=site.layer, local=local) for each in asked)
+    # A run's own patterns may want the site, whatever the golden's are.
+    asked = any(each.capture(layer=site.layer, local=local) for each in covering)
+    if not covering or asked or covering[-1].capture == golden.capture:
+        return ""
+    capture = covering[-1].capture
+    # The name says enough, unless both have it.
+    shown = capture if capture.name == golden.capture.name else capture.name
+    return f"not captured by the candidate (capture={shown})"
 
 
 def _adopt(golden: Found, candidate: Found) -> tuple[Found, Found]:

@@ -15,6 +15,7 @@ from layerparity.ground.errors import UserError, nearest
 from layerparity.ground.files import inside, read_tensor, tensor_names
 from layerparity.record.folder import MANIFEST
 from layerparity.record.manifest import Manifest, ModelPrint, Record
+from layerparity.record.site_patterns import SitePatterns
 from layerparity.record.source import Source
 from layerparity.record.stored_run import StoredRun
 
@@ -96,7 +97,7 @@ def _manifest(name: str, records: list[Record]) -> Manifest:
         feed="",
         fingerprint="",
         stages=list(dict.fromkeys(stages)),
-        numerics={"capture": "dump"},
+        capture=SitePatterns("dump", ()),
         records=records,
     )
 

@@ -30,7 +30,14 @@ from layerparity.ground.files import (
     writing,
 )
 from layerparity.ground.profile import RunProfile
-from layerparity.record.manifest import OLDEST, SCHEMA, Manifest, Record, WeightPrint
+from layerparity.record.manifest import (
+    OLDEST,
+    SCHEMA,
+    Manifest,
+    Record,
+    WeightPrint,
+    with_capture,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -99,7 +106,6 @@ class RunFolder:
             )
         with reading(path):
             raw = json.loads(path.read_text(encoding="utf-8"))
-            # The version that wrote 2 is read as it stands.
             schema = raw.get("schema", OLDEST) if isinstance(raw, dict) else OLDEST
             if isinstance(schema, int) and schema > SCHEMA:
                 raise UserError(
@@ -108,6 +114,8 @@ class RunFolder:
                 )
             if isinstance(schema, int) and schema < OLDEST:
                 raise UserError(f"{path} has schema {schema}, which is read no more: {RUN_AGAIN}.")
+            if isinstance(schema, int) and schema < SCHEMA:
+                raw = with_capture(raw)
             manifest: Manifest = decode(Manifest, raw)
             if not manifest.stages:
                 raise ValueError("it lists no stages")

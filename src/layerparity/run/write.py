@@ -82,6 +82,7 @@ def manifest(prepared: Prepared, result: PassResult, records: list[Record], mark
         feeds=result.feeds,
         weights=result.weights,
         numerics=numerics(prepared),
+        capture=prepared.wanted,
         records=records,
         skipped=result.skipped,
         **layers_of(prepared.checkpoint),
