@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerparity.anatomy.blocks import Blocks
+from layerparity.anatomy.blocks import kinds_of
 from layerparity.ground.resources import git_commit
 from layerparity.record.folder import RunFolder
 from layerparity.record.manifest import Manifest, Record
@@ -87,7 +87,7 @@ def manifest(prepared: Prepared, result: PassResult, records: list[Record], mark
         skipped=result.skipped,
         **layers_of(prepared.checkpoint),
         reference=result.reference,
-        blocks=Blocks(result.blocks).kinds(),
+        blocks=kinds_of(result.blocks),
     )
 
 
