@@ -60,11 +60,13 @@ def tensor_digest(tensor: torch.Tensor) -> str:
     return blake3(flat.numpy().data).hexdigest()
 
 
-def inside(folder: Path, name: str) -> Path:
+def inside(folder: Path, name: str, cure: str = RUN_AGAIN) -> Path:
     """Return the path of a file that a manifest names. Raises UserError outside its folder."""
     path = folder / name
     if not path.resolve().is_relative_to(folder.resolve()):
-        raise UserError(f"The manifest in {folder} names a file outside its folder: {name}.")
+        raise UserError(
+            f"The manifest in {folder} names a file outside its folder ({name}): {cure}."
+        )
     return path
 
 

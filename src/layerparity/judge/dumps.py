@@ -139,7 +139,7 @@ def find(folder: Path) -> list[Dumped]:
 
 def _in_file(folder: Path, path: Path) -> list[Dumped]:
     relative = path.relative_to(folder)
-    inside(folder, relative.as_posix())
+    inside(folder, relative.as_posix(), _CURE)
     stem = relative.with_suffix("").as_posix()
     if path.suffix == ".npy":
         return [Dumped(path, "", (stem,))]
