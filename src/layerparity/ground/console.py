@@ -62,22 +62,17 @@ def relay(lines: Iterable[str]) -> None:
     """Say what a child says `to_be_relayed`: its notes, its progress as this process shows it."""
     with counting("blocks") as count:
         for line in lines:
-            message = _message(line)
-            if message is None:
-                say(line.rstrip())
-            elif "note" in message:
+            try:
+                parsed = json.loads(line)
+            except ValueError:
+                parsed = None
+            message = parsed if isinstance(parsed, dict) else {}
+            if "note" in message:
                 note(message["note"])
-            else:
+            elif "done" in message:
                 count(message["done"], message["total"], message["what"])
-
-
-def _message(line: str) -> dict[str, Any] | None:
-    """Return what a child printed as JSON; None of any other line."""
-    try:
-        message = json.loads(line)
-    except ValueError:
-        return None
-    return message if isinstance(message, dict) and message.keys() & {"note", "done"} else None
+            else:
+                say(line.rstrip())
 
 
 def complain(text: str) -> None:

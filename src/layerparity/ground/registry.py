@@ -12,13 +12,9 @@ from types import ModuleType
 from layerparity.ground.errors import UserError, nearest
 
 
-def names(package: str) -> list[str]:
-    """Return the names of the plug-ins in ``layerparity.<package>``, sorted; none is imported."""
-    return list(_names(package))
-
-
 @cache
-def _names(package: str) -> tuple[str, ...]:
+def names(package: str) -> tuple[str, ...]:
+    """Return the names of the plug-ins in ``layerparity.<package>``, sorted; none is imported."""
     path = importlib.import_module(f"layerparity.{package}").__path__
     found = (module.name for module in pkgutil.iter_modules(path))
     return tuple(sorted(name for name in found if not name.startswith("_") and name != "base"))

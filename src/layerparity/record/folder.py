@@ -30,14 +30,7 @@ from layerparity.ground.files import (
     writing,
 )
 from layerparity.ground.profile import RunProfile
-from layerparity.record.manifest import (
-    OLDEST,
-    SCHEMA,
-    Manifest,
-    Record,
-    WeightPrint,
-    with_capture,
-)
+from layerparity.record.manifest import OLDEST, SCHEMA, Manifest, Record, WeightPrint, with_capture
 
 if TYPE_CHECKING:
     import torch
