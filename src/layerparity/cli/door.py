@@ -83,6 +83,8 @@ def _hydra(arguments: list[str]) -> int:
 
 def _job(composed: Any) -> int:
     """Run one job and note how it ended; the same in this process and in a launcher's worker."""
+    from layerparity.run import sweep
+
     code, why = Exit.INTERNAL, "stopped"
     try:
         code = _dispatch(composed)
@@ -94,7 +96,10 @@ def _job(composed: Any) -> int:
         traceback.print_exc()
         console.complain("layerparity: an internal error; the traceback above belongs in a report.")
     finally:
-        _note(code, why)
+        # In a file: a launcher's workers are other processes.
+        note = {"exit": int(code), "part": sweep.part(), "why": why.split("\n", 1)[0]}
+        with Path(os.environ[_EXITS]).open("a", encoding="utf-8") as exits:
+            exits.write(f"{json.dumps(note)}\n")
     return int(code)
 
 
@@ -132,15 +137,6 @@ def _check_steps(steps: Sequence[str]) -> None:
 def _with_notes(error: Exception, message: UserError) -> UserError:
     """Return a message with the notes of an exception, which say where it is from, before it."""
     return UserError(": ".join([*getattr(error, "__notes__", ()), str(message)]))
-
-
-def _note(code: Exit, why: str) -> None:
-    """Append a job's exit to a file: a launcher's workers are other processes."""
-    from layerparity.run import sweep
-
-    line = json.dumps({"exit": int(code), "part": sweep.part(), "why": why.split("\n", 1)[0]})
-    with Path(os.environ[_EXITS]).open("a", encoding="utf-8") as exits:
-        exits.write(f"{line}\n")
 
 
 def _notes() -> list[dict[str, Any]]:

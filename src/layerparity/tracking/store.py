@@ -68,7 +68,13 @@ class Store(StoredRuns):
         """Open a run that the caller ends; `start` is the safer way."""
         from layerparity.tracking.active import ActiveRun
 
-        ours = {**tags, "kind": kind, "owner": owner_tag(), **_mlflow_tags(parent)}
+        ours = {**tags, "kind": kind, "owner": owner_tag()}
+        ours |= {"mlflow.source.name": "layerparity", "mlflow.source.type": "LOCAL"}
+        # A container's user need not have a name.
+        with suppress(KeyError, OSError):
+            ours["mlflow.user"] = getpass.getuser()
+        if parent:
+            ours[names.PARENT_TAG] = parent
         link = self._connection
         with link.user_errors():
             info = link.client.create_run(
@@ -121,11 +127,3 @@ def end_quietly(run: ActiveRun, error: BaseException) -> None:
         run.end(status, error)
     except UserError as second:
         logging.getLogger(__name__).warning("Run %s could not be closed: %s", run.name, second)
-
-
-def _mlflow_tags(parent: str | None) -> dict[str, str]:
-    tags = {"mlflow.source.name": "layerparity", "mlflow.source.type": "LOCAL"}
-    # A container's user need not have a name.
-    with suppress(KeyError, OSError):
-        tags["mlflow.user"] = getpass.getuser()
-    return {**tags, names.PARENT_TAG: parent} if parent else tags
