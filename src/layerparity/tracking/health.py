@@ -13,8 +13,9 @@ from filelock import FileLock, Timeout
 
 from layerparity.ground.errors import UserError
 from layerparity.settings.tracking import EMBEDDED, TrackingConfig, read_config
-from layerparity.tracking import database, environment
+from layerparity.tracking import database
 from layerparity.tracking.connection import knock, user_errors
+from layerparity.tracking.process import prepare_environment
 
 _LOCK_SECONDS = 5
 
@@ -25,7 +26,7 @@ def describe(raw: object) -> str:
     Imports mlflow (seconds) where there is a store.
     """
     config = read_config(raw)
-    environment.prepare(config.timeout_s)
+    prepare_environment(config.timeout_s)
     return _embedded(config) if config.name == EMBEDDED else _server(config)
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from layerparity.ground.errors import UserError
 from layerparity.record.stored_run import FAILED, FINISHED, KILLED, StoredRun
 from layerparity.settings.tracking import EMBEDDED, read_config
-from layerparity.tracking import artifacts, environment, lookup, names
-from layerparity.tracking.process import owner_tag, terminable
+from layerparity.tracking import artifacts, lookup, names
+from layerparity.tracking.process import owner_tag, prepare_environment, terminable
 from layerparity.tracking.stored_runs import MEMBER_TAG, StoredRuns
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def open_store(raw: object) -> Store:
     Imports mlflow (seconds). Raises UserError where the store cannot be used, with the cure.
     """
     config = read_config(raw)
-    environment.prepare(config.timeout_s)
+    prepare_environment(config.timeout_s)
     from layerparity.tracking.connection import open_embedded, open_server
 
     return Store(open_embedded(config) if config.name == EMBEDDED else open_server(config))
