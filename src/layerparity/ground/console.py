@@ -84,14 +84,14 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> 
     """Print a table; numbers to the right."""
     from rich.table import Table
 
-    made = Table(title=title, title_justify="left", header_style="bold")
+    grid = Table(title=title, title_justify="left", header_style="bold")
     body = [[str(cell) for cell in row] for row in rows]
     for index, column in enumerate(columns):
         numeric = bool(body) and all(_is_number(row[index]) for row in body)
-        made.add_column(column, justify="right" if numeric else "left", overflow="fold")
+        grid.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in body:
-        made.add_row(*row)
-    show(made)
+        grid.add_row(*row)
+    show(grid)
 
 
 def show(renderable: Any) -> None:

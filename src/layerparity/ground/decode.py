@@ -8,7 +8,7 @@ has a ``parse`` may be written as text, too, and `encode` writes it so.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -170,7 +170,7 @@ def encode(value: Any) -> Any:
     """
     if isinstance(value, Enum):
         return value.value
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: encode(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [encode(each) for each in value]
