@@ -133,13 +133,15 @@ class Manifest:
         return record.digest if record else None
 
 
-def with_capture(raw: dict[str, Any]) -> dict[str, Any]:
+def with_capture(raw: Any) -> Any:
     """Return a parsed manifest of schema 2 or 3 with its capture where it stands today.
 
     It was text: ``NAME: PATTERN,PATTERN without PATTERN``, of a dump the name alone.
     """
-    numerics = raw.get("numerics")
-    text = numerics.get("capture") if isinstance(numerics, dict) else None
+    if not isinstance(raw, dict) or not isinstance(raw.get("numerics"), dict):
+        return raw
+    numerics = dict(raw["numerics"])
+    text = numerics.pop("capture", None)
     if not isinstance(text, str):
         return raw
     name, _, patterns = text.partition(": ")
@@ -147,7 +149,7 @@ def with_capture(raw: dict[str, Any]) -> dict[str, Any]:
     sets = {"include": include, "exclude": exclude}
     return {
         **raw,
-        "numerics": {key: value for key, value in numerics.items() if key != "capture"},
+        "numerics": numerics,
         "capture": {"name": name, **{k: v.split(",") if v else [] for k, v in sets.items()}},
     }
 
