@@ -21,6 +21,7 @@ from layerparity.judge.tolerances.calibrated import CalibratedTolerance
 from layerparity.record.folder import RunFolder, reference_file
 from layerparity.record.manifest import Feed, Manifest, ModelPrint, Record
 from layerparity.record.references import ISOLATED, ReferenceEntry, ReferenceWriter, StoredFloor
+from layerparity.record.site_patterns import SitePatterns
 from layerparity.record.stored_run import from_folder
 
 LAYERS = 62
@@ -76,7 +77,7 @@ def _run(folder: Path, slip: float, *, judged: bool) -> Path:
         stages=stages,
         feeds=feeds,
         weights=dict.fromkeys(stages, "same"),
-        numerics={"capture": "default: *"},
+        capture=SitePatterns("default", ("*",)),
         records=records,
         reference=reference,
     )

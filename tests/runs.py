@@ -15,6 +15,7 @@ from layerparity.anatomy.site import Kind, Site
 from layerparity.ground.files import tensor_digest, text_digest
 from layerparity.record.folder import RunFolder
 from layerparity.record.manifest import Feed, Manifest, ModelPrint, Record
+from layerparity.record.site_patterns import SitePatterns
 from layerparity.record.stored_run import StoredRun, from_folder
 
 HIDDEN = ("batch", "token", "channel")
@@ -105,7 +106,7 @@ def make_run(
         inputs={key: tensor_digest(value) for key, value in inputs.items()},
         feeds=_feeds(stages, tensors, fed or {}, feed),
         weights={stage: text_digest(json.dumps(each)) for stage, each in used.items()},
-        numerics={"capture": "default: *"},
+        capture=SitePatterns("default", ("*",)),
         records=records,
     )
     files.write_manifest(replace(made, **manifest))

@@ -6,14 +6,15 @@ import socket
 from pathlib import Path
 
 from layerparity.settings.tracking import TrackingConfig
-from layerparity.tracking import database, environment
+from layerparity.tracking import database
+from layerparity.tracking.process import prepare_environment
 from layerparity.tracking.store import Store, open_store
 
 
 def fresh_config(folder: Path, **changes) -> TrackingConfig:
     """Return the config of an embedded store in ``folder``, made but never opened."""
     config = TrackingConfig(folder=str(folder), **changes)
-    environment.prepare(config.timeout_s)
+    prepare_environment(config.timeout_s)
     from mlflow import MlflowClient
 
     with database.locked(config.root):

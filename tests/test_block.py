@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
 
 import pytest
@@ -16,8 +17,9 @@ from layerparity.anatomy.block import (
     ordered,
     smallest_module,
 )
-from layerparity.anatomy.blocks import Blocks
+from layerparity.anatomy.blocks import Blocks, kinds_of
 from layerparity.anatomy.site import Site
+from layerparity.ground.decode import decode, encode
 
 BLOCKS = {"serial": SERIAL, "sandwich": SANDWICH, "parallel": PARALLEL}
 every_block = pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS.keys())
@@ -152,9 +154,9 @@ def test_of_an_unknown_block_the_usual_inside_is_known_and_no_more() -> None:
 @every_block
 def test_blocks_come_back_from_a_record(block: Block) -> None:
     other = Block((Node("mixer:out", (":in",), "mixer"), Node(":out", ("mixer:out",), "")), True)
-    blocks = Blocks({0: block, 1: other, 2: block}, block)
-    again = Blocks.from_dict(blocks.to_dict())
+    blocks = Blocks(kinds_of({0: block, 1: other, 2: block}), block)
+    again = decode(Blocks, json.loads(json.dumps(encode(blocks))))
     assert again == blocks
-    assert len(blocks.to_dict()["kinds"]) == 2
+    assert len(again.kinds) == 2
     sites = [Site.inside(1, local) for local in (":out", "mixer:out", ":in")]
     assert [site.local for site in again.sorted(sites)] == [":in", "mixer:out", ":out"]

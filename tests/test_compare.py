@@ -23,6 +23,7 @@ from layerparity.judge.coverage import BLOCK_ALONE
 from layerparity.judge.decide import decide
 from layerparity.judge.tolerances.fixed import FixedTolerance, Settings
 from layerparity.record.folder import RunFolder
+from layerparity.record.site_patterns import SitePatterns
 from layerparity.record.stored_run import StoredRun, from_folder
 from layerparity.record.verdict import Outcome, Row, Verdict
 from layerparity.report.headline import run_text, whole_model
@@ -285,7 +286,7 @@ def test_two_runs_of_one_experiment_are_said(tmp_path: Path) -> None:
     others = [
         made("newer", "candidate", "2.10"),
         made("other", "candidate", "2.9", backend="neuron"),
-        made("eager", "candidate", "2.9", numerics={"capture": "default: *", "attn": "eager"}),
+        made("eager", "candidate", "2.9", numerics={"attn": "eager"}),
         make_run(tmp_path / "unknown", sites()),
     ]
     assert [compare(one, other).warnings for other in others] == [(), (), (), ()]
@@ -497,7 +498,8 @@ def test_every_absent_site_is_accounted_for(golden: StoredRun, tmp_path: Path) -
 def test_a_smaller_capture_set_skips_instead_of_missing(golden: StoredRun, tmp_path: Path) -> None:
     tensors = sites()
     del tensors["layers.0.mlp:out"]
-    smaller = make_run(tmp_path / "s", tensors, numerics={"capture": "blocks: :in,:out"})
+    blocks = SitePatterns("blocks", (":in", ":out"))
+    smaller = make_run(tmp_path / "s", tensors, capture=blocks)
     found = row(compare(golden, smaller), "layers.0.mlp:out")
     assert (found.outcome, why(found)) == (
         Outcome.SKIPPED,
@@ -516,14 +518,14 @@ def test_only_the_asked_scope_is_judged(golden: StoredRun, tmp_path: Path) -> No
 
 def test_block_outputs_alone_are_never_a_pass(golden: StoredRun, tmp_path: Path) -> None:
     tensors = {s: t for s, t in sites().items() if s in ("layers.0:in", "layers.0:out")}
-    blocks = {"capture": "blocks"}
-    alone = make_run(tmp_path / "c", tensors, stages=("layers.0",), numerics=blocks)
+    blocks = SitePatterns("blocks", ())
+    alone = make_run(tmp_path / "c", tensors, stages=("layers.0",), capture=blocks)
     found = compare(golden, alone)
     assert row(found, "layers.0:out").outcome is Outcome.INCONCLUSIVE
     assert why(row(found, "layers.0:out")) == BLOCK_ALONE
     assert found.exit is Exit.INCONCLUSIVE
     tensors["layers.0:out"] = tensors["layers.0:out"] + 1
-    wrong = make_run(tmp_path / "w", tensors, stages=("layers.0",), numerics=blocks)
+    wrong = make_run(tmp_path / "w", tensors, stages=("layers.0",), capture=blocks)
     assert row(compare(golden, wrong), "layers.0:out").outcome is Outcome.FAIL
 
 

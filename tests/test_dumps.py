@@ -293,5 +293,5 @@ def test_a_link_out_of_the_dump_is_refused(golden: StoredRun, tmp_path: Path) ->
     outside = tmp_path / "outside.npy"
     np.save(outside, np.zeros(3))
     (run.folder / "link.npy").symlink_to(outside)
-    with pytest.raises(UserError, match="outside its folder"):
+    with pytest.raises(UserError, match=r"outside its folder \(link\.npy\): dump it again\."):
         compare(golden, run)

@@ -146,7 +146,7 @@ def test_a_golden_that_names_files_outside_is_refused(
     (folder / "manifest.json").write_text(json.dumps(made))
     ended = run(*JUDGED, "scope=single", "layer=2", "inputs=golden", f"golden={folder}")
     assert ended.exit == 2, ended.out
-    assert "names a file outside its folder" in ended.err
+    assert f"names a file outside its folder ({file}): make the run again." in ended.err
 
 
 @pytest.mark.parametrize(

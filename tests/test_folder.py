@@ -26,6 +26,7 @@ from layerparity.record import folder as names
 from layerparity.record.folder import RunFolder
 from layerparity.record.manifest import SCHEMA, WeightPrint
 from layerparity.record.references import ISOLATED, ReferenceWriter, StoredReferences
+from layerparity.record.site_patterns import SitePatterns
 from layerparity.record.stored_run import StoredRun, from_folder
 
 STATS = {"mean": 0.5, "std": 1.0, "min": -2.0, "max": 2.0, "l2": 3.0}
@@ -123,18 +124,23 @@ def test_optional_files_may_be_absent(run: Path) -> None:
 # ---------------------------------------------------------------- other versions
 
 
-def as_before(run: Path, schema: dict[str, int]) -> None:
-    """Make a folder what the version before wrote: a number of its own in the references' index."""
+def as_before(run: Path, schema: dict[str, int], capture: str = "default: *") -> None:
+    """Make a folder what a former version wrote.
+
+    The capture is text, and before 3 the references' index has a number of its own.
+    """
     index = run / names.REFERENCE_INDEX
-    index.write_text(json.dumps({"schema": 2, **json.loads(index.read_text())}))
+    if schema.get("schema", 2) < 3:
+        index.write_text(json.dumps({"schema": 2, **json.loads(index.read_text())}))
     raw = json.loads((run / names.MANIFEST).read_text())
-    del raw["schema"]
+    del raw["schema"], raw["capture"]
+    raw["numerics"]["capture"] = capture
     raw |= {**schema, "reference": text_digest(index.read_text())}
     (run / names.MANIFEST).write_text(json.dumps(raw))
 
 
-@pytest.mark.parametrize("schema", [{"schema": 2}, {}], ids=["schema 2", "no schema"])
-def test_a_folder_of_the_version_before_is_read(
+@pytest.mark.parametrize("schema", [{"schema": 3}, {"schema": 2}, {}], ids=str)
+def test_a_folder_of_a_former_version_is_read(
     run: Path, whole: Path, schema: dict[str, int]
 ) -> None:
     as_before(run, schema)
@@ -146,6 +152,38 @@ def test_a_folder_of_the_version_before_is_read(
         entry.floors for entry in StoredReferences(whole, today.reference).entries()
     ]
     compare(run)
+
+
+@pytest.mark.parametrize(
+    ("text", "capture"),
+    [
+        ("blocks: :in,:out", SitePatterns("blocks", (":in", ":out"))),
+        ("mine: * without mlp.*,*:in", SitePatterns("mine", ("*",), ("mlp.*", "*:in"))),
+        ("none: ", SitePatterns("none", ())),
+        ("dump", SitePatterns("dump", ())),
+    ],
+)
+def test_a_capture_is_a_field_and_was_text_until_schema_3(
+    run: Path, text: str, capture: SitePatterns
+) -> None:
+    files = RunFolder(run)
+    files.write_manifest(replace(files.read_manifest(), capture=capture))
+    raw = json.loads((run / names.MANIFEST).read_text())
+    assert raw["capture"]["include"] == list(capture.include) and raw["numerics"] == {}
+    assert files.read_manifest().capture == capture
+    for schema in (2, 3):
+        files.write_manifest(replace(files.read_manifest(), numerics={"attn": "eager"}))
+        as_before(run, {"schema": schema}, text)
+        manifest = files.read_manifest()
+        assert (manifest.capture, manifest.numerics) == (capture, {"attn": "eager"})
+
+
+def test_a_former_capture_that_is_no_text_is_said_with_its_place(run: Path) -> None:
+    as_before(run, {"schema": 3})
+    path = run / names.MANIFEST
+    path.write_text(path.read_text().replace('"default: *"', "3"))
+    said = one_line(lambda: RunFolder(run).read_manifest())
+    assert said == f"{path} is damaged (numerics.capture is not text): make the run again."
 
 
 @pytest.mark.parametrize(
@@ -161,7 +199,9 @@ def test_a_folder_of_another_schema_says_what_to_do(run: Path, schema: object, s
     path = run / names.MANIFEST
     raw = json.loads(path.read_text())
     # What a later version adds is no matter: the schema is looked at first.
-    path.write_text(json.dumps({**raw, "schema": schema, **({"new": 1} if schema == 4 else {})}))
+    path.write_text(
+        json.dumps({**raw, "schema": schema, **({"new": 1} if schema == SCHEMA + 1 else {})})
+    )
     said = one_line(lambda: RunFolder(run).read_manifest())
     assert says in said and said.startswith(str(path))
     assert "update layerparity" in said if schema == SCHEMA + 1 else True

@@ -495,11 +495,11 @@ def test_a_server_that_never_answers(tmp_path):
 WRITERS = """
 import json, os, signal, sys
 from layerparity.settings.tracking import TrackingConfig
-from layerparity.tracking import environment
+from layerparity.tracking.process import prepare_environment
 from layerparity.tracking.store import open_store
 
 config = TrackingConfig(folder=sys.argv[1])
-environment.prepare(config.timeout_s)
+prepare_environment(config.timeout_s)
 import mlflow.store.tracking.sqlalchemy_store
 
 def write(name):

@@ -12,6 +12,7 @@ from bisections import ORDER, after, block, compared, concluded, weight
 from report_samples import CASES, every_case, sample
 
 from layerparity.anatomy.site import Kind, Place, Site
+from layerparity.ground.decode import decode, encode
 from layerparity.ground.errors import Exit, UserError
 from layerparity.record.guilt import Guilt, Phases
 from layerparity.record.verdict import VERSION, Breach, Outcome, Row, Verdict
@@ -82,6 +83,8 @@ GOOD = CASES["calibrated"].to_json()
         _with(GOOD, blocks={"kinds": [{"layers": [0]}], "usual": None}),
         _with(GOOD, portrait={"site": "x"}),
         _with(GOOD, version="old"),
+        _with(GOOD, guilty={"place": "layers.0", "between": ["mlp:out"]}),
+        _with(GOOD, more=1),
     ],
 )
 def test_a_damaged_verdict_is_one_line_with_a_cure(text: str) -> None:
@@ -188,7 +191,7 @@ def test_a_reason_is_its_breaches_or_why_it_was_not_judged() -> None:
 
 def test_a_value_that_is_no_number_is_kept() -> None:
     row = Row(SITE, Kind.REAL, Outcome.FAIL, (Breach("pearson", math.nan, 0.99),))
-    again = Row.from_dict(json.loads(json.dumps(row.to_dict())))
+    again = decode(Row, json.loads(json.dumps(encode(row))))
     assert again.breaches[0].value is not None and math.isnan(again.breaches[0].value)
 
 

@@ -7,10 +7,9 @@ built; what a family declares serves runs that hold no measurement.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from layerparity.anatomy.site import within
 
@@ -197,16 +196,6 @@ class Block:
         chain = sorted((node, *self.origin(local, seen).between), key=lambda n: self.rank(n.local))
         computing = [each for each in chain if not each.copies] or [node]
         return tuple(dict.fromkeys(Suspect(each.module, each.part) for each in computing))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for a record."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> Block:
-        """Read what `to_dict` gave. Raises KeyError or TypeError where it is damaged."""
-        nodes = (Node(**{**each, "inputs": tuple(each["inputs"])}) for each in raw["nodes"])
-        return cls(tuple(nodes), bool(raw["measured"]))
 
 
 def smallest_module(suspects: Iterable[Suspect]) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
 
 from layerparity.anatomy.block import Block, ordered
 from layerparity.anatomy.family import family_of
@@ -23,17 +23,22 @@ class BlockKind:
 class Blocks:
     """The blocks of a model by layer; ``usual`` stands for those that nobody measured."""
 
-    by_layer: Mapping[int, Block] = field(default_factory=dict)
+    kinds: tuple[BlockKind, ...] = ()
     usual: Block | None = None
 
     @classmethod
     def of(cls, model_type: str, measured: Mapping[int, Block]) -> Blocks:
         """Return a model's blocks: as they were measured, else as its family declares them."""
-        return cls(dict(measured), family_of(model_type).block)
+        return cls(kinds_of(measured), family_of(model_type).block)
+
+    @cached_property
+    def measured(self) -> dict[int, Block]:
+        """The blocks that were measured, by layer."""
+        return by_layer(self.kinds)
 
     def block(self, layer: int | None, known: Collection[str] = ()) -> Block:
         """Return the structure of a block; of an unknown one, what its ``known`` sites tell."""
-        measured = self.by_layer.get(layer) if layer is not None else None
+        measured = self.measured.get(layer) if layer is not None else None
         return measured or self.usual or ordered(known)
 
     def order(self, site: Site) -> tuple[tuple[int, int, int], float, str, str]:
@@ -47,24 +52,13 @@ class Blocks:
         """Return sites in the order in which a forward pass reaches them."""
         return sorted(sites, key=self.order)
 
-    def kinds(self) -> tuple[BlockKind, ...]:
-        """Return each different block that was measured once, with the layers that are built so."""
-        layers: dict[Block, list[int]] = {}
-        for layer, block in sorted(self.by_layer.items()):
-            layers.setdefault(block, []).append(layer)
-        return tuple(BlockKind(tuple(numbers), block) for block, numbers in layers.items())
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
-        usual = self.usual.to_dict() if self.usual else None
-        return {"kinds": [asdict(each) for each in self.kinds()], "usual": usual}
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> Blocks:
-        """Read what `to_dict` gave. Raises KeyError or TypeError where it is damaged."""
-        usual = Block.from_dict(raw["usual"]) if raw["usual"] else None
-        kinds = (BlockKind(tuple(k["layers"]), Block.from_dict(k["block"])) for k in raw["kinds"])
-        return cls(by_layer(kinds), usual)
+def kinds_of(measured: Mapping[int, Block]) -> tuple[BlockKind, ...]:
+    """Return each different block once, with the layers that are built so."""
+    layers: dict[Block, list[int]] = {}
+    for layer, block in sorted(measured.items()):
+        layers.setdefault(block, []).append(layer)
+    return tuple(BlockKind(tuple(numbers), block) for block, numbers in layers.items())
 
 
 def by_layer(kinds: Iterable[BlockKind]) -> dict[int, Block]:

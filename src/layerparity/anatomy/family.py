@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-# What a model computes after a stage's module, of its output and transformers' configuration.
+# What a model computes after a stage's module, of its output ([batch, token, channel], or logits
+# [batch, token, vocabulary], in the run's dtype) and transformers' configuration.
 After = Callable[["torch.Tensor", Any], "torch.Tensor"]
 
 HIDDEN = SiteSpec(("batch", "token", "channel"))
@@ -134,18 +135,15 @@ class Family:
     def input_site(self, stage: str, num_layers: int) -> Site:
         """Return the site whose values a stage is fed."""
         place = Place.parse(stage)
-        if place.layer is not None:
-            return Site.inside(place.layer, self._fed(place.module))
         if stage == NORM:
             return Place(num_layers - 1).site("out")
-        return Site(NORM, "out") if stage == HEAD else place.site("in")
-
-    def _fed(self, module: str) -> str:
-        """Return the value of a block that a module is fed: its own input where no other is it."""
-        if module in ("", "input_layernorm"):
-            return ":in"
-        fed = self.block.fed_to(module) if self.block is not None else ()
-        return fed[0] if len(fed) == 1 else f"{module}:in"
+        if place.layer is None:
+            return Site(NORM, "out") if stage == HEAD else place.site("in")
+        if place.module in ("", "input_layernorm"):
+            return Site.inside(place.layer, ":in")
+        fed = self.block.fed_to(place.module) if self.block is not None else ()
+        # Its own input, where no other value is it.
+        return Site.inside(place.layer, fed[0] if len(fed) == 1 else f"{place.module}:in")
 
     def present(self, block: nn.Module) -> list[Tap]:
         """Return the taps whose module the block has."""

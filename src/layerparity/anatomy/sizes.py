@@ -59,6 +59,9 @@ def sizes_of(config: Any) -> ModelSizes:
     hidden, heads = _first(readers, "hidden_size"), _first(readers, "num_attention_heads")
     intermediate = _first(readers, "intermediate_size") or 4 * hidden
     experts = _first(readers, *EXPERT_KEYS)
+    window, kinds = _first(readers, "sliding_window"), _value(readers[0], "layer_types")
+    if not isinstance(kinds, list | tuple):
+        kinds = [""] * _first(readers, "num_hidden_layers")
     head_dim = _first(readers, "head_dim") or (hidden // heads if heads else 0)
     return ModelSizes(
         hidden=hidden,
@@ -71,7 +74,7 @@ def sizes_of(config: Any) -> ModelSizes:
         experts=experts,
         top_k=_first(readers, *_TOP_K) or 1 if experts else 0,
         vocabulary=_first(readers, "vocab_size"),
-        windows=_windows(readers),
+        windows=tuple(window if kind == _WINDOWED else 0 for kind in kinds),
     )
 
 
@@ -98,6 +101,7 @@ def _value(reader: Any, name: str) -> Any:
 
 
 def _rotary_dims(readers: Sequence[Any], head_dim: int) -> int:
+    """Return how many channels of a head positions rotate: all ``head_dim``, or a part of them."""
     reader, own = readers[0], _first(readers, "qk_rope_head_dim")
     if own:
         return own
@@ -109,11 +113,3 @@ def _rotary_dims(readers: Sequence[Any], head_dim: int) -> int:
     # transformers turns the key into a factor while it reads the file, and ignores it afterwards.
     read = bool(settings) and not isinstance(reader, Mapping)
     return head_dim if read else _first(readers, "rotary_dim") or head_dim
-
-
-def _windows(readers: Sequence[Any]) -> tuple[int, ...]:
-    window = _first(readers, "sliding_window")
-    kinds = _value(readers[0], "layer_types")
-    if not isinstance(kinds, list | tuple):
-        kinds = [""] * _first(readers, "num_hidden_layers")
-    return tuple(window if kind == _WINDOWED else 0 for kind in kinds)

@@ -8,9 +8,7 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from layerparity import __version__
@@ -66,7 +64,7 @@ def _hydra(arguments: list[str]) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     with tempfile.TemporaryDirectory(prefix="layerparity-") as folder:
         os.environ[_EXITS] = str(Path(folder) / "exits")
-        _end_on_sigterm()
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         door = hydra.main(
             version_base="1.3", config_path=str(shipped("conf")), config_name="config"
         )(_job)
@@ -83,6 +81,8 @@ def _hydra(arguments: list[str]) -> int:
 
 def _job(composed: Any) -> int:
     """Run one job and note how it ended; the same in this process and in a launcher's worker."""
+    from layerparity.run import sweep
+
     code, why = Exit.INTERNAL, "stopped"
     try:
         code = _dispatch(composed)
@@ -94,7 +94,10 @@ def _job(composed: Any) -> int:
         traceback.print_exc()
         console.complain("layerparity: an internal error; the traceback above belongs in a report.")
     finally:
-        _note(code, why)
+        # In a file: a launcher's workers are other processes.
+        note = {"exit": int(code), "part": sweep.part(), "why": why.split("\n", 1)[0]}
+        with Path(os.environ[_EXITS]).open("a", encoding="utf-8") as exits:
+            exits.write(f"{json.dumps(note)}\n")
     return int(code)
 
 
@@ -108,7 +111,14 @@ def _dispatch(composed: Any) -> Exit:
 
     try:
         config: Any = OmegaConf.to_object(composed)
-        _check_steps(getattr(config.job, "steps", ()))
+        steps = getattr(config.job, "steps", ())
+        # The first word of a sequence's step that cannot be meant ends it before its first step.
+        for number, step in enumerate(steps, start=1):
+            try:
+                command.check_overrides(step.split(), multirun=False)
+            except UserError as error:
+                error.add_note(f"Step {number} of {len(steps)} ({step})")
+                raise
         ending: Exit = registry.load("jobs", config.job.name).run(config)
     except (HydraException, OmegaConfBaseException) as error:
         raise _with_notes(error, command.explain(error)) from error
@@ -117,30 +127,9 @@ def _dispatch(composed: Any) -> Exit:
     return ending
 
 
-def _check_steps(steps: Sequence[str]) -> None:
-    """Raise UserError for the first word of a sequence's step that cannot be meant."""
-    from layerparity.cli import command
-
-    for number, step in enumerate(steps, start=1):
-        try:
-            command.check_overrides(step.split(), multirun=False)
-        except UserError as error:
-            error.add_note(f"Step {number} of {len(steps)} ({step})")
-            raise
-
-
 def _with_notes(error: Exception, message: UserError) -> UserError:
     """Return a message with the notes of an exception, which say where it is from, before it."""
     return UserError(": ".join([*getattr(error, "__notes__", ()), str(message)]))
-
-
-def _note(code: Exit, why: str) -> None:
-    """Append a job's exit to a file: a launcher's workers are other processes."""
-    from layerparity.run import sweep
-
-    line = json.dumps({"exit": int(code), "part": sweep.part(), "why": why.split("\n", 1)[0]})
-    with Path(os.environ[_EXITS]).open("a", encoding="utf-8") as exits:
-        exits.write(f"{line}\n")
 
 
 def _notes() -> list[dict[str, Any]]:
@@ -161,10 +150,3 @@ def _close_sweep() -> None:
     rows = sweep.close_parent(failed=_gravest() is not Exit.OK, refused=refused)
     if rows:
         console.table("Sweep", ("run", "status", "link"), rows)
-
-
-def _end_on_sigterm() -> None:
-    def stop(number: int, frame: FrameType | None) -> None:
-        sys.exit(128 + number)
-
-    signal.signal(signal.SIGTERM, stop)

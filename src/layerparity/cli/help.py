@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,18 +55,12 @@ def text() -> str:
     for folder in experiment_folders():
         parts.append(_section("Experiments (experiment=)", folder))
     parts += [_section(f"{group}=", shipped("conf") / group) for group in GROUPS]
-    parts += [_machine(), _keys(), _ENDING]
-    return "\n".join(parts)
-
-
-def _machine() -> str:
-    """Say how well each backend fits the machine this runs on, and why."""
-    lines = ["On this machine"]
+    machine = ["On this machine"]
     for name in registry.names("run.backends"):
         fit = registry.load("run.backends", name).affinity()
         how = ("cannot run", "stands in", "fits")[fit.score]
-        lines.append(f"  {name:<8}{how:<11}{fit.device}: {fit.reason}")
-    return "\n".join(lines) + "\n"
+        machine.append(f"  {name:<8}{how:<11}{fit.device}: {fit.reason}")
+    return "\n".join([*parts, *machine, "", _keys(), _ENDING])
 
 
 def options(group: str) -> dict[str, str]:
@@ -114,20 +108,17 @@ def _keys() -> str:
 
 def dotted_keys() -> dict[str, str]:
     """Return what each key with a dot does, by ``key=default``, in alphabetical order."""
+    # Each beside the option of its group that has it, empty where all do.
+    pairs = [("", key) for key in keys_of(Config) if "." in key.path]
+    for group, option, settings in plugin_schemas():
+        pairs += [(option, key) for key in keys_of(settings, f"{group}.")]
     by_path: dict[str, dict[str, Key]] = {}
-    for option, key in _with_options():
+    for option, key in pairs:
         # A port's name is a choice of its own: which fault, which clean way.
         if key.path == "port.name" or not key.path.endswith(_CHOSEN_BY_GROUP):
             by_path.setdefault(key.path, {})[option] = key
     rows = [(path, *_described(path, keys)) for path, keys in by_path.items()]
     return {words: does for _, words, does in sorted([*rows, (_OWN_PORT[0], *_OWN_PORT)])}
-
-
-def _with_options() -> Iterator[tuple[str, Key]]:
-    """Yield every dotted key beside the option of its group that has it, empty where all do."""
-    yield from (("", key) for key in keys_of(Config) if "." in key.path)
-    for group, option, settings in plugin_schemas():
-        yield from ((option, key) for key in keys_of(settings, f"{group}."))
 
 
 def _described(path: str, keys: dict[str, Key]) -> tuple[str, str]:

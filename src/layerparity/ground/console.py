@@ -62,22 +62,17 @@ def relay(lines: Iterable[str]) -> None:
     """Say what a child says `to_be_relayed`: its notes, its progress as this process shows it."""
     with counting("blocks") as count:
         for line in lines:
-            message = _message(line)
-            if message is None:
-                say(line.rstrip())
-            elif "note" in message:
+            try:
+                parsed = json.loads(line)
+            except ValueError:
+                parsed = None
+            message = parsed if isinstance(parsed, dict) else {}
+            if "note" in message:
                 note(message["note"])
-            else:
+            elif "done" in message:
                 count(message["done"], message["total"], message["what"])
-
-
-def _message(line: str) -> dict[str, Any] | None:
-    """Return what a child printed as JSON; None of any other line."""
-    try:
-        message = json.loads(line)
-    except ValueError:
-        return None
-    return message if isinstance(message, dict) and message.keys() & {"note", "done"} else None
+            else:
+                say(line.rstrip())
 
 
 def complain(text: str) -> None:
@@ -89,14 +84,14 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> 
     """Print a table; numbers to the right."""
     from rich.table import Table
 
-    made = Table(title=title, title_justify="left", header_style="bold")
+    grid = Table(title=title, title_justify="left", header_style="bold")
     body = [[str(cell) for cell in row] for row in rows]
     for index, column in enumerate(columns):
         numeric = bool(body) and all(_is_number(row[index]) for row in body)
-        made.add_column(column, justify="right" if numeric else "left", overflow="fold")
+        grid.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in body:
-        made.add_row(*row)
-    show(made)
+        grid.add_row(*row)
+    show(grid)
 
 
 def show(renderable: Any) -> None:

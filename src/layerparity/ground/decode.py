@@ -1,14 +1,14 @@
 """Decode: turn parsed JSON into values of the types that a dataclass declares, or say what misfits.
 
-Known are str, int, float, bool, None, enums, dataclasses, ``X | None``, list, tuple, dict and Any.
-A key of a dictionary may be a whole number, which JSON writes as text; a dataclass that has a
-``parse`` may be written as text, too.
+Known are str, int, float, bool, None, enums, dataclasses, ``X | None``, list, tuple, Sequence, dict
+and Any. A key of a dictionary may be a whole number, which JSON writes as text; a dataclass that
+has a ``parse`` may be written as text, too, and `encode` writes it so.
 """
 
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -41,9 +41,14 @@ def decode(kind: Any, raw: object) -> Any:
 
 @cache
 def _reader(kind: Any) -> Reader:
-    origin = get_origin(kind)
-    if origin in _BY_ORIGIN:
-        return _BY_ORIGIN[origin](*get_args(kind))
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        read = _reader(inner[0])
+        return lambda raw: None if raw is None else read(raw)
+    if origin is dict:
+        return _dictionary(*inner)
+    if origin is not None:
+        return _sequence(inner, list if origin is list else tuple)
     if is_dataclass(kind):
         return _dataclass(kind)
     if kind is Any:
@@ -78,25 +83,16 @@ def _enum(kind: type[Enum]) -> Reader:
     return read
 
 
-def _optional(kind: Any, _none: object) -> Reader:
-    read = _reader(kind)
-    return lambda raw: None if raw is None else read(raw)
-
-
-def _list(kind: Any) -> Reader:
-    return _sequence(kind, list)
-
-
-def _tuple(kind: Any, _dots: object) -> Reader:
-    return _sequence(kind, tuple)
-
-
-def _sequence(kind: Any, make: Callable[[list[Any]], Any]) -> Reader:
-    read = _reader(kind)
+def _sequence(kinds: tuple[Any, ...], make: Callable[[list[Any]], Any]) -> Reader:
+    """Return what reads ``list[X]`` and ``tuple[X, ...]``, or ``tuple[X, X]`` of that length."""
+    read = _reader(kinds[0])
+    length = len(kinds) if make is tuple and kinds[1:] not in ((), (...,)) else None
 
     def read_all(raw: Any) -> Any:
         if not isinstance(raw, list):
             raise MisfitError("is not a list")
+        if length not in (None, len(raw)):
+            raise MisfitError(f"is not a list of {length}")
         values: list[Any] = []
         try:
             for each in raw:
@@ -167,10 +163,19 @@ def _parsed(kind: Any, text: str) -> Any:
         raise MisfitError(f"is damaged: {error}") from error
 
 
-_BY_ORIGIN: dict[Any, Callable[..., Reader]] = {
-    dict: _dictionary,
-    list: _list,
-    tuple: _tuple,
-    Union: _optional,
-    types.UnionType: _optional,
-}
+def encode(value: Any) -> Any:
+    """Return a value as plain ones that JSON can write and `decode` reads back.
+
+    A dataclass becomes a dictionary of its fields, or text where it has a ``parse``.
+    """
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {key: encode(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [encode(each) for each in value]
+    if not is_dataclass(value):
+        return value
+    if hasattr(value, "parse"):
+        return str(value)
+    return {each.name: encode(getattr(value, each.name)) for each in fields(value)}

@@ -53,18 +53,20 @@ def text_digest(text: str) -> str:
 
 
 def tensor_digest(tensor: torch.Tensor) -> str:
-    """Return the BLAKE3 hash of a CPU tensor's bytes in row-major order, as hex."""
+    """Return the BLAKE3 hash, as hex, of the bytes in row-major order of any tensor on the CPU."""
     import torch
 
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     return blake3(flat.numpy().data).hexdigest()
 
 
-def inside(folder: Path, name: str) -> Path:
+def inside(folder: Path, name: str, cure: str = RUN_AGAIN) -> Path:
     """Return the path of a file that a manifest names. Raises UserError outside its folder."""
     path = folder / name
     if not path.resolve().is_relative_to(folder.resolve()):
-        raise UserError(f"The manifest in {folder} names a file outside its folder: {name}.")
+        raise UserError(
+            f"The manifest in {folder} names a file outside its folder ({name}): {cure}."
+        )
     return path
 
 
@@ -104,14 +106,20 @@ def read_json(path: Path, kind: Any, cure: str = RUN_AGAIN) -> Any:
 
 
 def read_tensor(path: Path, key: str, cure: str = RUN_AGAIN) -> torch.Tensor:
-    """Return one tensor, mapped from its file. Raises UserError; see `reading`."""
+    """Return one tensor, mapped from its file, in its stored shape and dtype, on the CPU.
+
+    Raises UserError; see `reading`.
+    """
     return read_tensors(path, [key], cure)[key]
 
 
 def read_tensors(
     path: Path, keys: Iterable[str] | None = None, cure: str = RUN_AGAIN
 ) -> dict[str, torch.Tensor]:
-    """Return tensors of a file by name, all of them unless named. Raises UserError."""
+    """Return a file's tensors by name, all unless named, in their stored shapes and dtypes.
+
+    Raises UserError where one is not there; see `reading`.
+    """
     with _opened(path, cure) as file:
         names = file.keys()
         wanted = list(names if keys is None else keys)

@@ -97,10 +97,21 @@ class StageProfile:
 
 @dataclass
 class RunProfile:
-    """A run's stages in running order, and the anonymous memory it held before the first."""
+    """A run's stages in running order, and the bytes of anonymous memory it held before the first.
+
+    Raises ValueError on construction where a number is negative or not finite.
+    """
 
     before: int = 0
     stages: dict[str, StageProfile] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        numbers: list[float] = [self.before]
+        for each in self.stages.values():
+            numbers += [each.peak, *(getattr(each, part) for part in PARTS)]
+            numbers += vars(each.loading).values()
+        if min(numbers) < 0 or not all(map(math.isfinite, numbers)):
+            raise ValueError("a number is missing or negative")
 
     @property
     def total(self) -> StageProfile:
@@ -115,12 +126,7 @@ class RunProfile:
     def from_dict(cls, raw: object) -> RunProfile:
         """Read what `dataclasses.asdict` gave. Raises ValueError where it is damaged."""
         profile: RunProfile = decode(cls, raw)
-        numbers: list[float] = [profile.before]
-        for each in profile.stages.values():
-            numbers += [each.peak, *(getattr(each, part) for part in PARTS)]
-            numbers += vars(each.loading).values()
-        whole = asdict(profile) == raw and all(map(math.isfinite, numbers))
-        if not whole or min(numbers) < 0:
+        if asdict(profile) != raw:
             raise ValueError("a number is missing or negative")
         return profile
 
@@ -143,7 +149,12 @@ class MemoryPeaks:
     def __init__(self) -> None:
         self._peak = 0
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="memory", daemon=True)
+
+        def watch() -> None:
+            while not self._stop.wait(_INTERVAL):
+                self._peak = max(self._peak, anonymous_bytes())
+
+        self._thread = threading.Thread(target=watch, name="memory", daemon=True)
 
     def __enter__(self) -> MemoryPeaks:
         self._thread.start()
@@ -157,7 +168,3 @@ class MemoryPeaks:
         """Return the most bytes held since the last call, and begin again."""
         peak, self._peak = max(self._peak, anonymous_bytes()), 0
         return peak
-
-    def _watch(self) -> None:
-        while not self._stop.wait(_INTERVAL):
-            self._peak = max(self._peak, anonymous_bytes())

@@ -12,27 +12,23 @@ from types import ModuleType
 from layerparity.ground.errors import UserError, nearest
 
 
-def names(package: str) -> list[str]:
-    """Return the names of the plug-ins in ``layerparity.<package>``, sorted; none is imported."""
-    return list(_names(package))
-
-
 @cache
-def _names(package: str) -> tuple[str, ...]:
+def names(package: str) -> tuple[str, ...]:
+    """Return the names of the plug-ins in ``layerparity.<package>``, sorted; none is imported."""
     path = importlib.import_module(f"layerparity.{package}").__path__
-    found = (module.name for module in pkgutil.iter_modules(path))
-    return tuple(sorted(name for name in found if not name.startswith("_") and name != "base"))
+    modules = (module.name for module in pkgutil.iter_modules(path))
+    return tuple(sorted(name for name in modules if not name.startswith("_") and name != "base"))
 
 
 def holding(package: str, symbol: str) -> list[str]:
     """Return the names of the plug-ins that define ``symbol`` at top level; none is imported."""
-    found = []
+    plugins = []
     for name in names(package):
         spec = importlib.util.find_spec(f"layerparity.{package}.{name}")
         source = "" if spec is None or spec.origin is None else Path(spec.origin).read_text("utf-8")
         if any(line.startswith(f"{symbol} =") for line in source.splitlines()):
-            found.append(name)
-    return found
+            plugins.append(name)
+    return plugins
 
 
 def check(package: str, name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from layerparity.checkpoint.audit import Audit
     from layerparity.checkpoint.sizes import ByteCounts
     from layerparity.tracking.active import ActiveRun
+    from layerparity.tracking.store import Store
 
 KIND = "audit"
 FILE = "audit.json"
@@ -35,7 +37,7 @@ class Settings:
 def run(config: Config) -> Exit:
     """Audit the model's folder; show, keep as a run, and return 1 where there are problems."""
     from layerparity.checkpoint.audit import examine
-    from layerparity.report.audit import markdown, sentences, summary, tables
+    from layerparity.report.audit import sentences, summary, tables
     from layerparity.tracking.store import open_store
 
     keep_torch_xla_out()
@@ -46,11 +48,7 @@ def run(config: Config) -> Exit:
     console.say(f"checkpoint {checkpoint.folder}\n{summary(audit)}")
     for table in tables(audit):
         console.table(table.title, table.columns, table.rows)
-    name = config.name or f"audit-{checkpoint.folder.name}"
-    told = {"model": config.model.name, "path": audit.folder}
-    with store.start(name, KIND, _tags(config, checkpoint, audit), told) as active:
-        _keep(active, audit)
-        active.set_tags({"mlflow.note.content": markdown(audit)})
+    active = _keep(config, store, checkpoint, audit)
     for sentence in sentences(audit):
         console.say(sentence)
     console.say(f"json:   {active.folder / FILE}")
@@ -59,38 +57,40 @@ def run(config: Config) -> Exit:
     return audit.exit
 
 
-def _tags(config: Config, checkpoint: Checkpoint, audit: Audit) -> dict[str, str]:
-    from layerparity.report.audit import headline
+def _keep(config: Config, store: Store, checkpoint: Checkpoint, audit: Audit) -> ActiveRun:
+    """Keep an audit as a run: its record, its tables and figures, and its page."""
+    from layerparity.report.audit import headline, markdown
 
-    try:
-        digest = checkpoint.config_digest
-    except UserError:
-        digest = ""
-    return {
+    tags = {
         "verdict": audit.verdict,
         "first_failure": audit.problems[0].text if audit.problems else "",
         "headline": headline(audit),
         "model": config.model.name,
         "model_type": audit.model_type,
-        "config_digest": digest,
+        "config_digest": "",
         "deep": str(config.audit.deep).lower(),
     }
-
-
-def _keep(active: ActiveRun, audit: Audit) -> None:
-    active.log_text(audit.to_json(), FILE)
-    if audit.findings:
-        rows = [each.to_dict() for each in audit.findings]
-        active.log_table({key: [row[key] for row in rows] for key in rows[0]}, "findings.json")
-    if audit.deep and audit.deep.statistics:
-        statistics = audit.deep.statistics
-        keys = next(iter(statistics.values()))
-        columns = {key: [each[key] for each in statistics.values()] for key in keys}
-        active.log_table({"name": list(statistics), **columns}, "statistics.json")
-    active.log_metrics(_metrics(audit))
+    with suppress(UserError):
+        tags["config_digest"] = checkpoint.config_digest
+    params = {"model": config.model.name, "path": audit.folder}
+    name = config.name or f"audit-{checkpoint.folder.name}"
+    with store.start(name, KIND, tags, params) as active:
+        active.log_text(audit.to_json(), FILE)
+        if audit.findings:
+            rows = [each.to_dict() for each in audit.findings]
+            active.log_table({key: [row[key] for row in rows] for key in rows[0]}, "findings.json")
+        if audit.deep and audit.deep.statistics:
+            statistics = audit.deep.statistics
+            keys = next(iter(statistics.values()))
+            columns = {key: [each[key] for each in statistics.values()] for key in keys}
+            active.log_table({"name": list(statistics), **columns}, "statistics.json")
+        active.log_metrics(_metrics(audit))
+        active.set_tags({"mlflow.note.content": markdown(audit)})
+    return active
 
 
 def _metrics(audit: Audit) -> Iterator[tuple[str, float, int]]:
+    """Yield name, value and layer of each figure, sizes in GB."""
     for layer, each in audit.sizes.layers.items():
         for label, value in _figures(each):
             yield f"layer/{label}", value, layer

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from layerparity.ground import console
 from layerparity.ground.errors import Exit, UserError
@@ -12,10 +11,6 @@ from layerparity.record.verdict import Outcome
 from layerparity.settings.config import Config
 from layerparity.settings.key import key
 from layerparity.tracking.links import say_served
-
-if TYPE_CHECKING:
-    from layerparity.record.stored_run import StoredRun
-    from layerparity.record.verdict import Verdict
 
 
 @dataclass
@@ -47,7 +42,14 @@ def run(config: Config) -> Exit:
     runs = [store.find(name, kind=COMPARISON)[0] for name in job.runs]
     comparisons = [(each, stored_verdict(each)) for each in runs]
     for each, comparison in comparisons:
-        _refuse_failed(each, comparison)
+        # Its numbers would excuse the same mistake.
+        if comparison.outcome is Outcome.FAIL:
+            raise UserError(
+                f"'{each.name}' ({each.id[:8]}) fails at {comparison.where}: limits come from "
+                "comparisons that pass. Mend the candidate, or, if you know that it is right, say "
+                "by which limits, and calibrate from what passes: python run.py job=judge "
+                f"run={each.id[:8]} tolerance.error_ratio=..."
+            )
     models = {(model_of(store, c, each.name), c.candidate.dtype) for each, c in comparisons}
     if len(models) > 1:
         raise UserError("These comparisons are of several models or dtypes: calibrate each alone.")
@@ -67,15 +69,3 @@ def run(config: Config) -> Exit:
     console.say(f"Comparisons of this model in {dtype} use them from now on.\nrun: {active.url}")
     say_served(config.tracking)
     return Exit.OK
-
-
-def _refuse_failed(run: StoredRun, verdict: Verdict) -> None:
-    """Raise UserError for a comparison that fails: its numbers would excuse the same mistake."""
-    if verdict.outcome is not Outcome.FAIL:
-        return
-    raise UserError(
-        f"'{run.name}' ({run.id[:8]}) fails at {verdict.where}: limits come from "
-        "comparisons that pass. Mend the candidate, or, if you know that it is right, say by which "
-        f"limits, and calibrate from what passes: python run.py job=judge run={run.id[:8]} "
-        "tolerance.error_ratio=..."
-    )

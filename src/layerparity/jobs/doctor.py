@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from layerparity.ground import console, registry
 from layerparity.ground.errors import Exit
 
 if TYPE_CHECKING:
-    from layerparity.doctor.base import Result
     from layerparity.settings.config import Config
 
 _STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
@@ -26,21 +24,13 @@ class Settings:
 
 def run(config: Config) -> Exit:
     """Make every check, show what each found, and say by the status whether one is a problem."""
+    from rich.table import Table
+    from rich.text import Text
+
     from layerparity.doctor.base import State, examine
 
     with console.progress("checks", len(registry.names("doctor"))) as bar:
         results = examine(config, bar.step)
-    console.show(_table(results))
-    counts = Counter(result.state for result in results)
-    said = [_counted(counts[state], state.value) for state in (State.PROBLEM, State.WARNING)]
-    console.say(f"{' and '.join(said)} in {_counted(len(results), 'line')}")
-    return Exit.FAILED if counts[State.PROBLEM] else Exit.OK
-
-
-def _table(results: Sequence[Result]) -> Any:
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table(title="This machine", title_justify="left", header_style="bold")
     for column in ("check", "state", "found", "what to do"):
         table.add_column(column, overflow="fold")
@@ -48,7 +38,11 @@ def _table(results: Sequence[Result]) -> Any:
         state = Text(each.state.value, style=_STYLES[each.state.value])
         # As text: rich would take brackets in a path or an extra for markup.
         table.add_row(Text(each.check), state, Text(each.found), Text(each.cure))
-    return table
+    console.show(table)
+    counts = Counter(result.state for result in results)
+    said = [_counted(counts[state], state.value) for state in (State.PROBLEM, State.WARNING)]
+    console.say(f"{' and '.join(said)} in {_counted(len(results), 'line')}")
+    return Exit.FAILED if counts[State.PROBLEM] else Exit.OK
 
 
 def _counted(count: int, word: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from layerparity.anatomy.site import overlap
 from layerparity.ground import console, registry
 from layerparity.ground.errors import Exit, UserError
 from layerparity.run import typed_keys
@@ -49,8 +50,13 @@ def run(config: Config) -> Exit:
     steps = config.job.steps
     if not steps:
         raise UserError("job=sequence has no steps: choose an experiment that lists some.")
-    shared = _shared(config)
-    composed = [_composed(number, len(steps), step, shared) for number, step in enumerate(steps, 1)]
+    shared, composed = _shared(config), []
+    for number, step in enumerate(steps, start=1):
+        try:
+            composed.append(_composed(step.split(), shared))
+        except Exception as error:
+            error.add_note(f"Step {number} of {len(steps)} ({step})")
+            raise
     for number, (step, each) in enumerate(zip(steps, composed, strict=True), start=1):
         console.say(f"\n[{number} of {len(steps)}] python run.py {step}")
         with typed_keys.step(step.split()):
@@ -73,19 +79,11 @@ def _shared(config: Config) -> SharedKeys:
     return SharedKeys(usual, chosen, values, given)
 
 
-def _composed(number: int, count: int, step: str, shared: SharedKeys) -> Any:
+def _composed(words: Sequence[str], shared: SharedKeys) -> Any:
     """Return a step's configuration: the experiment's keys, over them the step's, then the typed.
 
     The step itself may choose an experiment, whose keys are the step's.
     """
-    try:
-        return _compose(step.split(), shared)
-    except Exception as error:
-        error.add_note(f"Step {number} of {count} ({step})")
-        raise
-
-
-def _compose(words: Sequence[str], shared: SharedKeys) -> Any:
     from hydra import compose
     from hydra.types import RunMode
     from omegaconf import OmegaConf
@@ -103,7 +101,7 @@ def _compose(words: Sequence[str], shared: SharedKeys) -> Any:
     elsewhere = {name for name in own if mine[name] != shared.chosen.get(name)}
     settled = {*elsewhere, *_beyond(alone, mine)} | ({*named, *map(_key, shared.given)} - {*mine})
     for path, value in shared.values.items():
-        if not any(_same_branch(path, each) for each in settled):
+        if not any(overlap(path, each) for each in settled):
             OmegaConf.update(made, path, value, force_add=True)
     return OmegaConf.to_object(made)
 
@@ -143,10 +141,6 @@ def _leaves(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
         if prefix or key not in (*_OWN, "hydra")
         for leaf in _leaves(inner, f"{prefix}.{key}" if prefix else str(key))
     ]
-
-
-def _same_branch(key: str, other: str) -> bool:
-    return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
 
 
 def _key(word: str) -> str:

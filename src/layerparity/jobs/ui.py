@@ -28,24 +28,9 @@ def run(config: Any) -> Exit:
     if tracking.name == SERVER:
         console.say(f"The runs are on the tracking server: {tracking.address}")
         return Exit.OK
-    _check_loopback(config.job.host, config.job.port)
-    from layerparity.tracking.process import terminable
-    from layerparity.tracking.server import running
-
+    host, port = config.job.host, config.job.port
     try:
-        with terminable(), running(tracking, config.job.port, config.job.host) as server:
-            console.say(f"MLflow UI of {tracking.root}: {server.address}  (Ctrl-C ends it)")
-            server.wait()
-    except KeyboardInterrupt:
-        console.say("The UI has ended.")
-    return Exit.OK
-
-
-def _check_loopback(host: str, port: int) -> None:
-    if host == "localhost":
-        return
-    try:
-        loopback = ipaddress.ip_address(host).is_loopback
+        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         loopback = False
     if not loopback:
@@ -53,3 +38,13 @@ def _check_loopback(host: str, port: int) -> None:
             f"The UI has no password and does not serve {host}. From your machine run "
             f"'ssh -L {port}:127.0.0.1:{port} THIS_MACHINE' and open http://127.0.0.1:{port}"
         )
+    from layerparity.tracking.process import terminable
+    from layerparity.tracking.server import running
+
+    try:
+        with terminable(), running(tracking, port, host) as server:
+            console.say(f"MLflow UI of {tracking.root}: {server.address}  (Ctrl-C ends it)")
+            server.wait()
+    except KeyboardInterrupt:
+        console.say("The UI has ended.")
+    return Exit.OK

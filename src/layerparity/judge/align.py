@@ -16,7 +16,6 @@ from layerparity.judge.fingerprints import differs_at
 from layerparity.judge.sides import RunSet, SideRecord
 from layerparity.judge.stages import computed_at, is_feed, stage_of
 from layerparity.record.manifest import Manifest, Record
-from layerparity.record.site_patterns import SitePatterns
 from layerparity.record.verdict import Outcome, Row
 
 if TYPE_CHECKING:
@@ -133,17 +132,15 @@ def _not_asked(site: Site, golden: Manifest, candidates: list[Manifest]) -> str:
     covering = [manifest for manifest in candidates if stage_of(manifest, site)]
     if _no_step(site, covering):
         return f"the candidate ran no {site.phase} step {site.step}"
-    capture = covering[-1].numerics.get("capture", "") if covering else ""
-    wanted = golden.numerics.get("capture", "")
-    # Some run's own patterns may have wanted the site, whatever the golden's were.
     local = site.local if site.layer is not None else str(site)
-    patterns = (SitePatterns.parse(each.numerics.get("capture", "")) for each in covering)
-    asked = any(each is not None and each(layer=site.layer, local=local) for each in patterns)
-    if capture == wanted or asked:
+    # A run's own patterns may want the site, whatever the golden's are.
+    asked = any(each.capture(layer=site.layer, local=local) for each in covering)
+    if not covering or asked or covering[-1].capture == golden.capture:
         return ""
-    # Of "blocks: :in,:out" the name says enough, unless both have it.
-    name = capture.partition(":")[0]
-    return f"not captured by the candidate (capture={capture if wanted.startswith(name) else name})"
+    capture = covering[-1].capture
+    # The name says enough, unless both have it.
+    shown = capture if capture.name == golden.capture.name else capture.name
+    return f"not captured by the candidate (capture={shown})"
 
 
 def _no_step(site: Site, covering: list[Manifest]) -> bool:

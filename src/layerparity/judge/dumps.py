@@ -15,6 +15,7 @@ from layerparity.ground.errors import UserError, nearest
 from layerparity.ground.files import inside, read_tensor, tensor_names
 from layerparity.record.folder import MANIFEST
 from layerparity.record.manifest import Manifest, ModelPrint, Record
+from layerparity.record.site_patterns import SitePatterns
 from layerparity.record.source import Source
 from layerparity.record.stored_run import StoredRun
 
@@ -55,7 +56,7 @@ class DumpSource(Source):
             feed="",
             fingerprint="",
             stages=list(dict.fromkeys(stages)),
-            numerics={"capture": "dump"},
+            capture=SitePatterns("dump", ()),
             records=records,
         )
 
@@ -137,7 +138,7 @@ def find_tensors(folder: Path) -> list[Dumped]:
         if path.suffix not in _SUFFIXES or not path.is_file():
             continue
         relative = path.relative_to(folder)
-        inside(folder, relative.as_posix())
+        inside(folder, relative.as_posix(), _CURE)
         stem = relative.with_suffix("").as_posix()
         if path.suffix == ".npy":
             tensors.append(Dumped(path, "", (stem,)))

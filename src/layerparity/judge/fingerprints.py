@@ -18,8 +18,8 @@ from layerparity.record.manifest import Feed, Manifest
 from layerparity.record.source import Source
 from layerparity.record.stored_run import StoredRun
 
-# How much of an experiment was stored or generated.
-_NO_FLAGS = ("capture", "max_new_tokens")
+# How much of an experiment was generated.
+_NO_FLAGS = ("max_new_tokens",)
 
 
 def refuse_strangers(golden: RunSet, candidate: RunSet) -> None:

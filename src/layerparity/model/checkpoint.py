@@ -225,7 +225,10 @@ class Checkpoint:
         files = [self.folder / name for name in indexed]
         outside = [file for file in files if file.parent != self.folder]
         if outside:
-            raise UserError(f"{INDEX} names a file outside its folder: {outside[0].name}.")
+            raise UserError(
+                f"{INDEX} names a file outside its folder ({outside[0].name}): fetch the "
+                "checkpoint again."
+            )
         missing = [file.name for file in files if not file.is_file()]
         if missing:
             raise UserError(f"{INDEX} names {missing[0]}, which is not in {self.folder}: fetch it.")

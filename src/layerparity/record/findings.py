@@ -126,25 +126,3 @@ class Coverage:
     experts: tuple[ExpertUse, ...] = ()
     steps: dict[str, tuple[int, int]] = field(default_factory=dict)
     doubts: tuple[str, ...] = ()
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> Coverage:
-        """Read what `dataclasses.asdict` gave."""
-        return cls(
-            classes=tuple(
-                LayerClass(each["name"], tuple(each["layers"]), tuple(each["judged"]))
-                for each in raw["classes"]
-            ),
-            experts=tuple(
-                ExpertUse(
-                    **{
-                        **each,
-                        "by_weights": tuple(each["by_weights"]),
-                        "never": tuple(each["never"]),
-                    }
-                )
-                for each in raw["experts"]
-            ),
-            steps={phase: (held, judged) for phase, (held, judged) in raw["steps"].items()},
-            doubts=tuple(raw["doubts"]),
-        )

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerparity.ground.decode import decode
+from layerparity.ground.decode import decode, encode
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import (
     RUN_AGAIN,
@@ -30,7 +30,7 @@ from layerparity.ground.files import (
     writing,
 )
 from layerparity.ground.profile import RunProfile
-from layerparity.record.manifest import OLDEST, SCHEMA, Manifest, Record, WeightPrint
+from layerparity.record.manifest import OLDEST, SCHEMA, Manifest, Record, WeightPrint, with_capture
 
 if TYPE_CHECKING:
     import torch
@@ -99,7 +99,6 @@ class RunFolder:
             )
         with reading(path):
             raw = json.loads(path.read_text(encoding="utf-8"))
-            # The version that wrote 2 is read as it stands.
             schema = raw.get("schema", OLDEST) if isinstance(raw, dict) else OLDEST
             if isinstance(schema, int) and schema > SCHEMA:
                 raise UserError(
@@ -108,6 +107,8 @@ class RunFolder:
                 )
             if isinstance(schema, int) and schema < OLDEST:
                 raise UserError(f"{path} has schema {schema}, which is read no more: {RUN_AGAIN}.")
+            if isinstance(schema, int) and schema < SCHEMA:
+                raw = with_capture(raw)
             manifest: Manifest = decode(Manifest, raw)
             if not manifest.stages:
                 raise ValueError("it lists no stages")
@@ -136,11 +137,11 @@ class RunFolder:
             return config
 
     def write_inputs(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Write what the run was fed, [batch, token] or [batch, token, channel], by name."""
+        """Write token ids, attention mask and position ids, int64 [batch, token], by name."""
         self.write_tensors(INPUTS, tensors)
 
     def read_inputs(self, hashes: Mapping[str, str]) -> dict[str, torch.Tensor]:
-        """Return the inputs of these names, which the manifest lists with their hashes."""
+        """Return the inputs, int64 [batch, token], by the names the manifest lists with hashes."""
         path = self.locate(INPUTS)
         tensors = read_tensors(path, hashes)
         for name, tensor in tensors.items():
@@ -176,11 +177,7 @@ class RunFolder:
 
     def write_effective_weights(self, prints: Mapping[str, Mapping[str, WeightPrint]]) -> None:
         """Write the prints of the weights that each stage's graph held, by stage and name."""
-        plain = {
-            stage: {name: asdict(each) for name, each in named.items()}
-            for stage, named in prints.items()
-        }
-        self.write_text(EFFECTIVE_WEIGHTS, json.dumps(plain))
+        self.write_text(EFFECTIVE_WEIGHTS, json.dumps(encode(prints)))
 
     def read_effective_weights(self) -> EffectiveWeights:
         """Return the prints of the weights, by stage and name; empty where the run does not say."""
@@ -214,7 +211,7 @@ class RunFolder:
         self.write_text(WARNINGS, "\n".join(lines) + "\n")
 
     def write_tensors(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Write a file of tensors, such as `stage_file`, by name."""
+        """Write a file of tensors of any shape and dtype by name, such as `stage_file`."""
         from safetensors.torch import save_file
 
         path = self.path / name
@@ -222,7 +219,10 @@ class RunFolder:
             save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, part)
 
     def read_tensor(self, record: Record) -> torch.Tensor:
-        """Return a site's tensor, mapped from its file, its bytes checked against the manifest."""
+        """Return a site's tensor in the record's shape and dtype, mapped from its file.
+
+        Its bytes are checked against the manifest.
+        """
         path = inside(self.path, record.file)
         tensor = read_tensor(path, str(record.site))
         if tuple(tensor.shape) != record.shape or str(tensor.dtype) != f"torch.{record.dtype}":

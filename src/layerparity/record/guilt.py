@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from layerparity.anatomy.site import DECODE, Place, Site, within
+from layerparity.ground.decode import encode
 from layerparity.record.findings import WeightFinding
 
 
@@ -70,15 +71,12 @@ class Guilt:
     @property
     def weights(self) -> WeightFinding | None:
         """What is wrong with the place's own weights, if they explain it."""
-        own = (
-            each for each in self.findings if self._owns(each) and each.name not in self.absorbed
-        )
-        return next(own, None)
-
-    def _owns(self, finding: WeightFinding) -> bool:
-        """Say whether a weight is the place's: of a block, its own and not its modules'."""
-        of_block = not self.component and bool(finding.component)
-        return not of_block and within(finding.component, self.component)
+        for each in self.findings:
+            # Of a block only its own weights count, not its modules'.
+            own = within(each.component, self.component) if self.component else not each.component
+            if own and each.name not in self.absorbed:
+                return each
+        return None
 
     @property
     def step(self) -> tuple[str, int]:
@@ -91,36 +89,8 @@ class Guilt:
         return self.site is not None and self.site.phase == DECODE
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for a record; `from_dict` reads all but ``layer``, for programs."""
-        raw = asdict(self)
-        raw.update(
-            place=str(self.place),
-            layer=self.layer,
-            site=str(self.site) if self.site else None,
-            good=[str(site) for site in self.good],
-            unjudged=[str(site) for site in self.unjudged],
-            phases=self.phases.value,
-        )
-        return raw
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> Guilt:
-        """Read what `to_dict` gave. Raises KeyError, TypeError or ValueError where damaged."""
-        between = raw["between"]
-        return cls(
-            place=Place.parse(raw["place"]),
-            part=raw["part"],
-            suspects=tuple(raw["suspects"]),
-            between=(between[0], between[1]) if between else None,
-            site=Site.parse(raw["site"]) if raw["site"] else None,
-            good=tuple(Site.parse(each) for each in raw["good"]),
-            unjudged=tuple(Site.parse(each) for each in raw["unjudged"]),
-            also=tuple(raw["also"]),
-            findings=tuple(WeightFinding(**each) for each in raw["findings"]),
-            absorbed=tuple(raw["absorbed"]),
-            phases=Phases(raw["phases"]),
-            first_step=raw["first_step"],
-        )
+        """Return plain values for a record, and for programs ``layer``, which is no field."""
+        return {**encode(self), "layer": self.layer}
 
 
 @dataclass(frozen=True)
@@ -131,8 +101,3 @@ class Cause:
     confidence: float
     sentence: str
     reasons: Sequence[str] = ()
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> Cause:
-        """Read what `dataclasses.asdict` gave."""
-        return cls(raw["id"], raw["confidence"], raw["sentence"], tuple(raw["reasons"]))

@@ -8,9 +8,11 @@ from typing import Any
 
 from layerparity.anatomy.blocks import BlockKind
 from layerparity.anatomy.site import Kind, Site
+from layerparity.record.site_patterns import SitePatterns
 
-# Of all files in a run's folder. 2 kept a number of its own in the references' index as well.
-SCHEMA = 3
+# Of all files in a run's folder. 2 kept a number of its own in the references' index as well; until
+# 3 the numerics held the capture as text.
+SCHEMA = 4
 OLDEST = 2
 PRINT_STATS = {"mean", "std", "min", "max", "l2"}
 
@@ -91,7 +93,7 @@ class WeightPrint:
 class Manifest:
     """Everything a comparison needs to know of a run beside its tensors.
 
-    ``schema`` is that of the whole folder.
+    ``capture`` says which sites were asked for. ``schema`` is that of the whole folder.
     """
 
     model: ModelPrint
@@ -109,6 +111,7 @@ class Manifest:
     feeds: list[Feed] = field(default_factory=list)
     weights: dict[str, str] = field(default_factory=dict)
     numerics: dict[str, str] = field(default_factory=dict)
+    capture: SitePatterns = field(default_factory=lambda: SitePatterns("", ()))
     records: list[Record] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     reference: str = ""
@@ -128,6 +131,27 @@ class Manifest:
                 return feed.digest
         record = self.record(site)
         return record.digest if record else None
+
+
+def with_capture(raw: Any) -> Any:
+    """Return a parsed manifest of schema 2 or 3 with its capture where it stands today.
+
+    It was text: ``NAME: PATTERN,PATTERN without PATTERN``, of a dump the name alone.
+    """
+    if not isinstance(raw, dict) or not isinstance(raw.get("numerics"), dict):
+        return raw
+    numerics = dict(raw["numerics"])
+    text = numerics.pop("capture", None)
+    if not isinstance(text, str):
+        return raw
+    name, _, patterns = text.partition(": ")
+    include, _, exclude = patterns.partition(" without ")
+    sets = {"include": include, "exclude": exclude}
+    return {
+        **raw,
+        "numerics": numerics,
+        "capture": {"name": name, **{k: v.split(",") if v else [] for k, v in sets.items()}},
+    }
 
 
 def scope_text(scope: Mapping[str, Any]) -> str:

@@ -5,9 +5,7 @@ Gathered once, from the tensors of one site and of the same site in the other bl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 FLOOR, GOLDEN = "floor", "golden"
 # Upper edges of the bins of an error histogram, in units of the last place: 0, then powers of two.
@@ -67,10 +65,3 @@ class Portrait:
     load: dict[str, dict[str, list[int]]] = field(default_factory=dict)
     local_floors: dict[str, float] = field(default_factory=dict)
     note: str = ""
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> Portrait:
-        """Read what `dataclasses.asdict` gave."""
-        groups = {name: Grouped(**each) for name, each in raw["groups"].items()}
-        worst = tuple(Element(**each) for each in raw["worst"])
-        return cls(**{**raw, "groups": groups, "worst": worst})

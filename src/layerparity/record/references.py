@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from layerparity.anatomy.site import Site
-from layerparity.ground.decode import decode
+from layerparity.ground.decode import decode, encode
 from layerparity.ground.files import (
     damaged,
     inside,
@@ -93,8 +93,8 @@ class ReferenceWriter:
 
     def finish(self) -> str:
         """Write the index; return its hash, which the manifest keeps."""
-        rows = [{**asdict(entry), "site": str(entry.site)} for entry in self.entries]
-        return self._files.write_text(REFERENCE_INDEX, json.dumps({"entries": rows}, indent=1))
+        rows = {"entries": encode(self.entries)}
+        return self._files.write_text(REFERENCE_INDEX, json.dumps(rows, indent=1))
 
 
 class StoredReferences:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,10 +44,3 @@ class Side:
     named: str = ""
     made: tuple[RunOrigin, ...] = ()
     profile: RunProfile | None = None
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> Side:
-        """Read what `dataclasses.asdict` gave."""
-        made = tuple(RunOrigin(**{**each, "stages": tuple(each["stages"])}) for each in raw["made"])
-        profile = RunProfile.from_dict(raw["profile"]) if raw.get("profile") else None
-        return cls(**{**raw, "made": made, "profile": profile})

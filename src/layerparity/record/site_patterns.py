@@ -21,24 +21,14 @@ class SitePatterns:
 
     def __call__(self, layer: int | None, local: str) -> bool:
         """Say whether a site, given by block and address inside it, is wanted."""
-        names = [local]
-        if layer is not None:
-            names.append(str(Site.inside(layer, local)))
-        return self._any(self.include, names) and not self._any(self.exclude, names)
+        names = [local] if layer is None else [local, str(Site.inside(layer, local))]
 
-    def _any(self, patterns: tuple[str, ...], names: list[str]) -> bool:
-        return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+        def any_match(patterns: tuple[str, ...]) -> bool:
+            return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
-    @classmethod
-    def parse(cls, text: str) -> SitePatterns | None:
-        """Read what `fingerprint` wrote; None for anything else."""
-        name, colon, patterns = text.partition(": ")
-        include, _, exclude = patterns.partition(" without ")
-        if not colon:
-            return None
-        return cls(name, tuple(include.split(",")), tuple(exclude.split(",") if exclude else ()))
+        return any_match(self.include) and not any_match(self.exclude)
 
-    def fingerprint(self) -> str:
-        """Return the capture set as text: observing a compiled graph changes its fusion."""
+    def __str__(self) -> str:
+        """Return the set in words: ``blocks: :in,:out``; of one without patterns, its name."""
         extra = f" without {','.join(self.exclude)}" if self.exclude else ""
-        return f"{self.name}: {','.join(self.include)}{extra}"
+        return f"{self.name}: {','.join(self.include)}{extra}" if self.include else self.name

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from layerparity.anatomy.site import overlap
 from layerparity.record.folder import EffectiveWeights, RunFolder, UsedWeights
 from layerparity.record.manifest import Manifest, Record
 from layerparity.record.stored_run import StoredRun
@@ -28,7 +29,10 @@ class Source(ABC):
 
     @abstractmethod
     def load(self, record: Record) -> torch.Tensor:
-        """Return a record's tensor on the CPU. Raises UserError where it is not what was stored."""
+        """Return a record's tensor on the CPU, in the record's shape, axes and dtype.
+
+        Raises UserError where it is not what was stored.
+        """
 
     @cached_property
     def mask(self) -> torch.Tensor | None:
@@ -73,16 +77,16 @@ class RunSource(Source):
         self.manifest = self.folder.read_manifest()
 
     def load(self, record: Record) -> torch.Tensor:
-        """Return a tensor, mapped from its file; its bytes are checked against the manifest."""
+        """Return a record's tensor, mapped from its file, its bytes checked; see `Source.load`."""
         return self.folder.read_tensor(record)
 
     def tensors_used(self, stage: str) -> dict[str, str]:
         """Return what weights.json lists for the stage, for what holds it and what it holds."""
-        found: dict[str, str] = {}
+        digests: dict[str, str] = {}
         for name, used in self.used.items():
-            if f"{name}.".startswith(f"{stage}.") or f"{stage}.".startswith(f"{name}."):
-                found.update(used)
-        return found
+            if overlap(name, stage):
+                digests.update(used)
+        return digests
 
     @cached_property
     def effective(self) -> EffectiveWeights:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
@@ -17,8 +16,9 @@ from typing import Any
 
 from layerparity.anatomy.blocks import Blocks
 from layerparity.anatomy.site import Kind, Site
+from layerparity.ground.decode import decode, encode
 from layerparity.ground.errors import Exit, UserError
-from layerparity.ground.files import damaged
+from layerparity.ground.files import reading
 from layerparity.record.findings import Coverage, WeightFinding
 from layerparity.record.guilt import Cause, Guilt
 from layerparity.record.portrait import Portrait
@@ -71,24 +71,6 @@ class Row:
     breaches: tuple[Breach, ...] = ()
     note: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values: the site as text, the enums as their values."""
-        raw = asdict(self)
-        raw.update(site=str(self.site), kind=self.kind.value, outcome=self.outcome.value)
-        return raw
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> Row:
-        """Read what `to_dict` wrote."""
-        return cls(
-            Site.parse(raw["site"]),
-            Kind(raw["kind"]),
-            Outcome(raw["outcome"]),
-            tuple(Breach(**each) for each in raw["breaches"]),
-            raw["note"],
-            dict(raw["metrics"]),
-        )
 
 
 @dataclass(frozen=True)
@@ -176,66 +158,29 @@ class Verdict:
 
     def to_json(self) -> str:
         """Return the verdict as JSON text that `from_json` reads back."""
-        own = ("rows", "guilty", "causes", "weights", "portrait", "blocks", "coverage")
-        raw = {name: value for name, value in vars(self).items() if name not in own}
-        raw.pop("counts", None)
-        raw.update(
-            version=VERSION,
-            golden=asdict(self.golden),
-            candidate=asdict(self.candidate),
-            whole=asdict(self.whole),
-            counts=self.counts,
-            where=self.where,
-            guilty=self.guilty.to_dict() if self.guilty else None,
-            causes=[asdict(each) for each in self.causes],
-            weights=[asdict(each) for each in self.weights],
-            coverage=asdict(self.coverage),
-            portrait=asdict(self.portrait) if self.portrait else None,
-            blocks=self.blocks.to_dict(),
-            rows=[row.to_dict() for row in self.rows],
-        )
+        raw = {**encode(self), "version": VERSION, "counts": self.counts, "where": self.where}
+        raw["guilty"] = self.guilty and self.guilty.to_dict()
         return json.dumps(raw, indent=1)
 
     @classmethod
     def from_json(cls, text: str, source: str = FILE_NAME) -> Verdict:
         """Read what `to_json` wrote. Raises UserError where it is damaged or of another version."""
-        try:
-            raw: dict[str, Any] = json.loads(text)
-            version = int(raw["version"])
+        with reading(Path(source), "compare the runs again"):
+            raw = decode(dict[str, Any], json.loads(text))
+            version = raw.get("version")
+            if not isinstance(version, int):
+                raise ValueError("version is not a whole number")
             if version > VERSION:
                 raise UserError(
                     f"{source} was written by a newer layerparity (version {version}; this one "
                     f"reads up to {VERSION}): update layerparity."
                 )
-            return cls(**_read(raw))
-        except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise damaged(Path(source), error, "compare the runs again") from error
-
-
-def _read(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a verdict from its plain values."""
-    plain = {name: raw[name] for name in ("tolerance", "limits", "total")}
-    kept = {name: raw[name] for name in ("token_errors", "profiles", "settings")}
-    whole: dict[str, Any] = dict(raw["whole"])
-    for name in ("absent", "unexercised", "unseen"):
-        whole[name] = tuple(whole[name])
-    whole["outcome"] = Outcome(raw["whole"]["outcome"])
-    findings = tuple(WeightFinding(**each) for each in raw["weights"])
-    return {
-        **plain,
-        **kept,
-        "golden": Side.from_dict(raw["golden"]),
-        "candidate": Side.from_dict(raw["candidate"]),
-        "rows": tuple(Row.from_dict(row) for row in raw["rows"]),
-        "outcome": Outcome(raw["outcome"]),
-        "whole": WholeModel(**whole),
-        "guilty": Guilt.from_dict(raw["guilty"]) if raw["guilty"] else None,
-        "causes": tuple(Cause.from_dict(each) for each in raw["causes"]),
-        "weights": findings,
-        "silent": tuple(raw["silent"]),
-        "unfinished": tuple(raw["unfinished"]),
-        "coverage": Coverage.from_dict(raw["coverage"]),
-        "warnings": tuple(raw["warnings"]),
-        "portrait": Portrait.from_dict(raw["portrait"]) if raw["portrait"] else None,
-        "blocks": Blocks.from_dict(raw["blocks"]),
-    }
+            guilty = raw.get("guilty")
+            if isinstance(guilty, dict):
+                guilty.pop("layer", None)
+            for each in fields(cls):
+                if each.name not in raw:
+                    raise ValueError(f"{each.name} is missing")
+            own = {key: raw[key] for key in raw if key not in ("version", "counts", "where")}
+            verdict: Verdict = decode(cls, own)
+            return verdict

@@ -2,12 +2,47 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from layerparity.ground import console
 from layerparity.record.findings import WeightCheck, WeightFinding
+from layerparity.report.keep import KIND
+from layerparity.run import open_port
+from layerparity.settings.config import Config
+from layerparity.tracking.links import say_served
+from layerparity.tracking.store import Store
 
 _SHOWN = 24
+
+
+def keep_check(config: Config, store: Store, check: WeightCheck, scope: str) -> None:
+    """Show a check of the weights of a ``scope``, such as ``full``, and keep it as a run."""
+    for sentence in sentences(check):
+        console.say(sentence)
+    if check.faults:
+        console.table(*fault_table(check))
+    label = open_port.label(config.port)
+    tags = {
+        "what": "weights",
+        "verdict": check.verdict,
+        "first_failure": check.faults[0].text if check.faults else "",
+        "model": config.model.name,
+        "scope": scope,
+        "port": label,
+        "dtype": config.dtype.value,
+    }
+    name = config.name or f"weights-{label.replace(' ', '-')}"
+    with store.start(name, KIND, tags, {"port": label, "model": config.model.name}) as active:
+        active.log_text(json.dumps(check.to_dict(), indent=1), "weights_check.json")
+        if check.findings:
+            active.log_table(findings_table(check.findings), "weights_findings.json")
+        wrong = sum(each.count for each in check.faults)
+        metrics = {"summary/tensors": check.tensors, "summary/wrong tensors": wrong}
+        active.log_metrics([(key, float(value), 0) for key, value in metrics.items()])
+    console.say(f"run:    {active.url}")
+    say_served(config.tracking)
 
 
 def sentences(check: WeightCheck) -> Iterator[str]:

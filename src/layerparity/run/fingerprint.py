@@ -44,7 +44,6 @@ def numerics(prepared: Prepared) -> dict[str, str]:
     config, backend = prepared.config, prepared.backend
     usual = prepared.family.attention or backend.attn_implementation
     return {
-        "capture": prepared.wanted.fingerprint(),
         "attn_implementation": config.attn_implementation or usual,
         "experts_implementation": str(
             config.experts_implementation or backend.experts_implementation
@@ -81,6 +80,8 @@ def fingerprint_of(prepared: Prepared) -> str:
                 "device": prepared.backend.device_label,
                 "feed": config.feed.value,
                 "numerics": numerics(prepared),
+                # Observing a compiled graph changes its fusion.
+                "capture": asdict(prepared.wanted),
                 "reference": reference,
                 "threads": config.threads,
                 "git_commit": git_commit(),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerparity.anatomy.blocks import Blocks
+from layerparity.anatomy.blocks import kinds_of
 from layerparity.anatomy.site import Site
 from layerparity.ground.profile import RunProfile, StageProfile
 from layerparity.ground.resources import git_commit
@@ -89,12 +89,13 @@ def manifest_of(
         feeds=result.feeds,
         weights=result.weights,
         numerics=numerics(prepared),
+        capture=prepared.wanted,
         records=records,
         skipped=result.skipped,
         layer_classes=classes,
         layer_experts=experts,
         reference=result.reference,
-        blocks=Blocks(result.blocks).kinds(),
+        blocks=kinds_of(result.blocks),
     )
 
 

@@ -12,7 +12,6 @@ from layerparity.anatomy.site import Place, Site
 from layerparity.ground import console
 from layerparity.ground.errors import UserError
 from layerparity.record.manifest import Manifest
-from layerparity.record.site_patterns import SitePatterns
 from layerparity.report.reproduce import REMARK, WHOLE_MODEL, name_alone
 from layerparity.run.steps import (
     Settings,
@@ -176,9 +175,8 @@ class Bench:
         """Return the newest golden run that was asked for every component of a block."""
         model = self.manifests[0].model.model_type
         for run, manifest in reversed(list(zip(self.golden, self.manifests, strict=True))):
-            wanted = SitePatterns.parse(manifest.numerics.get("capture", ""))
             block = Blocks.of(model, by_layer(manifest.blocks)).block(layer, SERIAL.order)
-            every = wanted is not None and all(wanted(layer, local) for local in block.order)
+            every = all(manifest.capture(layer, local) for local in block.order)
             if every and str(Place(layer)) in manifest.stages and _holds(manifest, layer):
                 return run
         return None

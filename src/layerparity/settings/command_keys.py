@@ -24,9 +24,13 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     ``config`` is the whole of it as plain values. What a bare command would set as well is left
     out, but for the backend; so is the job.
     """
+    port = config.get(_BY_TARGET)
+    if isinstance(port, Mapping) and "_target_" in port:
+        # The path that it has today.
+        config = {**config, _BY_TARGET: {**port, "_target_": path_today(port["_target_"])}}
     settings: dict[str, Any] = {}
     usual = _usual_options()
-    for key, value in _today(config).items():
+    for key, value in config.items():
         if key in _NEVER:
             continue
         default = _root().get(key)
@@ -45,14 +49,6 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
             }
         )
     return settings
-
-
-def _today(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a stored configuration with its port named by the path that it has today."""
-    port = config.get(_BY_TARGET)
-    if not isinstance(port, Mapping) or "_target_" not in port:
-        return config
-    return {**config, _BY_TARGET: {**port, "_target_": path_today(port["_target_"])}}
 
 
 def _option_of(group: str, value: Mapping[str, Any]) -> str | None:

@@ -27,13 +27,13 @@ def key(default: Default, help_text: str) -> Default:
     A list may be a default: each instance gets its own.
     """
     metadata = {_HELP: help_text}
-    made: Any = (
+    field: Any = (
         dataclasses.field(default_factory=lambda: copy(default), metadata=metadata)
         if isinstance(default, list)
         else dataclasses.field(default=default, metadata=metadata)
     )
     # As `dataclasses.field` itself: declared as the default's type, so that this is checked.
-    declared: Default = made
+    declared: Default = field
     return declared
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from layerparity.tracking.environment import TIMEOUT
+from layerparity.tracking.process import TIMEOUT
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -41,26 +41,22 @@ def open_server(config: TrackingConfig) -> Connection:
     """Connect to the server. Raises UserError within seconds where it does not answer."""
     knock(config)
     from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
 
     with user_errors(config):
         client = MlflowClient(config.address)
-        return Connection(config, client, _server_experiment(client, config))
-
-
-def _server_experiment(client: MlflowClient, config: TrackingConfig) -> str:
-    from mlflow.exceptions import MlflowException
-
-    experiment = client.get_experiment_by_name(config.experiment)
-    if experiment is None:
-        try:
-            return client.create_experiment(config.experiment, tags=_EXPERIMENT_TAGS)
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                raise
-            # Another process was quicker.
-            experiment = client.get_experiment_by_name(config.experiment)
-    _refuse_deleted(experiment, config)
-    return experiment.experiment_id
+        experiment = client.get_experiment_by_name(config.experiment)
+        if experiment is None:
+            try:
+                new_id = client.create_experiment(config.experiment, tags=_EXPERIMENT_TAGS)
+                return Connection(config, client, new_id)
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                    raise
+                # Another process was quicker.
+                experiment = client.get_experiment_by_name(config.experiment)
+        _refuse_deleted(experiment, config)
+        return Connection(config, client, experiment.experiment_id)
 
 
 def _embedded_experiment(client: MlflowClient, config: TrackingConfig) -> str:

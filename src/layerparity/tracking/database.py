@@ -70,21 +70,16 @@ def make(root: Path, initialise: Callable[[str], object]) -> None:
         def migrate(path: Path) -> None:
             fresh = Path(aside) / "fresh.db"
             initialise(f"sqlite:///{fresh}")
-            _pack(fresh, path)
+            with closing(sqlite3.connect(fresh, isolation_level=None)) as database:
+                # The default experiment knows where and when it was made: each store gets its own.
+                database.execute("DELETE FROM experiments")
+                database.execute("VACUUM INTO ?", (str(path),))
+            with closing(sqlite3.connect(path)) as database:
+                database.execute("PRAGMA journal_mode = WAL")
 
         whole = Path(aside) / "whole.db"
         template.fill(whole, migrate)
         whole.replace(target)
-
-
-def _pack(fresh: Path, path: Path) -> None:
-    """Write a database that MLflow made to one file in WAL mode."""
-    with closing(sqlite3.connect(fresh, isolation_level=None)) as database:
-        # The default experiment knows where and when it was made: each store gets its own.
-        database.execute("DELETE FROM experiments")
-        database.execute("VACUUM INTO ?", (str(path),))
-    with closing(sqlite3.connect(path)) as database:
-        database.execute("PRAGMA journal_mode = WAL")
 
 
 def check(root: Path) -> None:

@@ -21,17 +21,17 @@ def main(command: list[str]) -> int:
     # Whoever ends the whole group means the server; this process ends with it. A handler, because
     # what is ignored would be ignored by the server too.
     signal.signal(signal.SIGTERM, lambda number, frame: None)
-    server = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-    threading.Thread(target=_end_with_input, args=(os.getpgid(0),), daemon=True).start()
+    server, group = subprocess.Popen(command, stdin=subprocess.DEVNULL), os.getpgid(0)
+
+    def end_with_input() -> None:
+        while sys.stdin.buffer.read(4096):
+            continue
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            os.killpg(group, number)
+            time.sleep(GRACE_SECONDS)
+
+    threading.Thread(target=end_with_input, daemon=True).start()
     return server.wait()
-
-
-def _end_with_input(group: int) -> None:
-    while sys.stdin.buffer.read(4096):
-        continue
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        os.killpg(group, number)
-        time.sleep(GRACE_SECONDS)
 
 
 if __name__ == "__main__":

@@ -6,15 +6,16 @@ import os
 import sqlite3
 import urllib.error
 import urllib.request
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from layerparity.ground.errors import UserError
 from layerparity.settings.tracking import EMBEDDED, TrackingConfig, read_config
-from layerparity.tracking import database, environment
+from layerparity.tracking import database
 from layerparity.tracking.connection import knock, user_errors
+from layerparity.tracking.process import prepare_environment
 
 _LOCK_SECONDS = 5
 
@@ -25,14 +26,19 @@ def describe(raw: object) -> str:
     Imports mlflow (seconds) where there is a store.
     """
     config = read_config(raw)
-    environment.prepare(config.timeout_s)
+    prepare_environment(config.timeout_s)
     return _embedded(config) if config.name == EMBEDDED else _server(config)
 
 
 def _embedded(config: TrackingConfig) -> str:
     root = config.root
     if not (root / database.FILE_NAME).exists():
-        _refuse_unwritable(root)
+        nearest = next(each for each in (root, *root.parents) if each.exists())
+        if not nearest.is_dir():
+            raise UserError(f"{nearest} is not a folder: move the file away, {database.ELSEWHERE}.")
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            cure = f"change its permissions, {database.ELSEWHERE}"
+            raise UserError(f"Cannot write to {nearest}: {cure}.")
         return f"none at {root} yet: the first run makes it"
     _refuse_locked(root)
     database.check(root)
@@ -54,18 +60,14 @@ def _server(config: TrackingConfig) -> str:
     with user_errors(config):
         experiment = MlflowClient(config.address).get_experiment_by_name(config.experiment)
     has = "has" if experiment is not None else "does not have yet"
-    answer = f"{config.address} answers, MLflow {_version(config)}"
+    # A server may well keep its version for itself.
+    version = "of unknown version"
+    with suppress(urllib.error.URLError, OSError):
+        url = f"{config.address}/version"
+        with urllib.request.urlopen(url, timeout=config.timeout_s) as reply:  # noqa: S310
+            version = str(reply.read(64).decode("ascii", "replace"))
+    answer = f"{config.address} answers, MLflow {version}"
     return f"{answer}; it {has} the experiment '{config.experiment}'"
-
-
-def _refuse_unwritable(root: Path) -> None:
-    nearest = root
-    while not nearest.exists():
-        nearest = nearest.parent
-    if not nearest.is_dir():
-        raise UserError(f"{nearest} is not a folder: move the file away, {database.ELSEWHERE}.")
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise UserError(f"Cannot write to {nearest}: change its permissions, {database.ELSEWHERE}.")
 
 
 def _refuse_locked(root: Path) -> None:
@@ -82,13 +84,3 @@ def _refuse_locked(root: Path) -> None:
             f"Cannot write to {root} ({error.strerror})",
             f"change its permissions, {database.ELSEWHERE}.",
         ) from error
-
-
-def _version(config: TrackingConfig) -> str:
-    """Return the server's version of MLflow; it may well keep it for itself."""
-    try:
-        url = f"{config.address}/version"
-        with urllib.request.urlopen(url, timeout=config.timeout_s) as reply:  # noqa: S310
-            return str(reply.read(64).decode("ascii", "replace"))
-    except (urllib.error.URLError, OSError):
-        return "of unknown version"

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from layerparity.ground.errors import UserError
 from layerparity.record.stored_run import FAILED, FINISHED, KILLED, StoredRun
 from layerparity.settings.tracking import EMBEDDED, read_config
-from layerparity.tracking import artifacts, environment, lookup, names
-from layerparity.tracking.process import owner_tag, terminable
+from layerparity.tracking import artifacts, lookup, names
+from layerparity.tracking.process import owner_tag, prepare_environment, terminable
 from layerparity.tracking.stored_runs import MEMBER_TAG, StoredRuns
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def open_store(raw: object) -> Store:
     Imports mlflow (seconds). Raises UserError where the store cannot be used, with the cure.
     """
     config = read_config(raw)
-    environment.prepare(config.timeout_s)
+    prepare_environment(config.timeout_s)
     from layerparity.tracking.connection import open_embedded, open_server
 
     return Store(open_embedded(config) if config.name == EMBEDDED else open_server(config))
@@ -68,7 +68,13 @@ class Store(StoredRuns):
         """Open a run that the caller ends; `start` is the safer way."""
         from layerparity.tracking.active import ActiveRun
 
-        ours = {**tags, "kind": kind, "owner": owner_tag(), **_mlflow_tags(parent)}
+        ours = {**tags, "kind": kind, "owner": owner_tag()}
+        ours |= {"mlflow.source.name": "layerparity", "mlflow.source.type": "LOCAL"}
+        # A container's user need not have a name.
+        with suppress(KeyError, OSError):
+            ours["mlflow.user"] = getpass.getuser()
+        if parent:
+            ours[names.PARENT_TAG] = parent
         link = self._connection
         with link.user_errors():
             info = link.client.create_run(
@@ -121,11 +127,3 @@ def end_quietly(run: ActiveRun, error: BaseException) -> None:
         run.end(status, error)
     except UserError as second:
         logging.getLogger(__name__).warning("Run %s could not be closed: %s", run.name, second)
-
-
-def _mlflow_tags(parent: str | None) -> dict[str, str]:
-    tags = {"mlflow.source.name": "layerparity", "mlflow.source.type": "LOCAL"}
-    # A container's user need not have a name.
-    with suppress(KeyError, OSError):
-        tags["mlflow.user"] = getpass.getuser()
-    return {**tags, names.PARENT_TAG: parent} if parent else tags

@@ -25,7 +25,12 @@ class SystemMetrics:
         self.points: list[Point] = []
         self._stop = threading.Event()
         self._began = time.monotonic()
-        self._thread = threading.Thread(target=self._watch, name="system metrics", daemon=True)
+
+        def watch() -> None:
+            while not self._stop.wait(_INTERVAL):
+                self._sample()
+
+        self._thread = threading.Thread(target=watch, name="system metrics", daemon=True)
 
     def __enter__(self) -> SystemMetrics:
         self._monitors = _monitors()
@@ -41,10 +46,6 @@ class SystemMetrics:
         self._stop.set()
         self._thread.join()
         self._sample()
-
-    def _watch(self) -> None:
-        while not self._stop.wait(_INTERVAL):
-            self._sample()
 
     def _sample(self) -> None:
         second = int(time.monotonic() - self._began)

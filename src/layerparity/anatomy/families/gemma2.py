@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 
 def soft_cap(logits: torch.Tensor, config: Any) -> torch.Tensor:
-    """Return cap * tanh(logits / cap), as Gemma 2 (arXiv 2408.00118, section 2) defines it."""
+    """Return cap * tanh(logits / cap), as Gemma 2 (arXiv 2408.00118, section 2) defines it.
+
+    ``logits`` are floating [batch, token, vocabulary]; so is what is returned.
+    """
     cap = config.final_logit_softcapping
     return logits if cap is None else (logits / cap).tanh() * cap
 
