@@ -22,7 +22,7 @@ from layerparity.ground.errors import UserError
 from layerparity.ground.profile import PARTS, RunProfile, Spent, StageProfile
 from layerparity.judge.conclude import conclude
 from layerparity.judge.dumps import open_dump
-from layerparity.judge.sides import RunSet, added
+from layerparity.judge.sides import RunSet, add_up
 from layerparity.judge.tolerances.fixed import Settings as FixedTolerance
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.record.folder import PROFILE, RunFolder, stage_file
@@ -134,7 +134,7 @@ def test_the_line_says_the_largest_part_first_and_nothing_of_what_took_none() ->
 def test_a_sweep_is_added_up_by_stage_in_forward_order() -> None:
     first = RunProfile(4 * GB, {"layers.10": stage(), "norm": stage()})
     second = RunProfile(9 * GB, {"layers.2": stage(), "layers.10": replace(stage(), peak=12 * GB)})
-    found = added([first, second])
+    found = add_up([first, second])
     assert found is not None
     assert list(found.stages) == ["layers.2", "layers.10", "norm"]
     both = found.stages["layers.10"]
@@ -142,7 +142,7 @@ def test_a_sweep_is_added_up_by_stage_in_forward_order() -> None:
     # Each above what its own run held before: 12 of 9, not 12 of 4.
     assert both.peak == found.total.peak == 3 * GB
     assert first.stages["layers.10"] == stage()
-    assert added([]) is None
+    assert add_up([]) is None
 
 
 def text_of(kept: RunProfile) -> str:

@@ -14,7 +14,7 @@ from layerparity.anatomy.site import PREFILL, Kind, Site
 from layerparity.ground.errors import UserError
 from layerparity.judge.fingerprints import differs_at
 from layerparity.judge.sides import RunSet, SideRecord
-from layerparity.judge.stages import arrived, is_feed, stage_of
+from layerparity.judge.stages import computed_at, is_feed, stage_of
 from layerparity.record.manifest import Manifest, Record
 from layerparity.record.site_patterns import SitePatterns
 from layerparity.record.verdict import Outcome, Row
@@ -210,7 +210,7 @@ def _kind(golden: SideRecord, candidate: SideRecord) -> Kind:
         return golden.record.kind
     manifest, site = candidate.source.manifest, candidate.record.site
     # What a block takes from the embedding is copied rows, like the embedding's own output.
-    exact = is_feed(manifest, site) or arrived(manifest, site).path == "embed_tokens"
+    exact = is_feed(manifest, site) or computed_at(manifest, site).path == "embed_tokens"
     return Kind.EXACT if exact else Kind.REAL
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from layerparity.anatomy.site import Kind
 from layerparity.judge.align import Pair
 from layerparity.judge.references import References, SiteReference
-from layerparity.judge.routing import Routing, flips, scored
+from layerparity.judge.routing import Routing, flips, scores_of
 from layerparity.judge.rows import by_token, has_tokens
 from layerparity.judge.sides import RunSet
 from layerparity.numbers.deviation import JudgedSite, deviation
@@ -38,7 +38,7 @@ class Calibration:
     def __init__(self, golden: RunSet, candidate: RunSet) -> None:
         self.references = References()
         self.routing = Routing(golden, candidate)
-        records = (found.record for found in golden.records.values())
+        records = (each.record for each in golden.records.values())
         self._heads = heads_of((each.site.end, each.shape, each.axes) for each in records)
 
     def of(
@@ -95,12 +95,15 @@ class Calibration:
         self, pair: Pair, left: torch.Tensor, right: torch.Tensor, real: torch.Tensor
     ) -> Calibrated:
         """Judge choices, [batch, token, k], by the scores they were made from."""
-        site = scored(pair.site)
+        site = scores_of(pair.site)
         wide = self.references.at(site, pair.golden.source, pair.candidate.source)
         if isinstance(wide, str):
             return Calibrated(lacking=wide)
         if pair.site.path == "tokens":
-            wide = _last_token(wide, real.numel())
+            # The next token is chosen from the scores of each sequence's last one.
+            tokens = wide.floor.tokens.unflatten(-1, (real.numel(), -1))[..., -1]
+            floor = replace(wide.floor, tokens=tokens, real=None)
+            wide = replace(wide, values=wide.values[:, -1:], floor=floor)
         ours, theirs = (each.reshape(real.numel(), -1).long() for each in (left, right))
         return Calibrated(flips(ours, theirs, wide, real.flatten()))
 
@@ -139,11 +142,3 @@ class Calibration:
             epsilon=torch.finfo(getattr(torch, dtype)).eps,
             experts=None if routed is None else routed.flatten(0, 1)[chosen],
         )
-
-
-def _last_token(wide: SiteReference, batch: int) -> SiteReference:
-    """Return the scores of each sequence's last token, which the next one is chosen from."""
-    values = wide.values[:, -1:]
-    tokens = wide.floor.tokens.unflatten(-1, (batch, -1))[..., -1]
-    floor = type(wide.floor)(wide.floor.ways, tokens, wide.floor.elements, wide.floor.spread)
-    return SiteReference(values, floor, wide.spread, wide.feed, wide.typical)

@@ -49,24 +49,24 @@ def newest_pair(
     Both come newest first. A golden that covers the whole candidate is preferred to a newer one
     that does not. Raises UserError with the newest pair's obstacle where none fits.
     """
-    passed: list[str] = []
+    refused: list[str] = []
     for candidate in candidates:
         for in_full in (True, False):
             for golden in goldens:
                 against = obstacle(golden, candidate, in_full)
                 if not against:
-                    return golden, candidate, passed
+                    return golden, candidate, refused
                 if in_full:
                     pair = f"{_name(candidate)} does not fit {_name(golden)}"
-                    passed.append(f"{pair}: {against}")
+                    refused.append(f"{pair}: {against}")
     if not candidates:
         raise UserError(
             "There is no finished candidate run to compare: make one "
             "(python run.py backend=neuron), or give candidate=<run>."
         )
     raise UserError(
-        passed[0]
-        if passed
+        refused[0]
+        if refused
         else "There is no finished golden run to compare with: make one "
         "(python run.py backend=gpu device_map=cpu), or give golden=<run>."
     )
@@ -79,65 +79,71 @@ def _name(runs: Runs) -> str:
 
 def chosen_sides(config: Config, store: Store) -> tuple[Runs, Runs]:
     """Return the two sides that were asked for, or the newest that fit each other."""
-    named = {
-        kind: _named(store, reference, kind, names)
+    sides = {
+        kind: _find_side(store, reference, kind, names)
         for kind, reference, names in (
             (RunKind.golden, config.golden, config.job.golden_names),
             (RunKind.candidate, config.candidate, config.job.candidate_names),
         )
     }
-    golden, candidate = named[RunKind.golden], named[RunKind.candidate]
+    golden, candidate = sides[RunKind.golden], sides[RunKind.candidate]
     if golden is not None and candidate is not None:
         return golden, candidate
-    goldens = [golden] if golden is not None else _kept(store, RunKind.golden)
-    candidates = [candidate] if candidate is not None else _kept(store, RunKind.candidate)
+    goldens = [golden] if golden is not None else _finished_sets(store, RunKind.golden)
+    candidates = [candidate] if candidate is not None else _finished_sets(store, RunKind.candidate)
     if not goldens and not candidates:
         store.find("latest", RunKind.golden.value)
-    golden, candidate, passed = newest_pair(goldens, candidates)
-    for why in passed[:MENTIONED]:
+    golden, candidate, refused = newest_pair(goldens, candidates)
+    for why in refused[:MENTIONED]:
         console.say(f"passed over: {why}")
     return golden, candidate
 
 
-def _named(store: Store, reference: str | None, kind: RunKind, names: str | None) -> Runs | None:
+def _find_side(
+    store: Store, reference: str | None, kind: RunKind, names: str | None
+) -> Runs | None:
+    """Return the runs that ``reference`` names, a dump with its name map; None without one.
+
+    Raises UserError where there is none, or where a run is to have a name map.
+    """
     if reference is None:
         return None
-    found = store.find(reference, kind=kind.value)
+    runs = store.find(reference, kind=kind.value)
     if not names:
-        return found
-    if found[0].id or found[0].files.is_run:
+        return runs
+    if runs[0].id or runs[0].files.is_run:
         raise UserError(f"job.{kind.value}_names is for a folder of dumps; {reference} is a run.")
-    return [replace(found[0], names=Path(names).absolute())]
+    return [replace(runs[0], names=Path(names).absolute())]
 
 
-def _kept(store: Store, kind: RunKind) -> list[Runs]:
+def _finished_sets(store: Store, kind: RunKind) -> list[Runs]:
     """Return the finished runs of a kind, newest first, each sweep as one set.
 
     Those that a job made for itself, such as a bisection, are named by their ids only.
     """
     sets: list[Runs] = []
     sweeps: set[str] = set()
-    for kept in store.own_runs(kind.value, LIMIT):
-        if not kept.finished:
+    for run in store.own_runs(kind.value, LIMIT):
+        if not run.finished:
             if not sets:
-                console.say(f"passed over: {kept.name} ({kept.id[:8]}) is {kept.status}")
+                console.say(f"passed over: {run.name} ({run.id[:8]}) is {run.status}")
             continue
-        if kept.parent in sweeps:
+        if run.parent in sweeps:
             continue
-        if kept.parent is None:
-            sets.append([kept])
+        if run.parent is None:
+            sets.append([run])
             continue
-        sweeps.add(kept.parent)
-        sets.append(store.find(kept.parent, kind=kind.value))
+        sweeps.add(run.parent)
+        sets.append(store.find(run.parent, kind=kind.value))
     return sets
 
 
 def unfinished_sweeps(store: Store, runs: Runs) -> list[str]:
     """Return which sweeps among the runs did not finish as a whole, and how they ended."""
     parents = {run.parent for run in runs if run.parent}
-    found = [store.get(parent) for parent in sorted(parents)]
+    sweeps = [store.get(parent) for parent in sorted(parents)]
     return [
         f"{each.name} ended as {each.status}"
-        for each in found
+        for each in sweeps
         if each is not None and each.kind == "sweep" and not each.finished
     ]

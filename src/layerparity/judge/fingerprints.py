@@ -12,7 +12,7 @@ from pathlib import Path
 from layerparity.anatomy.site import Site, overlap
 from layerparity.ground.errors import UserError
 from layerparity.judge.sides import RunSet, SideRecord
-from layerparity.judge.stages import chain_to, is_feed, stage_of
+from layerparity.judge.stages import chain_to, is_feed
 from layerparity.judge.weights import weights_differ
 from layerparity.record.manifest import Feed, Manifest
 from layerparity.record.source import Source
@@ -53,7 +53,7 @@ def differs_at(golden: SideRecord, candidate: SideRecord, goldens: RunSet) -> st
     """
     if not (golden.source.proved and candidate.source.proved):
         return ""
-    feed, passed = begun(candidate.source, candidate.record.site)
+    feed, passed = chain_to(candidate.source.manifest, candidate.record.site)
     if feed is None:
         return f"nothing says what {passed[0]} was fed"
     return chain_differs(feed, passed, golden, goldens, candidate.source)
@@ -104,52 +104,45 @@ def _strange(left: Manifest, right: Manifest) -> str:
     return f"inputs ({', '.join(names)})" if names else ""
 
 
-def begun(source: Source, site: Site) -> tuple[Feed | None, list[str]]:
-    """Return the feed that a site's chain began with, if known, and the stages passed since."""
-    manifest = source.manifest
-    # What stands in no stage, such as the tokens that were generated, comes after the last one.
-    return chain_to(manifest, stage_of(manifest, site) or manifest.stages[-1], site)
-
-
 def chain_differs(
-    start: Feed, passed: Sequence[str], held: SideRecord, goldens: RunSet, candidate: Source
+    start: Feed, passed: Sequence[str], end: SideRecord, goldens: RunSet, candidate: Source
 ) -> str:
-    """Return what differs between a golden's chain to ``held`` and a candidate's; or nothing.
+    """Return what differs between a golden's chain to ``end`` and a candidate's; or nothing.
 
     The candidate's began with ``start`` and passed the stages ``passed``. The golden's must hold
     the same values there and have passed the same stages, with the same weights. Where a golden
     stage was fed from outside, its chain goes on in whichever golden computed those very values.
     """
-    fed, own = begun(held.source, held.record.site)
+    fed, own = chain_to(end.source.manifest, end.record.site)
     first = next((n for n, stage in enumerate(own) if overlap(stage, passed[0])), None)
-    value = held.source.manifest.hash_at(start.site)
+    value = end.source.manifest.hash_at(start.site)
     if first is not None and value is not None:
         if value != start.digest:
             return f"fed different values at {start.site} ({value[:8]} against {start.digest[:8]})"
-        return _stages_differ(own[first:], passed, held.source, candidate)
+        return _stages_differ(own[first:], passed, end.source, candidate)
     if fed is None:
         return f"the golden does not hold {start.site}, which {start.stage} was fed"
     place = next((n for n, stage in enumerate(passed) if overlap(stage, fed.stage)), 0)
-    later = _stages_differ(own, passed[place:], held.source, candidate)
-    ends = place + (fed.stage != passed[place])
+    later = _stages_differ(own, passed[place:], end.source, candidate)
+    cut = place + (fed.stage != passed[place])
     tried = [
-        chain_differs(start, passed[:ends], computed, goldens, candidate) or later
-        for computed in _computed(fed, passed[place - 1] if ends == place else "", held, goldens)
-        if ends
+        chain_differs(start, passed[:cut], computed, goldens, candidate) or later
+        for computed in _origins(fed, passed[place - 1] if cut == place else "", end, goldens)
+        if cut
     ]
     return "" if "" in tried else next(iter(tried), _foreign(start, fed))
 
 
-def _computed(fed: Feed, before: str, held: SideRecord, goldens: RunSet) -> Iterator[SideRecord]:
+def _origins(fed: Feed, before: str, end: SideRecord, goldens: RunSet) -> Iterator[SideRecord]:
     """Yield where goldens computed what a stage was fed: at the output of the stage before it.
 
     Without one, as for a component, at the very site it was fed from.
     """
     site = Site(before, "out", fed.site.phase, fed.site.step) if before else fed.site
     # Forward order: a chain that is followed back comes to an end.
-    if not site < held.record.site:
+    if not site < end.record.site:
         return
-    for source in dict.fromkeys((held.source, *reversed(goldens.sources))):
+    for source in dict.fromkeys((end.source, *reversed(goldens.sources))):
         record = source.manifest.record(site)
         if record and record.digest == fed.digest and not is_feed(source.manifest, site):
             yield SideRecord(source, record)

@@ -30,8 +30,9 @@ Rows = Mapping[Site, Row]
 class Untold:
     """Why a chain cannot tell whether a block is right.
 
-    ``row`` is the site that leaves it open, None where none of `watched` was compared; ``allowed``
-    is what rounding alone may have grown to there, relative L2, 0 where it was not judged.
+    ``row`` is the site that leaves it open, None where none of `watched_sites` was compared;
+    ``allowed`` is what rounding alone may have grown to there, relative L2, 0 where it was not
+    judged.
     """
 
     layer: int
@@ -58,7 +59,7 @@ class ChainJudgement:
     untold: tuple[Untold, ...] = ()
 
 
-def watched(verdict: Verdict, layer: int) -> tuple[Site, ...]:
+def watched_sites(verdict: Verdict, layer: int) -> tuple[Site, ...]:
     """Return where a bug can be seen: what a block adds to the residual stream, and its output."""
     branches = verdict.blocks.block(layer).branches
     return tuple(Site.inside(layer, f"{module}:out") for module in (*branches, ""))
@@ -70,10 +71,10 @@ def judge_chained(
     """Judge blocks ``first..last`` of a candidate that is chained from block ``first`` on.
 
     The first block counts in which one of three is seen: a weight that differs; a site that fails
-    against what clean chains from the same start become; or, at one of `watched`, an error that is
-    more than ``factor`` times what rounding has grown to, see `_grown`. The error is the median
-    over real tokens of the relative L2 (a token whose experts flipped does not decide); NaN is
-    wrong. Later blocks are fed something wrong, and may hide it: each block is judged by itself.
+    against what clean chains from the same start become; or, at one of `watched_sites`, an error
+    that is more than ``factor`` times what rounding has grown to, see `_grown`. The error is the
+    median over real tokens of the relative L2 (a token whose experts flipped does not decide); NaN
+    is wrong. Later blocks are fed something wrong, and may hide it: each block is judged by itself.
     """
     rows = {row.site: row for row in verdict.rows}
     worst = ChainJudgement(wrong=False)
@@ -107,7 +108,7 @@ def _by_growth(
 ) -> ChainJudgement:
     """Return how a block's worst watched site stands against the growth of rounding."""
     worst = ChainJudgement(wrong=False)
-    for site in watched(verdict, layer):
+    for site in watched_sites(verdict, layer):
         errors = verdict.token_errors.get(str(site))
         if not errors or site not in rows or rows[site].outcome in _UNJUDGED:
             continue
@@ -143,7 +144,7 @@ def _untold(verdict: Verdict, rows: Rows, layer: int, first: int, factor: float)
     It can where every watched site passes by a measured floor, or by a narrow growth.
     """
     seen = 0
-    for site in watched(verdict, layer):
+    for site in watched_sites(verdict, layer):
         row = rows.get(site)
         if row is None or row.outcome is Outcome.SKIPPED:
             continue

@@ -61,10 +61,11 @@ class Judged:
 
     def faults(self, stage: Place) -> list[WeightFinding]:
         """Return what is wrong with a stage's weights."""
-        faults = (each for each in self.weights if each.is_fault)
-        if stage.layer is None:
-            return [each for each in faults if each.layer is None and each.stage == stage.module]
-        return [each for each in faults if each.layer == stage.layer]
+        places = (
+            (each, Place.parse(each.stage) if each.layer is None else Place(each.layer))
+            for each in self.weights
+        )
+        return [each for each, place in places if each.is_fault and place == stage]
 
 
 def first_guilty(judged: Judged) -> Guilt | None:
@@ -137,8 +138,8 @@ def _inside(block: Block, stage: Place, rows: Rows) -> Guilt | None:
     roots = [each for each in order if failing.isdisjoint(block.origin(each, seen).inputs)]
     if not roots:
         return None
-    first = blamed(block, roots[0], seen)
-    others = dict.fromkeys(name_in_block(blamed(block, root, seen)) for root in roots[1:])
+    first = blame(block, roots[0], seen)
+    others = dict.fromkeys(name_in_block(blame(block, root, seen)) for root in roots[1:])
     fed = [rows[local] for local in block.origin(roots[0], seen).inputs if local in rows]
     return replace(
         first,
@@ -150,7 +151,7 @@ def _inside(block: Block, stage: Place, rows: Rows) -> Guilt | None:
     )
 
 
-def blamed(block: Block, local: str, seen: Seen) -> Guilt:
+def blame(block: Block, local: str, seen: Seen) -> Guilt:
     """Return what computed a failing value from good ones, not yet in any layer."""
     suspects = block.suspects(local, seen)
     names = tuple(str(each) or "the block itself" for each in suspects)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from layerparity.anatomy.block import Block
-from layerparity.judge.guilty import blamed, name_in_block, seen_in
+from layerparity.judge.guilty import blame, name_in_block, seen_in
 from layerparity.record.verdict import Outcome, Row
 
 # A right component passes a relative error on about as large as it came; a norm of a residual
@@ -34,7 +34,7 @@ def amplified(rows: Mapping[str, Row], block: Block) -> dict[str, float]:
         fed = [rows[local] for local in block.origin(node.local, seen).inputs if local in rows]
         leap = _leap(row, fed)
         if leap >= LEAP and any(each.outcome is Outcome.FAIL for each in fed):
-            leaps.setdefault(name_in_block(blamed(block, node.local, seen)), leap)
+            leaps.setdefault(name_in_block(blame(block, node.local, seen)), leap)
     return leaps
 
 

@@ -26,11 +26,11 @@ def with_limits(tolerance: Any, store: Store, candidate: Sequence[StoredRun]) ->
     asked = getattr(tolerance, "calibration", None)
     if asked is None:
         return tolerance
-    found = _newest(store, candidate) if asked == AUTO else store.find(asked, kind=KIND)[0]
-    if found is None:
+    run = _newest(store, candidate) if asked == AUTO else store.find(asked, kind=KIND)[0]
+    if run is None:
         return tolerance
-    console.say(f"limits:    {found.name} {found.id[:8]}, calibrated for this model")
-    limits = read_json(found.file(FILE), dict[str, float], "calibrate again")
+    console.say(f"limits:    {run.name} {run.id[:8]}, calibrated for this model")
+    limits = read_json(run.file(FILE), dict[str, float], "calibrate again")
     return replace(tolerance, **limits)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from layerparity.anatomy.site import Site
 from layerparity.judge.align import Pair
-from layerparity.judge.stages import arrived, stage_of
+from layerparity.judge.stages import computed_at, stage_of
 from layerparity.numbers.floor import Floor
 from layerparity.numbers.typical_floor import TypicalFloor
 from layerparity.record.manifest import Manifest
@@ -50,15 +50,19 @@ class References:
         if not golden.proved or not golden.manifest.reference:
             return "the golden has no reference to judge by: make it on backend=gpu"
         if candidate.proved:
-            site = arrived(candidate.manifest, site)
+            site = computed_at(candidate.manifest, site)
         stage = stage_of(candidate.manifest, site) if candidate.proved else None
         if stage is None:
             return "the candidate is a dump: nothing says what its blocks were fed"
         stored = self._open(golden)
-        feed = fed(candidate.manifest, golden.manifest, stage, site)
+        feed = feed_of(candidate.manifest, golden.manifest, stage, site)
         entry = stored.find(stage, feed, site)
+        if entry is None and feed == CHAINED:
+            return (
+                "fed by its own chain, whose rounding has no floor here: compare with feed=isolated"
+            )
         if entry is None:
-            return _lacking(stage, feed)
+            return f"the golden has no reference of {stage} alone: make it with capture=components"
         dtype = candidate.manifest.dtype
         floor = stored.floor(entry, dtype)
         if floor is None:
@@ -115,15 +119,9 @@ class References:
         return self._spreads[key]
 
 
-def fed(candidate: Manifest, golden: Manifest, stage: str, site: Site) -> str:
+def feed_of(candidate: Manifest, golden: Manifest, stage: str, site: Site) -> str:
     """Return how a candidate's stage was fed: what the golden had there, or its own chain."""
     for feed in candidate.feeds:
         if feed.stage == stage and (feed.site.phase, feed.site.step) == (site.phase, site.step):
             return ISOLATED if golden.hash_at(feed.site) == feed.digest else CHAINED
     return CHAINED
-
-
-def _lacking(stage: str, feed: str) -> str:
-    if feed == CHAINED:
-        return "fed by its own chain, whose rounding has no floor here: compare with feed=isolated"
-    return f"the golden has no reference of {stage} alone: make it with capture=components"

@@ -114,7 +114,7 @@ def _gap(golden: torch.Tensor, candidate: torch.Tensor, scores: torch.Tensor) ->
     return float(scores[lost].max() - scores[new].min())
 
 
-def scored(site: Site) -> Site:
+def scores_of(site: Site) -> Site:
     """Return the site whose reference holds the scores that a choice was made from."""
     if site.path == "tokens":
         step = (PREFILL, 0) if site.step == 0 else (site.phase, site.step)

@@ -119,10 +119,10 @@ def side_profile(sources: Sequence[Source]) -> tuple[RunProfile | None, list[str
             continue
         if profile is not None and profile.stages:
             profiles.append(profile)
-    return added(profiles), warnings
+    return add_up(profiles), warnings
 
 
-def added(profiles: Sequence[RunProfile]) -> RunProfile | None:
+def add_up(profiles: Sequence[RunProfile]) -> RunProfile | None:
     """Return runs' profiles added up by stage, in the order of a forward pass; None for no run.
 
     Their ``before`` differ, so that of the sum is 0, and a peak is what was held above its run's.

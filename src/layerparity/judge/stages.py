@@ -21,12 +21,14 @@ def stage_of(manifest: Manifest, site: Site) -> str | None:
     return None
 
 
-def chain_to(manifest: Manifest, stage: str, site: Site) -> tuple[Feed | None, list[str]]:
-    """Return the nearest feed that is no chain, and the stages from the one it fed to ``stage``.
+def chain_to(manifest: Manifest, site: Site) -> tuple[Feed | None, list[str]]:
+    """Return the feed that a site's chain began with, and the stages from the one it fed on.
 
-    The feed is None where the manifest does not say. A decode step without feeds of its own goes
-    back to the prompt's, which greedy generation follows from.
+    The feed is the nearest one that is no chain, None where the manifest does not say. A decode
+    step without feeds of its own goes back to the prompt's, which greedy generation follows from.
     """
+    # What stands in no stage, such as the tokens that were generated, comes after the last one.
+    stage = stage_of(manifest, site) or manifest.stages[-1]
     feeds = {feed.stage: feed for feed in manifest.feeds if _same_step(feed.site, site)}
     passed: list[str] = []
     for name in reversed(manifest.stages[: manifest.stages.index(stage) + 1]):
@@ -34,7 +36,7 @@ def chain_to(manifest: Manifest, stage: str, site: Site) -> tuple[Feed | None, l
         if name in feeds and feeds[name].source != CHAIN:
             return feeds[name], passed
     if site.phase != PREFILL:
-        return chain_to(manifest, stage, Site(site.path, site.end))
+        return chain_to(manifest, Site(site.path, site.end))
     return None, passed
 
 
@@ -50,7 +52,7 @@ def is_feed(manifest: Manifest, site: Site) -> bool:
     )
 
 
-def arrived(manifest: Manifest, site: Site) -> Site:
+def computed_at(manifest: Manifest, site: Site) -> Site:
     """Return where the values of a site were computed: a chained block's input, one stage before.
 
     Any other site is returned as it is.

@@ -32,7 +32,7 @@ def weights_differ(golden: Source, candidate: Source, stage: str) -> str:
     if left == right:
         return ""
     ours, theirs = golden.tensors_used(stage), candidate.tensors_used(stage)
-    mine, its = (_held(each, stage) for each in (golden, candidate))
+    mine, its = (_prints_near(each, stage) for each in (golden, candidate))
     if left is not None and right is not None:
         names = [name for name in ours.keys() | theirs.keys() if _apart(ours, theirs, name)]
         apart = [n for n in names if not _explained(n, ours, theirs, mine, its)]
@@ -56,7 +56,7 @@ def weight_findings(golden: RunSet, candidate: RunSet, blocks: Blocks) -> tuple[
 def silent_sides(golden: RunSet, candidate: RunSet) -> tuple[str, ...]:
     """Return the sides, golden or candidate, whose port does not say what weights it has."""
     sides = {"golden": _prints(golden), "candidate": _prints(candidate)}
-    return tuple(role for role, held in sides.items() if held and not any(held.values()))
+    return tuple(role for role, prints in sides.items() if prints and not any(prints.values()))
 
 
 def _prints(side: RunSet) -> dict[str, Mapping[str, Any]]:
@@ -64,12 +64,13 @@ def _prints(side: RunSet) -> dict[str, Mapping[str, Any]]:
 
 
 def _merged(each_side: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, Mapping[str, Any]]:
-    return {stage: held for side in each_side for stage, held in side.items()}
+    return {stage: tensors for side in each_side for stage, tensors in side.items()}
 
 
-def _held(source: Source, stage: str) -> dict[str, WeightPrint]:
-    stages = [held for name, held in source.effective.items() if overlap(name, stage)]
-    return {name: each for held in stages for name, each in held.items()}
+def _prints_near(source: Source, stage: str) -> dict[str, WeightPrint]:
+    """Return the prints of a stage, of what holds it and of what it holds, by stored name."""
+    stages = [prints for name, prints in source.effective.items() if overlap(name, stage)]
+    return {name: each for prints in stages for name, each in prints.items()}
 
 
 def _explained(

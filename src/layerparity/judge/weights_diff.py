@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from layerparity.anatomy.blocks import Blocks
-from layerparity.anatomy.site import Place, Site, overlap, within
+from layerparity.anatomy.site import Place, overlap, within
 from layerparity.judge.weights_kind import altered, instead, is_constant, is_visible, same_values
 from layerparity.record.findings import CHANGED_DTYPE, WeightFinding
 from layerparity.record.manifest import WeightPrint
@@ -39,7 +39,19 @@ class _Case:
     @property
     def place(self) -> tuple[str, str]:
         """The module that holds the tensor, and the tensor's name in it."""
-        return _place(self.stage, self.target, self.name)
+        expert = _EXPERT.search(self.name)
+        leaf = self.name.removesuffix(".weight").rpartition(".")[2] if expert else ""
+        if not self.target:
+            return self.stage, leaf or self.name
+        module, _, own = self.target.rpartition(".")
+        one = _EXPERT.search(self.target)
+        if one:
+            # An expert's tensor is a part of the module that holds them all.
+            module = f"{self.target[: one.start()]}.experts"
+        if own.endswith("correction_bias") and module.endswith(".mlp"):
+            # The bias lies beside the router, which is its only reader.
+            module += ".gate"
+        return module, leaf or own
 
 
 def diff_weights(
@@ -50,8 +62,8 @@ def diff_weights(
     Prints are by stored name by stage; ``used`` are the names of the tensors that the candidate
     says it loaded, likewise. A side without prints says nothing about itself.
     """
-    found = diff_side(golden, {}, {}, "golden", blocks)
-    return [*found, *diff_side(candidate, golden, used, "candidate", blocks)]
+    of_golden = diff_side(golden, {}, {}, "golden", blocks)
+    return [*of_golden, *diff_side(candidate, golden, used, "candidate", blocks)]
 
 
 def diff_side(
@@ -64,37 +76,42 @@ def diff_side(
     """
     cases = [case for stage in prints for case in _cases(stage, prints[stage], believed, used)]
     owners = dict(_owners(believed)) | dict(_owners(prints))
+    swapped, wrong = _reordered_groups(cases), {case.name for case in cases}
+    for index, case in enumerate(cases):
+        what, words = _what(case, owners, wrong, swapped)
+        cases[index] = replace(case, what=what, words=words)
 
     def forward(finding: WeightFinding) -> tuple[tuple[int, int, int], int, str]:
         stage = Place.parse(finding.stage).site("in")
         rank = blocks.block(stage.layer).rank_of_module(finding.component)
         return stage.pass_order(), rank, finding.component
 
-    order = sorted(_grouped(_judged(cases, owners), side), key=forward)
-    return [*order, *_narrowed(prints, side)]
+    return [*sorted(_faults(cases, side), key=forward), *_roundings(prints, side)]
 
 
 def _owners(prints: Prints) -> Iterator[tuple[str, str]]:
     """Yield the hash that each stored tensor should have, with its name."""
-    for held in prints.values():
-        for name, each in held.items():
+    for tensors in prints.values():
+        for name, each in tensors.items():
             right = each.expected or each
             if not is_constant(right):
                 yield right.digest, name
 
 
 def _cases(
-    stage: str, held: Mapping[str, WeightPrint], believed: Prints, used: Used
+    stage: str, prints: Mapping[str, WeightPrint], believed: Prints, used: Used
 ) -> Iterator[_Case]:
     """Yield the tensors of a stage that are not what they should be; none without prints."""
-    if not held:
+    if not prints:
         return
     loaded = used.get(stage)
     known = {n: p for s, each in believed.items() if overlap(s, stage) for n, p in each.items()}
     inside = {n for n, p in known.items() if within(p.target, stage)}
-    for name in sorted({*held, *inside, *(loaded or ())}):
-        actual, other = held.get(name), known.get(name)
-        expected = _expected(actual, other)
+    for name in sorted({*prints, *inside, *(loaded or ())}):
+        actual, other = prints.get(name), known.get(name)
+        # It should be what the checkpoint holds, else what the other side does.
+        right = actual if actual is not None and actual.checkpoint else other
+        expected = (right.expected or right) if right is not None else None
         same = actual is not None and (expected is None or expected.digest == actual.digest)
         if not same:
             target = _target(stage, name, (actual, expected, other))
@@ -106,39 +123,18 @@ def _target(stage: str, name: str, prints: Iterable[WeightPrint | None]) -> str:
 
     A port need not say where its tensors belong; the other side's print of the same name does.
     """
-    said = next((each.target for each in prints if each is not None and each.target), "")
-    inside = _within(name, stage)
-    return said or (f"{stage}.{inside}" if inside else "")
-
-
-def _within(name: str, stage: str) -> str:
-    """Return a stored name inside a stage, in the words of sites; empty where it does not fit."""
-    _, found, inside = f".{name}".partition(f".{stage}.")
-    return _STORED_AS.sub("mlp.", inside) if found else ""
-
-
-def _expected(actual: WeightPrint | None, other: WeightPrint | None) -> WeightPrint | None:
-    """Return what a tensor should have been: the checkpoint's, else the other side's, or None."""
-    if actual is not None and actual.checkpoint:
-        return actual.expected or actual
-    if other is None:
-        return None
-    return other.expected or other
-
-
-def _judged(cases: list[_Case], owners: Mapping[str, str]) -> list[_Case]:
-    """Say of each case what it is."""
-    swapped, wrong = _reordered_groups(cases), {case.name for case in cases}
-    found = []
-    for case in cases:
-        what, words = _what(case, owners, wrong, swapped)
-        found.append(replace(case, what=what, words=words))
-    return found
+    target = next((each.target for each in prints if each is not None and each.target), "")
+    if target:
+        return target
+    # Inside the stage the name is put in the words of sites.
+    _, fits, inside = f".{name}".partition(f".{stage}.")
+    return f"{stage}.{_STORED_AS.sub('mlp.', inside)}" if fits and inside else ""
 
 
 def _what(
     case: _Case, owners: Mapping[str, str], wrong: set[str], swapped: Mapping[str, str]
 ) -> tuple[str, str]:
+    """Return what became of a tensor, one of `WeightFinding.what`, and that in words."""
     expected, actual = case.expected, case.actual
     if actual is None:
         loaded = "was loaded, but nothing in the graph holds it"
@@ -164,49 +160,47 @@ def _reordered_groups(cases: list[_Case]) -> dict[str, str]:
         expected, actual = case.expected, case.actual
         if expected and expected.sketch and actual and is_visible(expected, actual):
             groups.setdefault(case.place[0].rpartition(".")[0], []).append(case)
-    found = {}
+    swapped = {}
     for group in groups.values():
         pairs = [(c.expected, c.actual) for c in group if c.expected and c.actual]
         if len(group) > 1 and same_values([p[0] for p in pairs], [p[1] for p in pairs]):
             modules = ", ".join(sorted({case.place[0].rpartition(".")[2] for case in group}))
             words = f"holds other rows: {modules} were fused or split in the wrong order"
-            found.update({case.name: words for case in group})
-    return found
+            swapped.update({case.name: words for case in group})
+    return swapped
 
 
-def _grouped(cases: list[_Case], side: str) -> list[WeightFinding]:
+def _faults(cases: list[_Case], side: str) -> list[WeightFinding]:
     """Return a finding for each place and kind of fault; experts that end alike share one."""
     alike: dict[tuple[str, str, str, str], list[_Case]] = {}
     for case in cases:
         alike.setdefault((case.stage, *case.place, case.what), []).append(case)
-    return [_finding(group, side) for group in alike.values()]
-
-
-def _finding(group: list[_Case], side: str) -> WeightFinding:
-    first = group[0]
-    module, leaf = first.place
-    numbers = [match[1] for case in group if (match := _EXPERT.search(case.name))]
-    some = f" of {len(numbers)} experts" if len(numbers) > 1 else ""
-    one = f" of expert {numbers[0]}" if len(numbers) == 1 else ""
-    place = Site(module, "in")
     whose = "" if side == "candidate" else f"{side}: "
-    return WeightFinding(
-        name=first.name,
-        stage=first.stage,
-        layer=place.layer,
-        component=place.component,
-        what=first.what,
-        text=f"{whose}{module}: {leaf}{some or one} {first.words}",
-        side=side,
-        count=len(group),
-    )
+    faults = []
+    for (stage, module, leaf, what), group in alike.items():
+        numbers = [match[1] for case in group if (match := _EXPERT.search(case.name))]
+        some = f" of {len(numbers)} experts" if len(numbers) > 1 else ""
+        one = f" of expert {numbers[0]}" if len(numbers) == 1 else ""
+        place = Place.parse(module)
+        fault = WeightFinding(
+            name=group[0].name,
+            stage=stage,
+            layer=place.layer,
+            component=place.module,
+            what=what,
+            text=f"{whose}{module}: {leaf}{some or one} {group[0].words}",
+            side=side,
+            count=len(group),
+        )
+        faults.append(fault)
+    return faults
 
 
-def _narrowed(prints: Prints, side: str) -> list[WeightFinding]:
+def _roundings(prints: Prints, side: str) -> list[WeightFinding]:
     """Return a note for each pair of dtypes between which values were rounded."""
     rounded: dict[tuple[str, str], list[tuple[str, str]]] = {}
-    for stage, held in prints.items():
-        for name, each in held.items():
+    for stage, tensors in prints.items():
+        for name, each in tensors.items():
             if each.checkpoint == "rounded":
                 rounded.setdefault((each.stored, each.dtype), []).append((stage, name))
     return [
@@ -222,22 +216,6 @@ def _narrowed(prints: Prints, side: str) -> list[WeightFinding]:
         )
         for (stored, own), places in rounded.items()
     ]
-
-
-def _place(stage: str, target: str, name: str) -> tuple[str, str]:
-    """Return the module a stored tensor belongs to, and what it is called there."""
-    leaf = name.removesuffix(".weight").rpartition(".")[2] if _EXPERT.search(name) else ""
-    if not target:
-        return stage, leaf or name
-    module, _, own = target.rpartition(".")
-    one = _EXPERT.search(target)
-    if one:
-        # An expert's tensor is a part of the module that holds them all.
-        module = f"{target[: one.start()]}.experts"
-    if own.endswith("correction_bias") and module.endswith(".mlp"):
-        # The bias lies beside the router, which is its only reader.
-        module += ".gate"
-    return module, leaf or own
 
 
 def _short(owner: str, name: str) -> str:

@@ -21,7 +21,7 @@ def altered(expected: WeightPrint, actual: WeightPrint) -> tuple[str, str]:
         return "constant", f"never loaded: {instead(expected, actual)} ({why})"
     if same_values([expected], [actual]) and is_visible(expected, actual):
         return "reordered", "holds the checkpoint's values in another order"
-    return _changed(expected, actual)
+    return _change(expected, actual)
 
 
 def is_constant(print_: WeightPrint) -> bool:
@@ -35,12 +35,16 @@ def is_finite(print_: WeightPrint) -> bool:
     return math.isfinite(print_.stats["l2"])
 
 
-def _changed(expected: WeightPrint, actual: WeightPrint) -> tuple[str, str]:
+def _change(expected: WeightPrint, actual: WeightPrint) -> tuple[str, str]:
+    """Return what became of a tensor that is neither a constant nor the right values reordered."""
     if not is_finite(actual):
         return "changed_value", "holds NaN or Inf"
-    unscaled = _unscaled(expected, actual)
-    if unscaled:
-        return "changed_value", unscaled
+    right, own = (max(-each.stats["min"], each.stats["max"]) for each in (expected, actual))
+    if actual.stored == _FP8 and own > _UNSCALED * right:
+        # Scaled to the type's whole range, the largest number as stored is its largest.
+        fate = "dropped" if _FP8_LARGEST / 2 < own <= _FP8_LARGEST else "not multiplied by"
+        largest = f"is up to {_number(own)} instead of {_number(right)}"
+        return "changed_value", f"{largest}: its weight_scale_inv was {fate}"
     if averaged(expected, actual) and not cosine(expected, actual) > 0.99:
         spread = f"{_number(expected.stats['std'])} to {_number(actual.stats['std'])}"
         return "changed_value", f"changed: averaged, its spread fell from {spread}"
@@ -50,16 +54,6 @@ def _changed(expected: WeightPrint, actual: WeightPrint) -> tuple[str, str]:
     scale = actual.stats["l2"] / expected.stats["l2"] if expected.stats["l2"] else 0.0
     size = f"{100 * change:.2g} %" if change > _SEEN else "less than 0.01 %"
     return "changed_value", f"changed by {size}, its norm by a factor of {scale:.{_DIGITS}g}"
-
-
-def _unscaled(expected: WeightPrint, actual: WeightPrint) -> str:
-    """Return what happened to the scales of a weight stored in FP8, if that is what is wrong."""
-    right, held = (max(-p.stats["min"], p.stats["max"]) for p in (expected, actual))
-    if actual.stored != _FP8 or not held > _UNSCALED * right:
-        return ""
-    # Scaled to the type's whole range, the largest number as stored is its largest.
-    done = "dropped" if _FP8_LARGEST / 2 < held <= _FP8_LARGEST else "not multiplied by"
-    return f"is up to {_number(held)} instead of {_number(right)}: its weight_scale_inv was {done}"
 
 
 def is_visible(expected: WeightPrint, actual: WeightPrint) -> bool:

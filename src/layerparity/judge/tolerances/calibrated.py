@@ -12,6 +12,12 @@ from layerparity.settings.key import key
 
 _SLOPES = ("slope", "slope_head", "slope_channel", "slope_expert")
 _RATIOS = ("error_ratio", "error_ratio_head", "error_ratio_channel", "error_ratio_expert")
+# By metric: the limit that it is held against.
+_LIMIT_OF = {
+    **{name: name for name in (*_RATIOS, "error_ratio_position", "offset_z")},
+    **{f"{name}_z": "slope_z" for name in _SLOPES},
+    "slope_channel_z": "slope_z_channel",
+}
 
 
 @dataclass
@@ -113,22 +119,13 @@ def limits_of(rows: Iterable[Row], margin: float) -> dict[str, float]:
     largest: dict[str, float] = {}
     for row in rows:
         for name, value in row.metrics.items():
-            key = _limit_of(name)
-            if key is not None and math.isfinite(value):
-                largest[key] = max(largest.get(key, 0.0), abs(value) * margin)
+            limit = _LIMIT_OF.get(name)
+            if limit is not None and math.isfinite(value):
+                largest[limit] = max(largest.get(limit, 0.0), abs(value) * margin)
     if "error_ratio" not in largest:
         return {}
     usual = CalibratedTolerance().limits()
     return {name: max(value, usual[name] / 2) for name, value in largest.items()}
-
-
-def _limit_of(metric: str) -> str | None:
-    """Return the limit that a metric is held against, or None."""
-    if metric in (*_RATIOS, "error_ratio_position", "offset_z"):
-        return metric
-    if metric == "slope_channel_z":
-        return "slope_z_channel"
-    return "slope_z" if metric in {f"{name}_z" for name in _SLOPES} else None
 
 
 Settings = CalibratedTolerance

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -48,17 +49,12 @@ class FixedTolerance:
         if kind is Kind.INDEX_SET:
             agreement = metrics.get("set_agreement", 0.0)
             return [Breach("set_agreement", agreement)] if agreement < 1.0 else []
-        return [
-            Breach(name, value, limit)
-            for name, limit in self.limits().items()
-            if not _holds(name, value := metrics.get(name), limit)
-        ]
-
-
-def _holds(name: str, value: float | None, limit: float) -> bool:
-    if value is None:
-        return False
-    return value < limit if name in CEILINGS else value > limit
+        broken = []
+        for name, limit in self.limits().items():
+            value = metrics.get(name, math.nan)
+            holds = value < limit if name in CEILINGS else value > limit
+            broken += [] if holds else [Breach(name, metrics.get(name), limit)]
+        return broken
 
 
 Settings = FixedTolerance
