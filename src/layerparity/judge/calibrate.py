@@ -1,4 +1,4 @@
-"""Calibrate: a pair's deviation from its reference, in units of the noise floor."""
+"""Calibrate: measure a pair's deviation from its reference, in units of the noise floor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conclude: from two sides' stored runs to one verdict, step by step."""
+"""Conclude: turn two sides' stored runs into one verdict, step by step."""
 
 from __future__ import annotations
 

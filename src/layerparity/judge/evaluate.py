@@ -1,4 +1,4 @@
-"""Evaluate: the numbers of one site, from two stored tensors."""
+"""Evaluate: measure one site from its two stored tensors."""
 
 from __future__ import annotations
 

@@ -77,7 +77,14 @@ def first_guilty(judged: Judged) -> Guilt | None:
     stages = judged.stages()
     for phase, steps in enumerate(judged.passes()):
         for stage in stages:
-            sound = [step for step in steps if not _fed_wrong(judged, stage, step)]
+            # What a stage was fed is its own input, or what that is made of.
+            before = _before(judged, stage) if judged.chained else None
+            sound = [
+                step
+                for step in steps
+                if not judged.fails(stage, "in", step)
+                and (before is None or not judged.fails(before, "out", step))
+            ]
             guilt = _in_phase(judged, stage, sound)
             if guilt is None and phase == 0:
                 guilt = _by_weights(judged, stage)
@@ -181,14 +188,6 @@ def _outside(stage: Place, rows: Rows) -> Guilt | None:
         good=tuple(row.site for row in fed if row.outcome is Outcome.PASS),
         unjudged=tuple(row.site for row in fed if row.outcome not in DECIDED),
     )
-
-
-def _fed_wrong(judged: Judged, stage: Place, step: Step) -> bool:
-    """Say whether what a stage was fed is already wrong, its own input or what that is made of."""
-    if judged.fails(stage, "in", step):
-        return True
-    before = _before(judged, stage) if judged.chained else None
-    return before is not None and judged.fails(before, "out", step)
 
 
 def _before(judged: Judged, stage: Place) -> Place | None:
