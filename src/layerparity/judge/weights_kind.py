@@ -42,9 +42,9 @@ def _change(expected: WeightPrint, actual: WeightPrint) -> tuple[str, str]:
     right, own = (max(-each.stats["min"], each.stats["max"]) for each in (expected, actual))
     if actual.stored == _FP8 and own > _UNSCALED * right:
         # Scaled to the type's whole range, the largest number as stored is its largest.
-        scale = "dropped" if _FP8_LARGEST / 2 < own <= _FP8_LARGEST else "not multiplied by"
+        fate = "dropped" if _FP8_LARGEST / 2 < own <= _FP8_LARGEST else "not multiplied by"
         largest = f"is up to {_number(own)} instead of {_number(right)}"
-        return "changed_value", f"{largest}: its weight_scale_inv was {scale}"
+        return "changed_value", f"{largest}: its weight_scale_inv was {fate}"
     if averaged(expected, actual) and not cosine(expected, actual) > 0.99:
         spread = f"{_number(expected.stats['std'])} to {_number(actual.stats['std'])}"
         return "changed_value", f"changed: averaged, its spread fell from {spread}"
