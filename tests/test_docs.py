@@ -148,9 +148,10 @@ def unsaid(block: Block, output: str) -> Iterator[str]:
 
 
 def is_message(line: str) -> bool:
-    """Say whether the parts of a message, between its ``...``, stand in our source."""
+    """Say whether the parts of a message, between its ``...`` and colons, stand in our source."""
     start = "layerparity: "
-    parts = [part.strip(" .:;'") for part in line.removeprefix(start).split("...")]
+    # What is found and its cure may be two texts, put together as FOUND: CURE.
+    parts = [p.strip(" .:;'()") for p in re.split(r"\.\.\.|: ", line.removeprefix(start))]
     known = constants()
     return line.startswith(start) and all(
         any(part in text for text in known) for part in parts if len(part) >= SHORT

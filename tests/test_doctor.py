@@ -294,6 +294,15 @@ def test_without_torch_xla_only_the_neuron_backend_minds(
     assert "torch_xla==2.9.0" in found.cure
 
 
+def test_what_is_found_of_neuron_and_its_cure_stand_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages.importlib.util, "find_spec", lambda name: None)
+    found = lines("neuron", backend=NEURON)["neuron devices"]
+    assert (found.state, found.found) == (State.PROBLEM, "torch_xla is not installed")
+    assert found.cure == f"{examined.GET_XLA}."
+    assert lines("neuron")["neuron devices"].found == "none; torch_xla is not installed"
+    assert examined.detect().reason == f"torch_xla is not installed: {examined.GET_XLA}."
+
+
 def test_placeholders_of_aws_packages_are_recognised(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
