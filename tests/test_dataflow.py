@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from conftest import Ended
+from torch import nn
 
 from layerparity.anatomy.block import PARALLEL, SANDWICH, SERIAL, Block
+from layerparity.anatomy.families import gemma2
 from layerparity.anatomy.family import Family, family_of
+from layerparity.ground import registry
 from layerparity.model.architecture import read_config
 from layerparity.model.skeleton import Skeleton
+from layerparity.record.folder import MANIFEST, RunFolder
+from layerparity.record.verdict import FILE_NAME, Outcome, Verdict
 from layerparity.run import proof
+from layerparity.run.dataflow import measure
 from layerparity.selftest.models import make_model
 
 Cli = Callable[..., Ended]
 NORMS = ("post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
-FAMILIES = ["llama", "minimax_m2", "qwen3_moe", "gemma2", "cohere", "gpt_oss"]
+FAMILIES = [name for name in registry.names("anatomy.families") if family_of(name).block]
 
 
 def proved(kind: str, family: Family | None = None) -> proof.Proof:
@@ -109,16 +116,64 @@ def test_a_model_without_a_twin_is_run_and_says_what_is_not_proved(
     assert (found.unproved, found.failed) == ("no small model of the kind can be built", "")
 
 
-def made(cli: Cli, folder: Path, model: str, module: str) -> Ended:
-    """Compare a golden with a candidate whose block 1 puts out a wrong value at one module."""
+class Toy(nn.Module):
+    """A block whose two branches are fed by one norm, and one of them gates the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.mixer, self.gate = nn.LayerNorm(8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        normed = self.norm(given)
+        mixed: torch.Tensor = given + self.mixer(normed) * self.gate(normed).sigmoid()
+        return mixed
+
+
+def test_a_block_of_no_family_is_measured_and_left_as_it_was() -> None:
+    torch.manual_seed(0)
+    toy, given = Toy().eval(), torch.randn(2, 5, 8)
+    with torch.no_grad():
+        before = toy(given)
+        found = measure(toy, given, {}, [])
+        assert torch.equal(toy(given), before)
+    assert not any(each._forward_hooks or each._forward_pre_hooks for each in toy.modules())
+    # What a module is fed and merely repeats another value is no value of its own.
+    assert {node.local: (node.inputs, node.module) for node in found.block.nodes} == {
+        "norm:out": ((":in",), "norm"),
+        "mixer:out": (("norm:out",), "mixer"),
+        "gate:out": (("norm:out",), "gate"),
+        ":out": ((":in", "mixer:out", "gate:out"), ""),
+    }
+    assert [tap.local for tap in found.taps] == ["norm:out", "mixer:out", "gate:out"]
+    assert found.block.measured
+
+
+def runs(cli: Cli, folder: Path, model: str, capture: str) -> Callable[..., Ended]:
+    """Make a small model; return what runs it with some more words."""
     where = make_model(model, folder)
-    shared = ("backend=gpu", "device_map=cpu", "threads=1", "scope=full", "inputs=random")
-    run = (*shared, "capture=components", "model=checkpoint", f"model.path={where}")
-    for kind in ((), ("kind=candidate", "port=fault", "port.name=wrong_output")):
-        more = (f"port.module={module}", "port.layers=[1]") if kind else ()
-        ended = cli(*run, *kind, *more)
-        assert ended.exit == 0, ended.err
-    return cli("job=compare")
+    shared = ("backend=gpu", "device_map=cpu", "threads=1", f"capture={capture}")
+    run = (*shared, "model=checkpoint", f"model.path={where}")
+
+    def made(*words: str) -> Ended:
+        ended = cli(*run, *words)
+        assert ended.exit == 0, ended.out + ended.err
+        return ended
+
+    return made
+
+
+def judged(
+    cli: Cli, folder: Path, model: str, module: str, capture: str = "components"
+) -> tuple[Verdict, Ended]:
+    """Compare a golden with a candidate whose block 1 puts out a wrong value at one module."""
+    run = runs(cli, folder / "models", model, capture)
+    run("inputs=random")
+    fault = ("port=fault", "port.name=wrong_output", f"port.module={module}", "port.layers=[1]")
+    run("kind=candidate", *fault)
+    ended = cli("job=compare")
+    assert ended.exit == 1, ended.out + ended.err
+    (path,) = folder.rglob(FILE_NAME)
+    return Verdict.from_json(path.read_text(encoding="utf-8")), ended
 
 
 @pytest.mark.parametrize(
@@ -133,6 +188,66 @@ def made(cli: Cli, folder: Path, model: str, module: str) -> Ended:
 def test_a_wrong_module_is_named_in_a_block_that_is_not_llama_s(
     cli: Cli, tmp_path: Path, model: str, module: str
 ) -> None:
-    ended = made(cli, tmp_path / "models", model, module)
-    assert ended.exit == 1, ended.out + ended.err
+    verdict, ended = judged(cli, tmp_path, model, module)
     assert f"layers.1.{module} is the first wrong place" in ended.out
+    assert verdict.guilty is not None
+    assert set(verdict.guilty.good) <= {
+        row.site for row in verdict.rows if row.outcome is Outcome.PASS
+    }
+
+
+@pytest.mark.parametrize(
+    ("model", "module", "place"),
+    [
+        ("gemma2", "pre_feedforward_layernorm", "layers.1 (between self_attn:out and mlp:out)"),
+        ("cohere", "mlp.down_proj", "layers.1.mlp"),
+    ],
+)
+def test_a_wrong_module_is_among_the_suspects_where_few_sites_are_observed(
+    cli: Cli, tmp_path: Path, model: str, module: str, place: str
+) -> None:
+    verdict, ended = judged(cli, tmp_path, model, module, "default")
+    assert f"{place} is the first wrong place" in ended.out
+    assert verdict.guilty is not None
+    assert module in verdict.guilty.suspects
+    assert verdict.where not in {str(site) for site in verdict.guilty.good}
+
+
+def test_what_is_measured_counts_where_a_family_declares_otherwise(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gemma2, "FAMILY", replace(gemma2.FAMILY, block=SERIAL))
+    monkeypatch.setattr(proof, "_proved", {})
+    module = "pre_feedforward_layernorm"
+    verdict, ended = judged(cli, tmp_path, "gemma2", module)
+    assert verdict.blocks.usual == SERIAL
+    assert f"layers.1.{module} is the first wrong place" in ended.out
+
+
+SCOPES = (
+    ("scope=full",),
+    ("scope=range", "start=1", "end=2"),
+    ("scope=single", "layer=1"),
+    ("scope=single", "layer=1", "component=mlp"),
+    ("scope=single", "component=norm"),
+)
+
+
+def test_a_model_without_a_twin_is_run_and_judged_in_every_scope(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proof, "twins", lambda skeleton: iter(()))
+    # A model that is small is its own twin: this one stands for a large one.
+    monkeypatch.setattr(proof, "is_small", lambda skeleton: False)
+    monkeypatch.setattr(proof, "_proved", {})
+    run = runs(cli, tmp_path / "models", "olmo2", "components")
+    golden = run("inputs=random")
+    (said,) = (line for line in golden.out.splitlines() if "was not measured" in line)
+    assert "What the blocks of olmo2 compute from what" in said
+    for number, scope in enumerate(SCOPES):
+        run("kind=candidate", f"name=candidate-{number}", *scope)
+        ended = cli("job=compare", f"candidate=candidate-{number}")
+        assert ended.exit == 0, ended.out + ended.err
+    manifests = [RunFolder(path.parent).read_manifest() for path in tmp_path.rglob(MANIFEST)]
+    assert len(manifests) == 1 + len(SCOPES)
+    assert not any(each.blocks for each in manifests)

@@ -355,3 +355,31 @@ def test_a_command_ends_with_2_and_one_line(
     (said,) = [line for line in ended.err.splitlines() if line.startswith("layerparity: ")]
     assert said.startswith(f"layerparity: {run / name} is damaged (")
     assert said.endswith("make the run again.")
+
+
+@pytest.mark.parametrize(
+    ("schema", "cure"), [(SCHEMA + 1, "update layerparity."), (1, "make the run again.")]
+)
+def test_a_command_on_a_folder_of_another_schema_ends_with_2_and_one_line(
+    cli: Callable[..., Any], run: Path, schema: int, cure: str
+) -> None:
+    golden = make_run(run.parent / "golden", sites()).folder
+    raw = json.loads((run / names.MANIFEST).read_text())
+    (run / names.MANIFEST).write_text(json.dumps({**raw, "schema": schema}))
+    ended = cli("job=compare", f"golden={golden}", f"candidate={run}", "tolerance=fixed")
+    assert (ended.exit, "Traceback" in ended.err) == (2, False), ended.err
+    (said,) = [line for line in ended.err.splitlines() if line.startswith("layerparity: ")]
+    assert said.startswith(f"layerparity: {run / names.MANIFEST} ")
+    assert said.endswith(cure)
+
+
+@pytest.mark.parametrize("schema", [{"schema": 2}, {}], ids=["schema 2", "no schema"])
+def test_a_command_compares_a_folder_of_the_version_before(
+    cli: Callable[..., Any], run: Path, schema: dict[str, int]
+) -> None:
+    as_before(run, schema)
+    golden = make_run(run.parent / "golden", sites()).folder
+    ended = cli("job=compare", f"golden={golden}", f"candidate={run}", "tolerance=fixed")
+    # What fails are the weights of this run, which are meant to differ.
+    assert ended.exit == 1, ended.out + ended.err
+    assert "18 pass = 18 sites asked for" in ended.out

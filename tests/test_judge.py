@@ -98,3 +98,51 @@ def test_what_is_no_comparison_is_refused(compared: tuple[Cli, Path]) -> None:
     assert "holds no verdict.json" in golden.err
     nobody = run("job=judge", "run=nobody")
     assert nobody.exit == 2
+
+
+def changed(text: str, **values: object) -> str:
+    return json.dumps({**json.loads(text), **values})
+
+
+UNREADABLE: dict[str, tuple[Callable[[str], str], str, str]] = {
+    "newer": (
+        lambda text: changed(text, version=99),
+        "was written by a newer layerparity (version 99;",
+        "update layerparity.",
+    ),
+    # What a later version adds is no matter: the version is looked at first.
+    "newer, and other": (
+        lambda text: json.dumps({"version": 99, "more": 1}),
+        "was written by a newer layerparity (version 99;",
+        "update layerparity.",
+    ),
+    "half": (lambda text: text[:99], "is damaged (", "compare the runs again."),
+    "no rows": (
+        lambda text: changed(text, rows=None),
+        "is damaged (",
+        "compare the runs again.",
+    ),
+}
+
+
+def test_a_verdict_that_cannot_be_read_is_one_line(compared: tuple[Cli, Path]) -> None:
+    run, store = compared
+    (path,) = store.rglob("verdict.json")
+    good = path.read_text()
+    for change, says, cure in UNREADABLE.values():
+        path.write_text(change(good))
+        said = refusal(run("job=judge", "run=judged"))
+        assert said.startswith(f"{path} {says}")
+        assert said.endswith(cure)
+    # The version before kept a file of another name.
+    path.rename(path.with_name("comparison.json"))
+    said = refusal(run("job=judge", "run=judged"))
+    assert said.startswith("Run 'judged' holds no verdict.json: ")
+    assert said.endswith("or compare again.")
+
+
+def refusal(ended: Ended) -> str:
+    """Return the one line in which a command is refused."""
+    assert (ended.exit, "Traceback" in ended.err) == (2, False), ended.err
+    (said,) = [line for line in ended.err.splitlines() if line.startswith("layerparity: ")]
+    return said.removeprefix("layerparity: ")

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+import re
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 from bisections import ORDER, after, block, compared, concluded, weight
+from conftest import ROOT
 from report_samples import CASES, every_case, sample
 
 from layerparity.anatomy.site import Kind, Place, Site
 from layerparity.ground.decode import decode, encode
 from layerparity.ground.errors import Exit, UserError
-from layerparity.record.guilt import Guilt, Phases
+from layerparity.record.guilt import Cause, Guilt, Phases
 from layerparity.record.verdict import VERSION, Breach, Outcome, Row, Verdict
 from layerparity.report.reasons import breach_text, reason
 
@@ -199,3 +201,18 @@ def test_what_comes_after_the_first_wrong_place_is_no_guilt() -> None:
     verdict = concluded(compared([*block(1, after("mlp:out")), *block(2, ORDER)], feed="chained"))
     assert verdict.where == "layers.1.mlp:out"
     assert verdict.exit is Exit.FAILED
+
+
+def test_the_docs_name_every_field_of_the_file() -> None:
+    page = (ROOT / "docs" / "compare.md").read_text(encoding="utf-8")
+    section = page.partition("### verdict.json")[2].partition("\n## ")[0]
+    rows = [line.split("|", 2)[1:] for line in section.splitlines() if line.startswith("| `")]
+    names = [(re.findall(r"`(\w+)`", first), re.findall(r"`(\w+)`", rest)) for first, rest in rows]
+    raw = json.loads(GOOD)
+    first = {name for names_of_row, _ in names for name in names_of_row}
+    assert first <= raw.keys() <= first | {name for _, inside in names for name in inside}
+    inside = {row[0]: set(within) for row, within in names if row}
+    assert inside["guilty"] == set(Guilt(Place(1)).to_dict())
+    assert inside["causes"] == set(asdict(Cause("", 0, "")))
+    assert inside["whole"] == set(raw["whole"])
+    assert inside["rows"] == set(raw["rows"][0])
