@@ -54,8 +54,8 @@ def detect(choice: RuntimeChoice = RuntimeChoice.auto) -> Affinity:
         choice is RuntimeChoice.auto and (asked == "CPU" or not (count or asked))
     ):
         if asked == "NEURON":
-            why = "PJRT_DEVICE=NEURON contradicts runtime=xla_cpu: unset it."
-            return Affinity(0, STAND_IN, why)
+            why = "PJRT_DEVICE=NEURON contradicts runtime=xla_cpu"
+            return Affinity(0, STAND_IN, why, "unset it.")
         why = f"asked for beside {count} Neuron devices" if count else "no Neuron device here"
         return Affinity(1, STAND_IN, f"{why}: XLA:CPU runs the same code path")
     return _neuron(asked, count)
@@ -64,7 +64,7 @@ def detect(choice: RuntimeChoice = RuntimeChoice.auto) -> Affinity:
 def _neuron(asked: str | None, count: int) -> Affinity:
     """Return how Neuron itself fits, where it is asked for or there are devices."""
     if asked == "CPU":
-        return Affinity(0, NEURON, "PJRT_DEVICE=CPU contradicts runtime=xla: unset it.")
+        return Affinity(0, NEURON, "PJRT_DEVICE=CPU contradicts runtime=xla", "unset it.")
     if not count:
         where = DEVICE_FILES / "neuron*"
         return Affinity(0, NEURON, f"There is no Neuron device at {where}; {USE_STAND_IN}.")

@@ -215,12 +215,12 @@ class Checkpoint:
             files = sorted(self.folder.glob("*.safetensors"))
             if not files and any(any(self.folder.glob(pattern)) for pattern in _PICKLES):
                 raise UserError(
-                    f"{self.folder} holds a pickle checkpoint, which is never opened: "
-                    "convert it to safetensors first (model.save_pretrained writes them)."
+                    f"{self.folder} holds a pickle checkpoint, which is never opened",
+                    "convert it to safetensors first (model.save_pretrained writes them).",
                 )
             if not files:
-                why = "holds no .safetensors file: give another model.path."
-                raise UserError(f"{self.folder} {why}")
+                found = f"{self.folder} holds no .safetensors file"
+                raise UserError(found, "give another model.path.")
             return files
         files = [self.folder / name for name in indexed]
         outside = [file for file in files if file.parent != self.folder]

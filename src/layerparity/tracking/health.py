@@ -35,10 +35,11 @@ def _embedded(config: TrackingConfig) -> str:
     if not (root / database.FILE_NAME).exists():
         nearest = next(each for each in (root, *root.parents) if each.exists())
         if not nearest.is_dir():
-            raise UserError(f"{nearest} is not a folder: move the file away, {database.ELSEWHERE}.")
+            cure = f"move the file away, {database.ELSEWHERE}."
+            raise UserError(f"{nearest} is not a folder", cure)
         if not os.access(nearest, os.W_OK | os.X_OK):
-            cure = f"change its permissions, {database.ELSEWHERE}"
-            raise UserError(f"Cannot write to {nearest}: {cure}.")
+            cure = f"change its permissions, {database.ELSEWHERE}."
+            raise UserError(f"Cannot write to {nearest}", cure)
         return f"none at {root} yet: the first run makes it"
     _refuse_locked(root)
     database.check(root)
