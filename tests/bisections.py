@@ -87,8 +87,8 @@ def compared(
     blocks: Blocks = BLOCKS,
 ) -> Verdict:
     return Verdict(
-        golden=side("golden", dtype=dtype),
-        candidate=side("candidate", feed=feed, dtype=dtype),
+        golden=side("golden", dtypes=(dtype,)),
+        candidate=side("candidate", feeds=(feed,), dtypes=(dtype,)),
         tolerance="calibrated",
         limits={},
         rows=tuple(rows),

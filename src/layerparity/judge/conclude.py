@@ -155,7 +155,7 @@ def with_guilt(verdict: Verdict, golden: RunSet, stage: Place | None = None) -> 
 
 def judged_of(verdict: Verdict) -> Judged:
     """Return what the first wrong place is looked for in."""
-    chained = verdict.candidate.feed != "isolated"
+    chained = verdict.candidate.only_feed != "isolated"
     return Judged(verdict.rows, verdict.weights, verdict.blocks, chained)
 
 

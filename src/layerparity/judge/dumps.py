@@ -60,6 +60,11 @@ class DumpSource(Source):
             records=records,
         )
 
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The dtypes of its tensors, each once."""
+        return tuple(dict.fromkeys(record.dtype for record in self.manifest.records))
+
     def load(self, record: Record) -> torch.Tensor:
         """Return a tensor as dumped, of its own shape and dtype. Raises UserError where damaged."""
         return self._tensors[record.site].read()

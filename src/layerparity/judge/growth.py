@@ -168,5 +168,5 @@ def _ratio(judged: ChainJudgement) -> float:
 
 
 def _step(verdict: Verdict) -> float:
-    dtypes = f"{verdict.golden.dtype}, {verdict.candidate.dtype}".split(", ")
+    dtypes = (*verdict.golden.dtypes, *verdict.candidate.dtypes)
     return _ROUNDINGS * max(_STEPS.get(dtype, _STEPS["float32"]) for dtype in dtypes)

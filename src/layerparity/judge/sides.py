@@ -94,9 +94,11 @@ class RunSet:
             profile=self.profile,
             model=_distinct([manifest.model.name for manifest in self.manifests]),
             scope=scopes[0] if len(scopes) == 1 else f"{scopes[0]} ... {scopes[-1]}",
+            dtypes=tuple(dict.fromkeys(each for source in self.sources for each in source.dtypes)),
+            feeds=tuple(dict.fromkeys(each.feed for each in self.manifests if each.feed)),
             **{
                 key: _distinct([getattr(manifest, key) for manifest in self.manifests])
-                for key in ("backend", "device", "dtype", "port", "feed")
+                for key in ("backend", "device", "port")
             },
         )
 

@@ -27,6 +27,11 @@ class Source(ABC):
     proved: bool
     warnings: tuple[str, ...] = ()
 
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """What it was computed in; of a dump, what it holds."""
+        return (self.manifest.dtype,)
+
     @abstractmethod
     def load(self, record: Record) -> torch.Tensor:
         """Return a record's tensor on the CPU, in the record's shape, axes and dtype.

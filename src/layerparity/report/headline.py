@@ -86,13 +86,27 @@ def run_text(side: Side) -> str:
     return ",".join([first, *more]) if len(more) < 2 else f"{first} and {len(more)} more"
 
 
+def side_facts(side: Side) -> list[tuple[str, str]]:
+    """Return what a side ran on, as (what, text); a text is empty where nothing says."""
+    texts = {
+        "model": side.model,
+        "backend": side.backend,
+        "device": side.device,
+        "dtype": ", ".join(side.dtypes),
+        "port": side.port,
+        "scope": side.scope,
+        "feed": ", ".join(side.feeds),
+    }
+    return list(texts.items())
+
+
 def feed_note(verdict: Verdict) -> str:
     """Say what later failures mean under the candidate's feed; empty where it is unknown."""
     return {
         "isolated": "Every block was fed the golden's own input, so an error is the block's own.",
         "chained": "Each block was fed by the block before it, so what follows the first "
         "failure may only be inherited.",
-    }.get(verdict.candidate.feed, "")
+    }.get(verdict.candidate.only_feed, "")
 
 
 def first_failure(verdict: Verdict) -> Row | None:

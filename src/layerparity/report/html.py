@@ -108,10 +108,9 @@ def _context(verdict: Verdict, answer: Answer | None) -> dict[str, Any]:
 
 def _sides(verdict: Verdict) -> list[tuple[str, str, str]]:
     """Return (what, golden's, candidate's) for all that either side has beside its run."""
-    golden, candidate = verdict.golden, verdict.candidate
-    names = ("model", "backend", "device", "dtype", "port", "scope", "feed")
-    pairs = [(name, getattr(golden, name), getattr(candidate, name)) for name in names]
-    return [pair for pair in pairs if pair[1] or pair[2]]
+    golden, candidate = words.side_facts(verdict.golden), words.side_facts(verdict.candidate)
+    pairs = zip(golden, candidate, strict=True)
+    return [(name, left, right) for (name, left), (_, right) in pairs if left or right]
 
 
 def _focus(verdict: Verdict) -> dict[str, Any] | None:

@@ -61,14 +61,14 @@ def answer_markdown(answer: Answer) -> str:
 
 
 def _runs(verdict: Verdict) -> str:
-    names = ("model", "backend", "device", "dtype", "port", "scope", "feed")
     sides = (verdict.golden, verdict.candidate)
     links = []
     for side in sides:
         name, url = _plain(side.name), words.followable(side.url)
         links.append(f"[{name}](<{url}>)" if url else name)
     lines = [["name", *links], ["run", *(_plain(words.run_text(side)) for side in sides)]]
-    lines += [[name, *(_plain(getattr(side, name)) for side in sides)] for name in names]
+    facts = zip(*(words.side_facts(side) for side in sides), strict=True)
+    lines += [[left[0], _plain(left[1]), _plain(right[1])] for left, right in facts]
     return _table(["", "golden", "candidate"], [line for line in lines if any(line[1:])])
 
 
