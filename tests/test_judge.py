@@ -14,6 +14,7 @@ from report_samples import sample
 from layerparity.ground.errors import Exit
 from layerparity.judge.again import changed_rows, judge_again
 from layerparity.judge.tolerances.fixed import FixedTolerance
+from layerparity.record.findings import UnfinishedSweep
 from layerparity.record.verdict import Outcome, WholeModel
 from layerparity.report.headline import whole_model
 
@@ -41,7 +42,7 @@ def test_tighter_limits_fail_what_passed_and_looser_pass_what_failed() -> None:
 
 
 def test_what_no_row_says_stays_in_doubt() -> None:
-    unfinished = ("x ended as FAILED",)
+    unfinished = (UnfinishedSweep("x", "FAILED"),)
     doubted = replace(sample(), unfinished=unfinished)
     assert judge_again(doubted, FixedTolerance()).exit is Exit.INCONCLUSIVE
     failing = replace(sample(broken="layers.2.mlp:out"), unfinished=unfinished)

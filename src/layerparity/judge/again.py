@@ -13,6 +13,7 @@ from layerparity.judge.decide import decide, outcome_of
 from layerparity.judge.guilty import first_guilty
 from layerparity.judge.sides import open_side
 from layerparity.judge.tolerances.base import Tolerance
+from layerparity.record.findings import Doubt, UnfinishedSweep
 from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import FILE_NAME, Outcome, Row, Verdict
 
@@ -48,7 +49,7 @@ def judge_again(
             outcome, breaches, note = decide(row.kind, row.metrics, tolerance)
             rows[index] = replace(row, outcome=outcome, breaches=breaches, note=note)
     rows = doubt_block_outputs(rows, verdict.blocks)
-    doubts = [*verdict.coverage.doubts, *verdict.unfinished]
+    doubts: list[Doubt | UnfinishedSweep] = [*verdict.coverage.doubts, *verdict.unfinished]
     again = replace(
         verdict,
         tolerance=tolerance.name,

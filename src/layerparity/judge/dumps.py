@@ -13,6 +13,7 @@ import yaml
 from layerparity.anatomy.site import Kind, Site
 from layerparity.ground.errors import UserError, nearest
 from layerparity.ground.files import inside, read_tensor, tensor_names
+from layerparity.record.findings import Caution, CautionKind
 from layerparity.record.folder import MANIFEST
 from layerparity.record.manifest import Manifest, ModelPrint, Record
 from layerparity.record.site_patterns import SitePatterns
@@ -83,10 +84,8 @@ def open_dump(run: StoredRun) -> DumpSource:
     used = {id(tensor) for tensor in source._tensors.values()}
     ignored = [tensor.names[0] for tensor in tensors if id(tensor) not in used]
     if ignored:
-        source.warnings = (
-            f"{path.name} names no site for {len(ignored)} tensors of '{run.name}', "
-            f"such as {ignored[0]}: they are left out.",
-        )
+        values = {"file": path.name, "run": run.name, "count": len(ignored), "example": ignored[0]}
+        source.cautions = (Caution(CautionKind.UNNAMED_TENSORS, values=values),)
     return source
 
 

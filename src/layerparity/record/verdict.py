@@ -19,7 +19,7 @@ from layerparity.anatomy.site import Kind, Site
 from layerparity.ground.decode import decode, encode
 from layerparity.ground.errors import Exit, UserError
 from layerparity.ground.files import reading
-from layerparity.record.findings import Coverage, WeightFinding
+from layerparity.record.findings import Caution, Coverage, UnfinishedSweep, WeightFinding
 from layerparity.record.guilt import Cause, Guilt
 from layerparity.record.portrait import Portrait
 from layerparity.record.side import Side
@@ -102,8 +102,8 @@ class Verdict:
     ||golden||`` per token; ``profiles`` holds, for each failed site, what its groups (heads,
     channels, experts, positions) deviate by. ``weights`` are the findings on the weights that both
     graphs really used, ``silent`` the sides whose port does not say. ``unfinished`` are the sweeps
-    that did not finish as a whole. ``settings`` are the keys of the compare command that differ
-    from the defaults, its two sides left out.
+    that did not finish as a whole, ``cautions`` what to know before trusting it. ``settings`` are
+    the keys of the compare command that differ from the defaults, its two sides left out.
 
     Raises ValueError on construction unless every site is counted exactly once.
     """
@@ -120,9 +120,9 @@ class Verdict:
     causes: tuple[Cause, ...] = ()
     weights: tuple[WeightFinding, ...] = ()
     silent: tuple[str, ...] = ()
-    unfinished: tuple[str, ...] = ()
+    unfinished: tuple[UnfinishedSweep, ...] = ()
     coverage: Coverage = field(default_factory=Coverage)
-    warnings: tuple[str, ...] = ()
+    cautions: tuple[Caution, ...] = ()
     token_errors: dict[str, list[float]] = field(default_factory=dict)
     profiles: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)

@@ -7,6 +7,7 @@ import re
 from layerparity.anatomy.block import label
 from layerparity.record.side import Side
 from layerparity.record.verdict import DECIDED, Outcome, Row, Verdict
+from layerparity.report.cautions import layer_classes_text
 from layerparity.report.measures import REL_L2
 from layerparity.report.stages import Stage, beside, first_to_fail, severity, stages
 
@@ -63,19 +64,9 @@ def whole_model(verdict: Verdict) -> str:
     in_part = f", {whole.in_part} in part" if whole.in_part else ""
     without = f", without {', '.join(whole.absent)}" if whole.absent else ""
     never = f", {' and '.join(whole.unexercised)} never exercised" if whole.unexercised else ""
-    unseen = f"; never compared: {', '.join(whole.unseen)}" if whole.unseen else ""
+    names = layer_classes_text(whole.unseen, verdict.coverage)
+    unseen = f"; never compared: {names}" if names else ""
     return f"{whole.outcome.value}, {compared}{in_part}{without}{never}{unseen}"
-
-
-def warning_lines(verdict: Verdict) -> list[str]:
-    """Return what a reader should know before trusting the verdict."""
-    silent = (
-        f"The {role}'s port does not say what weights its graph holds." for role in verdict.silent
-    )
-    unfinished = (
-        f"The sweep {each}: what did not finish was not compared." for each in verdict.unfinished
-    )
-    return [*verdict.warnings, *silent, *verdict.coverage.doubts, *unfinished]
 
 
 def run_text(side: Side) -> str:

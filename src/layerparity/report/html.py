@@ -14,6 +14,7 @@ from layerparity.record.portrait import FLOOR, Portrait
 from layerparity.record.verdict import Outcome, Verdict
 from layerparity.report import headline as words
 from layerparity.report.answer import Answer
+from layerparity.report.cautions import warning_lines
 from layerparity.report.columns import Columns
 from layerparity.report.distributions import quantile_plot, ulp_histogram, worst_header, worst_rows
 from layerparity.report.error_by_layer import error_by_layer
@@ -80,7 +81,7 @@ def _context(verdict: Verdict, answer: Answer | None) -> dict[str, Any]:
         "reason": reason,
         "words": words,
         "commands": reproduce(verdict),
-        "warnings": words.warning_lines(verdict),
+        "warnings": warning_lines(verdict),
         "evidence": {"weights": weight_rows(verdict), "coverage": coverage_lines(verdict)},
         "glyph": {outcome.value: glyph for outcome, glyph in words.GLYPH.items()},
         "heat_css": stylesheet(),

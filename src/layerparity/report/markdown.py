@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from layerparity.record.verdict import Outcome, Row, Verdict
 from layerparity.report import headline as words
 from layerparity.report.answer import Answer
+from layerparity.report.cautions import warning_lines
 from layerparity.report.distributions import worst_header, worst_rows
 from layerparity.report.headline import coverage_lines, weight_rows
 from layerparity.report.measures import REL_L2, limit_text, present
@@ -34,7 +35,7 @@ def render_markdown(verdict: Verdict, answer: Answer | None) -> str:
         answer_markdown(answer) if answer is not None else "",
         _plain(words.because(verdict)),
         f"Whole model: {_plain(words.whole_model(verdict))}",
-        _titled("Warnings", _list(words.warning_lines(verdict))),
+        _titled("Warnings", _list(warning_lines(verdict))),
         _titled("Runs", _runs(verdict)),
         _titled("Coverage", _coverage(verdict)),
         _titled("Weights", _table(["what", "tensors", "where and how"], weights)),
