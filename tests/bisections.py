@@ -90,6 +90,7 @@ def compared(
         golden=side("golden", dtypes=(dtype,)),
         candidate=side("candidate", feeds=(feed,), dtypes=(dtype,)),
         tolerance="calibrated",
+        knows_chains=True,
         limits={},
         rows=tuple(rows),
         total=len(rows),

@@ -65,6 +65,7 @@ def conclude(
         candidate=sides[1],
         tolerance=tolerance.name,
         limits=tolerance.limits(),
+        knows_chains=tolerance.knows_chains,
         rows=rows,
         total=aligned.total,
         outcome=outcome_of(rows, weights, [*coverage.doubts, *unfinished]),
@@ -120,7 +121,7 @@ def _decide(
         else:
             metrics = of_site.metrics
             outcome, breaches, note = decide(pair.kind, metrics, tolerance, of_site.lacking)
-            row = Row(pair.site, pair.kind, outcome, breaches, note, metrics)
+            row = Row(pair.site, pair.kind, outcome, breaches, note, metrics, of_site.lacking)
         rows.append(row)
     rows.sort(key=lambda row: aligned.blocks.order(row.site))
     return tuple(doubt_block_outputs(rows, aligned.blocks))

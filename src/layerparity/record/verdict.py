@@ -63,6 +63,7 @@ class Row:
     """One site of a comparison: how it ended, its metrics by name, and why.
 
     ``breaches`` are the broken limits of one that fails; ``note`` says why one was not judged.
+    ``lacking`` says why a calibrated metric is not among the metrics, whoever judges by them.
     """
 
     site: Site
@@ -71,6 +72,7 @@ class Row:
     breaches: tuple[Breach, ...] = ()
     note: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
+    lacking: str = ""
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ class Verdict:
     """The verdict on two sides: a row for every site that was asked for, and what they amount to.
 
     ``rows`` stand in the order of a forward pass, ``blocks`` say what is computed from what.
+    ``knows_chains`` says whether the tolerance knows what clean chains become.
     ``guilty`` is the first place that goes wrong by itself, ``causes`` are its causes, the
     likeliest first. ``token_errors`` holds, for each floating site by its text, the relative L2
     error of every real (unpadded) token in batch-major order: ``||candidate - golden|| /
@@ -116,6 +119,7 @@ class Verdict:
     total: int
     outcome: Outcome
     whole: WholeModel
+    knows_chains: bool = False
     guilty: Guilt | None = None
     causes: tuple[Cause, ...] = ()
     weights: tuple[WeightFinding, ...] = ()
