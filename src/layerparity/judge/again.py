@@ -51,6 +51,7 @@ def judge_again(
     rows = doubt_block_outputs(rows, verdict.blocks)
     doubts: list[Doubt | UnfinishedSweep] = [*verdict.coverage.doubts, *verdict.unfinished]
     kept = [each for each in verdict.cautions if each.kind is not CautionKind.ROUNDING_UNKNOWN]
+    dtypes = (*verdict.golden.dtypes, *verdict.candidate.dtypes)
     again = replace(
         verdict,
         tolerance=tolerance.name,
@@ -59,7 +60,7 @@ def judge_again(
         rows=tuple(rows),
         outcome=outcome_of(rows, verdict.weights, doubts),
         whole=whole_model(rows, verdict.whole.blocks, verdict.whole.unseen),
-        cautions=(*kept, *rounding_cautions(tolerance, verdict.golden, verdict.candidate)),
+        cautions=(*kept, *rounding_cautions(tolerance, dtypes)),
         settings=verdict.settings if settings is None else settings,
     )
     if golden:

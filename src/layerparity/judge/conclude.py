@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,6 @@ from layerparity.judge.tolerances.base import Tolerance
 from layerparity.judge.weights import silent_sides, weight_findings
 from layerparity.mistakes.catalogue import likeliest
 from layerparity.record.findings import Caution, CautionKind, UnfinishedSweep
-from layerparity.record.side import Side
 from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import Outcome, Row, Verdict
 
@@ -59,10 +58,9 @@ def conclude(
     coverage = coverage_of(rows, left, right)
     layers = max(left.num_layers, right.num_layers)
     failed = [row.site for row in rows if row.outcome is Outcome.FAIL]
-    sides = left.describe(), right.describe()
     verdict = Verdict(
-        golden=sides[0],
-        candidate=sides[1],
+        golden=left.describe(),
+        candidate=right.describe(),
         tolerance=tolerance.name,
         limits=tolerance.limits(),
         knows_chains=tolerance.knows_chains,
@@ -74,7 +72,7 @@ def conclude(
         silent=silent_sides(left, right),
         unfinished=tuple(unfinished),
         coverage=coverage,
-        cautions=(*_cautions(left, right), *rounding_cautions(tolerance, *sides)),
+        cautions=_cautions(left, right, tolerance),
         token_errors={str(s): m.token_errors for s, m in measured.items() if m.token_errors},
         profiles={str(s): measured[s].profiles for s in failed if measured[s].profiles},
         settings=settings or {},
@@ -127,8 +125,8 @@ def _decide(
     return tuple(doubt_block_outputs(rows, aligned.blocks))
 
 
-def _cautions(golden: RunSet, candidate: RunSet) -> list[Caution]:
-    """Return what a reader should know of the two sides, whatever judges them."""
+def _cautions(golden: RunSet, candidate: RunSet, tolerance: Tolerance) -> tuple[Caution, ...]:
+    """Return what a reader should know of the two sides, and of what judges them."""
     sides = (("golden", golden), ("candidate", candidate))
     cautions = [replace(each, side=role) for role, side in sides for each in side.cautions]
     cautions += same_experiment(golden, candidate)
@@ -137,12 +135,13 @@ def _cautions(golden: RunSet, candidate: RunSet) -> list[Caution]:
             cautions.append(Caution(CautionKind.NO_FINGERPRINTS, role))
         if any(manifest.synthetic for manifest in side.manifests):
             cautions.append(Caution(CautionKind.SYNTHETIC_INPUTS, role))
-    return cautions
+    cautions += rounding_cautions(tolerance, (*golden.dtypes, *candidate.dtypes))
+    return tuple(cautions)
 
 
-def rounding_cautions(tolerance: Tolerance, golden: Side, candidate: Side) -> list[Caution]:
+def rounding_cautions(tolerance: Tolerance, dtypes: Iterable[str]) -> list[Caution]:
     """Return a caution where a tolerance that knows no rounding judges what 16 bits compute."""
-    if tolerance.knows_rounding or _SHORT.isdisjoint((*golden.dtypes, *candidate.dtypes)):
+    if tolerance.knows_rounding or _SHORT.isdisjoint(dtypes):
         return []
     return [Caution(CautionKind.ROUNDING_UNKNOWN, values={"tolerance": tolerance.name})]
 

@@ -59,6 +59,11 @@ class RunSet:
         return max(manifest.model.num_layers for manifest in self.manifests)
 
     @property
+    def dtypes(self) -> tuple[str, ...]:
+        """What the sources were computed in, each once; of a dump, what it holds."""
+        return tuple(dict.fromkeys(each for source in self.sources for each in source.dtypes))
+
+    @property
     def proved(self) -> bool:
         """Whether every source has fingerprints."""
         return all(source.proved for source in self.sources)
@@ -93,7 +98,7 @@ class RunSet:
             profile=self.profile,
             model=_distinct([manifest.model.name for manifest in self.manifests]),
             scope=scopes[0] if len(scopes) == 1 else f"{scopes[0]} ... {scopes[-1]}",
-            dtypes=tuple(dict.fromkeys(each for source in self.sources for each in source.dtypes)),
+            dtypes=self.dtypes,
             feeds=tuple(dict.fromkeys(each.feed for each in self.manifests if each.feed)),
             **{
                 key: _distinct([getattr(manifest, key) for manifest in self.manifests])
