@@ -23,7 +23,7 @@ from layerparity.judge.coverage import BLOCK_ALONE
 from layerparity.judge.decide import decide
 from layerparity.judge.tolerances.fixed import FixedTolerance, Settings
 from layerparity.record.folder import RunFolder
-from layerparity.record.site_patterns import SitePatterns
+from layerparity.record.manifest import SitePatterns
 from layerparity.record.stored_run import StoredRun, from_folder
 from layerparity.record.verdict import Outcome, Row, Verdict
 from layerparity.report.cautions import warning_lines

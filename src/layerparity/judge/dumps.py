@@ -15,8 +15,7 @@ from layerparity.ground.errors import UserError, nearest
 from layerparity.ground.files import inside, read_tensor, tensor_names
 from layerparity.record.findings import Caution, CautionKind
 from layerparity.record.folder import MANIFEST
-from layerparity.record.manifest import Manifest, ModelPrint, Record
-from layerparity.record.site_patterns import SitePatterns
+from layerparity.record.manifest import Manifest, ModelPrint, Record, SitePatterns
 from layerparity.record.source import Source
 from layerparity.record.stored_run import StoredRun
 
