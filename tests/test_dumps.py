@@ -77,7 +77,7 @@ def test_a_dump_against_a_run(golden: StoredRun, tmp_path: Path, form: str) -> N
 def test_a_wrong_dump_fails(golden: StoredRun, tmp_path: Path) -> None:
     tensors = values()
     tensors["layer_1_mlp"] = tensors["layer_1_mlp"] * 1.1
-    found = compare(golden, dump(tmp_path / "dump", tensors))
+    found = compare(golden, dump(tmp_path / "dump", tensors, form="safetensors"))
     assert found.where == "layers.1.mlp:out"
 
 
@@ -161,7 +161,7 @@ def test_tensors_the_map_leaves_out_are_said(golden: StoredRun, tmp_path: Path) 
 
 def test_shapes_that_do_not_fit_are_said(golden: StoredRun, tmp_path: Path) -> None:
     tensors = {name: tensor.flatten(0, 1) for name, tensor in values().items()}
-    found = compare(golden, dump(tmp_path / "dump", tensors))
+    found = compare(golden, dump(tmp_path / "dump", tensors, form="safetensors"))
     reasons = {why(row) for row in found.rows if row.outcome is Outcome.INCONCLUSIVE}
     assert reasons == {"shape [2, 5, 8] against [10, 8]"}
 
@@ -296,3 +296,11 @@ def test_a_link_out_of_the_dump_is_refused(golden: StoredRun, tmp_path: Path) ->
     (run.folder / "link.npy").symlink_to(outside)
     with pytest.raises(UserError, match=r"outside its folder \(link\.npy\): dump it again\."):
         compare(golden, run)
+
+
+def test_a_dump_of_several_dtypes_has_each_of_them(golden: StoredRun, tmp_path: Path) -> None:
+    tensors = {n: x.bfloat16() if n.startswith("layer_0") else x for n, x in values().items()}
+    found = compare(golden, dump(tmp_path / "dump", tensors, form="safetensors"))
+    assert {*found.candidate.dtypes} == {"bfloat16", "float32"}
+    assert (found.candidate.feeds, found.candidate.only_feed) == ((), "")
+    assert any("how far 16-bit rounding goes" in each for each in warning_lines(found))
