@@ -87,9 +87,10 @@ def compared(
     blocks: Blocks = BLOCKS,
 ) -> Verdict:
     return Verdict(
-        golden=side("golden", dtype=dtype),
-        candidate=side("candidate", feed=feed, dtype=dtype),
+        golden=side("golden", dtypes=(dtype,)),
+        candidate=side("candidate", feeds=(feed,), dtypes=(dtype,)),
         tolerance="calibrated",
+        knows_chains=True,
         limits={},
         rows=tuple(rows),
         total=len(rows),

@@ -66,16 +66,16 @@ def side(kind: str, **changes: Any) -> Side:
         "name": f"{kind}-tiny-minimax-m2",
         "backend": "gpu" if kind == "golden" else "neuron",
         "device": "cpu" if kind == "golden" else "XLA:CPU, not Neuron",
-        "dtype": "float32",
+        "dtypes": ("float32",),
         "port": "hf",
         "url": f"http://127.0.0.1:5000/#/experiments/1/runs/{kind}",
         "model": "tiny_minimax_m2",
         "scope": "full",
-        "feed": "isolated",
+        "feeds": ("isolated",),
     }
     values.update(changes)
     named = values.setdefault("named", f"{kind[:1] * 4}3f9a27be1d4c06a5b8c7d6e5f40312")
-    settings = {"backend": values["backend"], "kind": kind, "feed": values["feed"]}
+    settings = {"backend": values["backend"], "kind": kind, "feed": values["feeds"][0]}
     stages = ("embed_tokens", *(f"layers.{layer}" for layer in range(62)), "norm", "lm_head")
     values.setdefault("made", (RunOrigin(named, True, stages, settings),))
     return Side(**values)
@@ -104,7 +104,7 @@ def sample(
             token_errors[str(site)] = _tokens(size, tokens, site, chance)
     return Verdict(
         golden=side("golden"),
-        candidate=side("candidate", feed=feed),
+        candidate=side("candidate", feeds=(feed,)),
         tolerance="fixed",
         limits=dict(LIMITS),
         rows=tuple(rows),

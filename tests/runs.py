@@ -14,8 +14,7 @@ from safetensors.torch import save_file
 from layerparity.anatomy.site import Kind, Site
 from layerparity.ground.files import tensor_digest, text_digest
 from layerparity.record.folder import RunFolder
-from layerparity.record.manifest import Feed, Manifest, ModelPrint, Record
-from layerparity.record.site_patterns import SitePatterns
+from layerparity.record.manifest import Feed, Manifest, ModelPrint, Record, SitePatterns
 from layerparity.record.stored_run import StoredRun, from_folder
 
 HIDDEN = ("batch", "token", "channel")

@@ -62,7 +62,7 @@ def test_a_chain_heeds_what_its_comparison_found() -> None:
     by_routing = judge_chained(compared([*rows, routed], token_errors=errors), 3, 0)
     assert (by_routing.wrong, by_routing.layer) == (True, 1)
     assert "26 of 29" in chain_text(by_routing)
-    fixed = replace(compared([*rows, routed], token_errors=errors), tolerance="fixed")
+    fixed = replace(compared([*rows, routed], token_errors=errors), knows_chains=False)
     assert not judge_chained(fixed, 3, 0).wrong, "fixed limits know nothing of a chain"
 
 

@@ -13,8 +13,8 @@ from layerparity.anatomy.site import Kind, Site, SiteSpec
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import tensor_digest
 from layerparity.record.folder import RunFolder
+from layerparity.record.manifest import SitePatterns
 from layerparity.record.recorder import CHUNK, Recorder, statistics
-from layerparity.record.site_patterns import SitePatterns
 
 SPEC = SiteSpec(("batch", "token", "channel"))
 

@@ -23,9 +23,10 @@ from layerparity.judge.coverage import BLOCK_ALONE
 from layerparity.judge.decide import decide
 from layerparity.judge.tolerances.fixed import FixedTolerance, Settings
 from layerparity.record.folder import RunFolder
-from layerparity.record.site_patterns import SitePatterns
+from layerparity.record.manifest import SitePatterns
 from layerparity.record.stored_run import StoredRun, from_folder
 from layerparity.record.verdict import Outcome, Row, Verdict
+from layerparity.report.cautions import warning_lines
 from layerparity.report.headline import run_text, whole_model
 from layerparity.report.reasons import breach_text
 from layerparity.report.reasons import reason as why
@@ -70,7 +71,7 @@ def test_the_same_run_twice_passes_everywhere(golden: StoredRun, tmp_path: Path)
     assert whole_model(found) == "pass"
     assert row(found, "layers.0.mlp:out").metrics["rel_l2"] == 0
     assert [each.site for each in found.rows] == SERIAL_BLOCKS.sorted(r.site for r in found.rows)
-    assert not found.warnings
+    assert not found.cautions
 
 
 def test_a_comparison_survives_json(golden: StoredRun, tmp_path: Path) -> None:
@@ -281,7 +282,7 @@ def test_two_runs_of_one_experiment_are_said(tmp_path: Path) -> None:
         return replace(run, tags={"version.torch": torch_version})
 
     one, same = made("one", "golden", "2.9"), made("same", "candidate", "2.9")
-    (warning,) = compare(one, same).warnings
+    (warning,) = warning_lines(compare(one, same))
     assert warning.startswith("Both sides are the same experiment (gpu on cpu, port hf, float32")
     others = [
         made("newer", "candidate", "2.10"),
@@ -289,9 +290,9 @@ def test_two_runs_of_one_experiment_are_said(tmp_path: Path) -> None:
         made("eager", "candidate", "2.9", numerics={"attn": "eager"}),
         make_run(tmp_path / "unknown", sites()),
     ]
-    assert [compare(one, other).warnings for other in others] == [(), (), (), ()]
+    assert [compare(one, other).cautions for other in others] == [(), (), (), ()]
     twin = make_run(tmp_path / "twin", sites(), fingerprint=str(others[-1].folder))
-    assert "same experiment" in compare(others[-1], twin).warnings[0]
+    assert "same experiment" in warning_lines(compare(others[-1], twin))[0]
 
 
 def test_no_run_at_all_is_refused(golden: StoredRun) -> None:
@@ -689,7 +690,9 @@ def test_of_a_site_held_twice_the_newest_counts(golden: StoredRun, tmp_path: Pat
     assert compare(golden, old, new).exit is Exit.OK
     found = compare(golden, new, old)
     assert found.exit is Exit.FAILED
-    assert "more than one run" in found.warnings[0] and "'old'" in found.warnings[0]
+    said = warning_lines(found)[0]
+    assert "more than one run" in said and "'old'" in said
+    assert found.cautions[0].side == "candidate"
 
 
 def test_a_golden_of_several_runs(golden: StoredRun, tmp_path: Path) -> None:
@@ -703,7 +706,7 @@ def test_a_golden_of_several_runs(golden: StoredRun, tmp_path: Path) -> None:
 
 def test_synthetic_inputs_are_said(golden: StoredRun, tmp_path: Path) -> None:
     made_up = make_run(tmp_path / "random", sites(), synthetic=True)
-    assert "synthetic" in compare(golden, made_up).warnings[0]
+    assert "synthetic" in warning_lines(compare(golden, made_up))[0]
 
 
 # Judging

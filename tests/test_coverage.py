@@ -21,11 +21,12 @@ from layerparity.judge.tolerances.fixed import FixedTolerance
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.layer_classes import layer_classes
 from layerparity.model.prints import print_of
-from layerparity.record.findings import ExpertUse, LayerClass
+from layerparity.record.findings import Doubt, DoubtKind, ExpertUse, LayerClass
 from layerparity.record.folder import EFFECTIVE_WEIGHTS, MANIFEST, RunFolder
 from layerparity.record.manifest import ModelPrint
 from layerparity.record.verdict import Outcome, Verdict
-from layerparity.report.headline import coverage_lines, warning_lines, whole_model
+from layerparity.report.cautions import warning_lines
+from layerparity.report.headline import coverage_lines, whole_model
 from layerparity.report.reasons import reason as why
 
 Made = Callable[[str], Path]
@@ -111,8 +112,9 @@ def test_a_class_whose_sites_are_all_inconclusive_was_not_judged(tmp_path: Path)
     candidate = make_run(
         tmp_path / "c", tensors, stages=BLOCKS, model=MODEL, layer_classes=mixed, weights=other
     )
-    doubts = judged(golden, candidate).coverage.doubts
-    assert doubts == ("only dense layers were compared; moe (layers 1..3) never",)
+    found = judged(golden, candidate)
+    assert found.coverage.doubts == (Doubt(DoubtKind.LAYER_CLASSES, {"names": ["moe"]}),)
+    assert warning_lines(found) == ["only dense layers were compared; moe (layers 1..3) never"]
 
 
 def expert_prints(seed: int = 0, count: int = 4) -> dict[str, Any]:
@@ -246,9 +248,10 @@ def test_both_phases_are_a_pass_and_some_steps_are_counted(tmp_path: Path) -> No
 def test_decoding_that_was_asked_for_and_not_compared_is_inconclusive(tmp_path: Path) -> None:
     golden = make_run(tmp_path / "g", decoded(1, 2))
     found = judged(golden, asked_for(make_run(tmp_path / "c", sites()), 3))
-    doubt = "generate.max_new_tokens=3 was asked for, and no decode step was compared"
+    doubt = Doubt(DoubtKind.DECODING, {"max_new_tokens": 3})
     assert (found.exit, found.coverage.doubts) == (Exit.INCONCLUSIVE, (doubt,))
-    assert doubt in warning_lines(found)
+    said = "generate.max_new_tokens=3 was asked for, and no decode step was compared"
+    assert said in warning_lines(found)
     # Of one new token there is no decode step.
     first = judged(golden, asked_for(make_run(tmp_path / "one", sites()), 1))
     assert first.exit is Exit.OK

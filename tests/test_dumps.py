@@ -21,6 +21,7 @@ from layerparity.judge.conclude import conclude
 from layerparity.judge.tolerances.fixed import FixedTolerance
 from layerparity.record.stored_run import StoredRun, from_folder
 from layerparity.record.verdict import Outcome, Verdict
+from layerparity.report.cautions import warning_lines
 from layerparity.report.headline import whole_model
 from layerparity.report.reasons import reason as why
 
@@ -67,7 +68,7 @@ def test_a_dump_against_a_run(golden: StoredRun, tmp_path: Path, form: str) -> N
     judged = {str(row.site) for row in found.rows if row.outcome is Outcome.PASS}
     assert judged == {f"layers.{n}{end}" for n in range(2) for end in KEPT}
     assert found.exit is Exit.OK
-    assert "nothing proves that both were fed the same" in " ".join(found.warnings)
+    assert "nothing proves that both were fed the same" in " ".join(warning_lines(found))
     skipped = {why(row) for row in found.rows if row.outcome is Outcome.SKIPPED}
     assert skipped == {"not captured by the candidate (capture=dump)"}
     assert found.candidate.backend == "dump"
@@ -76,7 +77,7 @@ def test_a_dump_against_a_run(golden: StoredRun, tmp_path: Path, form: str) -> N
 def test_a_wrong_dump_fails(golden: StoredRun, tmp_path: Path) -> None:
     tensors = values()
     tensors["layer_1_mlp"] = tensors["layer_1_mlp"] * 1.1
-    found = compare(golden, dump(tmp_path / "dump", tensors))
+    found = compare(golden, dump(tmp_path / "dump", tensors, form="safetensors"))
     assert found.where == "layers.1.mlp:out"
 
 
@@ -155,12 +156,12 @@ def test_one_folder_is_both_sides_only_under_two_maps(tmp_path: Path) -> None:
 
 def test_tensors_the_map_leaves_out_are_said(golden: StoredRun, tmp_path: Path) -> None:
     found = compare(golden, dump(tmp_path / "dump", {**values(), "extra": torch.zeros(1)}))
-    assert any("no site for 1 tensors" in text and "extra" in text for text in found.warnings)
+    assert any("no site for 1 tensors" in text and "extra" in text for text in warning_lines(found))
 
 
 def test_shapes_that_do_not_fit_are_said(golden: StoredRun, tmp_path: Path) -> None:
     tensors = {name: tensor.flatten(0, 1) for name, tensor in values().items()}
-    found = compare(golden, dump(tmp_path / "dump", tensors))
+    found = compare(golden, dump(tmp_path / "dump", tensors, form="safetensors"))
     reasons = {why(row) for row in found.rows if row.outcome is Outcome.INCONCLUSIVE}
     assert reasons == {"shape [2, 5, 8] against [10, 8]"}
 
@@ -295,3 +296,11 @@ def test_a_link_out_of_the_dump_is_refused(golden: StoredRun, tmp_path: Path) ->
     (run.folder / "link.npy").symlink_to(outside)
     with pytest.raises(UserError, match=r"outside its folder \(link\.npy\): dump it again\."):
         compare(golden, run)
+
+
+def test_a_dump_of_several_dtypes_has_each_of_them(golden: StoredRun, tmp_path: Path) -> None:
+    tensors = {n: x.bfloat16() if n.startswith("layer_0") else x for n, x in values().items()}
+    found = compare(golden, dump(tmp_path / "dump", tensors, form="safetensors"))
+    assert {*found.candidate.dtypes} == {"bfloat16", "float32"}
+    assert (found.candidate.feeds, found.candidate.only_feed) == ((), "")
+    assert any("how far 16-bit rounding goes" in each for each in warning_lines(found))

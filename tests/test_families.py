@@ -22,7 +22,7 @@ from layerparity.model.architecture import read_config
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.skeleton import Skeleton
 from layerparity.model.twin import twins
-from layerparity.record.site_patterns import SitePatterns
+from layerparity.record.manifest import SitePatterns
 from layerparity.run import proof
 from layerparity.run.ports import hf
 from layerparity.run.ports.base import Assets, Call

@@ -24,9 +24,8 @@ from layerparity.judge.tolerances.fixed import FixedTolerance
 from layerparity.numbers.floor import Floor
 from layerparity.record import folder as names
 from layerparity.record.folder import RunFolder
-from layerparity.record.manifest import SCHEMA, WeightPrint
+from layerparity.record.manifest import SCHEMA, SitePatterns, WeightPrint
 from layerparity.record.references import ISOLATED, ReferenceWriter, StoredReferences
-from layerparity.record.site_patterns import SitePatterns
 from layerparity.record.stored_run import StoredRun, from_folder
 
 STATS = {"mean": 0.5, "std": 1.0, "min": -2.0, "max": 2.0, "l2": 3.0}

@@ -10,11 +10,17 @@ from pathlib import Path
 import pytest
 from conftest import Ended
 from report_samples import sample
+from runs import StoredRun, make_run, sites
 
 from layerparity.ground.errors import Exit
 from layerparity.judge.again import changed_rows, judge_again
+from layerparity.judge.conclude import conclude
+from layerparity.judge.tolerances.base import Tolerance
+from layerparity.judge.tolerances.calibrated import CalibratedTolerance
 from layerparity.judge.tolerances.fixed import FixedTolerance
+from layerparity.record.findings import UnfinishedSweep
 from layerparity.record.verdict import Outcome, WholeModel
+from layerparity.report.cautions import warning_lines
 from layerparity.report.headline import whole_model
 
 Cli = Callable[..., Ended]
@@ -41,7 +47,7 @@ def test_tighter_limits_fail_what_passed_and_looser_pass_what_failed() -> None:
 
 
 def test_what_no_row_says_stays_in_doubt() -> None:
-    unfinished = ("x ended as FAILED",)
+    unfinished = (UnfinishedSweep("x", "FAILED"),)
     doubted = replace(sample(), unfinished=unfinished)
     assert judge_again(doubted, FixedTolerance()).exit is Exit.INCONCLUSIVE
     failing = replace(sample(broken="layers.2.mlp:out"), unfinished=unfinished)
@@ -54,6 +60,52 @@ def test_the_number_of_blocks_is_remembered() -> None:
     again = judge_again(part, FixedTolerance())
     assert (again.whole.compared, again.whole.blocks) == (3, 62)
     assert "3 of 62 blocks" in whole_model(again)
+
+
+class Third(FixedTolerance):
+    """A tolerance of somebody else's, which knows what the fixed one does not."""
+
+    knows_rounding = True
+    knows_chains = True
+
+    def __init__(self) -> None:
+        super().__init__("third")
+
+
+TOLERANCES: dict[str, Tolerance] = {
+    "fixed": FixedTolerance(),
+    "calibrated": CalibratedTolerance(),
+    "third": Third(),
+}
+
+
+def unsure(tmp_path: Path) -> tuple[StoredRun, StoredRun]:
+    """Return two runs in bfloat16, the candidate's inputs synthetic, the golden without floors."""
+    golden = make_run(tmp_path / "g", sites(), dtype="bfloat16")
+    return golden, make_run(tmp_path / "c", sites(), dtype="bfloat16", synthetic=True)
+
+
+@pytest.mark.parametrize("now", TOLERANCES)
+@pytest.mark.parametrize("before", TOLERANCES)
+def test_judged_again_is_as_if_compared_so(tmp_path: Path, before: str, now: str) -> None:
+    golden, candidate = unsure(tmp_path)
+    first, due = (conclude([golden], [candidate], TOLERANCES[name]) for name in (before, now))
+    again = judge_again(first, TOLERANCES[now])
+    assert warning_lines(again) == warning_lines(due)
+    assert again.rows == due.rows
+    assert (again.outcome, again.knows_chains) == (due.outcome, due.knows_chains)
+
+
+def test_what_a_tolerance_does_not_know_is_said_of_it_alone(tmp_path: Path) -> None:
+    runs = unsure(tmp_path)
+    found = {name: conclude(runs[:1], runs[1:], each) for name, each in TOLERANCES.items()}
+    synthetic = "The candidate's inputs are synthetic: real ones may show other errors."
+    assert warning_lines(found["calibrated"]) == warning_lines(found["third"]) == [synthetic]
+    assert warning_lines(found["fixed"])[1].startswith("The fixed tolerance does not know how far")
+    assert [each.knows_chains for each in found.values()] == [False, True, True]
+    # Nothing says why there is no floor but the comparison itself.
+    notes = {row.note for row in found["calibrated"].rows if row.site.local == "mlp:out"}
+    assert notes == {"the golden has no reference to judge by: make it on backend=gpu"}
 
 
 @pytest.fixture

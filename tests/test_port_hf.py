@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from layerparity.anatomy.family import family_of
 from layerparity.model.checkpoint import Checkpoint
-from layerparity.record.site_patterns import SitePatterns
+from layerparity.record.manifest import SitePatterns
 from layerparity.run.backends.base import Backend
 from layerparity.run.ports import hf
 from layerparity.run.ports.base import Assets, Call

@@ -14,6 +14,7 @@ import pytest
 from report_samples import CASES, COMPONENTS, every_case, html_of, judged, real, sample, side
 
 from layerparity.anatomy.site import Site
+from layerparity.record.findings import Caution, CautionKind
 from layerparity.record.side import RunOrigin
 from layerparity.record.verdict import Breach, Outcome, Verdict
 from layerparity.report import headline
@@ -140,7 +141,7 @@ def test_strings_of_others_are_escaped_and_odd_addresses_are_no_links() -> None:
         golden=side("golden", name=evil, url="javascript:alert(1)", device=evil),
         candidate=side("candidate", named=evil, url='http://x/"><script>'),
         tolerance=evil,
-        warnings=(evil,),
+        cautions=(Caution(CautionKind.DAMAGED_PROFILE, values={"text": evil}),),
     )
     html = html_of(comparison)
     assert "<script" not in html

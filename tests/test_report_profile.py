@@ -28,6 +28,7 @@ from layerparity.model.checkpoint import Checkpoint
 from layerparity.record.folder import PROFILE, RunFolder, stage_file
 from layerparity.record.stored_run import from_folder
 from layerparity.record.verdict import Verdict
+from layerparity.report.cautions import warning_lines
 from layerparity.report.time import seconds_text, time_by_stage
 from layerparity.run.terminal import profile_line
 from layerparity.run.write import profile_metrics
@@ -191,7 +192,7 @@ def test_a_damaged_profile_is_a_warning_and_no_more(tmp_path: Path, text: str) -
     with pytest.raises(UserError, match="is damaged"):
         RunFolder(tmp_path / "golden").read_profile()
     comparison = compared([golden], [stored(tmp_path / "candidate", None)])
-    (said,) = [each for each in comparison.warnings if "is damaged" in each]
+    (said,) = [each for each in warning_lines(comparison) if "is damaged" in each]
     assert PROFILE in said
     assert comparison.golden.profile is None
 
@@ -204,7 +205,7 @@ def test_a_file_in_a_folder_of_dumps_is_nobodys_profile(tmp_path: Path) -> None:
     (folder / "names.json").write_text(json.dumps({"layers.0": "layers.0:out"}))
     side = RunSet([open_dump(from_folder(folder))])
     assert side.profile is None
-    assert not [each for each in side.warnings if "damaged" in each]
+    assert not side.cautions
 
 
 # ---------------------------------------------------------------- the report

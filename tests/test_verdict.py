@@ -16,8 +16,19 @@ from report_samples import CASES, every_case, sample
 from layerparity.anatomy.site import Kind, Place, Site
 from layerparity.ground.decode import decode, encode
 from layerparity.ground.errors import Exit, UserError
+from layerparity.record.findings import (
+    CAUTION_VALUES,
+    Caution,
+    CautionKind,
+    Coverage,
+    Doubt,
+    DoubtKind,
+    LayerClass,
+    UnfinishedSweep,
+)
 from layerparity.record.guilt import Cause, Guilt, Phases
 from layerparity.record.verdict import VERSION, Breach, Outcome, Row, Verdict
+from layerparity.report.cautions import warning_lines
 from layerparity.report.reasons import breach_text, reason
 
 SITE = Site.parse("layers.3.mlp:out")
@@ -216,3 +227,58 @@ def test_the_docs_name_every_field_of_the_file() -> None:
     assert inside["causes"] == set(asdict(Cause("", 0, "")))
     assert inside["whole"] == set(raw["whole"])
     assert inside["rows"] == set(raw["rows"][0])
+
+
+# ---------------------------------------------------------------- what to know before trusting it
+CLASSES = (LayerClass("dense", (0, 1), (0,)), LayerClass("moe", (2, 3, 4), ()))
+DOUBTS = (
+    Doubt(DoubtKind.LAYER_CLASSES, {"names": ["moe"]}),
+    Doubt(DoubtKind.EXPERTS, {"layer": 2, "experts": [0, 1, 2, 7]}),
+    Doubt(DoubtKind.DECODING, {"max_new_tokens": 3}),
+)
+CAUTIONS = tuple(
+    Caution(kind, "golden", {name: f"<{name}>" for name in sorted(names)})
+    for kind, names in CAUTION_VALUES.items()
+)
+
+
+def test_every_caution_and_every_doubt_is_kept_as_data_and_said() -> None:
+    assert {each.kind for each in CAUTIONS} == {*CautionKind}
+    assert {each.kind for each in DOUBTS} == {*DoubtKind}
+    verdict = replace(
+        sample(),
+        cautions=CAUTIONS,
+        silent=("candidate",),
+        coverage=Coverage(CLASSES, doubts=DOUBTS),
+        unfinished=(UnfinishedSweep("night", "KILLED"),),
+    )
+    assert Verdict.from_json(verdict.to_json()) == verdict
+    assert warning_lines(verdict) == [
+        "<file> names no site for <count> tensors of '<run>', such as <example>: they are left "
+        "out.",
+        "<text>",
+        "<count> sites stand in more than one run (such as <site>): the newest counts, there "
+        "'<run>'.",
+        "Both sides are the same experiment (<backend> on <device>, port <port>, <dtype>): that "
+        "they agree shows only that it repeats itself.",
+        "The golden is a dump without fingerprints: nothing proves that both were fed the same "
+        "inputs and had the same weights.",
+        "The golden's inputs are synthetic: real ones may show other errors.",
+        "The <tolerance> tolerance does not know how far 16-bit rounding goes: it may fail a "
+        "correct run.",
+        "The candidate's port does not say what weights its graph holds.",
+        "only dense layers were compared; moe (layers 2..4) never",
+        "layer 2: experts 0..2, 7 were never exercised, and nothing shows that their weights are "
+        "the same",
+        "generate.max_new_tokens=3 was asked for, and no decode step was compared",
+        "The sweep night ended as KILLED: what did not finish was not compared.",
+    ]
+
+
+def test_a_caution_without_its_values_is_refused_where_it_is_read() -> None:
+    with pytest.raises(ValueError, match="repeated_sites has the values"):
+        Caution(CautionKind.REPEATED_SITES, values={"count": 2})
+    raw = json.loads(replace(sample(), cautions=CAUTIONS).to_json())
+    del raw["cautions"][0]["values"]["run"]
+    with pytest.raises(UserError, match="is damaged"):
+        Verdict.from_json(json.dumps(raw))

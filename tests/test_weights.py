@@ -31,7 +31,7 @@ from layerparity.record.findings import WeightFinding
 from layerparity.record.folder import EFFECTIVE_WEIGHTS, RunFolder
 from layerparity.record.manifest import WeightPrint
 from layerparity.record.verdict import Outcome, Verdict
-from layerparity.report.headline import warning_lines
+from layerparity.report.cautions import warning_lines
 from layerparity.report.reasons import reason as why
 from layerparity.report.table import closing_table
 from layerparity.run.ports.base import Assets

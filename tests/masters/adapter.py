@@ -17,6 +17,7 @@ from layerparity.record.source import RunSource
 from layerparity.record.stored_run import from_folder
 from layerparity.record.verdict import Outcome, Row, Verdict
 from layerparity.report import headline as words
+from layerparity.report.cautions import doubt_text, warning_lines
 from layerparity.report.reasons import reason
 
 
@@ -47,8 +48,8 @@ def _concluded(verdict: Verdict) -> dict[str, Any]:
         "guilty": _guilty(verdict.guilty) if verdict.guilty else None,
         "causes": [(cause.id, cause.confidence) for cause in verdict.causes],
         "weights": _findings(verdict.weights),
-        "doubts": list(verdict.coverage.doubts),
-        "warnings": words.warning_lines(verdict),
+        "doubts": [doubt_text(each, verdict.coverage) for each in verdict.coverage.doubts],
+        "warnings": warning_lines(verdict),
         "rows": {site: _row(row) for site, row in sites.items()},
     }
 

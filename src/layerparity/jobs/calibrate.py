@@ -50,10 +50,11 @@ def run(config: Config) -> Exit:
                 "by which limits, and calibrate from what passes: python run.py job=judge "
                 f"run={each.id[:8]} tolerance.error_ratio=..."
             )
-    models = {(model_of(store, c, each.name), c.candidate.dtype) for each, c in comparisons}
+    models = {(model_of(store, c, each.name), c.candidate.dtypes) for each, c in comparisons}
     if len(models) > 1:
         raise UserError("These comparisons are of several models or dtypes: calibrate each alone.")
-    (model, dtype), *_ = models
+    (model, dtypes), *_ = models
+    dtype = ", ".join(dtypes)
     rows = [row for _, comparison in comparisons for row in comparison.rows]
     limits = limits_of(rows, job.margin)
     if not limits:

@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from layerparity.ground.errors import UserError
-from layerparity.judge.conclude import judged_of, with_guilt
+from layerparity.judge.conclude import judged_of, rounding_cautions, with_guilt
 from layerparity.judge.coverage import doubt_block_outputs, whole_model
 from layerparity.judge.decide import decide, outcome_of
 from layerparity.judge.guilty import first_guilty
 from layerparity.judge.sides import open_side
 from layerparity.judge.tolerances.base import Tolerance
+from layerparity.record.findings import CautionKind, Doubt, UnfinishedSweep
 from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import FILE_NAME, Outcome, Row, Verdict
 
@@ -45,17 +46,21 @@ def judge_again(
     rows = list(verdict.rows)
     for index, row in enumerate(verdict.rows):
         if row.metrics and row.outcome not in (Outcome.MISSING, Outcome.SKIPPED):
-            outcome, breaches, note = decide(row.kind, row.metrics, tolerance)
+            outcome, breaches, note = decide(row.kind, row.metrics, tolerance, row.lacking)
             rows[index] = replace(row, outcome=outcome, breaches=breaches, note=note)
     rows = doubt_block_outputs(rows, verdict.blocks)
-    doubts = [*verdict.coverage.doubts, *verdict.unfinished]
+    doubts: list[Doubt | UnfinishedSweep] = [*verdict.coverage.doubts, *verdict.unfinished]
+    kept = [each for each in verdict.cautions if each.kind is not CautionKind.ROUNDING_UNKNOWN]
+    dtypes = (*verdict.golden.dtypes, *verdict.candidate.dtypes)
     again = replace(
         verdict,
         tolerance=tolerance.name,
         limits=tolerance.limits(),
+        knows_chains=tolerance.knows_chains,
         rows=tuple(rows),
         outcome=outcome_of(rows, verdict.weights, doubts),
         whole=whole_model(rows, verdict.whole.blocks, verdict.whole.unseen),
+        cautions=(*kept, *rounding_cautions(tolerance, dtypes)),
         settings=verdict.settings if settings is None else settings,
     )
     if golden:

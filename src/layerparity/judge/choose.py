@@ -13,6 +13,7 @@ from layerparity.ground.errors import UserError
 from layerparity.judge.align import align
 from layerparity.judge.fingerprints import refuse_strangers
 from layerparity.judge.sides import open_side
+from layerparity.record.findings import UnfinishedSweep
 from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import Outcome
 from layerparity.settings.config import Config, RunKind
@@ -138,12 +139,12 @@ def _finished_sets(store: Store, kind: RunKind) -> list[Runs]:
     return sets
 
 
-def unfinished_sweeps(store: Store, runs: Runs) -> list[str]:
+def unfinished_sweeps(store: Store, runs: Runs) -> list[UnfinishedSweep]:
     """Return which sweeps among the runs did not finish as a whole, and how they ended."""
     parents = {run.parent for run in runs if run.parent}
     sweeps = [store.get(parent) for parent in sorted(parents)]
     return [
-        f"{each.name} ended as {each.status}"
+        UnfinishedSweep(each.name, each.status)
         for each in sweeps
         if each is not None and each.kind == "sweep" and not each.finished
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from layerparity.anatomy.blocks import Blocks, by_layer
 from layerparity.anatomy.site import Place, Site
 from layerparity.judge.align import Alignment, align
 from layerparity.judge.calibrate import Calibration
-from layerparity.judge.coverage import coverage_of, doubt_block_outputs, unseen_classes, whole_model
+from layerparity.judge.coverage import coverage_of, doubt_block_outputs, whole_model
 from layerparity.judge.decide import decide, outcome_of
 from layerparity.judge.evaluate import Measured, measure
 from layerparity.judge.evidence import evidence_of
@@ -21,10 +21,12 @@ from layerparity.judge.sides import RunSet, open_side
 from layerparity.judge.tolerances.base import Tolerance
 from layerparity.judge.weights import silent_sides, weight_findings
 from layerparity.mistakes.catalogue import likeliest
+from layerparity.record.findings import Caution, CautionKind, UnfinishedSweep
 from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import Outcome, Row, Verdict
 
 Progress = Callable[[int, int, str], None]
+_SHORT = {"bfloat16", "float16"}
 
 
 def conclude(
@@ -34,7 +36,7 @@ def conclude(
     *,
     progress: Progress | None = None,
     settings: dict[str, Any] | None = None,
-    unfinished: Sequence[str] = (),
+    unfinished: Sequence[UnfinishedSweep] = (),
     portrait: bool = False,
 ) -> Verdict:
     """Return the verdict on the union of some runs against the union of others.
@@ -61,15 +63,16 @@ def conclude(
         candidate=right.describe(),
         tolerance=tolerance.name,
         limits=tolerance.limits(),
+        knows_chains=tolerance.knows_chains,
         rows=rows,
         total=aligned.total,
         outcome=outcome_of(rows, weights, [*coverage.doubts, *unfinished]),
-        whole=whole_model(rows, layers, unseen_classes(coverage)),
+        whole=whole_model(rows, layers, [each.name for each in coverage.unseen]),
         weights=weights,
         silent=silent_sides(left, right),
         unfinished=tuple(unfinished),
         coverage=coverage,
-        warnings=_warnings(left, right, tolerance),
+        cautions=_cautions(left, right, tolerance),
         token_errors={str(s): m.token_errors for s, m in measured.items() if m.token_errors},
         profiles={str(s): measured[s].profiles for s in failed if measured[s].profiles},
         settings=settings or {},
@@ -116,30 +119,31 @@ def _decide(
         else:
             metrics = of_site.metrics
             outcome, breaches, note = decide(pair.kind, metrics, tolerance, of_site.lacking)
-            row = Row(pair.site, pair.kind, outcome, breaches, note, metrics)
+            row = Row(pair.site, pair.kind, outcome, breaches, note, metrics, of_site.lacking)
         rows.append(row)
     rows.sort(key=lambda row: aligned.blocks.order(row.site))
     return tuple(doubt_block_outputs(rows, aligned.blocks))
 
 
-def _warnings(golden: RunSet, candidate: RunSet, tolerance: Tolerance) -> tuple[str, ...]:
-    """Return what a reader should know of the two sides, whatever the rows say."""
-    warnings = [*golden.warnings, *candidate.warnings, *same_experiment(golden, candidate)]
-    for role, side in (("golden", golden), ("candidate", candidate)):
+def _cautions(golden: RunSet, candidate: RunSet, tolerance: Tolerance) -> tuple[Caution, ...]:
+    """Return what a reader should know of the two sides, and of what judges them."""
+    sides = (("golden", golden), ("candidate", candidate))
+    cautions = [replace(each, side=role) for role, side in sides for each in side.cautions]
+    cautions += same_experiment(golden, candidate)
+    for role, side in sides:
         if not side.proved:
-            warnings.append(
-                f"The {role} is a dump without fingerprints: nothing proves that both were fed the "
-                "same inputs and had the same weights."
-            )
+            cautions.append(Caution(CautionKind.NO_FINGERPRINTS, role))
         if any(manifest.synthetic for manifest in side.manifests):
-            warnings.append(f"The {role}'s inputs are synthetic: real ones may show other errors.")
-    dtypes = {each.dtype for each in (*golden.manifests, *candidate.manifests)}
-    if tolerance.name == "fixed" and dtypes & {"bfloat16", "float16"}:
-        warnings.append(
-            "The fixed tolerance does not know how far 16-bit rounding goes: it may fail a correct "
-            "run."
-        )
-    return tuple(warnings)
+            cautions.append(Caution(CautionKind.SYNTHETIC_INPUTS, role))
+    cautions += rounding_cautions(tolerance, (*golden.dtypes, *candidate.dtypes))
+    return tuple(cautions)
+
+
+def rounding_cautions(tolerance: Tolerance, dtypes: Iterable[str]) -> list[Caution]:
+    """Return a caution where a tolerance that knows no rounding judges what 16 bits compute."""
+    if tolerance.knows_rounding or _SHORT.isdisjoint(dtypes):
+        return []
+    return [Caution(CautionKind.ROUNDING_UNKNOWN, values={"tolerance": tolerance.name})]
 
 
 def with_guilt(verdict: Verdict, golden: RunSet, stage: Place | None = None) -> Verdict:
@@ -155,7 +159,7 @@ def with_guilt(verdict: Verdict, golden: RunSet, stage: Place | None = None) -> 
 
 def judged_of(verdict: Verdict) -> Judged:
     """Return what the first wrong place is looked for in."""
-    chained = verdict.candidate.feed != "isolated"
+    chained = verdict.candidate.only_feed != "isolated"
     return Judged(verdict.rows, verdict.weights, verdict.blocks, chained)
 
 

@@ -21,7 +21,7 @@ from layerparity.anatomy.site import (
 )
 from layerparity.judge.rows import by_token, real_tokens
 from layerparity.judge.sides import RunSet
-from layerparity.record.findings import Coverage, ExpertUse, LayerClass
+from layerparity.record.findings import Coverage, Doubt, DoubtKind, ExpertUse, LayerClass
 from layerparity.record.manifest import WeightPrint
 from layerparity.record.verdict import DECIDED, Outcome, Row, WholeModel
 
@@ -91,10 +91,12 @@ def coverage_of(rows: Sequence[Row], golden: RunSet, candidate: RunSet) -> Cover
     experts = tuple(_experts(computed, golden, candidate))
     asked = {Place.parse(stage).layer for each in candidate.manifests for stage in each.stages}
     full = any(each.scope.get("kind") == "full" for each in candidate.manifests)
-    doubts = _class_doubt(classes) if len(asked - {None}) > 1 or full else []
+    doubts = []
+    unseen = [each.name for each in Coverage(classes).unseen]
+    if unseen and (len(asked - {None}) > 1 or full):
+        doubts.append(Doubt(DoubtKind.LAYER_CLASSES, {"names": unseen}))
     doubts += [
-        f"layer {use.layer}: experts {_ranges(use.never)} were never exercised, and nothing shows "
-        "that their weights are the same"
+        Doubt(DoubtKind.EXPERTS, {"layer": use.layer, "experts": list(use.never)})
         for use in experts
         if use.never
     ]
@@ -104,17 +106,6 @@ def coverage_of(rows: Sequence[Row], golden: RunSet, candidate: RunSet) -> Cover
     # By phase: how many steps the golden holds of what was asked, how many were judged.
     steps = {p: (len(n), len(n & judged.get(p, set()))) for p, n in of_golden.items()}
     return Coverage(classes, experts, steps, tuple(doubts))
-
-
-def unseen_classes(coverage: Coverage) -> list[str]:
-    """Return the classes of layers of which no block was compared: ``moe (layers 0, 2)``."""
-    # Of one class, the verdict on the whole model counts the blocks already.
-    classes = coverage.classes
-    return [
-        f"{each.name} (layer{'s' if len(each.layers) > 1 else ''} {_ranges(each.layers)})"
-        for each in classes
-        if not each.judged and len(classes) > 1
-    ]
 
 
 def steps_of(sites: Iterable[Site]) -> dict[str, set[int]]:
@@ -156,15 +147,6 @@ def _classes(rows: Sequence[Row], golden: RunSet, candidate: RunSet) -> tuple[La
         )
         for name in dict.fromkeys(names[layer] for layer in sorted(names))
     )
-
-
-def _class_doubt(classes: tuple[LayerClass, ...]) -> list[str]:
-    unseen = unseen_classes(Coverage(classes))
-    if not unseen:
-        return []
-    seen = " and ".join(each.name for each in classes if each.judged)
-    only = f"only {seen} layers" if seen else "no layers"
-    return [f"{only} were compared; {', '.join(unseen)} never"]
 
 
 def _experts(rows: Sequence[Row], golden: RunSet, candidate: RunSet) -> Iterator[ExpertUse]:
@@ -224,7 +206,7 @@ def _prints(layer: int, expert: int, side: RunSet) -> dict[str, WeightPrint]:
     }
 
 
-def _decode_doubt(rows: Sequence[Row], candidate: RunSet) -> list[str]:
+def _decode_doubt(rows: Sequence[Row], candidate: RunSet) -> list[Doubt]:
     """Return a doubt where the candidate was asked to decode and no decode step was judged.
 
     One that was not asked to keeps its verdict on what it was asked for; see `whole_model`.
@@ -235,16 +217,4 @@ def _decode_doubt(rows: Sequence[Row], candidate: RunSet) -> list[str]:
     # The first new token is the prefill's: only a second one takes a decode step.
     if asked < 2 or DECODE not in unexercised(rows):
         return []
-    return [f"generate.max_new_tokens={asked} was asked for, and no decode step was compared"]
-
-
-def _ranges(numbers: tuple[int, ...]) -> str:
-    """Return ``0..3, 5`` for 0, 1, 2, 3, 5; two neighbours stay two."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    parts = [[f"{r[0]}..{r[-1]}"] if len(r) > 2 else [str(n) for n in r] for r in runs]
-    return ", ".join(text for part in parts for text in part)
+    return [Doubt(DoubtKind.DECODING, {"max_new_tokens": asked})]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from layerparity.anatomy.site import Kind
 from layerparity.judge.tolerances.base import Tolerance
-from layerparity.record.findings import WeightFinding
+from layerparity.record.findings import Doubt, UnfinishedSweep, WeightFinding
 from layerparity.record.verdict import Breach, Outcome, Row
 
 NO_REFERENCE = "nothing says how large its rounding may be"
@@ -37,7 +37,7 @@ def _any(metrics: Mapping[str, float], name: str) -> list[Breach]:
 
 
 def outcome_of(
-    rows: Sequence[Row], weights: Iterable[WeightFinding], doubts: Sequence[str]
+    rows: Sequence[Row], weights: Iterable[WeightFinding], doubts: Sequence[Doubt | UnfinishedSweep]
 ) -> Outcome:
     """Return how a comparison ends.
 

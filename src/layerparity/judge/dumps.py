@@ -13,9 +13,9 @@ import yaml
 from layerparity.anatomy.site import Kind, Site
 from layerparity.ground.errors import UserError, nearest
 from layerparity.ground.files import inside, read_tensor, tensor_names
+from layerparity.record.findings import Caution, CautionKind
 from layerparity.record.folder import MANIFEST
-from layerparity.record.manifest import Manifest, ModelPrint, Record
-from layerparity.record.site_patterns import SitePatterns
+from layerparity.record.manifest import Manifest, ModelPrint, Record, SitePatterns
 from layerparity.record.source import Source
 from layerparity.record.stored_run import StoredRun
 
@@ -60,6 +60,11 @@ class DumpSource(Source):
             records=records,
         )
 
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The dtypes of its tensors, each once."""
+        return tuple(dict.fromkeys(record.dtype for record in self.manifest.records))
+
     def load(self, record: Record) -> torch.Tensor:
         """Return a tensor as dumped, of its own shape and dtype. Raises UserError where damaged."""
         return self._tensors[record.site].read()
@@ -78,10 +83,8 @@ def open_dump(run: StoredRun) -> DumpSource:
     used = {id(tensor) for tensor in source._tensors.values()}
     ignored = [tensor.names[0] for tensor in tensors if id(tensor) not in used]
     if ignored:
-        source.warnings = (
-            f"{path.name} names no site for {len(ignored)} tensors of '{run.name}', "
-            f"such as {ignored[0]}: they are left out.",
-        )
+        values = {"file": path.name, "run": run.name, "count": len(ignored), "example": ignored[0]}
+        source.cautions = (Caution(CautionKind.UNNAMED_TENSORS, values=values),)
     return source
 
 

@@ -64,7 +64,8 @@ def _facts(verdict: Verdict, golden: RunSet) -> dict[str, str]:
     if "head_dim" not in plain and model.get("num_attention_heads"):
         heads = int(model["num_attention_heads"])
         plain["head_dim"] = str(int(model.get("hidden_size", 0)) // heads)
-    plain.update(dtype=verdict.candidate.dtype, golden_dtype=verdict.golden.dtype)
+    golden_dtype, dtype = (", ".join(x.dtypes) for x in (verdict.golden, verdict.candidate))
+    plain.update(dtype=dtype, golden_dtype=golden_dtype)
     return plain
 
 

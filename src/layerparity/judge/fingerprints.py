@@ -14,6 +14,7 @@ from layerparity.ground.errors import UserError
 from layerparity.judge.sides import RunSet, SideRecord
 from layerparity.judge.stages import chain_to, is_feed
 from layerparity.judge.weights import weights_differ
+from layerparity.record.findings import Caution, CautionKind
 from layerparity.record.manifest import Feed, Manifest
 from layerparity.record.source import Source
 from layerparity.record.stored_run import StoredRun
@@ -59,8 +60,8 @@ def differs_at(golden: SideRecord, candidate: SideRecord, goldens: RunSet) -> st
     return chain_differs(feed, passed, golden, goldens, candidate.source)
 
 
-def same_experiment(golden: RunSet, candidate: RunSet) -> list[str]:
-    """Return a warning where nothing that decides numbers differs between the sides."""
+def same_experiment(golden: RunSet, candidate: RunSet) -> list[Caution]:
+    """Return a caution where nothing that decides numbers differs between the sides."""
     if not (golden.proved and candidate.proved):
         return []
     left, right = ({each.fingerprint for each in side.manifests} for side in (golden, candidate))
@@ -69,10 +70,8 @@ def same_experiment(golden: RunSet, candidate: RunSet) -> list[str]:
     if left != right and (len(alike) > 1 or None in alike):
         return []
     first = golden.manifests[0]
-    return [
-        f"Both sides are the same experiment ({first.backend} on {first.device}, port {first.port},"
-        f" {first.dtype}): that they agree shows only that it repeats itself."
-    ]
+    values = {name: getattr(first, name) for name in ("backend", "device", "port", "dtype")}
+    return [Caution(CautionKind.SAME_EXPERIMENT, values=values)]
 
 
 def _folder(run: StoredRun) -> tuple[Path, Path | None]:

@@ -15,8 +15,6 @@ FACTOR = 4.0
 # A mistake that makes a smaller relative error than this is left to a comparison of blocks alone:
 # where the growth of rounding explains more, it cannot tell.
 WIDE = 0.01
-# Fixed limits know nothing of a chain: a right one exceeds them.
-_KNOWS_CHAINS = "calibrated"
 # A clean block's relative error in units of its dtype's rounding step, where no floor was measured:
 # bfloat16 3e-3, float32 5e-7 on small models.
 _STEPS = {"bfloat16": 2**-8, "float16": 2**-11, "float32": 2**-23, "float64": 2**-52}
@@ -94,7 +92,7 @@ def judge_chained(
 
 def _by_rows(verdict: Verdict, layer: int) -> ChainJudgement | None:
     """Return the first site of a block that fails against clean chains, or tokens routed apart."""
-    if verdict.tolerance != _KNOWS_CHAINS:
+    if not verdict.knows_chains:
         return None
     for row in verdict.rows:
         prefill = row.site.phase == PREFILL and row.site.end != "in"
@@ -168,5 +166,5 @@ def _ratio(judged: ChainJudgement) -> float:
 
 
 def _step(verdict: Verdict) -> float:
-    dtypes = f"{verdict.golden.dtype}, {verdict.candidate.dtype}".split(", ")
+    dtypes = (*verdict.golden.dtypes, *verdict.candidate.dtypes)
     return _ROUNDINGS * max(_STEPS.get(dtype, _STEPS["float32"]) for dtype in dtypes)

@@ -53,7 +53,7 @@ def portrait_of(verdict: Verdict, aligned: Alignment, calibration: Calibration) 
         if chosen.site is not None
         else Portrait(str(chosen.place), GOLDEN)
     )
-    chained = verdict.candidate.feed != "isolated"
+    chained = verdict.candidate.only_feed != "isolated"
     floors = _local_floors(pairs, calibration) if chained else {}
     return replace(portrait, note=chosen.note, load=_load(pairs, chosen.place), local_floors=floors)
 

@@ -10,6 +10,7 @@ from layerparity.anatomy.site import Site
 from layerparity.ground.errors import UserError
 from layerparity.ground.profile import RunProfile, StageProfile
 from layerparity.judge.dumps import open_dump
+from layerparity.record.findings import Caution, CautionKind
 from layerparity.record.manifest import Manifest, Record, scope_text
 from layerparity.record.side import RunOrigin, Side
 from layerparity.record.source import RunSource, Source
@@ -27,15 +28,15 @@ class SideRecord(NamedTuple):
 class RunSet:
     """The union of several runs' records by site; of a site held twice, the last run's counts.
 
-    Sources stand oldest first. ``warnings`` say what was decided between them.
+    Sources stand oldest first. ``cautions`` say what was decided between them.
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self.sources = list(sources)
         self.records: dict[Site, SideRecord] = {}
-        self.warnings = [text for source in sources for text in source.warnings]
+        self.cautions = [each for source in sources for each in source.cautions]
         self.profile, damaged = side_profile(self.sources)
-        self.warnings += damaged
+        self.cautions += damaged
         doubled: dict[Site, Source] = {}
         for source in self.sources:
             for record in source.manifest.records:
@@ -44,10 +45,8 @@ class RunSet:
                 self.records[record.site] = SideRecord(source, record)
         if doubled:
             site, newest = next(iter(doubled.items()))
-            self.warnings.append(
-                f"{len(doubled)} sites stand in more than one run (such as {site}): "
-                f"the newest counts, there '{newest.run.name}'."
-            )
+            values = {"count": len(doubled), "site": str(site), "run": newest.run.name}
+            self.cautions.append(Caution(CautionKind.REPEATED_SITES, values=values))
 
     @property
     def manifests(self) -> list[Manifest]:
@@ -58,6 +57,11 @@ class RunSet:
     def num_layers(self) -> int:
         """How many blocks the model has; of dumps, as many as they name."""
         return max(manifest.model.num_layers for manifest in self.manifests)
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """What the sources were computed in, each once; of a dump, what it holds."""
+        return tuple(dict.fromkeys(each for source in self.sources for each in source.dtypes))
 
     @property
     def proved(self) -> bool:
@@ -94,9 +98,11 @@ class RunSet:
             profile=self.profile,
             model=_distinct([manifest.model.name for manifest in self.manifests]),
             scope=scopes[0] if len(scopes) == 1 else f"{scopes[0]} ... {scopes[-1]}",
+            dtypes=self.dtypes,
+            feeds=tuple(dict.fromkeys(each.feed for each in self.manifests if each.feed)),
             **{
                 key: _distinct([getattr(manifest, key) for manifest in self.manifests])
-                for key in ("backend", "device", "dtype", "port", "feed")
+                for key in ("backend", "device", "port")
             },
         )
 
@@ -105,21 +111,21 @@ def _distinct(values: list[str]) -> str:
     return ", ".join(dict.fromkeys(values))
 
 
-def side_profile(sources: Sequence[Source]) -> tuple[RunProfile | None, list[str]]:
-    """Return the profiles of a side's runs as one, and a warning for each that is damaged.
+def side_profile(sources: Sequence[Source]) -> tuple[RunProfile | None, list[Caution]]:
+    """Return the profiles of a side's runs as one, and a caution for each that is damaged.
 
     None where no run keeps one: a dump's folder is not looked into.
     """
-    profiles, warnings = [], []
+    profiles, cautions = [], []
     for source in sources:
         try:
             profile = source.folder.read_profile() if isinstance(source, RunSource) else None
         except UserError as error:
-            warnings.append(str(error))
+            cautions.append(Caution(CautionKind.DAMAGED_PROFILE, values={"text": str(error)}))
             continue
         if profile is not None and profile.stages:
             profiles.append(profile)
-    return add_up(profiles), warnings
+    return add_up(profiles), cautions
 
 
 def add_up(profiles: Sequence[RunProfile]) -> RunProfile | None:

@@ -1,9 +1,13 @@
-"""Findings: what the weights and the coverage of two runs say beside their sites' numbers."""
+"""Findings: what two runs say beside their sites' numbers: of weights, of coverage, of trust.
+
+None is a sentence: `report/reasons.py` says each in words.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from layerparity.ground.errors import Exit
@@ -114,15 +118,107 @@ class ExpertUse:
     never: tuple[int, ...] = ()
 
 
+class DoubtKind(StrEnum):
+    """What was never exercised."""
+
+    LAYER_CLASSES = "layer_classes"
+    EXPERTS = "experts"
+    DECODING = "decoding"
+
+
+# The names of the values that each kind has. ``names`` are classes of layers, ``experts`` numbers.
+DOUBT_VALUES = {
+    DoubtKind.LAYER_CLASSES: {"names"},
+    DoubtKind.EXPERTS: {"layer", "experts"},
+    DoubtKind.DECODING: {"max_new_tokens"},
+}
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """Something that was never exercised, and makes a pass inconclusive.
+
+    Raises ValueError on construction unless its values are those of its kind.
+    """
+
+    kind: DoubtKind
+    values: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        _check_values(self.kind, self.values, DOUBT_VALUES[self.kind])
+
+
+@dataclass(frozen=True)
+class UnfinishedSweep:
+    """A sweep that did not finish as a whole; ``status`` is MLflow's word for how it ended."""
+
+    name: str
+    status: str
+
+
+class CautionKind(StrEnum):
+    """What a reader should know before trusting a verdict."""
+
+    UNNAMED_TENSORS = "unnamed_tensors"
+    DAMAGED_PROFILE = "damaged_profile"
+    REPEATED_SITES = "repeated_sites"
+    SAME_EXPERIMENT = "same_experiment"
+    NO_FINGERPRINTS = "no_fingerprints"
+    SYNTHETIC_INPUTS = "synthetic_inputs"
+    ROUNDING_UNKNOWN = "rounding_unknown"
+
+
+# The names of the values that each kind has. ``file`` is a name map, ``text`` what a file's reader
+# says, ``example`` and ``site`` are one of ``count``, and ``run`` is the one that counts there.
+CAUTION_VALUES = {
+    CautionKind.UNNAMED_TENSORS: {"file", "run", "count", "example"},
+    CautionKind.DAMAGED_PROFILE: {"text"},
+    CautionKind.REPEATED_SITES: {"count", "site", "run"},
+    CautionKind.SAME_EXPERIMENT: {"backend", "device", "port", "dtype"},
+    CautionKind.NO_FINGERPRINTS: set(),
+    CautionKind.SYNTHETIC_INPUTS: set(),
+    CautionKind.ROUNDING_UNKNOWN: {"tolerance"},
+}
+
+
+@dataclass(frozen=True)
+class Caution:
+    """Something to know before trusting a verdict, whatever its rows say.
+
+    ``side`` is ``golden`` or ``candidate``, empty where it concerns both. Raises ValueError on
+    construction unless its values are those of its kind.
+    """
+
+    kind: CautionKind
+    side: str = ""
+    values: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_values(self.kind, self.values, CAUTION_VALUES[self.kind])
+
+
+def _check_values(kind: StrEnum, values: Mapping[str, Any], names: set[str]) -> None:
+    """Raise ValueError unless a kind's values are all there, and no others."""
+    if values.keys() != names:
+        raise ValueError(f"{kind} has the values {sorted(names)}, not {sorted(values)}")
+
+
 @dataclass(frozen=True)
 class Coverage:
     """What of a model two runs say nothing about.
 
     ``steps`` counts, by phase, the steps that the golden holds and those that were judged.
-    ``doubts`` are the lines that make a pass inconclusive.
+    ``doubts`` make a pass inconclusive.
     """
 
     classes: tuple[LayerClass, ...] = ()
     experts: tuple[ExpertUse, ...] = ()
     steps: dict[str, tuple[int, int]] = field(default_factory=dict)
-    doubts: tuple[str, ...] = ()
+    doubts: tuple[Doubt, ...] = ()
+
+    @property
+    def unseen(self) -> list[LayerClass]:
+        """The classes of layers of which no block was judged."""
+        # Of one class, the verdict on the whole model counts the blocks already.
+        several = len(self.classes) > 1
+        return [each for each in self.classes if several and not each.judged]

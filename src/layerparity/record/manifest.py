@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any
 
 from layerparity.anatomy.blocks import BlockKind
 from layerparity.anatomy.site import Kind, Site
-from layerparity.record.site_patterns import SitePatterns
 
 # Of all files in a run's folder. 2 kept a number of its own in the references' index as well; until
 # 3 the numerics held the capture as text.
@@ -87,6 +87,33 @@ class WeightPrint:
         """Whether all statistics are there where values differ from the checkpoint's."""
         differs = [self, self.expected] if self.checkpoint == "differs" else [self.expected]
         return all(each is None or each.stats.keys() >= PRINT_STATS for each in differs)
+
+
+@dataclass(frozen=True)
+class SitePatterns:
+    """Shell patterns of the sites that a run stores.
+
+    Each may match the address in a block or the whole address:
+    ``mlp.gate:*`` asks for it in every block, ``layers.3.mlp.gate:*`` in one.
+    """
+
+    name: str
+    include: tuple[str, ...]
+    exclude: tuple[str, ...] = ()
+
+    def __call__(self, layer: int | None, local: str) -> bool:
+        """Say whether a site, given by block and address inside it, is wanted."""
+        names = [local] if layer is None else [local, str(Site.inside(layer, local))]
+
+        def any_match(patterns: tuple[str, ...]) -> bool:
+            return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+
+        return any_match(self.include) and not any_match(self.exclude)
+
+    def __str__(self) -> str:
+        """Return the set in words: ``blocks: :in,:out``; of one without patterns, its name."""
+        extra = f" without {','.join(self.exclude)}" if self.exclude else ""
+        return f"{self.name}: {','.join(self.include)}{extra}" if self.include else self.name
 
 
 @dataclass

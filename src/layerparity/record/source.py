@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.site import overlap
+from layerparity.record.findings import Caution
 from layerparity.record.folder import EffectiveWeights, RunFolder, UsedWeights
 from layerparity.record.manifest import Manifest, Record
 from layerparity.record.stored_run import StoredRun
@@ -18,14 +19,19 @@ if TYPE_CHECKING:
 class Source(ABC):
     """One run or dump of a side: its manifest, and its tensors one at a time.
 
-    ``proved`` says whether fingerprints of model, inputs and weights exist. ``warnings`` are for
+    ``proved`` says whether fingerprints of model, inputs and weights exist. ``cautions`` are for
     the comparison.
     """
 
     run: StoredRun
     manifest: Manifest
     proved: bool
-    warnings: tuple[str, ...] = ()
+    cautions: tuple[Caution, ...] = ()
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """What it was computed in; of a dump, what it holds."""
+        return (self.manifest.dtype,)
 
     @abstractmethod
     def load(self, record: Record) -> torch.Tensor:

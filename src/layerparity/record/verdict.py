@@ -19,7 +19,7 @@ from layerparity.anatomy.site import Kind, Site
 from layerparity.ground.decode import decode, encode
 from layerparity.ground.errors import Exit, UserError
 from layerparity.ground.files import reading
-from layerparity.record.findings import Coverage, WeightFinding
+from layerparity.record.findings import Caution, Coverage, UnfinishedSweep, WeightFinding
 from layerparity.record.guilt import Cause, Guilt
 from layerparity.record.portrait import Portrait
 from layerparity.record.side import Side
@@ -63,6 +63,7 @@ class Row:
     """One site of a comparison: how it ended, its metrics by name, and why.
 
     ``breaches`` are the broken limits of one that fails; ``note`` says why one was not judged.
+    ``lacking`` says why a calibrated metric is not among the metrics, whoever judges by them.
     """
 
     site: Site
@@ -71,6 +72,7 @@ class Row:
     breaches: tuple[Breach, ...] = ()
     note: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
+    lacking: str = ""
 
 
 @dataclass(frozen=True)
@@ -96,14 +98,15 @@ class Verdict:
     """The verdict on two sides: a row for every site that was asked for, and what they amount to.
 
     ``rows`` stand in the order of a forward pass, ``blocks`` say what is computed from what.
+    ``knows_chains`` says whether the tolerance knows what clean chains become.
     ``guilty`` is the first place that goes wrong by itself, ``causes`` are its causes, the
     likeliest first. ``token_errors`` holds, for each floating site by its text, the relative L2
     error of every real (unpadded) token in batch-major order: ``||candidate - golden|| /
     ||golden||`` per token; ``profiles`` holds, for each failed site, what its groups (heads,
     channels, experts, positions) deviate by. ``weights`` are the findings on the weights that both
     graphs really used, ``silent`` the sides whose port does not say. ``unfinished`` are the sweeps
-    that did not finish as a whole. ``settings`` are the keys of the compare command that differ
-    from the defaults, its two sides left out.
+    that did not finish as a whole, ``cautions`` what to know before trusting it. ``settings`` are
+    the keys of the compare command that differ from the defaults, its two sides left out.
 
     Raises ValueError on construction unless every site is counted exactly once.
     """
@@ -116,13 +119,14 @@ class Verdict:
     total: int
     outcome: Outcome
     whole: WholeModel
+    knows_chains: bool = False
     guilty: Guilt | None = None
     causes: tuple[Cause, ...] = ()
     weights: tuple[WeightFinding, ...] = ()
     silent: tuple[str, ...] = ()
-    unfinished: tuple[str, ...] = ()
+    unfinished: tuple[UnfinishedSweep, ...] = ()
     coverage: Coverage = field(default_factory=Coverage)
-    warnings: tuple[str, ...] = ()
+    cautions: tuple[Caution, ...] = ()
     token_errors: dict[str, list[float]] = field(default_factory=dict)
     profiles: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)

@@ -7,6 +7,7 @@ import re
 from layerparity.anatomy.block import label
 from layerparity.record.side import Side
 from layerparity.record.verdict import DECIDED, Outcome, Row, Verdict
+from layerparity.report.cautions import layer_classes_text
 from layerparity.report.measures import REL_L2
 from layerparity.report.stages import Stage, beside, first_to_fail, severity, stages
 
@@ -63,19 +64,9 @@ def whole_model(verdict: Verdict) -> str:
     in_part = f", {whole.in_part} in part" if whole.in_part else ""
     without = f", without {', '.join(whole.absent)}" if whole.absent else ""
     never = f", {' and '.join(whole.unexercised)} never exercised" if whole.unexercised else ""
-    unseen = f"; never compared: {', '.join(whole.unseen)}" if whole.unseen else ""
+    names = layer_classes_text(whole.unseen, verdict.coverage)
+    unseen = f"; never compared: {names}" if names else ""
     return f"{whole.outcome.value}, {compared}{in_part}{without}{never}{unseen}"
-
-
-def warning_lines(verdict: Verdict) -> list[str]:
-    """Return what a reader should know before trusting the verdict."""
-    silent = (
-        f"The {role}'s port does not say what weights its graph holds." for role in verdict.silent
-    )
-    unfinished = (
-        f"The sweep {each}: what did not finish was not compared." for each in verdict.unfinished
-    )
-    return [*verdict.warnings, *silent, *verdict.coverage.doubts, *unfinished]
 
 
 def run_text(side: Side) -> str:
@@ -86,13 +77,27 @@ def run_text(side: Side) -> str:
     return ",".join([first, *more]) if len(more) < 2 else f"{first} and {len(more)} more"
 
 
+def side_facts(side: Side) -> list[tuple[str, str]]:
+    """Return what a side ran on, as (what, text); a text is empty where nothing says."""
+    texts = {
+        "model": side.model,
+        "backend": side.backend,
+        "device": side.device,
+        "dtype": ", ".join(side.dtypes),
+        "port": side.port,
+        "scope": side.scope,
+        "feed": ", ".join(side.feeds),
+    }
+    return list(texts.items())
+
+
 def feed_note(verdict: Verdict) -> str:
     """Say what later failures mean under the candidate's feed; empty where it is unknown."""
     return {
         "isolated": "Every block was fed the golden's own input, so an error is the block's own.",
         "chained": "Each block was fed by the block before it, so what follows the first "
         "failure may only be inherited.",
-    }.get(verdict.candidate.feed, "")
+    }.get(verdict.candidate.only_feed, "")
 
 
 def first_failure(verdict: Verdict) -> Row | None:

@@ -14,6 +14,7 @@ from layerparity.record.portrait import FLOOR, Portrait
 from layerparity.record.verdict import Outcome, Verdict
 from layerparity.report import headline as words
 from layerparity.report.answer import Answer
+from layerparity.report.cautions import warning_lines
 from layerparity.report.columns import Columns
 from layerparity.report.distributions import quantile_plot, ulp_histogram, worst_header, worst_rows
 from layerparity.report.error_by_layer import error_by_layer
@@ -80,7 +81,7 @@ def _context(verdict: Verdict, answer: Answer | None) -> dict[str, Any]:
         "reason": reason,
         "words": words,
         "commands": reproduce(verdict),
-        "warnings": words.warning_lines(verdict),
+        "warnings": warning_lines(verdict),
         "evidence": {"weights": weight_rows(verdict), "coverage": coverage_lines(verdict)},
         "glyph": {outcome.value: glyph for outcome, glyph in words.GLYPH.items()},
         "heat_css": stylesheet(),
@@ -108,10 +109,9 @@ def _context(verdict: Verdict, answer: Answer | None) -> dict[str, Any]:
 
 def _sides(verdict: Verdict) -> list[tuple[str, str, str]]:
     """Return (what, golden's, candidate's) for all that either side has beside its run."""
-    golden, candidate = verdict.golden, verdict.candidate
-    names = ("model", "backend", "device", "dtype", "port", "scope", "feed")
-    pairs = [(name, getattr(golden, name), getattr(candidate, name)) for name in names]
-    return [pair for pair in pairs if pair[1] or pair[2]]
+    golden, candidate = words.side_facts(verdict.golden), words.side_facts(verdict.candidate)
+    pairs = zip(golden, candidate, strict=True)
+    return [(name, left, right) for (name, left), (_, right) in pairs if left or right]
 
 
 def _focus(verdict: Verdict) -> dict[str, Any] | None:

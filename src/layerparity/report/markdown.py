@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from layerparity.record.verdict import Outcome, Row, Verdict
 from layerparity.report import headline as words
 from layerparity.report.answer import Answer
+from layerparity.report.cautions import warning_lines
 from layerparity.report.distributions import worst_header, worst_rows
 from layerparity.report.headline import coverage_lines, weight_rows
 from layerparity.report.measures import REL_L2, limit_text, present
@@ -34,7 +35,7 @@ def render_markdown(verdict: Verdict, answer: Answer | None) -> str:
         answer_markdown(answer) if answer is not None else "",
         _plain(words.because(verdict)),
         f"Whole model: {_plain(words.whole_model(verdict))}",
-        _titled("Warnings", _list(words.warning_lines(verdict))),
+        _titled("Warnings", _list(warning_lines(verdict))),
         _titled("Runs", _runs(verdict)),
         _titled("Coverage", _coverage(verdict)),
         _titled("Weights", _table(["what", "tensors", "where and how"], weights)),
@@ -61,14 +62,14 @@ def answer_markdown(answer: Answer) -> str:
 
 
 def _runs(verdict: Verdict) -> str:
-    names = ("model", "backend", "device", "dtype", "port", "scope", "feed")
     sides = (verdict.golden, verdict.candidate)
     links = []
     for side in sides:
         name, url = _plain(side.name), words.followable(side.url)
         links.append(f"[{name}](<{url}>)" if url else name)
     lines = [["name", *links], ["run", *(_plain(words.run_text(side)) for side in sides)]]
-    lines += [[name, *(_plain(getattr(side, name)) for side in sides)] for name in names]
+    facts = zip(*(words.side_facts(side) for side in sides), strict=True)
+    lines += [[left[0], _plain(left[1]), _plain(right[1])] for left, right in facts]
     return _table(["", "golden", "candidate"], [line for line in lines if any(line[1:])])
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from layerparity.record.verdict import Outcome, Row, Verdict
 from layerparity.report import headline as words
+from layerparity.report.cautions import warning_lines
 from layerparity.report.headline import coverage_lines, weight_lines
 from layerparity.report.measures import REL_L2, numeral, present
 from layerparity.report.reasons import reason
@@ -93,7 +94,7 @@ def _caption(verdict: Verdict) -> str:
     lines += [f"skipped: {n} {why}" for why, n in skipped.most_common(_REASONS)]
     lines.append(f"whole model: {words.whole_model(verdict)}")
     lines += [*weight_lines(verdict), *coverage_lines(verdict)]
-    lines += [f"warning: {each}" for each in words.warning_lines(verdict)]
+    lines += [f"warning: {each}" for each in warning_lines(verdict)]
     return "\n".join(lines)
 
 

@@ -11,9 +11,8 @@ from layerparity.anatomy.site import DECODE, Kind, Site, SiteSpec
 from layerparity.ground.errors import UserError, memory_ran_out
 from layerparity.ground.files import tensor_digest, text_digest
 from layerparity.ground.profile import MemoryPeaks, StageProfile, anonymous_bytes
-from layerparity.record.manifest import Feed
+from layerparity.record.manifest import Feed, SitePatterns
 from layerparity.record.recorder import Recorder
-from layerparity.record.site_patterns import SitePatterns
 from layerparity.run.inputs.base import Inputs
 from layerparity.run.pass_result import PassResult, Specs, StageOutput, StageRecord, Tensors
 from layerparity.run.ports.base import Call, Observed, Port

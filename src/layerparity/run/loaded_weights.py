@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from layerparity.ground import console
 from layerparity.ground.errors import UserError
-from layerparity.record.site_patterns import SitePatterns
+from layerparity.record.manifest import SitePatterns
 from layerparity.run import open_backend, open_port
 from layerparity.run.ports.base import Assets
 

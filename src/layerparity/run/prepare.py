@@ -16,7 +16,7 @@ from layerparity.ground.errors import UserError
 from layerparity.machine.memory import refuse_small_limits
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.resolve import open_checkpoint
-from layerparity.record.site_patterns import SitePatterns
+from layerparity.record.manifest import SitePatterns
 from layerparity.run import goldens, open_backend, open_port, typed_keys
 from layerparity.run.inputs import _replay
 from layerparity.run.inputs.base import Inputs, Request

@@ -14,6 +14,14 @@ class Tolerance(Protocol):
 
     name: str
 
+    @property
+    def knows_rounding(self) -> bool:
+        """Whether it knows how far rounding goes; one that does not may fail a right 16-bit run."""
+
+    @property
+    def knows_chains(self) -> bool:
+        """Whether it knows what clean chains become; a right chain exceeds one that does not."""
+
     def limits(self) -> dict[str, float]:
         """Return the limits by name, for the record."""
 

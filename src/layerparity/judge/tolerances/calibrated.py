@@ -46,6 +46,16 @@ class CalibratedTolerance:
         "auto", "a job=calibrate run whose limits hold; auto: the newest; null: none"
     )
 
+    @property
+    def knows_rounding(self) -> bool:
+        """Yes: a noise floor is of the candidate's dtype."""
+        return True
+
+    @property
+    def knows_chains(self) -> bool:
+        """Yes: a chain is judged by the floors of clean chains."""
+        return True
+
     def limits(self) -> dict[str, float]:
         """Return the limits by metric."""
         names = (

@@ -27,6 +27,16 @@ class FixedTolerance:
     cosine_similarity: float = key(0.99, "cosine of both tensors, above")
     pearson: float = key(0.99, "correlation of both tensors, above")
 
+    @property
+    def knows_rounding(self) -> bool:
+        """No: its limits are the same at every site and for every dtype."""
+        return False
+
+    @property
+    def knows_chains(self) -> bool:
+        """No: it holds a chain to the limits of one block."""
+        return False
+
     def limits(self) -> dict[str, float]:
         """Return the limits by metric: a cosine distance for the cosine similarity."""
         return {

@@ -1,0 +1,81 @@
+"""Say in words what to know before trusting a verdict: cautions, silent ports, doubts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from layerparity.record.findings import Caution, CautionKind, Coverage, Doubt, DoubtKind
+from layerparity.record.verdict import Verdict
+
+# With a caution's side and values in their places.
+_CAUTIONS = {
+    CautionKind.UNNAMED_TENSORS: "{file} names no site for {count} tensors of '{run}', such as "
+    "{example}: they are left out.",
+    CautionKind.DAMAGED_PROFILE: "{text}",
+    CautionKind.REPEATED_SITES: "{count} sites stand in more than one run (such as {site}): the "
+    "newest counts, there '{run}'.",
+    CautionKind.SAME_EXPERIMENT: "Both sides are the same experiment ({backend} on {device}, port "
+    "{port}, {dtype}): that they agree shows only that it repeats itself.",
+    CautionKind.NO_FINGERPRINTS: "The {side} is a dump without fingerprints: nothing proves that "
+    "both were fed the same inputs and had the same weights.",
+    CautionKind.SYNTHETIC_INPUTS: "The {side}'s inputs are synthetic: real ones may show other "
+    "errors.",
+    CautionKind.ROUNDING_UNKNOWN: "The {tolerance} tolerance does not know how far 16-bit rounding "
+    "goes: it may fail a correct run.",
+}
+
+
+def warning_lines(verdict: Verdict) -> list[str]:
+    """Return what a reader should know before trusting the verdict."""
+    silent = (
+        f"The {role}'s port does not say what weights its graph holds." for role in verdict.silent
+    )
+    unfinished = (
+        f"The sweep {each.name} ended as {each.status}: what did not finish was not compared."
+        for each in verdict.unfinished
+    )
+    cautions = (caution_text(each) for each in verdict.cautions)
+    doubts = (doubt_text(each, verdict.coverage) for each in verdict.coverage.doubts)
+    return [*cautions, *silent, *doubts, *unfinished]
+
+
+def caution_text(caution: Caution) -> str:
+    """Return a caution as a sentence."""
+    return _CAUTIONS[caution.kind].format(side=caution.side, **caution.values)
+
+
+def doubt_text(doubt: Doubt, coverage: Coverage) -> str:
+    """Return what was never exercised; ``coverage`` is what the doubt is of."""
+    values = doubt.values
+    if doubt.kind is DoubtKind.LAYER_CLASSES:
+        seen = " and ".join(each.name for each in coverage.classes if each.judged)
+        only = f"only {seen} layers" if seen else "no layers"
+        return f"{only} were compared; {layer_classes_text(values['names'], coverage)} never"
+    if doubt.kind is DoubtKind.EXPERTS:
+        return (
+            f"layer {values['layer']}: experts {_ranges(values['experts'])} were never exercised, "
+            "and nothing shows that their weights are the same"
+        )
+    asked = values["max_new_tokens"]
+    return f"generate.max_new_tokens={asked} was asked for, and no decode step was compared"
+
+
+def layer_classes_text(names: Sequence[str], coverage: Coverage) -> str:
+    """Return classes of layers with the layers that are of them: ``moe (layers 0, 2)``."""
+    return ", ".join(
+        f"{each.name} (layer{'s' if len(each.layers) > 1 else ''} {_ranges(each.layers)})"
+        for each in coverage.classes
+        if each.name in names
+    )
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """Return ``0..3, 5`` for 0, 1, 2, 3, 5; two neighbours stay two."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts = [[f"{r[0]}..{r[-1]}"] if len(r) > 2 else [str(n) for n in r] for r in runs]
+    return ", ".join(text for part in parts for text in part)
