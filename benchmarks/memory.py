@@ -19,9 +19,8 @@ from layerparity.ground.files import tensor_digest
 from layerparity.judge.conclude import conclude
 from layerparity.judge.tolerances.calibrated import CalibratedTolerance
 from layerparity.record.folder import RunFolder, reference_file
-from layerparity.record.manifest import Feed, Manifest, ModelPrint, Record
+from layerparity.record.manifest import Feed, Manifest, ModelPrint, Record, SitePatterns
 from layerparity.record.references import ISOLATED, ReferenceEntry, ReferenceWriter, StoredFloor
-from layerparity.record.site_patterns import SitePatterns
 from layerparity.record.stored_run import from_folder
 
 LAYERS = 62

@@ -30,7 +30,7 @@ NAMES = (
     "ports",
     "profile",
 )
-LAST = ("troubleshooting", "benchmarks", "doctor", "install", "architecture")
+LAST = ("troubleshooting", "security", "benchmarks", "doctor", "install", "architecture")
 PAGES = [
     ROOT / "README.md",
     *(ROOT / "docs" / f"{name}.md" for name in (*NAMES, *LAST)),

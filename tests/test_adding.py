@@ -193,8 +193,11 @@ def far_off(portrait):
     return canvas(200.0, 40.0, "The element that is farthest off", f"Off by {words}.", drawn)
 '''
 IMPORT = r"from layerparity.report.far_off import far_off\n\g<0>"
-# The distributions of the guilty site stand side by side: a title, what it shows, the figure.
-ENTRY = r'\g<0> ("Farthest element", "How far it is off.", far_off(\1)),'
+# An anchor, a name in the navigation, a title, words and the figure.
+ENTRY = (
+    r'\g<0>\n        Figure("far", "Farthest", "Farthest element", "How far it is off.", '
+    r"far_off(verdict.portrait) if verdict.portrait else ''),"
+)
 
 ADDITIONS = {
     "family": Addition({f"{PACKAGE}/anatomy/families/gpt_neox.py": FAMILY}),
@@ -210,7 +213,7 @@ ADDITIONS = {
         {
             f"{PACKAGE}/report/html.py": (
                 (r"^from layerparity\.report\.svg import", IMPORT),
-                (r"quantile_plot\((\w+)\),\s*\),", ENTRY),
+                (r"metric_heatmap\(columns, verdict\.limits\),\s*\),", ENTRY),
             )
         },
     ),
@@ -322,7 +325,7 @@ def test_a_figure_is_in_the_report(compared: Compared) -> None:
     assert portrait is not None
     off = f"Off by {portrait.worst[0].error:.3g}."
     assert f'aria-label="The element that is farthest off. {off}"' in compared.page
-    assert "<h3>Farthest element</h3>" in compared.page
+    assert '<h2 id="far">Farthest element</h2>' in compared.page
 
 
 def test_a_job_is_in_the_help_and_runs(commands: Commands, compared: Compared) -> None:

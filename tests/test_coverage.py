@@ -128,8 +128,11 @@ def expert_prints(seed: int = 0, count: int = 4) -> dict[str, Any]:
 
 def with_prints(run: StoredRun, prints: dict[str, Any]) -> StoredRun:
     used = {stage: dict.fromkeys(held, "1") for stage, held in prints.items()}
-    (run.folder / "weights.json").write_text(json.dumps(used))
-    (run.folder / EFFECTIVE_WEIGHTS).write_text(json.dumps(prints))
+    manifest = run.files.read_manifest()
+    files = RunFolder(run.folder)
+    files.write_used_weights(used)
+    files.write_text(EFFECTIVE_WEIGHTS, json.dumps(prints))
+    files.write_manifest(manifest)
     return run
 
 

@@ -459,7 +459,7 @@ def test_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setattr(shutil, "disk_usage", lambda path, n=free: usage(1e12, 1e12, n))
         assert lines("disk", tracking=here)["disk"].state is state
     monkeypatch.undo()
-    monkeypatch.setattr(disk, "_kind", lambda folder: "tmpfs")
+    monkeypatch.setattr(disk, "kind_of", lambda folder: "tmpfs")
     assert "which is memory" in lines("disk", tracking=here)["disk"].found
 
 

@@ -298,6 +298,26 @@ def test_a_link_out_of_the_dump_is_refused(golden: StoredRun, tmp_path: Path) ->
         compare(golden, run)
 
 
+def test_a_file_of_many_tensors_is_opened_once_for_their_names_and_once_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading a header takes as long as it has tensors: once for each would be quadratic."""
+    from layerparity.ground import files
+    from layerparity.judge.dumps import open_dump
+
+    save_file(
+        {f"t{n}": torch.full((2,), float(n)) for n in range(300)}, tmp_path / "all.safetensors"
+    )
+    sites = {f"t{n}": f"layers.{n}:out" for n in range(300)}
+    (tmp_path / "names.json").write_text(json.dumps(sites))
+    opened, usual = [], files._opened
+    monkeypatch.setattr(files, "_opened", lambda *args: (opened.append(args), usual(*args))[1])
+    source = open_dump(from_folder(tmp_path))
+    loaded = [source.load(record) for record in source.manifest.records]
+    assert [float(each[0]) for each in loaded] == [float(n) for n in range(300)]
+    assert len(opened) == 2
+
+
 def test_a_dump_of_several_dtypes_has_each_of_them(golden: StoredRun, tmp_path: Path) -> None:
     tensors = {n: x.bfloat16() if n.startswith("layer_0") else x for n, x in values().items()}
     found = compare(golden, dump(tmp_path / "dump", tensors, form="safetensors"))

@@ -88,7 +88,8 @@ def test_what_is_written_is_read_back(run: Path) -> None:
     for record in manifest.records:
         assert torch.equal(files.read_tensor(record), sites()[str(record.site)])
     files.write_manifest(manifest)
-    assert files.read_manifest() == manifest
+    # Only what the very same object wrote is vouched for.
+    assert files.read_manifest() == replace(manifest, files={})
     stored = StoredReferences(run, manifest.reference)
     entry = stored.find("layers.0", ISOLATED, Site.parse("layers.0:out"))
     assert entry is not None and torch.equal(stored.reference(entry), sites()["layers.0:out"])
@@ -113,6 +114,8 @@ def test_optional_files_may_be_absent(run: Path) -> None:
     for name in (names.CONFIG, names.PROMPTS, names.USED_WEIGHTS, names.EFFECTIVE_WEIGHTS):
         (run / name).unlink()
     (run / names.PROFILE).unlink()
+    raw = json.loads((run / names.MANIFEST).read_text())
+    (run / names.MANIFEST).write_text(json.dumps({**raw, "files": {}}))
     files = RunFolder(run)
     assert (files.read_config(), files.read_prompts()) == ({}, [])
     assert (files.read_used_weights(), files.read_effective_weights()) == ({}, {})

@@ -20,7 +20,8 @@ from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.page_pool import PagePool
 from layerparity.record.guilt import Guilt
 from layerparity.selftest.cells import GridCell, Setting, clean_cells, fault_cells, spread
-from layerparity.selftest.models import BLOCK, FP8, quantise
+from layerparity.selftest.grid import modules_of
+from layerparity.selftest.models import BLOCK, FP8, make_model, quantise
 from layerparity.selftest.outcomes import CellResult, Ending, ending_of, upper_bound
 from layerparity.selftest.table import fault_table, mutation_table, summary, wrong_table
 from layerparity.selftest.upcast import upcast
@@ -28,6 +29,11 @@ from layerparity.selftest.upcast import upcast
 HERE = Setting("tiny", "one prompt", "bfloat16")
 FAULTY = GridCell(HERE, "qk_norm_skipped", {}, 3, "self_attn.q_norm", "qk_norm_skipped")
 CLEAN = GridCell(HERE, "8 shards", {})
+OWN_KINDS = {
+    "falcon": {"mlp", "self_attention"},
+    "gpt_neox": {"mlp", "attention"},
+    "jamba": {"mamba", "feed_forward"},
+}
 
 
 def test_first_middle_and_last_layers_are_taken_once() -> None:
@@ -152,6 +158,23 @@ def test_an_unknown_fault_is_refused(cli: Callable[..., Ended]) -> None:
     ended = cli("experiment=selftest", "job.faults=[nonsense]")
     assert ended.exit == Exit.USER
     assert "There is no fault 'nonsense'" in ended.err
+
+
+def test_a_model_that_cannot_be_made_is_one_line(cli: Callable[..., Ended]) -> None:
+    ended = cli("job=selftest", "job.known=false", "job.clean=false", "job.blocks=[nobody]")
+    assert ended.exit == 2
+    assert "A small 'nobody' cannot be made" in ended.err
+    assert ended.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("model", ["falcon", "gpt_neox", "jamba"])
+def test_a_model_of_any_architecture_is_made_with_every_kind_of_its_blocks(
+    tmp_path: Path, model: str
+) -> None:
+    modules = modules_of(Checkpoint(make_model(model, tmp_path)))
+    assert all(modules.values())
+    kinds = {name.partition(".")[0] for names in modules.values() for name in names}
+    assert OWN_KINDS[model] <= kinds
 
 
 def test_a_buffer_in_float32_is_named_by_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:

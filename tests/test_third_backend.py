@@ -64,14 +64,14 @@ def third(
         (modules / f"{name}.py").write_text(SOURCE.format(name=name, says=says))
         (conf / "backend" / f"{name}.yaml").write_text(YAML.format(name=name))
     monkeypatch.setattr(backends, "__path__", [*backends.__path__, str(modules)])
-    registry._names.cache_clear()
+    registry.names.cache_clear()
     real = resources.shipped
     for module in (resources, help, command_keys):
         monkeypatch.setattr(module, "shipped", lambda name: conf if name == "conf" else real(name))
     shared = (f"tracking.folder={tmp_path / 'runs'}", "device_map=cpu", "scope=single", "layer=0")
     yield lambda *words: cli(*words, *shared)
     monkeypatch.undo()
-    registry._names.cache_clear()
+    registry.names.cache_clear()
 
 
 def only_run(folder: Path) -> Manifest:

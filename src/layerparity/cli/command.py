@@ -9,6 +9,7 @@ from typing import Any
 from layerparity.cli import help as help_text
 from layerparity.ground.errors import UserError, nearest
 from layerparity.ground.quoting import quoted
+from layerparity.ground.secrets import refuse_login
 from layerparity.settings import config
 
 _STRUCT = re.compile(r"(?:Key '([\w.]+)' (?:is )?not in|Could not override '([^']+)')")
@@ -47,6 +48,9 @@ def check_overrides(overrides: Sequence[str], multirun: bool) -> None:
                 f"{argument} is a list of values. As one value: {quoted(argument)}; "
                 "to sweep over it, add -m."
             )
+        if override.key_or_group == "tracking.uri":
+            # Hydra prints a command line before the key is read.
+            refuse_login(argument)
         _check_choice(override)
 
 

@@ -103,14 +103,14 @@ def _job(composed: Any) -> int:
 
 def _dispatch(composed: Any) -> Exit:
     from hydra.errors import HydraException
-    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     from layerparity.cli import command
     from layerparity.ground import registry
+    from layerparity.settings.config import checked
 
     try:
-        config: Any = OmegaConf.to_object(composed)
+        config = checked(composed)
         steps = getattr(config.job, "steps", ())
         # The first word of a sequence's step that cannot be meant ends it before its first step.
         for number, step in enumerate(steps, start=1):

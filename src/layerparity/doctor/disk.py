@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from layerparity.doctor.base import Check, Result, Section, ok, problem, warning
 from layerparity.ground.console import bytes_text
+from layerparity.machine.file_system import IN_MEMORY, kind_of
 from layerparity.settings.tracking import read_config
 from layerparity.tracking.health import describe
 
@@ -22,7 +23,6 @@ SAMPLE = 128 << 20
 _TOO_LITTLE = 1e9
 _LITTLE = 20e9
 _SLOW = 100e6
-_IN_MEMORY = ("tmpfs", "ramfs")
 _CURE = "make room, or choose another folder with tracking.folder=FOLDER"
 _CHUNK = 8 << 20
 
@@ -38,11 +38,11 @@ def check_disk(config: Config) -> Iterator[Result]:
         return
     free = shutil.disk_usage(folder).free
     found = f"{bytes_text(free)} free at {root}"
-    kind = _kind(folder)
+    kind = kind_of(folder)
     if free < _TOO_LITTLE:
         yield problem("disk", found, _CURE)
         return
-    if kind in _IN_MEMORY:
+    if kind in IN_MEMORY:
         cure = "choose a folder on a disk with tracking.folder=FOLDER"
         yield warning("disk", f"{found}, which is memory ({kind}): runs are lost with it", cure)
     elif free < _LITTLE:
@@ -64,15 +64,6 @@ def _speed_line(folder: Path) -> Result:
         cure = "keep runs on a local disk with tracking.folder=FOLDER"
         return warning("disk speed", f"{found}: comparisons will wait for it", cure)
     return ok("disk speed", found)
-
-
-def _kind(folder: Path) -> str:
-    """Return the kind of file system a folder is on, as the kernel calls it."""
-    import psutil
-
-    mounts = psutil.disk_partitions(all=True)
-    inside = [part for part in mounts if folder.is_relative_to(part.mountpoint)]
-    return max(inside, key=lambda part: len(part.mountpoint)).fstype if inside else ""
 
 
 def check_store(config: Config) -> Iterator[Result]:

@@ -15,6 +15,8 @@ from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from typing import Any
 
+from layerparity.ground.secrets import redacted
+
 _LOG_EVERY_SECONDS = 5.0
 
 
@@ -33,19 +35,19 @@ _relayed: list[bool] = []
 def say(text: str) -> None:
     """Print one line of progress or result."""
     if not _briefs:
-        print(text, flush=True)
+        print(redacted(text), flush=True)
 
 
 def note(text: str) -> None:
     """Print what a user should know of how a run was made; in brief, once."""
     if _relayed:
-        print(json.dumps({"note": text}), flush=True)
+        print(json.dumps({"note": redacted(text)}), flush=True)
         return
     if _briefs:
         if text in _briefs[-1].noted:
             return
         _briefs[-1].noted.add(text)
-    print(f"note: {text}", flush=True)
+    print(f"note: {redacted(text)}", flush=True)
 
 
 @contextmanager
@@ -77,7 +79,7 @@ def relay(lines: Iterable[str]) -> None:
 
 def complain(text: str) -> None:
     """Print one message to standard error."""
-    print(text, file=sys.stderr, flush=True)
+    print(redacted(text), file=sys.stderr, flush=True)
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -85,7 +87,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> 
     from rich.table import Table
 
     grid = Table(title=title, title_justify="left", header_style="bold")
-    body = [[str(cell) for cell in row] for row in rows]
+    body = [[redacted(str(cell)) for cell in row] for row in rows]
     for index, column in enumerate(columns):
         numeric = bool(body) and all(_is_number(row[index]) for row in body)
         grid.add_column(column, justify="right" if numeric else "left", overflow="fold")

@@ -36,7 +36,8 @@ def _literal(value: object) -> str:
         return f"[{','.join(_literal(each) for each in value)}]"
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
-    text = str(value)
+    # A stored text that looks like an interpolation is that text, not a look at the environment.
+    text = str(value).replace("${", "\\${")
     if not isinstance(value, str) or (_WORD.fullmatch(text) and not _NO_TEXT.fullmatch(text)):
         return text
     return _text(text)

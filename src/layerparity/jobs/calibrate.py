@@ -22,7 +22,7 @@ class Settings:
 
     name: str = "calibrate"
     runs: list[str] = key([], "comparisons known to be good: [id,...]")
-    margin: float = key(1.5, "factor of the largest value seen that a limit lets pass")
+    margin: float = key(1.5, "factor of the largest value seen that a limit lets pass", least=1)
 
 
 def run(config: Config) -> Exit:
@@ -36,8 +36,6 @@ def run(config: Config) -> Exit:
     job = config.job
     if not job.runs:
         raise UserError("job=calibrate wants comparisons known to be good: job.runs=[id,...].")
-    if job.margin < 1:
-        raise UserError(f"job.margin={job.margin}: give 1 or more.")
     store = open_store(config.tracking)
     runs = [store.find(name, kind=COMPARISON)[0] for name in job.runs]
     comparisons = [(each, stored_verdict(each)) for each in runs]

@@ -35,8 +35,8 @@ class Settings:
     models: list[str] = key([SHIPPED, "qwen3_moe", FP8], "models to plant faults in")
     dtypes: list[str] = key(["bfloat16", "float32"], "floating types to plant faults in")
     clean: bool = key(True, "run the clean variants, which must raise no alarm")
-    mutations: int = key(0, "how many random faults to plant as well")
-    seed: int = key(0, "seed of the random faults")
+    mutations: int = key(0, "how many random faults to plant as well", least=0)
+    seed: int = key(0, "seed of the random faults", least=0)
     blocks: list[str] = key([], "models of which every module is made wrong in turn")
 
 

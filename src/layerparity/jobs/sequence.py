@@ -10,7 +10,7 @@ from layerparity.anatomy.site import overlap
 from layerparity.ground import console, registry
 from layerparity.ground.errors import Exit, UserError
 from layerparity.run import typed_keys
-from layerparity.settings.config import Config
+from layerparity.settings.config import Config, checked
 from layerparity.settings.key import key
 
 NAME = "sequence"
@@ -103,7 +103,7 @@ def _composed(words: Sequence[str], shared: SharedKeys) -> Any:
     for path, value in shared.values.items():
         if not any(overlap(path, each) for each in settled):
             OmegaConf.update(made, path, value, force_add=True)
-    return OmegaConf.to_object(made)
+    return checked(made)
 
 
 def _beyond(made: Any, groups: Mapping[str, str]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ class Settings:
     """conf/job/ui.yaml. ``host`` must be a loopback address."""
 
     name: str = "ui"
-    port: int = key(5000, "port of the MLflow UI")
+    port: int = key(5000, "port of the MLflow UI", least=0, most=65535)
     host: str = key("127.0.0.1", "address to serve at; loopback only")
 
 

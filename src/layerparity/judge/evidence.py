@@ -85,9 +85,14 @@ def _model_of(golden: Source) -> dict[str, Any]:
 
 def _tokens(golden: Source, phase: str) -> Tokens:
     """Return where each real token stands, from the golden's attention mask [batch, token]."""
-    if golden.mask is None:
+    try:
+        real = golden.mask
+    except UserError:
+        # A stored comparison is judged again without the tensors of its runs.
+        real = None
+    if real is None:
         return Tokens()
-    mask = golden.mask.int().tolist()
+    mask = real.int().tolist()
     padded = frozenset(row for row, line in enumerate(mask) if 0 in line)
     if phase == DECODE:
         return Tokens(tuple(range(len(mask))), tuple(len(mask) * [1]), padded)

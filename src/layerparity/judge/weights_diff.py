@@ -7,11 +7,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from layerparity.anatomy.blocks import Blocks
 from layerparity.anatomy.site import Place, overlap, within
-from layerparity.judge.weights_kind import altered, instead, is_constant, is_visible, same_values
+from layerparity.judge.weights_kind import (
+    WeightFate,
+    altered,
+    instead,
+    is_constant,
+    is_visible,
+    same_values,
+)
 from layerparity.record.findings import CHANGED_DTYPE, WeightFinding
 from layerparity.record.manifest import WeightPrint
 
@@ -33,8 +40,7 @@ class _Case:
     actual: WeightPrint | None
     loaded: bool
     target: str = ""
-    what: str = ""
-    words: str = ""
+    fate: WeightFate = field(default_factory=lambda: WeightFate("", ""))
 
     @property
     def place(self) -> tuple[str, str]:
@@ -78,8 +84,7 @@ def diff_side(
     owners = dict(_owners(believed)) | dict(_owners(prints))
     swapped, wrong = _reordered_groups(cases), {case.name for case in cases}
     for index, case in enumerate(cases):
-        what, words = _what(case, owners, wrong, swapped)
-        cases[index] = replace(case, what=what, words=words)
+        cases[index] = replace(case, fate=_fate(case, owners, wrong, swapped))
 
     def forward(finding: WeightFinding) -> tuple[tuple[int, int, int], int, str]:
         stage = Place.parse(finding.stage).site("in")
@@ -131,30 +136,32 @@ def _target(stage: str, name: str, prints: Iterable[WeightPrint | None]) -> str:
     return f"{stage}.{_STORED_AS.sub('mlp.', inside)}" if fits and inside else ""
 
 
-def _what(
-    case: _Case, owners: Mapping[str, str], wrong: set[str], swapped: Mapping[str, str]
-) -> tuple[str, str]:
-    """Return what became of a tensor, one of `WeightFinding.what`, and that in words."""
+def _fate(
+    case: _Case, owners: Mapping[str, str], wrong: set[str], swapped: Mapping[str, list[str]]
+) -> WeightFate:
+    """Return what became of a tensor."""
     expected, actual = case.expected, case.actual
     if actual is None:
-        loaded = "was loaded, but nothing in the graph holds it"
-        return ("missing", loaded) if case.loaded else ("never_loaded", "never loaded")
+        lost = WeightFate("missing", "was loaded, but nothing in the graph holds it")
+        return lost if case.loaded else WeightFate("never_loaded", "never loaded")
     assert expected is not None
     if not case.loaded:
-        return "never_loaded", f"never loaded: {instead(expected, actual)}"
+        return WeightFate("never_loaded", f"never loaded: {instead(expected, actual)}")
     owner = None if is_constant(actual) else owners.get(actual.digest)
     if owner is not None and owner != case.name:
         what = "reordered" if owner in wrong else "loaded_twice"
-        return what, f"holds the values of {_short(owner, case.name)}"
+        return WeightFate(what, f"holds the values of {_short(owner, case.name)}", (owner,))
     if case.name in swapped:
-        return "reordered", swapped[case.name]
+        modules = swapped[case.name]
+        words = f"holds other rows: {', '.join(modules)} were fused or split in the wrong order"
+        return WeightFate("reordered", words, tuple(modules))
     if not expected.sketch:
-        return "changed_value", "does not hold the values that the golden holds"
+        return WeightFate("changed_value", "does not hold the values that the golden holds")
     return altered(expected, actual)
 
 
-def _reordered_groups(cases: list[_Case]) -> dict[str, str]:
-    """Return, by name, the tensors of one parent that hold one another's values in other rows."""
+def _reordered_groups(cases: list[_Case]) -> dict[str, list[str]]:
+    """Return, by name, the modules of one parent that hold one another's values in other rows."""
     groups: dict[str, list[_Case]] = {}
     for case in cases:
         expected, actual = case.expected, case.actual
@@ -164,9 +171,8 @@ def _reordered_groups(cases: list[_Case]) -> dict[str, str]:
     for group in groups.values():
         pairs = [(c.expected, c.actual) for c in group if c.expected and c.actual]
         if len(group) > 1 and same_values([p[0] for p in pairs], [p[1] for p in pairs]):
-            modules = ", ".join(sorted({case.place[0].rpartition(".")[2] for case in group}))
-            words = f"holds other rows: {modules} were fused or split in the wrong order"
-            swapped.update({case.name: words for case in group})
+            modules = sorted({case.place[0].rpartition(".")[2] for case in group})
+            swapped.update({case.name: modules for case in group})
     return swapped
 
 
@@ -174,7 +180,7 @@ def _faults(cases: list[_Case], side: str) -> list[WeightFinding]:
     """Return a finding for each place and kind of fault; experts that end alike share one."""
     alike: dict[tuple[str, str, str, str], list[_Case]] = {}
     for case in cases:
-        alike.setdefault((case.stage, *case.place, case.what), []).append(case)
+        alike.setdefault((case.stage, *case.place, case.fate.what), []).append(case)
     whose = "" if side == "candidate" else f"{side}: "
     faults = []
     for (stage, module, leaf, what), group in alike.items():
@@ -188,9 +194,11 @@ def _faults(cases: list[_Case], side: str) -> list[WeightFinding]:
             layer=place.layer,
             component=place.module,
             what=what,
-            text=f"{whose}{module}: {leaf}{some or one} {group[0].words}",
+            text=f"{whose}{module}: {leaf}{some or one} {group[0].fate.words}",
             side=side,
             count=len(group),
+            holds=group[0].fate.holds,
+            lacks=group[0].fate.lacks,
         )
         faults.append(fault)
     return faults

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from layerparity.record.manifest import WeightPrint
 
@@ -12,15 +13,29 @@ _SEEN = 1e-4
 _FP8, _FP8_LARGEST = "float8_e4m3fn", 448.0
 # Scales are far below 1: weights without them are larger by more than this.
 _UNSCALED = 8.0
+_SCALE = "weight_scale_inv"
 
 
-def altered(expected: WeightPrint, actual: WeightPrint) -> tuple[str, str]:
-    """Return what became of a tensor, one of `WeightFinding.what`, and that in words."""
+@dataclass(frozen=True)
+class WeightFate:
+    """What became of a tensor: ``what``, ``holds`` and ``lacks`` as of `WeightFinding`, and words.
+
+    The words follow the tensor's name: ``never loaded``.
+    """
+
+    what: str
+    words: str
+    holds: tuple[str, ...] = ()
+    lacks: str = ""
+
+
+def altered(expected: WeightPrint, actual: WeightPrint) -> WeightFate:
+    """Return what became of a tensor whose values are not those it should hold."""
     if is_constant(actual) and not is_constant(expected):
         why = "a constant of the graph, or never filled"
-        return "constant", f"never loaded: {instead(expected, actual)} ({why})"
+        return WeightFate("constant", f"never loaded: {instead(expected, actual)} ({why})")
     if same_values([expected], [actual]) and is_visible(expected, actual):
-        return "reordered", "holds the checkpoint's values in another order"
+        return WeightFate("reordered", "holds the checkpoint's values in another order")
     return _change(expected, actual)
 
 
@@ -35,25 +50,27 @@ def is_finite(print_: WeightPrint) -> bool:
     return math.isfinite(print_.stats["l2"])
 
 
-def _change(expected: WeightPrint, actual: WeightPrint) -> tuple[str, str]:
+def _change(expected: WeightPrint, actual: WeightPrint) -> WeightFate:
     """Return what became of a tensor that is neither a constant nor the right values reordered."""
     if not is_finite(actual):
-        return "changed_value", "holds NaN or Inf"
+        return WeightFate("changed_value", "holds NaN or Inf")
     right, own = (max(-each.stats["min"], each.stats["max"]) for each in (expected, actual))
     if actual.stored == _FP8 and own > _UNSCALED * right:
         # Scaled to the type's whole range, the largest number as stored is its largest.
         fate = "dropped" if _FP8_LARGEST / 2 < own <= _FP8_LARGEST else "not multiplied by"
         largest = f"is up to {_number(own)} instead of {_number(right)}"
-        return "changed_value", f"{largest}: its weight_scale_inv was {fate}"
+        words = f"{largest}: its {_SCALE} was {fate}"
+        return WeightFate("changed_value", words, lacks=_SCALE)
     if averaged(expected, actual) and not cosine(expected, actual) > 0.99:
         spread = f"{_number(expected.stats['std'])} to {_number(actual.stats['std'])}"
-        return "changed_value", f"changed: averaged, its spread fell from {spread}"
+        return WeightFate("changed_value", f"changed: averaged, its spread fell from {spread}")
     if not related(expected, actual):
-        return "never_loaded", f"never loaded: {instead(expected, actual)}"
+        return WeightFate("never_loaded", f"never loaded: {instead(expected, actual)}")
     change = relative_change(expected, actual)
     scale = actual.stats["l2"] / expected.stats["l2"] if expected.stats["l2"] else 0.0
     size = f"{100 * change:.2g} %" if change > _SEEN else "less than 0.01 %"
-    return "changed_value", f"changed by {size}, its norm by a factor of {scale:.{_DIGITS}g}"
+    words = f"changed by {size}, its norm by a factor of {scale:.{_DIGITS}g}"
+    return WeightFate("changed_value", words)
 
 
 def is_visible(expected: WeightPrint, actual: WeightPrint) -> bool:

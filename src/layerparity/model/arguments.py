@@ -43,14 +43,21 @@ def block_arguments(
     batch, tokens = position_ids.shape
     decoder, stubs = _stubbed(skeleton)
     hidden = torch.zeros(batch, tokens, skeleton.config.hidden_size, dtype=dtype or skeleton.dtype)
+    given = {
+        "inputs_embeds": hidden,
+        "attention_mask": attention_mask,
+        "position_ids": position_ids,
+        "past_key_values": past,
+        "use_cache": past is not None,
+    }
     with torch.no_grad():
-        decoder(
-            inputs_embeds=hidden,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past,
-            use_cache=past is not None,
-        )
+        try:
+            decoder(**given)
+        except IndexError:
+            # Some decoders take the first of what a block returns.
+            for stub in stubs:
+                stub.returns_tuple = True
+            decoder(**given)
     dropped = (*CACHE_NAMES, "use_cache")
     return [{k: v for k, v in stub.seen.items() if k not in dropped} for stub in stubs]
 
@@ -98,6 +105,7 @@ def _stub(layer: nn.Module) -> Any:
 
     class Stub(nn.Module):
         seen: dict[str, Any]
+        returns_tuple = False
 
         def __getattr__(self, name: str) -> Any:
             # Some decoders ask a block what kind it is (attention_type) to choose its mask.
@@ -106,6 +114,6 @@ def _stub(layer: nn.Module) -> Any:
         def forward(self, hidden_states: Any, *unnamed: Any, **arguments: Any) -> Any:
             names = [*inspect.signature(layer.forward).parameters][1:]
             self.seen = dict(zip(names, unnamed, strict=False)) | arguments
-            return hidden_states
+            return (hidden_states,) if self.returns_tuple else hidden_states
 
     return Stub()

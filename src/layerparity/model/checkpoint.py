@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from layerparity.anatomy.sizes import EXPERT_KEYS
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import text_digest
 from layerparity.model import weight_types
@@ -21,6 +22,16 @@ if TYPE_CHECKING:
     from layerparity.model.tensor_hashes import TensorHashes
 
 INDEX = "model.safetensors.index.json"
+_SIZES = (
+    "num_hidden_layers",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    *EXPERT_KEYS,
+)
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 # Keys that say where or how a config was written, not what the architecture is.
 _CONFIG_NOISE = {
@@ -101,6 +112,25 @@ class Checkpoint:
             if weight_types.is_scale(name)
             and (owner is None or owner.dtype not in weight_types.STORED)
         ]
+
+    def refuse_other_sizes(self) -> None:
+        """Raise UserError where config.json has a size that no tensor of the checkpoint has.
+
+        It would be built, and a number of blocks with nine digits is never built.
+        """
+        largest = max(max(each.shape, default=1) for each in self.tensors.values())
+        config = self.config.get("text_config")
+        sizes = config if isinstance(config, dict) else self.config
+        for key in _SIZES:
+            value = sizes.get(key)
+            layers = key == "num_hidden_layers"
+            held = len(self.tensors) if layers else max(largest, len(self.tensors))
+            if type(value) is int and value > held:
+                what = f"{held} tensors" if layers else f"no size above {held}"
+                raise UserError(
+                    f"{self.folder / 'config.json'} has {key}={value}, and the weights have "
+                    f"{what}: they are not of one model; fetch both again."
+                )
 
     @cached_property
     def block(self) -> tuple[int, int]:

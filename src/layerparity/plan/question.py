@@ -146,8 +146,6 @@ def batch_of(config: Config, model: Mapping[str, Any], stages: tuple[str, ...]) 
         inputs = registry.load("run.inputs", source).prepare(config.inputs, request)
         sequences, tokens = inputs.attention_mask.shape
         return Batch(int(sequences), int(tokens), new, inputs.chosen)
-    if source == "random" and config.inputs.batch < 1:
-        raise UserError(f"inputs.batch={config.inputs.batch}: give 1 or more.")
     if source == "random":
         sequences, length = config.inputs.batch, _RANDOM
     else:

@@ -24,7 +24,8 @@ class WeightFinding:
     ``never_loaded``, ``missing``, ``constant``, ``loaded_twice``, ``reordered``, ``changed_value``
     and ``changed_dtype``, of which only the last is no fault. ``side`` is ``golden`` or
     ``candidate``; ``text`` says it whole, ``layers.0.mlp.gate: e_score_correction_bias never
-    loaded``.
+    loaded``. ``holds`` is whose values it holds instead: a stored tensor, or modules whose rows are
+    mixed; ``lacks`` is what was not applied to it, ``weight_scale_inv``.
     """
 
     name: str
@@ -35,6 +36,8 @@ class WeightFinding:
     text: str
     side: str = "candidate"
     count: int = 1
+    holds: tuple[str, ...] = ()
+    lacks: str = ""
 
     @property
     def is_fault(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,18 +19,17 @@ from layerparity.ground.files import (
     RUN_AGAIN,
     damaged,
     inside,
-    read_json,
     read_tensor,
     read_tensors,
     reading,
     tensor_digest,
-    tensor_names,
     text_digest,
     whole_file,
     write_text,
     writing,
 )
 from layerparity.ground.profile import RunProfile
+from layerparity.ground.secrets import redacted
 from layerparity.record.manifest import OLDEST, SCHEMA, Manifest, Record, WeightPrint, with_capture
 
 if TYPE_CHECKING:
@@ -67,13 +67,15 @@ def reference_file(stage: str, feed: str) -> str:
 class RunFolder:
     """The folder of one run.
 
-    A file appears whole or not at all, and the manifest last. Writers raise UserError where the
-    disk refuses, readers where a file is missing or damaged.
+    A file appears whole or not at all, and the manifest last; it lists the hashes of the others.
+    Writers raise UserError where the disk refuses, readers where a file is missing, damaged or
+    not the one that was written.
     """
 
     def __init__(self, where: Path | Callable[[str], Path]) -> None:
         """``where`` is the folder, or returns where a file of it lies, and for "" the folder."""
         self.locate = where.joinpath if isinstance(where, Path) else where
+        self._written: dict[str, str] = {}
 
     @property
     def path(self) -> Path:
@@ -85,20 +87,26 @@ class RunFolder:
         """Whether a run finished here."""
         return self.locate(MANIFEST).is_file()
 
-    def write_manifest(self, manifest: Manifest) -> None:
-        """Write the manifest, which makes the folder a finished run."""
-        text = json.dumps(asdict(manifest), default=str, indent=1, sort_keys=True)
-        self.write_text(MANIFEST, text)
+    def write_manifest(self, manifest: Manifest) -> str:
+        """Write the manifest, which makes the folder a finished run; return its hash.
 
-    def read_manifest(self) -> Manifest:
-        """Return the manifest."""
+        It lists the files of text that this very object wrote.
+        """
+        listed = {**asdict(manifest), "files": self._written}
+        return self.write_text(MANIFEST, json.dumps(listed, default=str, indent=1, sort_keys=True))
+
+    def read_manifest(self, digest: str | None = None) -> Manifest:
+        """Return the manifest, which must have this hash where one is given."""
         path = self.locate(MANIFEST)
         if not path.is_file():
             raise UserError(
                 f"No {MANIFEST} in {path.parent}: the run did not finish; run it again."
             )
         with reading(path):
-            raw = json.loads(path.read_text(encoding="utf-8"))
+            text = path.read_text(encoding="utf-8")
+            if digest is not None and text_digest(text) != digest:
+                raise damaged(path, "it is not the one that the run wrote")
+            raw = json.loads(text)
             schema = raw.get("schema", OLDEST) if isinstance(raw, dict) else OLDEST
             if isinstance(schema, int) and schema > SCHEMA:
                 raise UserError(
@@ -125,12 +133,12 @@ class RunFolder:
         """Return the configuration that the run was made with; empty where it is not kept."""
         import yaml
 
-        path = self.locate(CONFIG)
-        if not path.is_file():
+        text = self._read_text(CONFIG)
+        if text is None:
             return {}
-        with reading(path):
+        with reading(self.locate(CONFIG)):
             try:
-                raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+                raw = yaml.safe_load(text)
             except yaml.YAMLError as error:
                 raise ValueError(error) from error
             config: dict[str, Any] = decode(dict[str, Any], raw)
@@ -150,10 +158,9 @@ class RunFolder:
 
     def read_mask(self) -> torch.Tensor | None:
         """Return the attention mask as bool [batch, token], true at real tokens; None for none."""
-        path = self.locate(INPUTS)
-        if not path.is_file() or _MASK not in tensor_names(path):
-            return None
-        return read_tensor(path, _MASK).bool()
+        listed = self._manifest.inputs if self.is_run else {}
+        # All of them: where a token was changed, the mask is not to be believed either.
+        return self.read_inputs(listed)[_MASK].bool() if _MASK in listed else None
 
     def write_prompts(self, texts: Sequence[str]) -> None:
         """Write the prompts, one a row of the batch."""
@@ -161,9 +168,8 @@ class RunFolder:
 
     def read_prompts(self) -> list[str]:
         """Return the prompts; empty where the run had none."""
-        path = self.locate(PROMPTS)
-        texts: list[str] = read_json(path, list[str]) if path.is_file() else []
-        return texts
+        texts: list[str] | None = self._read_json(PROMPTS, list[str])
+        return texts or []
 
     def write_used_weights(self, used: Mapping[str, Mapping[str, str]]) -> None:
         """Write the hashes of the checkpoint's tensors that each stage used, by stage and name."""
@@ -171,9 +177,8 @@ class RunFolder:
 
     def read_used_weights(self) -> UsedWeights:
         """Return the hashes of the checkpoint's tensors, by stage and name; empty where unknown."""
-        path = self.locate(USED_WEIGHTS)
-        used: UsedWeights = read_json(path, UsedWeights) if path.is_file() else {}
-        return used
+        used: UsedWeights | None = self._read_json(USED_WEIGHTS, UsedWeights)
+        return used or {}
 
     def write_effective_weights(self, prints: Mapping[str, Mapping[str, WeightPrint]]) -> None:
         """Write the prints of the weights that each stage's graph held, by stage and name."""
@@ -181,12 +186,11 @@ class RunFolder:
 
     def read_effective_weights(self) -> EffectiveWeights:
         """Return the prints of the weights, by stage and name; empty where the run does not say."""
-        path = self.locate(EFFECTIVE_WEIGHTS)
-        prints: EffectiveWeights = read_json(path, EffectiveWeights) if path.is_file() else {}
+        prints: EffectiveWeights = self._read_json(EFFECTIVE_WEIGHTS, EffectiveWeights) or {}
         for named in prints.values():
             for name, each in named.items():
                 if not each.is_whole:
-                    raise damaged(path, f"{name} lacks statistics")
+                    raise damaged(self.locate(EFFECTIVE_WEIGHTS), f"{name} lacks statistics")
         return prints
 
     def write_profile(self, profile: RunProfile) -> None:
@@ -195,11 +199,11 @@ class RunFolder:
 
     def read_profile(self) -> RunProfile | None:
         """Return where the run's time and memory went; None where it is not kept."""
-        path = self.locate(PROFILE)
-        if not path.is_file():
+        text = self._read_text(PROFILE, _NO_TIME)
+        if text is None:
             return None
-        with reading(path, _NO_TIME):
-            return RunProfile.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        with reading(self.locate(PROFILE), _NO_TIME):
+            return RunProfile.from_dict(json.loads(text))
 
     def write_new_texts(self, prompts: Sequence[str], texts: Sequence[str]) -> None:
         """Write what the run generated, one text a row of the batch, for people to read."""
@@ -231,11 +235,37 @@ class RunFolder:
         return tensor
 
     def write_text(self, name: str, text: str) -> str:
-        """Write a file of text; return its hash."""
-        path = self.path / name
+        """Write a file of text, without the logins of addresses; return its hash."""
+        path, text = self.path / name, redacted(text)
         with writing(path):
             write_text(path, text)
-        return text_digest(text)
+        self._written[name] = text_digest(text)
+        return self._written[name]
+
+    @cached_property
+    def _manifest(self) -> Manifest:
+        return self.read_manifest()
+
+    def _read_json(self, name: str, kind: Any) -> Any:
+        """Return a file of JSON as a type; None where the run kept none."""
+        text = self._read_text(name)
+        if text is None:
+            return None
+        with reading(self.locate(name)):
+            return decode(kind, json.loads(text))
+
+    def _read_text(self, name: str, cure: str = RUN_AGAIN) -> str | None:
+        """Return a file of text, held against its hash; None where the run kept none."""
+        path = self.locate(name)
+        # Before schema 4 nothing was listed.
+        listed = self._manifest.files.get(name) if self.is_run else None
+        if listed is None and not path.is_file():
+            return None
+        with reading(path, cure):
+            text = path.read_text(encoding="utf-8")
+        if listed is not None and text_digest(text) != listed:
+            raise damaged(path, "it is not the one that the run wrote", cure)
+        return text
 
 
 def refuse_altered(tensor: torch.Tensor, digest: str, name: str, path: Path) -> None:

@@ -11,7 +11,7 @@ from layerparity.anatomy.blocks import BlockKind
 from layerparity.anatomy.site import Kind, Site
 
 # Of all files in a run's folder. 2 kept a number of its own in the references' index as well; until
-# 3 the numerics held the capture as text.
+# 3 the numerics held the capture as text, and no file of text had its hash.
 SCHEMA = 4
 OLDEST = 2
 PRINT_STATS = {"mean", "std", "min", "max", "l2"}
@@ -120,7 +120,8 @@ class SitePatterns:
 class Manifest:
     """Everything a comparison needs to know of a run beside its tensors.
 
-    ``capture`` says which sites were asked for. ``schema`` is that of the whole folder.
+    ``capture`` says which sites were asked for. ``files`` are the hashes of the folder's files of
+    text by name. ``schema`` is that of the whole folder.
     """
 
     model: ModelPrint
@@ -145,6 +146,7 @@ class Manifest:
     layer_classes: dict[int, str] = field(default_factory=dict)
     layer_experts: dict[int, int] = field(default_factory=dict)
     blocks: tuple[BlockKind, ...] = ()
+    files: dict[str, str] = field(default_factory=dict)
     schema: int = SCHEMA
 
     def record(self, site: Site) -> Record | None:

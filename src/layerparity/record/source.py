@@ -10,7 +10,7 @@ from layerparity.anatomy.site import overlap
 from layerparity.record.findings import Caution
 from layerparity.record.folder import EffectiveWeights, RunFolder, UsedWeights
 from layerparity.record.manifest import Manifest, Record
-from layerparity.record.stored_run import StoredRun
+from layerparity.record.stored_run import MANIFEST_TAG, StoredRun
 
 if TYPE_CHECKING:
     import torch
@@ -80,7 +80,7 @@ class RunSource(Source):
         self.run = run
         # From a server all of it is fetched: a comparison reads nearly every file.
         self.folder = RunFolder(run.folder)
-        self.manifest = self.folder.read_manifest()
+        self.manifest = self.folder.read_manifest(run.tags.get(MANIFEST_TAG))
 
     def load(self, record: Record) -> torch.Tensor:
         """Return a record's tensor, mapped from its file, its bytes checked; see `Source.load`."""

@@ -8,12 +8,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from layerparity.record.folder import RunFolder
+from layerparity.record.manifest import Manifest
 
 FINISHED = "FINISHED"
 FAILED = "FAILED"
 KILLED = "KILLED"
 RUNNING = "RUNNING"
 INTERRUPTED = "INTERRUPTED"
+# The hash of the manifest that the run itself wrote, which a store keeps beside it.
+MANIFEST_TAG = "manifest"
 # What a bare folder's manifest says that a store keeps as tags.
 _TAGS = ("kind", "backend", "device", "port", "dtype", "fingerprint")
 
@@ -47,6 +50,10 @@ class StoredRun:
     def folder(self) -> Path:
         """The artifacts: in place where they are local, else downloaded once into the cache."""
         return self.locate("")
+
+    def read_manifest(self) -> Manifest:
+        """Return the run's manifest, which must be the one that it wrote. Raises UserError."""
+        return self.files.read_manifest(self.tags.get(MANIFEST_TAG))
 
     @property
     def files(self) -> RunFolder:

@@ -97,14 +97,55 @@ def _context(verdict: Verdict, answer: Answer | None) -> dict[str, Any]:
         "rel_l2": REL_L2,
         "which": which,
         "table_rows": table_rows,
-        "error_by_layer": error_by_layer(columns, verdict.limits.get(REL_L2.name)),
-        "metric_heatmap": metric_heatmap(columns, verdict.limits),
+        "figures": [each for each in figures(columns, verdict) if each.markup],
         "token_maps": _token_maps(columns, verdict),
         "time": where_time_went(verdict),
         "limits": [limit_text(name, value) for name, value in verdict.limits.items()],
         "beyond": lambda row, measure: beyond(row, measure, verdict.limits),
         "glossary": [m for m in present(verdict.rows) if m.meaning],
     }
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure with a section of its own: its anchor, its name in the navigation, title and words.
+
+    A figure without ``markup`` is left out.
+    """
+
+    key: str
+    name: str
+    title: str
+    text: str
+    markup: str
+
+
+_FED = {
+    "chained": " The blocks are chained: errors carry forward.",
+    "isolated": " The blocks are isolated: each point is one block's own error.",
+}
+
+
+def figures(columns: Columns, verdict: Verdict) -> list[Figure]:
+    """Return the figures over all layers, in the order of the page."""
+    return [
+        Figure(
+            "error",
+            "Error by layer",
+            "Error by layer",
+            "Relative L2 error of each site against the golden, on a logarithmic axis."
+            + _FED.get(verdict.candidate.only_feed, ""),
+            error_by_layer(columns, verdict.limits.get(REL_L2.name)),
+        ),
+        Figure(
+            "metrics",
+            "Metrics",
+            "Layer × metric",
+            "The worst value of each metric among the sites of a layer. Every line has its own "
+            "logarithmic scale of three decades or more; its worst value stands at the right.",
+            metric_heatmap(columns, verdict.limits),
+        ),
+    ]
 
 
 def _sides(verdict: Verdict) -> list[tuple[str, str, str]]:

@@ -114,7 +114,7 @@ def reusable(store: Store, fingerprint: str) -> StoredRun | None:
     if stored is None:
         return None
     try:
-        manifest = stored.files.read_manifest()
+        manifest = stored.read_manifest()
         if manifest.fingerprint != fingerprint:
             raise UserError(f"its {MANIFEST} is another run's")
         if store.config.name == EMBEDDED:

@@ -36,7 +36,7 @@ class StoredGolden:
     @classmethod
     def of(cls, run: Any) -> StoredGolden:
         """Open a run by its manifest. Raises UserError where it has none that can be read."""
-        return cls(run, run.files.read_manifest())
+        return cls(run, run.read_manifest())
 
     @property
     def folder(self) -> Path:

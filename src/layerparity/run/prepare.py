@@ -69,6 +69,7 @@ def plan_run(config: Config) -> RunPlan:
     """
     refuse_small_limits()
     checkpoint = open_checkpoint(config.model)
+    checkpoint.refuse_other_sizes()
     num_layers = num_layers_of(checkpoint.config)
     family = family_of(str(checkpoint.config.get("model_type")))
     scope = scope_of(config, num_layers, family)

@@ -101,9 +101,3 @@ def _refuse_strangers(config: Config, kind: ScopeKind) -> None:
             )
     if config.generate.max_new_tokens and kind is not ScopeKind.full:
         raise UserError("generate.max_new_tokens needs the whole model: use scope=full.")
-    for key in ("seq_len", "tp_degree", "threads"):
-        value = getattr(config, key)
-        if value is not None and value < 1:
-            raise UserError(f"{key}={value}: give 1 or more.")
-    if config.generate.max_new_tokens < 0:
-        raise UserError("generate.max_new_tokens counts tokens: give 0 or more.")

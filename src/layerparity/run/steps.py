@@ -14,9 +14,9 @@ from layerparity.ground.errors import UserError
 from layerparity.ground.quoting import typed
 from layerparity.record.folder import CONFIG
 from layerparity.run import apart as _apart
-from layerparity.run import open_backend, typed_keys, write
+from layerparity.run import open_backend, open_port, typed_keys, write
 from layerparity.run.sweep import PARENT_VARIABLE
-from layerparity.settings.config import Config, ScopeKind
+from layerparity.settings.config import Config, ScopeKind, checked
 
 if TYPE_CHECKING:
     from layerparity.record.stored_run import StoredRun
@@ -25,6 +25,22 @@ if TYPE_CHECKING:
 Settings = dict[str, Any]
 # MLflow keeps whole milliseconds, rounded down.
 _CLOCK_S = 0.1
+_PORT = "port._target_"
+# The keys, by their groups, that say what a run computes, on whatever machine it is.
+_COMPUTATION = (
+    "attn_implementation",
+    "backend",
+    "capture",
+    "device_map",
+    "dtype",
+    "experts_implementation",
+    "max_memory",
+    "model",
+    "port",
+    "reference",
+    "threads",
+    "tp_degree",
+)
 # Notes that a step of this command said: the next one says only what is new.
 _noted: set[str] = set()
 
@@ -66,17 +82,14 @@ def composed(settings: Settings) -> Config:
     """Return the configuration of a ``job=run`` with these keys. Raises UserError for misfits."""
     from hydra import compose
     from hydra.errors import HydraException
-    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     words = [shlex.split(typed(key, value))[0] for key, value in settings.items()]
     try:
-        config = OmegaConf.to_object(compose("config", overrides=words))
+        return checked(compose("config", overrides=words))
     except (HydraException, OmegaConfBaseException) as error:
         why = str(error.__cause__ or error).strip().splitlines()[0]
         raise UserError(f"These keys do not go together: {' '.join(words)} ({why})") from error
-    assert isinstance(config, Config)
-    return config
 
 
 def own_settings(config: Config) -> Settings:
@@ -97,14 +110,32 @@ def settings_to_judge(config: Config) -> Settings:
     return {"tolerance": config.tolerance.name, **judging_settings(config)}
 
 
-def stored_settings(run: StoredRun) -> Settings:
-    """Return the keys that made a stored run. Raises UserError where it did not keep them."""
+def stored_settings(run: StoredRun, asked: Config) -> Settings:
+    """Return the keys of what a stored run computed, to run it again for a command.
+
+    The folder may be somebody else's: it may name this package's ports, or the one that the command
+    itself names, and no file or folder but the model's. Raises UserError for another port, and
+    where the run kept no keys.
+    """
     from layerparity.settings.command_keys import settings_of
 
     config = run.files.read_config()
     if not config:
         raise UserError(f"Run {run.name} kept no {CONFIG}: make a golden run with this version.")
-    return settings_of(config)
+    settings = settings_of(config)
+    port = settings.get(_PORT)
+    if port is not None and port != open_port.keys_of(asked.port)["_target_"]:
+        raise UserError(
+            f"Run {run.name} was made by the port {port}. A port is code, and only a command may "
+            f"name it: make a golden of all components yourself with {_PORT}={port} "
+            "kind=golden capture=components, and name it with golden=."
+        )
+    return {key: value for key, value in settings.items() if _is_computation(key)}
+
+
+def _is_computation(key: str) -> bool:
+    """Say whether a key belongs to what was computed, not to where anything is kept or read."""
+    return key.lstrip("+").partition(".")[0] in _COMPUTATION
 
 
 def reference(runs: Sequence[StoredRun]) -> str:

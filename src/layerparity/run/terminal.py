@@ -7,7 +7,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerparity.ground import console
@@ -76,7 +75,7 @@ def say_run(manifest: Manifest, result: PassResult, seconds: float, whole: float
         console.say(converted)
 
 
-def texts(prepared: Prepared, folder: Path, tokens: Any) -> None:
+def texts(prepared: Prepared, files: RunFolder, tokens: Any) -> None:
     """Write and print what new tokens, int64 [batch, new tokens], say, if there is a tokenizer."""
     from layerparity.run.inputs.prompt import load_tokenizer
 
@@ -87,7 +86,7 @@ def texts(prepared: Prepared, folder: Path, tokens: Any) -> None:
         return
     texts = [tokenizer.decode(row, skip_special_tokens=True) for row in tokens.tolist()]
     prompts = prepared.inputs.texts or [""] * len(texts)
-    RunFolder(folder).write_new_texts(prompts, texts)
+    files.write_new_texts(prompts, texts)
     for prompt, text in zip(prompts, texts, strict=True):
         console.say(f"generated: {prompt}|{text}")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.blocks import kinds_of
@@ -12,6 +11,7 @@ from layerparity.ground.profile import RunProfile, StageProfile
 from layerparity.ground.resources import git_commit
 from layerparity.record.folder import RunFolder
 from layerparity.record.manifest import Manifest, Record
+from layerparity.record.stored_run import MANIFEST_TAG
 from layerparity.run import open_port, terminal
 from layerparity.run.fingerprint import model_print, numerics, versions
 from layerparity.run.sweep import part
@@ -113,16 +113,16 @@ def finish(
     ``seconds`` are those of the stages, ``whole`` with all that came before them.
     Raises UserError where the disk refuses.
     """
-    describe(prepared, active.folder, result)
+    files = RunFolder(active.folder)
+    describe(prepared, files, result)
     active.log_metrics(run_metrics(manifest, result, seconds))
     active.set_tags({f"fact.{name}": value for name, value in prepared.backend.facts().items()})
-    RunFolder(active.folder).write_manifest(manifest)
+    active.set_tags({MANIFEST_TAG: files.write_manifest(manifest)})
     terminal.say_run(manifest, result, seconds, whole)
 
 
-def describe(prepared: Prepared, folder: Path, result: PassResult) -> None:
+def describe(prepared: Prepared, files: RunFolder, result: PassResult) -> None:
     """Write what describes a run beside its tensors, the manifest apart."""
-    files = RunFolder(folder)
     files.write_inputs(prepared.inputs.tensors())
     if prepared.inputs.texts:
         files.write_prompts(prepared.inputs.texts)
@@ -131,7 +131,7 @@ def describe(prepared: Prepared, folder: Path, result: PassResult) -> None:
     files.write_effective_weights(result.effective)
     files.write_config(params(prepared.config))
     if result.new_tokens is not None:
-        terminal.texts(prepared, folder, result.new_tokens)
+        terminal.texts(prepared, files, result.new_tokens)
     if prepared.backend.warnings:
         files.write_warnings(prepared.backend.warnings)
 

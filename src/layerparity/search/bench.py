@@ -54,7 +54,7 @@ class Bench:
     _goldens_by_layer: dict[int, StoredRun] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.manifests = [run.files.read_manifest() for run in self.golden]
+        self.manifests = [run.read_manifest() for run in self.golden]
         self.first, self.last, self.whole = _scope(self.config, self.manifests)
 
     @property
@@ -137,7 +137,7 @@ class Bench:
         if fed_from is None:
             raise UserError(f"The golden holds no input of layers.{layer}: make one that does.")
         console.say(f"The golden kept not all components of layers.{layer}: made anew from it.")
-        stored = {k: v for k, v in stored_settings(fed_from).items() if not _is_dropped(k)}
+        stored = stored_settings(fed_from, self.config)
         tracking = {k: v for k, v in own_settings(self.config).items() if k.startswith("tracking")}
         fed = {"inputs": "golden", "inputs.run": reference([fed_from]), "kind": "golden"}
         keys = {**stored, **tracking, **_alone(layer), **fed}

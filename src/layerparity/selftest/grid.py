@@ -91,12 +91,21 @@ def cells_of(job: Any, settings: Sequence[Setting], layers: dict[str, int]) -> I
 
 
 def _module_cells(job: Any, folder: Path) -> Iterator[GridCell]:
-    """Yield a cell for every module of the models whose modules are made wrong in turn."""
+    """Yield a cell for every module of the models whose modules are made wrong in turn.
+
+    Raises UserError for a model of which no module can be.
+    """
     for model in job.blocks:
         checkpoint, keys = _model(model, folder)
         (words, fed), *_ = _tokens(folder).items()
         settings = [Setting(model, words, d, {**keys, **fed}, decodes=False) for d in job.dtypes]
-        yield from module_cells(settings, {model: modules_of(checkpoint)})
+        modules = modules_of(checkpoint)
+        if not any(modules.values()):
+            raise UserError(
+                f"Nothing inside the blocks of {model} can be observed, so no module can be made "
+                "wrong: leave it out of job.blocks."
+            )
+        yield from module_cells(settings, {model: modules})
 
 
 def modules_of(checkpoint: Checkpoint) -> Modules:

@@ -8,6 +8,8 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from layerparity.ground.errors import UserError
+
 if TYPE_CHECKING:
     import torch
 
@@ -90,14 +92,25 @@ _OF_OTHER_SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 16,
     },
 }
+# Of every other architecture: the words for one size differ, and what is not known is passed over.
+_OF_ANY: dict[str, Any] = {
+    "intermediate_size": 192,
+    "moe_intermediate_size": 48,
+    "num_experts": 8,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "shared_expert_intermediate_size": 48,
+    "shared_intermediate_size": 48,
+}
 SHAPES = tuple(_OF_OTHER_SHAPES)
 MADE = (*_OWN, *SHAPES)
 
 
 def make_model(name: str, folder: Path, seed: int = 0) -> Path:
-    """Save a model of a known architecture under ``folder``, random, in bfloat16; return where.
+    """Save a model of an architecture under ``folder``, random, in bfloat16; return where.
 
     Norm weights are log-normal and matrices of a trained model's scale: defaults hide faults.
+    Raises UserError where transformers makes no small model of that type.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -105,8 +118,20 @@ def make_model(name: str, folder: Path, seed: int = 0) -> Path:
     from layerparity.model.conversion import no_bars
 
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(name, **{**_SHARED, **(_OWN | _OF_OTHER_SHAPES)[name]})
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    own = (_OWN | _OF_OTHER_SHAPES).get(name)
+    sizes = {**_SHARED, **own} if own else {**_SHARED, **_OF_ANY}
+    if own is None:
+        # What follows from the other sizes cannot be set everywhere.
+        del sizes["head_dim"]
+    try:
+        config = AutoConfig.for_model(name, **sizes)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    except Exception as error:
+        why = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"A small '{name}' cannot be made ({why}): name a model_type of transformers that is "
+            "a causal language model."
+        ) from error
     with torch.no_grad():
         for path, value in [*model.named_parameters(), *model.named_buffers()]:
             if "norm" in path:

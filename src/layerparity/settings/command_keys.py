@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from functools import cache
@@ -16,22 +17,25 @@ from layerparity.settings.config import NAMED_BY, PLUGIN_GROUPS, Config
 _BY_TARGET = "port"
 _ALWAYS = ("backend",)
 _NEVER = ("job", "experiment")
+# What takes keys of any name: a port of one's own, and an architecture.
+_OPEN = re.compile(r"(port|model\.architecture)(\.\w+)+")
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a stored configuration sets, by key: options of groups, and ``group.key``.
 
     ``config`` is the whole of it as plain values. What a bare command would set as well is left
-    out, but for the backend; so is the job.
+    out, but for the backend; so is the job. So is what no command of ours has: a folder from
+    elsewhere may hold keys of Hydra's own, which name code.
     """
     port = config.get(_BY_TARGET)
     if isinstance(port, Mapping) and "_target_" in port:
         # The path that it has today.
-        config = {**config, _BY_TARGET: {**port, "_target_": path_today(port["_target_"])}}
+        config = {**config, _BY_TARGET: {**port, "_target_": path_today(str(port["_target_"]))}}
     settings: dict[str, Any] = {}
     usual = _usual_options()
     for key, value in config.items():
-        if key in _NEVER:
+        if key in _NEVER or key not in _root():
             continue
         default = _root().get(key)
         if key in usual and isinstance(value, Mapping):
@@ -45,7 +49,7 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
                 # A key that an own port takes, and no option of ours has, must be added to it.
                 f"+{k}" if k not in defaults and key == _BY_TARGET else k: v
                 for k, v in _flat(key, value)
-                if k not in defaults or v != defaults[k]
+                if (v != defaults[k] if k in defaults else _OPEN.fullmatch(k))
             }
         )
     return settings

@@ -12,10 +12,10 @@ from enum import Enum
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING
+from omegaconf import MISSING, OmegaConf
 
 from layerparity.ground import registry
-from layerparity.settings.key import key, keys_of
+from layerparity.settings.key import check_numbers, key, keys_of
 from layerparity.settings.tracking import TrackingConfig
 
 # The key by which an option of a group says what it is called; in all others that is ``name``.
@@ -27,6 +27,10 @@ PLUGIN_GROUPS = {
     "port": "run.ports",
     "tolerance": "judge.tolerances",
 }
+
+
+# Each costs stack and a place with the scheduler: with more, some torch operations never end.
+MOST_THREADS = 1024
 
 
 class DType(Enum):
@@ -124,7 +128,9 @@ class PromptSettings:
 class GenerateSettings:
     """Greedy generation after the prefill, on full scope."""
 
-    max_new_tokens: int = key(0, "tokens to generate greedily after the prompt; wants scope=full")
+    max_new_tokens: int = key(
+        0, "tokens to generate greedily after the prompt; wants scope=full", least=0
+    )
 
 
 @dataclass
@@ -181,14 +187,16 @@ class Config:
     start: int | None = key(None, "the first block of scope=range")
     end: int | None = key(None, "the last block of scope=range")
     component: str | None = key(None, "one component alone, or a stage outside the blocks")
-    tp_degree: int = key(1, "devices that each block is split over")
-    seq_len: int | None = key(None, "cut or pad prompts to so many tokens; random inputs' length")
+    tp_degree: int = key(1, "devices that each block is split over", least=1)
+    seq_len: int | None = key(
+        None, "cut or pad prompts to so many tokens; random inputs' length", least=1
+    )
     dtype: DType = key(DType.float32, "floating type of weights and computation")
     attn_implementation: str | None = key(None, "sdpa, eager or another; null: sdpa")
     experts_implementation: str | None = key(None, "expert kernel; null: transformers' own choice")
     max_memory: str | None = key(None, "the most that devices may hold: 40GB, or 0:60GB,cpu:100GB")
     offload_folder: str | None = key(None, "where weights that fit no memory are kept")
-    threads: int | None = key(None, "threads of torch on the CPU")
+    threads: int | None = key(None, "threads of torch on the CPU", least=1, most=MOST_THREADS)
     kind: RunKind = key(RunKind.auto, "golden (believed) or candidate (judged); auto: by backend")
     feed: FeedMode = key(FeedMode.auto, "isolated or chained; auto: as the inputs allow")
     golden: str | None = key(None, "the run that is believed: id, name or folder")
@@ -198,6 +206,17 @@ class Config:
     to: str | None = key(None, "job=convert: folder to write; job=plan: JSON file to write")
     name: str | None = key(None, "name of the run")
     reuse: bool = key(False, "take a finished run with the same fingerprint")
+
+
+def checked(composed: Any) -> Config:
+    """Return a composed command as its schema, every number held against the bounds of its key.
+
+    Raises UserError for a number out of bounds, OmegaConf's own errors for a misfit.
+    """
+    config = OmegaConf.to_object(composed)
+    assert isinstance(config, Config), "the schema of a command is registered"
+    check_numbers(config)
+    return config
 
 
 def register() -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from layerparity.ground.errors import UserError
+
 _HELP = "help"
+_BOUNDS = ("above", "least", "most")
 Default = TypeVar("Default")
 
 
@@ -21,12 +25,14 @@ class Key:
     help: str
 
 
-def key(default: Default, help_text: str) -> Default:
+def key(default: Default, help_text: str, **bounds: float) -> Default:
     """Return the dataclass field of a key: its default, and what it does, for --help and readers.
 
+    ``bounds`` are those of a number: ``above``, or ``least`` and ``most``, which it may be itself.
     A list may be a default: each instance gets its own.
     """
-    metadata = {_HELP: help_text}
+    assert set(bounds) <= {*_BOUNDS}, f"no such bounds: {bounds}"
+    metadata = {_HELP: help_text, **bounds}
     field: Any = (
         dataclasses.field(default_factory=lambda: copy(default), metadata=metadata)
         if isinstance(default, list)
@@ -46,3 +52,28 @@ def keys_of(schema: Any, prefix: str = "") -> Iterator[Key]:
             continue
         value = factory() if factory is not dataclasses.MISSING else item.default
         yield Key(f"{prefix}{item.name}", value, item.metadata.get(_HELP, ""))
+
+
+def check_numbers(settings: Any, prefix: str = "") -> None:
+    """Hold every number of a dataclass, and of those inside it, against the bounds of its key.
+
+    Raises UserError for one out of bounds, infinite or NaN.
+    """
+    for item in dataclasses.fields(settings):
+        path, value = f"{prefix}{item.name}", getattr(settings, item.name)
+        if dataclasses.is_dataclass(value):
+            check_numbers(value, f"{path}.")
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            _check(path, value, item.metadata)
+
+
+def _check(path: str, value: float, bounds: Mapping[str, Any]) -> None:
+    if not math.isfinite(value):
+        raise UserError(f"{path}={value}: give a finite number.")
+    above, least, most = (bounds.get(name) for name in _BOUNDS)
+    if above is not None and value <= above:
+        raise UserError(f"{path}={value}: give a number above {above}.")
+    if least is not None and value < least:
+        raise UserError(f"{path}={value}: give {least} or more.")
+    if most is not None and value > most:
+        raise UserError(f"{path}={value}: give {most} or less.")

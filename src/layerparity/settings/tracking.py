@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from layerparity.ground.errors import UserError, nearest
+from layerparity.ground.secrets import refuse_login
 from layerparity.settings.key import key
 
 EMBEDDED = "embedded"
@@ -27,7 +28,7 @@ class TrackingConfig:
     uri: str | None = key(None, "address of the tracking server")
     folder: str = key("mlruns", "where runs are kept (server: where they wait and are cached)")
     experiment: str = key("layerparity", "the MLflow experiment that holds the runs")
-    timeout_s: int = key(5, "seconds that a server may take for an answer")
+    timeout_s: int = key(5, "seconds that a server may take for an answer", least=1, most=3600)
 
     @property
     def root(self) -> Path:
@@ -51,7 +52,7 @@ class TrackingConfig:
 def read_config(raw: object) -> TrackingConfig:
     """Return the checked config of a dataclass or an OmegaConf node with the same keys.
 
-    Raises UserError where name and uri contradict each other.
+    Raises UserError where name and uri contradict each other, and for a login in the uri.
     """
     values: dict[str, Any] = {
         each.name: getattr(raw, each.name, each.default) for each in fields(TrackingConfig)
@@ -67,6 +68,7 @@ def read_config(raw: object) -> TrackingConfig:
         raise UserError(
             "tracking.uri is for a server", "add tracking=server, or leave the uri out."
         )
+    refuse_login(config.uri or "")
     if config.name == SERVER and not (config.uri or "").startswith(("http://", "https://")):
         raise UserError(
             "tracking=server needs its address", "add tracking.uri=http://127.0.0.1:5000"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from layerparity.ground.files import write_text
+from layerparity.ground.secrets import redacted
 from layerparity.record.folder import RunFolder
 from layerparity.record.stored_run import FINISHED, KILLED
 from layerparity.tracking import artifacts, names, system
@@ -99,9 +100,9 @@ class ActiveRun:
                 self.connection.client.log_batch(self.id, tags=chunk)
 
     def log_text(self, text: str, path: str) -> None:
-        """Write text to a path inside the run's folder."""
+        """Write text to a path inside the run's folder, without the logins of addresses."""
         with self.connection.user_errors():
-            write_text(self.folder / path, text)
+            write_text(self.folder / path, redacted(text))
 
     def log_table(self, columns: Mapping[str, Sequence[object]], path: str) -> None:
         """Write columns of one length as a table that the UI pages through, to a ``.json`` path."""

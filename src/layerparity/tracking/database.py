@@ -1,4 +1,6 @@
-"""The embedded store's files: one sqlite file in WAL mode beside the artifacts.
+"""The embedded store's files: one sqlite database beside the artifacts.
+
+It has a write-ahead log, so that readers do not wait; on a network file system a rollback journal.
 
 mlflow is not imported here: a broken file is recognised before MLflow retries it for minutes.
 """
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -14,11 +17,14 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from layerparity.ground.errors import UserError
+from layerparity.machine.file_system import is_network, kind_of
 from layerparity.tracking import template
 
 FILE_NAME = "mlflow.db"
 ARTIFACTS = "artifacts"
 LOCK_SECONDS = 300
+CHECK_SECONDS = 2.0
+_LOGS = ("-wal", "-shm")
 ELSEWHERE = "or choose another folder with tracking.folder=FOLDER"
 
 
@@ -65,6 +71,7 @@ def make(root: Path, initialise: Callable[[str], object]) -> None:
     target = root / FILE_NAME
     if target.exists():
         return
+    _put_aside_logs(target)
     with tempfile.TemporaryDirectory(prefix=".first-start-", dir=root) as aside:
 
         def migrate(path: Path) -> None:
@@ -79,15 +86,36 @@ def make(root: Path, initialise: Callable[[str], object]) -> None:
 
         whole = Path(aside) / "whole.db"
         template.fill(whole, migrate)
+        _set_journal(whole, root)
         whole.replace(target)
 
 
+def _put_aside_logs(target: Path) -> None:
+    """Rename the log of a database that was moved away: sqlite would play it into the next one."""
+    for end in _LOGS:
+        log = target.with_name(target.name + end)
+        if log.exists():
+            log.rename(log.with_name(f"{log.name}.of-the-former-{time.time_ns()}"))
+
+
+def _set_journal(path: Path, root: Path) -> None:
+    mode = "DELETE" if is_network(kind_of(root)) else "WAL"
+    with closing(sqlite3.connect(path, timeout=20)) as database:
+        database.execute(f"PRAGMA journal_mode = {mode}")
+
+
 def check(root: Path) -> None:
-    """Raise UserError unless the file is a database that can be written to."""
+    """Raise UserError unless the file is a whole database that can be written to.
+
+    Its pages are read, for at most `CHECK_SECONDS`: damage is better found before a run than after.
+    """
     path = root / FILE_NAME
     try:
+        _set_journal(path, root)
         with closing(sqlite3.connect(path, timeout=20, isolation_level=None)) as database:
-            database.execute("PRAGMA journal_mode = WAL")
+            problem = _damage(database)
+            if problem:
+                raise sqlite3.DatabaseError(problem)
             database.execute("BEGIN IMMEDIATE")
             # A write, taken back: only that fails on a database that may just be read.
             database.execute("CREATE TABLE layerparity_write_check (x)")
@@ -95,8 +123,23 @@ def check(root: Path) -> None:
     except sqlite3.Error as error:
         raise UserError(
             f"{path} cannot be used ({error})",
-            f"restore it from a backup, move it away, {ELSEWHERE}.",
+            f"restore it from a backup, move it away with its -wal and -shm, {ELSEWHERE}.",
         ) from error
+
+
+def _damage(database: sqlite3.Connection) -> str:
+    """Return what is wrong with a database's pages; empty where nothing is, or time runs out."""
+    end = time.monotonic() + CHECK_SECONDS
+    database.set_progress_handler(lambda: time.monotonic() > end, 10_000)
+    try:
+        (found,) = database.execute("PRAGMA quick_check(1)").fetchone()
+    except sqlite3.OperationalError as error:
+        if "interrupted" not in str(error):
+            raise
+        return ""
+    finally:
+        database.set_progress_handler(None, 0)
+    return "" if found == "ok" else " ".join(str(found).split())
 
 
 def relocate(root: Path, experiment_id: str, old: str, new: str) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 
 from layerparity.ground.files import text_digest
+from layerparity.ground.secrets import redacted
 
 PREFIX = "layerparity."
 PARENT_TAG = "mlflow.parentRunId"
@@ -46,7 +47,8 @@ def own_tags(tags: Mapping[str, object]) -> dict[str, str]:
 def one_line(error: BaseException) -> str:
     """Return what an error says in one line of at most 500 characters."""
     first = (str(error).strip().splitlines() or [""])[0]
-    return _cut(f"{type(error).__name__}: {first}" if first else type(error).__name__, 500)
+    said = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    return _cut(redacted(said), 500)
 
 
 def natural(text: str) -> list[tuple[int, int, str]]:
@@ -65,10 +67,10 @@ def _leaves(prefix: str, value: object) -> Iterator[tuple[str, str]]:
 
 def _text(value: object) -> str:
     if isinstance(value, str):
-        return value
+        return redacted(value)
     if isinstance(value, Enum):
         return str(value.value)
-    return json.dumps(value, default=str, ensure_ascii=False)
+    return redacted(json.dumps(value, default=str, ensure_ascii=False))
 
 
 def _cut(text: str, limit: int, mark: str = " ...") -> str:

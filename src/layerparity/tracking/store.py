@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from layerparity.ground.errors import UserError
+from layerparity.ground.secrets import redacted
 from layerparity.record.stored_run import FAILED, FINISHED, KILLED, StoredRun
 from layerparity.settings.tracking import EMBEDDED, read_config
 from layerparity.tracking import artifacts, lookup, names
@@ -78,7 +79,7 @@ class Store(StoredRuns):
         link = self._connection
         with link.user_errors():
             info = link.client.create_run(
-                link.experiment_id, run_name=name, tags=names.own_tags(ours)
+                link.experiment_id, run_name=redacted(name), tags=names.own_tags(ours)
             ).info
         local = artifacts.local_folder(info.artifact_uri)
         if local and not local.parents[2].is_dir():

@@ -31,17 +31,17 @@ class CalibratedTolerance:
     """
 
     name: str = "calibrated"
-    error_ratio: float = key(2.0, "error over the noise floor, of a whole site")
-    error_ratio_head: float = key(2.5, "the same of one head")
-    error_ratio_channel: float = key(8.0, "the same of one channel")
-    error_ratio_expert: float = key(3.0, "the same of one expert's tokens")
-    error_ratio_position: float = key(8.0, "the same of one token")
-    norm_ratio: float = key(0.02, "how far the ratio of the norms may be from 1")
-    slope: float = key(0.0005, "size of a wrong factor, a fraction")
-    slope_z: float = key(5.0, "its significance in standard errors")
-    slope_z_channel: float = key(6.0, "the same of one channel: there are thousands")
-    offset: float = key(0.3, "size of an offset, in noise floors")
-    offset_z: float = key(8.0, "its significance in standard errors")
+    error_ratio: float = key(2.0, "error over the noise floor, of a whole site", least=0)
+    error_ratio_head: float = key(2.5, "the same of one head", least=0)
+    error_ratio_channel: float = key(8.0, "the same of one channel", least=0)
+    error_ratio_expert: float = key(3.0, "the same of one expert's tokens", least=0)
+    error_ratio_position: float = key(8.0, "the same of one token", least=0)
+    norm_ratio: float = key(0.02, "how far the ratio of the norms may be from 1", least=0)
+    slope: float = key(0.0005, "size of a wrong factor, a fraction", least=0)
+    slope_z: float = key(5.0, "its significance in standard errors", least=0)
+    slope_z_channel: float = key(6.0, "the same of one channel: there are thousands", least=0)
+    offset: float = key(0.3, "size of an offset, in noise floors", least=0)
+    offset_z: float = key(8.0, "its significance in standard errors", least=0)
     calibration: str | None = key(
         "auto", "a job=calibrate run whose limits hold; auto: the newest; null: none"
     )

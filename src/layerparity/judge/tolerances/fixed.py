@@ -21,11 +21,11 @@ class FixedTolerance:
     """
 
     name: str = "fixed"
-    max_abs_diff: float = key(0.01, "largest difference of any element, below")
-    mean_abs_diff: float = key(0.001, "mean difference, below")
-    similarity_percentage: float = key(95.0, "percentage of similar elements, above")
-    cosine_similarity: float = key(0.99, "cosine of both tensors, above")
-    pearson: float = key(0.99, "correlation of both tensors, above")
+    max_abs_diff: float = key(0.01, "largest difference of any element, below", least=0)
+    mean_abs_diff: float = key(0.001, "mean difference, below", least=0)
+    similarity_percentage: float = key(95.0, "percentage of similar elements, above", least=0)
+    cosine_similarity: float = key(0.99, "cosine of both tensors, above", least=-1, most=1)
+    pearson: float = key(0.99, "correlation of both tensors, above", least=-1, most=1)
 
     @property
     def knows_rounding(self) -> bool:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from layerparity.mistakes.cause import Cause, Evidence
 
-_SCALE = "scale_inv"
+_SCALE = "_scale_inv"
 
 
 class Fp8Scale:
-    """A finding on a ``weight_scale_inv``, or altered weights whose finding speaks of a scale."""
+    """A finding on a ``weight_scale_inv``, or weights to which none was applied."""
 
     def judge(self, evidence: Evidence) -> Cause | None:
         """Return the cause where a scale tensor is among the findings."""
-        findings = [each for each in evidence.blamed if _SCALE in f"{each.name} {each.text}"]
+        findings = [e for e in evidence.blamed if e.lacks or e.name.endswith(_SCALE)]
         if not findings:
             return None
-        whose = findings[0].name.removesuffix(f"_{_SCALE}")
+        whose = findings[0].name.removesuffix(_SCALE)
         text = (
-            f"{whose}_{_SCALE} is not applied as it should be: a value is the stored number times "
+            f"{whose}{_SCALE} is not applied as it should be: a value is the stored number times "
             "its block's scale, whatever the name says"
         )
         return Cause("fp8_scale", 0.97, text, [each.text for each in findings])

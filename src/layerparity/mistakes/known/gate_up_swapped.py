@@ -80,10 +80,9 @@ def _swaps(finding: WeightFinding) -> bool:
     """Say whether one half is where the other should be; another expert's is another mistake."""
     if _BOTH in finding.name:
         return True
-    # The finding ends with whose values, or with which modules' rows, the tensor holds.
-    own, said = set(finding.name.split(".")), set(finding.text.replace(",", " ").split())
-    held = {part for word in said for part in word.split(".")}
-    return bool((own & _GATE and held & _UP) or (own & _UP and held & _GATE))
+    own = set(finding.name.split("."))
+    instead = {part for name in finding.holds for part in name.split(".")}
+    return bool((own & _GATE and instead & _UP) or (own & _UP and instead & _GATE))
 
 
 RULE = GateUpSwapped()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from layerparity.ground.errors import UserError
@@ -15,9 +14,9 @@ class Settings:
     """conf/inputs/random.yaml: seed, batch size, and the standard deviation of hidden states."""
 
     name: str = "random"
-    seed: int = key(0, "seed of the values")
-    batch: int = key(1, "sequences in a batch")
-    scale: float = key(1.0, "standard deviation of the hidden states")
+    seed: int = key(0, "seed of the values", least=0, most=2**63 - 1)
+    batch: int = key(1, "sequences in a batch", least=1)
+    scale: float = key(1.0, "standard deviation of the hidden states", above=0)
 
 
 def prepare(settings: Settings, request: Request) -> Inputs:
@@ -28,12 +27,6 @@ def prepare(settings: Settings, request: Request) -> Inputs:
     """
     import torch
 
-    if settings.batch < 1:
-        raise UserError(f"inputs.batch={settings.batch}: give 1 or more.")
-    if not (math.isfinite(settings.scale) and settings.scale > 0):
-        raise UserError(f"inputs.scale={settings.scale}: give a number above 0.")
-    if not 0 <= settings.seed < 2**63:
-        raise UserError(f"inputs.seed={settings.seed}: give 0 to {2**63 - 1}.")
     length = request.config.seq_len or 32
     generator = torch.Generator().manual_seed(settings.seed)
     mask = torch.ones((settings.batch, length), dtype=torch.int64)

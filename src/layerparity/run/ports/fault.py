@@ -44,8 +44,8 @@ class Settings:
     _target_: str = "layerparity.run.ports.fault.FaultPort"
     name: str | None = key(None, "which fault, or which clean way")
     layers: list[int] | None = key(None, "blocks that get the fault: [0,3]; null: all")
-    seed: int | None = key(None, "a random fault of this seed, instead of a named one")
-    index: int | None = key(None, "which of the seed's random faults")
+    seed: int | None = key(None, "a random fault of this seed, instead of a named one", least=0)
+    index: int | None = key(None, "which of the seed's random faults", least=0)
     module: str | None = key(None, "module of a block that gives out something else: mlp.gate")
     replay: bool = key(False, REPLAY_HELP)
 

@@ -1,0 +1,224 @@
+"""A golden folder from elsewhere: nothing in it runs, reads elsewhere, or is believed unseen."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from layerparity.ground.files import text_digest
+from layerparity.settings.command_keys import settings_of
+
+CPU = ("backend=gpu", "device_map=cpu")
+FAULT = ("port=fault", "port.name=qk_norm_per_head", "port.layers=[3]")
+EVIL = """
+from pathlib import Path
+
+Path("ran").touch()
+
+
+def Port(*_, **__):
+    Path("ran").touch()
+"""
+LOGIN = "http://somebody:very-secret@localhost:5000"
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("exported") / "golden"
+
+
+@pytest.fixture
+def golden(cli: Callable[..., Any], exported: Path, tmp_path: Path) -> Path:
+    """The folder of a golden run without components, to be spoilt."""
+    if not exported.exists():
+        ended = cli(*CPU, f"tracking.folder={exported.parent / 'runs'}", "name=the-golden")
+        assert ended.exit == 0, ended.err
+        (manifest,) = (exported.parent / "runs").rglob("manifest.json")
+        shutil.copytree(manifest.parent, exported)
+        runs = f"tracking.folder={exported.parent / 'others'}"
+        wrong = cli(*CPU, runs, "kind=candidate", f"golden={exported}", "name=wrong", *FAULT)
+        assert wrong.exit == 0, wrong.err
+        (manifest,) = (exported.parent / "others").rglob("manifest.json")
+        shutil.copytree(manifest.parent, exported.parent / "wrong")
+    return Path(shutil.copytree(exported, tmp_path / "golden"))
+
+
+def edit_json(path: Path, change: Callable[[Any], None]) -> None:
+    value = json.loads(path.read_text())
+    change(value)
+    path.write_text(json.dumps(value))
+
+
+def spoil(golden: Path, **changes: Any) -> None:
+    config = yaml.safe_load((golden / "config.yaml").read_text())
+    for key, value in changes.items():
+        config[key] = {**config[key], **value} if isinstance(config.get(key), dict) else value
+    text = yaml.safe_dump(config)
+    (golden / "config.yaml").write_text(text)
+    # Whoever spoils a folder mends its hashes.
+    digest = {"config.yaml": text_digest(text)}
+    edit_json(golden / "manifest.json", lambda manifest: manifest["files"].update(digest))
+
+
+@pytest.mark.parametrize("target", ["evil.Port", "layerparity.ground.files.write_text"])
+def test_code_that_a_golden_folder_names_is_not_started(
+    cli: Callable[..., Any], golden: Path, target: str
+) -> None:
+    Path("evil.py").write_text(EVIL)
+    spoil(golden, port={"_target_": target})
+    ended = cli("job=bisect", *CPU, f"golden={golden}", *FAULT)
+    assert (ended.exit, Path("ran").exists()) == (2, False), ended.out + ended.err
+    assert target in ended.err
+    assert f"port._target_={target}" in ended.err
+    assert ended.err.count("\n") == 1
+
+
+def test_a_golden_folder_s_own_keys_of_hydra_are_not_composed(golden: Path) -> None:
+    spoil(golden, hydra={"launcher": {"_target_": "os.system"}}, made_up={"_target_": "os.system"})
+    config = yaml.safe_load((golden / "config.yaml").read_text())
+    assert not any("_target_" in key for key in settings_of(config))
+
+
+def test_a_golden_folder_names_no_other_place(cli: Callable[..., Any], golden: Path) -> None:
+    """Where the command keeps its runs, and what it is asked, is the command's own affair."""
+    spoil(
+        golden,
+        tracking={"name": "server", "uri": "http://127.0.0.1:1"},
+        offload_folder=str(golden / "offloaded"),
+        prompt={"file": "/etc/hostname"},
+        name="${oc.env:HOME}",
+    )
+    ended = cli("job=bisect", *CPU, f"golden={golden}", *FAULT)
+    assert ended.exit == 1, ended.out + ended.err
+    assert "layers.3.self_attn.q_norm is the first wrong place" in ended.out
+    assert not (golden / "offloaded").exists()
+
+
+def test_a_stored_text_is_no_interpolation(
+    cli: Callable[..., Any], golden: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET_OF_MINE", "very-secret")
+    spoil(golden, model={"prompt": "${oc.env:SECRET_OF_MINE}"})
+    ended = cli("job=bisect", *CPU, f"golden={golden}", *FAULT)
+    assert "very-secret" not in ended.out + ended.err
+    kept = [path for path in Path("mlruns").rglob("*") if path.is_file()]
+    assert not [path for path in kept if b"very-secret" in path.read_bytes()]
+
+
+def test_a_login_in_an_address_is_refused_and_repeated_nowhere(
+    cli: Callable[..., Any], tmp_path: Path
+) -> None:
+    for words in ((), ("-m", "layer=0,1", "scope=single")):
+        ended = cli(*words, *CPU, "tracking=server", f"tracking.uri={LOGIN}")
+        assert ended.exit == 2
+        assert "MLFLOW_TRACKING_USERNAME" in ended.err
+        assert "very-secret" not in ended.out + ended.err
+    kept = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [path for path in kept if b"very-secret" in path.read_bytes()]
+
+
+def test_a_login_that_stands_anywhere_is_taken_out_of_what_is_kept_and_shown(
+    cli: Callable[..., Any], tmp_path: Path
+) -> None:
+    ended = cli(*CPU, "scope=single", "layer=0", f"name=see-{LOGIN}", f"prompt.text=at {LOGIN}/x")
+    assert ended.exit == 0, ended.err
+    assert "very-secret" not in ended.out + ended.err
+    kept = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert [path for path in kept if b"***@localhost:5000" in path.read_bytes()]
+    assert not [path for path in kept if b"very-secret" in path.read_bytes()]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("job=compare", "tolerance.error_ratio=inf"), "tolerance.error_ratio=inf: give a finite"),
+        (("job=compare", "tolerance.slope_z=nan"), "tolerance.slope_z=nan: give a finite number"),
+        (("job=compare", "tolerance.offset=-1"), "tolerance.offset=-1.0: give 0 or more."),
+        (("job=compare", "tolerance=fixed", "tolerance.pearson=2"), "pearson=2.0: give 1 or less"),
+        (("threads=100000",), "threads=100000: give 1024 or less."),
+        (("threads=0",), "threads=0: give 1 or more."),
+        (("tp_degree=-1",), "tp_degree=-1: give 1 or more."),
+        (("tracking.timeout_s=0",), "tracking.timeout_s=0: give 1 or more."),
+        (("job=ui", "job.port=70000"), "job.port=70000: give 65535 or less."),
+    ],
+)
+def test_a_number_out_of_bounds_is_one_line(
+    cli: Callable[..., Any], words: tuple[str, ...], says: str
+) -> None:
+    ended = cli(*words)
+    assert (ended.exit, ended.err.count("\n")) == (2, 1), ended.err
+    assert says in ended.err
+
+
+@pytest.mark.parametrize(
+    "key", ["num_hidden_layers", "hidden_size", "num_local_experts", "vocab_size", "head_dim"]
+)
+def test_a_size_that_no_tensor_has_is_refused_before_anything_is_built(
+    cli: Callable[..., Any], made: Callable[[str], Path], tmp_path: Path, key: str
+) -> None:
+    folder = Path(shutil.copytree(made("minimax_m2"), tmp_path / "model"))
+    config = json.loads((folder / "config.json").read_text())
+    assert key in config
+    (folder / "config.json").write_text(json.dumps({**config, key: 10**9}))
+    ended = cli(*CPU, f"model.path={folder}", "inputs=random")
+    assert (ended.exit, ended.err.count("\n")) == (2, 1), ended.err
+    assert f"{key}=1000000000" in ended.err
+
+
+def test_an_edited_mask_does_not_hide_a_wrong_candidate(
+    cli: Callable[..., Any], golden: Path, exported: Path
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    inputs = golden / "inputs.safetensors"
+    tensors = load_file(inputs)
+    tensors["attention_mask"][:, 1:] = 0
+    save_file(tensors, inputs)
+    judged = cli("job=compare", f"golden={golden}", f"candidate={exported.parent / 'wrong'}")
+    assert judged.exit == 2, judged.out
+    assert "attention_mask: its bytes are not those the manifest lists" in judged.err
+
+
+READ = (
+    "config.yaml",
+    "inputs.safetensors",
+    "effective_weights.json",
+    "reference/index.json",
+    "reference/layers.0.isolated.safetensors",
+    "tensors/layers.0.safetensors",
+)
+
+
+@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("how", ["a bit", "gone"])
+def test_a_file_that_is_not_the_one_that_was_written_is_named(
+    cli: Callable[..., Any], golden: Path, exported: Path, name: str, how: str
+) -> None:
+    path = golden / name
+    if how == "gone":
+        path.unlink()
+    else:
+        content = bytearray(path.read_bytes())
+        content[-2] ^= 1
+        path.write_bytes(content)
+    ended = cli("job=compare", f"golden={golden}", f"candidate={exported.parent / 'wrong'}")
+    assert (ended.exit, ended.err.count("\n")) == (2, 1), ended.out + ended.err
+    assert name in ended.err
+
+
+def test_a_store_s_manifest_must_be_the_one_that_the_run_wrote(
+    cli: Callable[..., Any], tmp_path: Path
+) -> None:
+    made = cli(*CPU, "scope=single", "layer=0", "name=mine")
+    assert made.exit == 0, made.err
+    (manifest,) = tmp_path.rglob("manifest.json")
+    edit_json(manifest, lambda value: value["skipped"].update({"layers.0:out": "no reason"}))
+    ended = cli("job=compare", "golden=mine", "candidate=mine")
+    assert (ended.exit, ended.err.count("\n")) == (2, 1), ended.out + ended.err
+    assert "manifest.json is damaged (it is not the one that the run wrote)" in ended.err
