@@ -54,6 +54,22 @@ def test_the_log_of_a_database_that_was_moved_away_is_not_played_into_the_next(
     assert aside.read_bytes() == kept["-wal"]
 
 
+def test_a_rollback_journal_is_put_aside_as_well(tmp_path: Path) -> None:
+    (tmp_path / "mlflow.db-journal").write_bytes(b"of a database that was moved away")
+    assert names(tmp_path) == []
+    assert [*tmp_path.glob("mlflow.db-journal.of-the-former-*")]
+    assert not (tmp_path / "mlflow.db-journal").exists()
+
+
+def test_a_store_that_somebody_has_open_keeps_its_log(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "kind_of", lambda folder: "nfs4")
+    with closing(sqlite3.connect(root / database.FILE_NAME)) as reader:
+        reader.execute("SELECT count(*) FROM runs").fetchone()
+        assert names(root) == ["mine"]
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_a_damaged_database_is_found_before_anything_is_computed(
     root: Path, seed: int, cli: Callable[..., Any]

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
+from hydra import compose, initialize_config_dir
 
+from layerparity.cli import help as help_text
+from layerparity.ground.errors import UserError
 from layerparity.ground.files import text_digest
+from layerparity.ground.quoting import typed
+from layerparity.ground.resources import shipped
+from layerparity.judge.model_limits import FILE, with_limits
+from layerparity.judge.tolerances.calibrated import CalibratedTolerance
 from layerparity.settings.command_keys import settings_of
 
 CPU = ("backend=gpu", "device_map=cpu")
@@ -58,12 +67,24 @@ def edit_json(path: Path, change: Callable[[Any], None]) -> None:
 def spoil(golden: Path, **changes: Any) -> None:
     config = yaml.safe_load((golden / "config.yaml").read_text())
     for key, value in changes.items():
-        config[key] = {**config[key], **value} if isinstance(config.get(key), dict) else value
+        both = isinstance(config.get(key), dict) and isinstance(value, dict)
+        config[key] = {**config[key], **value} if both else value
     text = yaml.safe_dump(config)
     (golden / "config.yaml").write_text(text)
     # Whoever spoils a folder mends its hashes.
     digest = {"config.yaml": text_digest(text)}
     edit_json(golden / "manifest.json", lambda manifest: manifest["files"].update(digest))
+
+
+@pytest.mark.parametrize("group", ["port", "model", "device_map", "capture", "backend"])
+def test_a_stored_option_is_no_path(golden: Path, group: str) -> None:
+    """Hydra follows ../ in the name of an option, and takes what it finds for ours."""
+    elsewhere = f"../../../../{golden}/evil"
+    named = {"scope": "kind", "device_map": "strategy"}.get(group, "name")
+    for value in (elsewhere, {named: elsewhere}, [elsewhere]):
+        spoil(golden, **{group: value})
+        config = yaml.safe_load((golden / "config.yaml").read_text())
+        assert settings_of(config).get(group) in (None, *help_text.options(group))
 
 
 @pytest.mark.parametrize("target", ["evil.Port", "layerparity.ground.files.write_text"])
@@ -105,6 +126,12 @@ def test_a_stored_text_is_no_interpolation(
 ) -> None:
     monkeypatch.setenv("SECRET_OF_MINE", "very-secret")
     spoil(golden, model={"prompt": "${oc.env:SECRET_OF_MINE}"})
+    for slashes in range(4):
+        spoil(golden, model={"prompt": slashes * "\\" + "${oc.env:SECRET_OF_MINE}"})
+        settings = settings_of(yaml.safe_load((golden / "config.yaml").read_text()))
+        with initialize_config_dir(str(shipped("conf").resolve()), version_base="1.3"):
+            composed = compose("config", [shlex.split(typed(k, v))[0] for k, v in settings.items()])
+            assert composed.model.prompt == slashes * "\\" + "${oc.env:SECRET_OF_MINE}"
     ended = cli("job=bisect", *CPU, f"golden={golden}", *FAULT)
     assert "very-secret" not in ended.out + ended.err
     kept = [path for path in Path("mlruns").rglob("*") if path.is_file()]
@@ -114,10 +141,10 @@ def test_a_stored_text_is_no_interpolation(
 def test_a_login_in_an_address_is_refused_and_repeated_nowhere(
     cli: Callable[..., Any], tmp_path: Path
 ) -> None:
-    for words in ((), ("-m", "layer=0,1", "scope=single")):
-        ended = cli(*words, *CPU, "tracking=server", f"tracking.uri={LOGIN}")
+    server, sweep = ("tracking=server", f"tracking.uri={LOGIN}"), ("-m", "layer=0,1")
+    for words in (server, (*sweep, *server), (*sweep, f"prompt.text=at {LOGIN}/x")):
+        ended = cli(*words, *CPU, "scope=single")
         assert ended.exit == 2
-        assert "MLFLOW_TRACKING_USERNAME" in ended.err
         assert "very-secret" not in ended.out + ended.err
     kept = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert not [path for path in kept if b"very-secret" in path.read_bytes()]
@@ -222,3 +249,52 @@ def test_a_store_s_manifest_must_be_the_one_that_the_run_wrote(
     ended = cli("job=compare", "golden=mine", "candidate=mine")
     assert (ended.exit, ended.err.count("\n")) == (2, 1), ended.out + ended.err
     assert "manifest.json is damaged (it is not the one that the run wrote)" in ended.err
+
+
+def test_a_link_out_of_the_folder_is_not_followed_nor_shown(
+    cli: Callable[..., Any], golden: Path, exported: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "other.txt").write_text("password: very-secret: [x")
+    (golden / "config.yaml").unlink()
+    (golden / "config.yaml").symlink_to(tmp_path / "other.txt")
+    edit_json(golden / "manifest.json", lambda manifest: manifest.update(files={}))
+    ended = cli("job=compare", f"golden={golden}", f"candidate={exported.parent / 'wrong'}")
+    assert (ended.exit, ended.err.count("\n")) == (2, 1), ended.out + ended.err
+    assert "very-secret" not in ended.err
+
+
+def test_a_stored_run_without_its_manifest_is_no_dump(
+    cli: Callable[..., Any], tmp_path: Path
+) -> None:
+    made = cli(*CPU, "scope=single", "layer=0", "name=mine")
+    assert made.exit == 0, made.err
+    (manifest,) = tmp_path.rglob("manifest.json")
+    manifest.with_name("names.json").write_text('{"layers.0:out": "layers.0:out"}')
+    manifest.unlink()
+    ended = cli("job=compare", "golden=mine", "candidate=mine", "tolerance=fixed")
+    assert (ended.exit, ended.err.count("\n")) == (2, 1), ended.out + ended.err
+    assert "No manifest.json" in ended.err
+
+
+def test_a_size_that_no_module_uses_may_be_large(
+    cli: Callable[..., Any], made: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(made("qwen3_moe"), tmp_path / "model"))
+    edit_json(folder / "config.json", lambda config: config.update(intermediate_size=6144))
+    words = ("scope=single", "component=norm", "inputs=random")
+    ended = cli(*CPU, f"model.path={folder}", *words)
+    assert "they are not of one model" not in ended.err
+
+
+@pytest.mark.parametrize("limits", ['{"error_ratio": Infinity}', '{"no_such_limit": 1.0}'])
+def test_the_limits_of_a_calibration_have_bounds_as_well(tmp_path: Path, limits: str) -> None:
+    (tmp_path / FILE).write_text(limits)
+    run = SimpleNamespace(name="kept", id="0" * 32, file=lambda name: tmp_path / name)
+    store: Any = SimpleNamespace(find=lambda asked, kind: [run])
+    with pytest.raises(UserError, match=r"finite number|no limit 'no_such_limit'"):
+        with_limits(CalibratedTolerance(calibration="kept"), store, [])
+
+
+def test_a_number_of_four_hundred_digits_is_one_line(cli: Callable[..., Any]) -> None:
+    ended = cli("threads=" + "9" * 400)
+    assert (ended.exit, ended.err.count("\n")) == (2, 1), ended.err

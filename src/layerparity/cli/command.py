@@ -9,7 +9,7 @@ from typing import Any
 from layerparity.cli import help as help_text
 from layerparity.ground.errors import UserError, nearest
 from layerparity.ground.quoting import quoted
-from layerparity.ground.secrets import refuse_login
+from layerparity.ground.secrets import redacted, refuse_login
 from layerparity.settings import config
 
 _STRUCT = re.compile(r"(?:Key '([\w.]+)' (?:is )?not in|Could not override '([^']+)')")
@@ -51,6 +51,11 @@ def check_overrides(overrides: Sequence[str], multirun: bool) -> None:
         if override.key_or_group == "tracking.uri":
             # Hydra prints a command line before the key is read.
             refuse_login(argument)
+        if multirun and redacted(argument) != argument:
+            raise UserError(
+                f"{redacted(argument)} holds a login, which Hydra would keep with the sweep: "
+                "leave it out."
+            )
         _check_choice(override)
 
 

@@ -6,6 +6,8 @@ import re
 import shlex
 
 _KEY = re.compile(r"^[+~]{0,2}([\w./@]+)=(.*)$", re.DOTALL)
+# OmegaConf halves the backslashes before one, and an odd one takes its meaning away.
+_INTERPOLATION = re.compile(r"(\\*)\$\{")
 _WORD = re.compile(r"[\w./:@+-]+", re.ASCII)
 # Words that Hydra would not read as text.
 _NO_TEXT = re.compile(
@@ -37,7 +39,7 @@ def _literal(value: object) -> str:
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     # A stored text that looks like an interpolation is that text, not a look at the environment.
-    text = str(value).replace("${", "\\${")
+    text = _INTERPOLATION.sub(lambda m: 2 * m[1] + "\\${", str(value))
     if not isinstance(value, str) or (_WORD.fullmatch(text) and not _NO_TEXT.fullmatch(text)):
         return text
     return _text(text)

@@ -6,7 +6,8 @@ import re
 
 from layerparity.ground.errors import UserError
 
-_LOGIN = re.compile(r"(?<=://)[^\s/\"'<>\\]*@")
+# Up to the last @ of the word: a password may hold nearly anything.
+_LOGIN = re.compile(r"(?<=://)[^\s\"<>\\]*@")
 
 
 def redacted(text: str) -> str:

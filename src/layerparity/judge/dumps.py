@@ -77,7 +77,8 @@ class DumpSource(Source):
         if not dumped.key:
             return read_npy(dumped.path)
         if dumped.path not in self._files:
-            self._files[dumped.path] = read_tensors(dumped.path, cure=_CURE)
+            named = [each.key for each in self._tensors.values() if each.path == dumped.path]
+            self._files[dumped.path] = read_tensors(dumped.path, named, _CURE)
         return self._files[dumped.path][dumped.key]
 
     def _record(self, site: Site) -> Record:
@@ -189,9 +190,12 @@ def find_map(folder: Path, given: Path | None) -> Path:
 def read_map(path: Path) -> dict[str, str]:
     """Read a JSON or YAML name map. Raises UserError, with an example, where it is none."""
     try:
+        text = path.read_text(encoding="utf-8")
         # JSON is YAML, and read a hundred times as fast.
-        parse = json.loads if path.suffix == ".json" else yaml.safe_load
-        raw = parse(path.read_text(encoding="utf-8"))
+        try:
+            raw = json.loads(text)
+        except ValueError:
+            raw = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is neither JSON nor YAML ({error}).") from error
     texts = isinstance(raw, dict) and all(

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from layerparity.ground import console
 from layerparity.ground.errors import UserError
-from layerparity.ground.files import read_json
+from layerparity.ground.files import damaged, read_json
+from layerparity.settings.key import check_numbers
 
 if TYPE_CHECKING:
     from layerparity.record.stored_run import StoredRun
@@ -31,7 +32,12 @@ def with_limits(tolerance: Any, store: Store, candidate: Sequence[StoredRun]) ->
         return tolerance
     console.say(f"limits:    {run.name} {run.id[:8]}, calibrated for this model")
     limits = read_json(run.file(FILE), dict[str, float], "calibrate again")
-    return replace(tolerance, **limits)
+    unknown = sorted(limits.keys() - tolerance.limits().keys())
+    if unknown:
+        raise damaged(run.file(FILE), f"there is no limit '{unknown[0]}'", "calibrate again")
+    calibrated = replace(tolerance, **limits)
+    check_numbers(calibrated, "tolerance.")
+    return calibrated
 
 
 def model_of(store: Store, verdict: Verdict, name: str) -> str:

@@ -156,4 +156,5 @@ def open_side(role: str, runs: Sequence[StoredRun]) -> RunSet:
                 f"Run '{run.name}' is {run.status.lower()}; only finished runs are compared: "
                 f"{cure}."
             )
-    return RunSet([RunSource(run) if run.files.is_run else open_dump(run) for run in runs])
+    # A stored run is no dump, whatever became of its manifest.
+    return RunSet([RunSource(r) if r.id or r.files.is_run else open_dump(r) for r in runs])

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from layerparity.model.tensor_hashes import TensorHashes
 
 INDEX = "model.safetensors.index.json"
+_MANY = 1000
 _SIZES = (
     "num_hidden_layers",
     "hidden_size",
@@ -114,19 +115,21 @@ class Checkpoint:
         ]
 
     def refuse_other_sizes(self) -> None:
-        """Raise UserError where config.json has a size that no tensor of the checkpoint has.
+        """Raise UserError where config.json has a size far beyond what the checkpoint holds.
 
-        It would be built, and a number of blocks with nine digits is never built.
+        It would be built, and a number of blocks with nine digits is never built. A size that no
+        module uses may well be larger than all others.
         """
-        largest = max(max(each.shape, default=1) for each in self.tensors.values())
+        shapes = (each.shape for each in self.tensors.values())
+        largest = max((size for shape in shapes for size in shape), default=1)
         config = self.config.get("text_config")
         sizes = config if isinstance(config, dict) else self.config
         for key in _SIZES:
             value = sizes.get(key)
             layers = key == "num_hidden_layers"
-            held = len(self.tensors) if layers else max(largest, len(self.tensors))
+            held = len(self.tensors) if layers else _MANY * max(largest, len(self.tensors))
             if type(value) is int and value > held:
-                what = f"{held} tensors" if layers else f"no size above {held}"
+                what = f"{held} tensors" if layers else f"no size above {largest}"
                 raise UserError(
                     f"{self.folder / 'config.json'} has {key}={value}, and the weights have "
                     f"{what}: they are not of one model; fetch both again."

@@ -97,7 +97,7 @@ class RunFolder:
 
     def read_manifest(self, digest: str | None = None) -> Manifest:
         """Return the manifest, which must have this hash where one is given."""
-        path = self.locate(MANIFEST)
+        path = self._file(MANIFEST)
         if not path.is_file():
             raise UserError(
                 f"No {MANIFEST} in {path.parent}: the run did not finish; run it again."
@@ -140,7 +140,10 @@ class RunFolder:
             try:
                 raw = yaml.safe_load(text)
             except yaml.YAMLError as error:
-                raise ValueError(error) from error
+                # What stands there is not repeated: it may be another file altogether.
+                mark = getattr(error, "problem_mark", None)
+                where = f" at line {mark.line + 1}" if mark else ""
+                raise ValueError(f"it is no YAML{where}") from error
             config: dict[str, Any] = decode(dict[str, Any], raw)
             return config
 
@@ -150,7 +153,7 @@ class RunFolder:
 
     def read_inputs(self, hashes: Mapping[str, str]) -> dict[str, torch.Tensor]:
         """Return the inputs, int64 [batch, token], by the names the manifest lists with hashes."""
-        path = self.locate(INPUTS)
+        path = self._file(INPUTS)
         tensors = read_tensors(path, hashes)
         for name, tensor in tensors.items():
             refuse_altered(tensor, hashes[name], name, path)
@@ -246,6 +249,11 @@ class RunFolder:
     def _manifest(self) -> Manifest:
         return self.read_manifest()
 
+    def _file(self, name: str) -> Path:
+        """Return where a file lies. Raises UserError for a link that leads out of the folder."""
+        path = self.locate(name)
+        return inside(path.parents[name.count("/")], name)
+
     def _read_json(self, name: str, kind: Any) -> Any:
         """Return a file of JSON as a type; None where the run kept none."""
         text = self._read_text(name)
@@ -256,7 +264,7 @@ class RunFolder:
 
     def _read_text(self, name: str, cure: str = RUN_AGAIN) -> str | None:
         """Return a file of text, held against its hash; None where the run kept none."""
-        path = self.locate(name)
+        path = self._file(name)
         # Before schema 4 nothing was listed.
         listed = self._manifest.files.get(name) if self.is_run else None
         if listed is None and not path.is_file():

@@ -105,7 +105,7 @@ class StoredReferences:
         self.folder = folder
         self._entries: dict[tuple[str, str, Site], ReferenceEntry] = {}
         self._steps: dict[tuple[str, ...], list[ReferenceEntry]] = {}
-        path = folder / REFERENCE_INDEX
+        path = inside(folder, REFERENCE_INDEX)
         with reading(path):
             text = path.read_text(encoding="utf-8")
             if text_digest(text) != digest:

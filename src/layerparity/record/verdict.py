@@ -24,7 +24,7 @@ from layerparity.record.guilt import Cause, Guilt
 from layerparity.record.portrait import Portrait
 from layerparity.record.side import Side
 
-VERSION = 1
+VERSION = 2
 FILE_NAME = "verdict.json"
 
 
@@ -178,6 +178,11 @@ class Verdict:
                 raise UserError(
                     f"{source} was written by a newer layerparity (version {version}; this one "
                     f"reads up to {VERSION}): update layerparity."
+                )
+            if version < VERSION:
+                raise UserError(
+                    f"{source} was written by an older layerparity (version {version}): compare "
+                    "the runs again."
                 )
             guilty = raw.get("guilty")
             if isinstance(guilty, dict):

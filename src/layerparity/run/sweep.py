@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 
 from layerparity.ground import console
 from layerparity.ground.errors import UserError
+from layerparity.ground.secrets import redacted
 
 if TYPE_CHECKING:
     from layerparity.record.stored_run import StoredRun
@@ -68,7 +69,7 @@ class SweepParent(Callback):
             overrides = [str(each) for each in config.hydra.overrides.task]
             store = open_store(config.tracking)
             name = config.get("name") or "sweep " + " ".join(overrides)
-            parent = store.begin(name[:200], "sweep", {}, {"overrides": overrides})
+            parent = store.begin(redacted(name)[:200], "sweep", {}, {"overrides": overrides})
             os.environ[PARENT_VARIABLE] = parent.id
             console.say(f"{parent.name}  {parent.id}\n{parent.url}")
             _open.append((store, parent, overrides))

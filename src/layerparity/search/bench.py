@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from layerparity.tracking.store import Store
 
 KIND = "bisection"
+# What belongs to this machine, whatever the golden was made on.
+_HERE = ("tracking", "device_map", "max_memory", "offload_folder", "threads")
 # What a bisection decides for its runs: a command's own word for it is dropped.
 _DECIDED = ("scope", "layer", "start", "end", "component", "feed", "kind", "inputs", "reuse")
 _NOT_A_RUNS = ("golden", "candidate", "run", "name", "tolerance", "prompt", "seq_len")
@@ -138,9 +140,10 @@ class Bench:
             raise UserError(f"The golden holds no input of layers.{layer}: make one that does.")
         console.say(f"The golden kept not all components of layers.{layer}: made anew from it.")
         stored = stored_settings(fed_from, self.config)
-        tracking = {k: v for k, v in own_settings(self.config).items() if k.startswith("tracking")}
+        own = own_settings(self.config).items()
+        here = {key: value for key, value in own if key.partition(".")[0] in _HERE}
         fed = {"inputs": "golden", "inputs.run": reference([fed_from]), "kind": "golden"}
-        keys = {**stored, **tracking, **_alone(layer), **fed}
+        keys = {**stored, **here, **_alone(layer), **fed}
         golden = make(self.store, self.parent, _without(keys, _GENERATE, "capture."))
         self._goldens_by_layer[layer] = golden
         return [golden]

@@ -18,6 +18,7 @@ _BY_TARGET = "port"
 _ALWAYS = ("backend",)
 _NEVER = ("job", "experiment")
 # What takes keys of any name: a port of one's own, and an architecture.
+_GPU = re.compile(r"cuda:\d+")
 _OPEN = re.compile(r"(port|model\.architecture)(\.\w+)+")
 
 
@@ -36,6 +37,9 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     usual = _usual_options()
     for key, value in config.items():
         if key in _NEVER or key not in _root():
+            continue
+        if key in usual and not isinstance(value, Mapping):
+            # A group is stored as its values; as a text it would name a file.
             continue
         default = _root().get(key)
         if key in usual and isinstance(value, Mapping):
@@ -57,15 +61,15 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _option_of(group: str, value: Mapping[str, Any]) -> str | None:
     """Return which option of a group a stored value is, or None for one of the user's own."""
-    folder = shipped("conf") / group
+    # By their names: a stored text such as ../../elsewhere would be taken for a path.
+    options = sorted(path.stem for path in (shipped("conf") / group).glob("*.yaml"))
     if group == _BY_TARGET and "_target_" in value:
-        options = sorted(path.stem for path in folder.glob("*.yaml"))
         targets = {_option(group, option).get("_target_"): option for option in options}
         return targets.get(value["_target_"])
     option = str(value.get(NAMED_BY.get(group, "name")))
     # Every GPU has an option of its own: device_map=cuda:3.
-    own_gpu = group == "device_map" and option.startswith("cuda:")
-    return option if own_gpu or (folder / f"{option}.yaml").is_file() else None
+    own_gpu = group == "device_map" and _GPU.fullmatch(option)
+    return option if own_gpu or option in options else None
 
 
 @cache

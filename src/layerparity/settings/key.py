@@ -68,7 +68,7 @@ def check_numbers(settings: Any, prefix: str = "") -> None:
 
 
 def _check(path: str, value: float, bounds: Mapping[str, Any]) -> None:
-    if not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"{path}={value}: give a finite number.")
     above, least, most = (bounds.get(name) for name in _BOUNDS)
     if above is not None and value <= above:

@@ -11,7 +11,7 @@ import sqlite3
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -24,7 +24,7 @@ FILE_NAME = "mlflow.db"
 ARTIFACTS = "artifacts"
 LOCK_SECONDS = 300
 CHECK_SECONDS = 2.0
-_LOGS = ("-wal", "-shm")
+_LOGS = ("-wal", "-shm", "-journal")
 ELSEWHERE = "or choose another folder with tracking.folder=FOLDER"
 
 
@@ -99,9 +99,13 @@ def _put_aside_logs(target: Path) -> None:
 
 
 def _set_journal(path: Path, root: Path) -> None:
-    mode = "DELETE" if is_network(kind_of(root)) else "WAL"
+    mode = "delete" if is_network(kind_of(root)) else "wal"
     with closing(sqlite3.connect(path, timeout=20)) as database:
-        database.execute(f"PRAGMA journal_mode = {mode}")
+        if database.execute("PRAGMA journal_mode").fetchone() != (mode,):
+            # Who has it open keeps it as it is; whoever comes last changes it.
+            with suppress(sqlite3.OperationalError):
+                database.execute("PRAGMA busy_timeout = 0")
+                database.execute(f"PRAGMA journal_mode = {mode}")
 
 
 def check(root: Path) -> None:
@@ -123,7 +127,8 @@ def check(root: Path) -> None:
     except sqlite3.Error as error:
         raise UserError(
             f"{path} cannot be used ({error})",
-            f"restore it from a backup, move it away with its -wal and -shm, {ELSEWHERE}.",
+            "restore it from a backup, move it away with its -wal, -shm and -journal, "
+            f"{ELSEWHERE}.",
         ) from error
 
 
