@@ -26,6 +26,7 @@ from layerparity.selftest.cells import GridCell, Setting
 from layerparity.selftest.outcomes import CellResult, Ending, ending_of
 from layerparity.settings.config import Config
 
+_FIRST_SWAPPED = "mlp.gate_proj"
 _GENERATED = 4
 
 
@@ -84,8 +85,10 @@ class CellRunner:
         block = verdict.blocks.block(cell.layer, {row.site.local for row in own})
         expected = cell
         if cell.component == "mlp.experts" and all(r.site.component != "mlp.experts" for r in own):
-            # A dense block has no experts: there, its MLP is meant.
-            expected = replace(cell, component="mlp")
+            # A dense block has no experts: there, the first of two matrices that changed places is
+            # meant, or the whole MLP where nothing inside it is known.
+            inside = {node.module for node in block.nodes} & {_FIRST_SWAPPED}
+            expected = replace(cell, component=next(iter(inside), "mlp"))
         ending = ending_of(expected, seen.guilty, bool(changed or verdict.weights), block)
         effects = (row.metrics.get("error_ratio", 0.0) for row in own)
         failed = next((row for row in rows if row.outcome is Outcome.FAIL), None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from layerparity.anatomy.site import within
 from layerparity.mistakes.block import find, lacking
 from layerparity.mistakes.cause import Cause, Evidence
 from layerparity.mistakes.fault import Fault, Surgery
@@ -54,11 +55,13 @@ class GateUpSwapped:
 
     def judge(self, evidence: Evidence) -> Cause | None:
         """Return the cause where the experts' output is far off on a good input."""
-        if evidence.component not in ("mlp.experts", "mlp"):
+        if not within(evidence.component, "mlp"):
             return None
         moved = [
             each for each in evidence.findings_of("reordered", component="mlp") if _swaps(each)
         ]
+        if not moved and evidence.component not in ("mlp.experts", "mlp"):
+            return None
         error = evidence.metric("rel_l2")
         if not moved and (error is None or error < 0.1 or evidence.blamed):
             return None
