@@ -29,6 +29,7 @@ from layerparity.record.findings import (
 from layerparity.record.guilt import Cause, Guilt, Phases
 from layerparity.record.verdict import VERSION, Breach, Outcome, Row, Verdict
 from layerparity.report.cautions import warning_lines
+from layerparity.report.measures import CALIBRATED, MEASURES
 from layerparity.report.reasons import breach_text, reason
 
 SITE = Site.parse("layers.3.mlp:out")
@@ -153,6 +154,7 @@ def test_an_exit_status_follows_the_outcome() -> None:
             "max_abs_diff 0.4 is not under 0.01, 40.0 times it",
         ),
         (Breach("pearson", 0.9, 0.99), {}, "pearson 0.9 is not over 0.99, 0.09 short of it"),
+        (Breach("rel_l2", 0.5, 0.1), {}, "rel_l2 0.5 is not under 0.1, 5.0 times it"),
         (Breach("pearson", None, 0.99), {}, "pearson nan is not over 0.99, nan short of it"),
         (Breach("error_ratio", 7.25, 2.0), {}, "error is 7.25 times the noise floor (limit 2)"),
         (
@@ -188,6 +190,12 @@ def test_an_exit_status_follows_the_outcome() -> None:
 )
 def test_a_breach_in_words(breach: Breach, metrics: dict[str, float], says: str) -> None:
     assert breach_text(breach, metrics) == says
+
+
+def test_a_limit_is_a_floor_where_the_report_says_so() -> None:
+    for measure in (*CALIBRATED, *MEASURES):
+        breach = Breach(measure.name, 0.0, 1.0)
+        assert breach.is_under_floor == (measure.bound == "above"), measure.name
 
 
 def test_a_reason_is_its_breaches_or_why_it_was_not_judged() -> None:

@@ -43,6 +43,16 @@ JUDGED = (Outcome.PASS, Outcome.FAIL, Outcome.INCONCLUSIVE)
 DECIDED = (Outcome.PASS, Outcome.FAIL)
 
 
+# Metrics that grow with likeness: a limit on one is a floor. On all others it is a ceiling.
+SIMILARITIES = (
+    "similarity_percentage",
+    "pearson",
+    "snr_db",
+    "set_agreement",
+    "agreeing_tokens",
+)
+
+
 @dataclass(frozen=True)
 class Breach:
     """A limit that a site broke.
@@ -56,6 +66,11 @@ class Breach:
     value: float | None
     limit: float | None = None
     group: int | None = None
+
+    @property
+    def is_under_floor(self) -> bool:
+        """Whether the value had to be over its limit; it had to be under it otherwise."""
+        return self.metric in SIMILARITIES
 
 
 @dataclass(frozen=True)

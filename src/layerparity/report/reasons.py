@@ -8,9 +8,6 @@ from layerparity.anatomy.site import Kind
 from layerparity.record.verdict import Breach, Outcome, Row
 from layerparity.report.measures import BY_NAME
 
-# Of the fixed limits, those that a value must stay under; over the others it must be.
-_CEILINGS = ("max_abs_diff", "mean_abs_diff", "cosine_distance")
-
 
 def reason(row: Row) -> str:
     """Return why a site ended as it did; empty for one that passes."""
@@ -43,7 +40,7 @@ def breach_text(breach: Breach, metrics: dict[str, float]) -> str:
     }
     if name in plain:
         return plain[name]
-    if name in _CEILINGS:
-        times = f", {value / limit:.1f} times it" if limit else ""
-        return f"{name} {value:.4g} is not under {limit:g}{times}"
-    return f"{name} {value:.6g} is not over {limit:g}, {limit - value:.3g} short of it"
+    if breach.is_under_floor:
+        return f"{name} {value:.6g} is not over {limit:g}, {limit - value:.3g} short of it"
+    times = f", {value / limit:.1f} times it" if limit else ""
+    return f"{name} {value:.4g} is not under {limit:g}{times}"
