@@ -22,6 +22,7 @@ from layerparity.ground.files import reading
 from layerparity.record.findings import Caution, Coverage, UnfinishedSweep, WeightFinding
 from layerparity.record.guilt import Cause, Guilt
 from layerparity.record.portrait import Portrait
+from layerparity.record.reason import Reason
 from layerparity.record.side import Side
 
 VERSION = 1
@@ -77,17 +78,17 @@ class Breach:
 class Row:
     """One site of a comparison: how it ended, its metrics by name, and why.
 
-    ``breaches`` are the broken limits of one that fails; ``note`` says why one was not judged.
-    ``lacking`` says why a calibrated metric is not among the metrics, whoever judges by them.
+    ``breaches`` are the broken limits of one that fails; ``why`` is why one was not judged.
+    ``lacking`` is why a calibrated metric is not among the metrics, whoever judges by them.
     """
 
     site: Site
     kind: Kind
     outcome: Outcome
     breaches: tuple[Breach, ...] = ()
-    note: str = ""
+    why: Reason | None = None
     metrics: dict[str, float] = field(default_factory=dict)
-    lacking: str = ""
+    lacking: Reason | None = None
 
 
 @dataclass(frozen=True)
