@@ -17,7 +17,7 @@ from layerparity.anatomy.block import SERIAL
 from layerparity.anatomy.blocks import Blocks
 from layerparity.anatomy.site import Kind
 from layerparity.ground.errors import Exit, UserError
-from layerparity.judge.choose import obstacle
+from layerparity.judge.choose import newest_pair, obstacle
 from layerparity.judge.conclude import conclude
 from layerparity.judge.decide import decide
 from layerparity.judge.tolerances.fixed import FixedTolerance, Settings
@@ -29,7 +29,7 @@ from layerparity.report.cautions import warning_lines
 from layerparity.report.headline import run_text, whole_model
 from layerparity.report.reasons import breach_text
 from layerparity.report.reasons import reason as why
-from layerparity.report.refusals import obstacles_in_words
+from layerparity.report.refusals import obstacles_in_words, passed_over_text
 
 BLOCKS = ("layers.0", "layers.1")
 SERIAL_BLOCKS = Blocks(usual=SERIAL)
@@ -275,6 +275,23 @@ def test_a_run_is_not_compared_with_itself(golden: StoredRun, tmp_path: Path) ->
     with pytest.raises(UserError, match=said):
         compare(golden, make_run(tmp_path / "c", sites()), golden)
     assert "on both sides" in str(obstacle([golden], [golden], in_full=False))
+
+
+def test_why_runs_are_passed_over_is_said(golden: StoredRun, tmp_path: Path) -> None:
+    first = ("embed_tokens", "layers.0")
+    part = make_run(tmp_path / "part", within(first, sites()), stages=first)
+    whole = make_run(tmp_path / "whole", sites())
+    _, _, (passed_over,) = newest_pair([[part], [golden]], [[whole]])
+    said = passed_over_text(passed_over)
+    assert said.startswith("whole (") and " does not fit part (" in said
+    assert said.endswith("): layers.1:in: the golden did not run this part of the model")
+    weights = {stage: {f"{stage}.w": "2"} for stage in STAGES}
+    other = make_run(tmp_path / "other", sites(), weights=weights)
+    said = (
+        r"^other \(.*\) does not fit golden \(.*\): No site of 'golden' and 'other' .* these differ"
+    )
+    with pytest.raises(UserError, match=said), obstacles_in_words():
+        newest_pair([[golden]], [[other]])
 
 
 def test_two_runs_of_one_experiment_are_said(tmp_path: Path) -> None:
