@@ -15,6 +15,7 @@ from layerparity.anatomy.blocks import Blocks
 from layerparity.anatomy.site import Kind, Site
 from layerparity.judge.decide import outcome_of
 from layerparity.record.guilt import Cause, Guilt
+from layerparity.record.reason import Reason, ReasonKind
 from layerparity.record.side import RunOrigin, Side
 from layerparity.record.verdict import Breach, Outcome, Row, Verdict, WholeModel
 from layerparity.report.answer import answer_of
@@ -145,10 +146,16 @@ def real(
     site: str,
     rel_l2: float,
     outcome: Outcome = Outcome.PASS,
-    note: str = "",
+    why: str = "",
     breaches: tuple[Breach, ...] = (),
 ) -> Row:
-    return Row(Site.parse(site), Kind.REAL, outcome, breaches, note, real_metrics(rel_l2))
+    said = worded(why) if why else None
+    return Row(Site.parse(site), Kind.REAL, outcome, breaches, said, real_metrics(rel_l2))
+
+
+def worded(text: str) -> Reason:
+    """Return a reason in words of one's own, as the author of a port gives it."""
+    return Reason(ReasonKind.SKIPPED, {"text": text})
 
 
 CALIBRATED = {"error_ratio": 2.0, "error_ratio_head": 2.5, "slope": 0.0005}
@@ -210,7 +217,7 @@ def every_oddity() -> Verdict:
             site("norm:out"),
             Kind.EXACT,
             Outcome.INCONCLUSIVE,
-            note="why not",
+            why=worded("why not"),
             metrics={"unequal": 2.0},
         ),
     ]
@@ -223,9 +230,9 @@ def every_oddity() -> Verdict:
     return judged(rows, tokens)
 
 
-def _unjudged(site: str, outcome: Outcome, note: str) -> Row:
+def _unjudged(site: str, outcome: Outcome, why: str) -> Row:
     kind = Kind.INDEX_SET if site.endswith("choices") else Kind.REAL
-    return Row(Site.parse(site), kind, outcome, note=note)
+    return Row(Site.parse(site), kind, outcome, why=worded(why))
 
 
 def all_zero() -> Verdict:

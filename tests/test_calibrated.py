@@ -12,12 +12,13 @@ from conftest import Ended
 
 from layerparity.anatomy.site import Kind, Site
 from layerparity.ground.errors import Exit, UserError
-from layerparity.judge.decide import NO_REFERENCE, decide
+from layerparity.judge.decide import decide
 from layerparity.judge.references import SiteReference
 from layerparity.judge.routing import flips
 from layerparity.judge.tolerances.calibrated import CalibratedTolerance, limits_of
 from layerparity.numbers.floor import Floor
 from layerparity.record.folder import MANIFEST, REFERENCE_INDEX, RunFolder
+from layerparity.record.reason import Reason, ReasonKind
 from layerparity.record.references import ISOLATED, StoredReferences
 from layerparity.record.verdict import Outcome, Row
 from layerparity.report.reasons import breach_text
@@ -177,7 +178,11 @@ def test_padding_flips_count_for_nothing() -> None:
 
 def test_without_a_ratio_a_site_is_inconclusive_and_equality_still_decides() -> None:
     metrics = {"rel_l2": 0.0, "nonfinite_disagreement": 0.0}
-    assert decide(Kind.REAL, metrics, LIMITS) == (Outcome.INCONCLUSIVE, (), NO_REFERENCE)
+    assert decide(Kind.REAL, metrics, LIMITS) == (
+        Outcome.INCONCLUSIVE,
+        (),
+        Reason(ReasonKind.ROUNDING_UNKNOWN),
+    )
     assert decide(Kind.EXACT, {"unequal": 0.0}, LIMITS)[0] is Outcome.PASS
     broken = {**metrics, "nonfinite_disagreement": 3.0}
     assert decide(Kind.REAL, broken, LIMITS)[0] is Outcome.FAIL

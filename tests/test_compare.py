@@ -17,9 +17,8 @@ from layerparity.anatomy.block import SERIAL
 from layerparity.anatomy.blocks import Blocks
 from layerparity.anatomy.site import Kind
 from layerparity.ground.errors import Exit, UserError
-from layerparity.judge.choose import obstacle
+from layerparity.judge.choose import newest_pair, obstacle
 from layerparity.judge.conclude import conclude
-from layerparity.judge.coverage import BLOCK_ALONE
 from layerparity.judge.decide import decide
 from layerparity.judge.tolerances.fixed import FixedTolerance, Settings
 from layerparity.record.folder import RunFolder
@@ -30,6 +29,7 @@ from layerparity.report.cautions import warning_lines
 from layerparity.report.headline import run_text, whole_model
 from layerparity.report.reasons import breach_text
 from layerparity.report.reasons import reason as why
+from layerparity.report.refusals import obstacles_in_words, passed_over_text
 
 BLOCKS = ("layers.0", "layers.1")
 SERIAL_BLOCKS = Blocks(usual=SERIAL)
@@ -37,7 +37,8 @@ HEADS = ("batch", "head", "token", "channel")
 
 
 def compare(golden: StoredRun, *candidates: StoredRun) -> Verdict:
-    return conclude([golden], candidates, FixedTolerance())
+    with obstacles_in_words():
+        return conclude([golden], candidates, FixedTolerance())
 
 
 def row(comparison: Verdict, site: str) -> Row:
@@ -273,7 +274,24 @@ def test_a_run_is_not_compared_with_itself(golden: StoredRun, tmp_path: Path) ->
         compare(golden, golden)
     with pytest.raises(UserError, match=said):
         compare(golden, make_run(tmp_path / "c", sites()), golden)
-    assert "on both sides" in obstacle([golden], [golden], in_full=False)
+    assert "on both sides" in str(obstacle([golden], [golden], in_full=False))
+
+
+def test_why_runs_are_passed_over_is_said(golden: StoredRun, tmp_path: Path) -> None:
+    first = ("embed_tokens", "layers.0")
+    part = make_run(tmp_path / "part", within(first, sites()), stages=first)
+    whole = make_run(tmp_path / "whole", sites())
+    _, _, (passed_over,) = newest_pair([[part], [golden]], [[whole]])
+    said = passed_over_text(passed_over)
+    assert said.startswith("whole (") and " does not fit part (" in said
+    assert said.endswith("): layers.1:in: the golden did not run this part of the model")
+    weights = {stage: {f"{stage}.w": "2"} for stage in STAGES}
+    other = make_run(tmp_path / "other", sites(), weights=weights)
+    said = (
+        r"^other \(.*\) does not fit golden \(.*\): No site of 'golden' and 'other' .* these differ"
+    )
+    with pytest.raises(UserError, match=said), obstacles_in_words():
+        newest_pair([[golden]], [[other]])
 
 
 def test_two_runs_of_one_experiment_are_said(tmp_path: Path) -> None:
@@ -406,7 +424,8 @@ def test_other_weights_in_the_chain_of_another_golden_run_count(tmp_path: Path) 
         make_run(tmp_path / "1", within(("layers.1",), sites()), stages=("layers.1",)),
     ]
     candidate = make_run(tmp_path / "c", within(BLOCKS, sites()), stages=BLOCKS)
-    with pytest.raises(UserError, match=r"these differ: weights of layers.0 \(layers.0.w\)\. Make"):
+    said = r"these differ: weights of layers.0 \(layers.0.w\)\. Make"
+    with pytest.raises(UserError, match=said), obstacles_in_words():
         conclude(parts, [candidate], FixedTolerance())
     late = {"layers.1": {"layers.1.w": "2"}}
     parts = [
@@ -523,7 +542,9 @@ def test_block_outputs_alone_are_never_a_pass(golden: StoredRun, tmp_path: Path)
     alone = make_run(tmp_path / "c", tensors, stages=("layers.0",), capture=blocks)
     found = compare(golden, alone)
     assert row(found, "layers.0:out").outcome is Outcome.INCONCLUSIVE
-    assert why(row(found, "layers.0:out")) == BLOCK_ALONE
+    assert why(row(found, "layers.0:out")) == (
+        "block output alone cannot show a bug inside; use capture=default"
+    )
     assert found.exit is Exit.INCONCLUSIVE
     tensors["layers.0:out"] = tensors["layers.0:out"] + 1
     wrong = make_run(tmp_path / "w", tensors, stages=("layers.0",), capture=blocks)
@@ -723,7 +744,7 @@ def good() -> dict[str, float]:
 
 
 def test_the_seeds_table() -> None:
-    assert decide(Kind.REAL, good(), FixedTolerance()) == (Outcome.PASS, (), "")
+    assert decide(Kind.REAL, good(), FixedTolerance()) == (Outcome.PASS, (), None)
     assert Settings is FixedTolerance
 
 
@@ -741,8 +762,8 @@ def test_the_seeds_table() -> None:
 )
 def test_each_limit_alone_fails(metric: str, value: float) -> None:
     metrics = {**good(), metric: value}
-    outcome, (breach,), note = decide(Kind.REAL, metrics, FixedTolerance())
-    assert (outcome, note) == (Outcome.FAIL, "")
+    outcome, (breach,), why_not = decide(Kind.REAL, metrics, FixedTolerance())
+    assert (outcome, why_not) == (Outcome.FAIL, None)
     assert (breach.metric, breach.limit) == (metric, FixedTolerance().limits()[metric])
     assert breach_text(breach, metrics).startswith(metric)
 
@@ -761,4 +782,4 @@ def test_a_stored_row_is_judged_again_without_tensors(golden: StoredRun, tmp_pat
     wide = FixedTolerance(max_abs_diff=1, mean_abs_diff=1, similarity_percentage=0)
     assert decide(stored.kind, stored.metrics, FixedTolerance())[0] is stored.outcome
     assert stored.outcome is Outcome.FAIL
-    assert decide(stored.kind, stored.metrics, wide) == (Outcome.PASS, (), "")
+    assert decide(stored.kind, stored.metrics, wide) == (Outcome.PASS, (), None)

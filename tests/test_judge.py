@@ -22,6 +22,7 @@ from layerparity.record.findings import UnfinishedSweep
 from layerparity.record.verdict import Outcome, WholeModel
 from layerparity.report.cautions import warning_lines
 from layerparity.report.headline import whole_model
+from layerparity.report.reasons import reason
 
 Cli = Callable[..., Ended]
 CPU = ("backend=gpu", "device_map=cpu")
@@ -104,8 +105,8 @@ def test_what_a_tolerance_does_not_know_is_said_of_it_alone(tmp_path: Path) -> N
     assert warning_lines(found["fixed"])[1].startswith("The fixed tolerance does not know how far")
     assert [each.knows_chains for each in found.values()] == [False, True, True]
     # Nothing says why there is no floor but the comparison itself.
-    notes = {row.note for row in found["calibrated"].rows if row.site.local == "mlp:out"}
-    assert notes == {"the golden has no reference to judge by: make it on backend=gpu"}
+    reasons = {reason(row) for row in found["calibrated"].rows if row.site.local == "mlp:out"}
+    assert reasons == {"the golden has no reference to judge by: make it on backend=gpu"}
 
 
 @pytest.fixture

@@ -7,12 +7,13 @@ import re
 from dataclasses import replace
 
 import pytest
-from report_samples import CASES, calibrated, html_of, real, sample
+from report_samples import CASES, calibrated, html_of, real, sample, worded
 from test_report import words_of
 from test_report_figures import columns, hovers, parsed
 
 from layerparity.anatomy.site import Kind, Site
 from layerparity.record.portrait import GOLDEN, Grouped, Portrait
+from layerparity.record.reason import Reason, ReasonKind
 from layerparity.record.verdict import Outcome, Row
 from layerparity.report.distributions import quantile_plot
 from layerparity.report.distributions import ulp_histogram as drawn_ulp
@@ -82,15 +83,14 @@ def test_experts_are_told_apart_by_flips_and_load() -> None:
 
 
 def test_decode_steps_that_were_skipped_are_told_in_a_line() -> None:
+    def unrun(step: int) -> Reason:
+        values = {"side": "candidate", "phase": "decode", "step": step}
+        return Reason(ReasonKind.NO_STEP, values)
+
     names = [f"layers.3.mlp:out@decode.{step}" for step in range(1, 40)]
     skipped = [
-        Row(
-            Site.parse(name),
-            Kind.REAL,
-            Outcome.SKIPPED,
-            note=f"the candidate ran no decode step {n}",
-        )
-        for n, name in enumerate(names)
+        Row(Site.parse(name), Kind.REAL, Outcome.SKIPPED, why=unrun(step))
+        for step, name in enumerate(names, 1)
     ]
     comparison = replace(GUILTY, rows=(*GUILTY.rows, *skipped), total=GUILTY.total + 39)
     layer = next(each for each in stages(comparison.rows) if each.layer == 3)
@@ -101,3 +101,10 @@ def test_decode_steps_that_were_skipped_are_told_in_a_line() -> None:
     assert names[0] not in html
     assert "39 sites: the candidate ran no decode step" in words_of(comparison)
     assert "block in, input_layernorm:out" in words_of(comparison)
+    # What the author of a port says of each step stays as it was said.
+    said = [
+        replace(row, why=worded(f"step {n} is kept on a page")) for n, row in enumerate(skipped)
+    ]
+    comparison = replace(GUILTY, rows=(*GUILTY.rows, *said), total=GUILTY.total + 39)
+    layer = next(each for each in stages(comparison.rows) if each.layer == 3)
+    assert table_rows(layer) == (list(layer.rows), [])

@@ -27,9 +27,11 @@ from layerparity.record.findings import (
     UnfinishedSweep,
 )
 from layerparity.record.guilt import Cause, Guilt, Phases
+from layerparity.record.reason import REASON_VALUES, Reason, ReasonKind
 from layerparity.record.verdict import VERSION, Breach, Outcome, Row, Verdict
 from layerparity.report.cautions import warning_lines
-from layerparity.report.reasons import breach_text, reason
+from layerparity.report.measures import CALIBRATED, MEASURES
+from layerparity.report.reasons import breach_text, reason, reason_text, start_text
 
 SITE = Site.parse("layers.3.mlp:out")
 
@@ -153,6 +155,7 @@ def test_an_exit_status_follows_the_outcome() -> None:
             "max_abs_diff 0.4 is not under 0.01, 40.0 times it",
         ),
         (Breach("pearson", 0.9, 0.99), {}, "pearson 0.9 is not over 0.99, 0.09 short of it"),
+        (Breach("rel_l2", 0.5, 0.1), {}, "rel_l2 0.5 is not under 0.1, 5.0 times it"),
         (Breach("pearson", None, 0.99), {}, "pearson nan is not over 0.99, nan short of it"),
         (Breach("error_ratio", 7.25, 2.0), {}, "error is 7.25 times the noise floor (limit 2)"),
         (
@@ -190,6 +193,12 @@ def test_a_breach_in_words(breach: Breach, metrics: dict[str, float], says: str)
     assert breach_text(breach, metrics) == says
 
 
+def test_a_limit_is_a_floor_where_the_report_says_so() -> None:
+    for measure in (*CALIBRATED, *MEASURES):
+        breach = Breach(measure.name, 0.0, 1.0)
+        assert breach.is_under_floor == (measure.bound == "above"), measure.name
+
+
 def test_a_reason_is_its_breaches_or_why_it_was_not_judged() -> None:
     two = (Breach("unequal", 4.0), Breach("norm_ratio", 0.95, 0.02))
     exact = Row(SITE, Kind.EXACT, Outcome.FAIL, two)
@@ -197,8 +206,8 @@ def test_a_reason_is_its_breaches_or_why_it_was_not_judged() -> None:
         "an exact site: 4 values are not equal to the bit; norm is off by 5.00%"
     )
     assert reason(replace(exact, kind=Kind.REAL)) == reason(exact).removeprefix("an exact site: ")
-    open_ = Row(SITE, Kind.REAL, Outcome.INCONCLUSIVE, note="nothing to judge by")
-    assert reason(open_) == "nothing to judge by"
+    open_ = Row(SITE, Kind.REAL, Outcome.INCONCLUSIVE, why=Reason(ReasonKind.NO_ELEMENT))
+    assert reason(open_) == "no element to compare"
     assert reason(Row(SITE, Kind.REAL, Outcome.PASS)) == ""
 
 
@@ -280,5 +289,104 @@ def test_a_caution_without_its_values_is_refused_where_it_is_read() -> None:
         Caution(CautionKind.REPEATED_SITES, values={"count": 2})
     raw = json.loads(replace(sample(), cautions=CAUTIONS).to_json())
     del raw["cautions"][0]["values"]["run"]
+    with pytest.raises(UserError, match="is damaged"):
+        Verdict.from_json(json.dumps(raw))
+
+
+# ---------------------------------------------------------------- why a site was not judged
+SHAPED = (
+    ReasonKind.SHAPE,
+    ReasonKind.ONE_ELEMENT,
+    ReasonKind.EMPTY,
+    ReasonKind.TRANSPOSED,
+    ReasonKind.PADDED,
+    ReasonKind.AXES,
+    ReasonKind.MASK_SHAPE,
+)
+ROWS = tuple(
+    Row(replace(SITE, phase="decode", step=step), Kind.REAL, Outcome.SKIPPED)
+    for step, _ in enumerate(ReasonKind, 1)
+)
+
+
+def _value(kind: ReasonKind, name: str) -> Any:
+    """Return a value of the type that a kind has under a name."""
+    if name == "share":
+        return 0.25
+    shaped = name in ("golden", "candidate", "mask", "tensor") and kind in SHAPED
+    return [2, len(name)] if shaped else f"<{name}>"
+
+
+REASONS = tuple(
+    Reason(kind, {name: _value(kind, name) for name in sorted(names)})
+    for kind, names in REASON_VALUES.items()
+)
+
+SAID = [
+    "not captured",
+    "<text>",
+    "not captured by the golden",
+    "not captured by the golden: <text>",
+    "not captured by the candidate (capture=<capture>)",
+    "the <side> ran no <phase> step <step>",
+    "the golden did not run this part of the model",
+    "the candidate covers it but holds no tensor of it",
+    "the <side> holds <dtype> numbers where real numbers are due: dump it as floats",
+    "the golden holds <golden> numbers and the candidate holds <candidate> numbers where real "
+    "numbers are due: dump them as floats",
+    "shape [2, 6] against [2, 9]",
+    "shape [2, 6] against [2, 9]: the <side>'s tensor holds one element",
+    "shape [2, 6] against [2, 9]: the <side>'s tensor is empty",
+    "shape [2, 6] against [2, 9]: one is a transposed layout of the other",
+    "shape [2, 6] against [2, 9]: one looks like the other padded",
+    "axes (2, 6) against (2, 9)",
+    "<golden> numbers against <candidate>",
+    "attention mask [2, 4] against [2, 6]",
+    "no token's expert set agrees",
+    "no element to compare",
+    "not the same start: nothing says what <stage> was fed",
+    "not the same start: fed different values at <site> (<golden> against <candida)",
+    "not the same start: the golden does not hold <site>, which <stage> was fed",
+    "not the same start: the golden passed <golden> where the candidate passed <candidate>",
+    "not the same start: only the <side> passed <stage>",
+    "not the same start: the golden's chain starts at <golden_site> (<golden>), fed to <stage> "
+    "from outside; the candidate's at <candidate_site> (<candida)",
+    "not the same start: weights of <stage>",
+    "not the same start: weights of <stage> (<name>)",
+    "not the same start: weights of <stage> (<name> and <others> more)",
+    "not the same start: weights of <stage>, which the <side> has no fingerprint of",
+    "the golden has no reference to judge by: make it on backend=gpu",
+    "the candidate is a dump: nothing says what its blocks were fed",
+    "fed by its own chain, whose rounding has no floor here: compare with feed=isolated",
+    "the golden has no reference of <stage> alone: make it with capture=components",
+    "the golden has no noise floor for <dtype>: make it with reference.dtypes",
+    "only 25% of the tokens were routed alike: use port.replay=true",
+    "only 25% of the tokens were routed alike: use port.replay=true, or feed=isolated",
+    "nothing says how large its rounding may be",
+    "block output alone cannot show a bug inside; use capture=default",
+]
+
+
+def test_every_reason_is_kept_as_data_and_said() -> None:
+    assert [each.kind for each in REASONS] == [*ReasonKind]
+    rows = [replace(row, why=why) for row, why in zip(ROWS, REASONS, strict=True)]
+    verdict = replace(sample(), rows=tuple(rows), total=len(rows))
+    assert Verdict.from_json(verdict.to_json()) == verdict
+    assert [reason(row) for row in rows] == SAID
+
+
+def test_what_differs_is_said_with_and_without_being_a_reason() -> None:
+    starts = [each for each in REASONS if reason_text(each).startswith("not the same start: ")]
+    assert len(starts) == 10
+    for each in starts:
+        assert reason_text(each) == f"not the same start: {start_text(each)}"
+
+
+def test_a_reason_without_its_values_is_refused_where_it_is_read() -> None:
+    with pytest.raises(ValueError, match="no_step has the values"):
+        Reason(ReasonKind.NO_STEP, {"step": 2})
+    row = replace(ROWS[0], why=Reason(ReasonKind.SKIPPED, {"text": "elsewhere"}))
+    raw = json.loads(replace(sample(), rows=(row,), total=1).to_json())
+    del raw["rows"][0]["why"]["values"]["text"]
     with pytest.raises(UserError, match="is damaged"):
         Verdict.from_json(json.dumps(raw))

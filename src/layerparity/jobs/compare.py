@@ -9,6 +9,9 @@ from layerparity.ground.errors import Exit
 from layerparity.settings.config import Config, What
 from layerparity.settings.key import key
 
+# How many pairs that were passed over are mentioned.
+_MENTIONED = 3
+
 
 @dataclass
 class Settings:
@@ -24,10 +27,14 @@ def run(config: Config) -> Exit:
     if config.what is What.weights:
         return check_weights(config)
     from layerparity.judge.choose import chosen_sides, unfinished_sweeps
+    from layerparity.report.refusals import obstacles_in_words, passed_over_text
     from layerparity.tracking.store import open_store
 
     store = open_store(config.tracking)
-    golden, candidate = chosen_sides(config, store)
+    with obstacles_in_words():
+        golden, candidate, passed_over = chosen_sides(config, store)
+    for each in passed_over[:_MENTIONED]:
+        console.say(f"passed over: {passed_over_text(each)}")
     for side, runs in (("golden:   ", golden), ("candidate:", candidate)):
         more = f" and {len(runs) - 1} more of its sweep" if len(runs) > 1 else ""
         console.say(f"{side} {runs[0].name} {runs[0].id[:8] or runs[0].folder}{more}")
@@ -37,7 +44,7 @@ def run(config: Config) -> Exit:
     from layerparity.report.keep import keep_verdict
     from layerparity.run.steps import settings_to_judge
 
-    with console.counting("sites") as count:
+    with obstacles_in_words(), console.counting("sites") as count:
         verdict = conclude(
             golden,
             candidate,

@@ -46,8 +46,8 @@ def judge_again(
     rows = list(verdict.rows)
     for index, row in enumerate(verdict.rows):
         if row.metrics and row.outcome not in (Outcome.MISSING, Outcome.SKIPPED):
-            outcome, breaches, note = decide(row.kind, row.metrics, tolerance, row.lacking)
-            rows[index] = replace(row, outcome=outcome, breaches=breaches, note=note)
+            outcome, breaches, why = decide(row.kind, row.metrics, tolerance, row.lacking)
+            rows[index] = replace(row, outcome=outcome, breaches=breaches, why=why)
     rows = doubt_block_outputs(rows, verdict.blocks)
     doubts: list[Doubt | UnfinishedSweep] = [*verdict.coverage.doubts, *verdict.unfinished]
     kept = [each for each in verdict.cautions if each.kind is not CautionKind.ROUNDING_UNKNOWN]

@@ -16,6 +16,7 @@ from layerparity.judge.fingerprints import differs_at
 from layerparity.judge.sides import RunSet, SideRecord
 from layerparity.judge.stages import computed_at, is_feed, stage_of
 from layerparity.record.manifest import Manifest, Record
+from layerparity.record.reason import Reason, ReasonKind, UnlikeError
 from layerparity.record.verdict import Outcome, Row
 
 if TYPE_CHECKING:
@@ -64,11 +65,12 @@ def align(golden: RunSet, candidate: RunSet, blocks: Blocks) -> Alignment:
     """Return what is compared with what.
 
     Asked for are the golden's sites within the candidate's stages, and whatever else the candidate
-    captured or skipped. Raises UserError where no site can be compared.
+    captured or skipped. Raises UserError where they share no site, UnlikeError where none of those
+    that they share can be compared.
     """
     pairs: list[Pair] = []
     settled: list[Row] = []
-    refusals: list[str] = []
+    refusals: list[Reason] = []
     stages = candidate.manifests
     covered = {site for site in golden.records if any(stage_of(each, site) for each in stages)}
     skipped = {Site.parse(text) for text in candidate.skipped()}
@@ -80,14 +82,14 @@ def align(golden: RunSet, candidate: RunSet, blocks: Blocks) -> Alignment:
         left, right = _adopt(left, right), _adopt(right, left)
         differing = differs_at(left, right, golden)
         refusals += [differing] if differing else []
-        misfit = f"not the same start: {differing}" if differing else _misfit(left, right)
+        misfit = differing or _misfit(left, right)
         if misfit:
-            settled.append(Row(site, left.record.kind, Outcome.INCONCLUSIVE, note=misfit))
+            settled.append(Row(site, left.record.kind, Outcome.INCONCLUSIVE, why=misfit))
         else:
             pairs.append(Pair(site, _kind(left, right), left, right))
     shared = golden.records.keys() & candidate.records.keys()
     if not shared or (refusals and not pairs):
-        raise UserError(_nothing(golden, candidate, refusals))
+        raise _nothing(golden, candidate, refusals)
     return Alignment(pairs, settled, blocks)
 
 
@@ -97,56 +99,59 @@ def _absent(site: Site, golden: RunSet, candidate: RunSet) -> Row:
     if right is not None:
         unrun = _unrun(site, golden)
         if unrun:
-            return Row(site, right.record.kind, Outcome.INCONCLUSIVE, note=unrun)
-        why = golden.skipped().get(str(site), "")
-        reason = "not captured by the golden" + (f": {why}" if why else "")
-        return Row(site, right.record.kind, Outcome.SKIPPED, note=reason)
+            return Row(site, right.record.kind, Outcome.INCONCLUSIVE, why=unrun)
+        text = golden.skipped().get(str(site), "")
+        why = Reason(ReasonKind.NOT_CAPTURED_BY_GOLDEN)
+        if text:
+            why = Reason(ReasonKind.SKIPPED_BY_GOLDEN, {"text": text})
+        return Row(site, right.record.kind, Outcome.SKIPPED, why=why)
     skipped = candidate.skipped().get(str(site))
     kind = left.record.kind if left else Kind.REAL
+    if skipped:
+        return Row(site, kind, Outcome.SKIPPED, why=Reason(ReasonKind.SKIPPED, {"text": skipped}))
     if skipped is not None or left is None:
-        return Row(site, kind, Outcome.SKIPPED, note=skipped or "not captured")
-    reason = _not_asked(site, left.source.manifest, candidate.manifests)
-    if reason:
-        return Row(site, kind, Outcome.SKIPPED, note=reason)
-    return Row(
-        site, kind, Outcome.MISSING, note="the candidate covers it but holds no tensor of it"
-    )
+        return Row(site, kind, Outcome.SKIPPED, why=Reason(ReasonKind.NOT_CAPTURED))
+    not_asked = _not_asked(site, left.source.manifest, candidate.manifests)
+    if not_asked:
+        return Row(site, kind, Outcome.SKIPPED, why=not_asked)
+    return Row(site, kind, Outcome.MISSING, why=Reason(ReasonKind.LOST))
 
 
-def _unrun(site: Site, golden: RunSet) -> str:
-    """Return what the golden never ran of a site the candidate was asked for, or nothing.
+def _unrun(site: Site, golden: RunSet) -> Reason | None:
+    """Return what the golden never ran of a site the candidate was asked for; None for nothing.
 
     A site that only the candidate captured is no loss; a block or a step that has no golden is
     one, unless the golden is a dump, which is what somebody happened to have.
     """
     if not golden.proved:
-        return ""
+        return None
     covering = [each for each in golden.manifests if stage_of(each, site)]
-    if not covering:
-        return "the golden did not run this part of the model"
-    return f"the golden ran no {site.phase} step {site.step}" if _no_step(site, covering) else ""
+    return _unrun_step("golden", site, covering) if covering else Reason(ReasonKind.NOT_RUN)
 
 
-def _not_asked(site: Site, golden: Manifest, candidates: list[Manifest]) -> str:
-    """Return why the candidate was never asked for a site within its stages, or nothing."""
+def _not_asked(site: Site, golden: Manifest, candidates: list[Manifest]) -> Reason | None:
+    """Return why the candidate was never asked for a site within its stages, or None."""
     covering = [manifest for manifest in candidates if stage_of(manifest, site)]
-    if _no_step(site, covering):
-        return f"the candidate ran no {site.phase} step {site.step}"
+    unrun = _unrun_step("candidate", site, covering)
+    if unrun:
+        return unrun
     local = site.local if site.layer is not None else str(site)
     # A run's own patterns may want the site, whatever the golden's are.
     asked = any(each.capture(layer=site.layer, local=local) for each in covering)
     if not covering or asked or covering[-1].capture == golden.capture:
-        return ""
+        return None
     capture = covering[-1].capture
     # The name says enough, unless both have it.
-    shown = capture if capture.name == golden.capture.name else capture.name
-    return f"not captured by the candidate (capture={shown})"
+    shown = str(capture) if capture.name == golden.capture.name else capture.name
+    return Reason(ReasonKind.NOT_ASKED_FOR, {"capture": shown})
 
 
-def _no_step(site: Site, covering: list[Manifest]) -> bool:
-    """Say whether some runs hold records, and none of a site's step."""
+def _unrun_step(side: str, site: Site, covering: list[Manifest]) -> Reason | None:
+    """Return that some runs of a side hold records, and none of a site's step; else None."""
     steps = {record.site.pass_step for each in covering for record in each.records}
-    return bool(steps) and site.pass_step not in steps
+    if not steps or site.pass_step in steps:
+        return None
+    return Reason(ReasonKind.NO_STEP, {"side": side, "phase": site.phase, "step": site.step})
 
 
 def _adopt(own: SideRecord, other: SideRecord) -> SideRecord:
@@ -161,44 +166,40 @@ def _adopt(own: SideRecord, other: SideRecord) -> SideRecord:
     return SideRecord(own.source, record)
 
 
-def _misfit(golden: SideRecord, candidate: SideRecord) -> str:
-    """Return why two records of one site cannot be laid on each other, or nothing."""
+def _misfit(golden: SideRecord, candidate: SideRecord) -> Reason | None:
+    """Return why two records of one site cannot be laid on each other, or None."""
     left, right = golden.record, candidate.record
     dtypes = {"golden": left.dtype, "candidate": right.dtype}
     whole = [side for side, dtype in dtypes.items() if "float" not in dtype]
     if whole and Kind.REAL in (left.kind, right.kind):
-        sides = " and ".join(f"the {side} holds {dtypes[side]} numbers" for side in whole)
-        return f"{sides} where real numbers are due: dump {'them' if whole[1:] else 'it'} as floats"
+        if whole[1:]:
+            return Reason(ReasonKind.INTEGERS_TWICE, dtypes)
+        return Reason(ReasonKind.INTEGERS, {"side": whole[0], "dtype": dtypes[whole[0]]})
     if left.shape != right.shape:
         return _other_shape(left, right)
     if left.axes != right.axes:
-        return f"axes ({', '.join(left.axes)}) against ({', '.join(right.axes)})"
-    same = left.kind == right.kind
-    return "" if same else f"{left.kind.value} numbers against {right.kind.value}"
+        return Reason(ReasonKind.AXES, {"golden": list(left.axes), "candidate": list(right.axes)})
+    if left.kind != right.kind:
+        values = {"golden": left.kind.value, "candidate": right.kind.value}
+        return Reason(ReasonKind.KIND, values)
+    return None
 
 
-def _other_shape(left: Record, right: Record) -> str:
-    """Return the two shapes, and what the difference looks like."""
-    shapes = f"shape {list(left.shape)} against {list(right.shape)}"
-    small = _too_small("golden", left) or _too_small("candidate", right)
-    if small:
-        return f"{shapes}: {small}"
+def _other_shape(left: Record, right: Record) -> Reason:
+    """Return that two shapes differ, and what the difference looks like."""
+    shapes = {"golden": list(left.shape), "candidate": list(right.shape)}
+    for side, shape in shapes.items():
+        if prod(shape) <= 1:
+            kind = ReasonKind.ONE_ELEMENT if prod(shape) else ReasonKind.EMPTY
+            return Reason(kind, {**shapes, "side": side})
     if sorted(left.shape) == sorted(right.shape):
-        return f"{shapes}: one is a transposed layout of the other"
+        return Reason(ReasonKind.TRANSPOSED, shapes)
     if len(left.shape) == len(right.shape):
         larger = [a >= b for a, b in zip(left.shape, right.shape, strict=True)]
         smaller = [a <= b for a, b in zip(left.shape, right.shape, strict=True)]
         if all(larger) or all(smaller):
-            return f"{shapes}: one looks like the other padded"
-    return shapes
-
-
-def _too_small(side: str, record: Record) -> str:
-    """Return that a tensor has next to no elements, or nothing."""
-    count = prod(record.shape)
-    if count > 1:
-        return ""
-    return f"the {side}'s tensor {'holds one element' if count else 'is empty'}"
+            return Reason(ReasonKind.PADDED, shapes)
+    return Reason(ReasonKind.SHAPE, shapes)
 
 
 def _kind(golden: SideRecord, candidate: SideRecord) -> Kind:
@@ -211,14 +212,9 @@ def _kind(golden: SideRecord, candidate: SideRecord) -> Kind:
     return Kind.EXACT if exact else Kind.REAL
 
 
-def _nothing(golden: RunSet, candidate: RunSet, refusals: list[str]) -> str:
-    """Return the message of two sides of which no site can be compared."""
-    names = f"'{golden.sources[0].run.name}' and '{candidate.sources[0].run.name}'"
-    if not refusals:
-        return f"{names} share no site: give runs whose scopes overlap."
-    texts = list(dict.fromkeys(refusals))
-    more = f"; and {len(texts) - 3} more" if len(texts) > 3 else ""
-    return (
-        f"No site of {names} can be compared, these differ: {'; '.join(texts[:3])}{more}. "
-        "Make both from the same weights and inputs."
-    )
+def _nothing(golden: RunSet, candidate: RunSet, refusals: list[Reason]) -> UserError:
+    """Return the error of two sides of which no site can be compared."""
+    left, right = golden.sources[0].run.name, candidate.sources[0].run.name
+    if refusals:
+        return UnlikeError(left, right, refusals)
+    return UserError(f"'{left}' and '{right}' share no site: give runs whose scopes overlap.")

@@ -14,6 +14,7 @@ from layerparity.judge.rows import by_token, has_tokens
 from layerparity.judge.sides import RunSet
 from layerparity.numbers.deviation import JudgedSite, deviation
 from layerparity.numbers.token_sums import TokenLayout, heads_of, token_layout
+from layerparity.record.reason import Reason, ReasonKind
 from layerparity.record.references import CHAINED
 
 # With fewer of the tokens left, what remains is no sample of the site.
@@ -22,14 +23,14 @@ ENOUGH = 0.5
 
 @dataclass
 class Calibrated:
-    """What one pair has beside its plain metrics; ``lacking`` says why there is nothing.
+    """What one pair has beside its plain metrics; ``lacking`` is why there is nothing.
 
     ``profiles`` hold, by metric and grouping, a value for each group.
     """
 
     metrics: dict[str, float] = field(default_factory=dict)
     profiles: dict[str, list[float]] = field(default_factory=dict)
-    lacking: str = ""
+    lacking: Reason | None = None
 
 
 class Calibration:
@@ -57,7 +58,7 @@ class Calibration:
         if pair.kind is Kind.INDEX_SET:
             return self._choices(pair, left, right, real)
         judged = self.tensors(pair, left, right, real)
-        if isinstance(judged, str):
+        if isinstance(judged, Reason):
             return Calibrated(lacking=judged)
         off = deviation(judged)
         share = judged.tokens.numel() / max(judged.real, 1)
@@ -65,13 +66,13 @@ class Calibration:
 
     def tensors(
         self, pair: Pair, golden: torch.Tensor, candidate: torch.Tensor, real: torch.Tensor
-    ) -> JudgedSite | str:
+    ) -> JudgedSite | Reason:
         """Return a site's judged tokens with reference and floor, or why there are none.
 
         ``golden`` and ``candidate`` are [batch, token, ...], ``real`` is bool [batch, token].
         """
         wide = self.references.of(pair)
-        if isinstance(wide, str):
+        if isinstance(wide, Reason):
             return wide
         # Judged are the tokens that nothing but arithmetic sets apart.
         alike = [self.routing.agreeing(pair.site)]
@@ -82,8 +83,9 @@ class Calibration:
             judged = judged & each if each is not None and each.shape == real.shape else judged
         share = float(judged.sum()) / max(float(real.sum()), 1.0)
         if share < ENOUGH:
-            also = ", or feed=isolated" if wide.feed == CHAINED else ""
-            return f"only {share:.0%} of the tokens were routed alike: use port.replay=true{also}"
+            chained = wide.feed == CHAINED
+            kind = ReasonKind.ROUTED_APART_IN_CHAIN if chained else ReasonKind.ROUTED_APART
+            return Reason(kind, {"share": share})
         return self._judged_site(pair, (golden, candidate), wide, judged, int(real.sum()))
 
     def layout(self, pair: Pair) -> TokenLayout:
@@ -97,7 +99,7 @@ class Calibration:
         """Judge choices, [batch, token, k], by the scores they were made from."""
         site = scores_of(pair.site)
         wide = self.references.at(site, pair.golden.source, pair.candidate.source)
-        if isinstance(wide, str):
+        if isinstance(wide, Reason):
             return Calibrated(lacking=wide)
         if pair.site.path == "tokens":
             # The next token is chosen from the scores of each sequence's last one.

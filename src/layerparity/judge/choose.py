@@ -1,9 +1,12 @@
-"""Choose: which two runs a bare ``job=compare`` means, and why a pair cannot be compared."""
+"""Choose: which two runs a bare ``job=compare`` means, and why a pair cannot be compared.
+
+Why is no sentence: `report/refusals.py` says it in words.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,71 +18,85 @@ from layerparity.judge.fingerprints import refuse_strangers
 from layerparity.judge.sides import open_side
 from layerparity.record.findings import UnfinishedSweep
 from layerparity.record.stored_run import StoredRun
-from layerparity.record.verdict import Outcome
+from layerparity.record.verdict import Outcome, Row
 from layerparity.settings.config import Config, RunKind
 
 if TYPE_CHECKING:
     from layerparity.tracking.store import Store
 
 Runs = Sequence[StoredRun]
-# How many runs of a kind are looked at, and how many that were passed over are mentioned.
+# How many runs of a kind are looked at.
 LIMIT = 50
-MENTIONED = 3
 
 
-def obstacle(golden: Runs, candidate: Runs, in_full: bool) -> str:
-    """Return why two sides cannot be compared, or an empty string; reads manifests only.
+@dataclass(frozen=True)
+class PassedOver:
+    """A candidate that does not fit a golden, and why: an error, or the first site left open."""
 
-    ``in_full`` also asks that the golden ran all that the candidate ran.
+    golden: Runs
+    candidate: Runs
+    obstacle: UserError | Row
+
+
+class NoPairError(UserError):
+    """No golden fits any candidate; ``newest`` is the pair of the newest two."""
+
+    def __init__(self, newest: PassedOver) -> None:
+        super().__init__("no golden run fits a candidate run")
+        self.newest = newest
+
+
+def obstacle(golden: Runs, candidate: Runs, in_full: bool) -> UserError | Row | None:
+    """Return why two sides cannot be compared, or None; reads manifests only.
+
+    ``in_full`` also asks that the golden ran all that the candidate ran: then it may be the first
+    row that stays open.
     """
     try:
         left, right = open_side("golden", golden), open_side("candidate", candidate)
         refuse_strangers(left, right)
         aligned = align(left, right, Blocks())
     except UserError as error:
-        return str(error)
+        return error
     short = [row for row in aligned.settled if row.outcome is Outcome.INCONCLUSIVE]
-    return f"{short[0].site}: {short[0].note}" if short and in_full else ""
+    return short[0] if short and in_full else None
 
 
 def newest_pair(
     goldens: Sequence[Runs], candidates: Sequence[Runs]
-) -> tuple[Runs, Runs, list[str]]:
+) -> tuple[Runs, Runs, list[PassedOver]]:
     """Return a golden, the newest candidate that fits one, and the pairs that were passed over.
 
     Both come newest first. A golden that covers the whole candidate is preferred to a newer one
-    that does not. Raises UserError with the newest pair's obstacle where none fits.
+    that does not. Raises NoPairError where none fits, and UserError where a side has no runs.
     """
-    refused: list[str] = []
+    refused: list[PassedOver] = []
     for candidate in candidates:
         for in_full in (True, False):
             for golden in goldens:
                 against = obstacle(golden, candidate, in_full)
-                if not against:
+                if against is None:
                     return golden, candidate, refused
                 if in_full:
-                    pair = f"{_name(candidate)} does not fit {_name(golden)}"
-                    refused.append(f"{pair}: {against}")
+                    refused.append(PassedOver(golden, candidate, against))
     if not candidates:
         raise UserError(
             "There is no finished candidate run to compare: make one "
             "(python run.py backend=neuron), or give candidate=<run>."
         )
+    if refused:
+        raise NoPairError(refused[0])
     raise UserError(
-        refused[0]
-        if refused
-        else "There is no finished golden run to compare with: make one "
+        "There is no finished golden run to compare with: make one "
         "(python run.py backend=gpu device_map=cpu), or give golden=<run>."
     )
 
 
-def _name(runs: Runs) -> str:
-    first = f"{runs[0].name} ({runs[0].id[:8] or runs[0].folder})"
-    return first if len(runs) == 1 else f"{first} and {len(runs) - 1} more"
+def chosen_sides(config: Config, store: Store) -> tuple[Runs, Runs, list[PassedOver]]:
+    """Return the two sides that were asked for, or the newest that fit, and what was passed over.
 
-
-def chosen_sides(config: Config, store: Store) -> tuple[Runs, Runs]:
-    """Return the two sides that were asked for, or the newest that fit each other."""
+    Raises as `newest_pair` does.
+    """
     sides = {
         kind: _find_side(store, reference, kind, names)
         for kind, reference, names in (
@@ -89,15 +106,12 @@ def chosen_sides(config: Config, store: Store) -> tuple[Runs, Runs]:
     }
     golden, candidate = sides[RunKind.golden], sides[RunKind.candidate]
     if golden is not None and candidate is not None:
-        return golden, candidate
+        return golden, candidate, []
     goldens = [golden] if golden is not None else _finished_sets(store, RunKind.golden)
     candidates = [candidate] if candidate is not None else _finished_sets(store, RunKind.candidate)
     if not goldens and not candidates:
         store.find("latest", RunKind.golden.value)
-    golden, candidate, refused = newest_pair(goldens, candidates)
-    for why in refused[:MENTIONED]:
-        console.say(f"passed over: {why}")
-    return golden, candidate
+    return newest_pair(goldens, candidates)
 
 
 def _find_side(

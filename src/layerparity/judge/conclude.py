@@ -115,11 +115,11 @@ def _decide(
     for pair in aligned.pairs:
         of_site = measured[pair.site]
         if of_site.nothing:
-            row = Row(pair.site, pair.kind, Outcome.INCONCLUSIVE, note=of_site.nothing)
+            row = Row(pair.site, pair.kind, Outcome.INCONCLUSIVE, why=of_site.nothing)
         else:
             metrics = of_site.metrics
-            outcome, breaches, note = decide(pair.kind, metrics, tolerance, of_site.lacking)
-            row = Row(pair.site, pair.kind, outcome, breaches, note, metrics, of_site.lacking)
+            outcome, breaches, why = decide(pair.kind, metrics, tolerance, of_site.lacking)
+            row = Row(pair.site, pair.kind, outcome, breaches, why, metrics, of_site.lacking)
         rows.append(row)
     rows.sort(key=lambda row: aligned.blocks.order(row.site))
     return tuple(doubt_block_outputs(rows, aligned.blocks))

@@ -23,9 +23,9 @@ from layerparity.judge.rows import by_token, real_tokens
 from layerparity.judge.sides import RunSet
 from layerparity.record.findings import Coverage, Doubt, DoubtKind, ExpertUse, LayerClass
 from layerparity.record.manifest import WeightPrint
+from layerparity.record.reason import Reason, ReasonKind
 from layerparity.record.verdict import DECIDED, Outcome, Row, WholeModel
 
-BLOCK_ALONE = "block output alone cannot show a bug inside; use capture=default"
 _OPEN = (Outcome.INCONCLUSIVE, Outcome.MISSING)
 _ENDS = (EMBEDDING, NORM, HEAD)
 _CHOICES = "mlp.gate:choices"
@@ -47,7 +47,7 @@ def doubt_block_outputs(rows: Sequence[Row], blocks: Blocks) -> list[Row]:
         and row.site.component in blocks.block(row.site.layer).branches
     }
     return [
-        replace(row, outcome=Outcome.INCONCLUSIVE, note=BLOCK_ALONE)
+        replace(row, outcome=Outcome.INCONCLUSIVE, why=Reason(ReasonKind.BLOCK_ALONE))
         if row.outcome is Outcome.PASS
         and _is_block_output(row.site)
         and (row.site.layer, row.site.pass_step) not in inside

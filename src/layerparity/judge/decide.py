@@ -7,17 +7,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from layerparity.anatomy.site import Kind
 from layerparity.judge.tolerances.base import Tolerance
 from layerparity.record.findings import Doubt, UnfinishedSweep, WeightFinding
+from layerparity.record.reason import Reason, ReasonKind
 from layerparity.record.verdict import Breach, Outcome, Row
-
-NO_REFERENCE = "nothing says how large its rounding may be"
 
 
 def decide(
-    kind: Kind, metrics: Mapping[str, float], tolerance: Tolerance, lacking: str = ""
-) -> tuple[Outcome, tuple[Breach, ...], str]:
+    kind: Kind,
+    metrics: Mapping[str, float],
+    tolerance: Tolerance,
+    lacking: Reason | None = None,
+) -> tuple[Outcome, tuple[Breach, ...], Reason | None]:
     """Return how a site ends, the limits it breaks, and why it could not be judged.
 
-    ``lacking`` says why a tolerance may lack what it judges by: then the site is inconclusive.
+    ``lacking`` is why a tolerance may lack what it judges by: then the site is inconclusive.
 
     Exact sites and masks are judged by equality, NaN and Inf by agreement, whatever the tolerance.
     """
@@ -26,9 +28,9 @@ def decide(
     else:
         broken = _any(metrics, "nonfinite_disagreement")
         if not broken and tolerance.lacks(kind, metrics):
-            return Outcome.INCONCLUSIVE, (), lacking or NO_REFERENCE
+            return Outcome.INCONCLUSIVE, (), lacking or Reason(ReasonKind.ROUNDING_UNKNOWN)
         broken = broken or tolerance.breaches(kind, metrics)
-    return (Outcome.FAIL if broken else Outcome.PASS), tuple(broken), ""
+    return (Outcome.FAIL if broken else Outcome.PASS), tuple(broken), None
 
 
 def _any(metrics: Mapping[str, float], name: str) -> list[Breach]:

@@ -19,10 +19,9 @@ from layerparity.judge.rows import by_token, chunks, has_tokens, real_tokens
 from layerparity.judge.sides import RunSet, SideRecord
 from layerparity.numbers.metric import FLOATING, Chunk, Stream
 from layerparity.numbers.metrics.sets import sets_agree
+from layerparity.record.reason import Reason, ReasonKind
 
 CHOICES, WEIGHTS = "choices", "weights"
-NONE_AGREES = "no token's expert set agrees"
-NOTHING = "no element to compare"
 _WORTH_A_THREAD = 1 << 18
 
 
@@ -30,15 +29,15 @@ _WORTH_A_THREAD = 1 << 18
 class Measured:
     """A site's metrics by name, and the relative L2 error of each real token in batch-major order.
 
-    ``nothing`` says why there are none. ``profiles`` are the calibrated metrics by group, a value
-    each; ``lacking`` says why there are none of them.
+    ``nothing`` is why there are none. ``profiles`` are the calibrated metrics by group, a value
+    each; ``lacking`` is why there are none of them.
     """
 
     metrics: dict[str, float] = field(default_factory=dict)
     token_errors: list[float] = field(default_factory=list)
-    nothing: str = ""
+    nothing: Reason | None = None
     profiles: dict[str, list[float]] = field(default_factory=dict)
-    lacking: str = ""
+    lacking: Reason | None = None
 
 
 def measure(
@@ -56,7 +55,8 @@ def measure(
     if routed:
         mask = _agreeing(pair.site, golden, candidate, mask)
     if mask is not None and has_tokens(axes) and by_token(left, axes).shape[:2] != mask.shape:
-        return Measured(nothing=f"attention mask {list(mask.shape)} against {list(left.shape)}")
+        shapes = {"mask": list(mask.shape), "tensor": list(left.shape)}
+        return Measured(nothing=Reason(ReasonKind.MASK_SHAPE, shapes))
     stream, errors, broken, alike = Stream(pair.kind), [], 0, BothSides()
     for chunk in chunks(left, right, axes, mask):
         stream.feed(chunk)
@@ -71,14 +71,15 @@ def measure(
             "it cannot be believed; make a new golden run."
         )
     if not stream.elements:
-        return Measured(nothing=NONE_AGREES if routed else NOTHING)
+        kind = ReasonKind.NO_SET_AGREES if routed else ReasonKind.NO_ELEMENT
+        return Measured(nothing=Reason(kind))
     metrics = stream.results() | alike.metrics()
     if metrics.get("nonfinite_disagreement"):
         return Measured(metrics, errors)
     calibrated = calibration.of(pair, left, right, real)
     metrics |= passed_through(pair, golden, candidate, blocks)
     return Measured(
-        metrics | calibrated.metrics, errors, "", calibrated.profiles, calibrated.lacking
+        metrics | calibrated.metrics, errors, None, calibrated.profiles, calibrated.lacking
     )
 
 

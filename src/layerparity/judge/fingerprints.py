@@ -16,6 +16,7 @@ from layerparity.judge.stages import chain_to, is_feed
 from layerparity.judge.weights import weights_differ
 from layerparity.record.findings import Caution, CautionKind
 from layerparity.record.manifest import Feed, Manifest
+from layerparity.record.reason import Reason, ReasonKind
 from layerparity.record.source import Source
 from layerparity.record.stored_run import StoredRun
 
@@ -45,18 +46,18 @@ def refuse_strangers(golden: RunSet, candidate: RunSet) -> None:
             )
 
 
-def differs_at(golden: SideRecord, candidate: SideRecord, goldens: RunSet) -> str:
+def differs_at(golden: SideRecord, candidate: SideRecord, goldens: RunSet) -> Reason | None:
     """Return what of the inputs or weights behind a candidate's record differs from the golden's.
 
-    Empty where the golden's own chain of stages starts at the values that the candidate's was fed,
+    None where the golden's own chain of stages starts at the values that the candidate's was fed,
     and every stage since then had the same weights; or where a side is a dump, of which nothing is
     known.
     """
     if not (golden.source.proved and candidate.source.proved):
-        return ""
+        return None
     feed, passed = chain_to(candidate.source.manifest, candidate.record.site)
     if feed is None:
-        return f"nothing says what {passed[0]} was fed"
+        return Reason(ReasonKind.FEED_UNKNOWN, {"stage": passed[0]})
     return chain_differs(feed, passed, golden, goldens, candidate.source)
 
 
@@ -105,8 +106,8 @@ def _strange(left: Manifest, right: Manifest) -> str:
 
 def chain_differs(
     start: Feed, passed: Sequence[str], end: SideRecord, goldens: RunSet, candidate: Source
-) -> str:
-    """Return what differs between a golden's chain to ``end`` and a candidate's; or nothing.
+) -> Reason | None:
+    """Return what differs between a golden's chain to ``end`` and a candidate's; or None.
 
     The candidate's began with ``start`` and passed the stages ``passed``. The golden's must hold
     the same values there and have passed the same stages, with the same weights. Where a golden
@@ -117,10 +118,12 @@ def chain_differs(
     value = end.source.manifest.hash_at(start.site)
     if first is not None and value is not None:
         if value != start.digest:
-            return f"fed different values at {start.site} ({value[:8]} against {start.digest[:8]})"
+            values = {"site": str(start.site), "golden": value, "candidate": start.digest}
+            return Reason(ReasonKind.OTHER_FEED, values)
         return _stages_differ(own[first:], passed, end.source, candidate)
     if fed is None:
-        return f"the golden does not hold {start.site}, which {start.stage} was fed"
+        values = {"site": str(start.site), "stage": start.stage}
+        return Reason(ReasonKind.FEED_NOT_HELD, values)
     place = next((n for n, stage in enumerate(passed) if overlap(stage, fed.stage)), 0)
     later = _stages_differ(own, passed[place:], end.source, candidate)
     cut = place + (fed.stage != passed[place])
@@ -129,7 +132,9 @@ def chain_differs(
         for computed in _origins(fed, passed[place - 1] if cut == place else "", end, goldens)
         if cut
     ]
-    return "" if "" in tried else next(iter(tried), _foreign(start, fed))
+    if None in tried:
+        return None
+    return tried[0] if tried else _other_start(start, fed)
 
 
 def _origins(fed: Feed, before: str, end: SideRecord, goldens: RunSet) -> Iterator[SideRecord]:
@@ -149,22 +154,28 @@ def _origins(fed: Feed, before: str, end: SideRecord, goldens: RunSet) -> Iterat
 
 def _stages_differ(
     own: Sequence[str], passed: Sequence[str], golden: Source, candidate: Source
-) -> str:
+) -> Reason | None:
     """Return which stage, or whose weights, a golden's chain and a candidate's do not share."""
     for ours, theirs in zip(own, passed, strict=False):
         if not overlap(ours, theirs):
-            return f"the golden passed {ours} where the candidate passed {theirs}"
+            return Reason(ReasonKind.OTHER_STAGE, {"golden": ours, "candidate": theirs})
         differing = weights_differ(golden, candidate, theirs)
         if differing:
             return differing
     if len(own) == len(passed):
-        return ""
+        return None
     longer, extra = ("golden", own) if len(own) > len(passed) else ("candidate", passed)
-    return f"only the {longer} passed {extra[min(len(own), len(passed))]}"
+    values = {"side": longer, "stage": extra[min(len(own), len(passed))]}
+    return Reason(ReasonKind.EXTRA_STAGE, values)
 
 
-def _foreign(start: Feed, fed: Feed) -> str:
-    return (
-        f"the golden's chain starts at {fed.site} ({fed.digest[:8]}), fed to {fed.stage} from "
-        f"outside; the candidate's at {start.site} ({start.digest[:8]})"
-    )
+def _other_start(start: Feed, fed: Feed) -> Reason:
+    """Return that the candidate's chain begins with ``start``, and the golden's with ``fed``."""
+    values = {
+        "golden_site": str(fed.site),
+        "golden": fed.digest,
+        "stage": fed.stage,
+        "candidate_site": str(start.site),
+        "candidate": start.digest,
+    }
+    return Reason(ReasonKind.OTHER_START, values)

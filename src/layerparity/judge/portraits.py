@@ -22,6 +22,7 @@ from layerparity.judge.rows import by_token, has_tokens, real_tokens
 from layerparity.numbers.deviation import JudgedSite, deviation
 from layerparity.numbers.token_sums import CHANNEL, HEAD
 from layerparity.record.portrait import FLOOR, GOLDEN, Grouped, Portrait
+from layerparity.record.reason import Reason
 from layerparity.record.verdict import Verdict
 
 MOST_GROUPS = 128
@@ -111,7 +112,7 @@ def _calibrated(
 ) -> JudgedSite | None:
     """Return a site's judged tokens, None without any; sides and mask are `_read`'s."""
     judged = calibration.tensors(pair, *sides, mask)
-    return None if isinstance(judged, str) or not judged.tokens.numel() else judged
+    return None if isinstance(judged, Reason) or not judged.tokens.numel() else judged
 
 
 def _plain(

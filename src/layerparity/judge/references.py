@@ -13,6 +13,7 @@ from layerparity.judge.stages import computed_at, stage_of
 from layerparity.numbers.floor import Floor
 from layerparity.numbers.typical_floor import TypicalFloor
 from layerparity.record.manifest import Manifest
+from layerparity.record.reason import Reason, ReasonKind
 from layerparity.record.references import CHAINED, ISOLATED, ReferenceEntry, StoredReferences
 from layerparity.record.source import Source
 
@@ -41,32 +42,30 @@ class References:
         self._spreads: dict[tuple[Path, str, str, str], dict[str, float]] = {}
         self._typical_floors: dict[tuple[Path, str, str, str, str, str], TypicalFloor | None] = {}
 
-    def of(self, pair: Pair) -> SiteReference | str:
+    def of(self, pair: Pair) -> SiteReference | Reason:
         """Return what a pair is judged by, or why there is nothing."""
         return self.at(pair.site, pair.golden.source, pair.candidate.source)
 
-    def at(self, site: Site, golden: Source, candidate: Source) -> SiteReference | str:
+    def at(self, site: Site, golden: Source, candidate: Source) -> SiteReference | Reason:
         """Return the reference at a site as the candidate's stage was fed, or why there is none."""
         if not golden.proved or not golden.manifest.reference:
-            return "the golden has no reference to judge by: make it on backend=gpu"
+            return Reason(ReasonKind.NO_REFERENCE)
         if candidate.proved:
             site = computed_at(candidate.manifest, site)
         stage = stage_of(candidate.manifest, site) if candidate.proved else None
         if stage is None:
-            return "the candidate is a dump: nothing says what its blocks were fed"
+            return Reason(ReasonKind.CANDIDATE_IS_DUMP)
         stored = self._open(golden)
         feed = feed_of(candidate.manifest, golden.manifest, stage, site)
         entry = stored.find(stage, feed, site)
         if entry is None and feed == CHAINED:
-            return (
-                "fed by its own chain, whose rounding has no floor here: compare with feed=isolated"
-            )
+            return Reason(ReasonKind.NO_FLOOR_OF_CHAIN)
         if entry is None:
-            return f"the golden has no reference of {stage} alone: make it with capture=components"
+            return Reason(ReasonKind.NO_REFERENCE_ALONE, {"stage": stage})
         dtype = candidate.manifest.dtype
         floor = stored.floor(entry, dtype)
         if floor is None:
-            return f"the golden has no noise floor for {dtype}: make it with reference.dtypes"
+            return Reason(ReasonKind.NO_FLOOR_OF_DTYPE, {"dtype": dtype})
         spread = self._spread(stored, entry, dtype)
         typical = self._typical_floor(stored, entry, dtype)
         return SiteReference(stored.reference(entry), floor, spread, feed, typical)

@@ -15,13 +15,14 @@ from layerparity.judge.sides import RunSet
 from layerparity.judge.weights_diff import diff_weights
 from layerparity.record.findings import WeightFinding
 from layerparity.record.manifest import WeightPrint
+from layerparity.record.reason import Reason, ReasonKind
 from layerparity.record.source import Source
 
 _Digests = Mapping[str, str]
 
 
-def weights_differ(golden: Source, candidate: Source, stage: str) -> str:
-    """Return what differs in a stage's weights, ``weights of layers.3 (name)``; or nothing.
+def weights_differ(golden: Source, candidate: Source, stage: str) -> Reason | None:
+    """Return what differs in a stage's weights, or None.
 
     Where only one run has a digest of the stage, as when one ran a component and the other its
     block, the tensors that the narrower one used are looked up among the wider one's. A tensor
@@ -30,20 +31,20 @@ def weights_differ(golden: Source, candidate: Source, stage: str) -> str:
     """
     left, right = (each.manifest.weights.get(stage) for each in (golden, candidate))
     if left == right:
-        return ""
+        return None
     ours, theirs = golden.tensors_used(stage), candidate.tensors_used(stage)
     mine, its = (_prints_near(each, stage) for each in (golden, candidate))
     if left is not None and right is not None:
         names = [name for name in ours.keys() | theirs.keys() if _apart(ours, theirs, name)]
         apart = [n for n in names if not _explained(n, ours, theirs, mine, its)]
-        return f"weights of {stage}{_list(sorted(apart))}" if apart or not names else ""
+        return _other_weights(stage, apart) if apart or not names else None
     narrow, wide = sorted((ours, theirs), key=len)
     if not narrow:
         side = "golden" if left is None else "candidate"
-        return f"weights of {stage}, which the {side} has no fingerprint of"
+        return Reason(ReasonKind.WEIGHTS_UNKNOWN, {"stage": stage, "side": side})
     names = [name for name in narrow if _apart(narrow, wide, name)]
-    apart = sorted(n for n in names if not _explained(n, ours, theirs, mine, its))
-    return f"weights of {stage}{_list(apart)}" if apart else ""
+    apart = [n for n in names if not _explained(n, ours, theirs, mine, its)]
+    return _other_weights(stage, apart) if apart else None
 
 
 def weight_findings(golden: RunSet, candidate: RunSet, blocks: Blocks) -> tuple[WeightFinding, ...]:
@@ -90,8 +91,11 @@ def _apart(left: _Digests, right: _Digests, name: str) -> bool:
     return left.get(name) != right.get(name)
 
 
-def _list(names: list[str]) -> str:
+def _other_weights(stage: str, names: list[str]) -> Reason:
+    """Return that a stage's weights differ, in the tensors ``names`` where those are known."""
     if not names:
-        return ""
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return f" ({names[0]}{more})"
+        return Reason(ReasonKind.OTHER_WEIGHTS, {"stage": stage})
+    values = {"stage": stage, "name": min(names)}
+    if len(names) == 1:
+        return Reason(ReasonKind.OTHER_TENSOR, values)
+    return Reason(ReasonKind.OTHER_TENSORS, {**values, "others": len(names) - 1})

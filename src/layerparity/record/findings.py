@@ -148,7 +148,7 @@ class Doubt:
     values: dict[str, Any]
 
     def __post_init__(self) -> None:
-        _check_values(self.kind, self.values, DOUBT_VALUES[self.kind])
+        check_values(self.kind, self.values, DOUBT_VALUES[self.kind])
 
 
 @dataclass(frozen=True)
@@ -197,10 +197,10 @@ class Caution:
     values: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check_values(self.kind, self.values, CAUTION_VALUES[self.kind])
+        check_values(self.kind, self.values, CAUTION_VALUES[self.kind])
 
 
-def _check_values(kind: StrEnum, values: Mapping[str, Any], names: set[str]) -> None:
+def check_values(kind: StrEnum, values: Mapping[str, Any], names: set[str]) -> None:
     """Raise ValueError unless a kind's values are all there, and no others."""
     if values.keys() != names:
         raise ValueError(f"{kind} has the values {sorted(names)}, not {sorted(values)}")

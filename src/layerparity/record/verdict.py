@@ -22,9 +22,10 @@ from layerparity.ground.files import reading
 from layerparity.record.findings import Caution, Coverage, UnfinishedSweep, WeightFinding
 from layerparity.record.guilt import Cause, Guilt
 from layerparity.record.portrait import Portrait
+from layerparity.record.reason import Reason
 from layerparity.record.side import Side
 
-VERSION = 2
+VERSION = 3
 FILE_NAME = "verdict.json"
 
 
@@ -43,6 +44,16 @@ JUDGED = (Outcome.PASS, Outcome.FAIL, Outcome.INCONCLUSIVE)
 DECIDED = (Outcome.PASS, Outcome.FAIL)
 
 
+# Metrics that grow with likeness: a limit on one is a floor. On all others it is a ceiling.
+SIMILARITIES = (
+    "similarity_percentage",
+    "pearson",
+    "snr_db",
+    "set_agreement",
+    "agreeing_tokens",
+)
+
+
 @dataclass(frozen=True)
 class Breach:
     """A limit that a site broke.
@@ -57,22 +68,27 @@ class Breach:
     limit: float | None = None
     group: int | None = None
 
+    @property
+    def is_under_floor(self) -> bool:
+        """Whether the value had to be over its limit; it had to be under it otherwise."""
+        return self.metric in SIMILARITIES
+
 
 @dataclass(frozen=True)
 class Row:
     """One site of a comparison: how it ended, its metrics by name, and why.
 
-    ``breaches`` are the broken limits of one that fails; ``note`` says why one was not judged.
-    ``lacking`` says why a calibrated metric is not among the metrics, whoever judges by them.
+    ``breaches`` are the broken limits of one that fails; ``why`` is why one was not judged.
+    ``lacking`` is why a calibrated metric is not among the metrics, whoever judges by them.
     """
 
     site: Site
     kind: Kind
     outcome: Outcome
     breaches: tuple[Breach, ...] = ()
-    note: str = ""
+    why: Reason | None = None
     metrics: dict[str, float] = field(default_factory=dict)
-    lacking: str = ""
+    lacking: Reason | None = None
 
 
 @dataclass(frozen=True)

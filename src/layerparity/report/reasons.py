@@ -5,19 +5,101 @@ from __future__ import annotations
 import math
 
 from layerparity.anatomy.site import Kind
+from layerparity.record.reason import Reason, ReasonKind
 from layerparity.record.verdict import Breach, Outcome, Row
 from layerparity.report.measures import BY_NAME
 
-# Of the fixed limits, those that a value must stay under; over the others it must be.
-_CEILINGS = ("max_abs_diff", "mean_abs_diff", "cosine_distance")
+_NO_STEP = "the {side} ran no {phase} step"
+_SHAPE = "shape [{golden}] against [{candidate}]"
+_ROUTED = "only {share:.0%} of the tokens were routed alike: use port.replay=true"
+# What the two were not computed from alike. Of a digest, the first digits do.
+_STARTS = {
+    ReasonKind.FEED_UNKNOWN: "nothing says what {stage} was fed",
+    ReasonKind.OTHER_FEED: "fed different values at {site} ({golden:.8} against {candidate:.8})",
+    ReasonKind.FEED_NOT_HELD: "the golden does not hold {site}, which {stage} was fed",
+    ReasonKind.OTHER_STAGE: "the golden passed {golden} where the candidate passed {candidate}",
+    ReasonKind.EXTRA_STAGE: "only the {side} passed {stage}",
+    ReasonKind.OTHER_START: "the golden's chain starts at {golden_site} ({golden:.8}), fed to "
+    "{stage} from outside; the candidate's at {candidate_site} ({candidate:.8})",
+    ReasonKind.OTHER_WEIGHTS: "weights of {stage}",
+    ReasonKind.OTHER_TENSOR: "weights of {stage} ({name})",
+    ReasonKind.OTHER_TENSORS: "weights of {stage} ({name} and {others} more)",
+    ReasonKind.WEIGHTS_UNKNOWN: "weights of {stage}, which the {side} has no fingerprint of",
+}
+# With a reason's values in their places; those of a list are separated by commas.
+_SENTENCES = {
+    **{kind: f"not the same start: {said}" for kind, said in _STARTS.items()},
+    ReasonKind.NOT_CAPTURED: "not captured",
+    ReasonKind.SKIPPED: "{text}",
+    ReasonKind.NOT_CAPTURED_BY_GOLDEN: "not captured by the golden",
+    ReasonKind.SKIPPED_BY_GOLDEN: "not captured by the golden: {text}",
+    ReasonKind.NOT_ASKED_FOR: "not captured by the candidate (capture={capture})",
+    ReasonKind.NO_STEP: f"{_NO_STEP} {{step}}",
+    ReasonKind.NOT_RUN: "the golden did not run this part of the model",
+    ReasonKind.LOST: "the candidate covers it but holds no tensor of it",
+    ReasonKind.INTEGERS: "the {side} holds {dtype} numbers where real numbers are due: dump it as "
+    "floats",
+    ReasonKind.INTEGERS_TWICE: "the golden holds {golden} numbers and the candidate holds "
+    "{candidate} numbers where real numbers are due: dump them as floats",
+    ReasonKind.SHAPE: _SHAPE,
+    ReasonKind.ONE_ELEMENT: f"{_SHAPE}: the {{side}}'s tensor holds one element",
+    ReasonKind.EMPTY: f"{_SHAPE}: the {{side}}'s tensor is empty",
+    ReasonKind.TRANSPOSED: f"{_SHAPE}: one is a transposed layout of the other",
+    ReasonKind.PADDED: f"{_SHAPE}: one looks like the other padded",
+    ReasonKind.AXES: "axes ({golden}) against ({candidate})",
+    ReasonKind.KIND: "{golden} numbers against {candidate}",
+    ReasonKind.MASK_SHAPE: "attention mask [{mask}] against [{tensor}]",
+    ReasonKind.NO_SET_AGREES: "no token's expert set agrees",
+    ReasonKind.NO_ELEMENT: "no element to compare",
+    ReasonKind.NO_REFERENCE: "the golden has no reference to judge by: make it on backend=gpu",
+    ReasonKind.CANDIDATE_IS_DUMP: "the candidate is a dump: nothing says what its blocks were fed",
+    ReasonKind.NO_FLOOR_OF_CHAIN: "fed by its own chain, whose rounding has no floor here: compare "
+    "with feed=isolated",
+    ReasonKind.NO_REFERENCE_ALONE: "the golden has no reference of {stage} alone: make it with "
+    "capture=components",
+    ReasonKind.NO_FLOOR_OF_DTYPE: "the golden has no noise floor for {dtype}: make it with "
+    "reference.dtypes",
+    ReasonKind.ROUTED_APART: _ROUTED,
+    ReasonKind.ROUTED_APART_IN_CHAIN: f"{_ROUTED}, or feed=isolated",
+    ReasonKind.ROUNDING_UNKNOWN: "nothing says how large its rounding may be",
+    ReasonKind.BLOCK_ALONE: "block output alone cannot show a bug inside; use capture=default",
+}
 
 
 def reason(row: Row) -> str:
     """Return why a site ended as it did; empty for one that passes."""
     if row.outcome is not Outcome.FAIL:
-        return row.note
+        return reason_text(row.why) if row.why is not None else ""
     broken = "; ".join(breach_text(each, row.metrics) for each in row.breaches)
     return f"an exact site: {broken}" if row.kind is Kind.EXACT else broken
+
+
+def reason_text(why: Reason) -> str:
+    """Return why a site was not judged, as a sentence."""
+    return _filled(_SENTENCES[why.kind], why)
+
+
+def start_text(why: Reason) -> str:
+    """Return what two sides were not computed from alike, without saying that this is the reason.
+
+    Raises KeyError for a reason of another kind.
+    """
+    return _filled(_STARTS[why.kind], why)
+
+
+def reason_of_steps(row: Row) -> str:
+    """Return `reason` in the words that all steps of a phase share which were left out alike."""
+    if row.why is not None and row.why.kind is ReasonKind.NO_STEP:
+        return _filled(_NO_STEP, row.why)
+    return reason(row)
+
+
+def _filled(sentence: str, why: Reason) -> str:
+    values = {
+        name: ", ".join(map(str, each)) if isinstance(each, list) else each
+        for name, each in why.values.items()
+    }
+    return sentence.format(**values)
 
 
 def breach_text(breach: Breach, metrics: dict[str, float]) -> str:
@@ -43,7 +125,7 @@ def breach_text(breach: Breach, metrics: dict[str, float]) -> str:
     }
     if name in plain:
         return plain[name]
-    if name in _CEILINGS:
-        times = f", {value / limit:.1f} times it" if limit else ""
-        return f"{name} {value:.4g} is not under {limit:g}{times}"
-    return f"{name} {value:.6g} is not over {limit:g}, {limit - value:.3g} short of it"
+    if breach.is_under_floor:
+        return f"{name} {value:.6g} is not over {limit:g}, {limit - value:.3g} short of it"
+    times = f", {value / limit:.1f} times it" if limit else ""
+    return f"{name} {value:.4g} is not under {limit:g}{times}"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from layerparity.record.verdict import Outcome, Row
 from layerparity.report.measures import BY_NAME, REL_L2
-from layerparity.report.reasons import reason
+from layerparity.report.reasons import reason_of_steps
 
 _RANK = {
     Outcome.FAIL: 4,
@@ -20,7 +19,6 @@ _RANK = {
     Outcome.SKIPPED: 0,
 }
 _FEW = 16
-_STEP = re.compile(r"step \d+")
 _SHORT = {"embed_tokens": "embed", "lm_head": "head"}
 
 
@@ -126,7 +124,7 @@ def table_rows(stage: Stage) -> tuple[list[Row], list[tuple[int, str]]]:
     A golden's decode steps are hundreds: where many sites were skipped for one reason, the table
     says so in a line.
     """
-    words = [_STEP.sub("step", reason(row)) for row in stage.rows]
+    words = [reason_of_steps(row) for row in stage.rows]
     skipped = Counter(
         said for row, said in zip(stage.rows, words, strict=True) if row.outcome is Outcome.SKIPPED
     )

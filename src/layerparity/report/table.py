@@ -90,7 +90,7 @@ def per_site_table(verdict: Verdict) -> dict[str, list[Any]]:
 def _caption(verdict: Verdict) -> str:
     counts = " + ".join(f"{n} {name}" for name, n in verdict.counts.items() if n)
     lines = [f"{counts or 'nothing'} = {verdict.total} sites asked for"]
-    skipped = Counter(r.note for r in verdict.rows if r.outcome is Outcome.SKIPPED)
+    skipped = Counter(reason(r) for r in verdict.rows if r.outcome is Outcome.SKIPPED)
     lines += [f"skipped: {n} {why}" for why, n in skipped.most_common(_REASONS)]
     lines.append(f"whole model: {words.whole_model(verdict)}")
     lines += [*weight_lines(verdict), *coverage_lines(verdict)]

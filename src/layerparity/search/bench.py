@@ -12,6 +12,7 @@ from layerparity.anatomy.site import Place, Site
 from layerparity.ground import console
 from layerparity.ground.errors import UserError
 from layerparity.record.manifest import Manifest
+from layerparity.report.refusals import obstacles_in_words
 from layerparity.report.reproduce import REMARK, WHOLE_MODEL, name_alone
 from layerparity.run.steps import (
     Settings,
@@ -159,7 +160,7 @@ class Bench:
     def _compare(self, golden: Sequence[StoredRun], runs: Sequence[StoredRun]) -> Verdict:
         from layerparity.judge.conclude import conclude
 
-        with brief("comparing"), console.counting("sites") as count:
+        with brief("comparing"), obstacles_in_words(), console.counting("sites") as count:
             return conclude(golden, runs, self.config.tolerance, progress=count)
 
     def _make(self, keys: Settings, apart: bool = False) -> StoredRun:

@@ -16,7 +16,7 @@ from layerparity.record.guilt import Cause, Guilt
 from layerparity.record.verdict import FILE_NAME as VERDICT_FILE
 from layerparity.record.verdict import Outcome, Verdict
 from layerparity.report.answer import Answer, answer_of
-from layerparity.report.reasons import breach_text
+from layerparity.report.reasons import breach_text, reason
 from layerparity.report.reproduce import REMARK
 from layerparity.report.search import markdown
 from layerparity.run.steps import settings_to_judge
@@ -196,7 +196,7 @@ def _print_sites(guilt: Guilt, verdict: Verdict) -> None:
     rows = []
     for local, row in stage_rows(verdict, stage, guilt.step).items():
         numbers = [numeral(row.metrics[n]) if n in row.metrics else "-" for n in _SHOWN]
-        why = breach_text(row.breaches[0], row.metrics) if row.breaches else row.note
+        why = breach_text(row.breaches[0], row.metrics) if row.breaches else reason(row)
         rows.append((local, row.outcome.value, *numbers, why))
     step = f", decode step {guilt.site.step}" if guilt.site and guilt.decoding else ""
     console.table(f"{stage}{step}", ("site", "outcome", *_SHOWN.values(), "reason"), rows)

@@ -17,6 +17,7 @@ from layerparity.record.folder import RunFolder
 from layerparity.record.stored_run import StoredRun, from_folder
 from layerparity.record.verdict import Outcome, Verdict
 from layerparity.report.reasons import reason
+from layerparity.report.refusals import obstacles_in_words
 from layerparity.run import make as run_job
 from layerparity.run import open_backend, write
 from layerparity.run.fingerprint import fingerprint_of
@@ -66,7 +67,8 @@ class CellRunner:
         where = self.folder / "candidate"
         try:
             candidate = self._make(where, config)
-            verdict = conclude([golden], [candidate], self.tolerance)
+            with obstacles_in_words():
+                verdict = conclude([golden], [candidate], self.tolerance)
             return [self._result(cell, verdict, golden, phase) for phase in phases]
         except UserError as error:
             return [CellResult(cell, Ending.NOT_HERE, note=str(error))]

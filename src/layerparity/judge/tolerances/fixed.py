@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from layerparity.anatomy.site import Kind
-from layerparity.record.verdict import Breach
+from layerparity.record.verdict import SIMILARITIES, Breach
 from layerparity.settings.key import key
-
-CEILINGS = ("max_abs_diff", "mean_abs_diff", "cosine_distance")
 
 
 @dataclass
@@ -62,7 +60,7 @@ class FixedTolerance:
         broken = []
         for name, limit in self.limits().items():
             value = metrics.get(name, math.nan)
-            holds = value < limit if name in CEILINGS else value > limit
+            holds = value > limit if name in SIMILARITIES else value < limit
             broken += [] if holds else [Breach(name, metrics.get(name), limit)]
         return broken
 
