@@ -9,6 +9,8 @@ from layerparity.judge.tolerances.base import Tolerance
 from layerparity.record.findings import Doubt, UnfinishedSweep, WeightFinding
 from layerparity.record.verdict import Breach, Outcome, Row
 
+BOTH_CONSTANT = "each side is one number throughout, such as 0: that they agree proves nothing"
+_CONSTANTS = {"golden_constant", "candidate_constant"}
 NO_REFERENCE = "nothing says how large its rounding may be"
 
 
@@ -19,6 +21,7 @@ def decide(
 
     ``lacking`` says why a tolerance may lack what it judges by: then the site is inconclusive.
 
+    A constant, such as a buffer that was never written to, has nothing to be judged by.
     Exact sites and masks are judged by equality, NaN and Inf by agreement, whatever the tolerance.
     """
     if kind in (Kind.EXACT, Kind.MASK):
@@ -28,6 +31,8 @@ def decide(
         if not broken and tolerance.lacks(kind, metrics):
             return Outcome.INCONCLUSIVE, (), lacking or NO_REFERENCE
         broken = broken or tolerance.breaches(kind, metrics)
+        if not broken and metrics.keys() >= _CONSTANTS:
+            return Outcome.INCONCLUSIVE, (), BOTH_CONSTANT
     return (Outcome.FAIL if broken else Outcome.PASS), tuple(broken), ""
 
 
