@@ -73,7 +73,7 @@ def read_config(raw: object) -> TrackingConfig:
     if not 0 < len(config.experiment) <= _LONGEST_NAME or not config.experiment.isprintable():
         name = config.experiment
         raise UserError(
-            f"tracking.experiment={name[:40]!r} is no name, or too long a one ({len(name)} letters)",
+            f"tracking.experiment={name[:40]!r} is no name, or too long ({len(name)} letters)",
             f"give 1 to {_LONGEST_NAME} letters.",
         )
     refuse_login(config.uri or "")
