@@ -8,6 +8,7 @@ no file can hold, or a value so nested that whoever walks it fails.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 # The deepest file of ours has a dozen.
@@ -28,15 +29,29 @@ def parse_yaml(text: str) -> Any:
     import yaml
 
     try:
-        # Ten lines of references to references unfold to more than any memory holds.
-        if any(isinstance(each, yaml.AliasEvent) for each in yaml.parse(text, yaml.SafeLoader)):
-            raise ValueError("it repeats a part by reference: write it out")
+        _refuse_endless(yaml.parse(text, yaml.SafeLoader))
         value = yaml.safe_load(text)
     except (yaml.YAMLError, LookupError, AttributeError, TypeError, ArithmeticError) as error:
         raise ValueError(error) from error
     except RecursionError as error:
         raise ValueError(f"it is nested deeper than {MOST_LEVELS} levels") from error
     return _usable(value)
+
+
+def _refuse_endless(events: Iterable[Any]) -> None:
+    """Raise ValueError, at the first event, for YAML whose reading or use would never end."""
+    import yaml
+
+    level = 0
+    for event in events:
+        level += isinstance(event, yaml.CollectionStartEvent)
+        level -= isinstance(event, yaml.CollectionEndEvent)
+        # Each level makes each further word slower to read.
+        if level > MOST_LEVELS:
+            raise ValueError(f"it is nested deeper than {MOST_LEVELS} levels")
+        # Ten lines of references to references unfold to more than any memory holds.
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError("it repeats a part by reference: write it out")
 
 
 def _usable(value: Any) -> Any:
