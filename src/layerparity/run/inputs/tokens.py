@@ -34,14 +34,14 @@ def prepare(settings: Settings, request: Request) -> Inputs:
             "use inputs=golden."
         )
     path = Path(settings.file)
-    rows = _rows(path)
+    rows = read_rows(path)
     check_length(rows, request, f"{path.name}")
     inputs = batch(rows, request.config.seq_len, pad_of(request))
     inputs.chosen = f"tokens of {path.name}"
     return inputs
 
 
-def _rows(path: Path) -> list[list[int]]:
+def read_rows(path: Path) -> list[list[int]]:
     """Return a file's rows of token ids. Raises UserError where it holds none."""
     try:
         if path.suffix == ".npy":
