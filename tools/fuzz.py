@@ -47,7 +47,7 @@ ODD: list[Any] = [
 ]
 BITS = [b"\xff\xfe", b"\0", b"{", b"[" * 500, b"'", b"9" * 60, b'"\\ud800"', b"&a [*a]", b"1e999"]
 WORDS = ["", "null", "-1", "1" * 50, "abc", "[1,2]", "{a:1}", "${layer}", "[[", "1,2", "???", "a b"]
-SIGNS = ["=", "", "+=", ".x=", "@a=", "==", ":="]
+SIGNS = ["=", "=", "=", "=", "=", "", "+=", ".x=", "@a=", "==", ":="]
 
 
 class TooLong(BaseException):
@@ -104,7 +104,7 @@ def words(maker: random.Random, keys: list[str]) -> list[str]:
     line = []
     for _ in range(maker.choice((1, 1, 2, 3))):
         key, sign, value = maker.choice(keys), maker.choice(SIGNS), maker.choice(WORDS)
-        word = f"{maker.choice(('', '', '', '+', '++', '~'))}{key}{sign}{value}"
+        word = f"{maker.choice(('', '', '', '', '', '', '+', '++', '~'))}{key}{sign}{value}"
         if maker.random() < 0.2:
             word = damaged(maker, word.encode()).decode(errors="replace")
         line.append(word)
