@@ -219,7 +219,7 @@ def _of_dumps(folder: Path) -> dict[str, Target]:
         "npy": _file(place, npy.getvalue(), "a.npy", read_npy),
         "safetensors": _file(place, tensors, "a.safetensors", read_tensors),
         "names.json": _file(place, names, "names.json", read_map),
-        "names.yaml": _file(place, b"a: norm:out\nb: [c, d]\n", "names.yaml", read_map),
+        "names.yaml": _file(place, b"a: norm:out\nb: lm_head:out\n", "names.yaml", read_map),
         "site": _site,
         **made,
     }
