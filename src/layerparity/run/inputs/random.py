@@ -51,5 +51,7 @@ def prepare(settings: Settings, request: Request) -> Inputs:
 def _size(request: Request, key: str) -> int:
     size = request.size(key)
     if not size:
-        raise UserError(f"config.json has no {key}: check it.")
+        raise UserError(
+            f"config.json has {key}={request.model.get(key)}, which is no size: check it."
+        )
     return size
