@@ -157,6 +157,7 @@ def _of_checkpoints(folder: Path) -> dict[str, Target]:
         "index": _file(place / "i", index.encode(), INDEX, _open),
         "config.json": _file(place / "c", TINY / "config.json", "config.json", _config),
         "tokenizer": _tokenizer(place / "t"),
+        "chat template": _template(place / "m"),
     }
 
 
@@ -192,6 +193,23 @@ def _tokenizer(folder: Path) -> Target:
             return load_tokenizer(path.parent)("Some words")
 
     return _file(folder, TINY / "tokenizer.json", "tokenizer.json", read)
+
+
+def _template(folder: Path) -> Target:
+    from layerparity.run.inputs import _chat
+    from layerparity.run.inputs.prompt import load_tokenizer
+
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        _with_config(folder).joinpath(name).write_bytes((TINY / name).read_bytes())
+    tokenizer = load_tokenizer(folder)
+    # A template without end is refused before it counts as a hang.
+    _chat.SECONDS = 3.0
+
+    def read(path: Path) -> object:
+        tokenizer.chat_template = path.read_text(encoding="utf-8", errors="replace")
+        return _chat.dress(tokenizer, ["Hello"], folder)
+
+    return _file(folder, TINY / "chat_template.jinja", "chat_template.jinja", read)
 
 
 def _of_dumps(folder: Path) -> dict[str, Target]:
