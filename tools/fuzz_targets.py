@@ -83,7 +83,6 @@ def _compose(line: list[str]) -> None:
 
 
 def _of_runs(folder: Path) -> dict[str, Target]:
-    from layerparity.record.folder import RunFolder
     from layerparity.record.verdict import Verdict
 
     run, bare = folder / "run", folder / "bare"
@@ -99,12 +98,11 @@ def _of_runs(folder: Path) -> dict[str, Target]:
             lambda p: _bare(p).read_used_weights(),
         ),
         "effective": (
-            effective.read_bytes()[:0] or json.dumps(_first(effective)).encode(),
+            json.dumps(_first(effective)).encode(),
             "effective_weights.json",
             lambda p: _bare(p).read_effective_weights(),
         ),
     }
-    assert RunFolder(run).path == run
     return {
         name: _file(run if name == "manifest" else bare, good, file, read)
         for name, (good, file, read) in readers.items()
