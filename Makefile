@@ -13,7 +13,7 @@ WORKERS ?= 3
 # and transformers anew, for seconds; ahead of time, all that is installed would take a minute.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test lint type house format ui screenshots constraints clean
+.PHONY: demo test fuzz lint type house format ui screenshots constraints clean
 
 demo: .venv/ready
 	$(BIN)/python run.py experiment=quickstart
@@ -25,6 +25,12 @@ ui: .venv/ready
 
 test: .venv/ready
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+# Damaged words and files for whatever we parse; each input follows from SEED and its number.
+SEED ?= 0
+COUNT ?= 100000
+fuzz: .venv/ready
+	$(BIN)/python tools/fuzz.py --seed $(SEED) --count $(COUNT)
 
 lint: .venv/ready
 	$(BIN)/ruff check .

@@ -13,6 +13,8 @@ DECODE = "decode"
 _TEXT = re.compile(
     r"^(?P<path>[A-Za-z_][\w.]*):(?P<end>\w+)(?:@(?P<phase>[a-z]+)(?:\.(?P<step>\d+))?)?$"
 )
+# Of a layer, and of a decode step.
+_DIGITS = 6
 _LAYER = re.compile(r"^layers\.(\d+)(?:\.(.+))?$")
 # What stands outside the blocks, in the order of a forward pass; the blocks come after the first.
 EMBEDDING, NORM, HEAD, TOKENS = "embed_tokens", "norm", "lm_head", "tokens"
@@ -99,7 +101,10 @@ class Site:
         """Read ``layers.7.mlp.gate:logits`` or ``lm_head:out@decode.3``. Raises ValueError."""
         match = _TEXT.match(text)
         if match is None:
-            raise ValueError(f"'{text}' is not a site; a site looks like layers.7.mlp:out")
+            raise ValueError(f"'{text[:80]}' is not a site; a site looks like layers.7.mlp:out")
+        layer = _LAYER.match(match["path"])
+        if max(len(layer[1] if layer else ""), len(match["step"] or "")) > _DIGITS:
+            raise ValueError(f"'{text[:80]}' has a number that no layer and no step has")
         phase = match["phase"] or PREFILL
         return cls(match["path"], match["end"], phase, int(match["step"] or 0))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Any
 
 from layerparity.checkpoint.finding import AuditFinding, counted
 from layerparity.checkpoint.headers import ShardHeader, read_shard_header
+from layerparity.ground.parse import parse_json
 from layerparity.model.checkpoint import INDEX
 from layerparity.model.header import Stored
 
@@ -63,11 +63,11 @@ def _index(folder: Path, listing: Listing) -> tuple[dict[str, Any], dict[str, st
     if not path.is_file():
         return {}, {}
     try:
-        index = json.loads(path.read_text(encoding="utf-8"))
+        index = parse_json(path.read_text(encoding="utf-8"))
         weight_map = dict(index["weight_map"].items())
         if not weight_map or {type(name) for name in weight_map.values()} != {str}:
             raise ValueError("it does not name a file for each tensor")
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         return _no_index(listing, f": {error}")
     except (KeyError, TypeError, AttributeError):
         return _no_index(listing, "")

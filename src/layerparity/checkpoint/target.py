@@ -18,6 +18,7 @@ from layerparity.checkpoint.shards import Shard
 from layerparity.ground.console import bytes_text
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import damaged, text_digest, write_text
+from layerparity.ground.parse import parse_json
 from layerparity.model.checkpoint import Checkpoint
 
 STATE = ".layerparity-convert.json"
@@ -158,7 +159,7 @@ def read_state(folder: Path) -> ConversionState | None:
     if path is None:
         return None
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = parse_json(path.read_text(encoding="utf-8"))
         raw = raw.get("origin", raw)
         if raw.pop("schema") != SCHEMA:
             raise ValueError("of another version")

@@ -9,10 +9,13 @@ from typing import Any
 from layerparity.cli import help as help_text
 from layerparity.ground.errors import UserError, nearest
 from layerparity.ground.quoting import quoted
+from layerparity.ground.resources import shipped
 from layerparity.ground.secrets import redacted, refuse_login
 from layerparity.settings import config
 
 _STRUCT = re.compile(r"(?:Key '([\w.]+)' (?:is )?not in|Could not override '([^']+)')")
+# Letters of a word that a message repeats.
+_SHOWN = 120
 _FULL_KEY = re.compile(r"full_key: ([\w.\[\]]+)")
 
 
@@ -26,8 +29,25 @@ def check(arguments: Sequence[str]) -> None:
     parser = get_args_parser()
     parser.error = refuse  # type: ignore[method-assign,assignment]
     parsed = parser.parse_args(list(arguments))
+    _check_ways(parsed)
     if not parsed.shell_completion:
         check_overrides(parsed.overrides, parsed.multirun)
+
+
+def _check_ways(parsed: Any) -> None:
+    """Raise UserError for options of which Hydra takes one at a time, or one with another."""
+    ways = {
+        "--run": parsed.run,
+        "--multirun": parsed.multirun,
+        "--cfg": parsed.cfg is not None,
+        "--info": parsed.info is not None,
+        "--shell-completion": parsed.shell_completion,
+    }
+    given = [way for way, is_given in ways.items() if is_given]
+    if len(given) > 1:
+        raise UserError(f"{' and '.join(given)} are asked for at once", "give one of them.")
+    if parsed.resolve and parsed.cfg is None:
+        raise UserError("--resolve says how --cfg shows a command", "add --cfg job.")
 
 
 def check_overrides(overrides: Sequence[str], multirun: bool) -> None:
@@ -43,6 +63,12 @@ def check_overrides(overrides: Sequence[str], multirun: bool) -> None:
             override = parser.parse_override(argument)
         except HydraException as error:
             raise UserError(f"{argument} must be quoted: {quoted(argument)}") from error
+        except (ValueError, RecursionError) as error:
+            # Python counts the digits of a number, and the grammar descends into each bracket.
+            found = f"{argument[:_SHOWN]} ... cannot be read ({type(error).__name__})"
+            raise UserError(found, "give a shorter number, or a list with fewer levels.") from error
+        if not override.key_or_group:
+            raise UserError(f"'{argument[:_SHOWN]}' has no key before its sign. --help lists them.")
         if override.is_sweep_override() and not multirun and not argument.startswith("hydra"):
             raise UserError(
                 f"{argument} is a list of values. As one value: {quoted(argument)}; "
@@ -63,19 +89,77 @@ def _check_choice(override: Any) -> None:
     """Raise UserError where an override chooses an option that its group does not have."""
     group = override.key_or_group
     if group not in (*help_text.GROUPS, "job", "experiment"):
+        _refuse_group(override)
         return
     known = help_text.options(group)
     chosen = (
         override.sweep_string_iterator() if override.is_sweep_override() else [override.value()]
     )
     for choice in chosen:
-        name = str(choice).strip("'\"")
+        name = "null" if choice is None else str(choice).strip("'\"")
         cuda = group == "device_map" and re.fullmatch(r"cuda:\d+", name)
-        if name in known or cuda or choice is None:
+        if name in known or cuda:
             continue
         raise UserError(
             f"There is no {group} '{name}'.{nearest(name, known)} There is: {', '.join(known)}."
         )
+
+
+def _refuse_group(override: Any) -> None:
+    """Raise UserError where a group of keys, which has no options, is given a value."""
+    group = override.key_or_group
+    keys = [each for each in config.every_key() if each.startswith(f"{group}.")]
+    if not keys or override.is_sweep_override() or isinstance(override.value(), dict):
+        return
+    raise UserError(f"{group} is a group of keys", f"give one of them: {', '.join(keys)}.")
+
+
+def blame(arguments: Sequence[str]) -> UserError | None:
+    """Return the first word with which a command cannot be composed; None where all words can.
+
+    For what Hydra and OmegaConf did not foresee: there they raise whatever Python raises.
+    """
+    from hydra._internal.utils import get_args_parser
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    words = get_args_parser().parse_args(list(arguments)).overrides
+    parsed = [OverridesParser.create().parse_override(word) for word in words]
+    # Hydra chooses options before it sets values.
+    ordered = sorted(zip(words, parsed, strict=True), key=lambda each: "." in each[1].key_or_group)
+    before: list[str] = []
+    for word, override in ordered:
+        key, sweep = word.partition("=")[0], override.is_sweep_override()
+        values = override.sweep_string_iterator() if sweep else []
+        tried = [f"{key}={value}" for value in values] or [word]
+        refused = next((each for each in tried if not _composes([*before, each])), None)
+        if refused is not None:
+            return _misfit(refused, override.key_or_group)
+        before.append(tried[0])
+    return None
+
+
+def _composes(words: list[str]) -> bool:
+    """Say whether Hydra composes these words."""
+    from hydra import compose, initialize_config_dir
+
+    conf = initialize_config_dir(version_base="1.3", config_dir=str(shipped("conf").absolute()))
+    try:
+        with conf:
+            config.checked(compose("config", overrides=words))
+    except Exception:
+        return False
+    return True
+
+
+def _misfit(word: str, key: str) -> UserError:
+    """Return what is said of a word that fits no key, where Hydra says nothing of use."""
+    known = config.every_key()
+    outer = [each for each in known if key.startswith(f"{each}.")]
+    if outer and key not in known:
+        rest = key.removeprefix(f"{outer[-1]}.")
+        found = f"{word[:_SHOWN]}: {outer[-1]} holds nothing here that '{rest}' could be a part of"
+        return UserError(found, f"give {outer[-1]}=VALUE, or another {key.partition('.')[0]}=.")
+    return UserError(f"{word[:_SHOWN]} is no value of {key}", "--help lists what it takes.")
 
 
 def explain(error: Exception) -> UserError:

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import traceback
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,9 @@ def _hydra(arguments: list[str]) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     with tempfile.TemporaryDirectory(prefix="layerparity-") as folder:
         os.environ[_EXITS] = str(Path(folder) / "exits")
-        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+        if threading.current_thread() is threading.main_thread():
+            # Python allows handlers there only.
+            signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         door = hydra.main(
             version_base="1.3", config_path=str(shipped("conf")), config_name="config"
         )(_job)
@@ -74,6 +77,12 @@ def _hydra(arguments: list[str]) -> int:
             raise command.explain(error) from error
         except sweep.CannotBegin as stopped:
             raise stopped.reason from None
+        except Exception as error:
+            # A job that began has said itself what it raised.
+            mistake = None if _notes() else command.blame(sys.argv[1:])
+            if mistake is None:
+                raise
+            raise mistake from error
         finally:
             _close_sweep()
         return _gravest()

@@ -95,13 +95,14 @@ def check_tokenizer(config: Config) -> Iterator[Result]:
 
 def count_tokens(folder: str) -> dict[str, Any]:
     """Return how many ``tokens`` a short text is, or why it was ``refused``. For a child."""
-    from layerparity.run.inputs.prompt import load_tokenizer
+    from layerparity.run.inputs.prompt import load_tokenizer, tokenizer_errors
 
     try:
         tokenizer = load_tokenizer(Path(folder))
+        with tokenizer_errors(Path(folder)):
+            return {"tokens": len(tokenizer(_TEXT)["input_ids"])}
     except UserError as error:
         return {"refused": str(error)}
-    return {"tokens": len(tokenizer(_TEXT)["input_ids"])}
 
 
 CHECKS = (

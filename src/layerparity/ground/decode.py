@@ -66,7 +66,10 @@ def _plain(kind: type) -> Reader:
         if not isinstance(raw, taken) or isinstance(raw, refused):
             raise MisfitError(f"is not {words}")
         value: Any = raw
-        return float(value) if kind is float else value
+        try:
+            return float(value) if kind is float else value
+        except OverflowError as error:
+            raise MisfitError("is larger than any number") from error
 
     return read
 

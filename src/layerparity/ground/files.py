@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -14,6 +13,7 @@ from blake3 import blake3
 
 from layerparity.ground.decode import decode
 from layerparity.ground.errors import UserError
+from layerparity.ground.parse import parse_json
 
 if TYPE_CHECKING:
     import torch
@@ -63,7 +63,14 @@ def tensor_digest(tensor: torch.Tensor) -> str:
 def inside(folder: Path, name: str, cure: str = RUN_AGAIN) -> Path:
     """Return the path of a file that a manifest names. Raises UserError outside its folder."""
     path = folder / name
-    if not path.resolve().is_relative_to(folder.resolve()):
+    try:
+        is_inside = path.resolve().is_relative_to(folder.resolve())
+    except (ValueError, OSError, RuntimeError) as error:
+        # No name at all, too long a one, or a link that leads to itself.
+        raise UserError(
+            f"The manifest in {folder} names a file that cannot be ({name[:80]!r}): {cure}."
+        ) from error
+    if not is_inside:
         raise UserError(
             f"The manifest in {folder} names a file outside its folder ({name}): {cure}."
         )
@@ -102,7 +109,7 @@ def writing(path: Path) -> Iterator[None]:
 def read_json(path: Path, kind: Any, cure: str = RUN_AGAIN) -> Any:
     """Return a JSON file as a type, such as ``dict[str, float]``. Raises UserError."""
     with reading(path, cure):
-        return decode(kind, json.loads(path.read_text(encoding="utf-8")))
+        return decode(kind, parse_json(path.read_text(encoding="utf-8")))
 
 
 def read_tensor(path: Path, key: str, cure: str = RUN_AGAIN) -> torch.Tensor:

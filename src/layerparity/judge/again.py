@@ -29,7 +29,7 @@ def stored_verdict(run: StoredRun) -> Verdict:
             f"Run '{run.name}' holds no {FILE_NAME}: give run= the id or name of a comparison made "
             "with this version, or compare again."
         )
-    return Verdict.from_json(path.read_text(encoding="utf-8"), str(path))
+    return Verdict.read(path)
 
 
 def judge_again(

@@ -10,6 +10,8 @@ from layerparity.record.findings import Doubt, UnfinishedSweep, WeightFinding
 from layerparity.record.reason import Reason, ReasonKind
 from layerparity.record.verdict import Breach, Outcome, Row
 
+_CONSTANTS = {"golden_constant", "candidate_constant"}
+
 
 def decide(
     kind: Kind,
@@ -21,6 +23,7 @@ def decide(
 
     ``lacking`` is why a tolerance may lack what it judges by: then the site is inconclusive.
 
+    A constant, such as a buffer that was never written to, has nothing to be judged by.
     Exact sites and masks are judged by equality, NaN and Inf by agreement, whatever the tolerance.
     """
     if kind in (Kind.EXACT, Kind.MASK):
@@ -30,6 +33,8 @@ def decide(
         if not broken and tolerance.lacks(kind, metrics):
             return Outcome.INCONCLUSIVE, (), lacking or Reason(ReasonKind.ROUNDING_UNKNOWN)
         broken = broken or tolerance.breaches(kind, metrics)
+        if not broken and metrics.keys() >= _CONSTANTS:
+            return Outcome.INCONCLUSIVE, (), Reason(ReasonKind.BOTH_CONSTANT)
     return (Outcome.FAIL if broken else Outcome.PASS), tuple(broken), None
 
 

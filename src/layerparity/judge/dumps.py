@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import yaml
-
 from layerparity.anatomy.site import Kind, Site
-from layerparity.ground.errors import UserError, nearest
+from layerparity.ground.errors import UserError, memory_ran_out, nearest
 from layerparity.ground.files import inside, read_tensors, tensor_names
+from layerparity.ground.parse import parse_json, parse_yaml
 from layerparity.record.findings import Caution, CautionKind
 from layerparity.record.folder import MANIFEST
 from layerparity.record.manifest import Manifest, ModelPrint, Record, SitePatterns
@@ -85,6 +83,11 @@ class DumpSource(Source):
         """Describe the tensor at a site."""
         dumped = self._tensors[site]
         tensor = self._read(dumped)
+        if tensor.is_complex():
+            raise UserError(
+                f"{dumped.names[0]} of '{self.run.name}' holds complex numbers",
+                "dump their real and imaginary parts, or their size.",
+            )
         # Whole numbers, such as token ids, know no rounding: they are equal or they are not.
         kind = Kind.REAL if tensor.is_floating_point() else Kind.EXACT
         kind = Kind.INDEX_SET if site.end == "choices" else kind
@@ -135,11 +138,15 @@ def read_npy(path: Path) -> torch.Tensor:
 
     try:
         # Copy-on-write: torch wants writable memory, and nobody writes to it.
-        array = np.load(path, mmap_mode="c", allow_pickle=False)
+        array = np.lib.format.open_memmap(path, mode="c")
         return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
-    except (OSError, ValueError, TypeError, EOFError) as error:
+    except Exception as error:
+        # numpy evaluates the header as Python: a damaged one raises what it likes.
+        if memory_ran_out(error):
+            raise
+        said = " ".join(str(error).split())
         raise UserError(
-            f"{path} cannot be read as numbers ({error}). Save it again with numpy.save "
+            f"{path} cannot be read as numbers ({said}). Save it again with numpy.save "
             "from a numeric array; bfloat16 has no .npy form, save that as float32 or as "
             ".safetensors."
         ) from error
@@ -193,11 +200,14 @@ def read_map(path: Path) -> dict[str, str]:
         text = path.read_text(encoding="utf-8")
         # JSON is YAML, and read a hundred times as fast.
         try:
-            raw = json.loads(text)
+            raw = parse_json(text)
         except ValueError:
-            raw = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} is neither JSON nor YAML ({error}).") from error
+            raw = parse_yaml(text)
+    except (OSError, ValueError) as error:
+        said = " ".join(str(error).split())
+        raise UserError(
+            f"{path} is neither JSON nor YAML ({said}). Write one such as {EXAMPLE}"
+        ) from error
     texts = isinstance(raw, dict) and all(
         isinstance(part, str) for entry in raw.items() for part in entry
     )
@@ -260,14 +270,14 @@ def _pattern(name: str) -> re.Pattern[str]:
         seen.add(place[1])
         return f"(?P={place[1]})" if known else rf"(?P<{place[1]}>\d+)"
 
-    return re.compile(rf"(?:.*/)?{_PLACE.sub(group, re.escape(name))}")
+    return re.compile(rf"(?:.*/)?{_PLACE.sub(group, re.escape(name))}", re.ASCII)
 
 
 def _site(text: str, numbers: Mapping[str, str], path: Path) -> Site:
     """Return a map's site with the numbers that a tensor's name holds for ``{n}`` and the like."""
     filled = text
     for place, number in numbers.items():
-        filled = filled.replace(f"{{{place}}}", str(int(number)))
+        filled = filled.replace(f"{{{place}}}", number.lstrip("0") or "0")
     try:
         return Site.parse(filled)
     except ValueError as error:

@@ -60,7 +60,8 @@ def measure(
     stream, errors, broken, alike = Stream(pair.kind), [], 0, BothSides()
     for chunk in chunks(left, right, axes, mask):
         stream.feed(chunk)
-        if pair.kind is Kind.REAL:
+        # The weights of a token that goes to one expert are 1, however it was computed.
+        if pair.kind is Kind.REAL and not routed:
             alike.feed(chunk)
         broken += chunk.sums.golden_nonfinite if pair.kind in FLOATING else 0
         if has_tokens(axes) and left.is_floating_point() and not routed:
@@ -191,9 +192,10 @@ class BothSides:
         self._sides["candidate"].feed(chunk.candidate)
 
     def metrics(self) -> dict[str, float]:
-        """Return ``candidate_constant`` and the like; nothing where both sides are alike."""
+        """Return ``candidate_constant`` and the like; of sides that are alike, constants alone."""
         results = {side: each.result() for side, each in self._sides.items()}
-        if results["golden"] == results["candidate"]:
+        both = results["golden"]
+        if both == results["candidate"] and (both is None or both[0] != CONSTANT):
             return {}
         return {f"{side}_{what[0]}": what[1] for side, what in results.items() if what is not None}
 

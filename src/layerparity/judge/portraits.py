@@ -27,6 +27,7 @@ from layerparity.record.verdict import Verdict
 
 MOST_GROUPS = 128
 _CHOICES = "mlp.gate:choices"
+_MOST_EXPERTS = 2**16
 _GROUPINGS = (HEAD, CHANNEL, "expert")
 
 
@@ -76,7 +77,7 @@ def _close_up(pair: Pair, calibration: Calibration) -> Portrait:
     left, right, mask = _read(pair)
     length = left.shape[1]
     laid = calibration.layout(pair)
-    dtype = right.dtype
+    dtype = getattr(torch, pair.candidate.record.dtype)
     calibrated = _calibrated(pair, calibration, (left, right), mask)
     if calibrated is None:
         sides, tokens, floor = _plain((left, right), mask)
@@ -98,10 +99,17 @@ def _read(pair: Pair) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return both sides as [batch, token, ...], and which tokens are real, bool [batch, token]."""
     axes = pair.golden.record.axes
     left, right = (
-        by_token(each.source.load(each.record), axes) for each in (pair.golden, pair.candidate)
+        by_token(_computable(each.source.load(each.record)), axes)
+        for each in (pair.golden, pair.candidate)
     )
     real = real_tokens(left, pair.mask())
     return left, right, real if real.shape == left.shape[:2] else real_tokens(left, None)
+
+
+def _computable(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor, numbers of eight bits as float32: they have no arithmetic of their own."""
+    eight_bits = tensor.is_floating_point() and tensor.dtype.itemsize == 1
+    return tensor.float() if eight_bits else tensor
 
 
 def _calibrated(
@@ -169,7 +177,14 @@ def _load(pairs: dict[Site, Pair], chosen: Site) -> dict[str, dict[str, list[int
         left, right, mask = _read(pair)
         totals = pair.golden.source.manifest.layer_experts
         experts = totals.get(site.layer if site.layer is not None else -1, 0)
-        counts = [torch.bincount(each[mask].flatten().long()) for each in (left, right)]
+        chosen_experts = [each[mask].flatten().long() for each in (left, right)]
+        # Numbers of experts in the millions, or below zero, are none: each would have a bar.
+        if any(
+            each.numel() and not 0 <= each.min() <= each.max() < _MOST_EXPERTS
+            for each in chosen_experts
+        ):
+            continue
+        counts = [torch.bincount(each) for each in chosen_experts]
         width = max(experts, *(each.numel() for each in counts))
         sides = (torch.nn.functional.pad(each, (0, width - each.numel())) for each in counts)
         golden, candidate = (each.tolist() for each in sides)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from layerparity.anatomy.sizes import EXPERT_KEYS
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import text_digest
+from layerparity.ground.parse import parse_json
 from layerparity.model import weight_types
 from layerparity.model.header import Header, Stored, read_header
 
@@ -245,7 +246,8 @@ class Checkpoint:
     def _shards(self, indexed: Sequence[str]) -> list[Path]:
         """Return the files that an index names; without any, those of the folder."""
         if not indexed:
-            files = sorted(self.folder.glob("*.safetensors"))
+            # Opening a pipe would wait for its other end.
+            files = sorted(each for each in self.folder.glob("*.safetensors") if each.is_file())
             if not files and any(any(self.folder.glob(pattern)) for pattern in _PICKLES):
                 raise UserError(
                     f"{self.folder} holds a pickle checkpoint, which is never opened",
@@ -262,7 +264,7 @@ class Checkpoint:
                 f"{INDEX} names a file outside its folder ({outside[0].name}): fetch the "
                 "checkpoint again."
             )
-        missing = [file.name for file in files if not file.is_file()]
+        missing = [file.name for file in files if not _is_file(file)]
         if missing:
             raise UserError(f"{INDEX} names {missing[0]}, which is not in {self.folder}: fetch it.")
         return files
@@ -274,11 +276,19 @@ def config_digest(config: Mapping[str, Any]) -> str:
     return text_digest(json.dumps(kept, sort_keys=True, default=str))
 
 
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
+        # A name longer than any file's.
+        return False
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
-        raise UserError(f"{path} cannot be read as JSON ({error}).") from error
+        value = parse_json(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise UserError(f"{path} cannot be read as JSON ({error})", "fetch it again.") from error
     if not isinstance(value, dict):
-        raise UserError(f"{path} should hold a JSON object.")
+        raise UserError(f"{path} should hold a JSON object", "fetch it again.")
     return value

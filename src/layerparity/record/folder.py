@@ -28,6 +28,7 @@ from layerparity.ground.files import (
     write_text,
     writing,
 )
+from layerparity.ground.parse import parse_json, parse_yaml
 from layerparity.ground.profile import RunProfile
 from layerparity.ground.secrets import redacted
 from layerparity.record.manifest import OLDEST, SCHEMA, Manifest, Record, WeightPrint, with_capture
@@ -106,7 +107,7 @@ class RunFolder:
             text = path.read_text(encoding="utf-8")
             if digest is not None and text_digest(text) != digest:
                 raise damaged(path, "it is not the one that the run wrote")
-            raw = json.loads(text)
+            raw = parse_json(text)
             schema = raw.get("schema", OLDEST) if isinstance(raw, dict) else OLDEST
             if isinstance(schema, int) and schema > SCHEMA:
                 raise UserError(
@@ -131,20 +132,11 @@ class RunFolder:
 
     def read_config(self) -> dict[str, Any]:
         """Return the configuration that the run was made with; empty where it is not kept."""
-        import yaml
-
         text = self._read_text(CONFIG)
         if text is None:
             return {}
         with reading(self.locate(CONFIG)):
-            try:
-                raw = yaml.safe_load(text)
-            except yaml.YAMLError as error:
-                # What stands there is not repeated: it may be another file altogether.
-                mark = getattr(error, "problem_mark", None)
-                where = f" at line {mark.line + 1}" if mark else ""
-                raise ValueError(f"it is no YAML{where}") from error
-            config: dict[str, Any] = decode(dict[str, Any], raw)
+            config: dict[str, Any] = decode(dict[str, Any], parse_yaml(text))
             return config
 
     def write_inputs(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -206,7 +198,7 @@ class RunFolder:
         if text is None:
             return None
         with reading(self.locate(PROFILE), _NO_TIME):
-            return RunProfile.from_dict(json.loads(text))
+            return RunProfile.from_dict(parse_json(text))
 
     def write_new_texts(self, prompts: Sequence[str], texts: Sequence[str]) -> None:
         """Write what the run generated, one text a row of the batch, for people to read."""
@@ -260,7 +252,7 @@ class RunFolder:
         if text is None:
             return None
         with reading(self.locate(name)):
-            return decode(kind, json.loads(text))
+            return decode(kind, parse_json(text))
 
     def _read_text(self, name: str, cure: str = RUN_AGAIN) -> str | None:
         """Return a file of text, held against its hash; None where the run kept none."""

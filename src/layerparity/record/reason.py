@@ -59,6 +59,7 @@ class ReasonKind(StrEnum):
     ROUTED_APART = "routed_apart"
     ROUTED_APART_IN_CHAIN = "routed_apart_in_chain"
     ROUNDING_UNKNOWN = "rounding_unknown"
+    BOTH_CONSTANT = "both_constant"
     BLOCK_ALONE = "block_alone"
 
 

@@ -18,6 +18,7 @@ from layerparity.ground.files import (
     tensor_digest,
     text_digest,
 )
+from layerparity.ground.parse import parse_json
 from layerparity.numbers.floor import Floor
 from layerparity.numbers.typical_floor import TypicalFloor
 from layerparity.record.folder import REFERENCE_INDEX, RunFolder, reference_file, refuse_altered
@@ -110,7 +111,7 @@ class StoredReferences:
             text = path.read_text(encoding="utf-8")
             if text_digest(text) != digest:
                 raise damaged(path, "it is not what the manifest names")
-            index = decode(_Index, json.loads(text))
+            index = decode(_Index, parse_json(text))
         for entry in index.entries:
             self._entries[entry.stage, entry.feed, entry.site] = entry
             self._steps.setdefault(_place(entry), []).append(entry)

@@ -19,6 +19,7 @@ from layerparity.anatomy.site import Kind, Site
 from layerparity.ground.decode import decode, encode
 from layerparity.ground.errors import Exit, UserError
 from layerparity.ground.files import reading
+from layerparity.ground.parse import parse_json
 from layerparity.record.findings import Caution, Coverage, UnfinishedSweep, WeightFinding
 from layerparity.record.guilt import Cause, Guilt
 from layerparity.record.portrait import Portrait
@@ -27,6 +28,7 @@ from layerparity.record.side import Side
 
 VERSION = 3
 FILE_NAME = "verdict.json"
+COMPARE_AGAIN = "compare the runs again"
 
 
 class Outcome(StrEnum):
@@ -183,10 +185,17 @@ class Verdict:
         return json.dumps(raw, indent=1)
 
     @classmethod
+    def read(cls, path: Path) -> Verdict:
+        """Read the file that keeps a verdict. Raises UserError as `from_json` does."""
+        with reading(path, COMPARE_AGAIN):
+            text = path.read_text(encoding="utf-8")
+        return cls.from_json(text, str(path))
+
+    @classmethod
     def from_json(cls, text: str, source: str = FILE_NAME) -> Verdict:
         """Read what `to_json` wrote. Raises UserError where it is damaged or of another version."""
-        with reading(Path(source), "compare the runs again"):
-            raw = decode(dict[str, Any], json.loads(text))
+        with reading(Path(source), COMPARE_AGAIN):
+            raw = decode(dict[str, Any], parse_json(text))
             version = raw.get("version")
             if not isinstance(version, int):
                 raise ValueError("version is not a whole number")

@@ -62,6 +62,8 @@ _SENTENCES = {
     ReasonKind.ROUTED_APART: _ROUTED,
     ReasonKind.ROUTED_APART_IN_CHAIN: f"{_ROUTED}, or feed=isolated",
     ReasonKind.ROUNDING_UNKNOWN: "nothing says how large its rounding may be",
+    ReasonKind.BOTH_CONSTANT: "each side is one number throughout, such as 0: that they agree "
+    "proves nothing",
     ReasonKind.BLOCK_ALONE: "block output alone cannot show a bug inside; use capture=default",
 }
 

@@ -77,14 +77,17 @@ def say_run(manifest: Manifest, result: PassResult, seconds: float, whole: float
 
 def texts(prepared: Prepared, files: RunFolder, tokens: Any) -> None:
     """Write and print what new tokens, int64 [batch, new tokens], say, if there is a tokenizer."""
-    from layerparity.run.inputs.prompt import load_tokenizer
+    from layerparity.run.inputs.prompt import load_tokenizer, tokenizer_errors
 
+    folder = prepared.checkpoint.folder
     try:
-        tokenizer = load_tokenizer(prepared.checkpoint.folder)
+        tokenizer = load_tokenizer(folder)
+        with tokenizer_errors(folder):
+            rows = tokens.tolist()
+            texts = [tokenizer.decode(row, skip_special_tokens=True) for row in rows]
     except UserError as error:
         console.say(f"The new tokens stay numbers: {error}")
         return
-    texts = [tokenizer.decode(row, skip_special_tokens=True) for row in tokens.tolist()]
     prompts = prepared.inputs.texts or [""] * len(texts)
     files.write_new_texts(prompts, texts)
     for prompt, text in zip(prompts, texts, strict=True):

@@ -31,6 +31,8 @@ PLUGIN_GROUPS = {
 
 # Each costs stack and a place with the scheduler: with more, some torch operations never end.
 MOST_THREADS = 1024
+# No model has such a context; a batch of more fits no memory.
+MOST_TOKENS = 2**24
 
 
 class DType(Enum):
@@ -189,7 +191,10 @@ class Config:
     component: str | None = key(None, "one component alone, or a stage outside the blocks")
     tp_degree: int = key(1, "devices that each block is split over", least=1)
     seq_len: int | None = key(
-        None, "cut or pad prompts to so many tokens; random inputs' length", least=1
+        None,
+        "cut or pad prompts to so many tokens; random inputs' length",
+        least=1,
+        most=MOST_TOKENS,
     )
     dtype: DType = key(DType.float32, "floating type of weights and computation")
     attn_implementation: str | None = key(None, "sdpa, eager or another; null: sdpa")

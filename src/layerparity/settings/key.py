@@ -13,6 +13,8 @@ from layerparity.ground.errors import UserError
 
 _HELP = "help"
 _BOUNDS = ("above", "least", "most")
+# No count and no index of ours is larger; beyond it, sizes no longer fit what computes with them.
+_MOST_WHOLE = 2**31 - 1
 Default = TypeVar("Default")
 
 
@@ -63,8 +65,9 @@ def check_numbers(settings: Any, prefix: str = "") -> None:
         path, value = f"{prefix}{item.name}", getattr(settings, item.name)
         if dataclasses.is_dataclass(value):
             check_numbers(value, f"{path}.")
-        elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            _check(path, value, item.metadata)
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, (int, float)) and not isinstance(number, bool):
+                _check(path, number, item.metadata)
 
 
 def _check(path: str, value: float, bounds: Mapping[str, Any]) -> None:
@@ -74,6 +77,14 @@ def _check(path: str, value: float, bounds: Mapping[str, Any]) -> None:
     if above is not None and value <= above:
         raise UserError(f"{path}={value}: give a number above {above}.")
     if least is not None and value < least:
-        raise UserError(f"{path}={value}: give {least} or more.")
+        raise UserError(f"{path}={_brief(value)}: give {least} or more.")
+    if most is None and isinstance(value, int):
+        most = _MOST_WHOLE
     if most is not None and value > most:
-        raise UserError(f"{path}={value}: give {most} or less.")
+        raise UserError(f"{path}={_brief(value)}: give {most} or less.")
+
+
+def _brief(value: float) -> str:
+    """Return a number as it was typed; of one with hundreds of digits, the first and the last."""
+    text = str(value)
+    return text if len(text) <= 80 else f"{text[:20]}...{text[-4:]}"

@@ -14,6 +14,8 @@ EMBEDDED = "embedded"
 SERVER = "server"
 UI_ADDRESS = "http://127.0.0.1:5000"
 UI_FILE = "ui.txt"
+# Of an experiment, to MLflow.
+_LONGEST_NAME = 500
 
 
 @dataclass
@@ -67,6 +69,12 @@ def read_config(raw: object) -> TrackingConfig:
     if config.name == EMBEDDED and config.uri:
         raise UserError(
             "tracking.uri is for a server", "add tracking=server, or leave the uri out."
+        )
+    if not 0 < len(config.experiment) <= _LONGEST_NAME or not config.experiment.isprintable():
+        name = config.experiment
+        raise UserError(
+            f"tracking.experiment={name[:40]!r} is no name, or too long ({len(name)} letters)",
+            f"give 1 to {_LONGEST_NAME} letters.",
         )
     refuse_login(config.uri or "")
     if config.name == SERVER and not (config.uri or "").startswith(("http://", "https://")):

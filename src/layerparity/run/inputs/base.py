@@ -40,7 +40,16 @@ class Request:
     @property
     def max_tokens(self) -> int:
         """The model's context, in tokens."""
-        return int(self.model.get("max_position_embeddings") or 1 << 30)
+        return self.size("max_position_embeddings", 1 << 30)
+
+    def size(self, key: str, default: int = 0) -> int:
+        """Return a whole number of config.json, or the default where it has none. UserError."""
+        size = self.model.get(key)
+        if size is None:
+            return default
+        if type(size) is not int or size < 0:
+            raise UserError(f"config.json has {key}={str(size)[:80]}, which is no size: check it.")
+        return size
 
     @property
     def from_tokens(self) -> bool:
@@ -82,6 +91,12 @@ class Inputs:
     def hashes(self) -> dict[str, str]:
         """Return the hash of each kept tensor, by name."""
         return {name: tensor_digest(tensor) for name, tensor in self.tensors().items()}
+
+
+def pad_of(request: Request) -> int:
+    """Return the id that config.json pads with, 0 where it is none: masked, it changes nothing."""
+    pad = request.model.get("pad_token_id")
+    return pad if type(pad) is int and 0 <= pad < request.size("vocab_size", 1 << 60) else 0
 
 
 def batch(rows: list[list[int]], length: int | None, pad: int) -> Inputs:
@@ -126,7 +141,7 @@ def check_length(rows: list[list[int]], request: Request, what: str) -> None:
             )
             + f": shorten it, or cut it with seq_len={room}."
         )
-    vocabulary = int(request.model.get("vocab_size", 1 << 60))
+    vocabulary = request.size("vocab_size", 1 << 60)
     worst = max(max(row) for row in rows)
     if worst >= vocabulary or min(min(row) for row in rows) < 0:
         raise UserError(f"{what} holds token id {worst}; the vocabulary has {vocabulary}.")

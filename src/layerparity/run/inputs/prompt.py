@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from layerparity.ground.errors import UserError
+from layerparity.ground.errors import UserError, memory_ran_out
+from layerparity.ground.parse import parse_json
+from layerparity.run.inputs import _chat
 from layerparity.run.inputs.base import Inputs, Request, batch, check_length
 
 DEFAULT_PROMPT = "The first machine asked the second one a question, and the answer was"
@@ -35,17 +38,13 @@ def prepare(settings: Settings, request: Request) -> Inputs:
     chat = request.config.prompt.chat
     if chat and not tokenizer.chat_template:
         raise UserError("This tokenizer has no chat template: use prompt.chat=false.")
-    rows = []
-    for text in texts:
-        whole = text
-        if chat:
-            turn = [{"role": "user", "content": text}]
-            whole = tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
+    whole = _chat.dress(tokenizer, texts, request.model_folder) if chat else texts
+    with tokenizer_errors(request.model_folder):
         # A template holds the special tokens already.
-        rows.append(list(tokenizer(whole, add_special_tokens=not chat)["input_ids"]))
+        rows = [list(tokenizer(each, add_special_tokens=not chat)["input_ids"]) for each in whole]
     check_length(rows, request, "The prompt")
     pad = tokenizer.pad_token_id
-    inputs = batch(rows, request.config.seq_len, pad if pad is not None else 0)
+    inputs = batch(rows, request.config.seq_len, pad if isinstance(pad, int) else 0)
     inputs.source, inputs.texts = "prompt", texts
     inputs.chosen = f"prompt {texts[0][:60]!r}" + (f" and {len(texts) - 1} more" * (len(texts) > 1))
     return inputs
@@ -70,11 +69,26 @@ def load_tokenizer(folder: Path) -> Any:
     """Return the folder's tokenizer. Raises UserError where it has none."""
     from transformers import AutoTokenizer
 
-    try:
+    with tokenizer_errors(folder):
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+
+
+@contextmanager
+def tokenizer_errors(folder: Path) -> Iterator[None]:
+    """Raise UserError where a folder's tokenizer cannot be read, or cannot be used, inside.
+
+    Its library is Rust: what it refuses is a bare Exception, and where it panics not even that.
+    """
+    try:
+        yield
+    except BaseException as error:
+        panic = type(error).__name__ == "PanicException"
+        if memory_ran_out(error) or not (panic or isinstance(error, Exception)):
+            raise
+        said = " ".join(str(error).split())[:200]
         raise UserError(
-            f"{folder} has no tokenizer that can be read: use inputs=tokens inputs.file=<ids.json>."
+            f"{folder} has no tokenizer that can be read ({said})",
+            "fetch its files again, or use inputs=tokens inputs.file=<ids.json>.",
         ) from error
 
 
@@ -86,9 +100,9 @@ def _from_file(path: Path) -> list[str]:
     if path.suffix != ".json":
         return [text.rstrip("\n")]
     try:
-        value = json.loads(text)
+        value = parse_json(text)
     except ValueError as error:
-        raise UserError(f"prompt.file={path} is not JSON ({error}).") from error
+        raise UserError(f"prompt.file={path} is not JSON ({error})", "mend it.") from error
     if not isinstance(value, list) or not value or not all(isinstance(v, str) for v in value):
         raise UserError(f"prompt.file={path} should hold a JSON list of texts.")
     return value

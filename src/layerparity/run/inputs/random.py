@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from layerparity.ground.errors import UserError
 from layerparity.run.inputs.base import Inputs, Request, positions
+from layerparity.settings.config import MOST_TOKENS
 from layerparity.settings.key import key
 
 
@@ -29,6 +30,10 @@ def prepare(settings: Settings, request: Request) -> Inputs:
 
     length = request.config.seq_len or 32
     generator = torch.Generator().manual_seed(settings.seed)
+    tokens = settings.batch * length
+    if tokens > MOST_TOKENS:
+        found = f"inputs.batch={settings.batch} of seq_len={length} are {tokens} tokens"
+        raise UserError(found, f"give {MOST_TOKENS} or less.")
     mask = torch.ones((settings.batch, length), dtype=torch.int64)
     site = request.site_of(request.stages[0])
     inputs = Inputs("random", mask, positions(mask), synthetic=True)
@@ -44,7 +49,9 @@ def prepare(settings: Settings, request: Request) -> Inputs:
 
 
 def _size(request: Request, key: str) -> int:
-    size = request.model.get(key)
-    if type(size) is not int or size < 1:
-        raise UserError(f"config.json has {key}={size}, which is no size: check it.")
+    size = request.size(key)
+    if not size:
+        raise UserError(
+            f"config.json has {key}={request.model.get(key)}, which is no size: check it."
+        )
     return size

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from layerparity.ground.errors import UserError
-from layerparity.run.inputs.base import Inputs, Request, batch, check_length
+from layerparity.ground.errors import UserError, memory_ran_out
+from layerparity.ground.parse import parse_json
+from layerparity.run.inputs.base import Inputs, Request, batch, check_length, pad_of
 from layerparity.settings.key import key
 
 FORM = "a JSON list of lists of ids, an integer .npy array, or a .safetensors file with input_ids"
@@ -34,33 +34,34 @@ def prepare(settings: Settings, request: Request) -> Inputs:
             "use inputs=golden."
         )
     path = Path(settings.file)
-    rows = _rows(path)
+    rows = read_rows(path)
     check_length(rows, request, f"{path.name}")
-    inputs = batch(rows, request.config.seq_len, int(request.model.get("pad_token_id") or 0))
+    inputs = batch(rows, request.config.seq_len, pad_of(request))
     inputs.chosen = f"tokens of {path.name}"
     return inputs
 
 
-def _rows(path: Path) -> list[list[int]]:
+def read_rows(path: Path) -> list[list[int]]:
     """Return a file's rows of token ids. Raises UserError where it holds none."""
-    from safetensors import SafetensorError
-
     try:
         if path.suffix == ".npy":
             import numpy as np
 
-            value = list(np.load(path, allow_pickle=False).tolist())
+            # Mapped: a header that promises more than the file holds is refused.
+            value = list(np.lib.format.open_memmap(path, mode="r").tolist())
         elif path.suffix == ".safetensors":
             from safetensors.numpy import load_file
 
             tensors = load_file(path)
             value = list(tensors["input_ids" if "input_ids" in tensors else "token_ids"].tolist())
         else:
-            value = list(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise UserError(
-            f"{path} cannot be read as token ids ({error}); it wants {FORM}."
-        ) from error
+            value = list(parse_json(path.read_text(encoding="utf-8")))
+    except Exception as error:
+        # Each form has a reader of its own, and a damaged file makes it raise what it likes.
+        if memory_ran_out(error):
+            raise
+        said = " ".join(str(error).split())[:200]
+        raise UserError(f"{path} cannot be read as token ids ({said}); it wants {FORM}.") from error
     rows = [value] if value and not isinstance(value[0], list) else value
     lists = all(isinstance(row, list) and bool(row) for row in rows)
     if not rows or not lists or any(type(each) is not int for row in rows for each in row):
