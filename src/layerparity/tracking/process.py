@@ -53,9 +53,8 @@ def terminable(for_good: bool = False) -> Iterator[None]:
         yield
         return
     former = {each: signal.getsignal(each) for each in _ENDING}
-    before = {
-        each: handler for each, handler in former.items() if handler not in (None, signal.SIG_IGN)
-    }
+    left = (None, signal.SIG_IGN, _ignore)
+    before = {each: handler for each, handler in former.items() if handler not in left}
     nested = bool(_blocks)
     _blocks.append(before)
     for each in before:
@@ -64,19 +63,25 @@ def terminable(for_good: bool = False) -> Iterator[None]:
         yield
     finally:
         _blocks.pop()
-        stopped = any(signal.getsignal(each) is signal.SIG_IGN for each in before)
-        if not (stopped and (nested or for_good)):
-            for each, handler in before.items():
-                signal.signal(each, handler)
+        stopped = any(signal.getsignal(each) is _ignore for each in before)
+        for each, handler in () if stopped and nested else before.items():
+            # When Python ends it takes back handlers, but not this.
+            signal.signal(each, signal.SIG_IGN if stopped and for_good else handler)
 
 
 def _raise_once(number: int, _frame: FrameType | None) -> None:
     # What closes down must not be cut short by an impatient second signal.
     for each in _ENDING:
-        signal.signal(each, signal.SIG_IGN)
+        if signal.getsignal(each) is _raise_once:
+            signal.signal(each, _ignore)
     if number == signal.SIGINT:
         raise KeyboardInterrupt
     raise SystemExit(128 + number)
+
+
+def _ignore(_number: int, _frame: FrameType | None) -> None:
+    # Unlike SIG_IGN also where one arrived already, of which Python would complain.
+    pass
 
 
 def stop_behind(error: BaseException | None) -> BaseException | None:
