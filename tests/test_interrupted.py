@@ -124,8 +124,16 @@ def test_nothing_outside_the_store_is_removed(tmp_path):
     assert mine.exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-@pytest.mark.parametrize("moment", ["begun", "writing", "ending"])
+@pytest.mark.parametrize(
+    ("number", "moment"),
+    [
+        (signal.SIGTERM, "begun"),
+        (signal.SIGHUP, "begun"),
+        (signal.SIGHUP, "writing"),
+        (signal.SIGINT, "writing"),
+        (signal.SIGINT, "ending"),
+    ],
+)
 def test_a_signal_ends_the_run_itself(number, moment, tmp_path):
     config = fresh_config(tmp_path)
     with started(tmp_path, moment) as child:
