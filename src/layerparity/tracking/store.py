@@ -102,7 +102,11 @@ class Store(StoredRuns):
             )
         folder = local or spool.make_folder(self.config, info.run_id)
         run = ActiveRun(link, info.run_id, info.run_name, folder, local is None, parent)
-        run.log_params(params)
+        try:
+            run.log_params(params)
+        except BaseException as error:
+            end_quietly(run, error)
+            raise
         return run
 
     def find(self, reference: str, kind: str | None = None) -> list[StoredRun]:
