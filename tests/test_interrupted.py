@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -107,8 +108,6 @@ def test_half_files_go_and_whole_ones_stay(tmp_path):
 
 def test_nothing_outside_the_store_is_removed(tmp_path):
     """A store that somebody else made may name any folder as a run's."""
-    import sqlite3
-
     config = fresh_config(tmp_path / "runs")
     with started(tmp_path / "runs", "begun") as child:
         child.kill()
@@ -215,9 +214,9 @@ def elsewhere(store, run, silent):
     client.set_tag(run.id, f"{prefix}owner", "elsewhere/1/2:17:1")
     client.set_tag(run.id, f"{prefix}heartbeat", str(int(time.time() - silent)))
     # It began before that.
-    sql = store._connection.client._tracking_client.store
-    with sql.ManagedSessionMaker() as session:
-        sql._get_run(session, run.id).start_time -= int(silent * 1000) + 1000
+    with sqlite3.connect(store.config.root / "mlflow.db") as base:
+        base.execute("UPDATE runs SET start_time = ?", (int(time.time() - silent - 1) * 1000,))
+    base.close()
 
 
 @pytest.mark.parametrize(("silent", "ended"), [(14 * 60, False), (16 * 60, True)])
