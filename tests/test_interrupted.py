@@ -179,7 +179,7 @@ def test_five_quick_ctrl_c_end_a_command_as_one(number, times, status, tmp_path)
         stderr=subprocess.PIPE,
         text=True,
     ) as child:
-        until(lambda: list(tmp_path.glob("mlruns/artifacts/*/artifacts")))
+        until(lambda: list(tmp_path.glob("mlruns/artifacts/*/artifacts/tensors/*")))
         for _ in range(times):
             child.send_signal(number)
             time.sleep(0.05)
