@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import tempfile
-import threading
 import traceback
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,8 @@ from typing import Any
 from layerparity import __version__
 from layerparity.ground import console
 from layerparity.ground.errors import Exit, UserError
+from layerparity.machine import owner
+from layerparity.tracking.process import terminable
 
 _EXITS = "LAYERPARITY_EXITS"
 _SEVERITY = (Exit.OK, Exit.INCONCLUSIVE, Exit.FAILED, Exit.USER, Exit.INTERNAL)
@@ -31,6 +32,13 @@ def main() -> int:
     if arguments == ["--version"]:
         print(f"layerparity {__version__}")
         return Exit.OK
+    # To the very end of the process: impatience must not cut short what Python closes at its exit.
+    with terminable(for_good=True):
+        return _ended(arguments)
+
+
+def _ended(arguments: list[str]) -> int:
+    """Run a command and say what ended it; return its exit status."""
     try:
         return _hydra(arguments)
     except UserError as error:
@@ -63,11 +71,9 @@ def _hydra(arguments: list[str]) -> int:
     search_path.register()
     # With this, Hydra hands us its exceptions instead of printing its own story and exiting.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    with tempfile.TemporaryDirectory(prefix="layerparity-") as folder:
+    owner.remove_abandoned(Path(tempfile.gettempdir()))
+    with owner.temporary() as folder:
         os.environ[_EXITS] = str(Path(folder) / "exits")
-        if threading.current_thread() is threading.main_thread():
-            # Python allows handlers there only.
-            signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         door = hydra.main(
             version_base="1.3", config_path=str(shipped("conf")), config_name="config"
         )(_job)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from layerparity.ground import console
 from layerparity.ground.errors import Exit
+from layerparity.machine import owner
 from layerparity.selftest.grid import refuse_unknown, run_grid
 from layerparity.selftest.models import FP8, SHIPPED
 from layerparity.selftest.table import summary
@@ -46,7 +46,7 @@ def run(config: Config) -> Exit:
 
     refuse_unknown(config.job.faults)
     store = open_store(config.tracking)
-    with tempfile.TemporaryDirectory(prefix="layerparity-selftest-") as name:
+    with owner.temporary("selftest") as name:
         results = run_grid(config, Path(name))
     total = summary(results)
     for title, columns, rows in total.tables:

@@ -27,8 +27,8 @@ class StoredRun:
 
     ``parent`` is the sweep it was made by, or found as a part of. ``names`` is a dump's name map,
     where it is not in the dump's folder.
-    ``status`` is MLflow's (RUNNING, FINISHED, FAILED, KILLED), or INTERRUPTED for a run that MLflow
-    believes to be running while its process on this machine is gone.
+    ``status`` is MLflow's (RUNNING, FINISHED, FAILED, KILLED), or INTERRUPTED for a run whose
+    process is gone: MLflow believes it to be running, or it was marked when the store was opened.
     """
 
     id: str

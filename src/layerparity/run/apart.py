@@ -17,6 +17,7 @@ from typing import IO, Any
 
 from layerparity.ground import console
 from layerparity.ground.errors import Exit, UserError
+from layerparity.machine import owner
 
 # Seconds in which a child that was told to end may close its run.
 _GRACE_S = 20.0
@@ -31,7 +32,7 @@ def make(settings: Mapping[str, Any]) -> str:
     the child ends too, its run marked so. Raises UserError with the child's own message, or with
     how it ended.
     """
-    with tempfile.TemporaryDirectory(prefix="layerparity-") as folder:
+    with owner.temporary() as folder:
         keys = Path(folder) / "keys.json"
         keys.write_text(json.dumps(dict(settings)), encoding="utf-8")
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:

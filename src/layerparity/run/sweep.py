@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 from layerparity.ground import console
 from layerparity.ground.errors import UserError
 from layerparity.ground.secrets import redacted
+from layerparity.tracking.process import stop_behind
 
 if TYPE_CHECKING:
     from layerparity.record.stored_run import StoredRun
@@ -106,7 +107,7 @@ def close_parent(
     error = error or sys.exception()
     parent.set_tags(_summary(children, len(lost)))
     endings = {child.status for child in children}
-    stopped = isinstance(error, (KeyboardInterrupt, SystemExit)) or "KILLED" in endings
+    stopped = stop_behind(error) is not None or "KILLED" in endings
     whole = endings == {"FINISHED"} and not failed and not lost and error is None
     parent.end("KILLED" if stopped else "FINISHED" if whole else "FAILED", error)
     rows = [ChildRow(child.name, child.status, child.url) for child in children]

@@ -16,8 +16,9 @@ from layerparity.ground.files import write_text
 from layerparity.ground.secrets import redacted
 from layerparity.record.folder import RunFolder
 from layerparity.record.stored_run import FINISHED, KILLED
-from layerparity.tracking import artifacts, names, system
+from layerparity.tracking import artifacts, interrupted, names, system
 from layerparity.tracking.connection import Connection
+from layerparity.tracking.process import name_of, stop_behind
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
@@ -47,6 +48,7 @@ class ActiveRun:
     _tables: list[dict[str, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self._heartbeat = interrupted.Heartbeat(self.connection.client, self.id)
         with self.connection.user_errors():
             self.folder.mkdir(parents=True, exist_ok=True)
 
@@ -119,12 +121,15 @@ class ActiveRun:
 
     def end(self, status: str = FINISHED, error: BaseException | None = None) -> None:
         """Close the run: FINISHED, FAILED or KILLED, with the error in one line as a tag."""
+        self._heartbeat.stop()
         if error is not None:
-            by = "Ctrl-C" if isinstance(error, KeyboardInterrupt) else "SIGTERM"
-            reason = f"stopped by {by}" if status == KILLED else names.one_line(error)
+            stop = stop_behind(error) if status == KILLED else None
+            reason = f"stopped by {name_of(stop)}" if stop else names.one_line(error)
             self.set_tags({"error": reason})
         with self.connection.user_errors():
             self.connection.client.set_terminated(self.id, status)
+            more = ("error",) if error is None else ()
+            interrupted.unmark(self.connection.client, self.id, *more)
         # Files stay where the server went away, or would not take a run that is whole.
         if self.remote and (status == FINISHED or not RunFolder(self.folder).is_run):
             shutil.rmtree(self.folder, ignore_errors=True)

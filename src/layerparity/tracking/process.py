@@ -1,14 +1,12 @@
-"""Process: its environment as MLflow reads it, SIGTERM as an exception, which one made a run."""
+"""Process: its environment as MLflow reads it, and the signals that end it as exceptions."""
 
 from __future__ import annotations
 
 import os
 import signal
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 
 # Variables that MLflow reads: no telemetry, no chatter, a limit for each request.
@@ -23,7 +21,9 @@ QUIET = {
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
 }
 TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"
-_STATUS = 128 + signal.SIGTERM
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# The blocks of `terminable` that are open.
+_blocks: list[object] = []
 
 
 def prepare_environment(timeout_s: int) -> None:
@@ -41,56 +41,62 @@ def prepare_environment(timeout_s: int) -> None:
 
 
 @contextmanager
-def terminable() -> Iterator[None]:
-    """Turn the first SIGTERM into SystemExit(143); further ones are ignored until the block ends.
+def terminable(for_good: bool = False) -> Iterator[None]:
+    """Turn the first Ctrl-C, SIGTERM or SIGHUP into an exception; ignore all until the block ends.
 
-    Does nothing outside the main thread, where Python allows no handlers.
+    Ctrl-C is KeyboardInterrupt, the others SystemExit of 128 and the signal's number. Of nested
+    blocks the outermost ends the ignoring; with ``for_good`` nobody does. What was ignored before,
+    such as SIGHUP under nohup, stays so. Does nothing outside the main thread, where Python allows
+    no handlers.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-
-    def raise_once(number: int, _frame: FrameType | None) -> None:
-        # What closes down must not be cut short by an impatient second signal.
-        signal.signal(number, signal.SIG_IGN)
-        raise SystemExit(_STATUS)
-
-    before = signal.signal(signal.SIGTERM, raise_once)
+    former = {each: signal.getsignal(each) for each in _ENDING}
+    left = (None, signal.SIG_IGN, _ignore)
+    before = {each: handler for each, handler in former.items() if handler not in left}
+    nested = bool(_blocks)
+    _blocks.append(before)
+    for each in before:
+        signal.signal(each, _raise_once)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        _blocks.pop()
+        stopped = any(signal.getsignal(each) is _ignore for each in before)
+        for each, handler in () if stopped and nested else before.items():
+            # When Python ends it takes back handlers, but not this.
+            signal.signal(each, signal.SIG_IGN if stopped and for_good else handler)
 
 
-def owner_tag() -> str:
-    """Return ``host:pid:start`` of this process; ``start`` tells it from later ones of its pid."""
-    return f"{socket.gethostname()}:{os.getpid()}:{start_of(os.getpid())}"
+def _raise_once(number: int, _frame: FrameType | None) -> None:
+    # What closes down must not be cut short by an impatient second signal.
+    for each in _ENDING:
+        if signal.getsignal(each) is _raise_once:
+            signal.signal(each, _ignore)
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    raise SystemExit(128 + number)
 
 
-def has_ended(tag: str) -> bool:
-    """Return whether the process of an `owner_tag` ended; False on any other host."""
-    host, pid, start = tag.rsplit(":", 2)
-    return host == socket.gethostname() and start_of(int(pid)) != start
+def _ignore(_number: int, _frame: FrameType | None) -> None:
+    # Unlike SIG_IGN also where one arrived already, of which Python would complain.
+    pass
 
 
-def start_of(pid: int) -> str:
-    """Return a live process's start time in clock ticks since boot, or an empty string.
+def stop_behind(error: BaseException | None) -> BaseException | None:
+    """Return the KeyboardInterrupt or SystemExit that an exception is, or that it hides.
 
-    Where there is no /proc, every live process gets one text.
+    A terminal that hung up makes each line that is printed on the way out an error of its own.
     """
-    proc = Path("/proc")
-    if (proc / "self").exists():
-        try:
-            stat = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return ""
-        # The name in brackets may hold spaces and brackets itself, so count from the last one.
-        state, *rest = stat.rpartition(")")[2].split()
-        return "" if state in "ZX" else rest[18]
-    try:
-        os.kill(pid, 0)
-    except PermissionError:
-        return "alive"
-    except OSError:
-        return ""
-    return "alive"
+    while error is not None and not isinstance(error, (KeyboardInterrupt, SystemExit)):
+        error = error.__context__
+    return error
+
+
+def name_of(stop: BaseException) -> str:
+    """Return what a user calls a `stop_behind`: Ctrl-C, or the name of the signal."""
+    if isinstance(stop, KeyboardInterrupt):
+        return "Ctrl-C"
+    known = {128 + number: signal.Signals(number).name for number in _ENDING}
+    return known.get(getattr(stop, "code", None) or 0, "SIGTERM")

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from layerparity.ground.errors import UserError
 from layerparity.ground.secrets import redacted
-from layerparity.record.stored_run import FAILED, FINISHED, KILLED, StoredRun
-from layerparity.settings.tracking import EMBEDDED, read_config
-from layerparity.tracking import artifacts, lookup, names
-from layerparity.tracking.process import owner_tag, prepare_environment, terminable
-from layerparity.tracking.stored_runs import MEMBER_TAG, StoredRuns
+from layerparity.machine.owner import owner_tag
+from layerparity.record.stored_run import FAILED, FINISHED, KILLED, RUNNING, StoredRun
+from layerparity.settings.tracking import EMBEDDED, SERVER, read_config
+from layerparity.tracking import artifacts, interrupted, lookup, names, spool
+from layerparity.tracking.process import prepare_environment, stop_behind, terminable
+from layerparity.tracking.stored_runs import MEMBER_TAG, PAGE, StoredRuns, status_is
 
 if TYPE_CHECKING:
     from layerparity.tracking.active import ActiveRun
@@ -23,13 +24,19 @@ if TYPE_CHECKING:
 def open_store(raw: object) -> Store:
     """Open the store that a `TrackingConfig`, or a config node with its keys, describes.
 
+    Runs whose process is gone are ended, and those that wait for this server are uploaded.
     Imports mlflow (seconds). Raises UserError where the store cannot be used, with the cure.
     """
     config = read_config(raw)
     prepare_environment(config.timeout_s)
     from layerparity.tracking.connection import open_embedded, open_server
 
-    return Store(open_embedded(config) if config.name == EMBEDDED else open_server(config))
+    link = open_embedded(config) if config.name == EMBEDDED else open_server(config)
+    if config.name == SERVER:
+        spool.settle(link)
+    store = Store(link)
+    interrupted.end_abandoned(link, store.search([status_is(RUNNING)], PAGE))
+    return store
 
 
 class Store(StoredRuns):
@@ -46,7 +53,7 @@ class Store(StoredRuns):
     ) -> Iterator[ActiveRun]:
         """Open a run for a block: FINISHED after it, FAILED on an exception, KILLED when stopped.
 
-        While it is open SIGTERM raises SystemExit, so that the run is closed as KILLED.
+        While it is open SIGTERM and SIGHUP raise SystemExit, so that the run is closed as KILLED.
         """
         with terminable():
             run = self.begin(name, kind, tags, params, parent=parent)
@@ -55,8 +62,13 @@ class Store(StoredRuns):
                 run.publish()
             except BaseException as error:
                 end_quietly(run, error)
+                if run.remote and isinstance(error, UserError):
+                    raise spool.failure(error, run.folder) from error
                 raise
-            run.end(FINISHED)
+            try:
+                run.end(FINISHED)
+            except UserError as error:
+                raise spool.failure(error, run.folder) if run.remote else error from error
 
     def begin(
         self,
@@ -69,7 +81,8 @@ class Store(StoredRuns):
         """Open a run that the caller ends; `start` is the safer way."""
         from layerparity.tracking.active import ActiveRun
 
-        ours = {**tags, "kind": kind, "owner": owner_tag()}
+        ours = {**tags, "kind": kind, interrupted.OWNER: owner_tag()}
+        ours[interrupted.BEAT] = interrupted.now()
         ours |= {"mlflow.source.name": "layerparity", "mlflow.source.type": "LOCAL"}
         # A container's user need not have a name.
         with suppress(KeyError, OSError):
@@ -87,9 +100,13 @@ class Store(StoredRuns):
                 f"The tracking server keeps artifacts in {local.parents[1]}, which is not on this "
                 "machine: start it with --artifacts-destination, or use tracking=embedded."
             )
-        folder = local or self.config.root / "spool" / info.run_id
+        folder = local or spool.make_folder(self.config, info.run_id)
         run = ActiveRun(link, info.run_id, info.run_name, folder, local is None, parent)
-        run.log_params(params)
+        try:
+            run.log_params(params)
+        except BaseException as error:
+            end_quietly(run, error)
+            raise
         return run
 
     def find(self, reference: str, kind: str | None = None) -> list[StoredRun]:
@@ -123,7 +140,7 @@ class Store(StoredRuns):
 
 def end_quietly(run: ActiveRun, error: BaseException) -> None:
     """End a run as FAILED or KILLED; a store that fails as well must not hide the error."""
-    status = KILLED if isinstance(error, (KeyboardInterrupt, SystemExit)) else FAILED
+    status = KILLED if stop_behind(error) else FAILED
     try:
         run.end(status, error)
     except UserError as second:

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from layerparity.ground.errors import UserError
-from layerparity.record.stored_run import FINISHED, INTERRUPTED, RUNNING, StoredRun
+from layerparity.record.stored_run import FINISHED, INTERRUPTED, KILLED, RUNNING, StoredRun
 from layerparity.settings.tracking import TrackingConfig
-from layerparity.tracking import artifacts, names
-from layerparity.tracking.process import has_ended
+from layerparity.tracking import artifacts, interrupted, names
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 MEMBER_TAG = "member."
 SWEEP = "sweep"
-_PAGE = 1000
+PAGE = 1000
 # How many runs are looked at where the newest ones are all some job's own.
 _MANY = 1000
 
@@ -90,11 +89,11 @@ class StoredRuns:
 
     def children(self, run_id: str) -> list[StoredRun]:
         """Return a sweep's runs of any status, adopted ones too, in natural order of names."""
-        own = self.search([equals(f"tags.`{names.PARENT_TAG}`", run_id)], _PAGE)
+        own = self.search([equals(f"tags.`{names.PARENT_TAG}`", run_id)], PAGE)
         sweep = self.get(run_id)
         tags = sweep.tags if sweep else {}
         ids = [tag.removeprefix(MEMBER_TAG) for tag in tags if tag.startswith(MEMBER_TAG)]
-        adopted = self.search([any_id(ids)], _PAGE) if ids else []
+        adopted = self.search([any_id(ids)], PAGE) if ids else []
         unique = {run.id: run for run in own + adopted}
         return sorted(unique.values(), key=lambda run: (names.natural(run.name), run.start_time))
 
@@ -105,14 +104,15 @@ class StoredRuns:
         """Return MLflow's run as ours."""
         info, prefix = run.info, names.PREFIX
         tags = {k.removeprefix(prefix): v for k, v in run.data.tags.items() if k.startswith(prefix)}
-        owner = tags.get("owner", "")
-        gone = info.status == RUNNING and owner.count(":") >= 2 and has_ended(owner)
+        started = datetime.fromtimestamp(info.start_time / 1000, tz=UTC)
+        gone = info.status == RUNNING and interrupted.is_gone(tags, started)
+        marked = info.status == KILLED and interrupted.TAG in tags
         return StoredRun(
             id=info.run_id,
             name=info.run_name or "",
-            status=INTERRUPTED if gone else info.status,
+            status=INTERRUPTED if gone or marked else info.status,
             tags=tags,
-            start_time=datetime.fromtimestamp(info.start_time / 1000, tz=UTC),
+            start_time=started,
             url=self._connection.run_url(info.run_id),
             parent=run.data.tags.get(names.PARENT_TAG),
             locate=partial(self._locate, info.run_id, info.artifact_uri),

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from layerparity.ground.errors import UserError
+from layerparity.machine import owner
 from layerparity.machine.max_memory import size_text
 
 
@@ -30,7 +31,8 @@ class OffloadFolder:
         if self.path is None:
             try:
                 self.parent.mkdir(parents=True, exist_ok=True)
-                made = tempfile.mkdtemp(prefix="layerparity-offload-", dir=self.parent)
+                owner.remove_abandoned(self.parent)
+                made = tempfile.mkdtemp(prefix=owner.prefix("offload"), dir=self.parent)
                 self.path = Path(made)
             except OSError as error:
                 raise UserError(
