@@ -54,10 +54,14 @@ class Judged:
         return row is not None and row.outcome is Outcome.FAIL
 
     def passes(self) -> list[list[Step]]:
-        """Return the steps of the prefill, then those of decoding, where there are any."""
+        """Return the steps of the prefill, then those of decoding; none of a phase without rows.
+
+        Weights can be looked at without any row, so there is always one list.
+        """
         steps = sorted({step for _, step in self._by_stage}, key=lambda step: step[1])
         prefill = [step for step in steps if step[0] == PREFILL]
-        return [prefill, *([rest] if (rest := [s for s in steps if s[0] != PREFILL]) else [])]
+        decode = [step for step in steps if step[0] != PREFILL]
+        return [phase for phase in (prefill, decode) if phase] or [[]]
 
     def faults(self, stage: Place) -> list[WeightFinding]:
         """Return what is wrong with a stage's weights."""
