@@ -161,6 +161,20 @@ def test_a_weight_that_differs_names_the_component() -> None:
     assert guilt.findings == (lost,)
 
 
+def test_where_decoding_alone_was_judged_the_site_that_shows_it_is_named_with_the_weight() -> None:
+    lost = weight("model.bias", 3, "mlp.gate", "never_loaded")
+    rows = block(3, wrong=["mlp.gate:choices"], phase="decode", step=1)
+    guilt = first(compared(rows, weights=[lost]))
+    assert guilt is not None
+    assert str(guilt.place) == "layers.3.mlp.gate"
+    assert str(guilt.site) == "layers.3.mlp.gate:choices@decode.1"
+    assert guilt.findings == (lost,)
+    # No site at all: the weight alone tells.
+    alone = first(compared([], weights=[lost]))
+    assert alone is not None
+    assert alone.site is None
+
+
 def test_a_weight_after_the_failing_site_does_not_explain_it() -> None:
     late = weight("model.w1", 3, "mlp.experts", "changed_value")
     guilt = descend(compared(block(3, after("self_attn.q_norm:out")), weights=[late]), 3)
