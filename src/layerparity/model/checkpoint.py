@@ -247,7 +247,7 @@ class Checkpoint:
         """Return the files that an index names; without any, those of the folder."""
         if not indexed:
             # Opening a pipe would wait for its other end.
-            files = sorted(each for each in self.folder.glob("*.safetensors") if each.is_file())
+            files = sorted(each for each in self.folder.glob("*.safetensors") if not each.is_fifo())
             if not files and any(any(self.folder.glob(pattern)) for pattern in _PICKLES):
                 raise UserError(
                     f"{self.folder} holds a pickle checkpoint, which is never opened",
