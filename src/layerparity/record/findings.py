@@ -1,100 +1,14 @@
-"""Findings: what two runs say beside their sites' numbers: of weights, of coverage, of trust.
+"""Findings: what two runs say beside their sites' numbers: of coverage, of trust.
 
-None is a sentence: `report/reasons.py` says each in words.
+None is a sentence: `report/cautions.py` says each in words.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
-
-from layerparity.ground.errors import Exit
-from layerparity.record.manifest import WeightPrint
-
-CHANGED_DTYPE = "changed_dtype"
-
-
-@dataclass(frozen=True)
-class WeightFinding:
-    """One thing that is wrong, or notable, with the weights a graph really used.
-
-    ``name`` is the stored tensor's, the first of ``count`` that ended alike. ``what`` is one of
-    ``never_loaded``, ``missing``, ``constant``, ``loaded_twice``, ``reordered``, ``changed_value``
-    and ``changed_dtype``, of which only the last is no fault. ``side`` is ``golden`` or
-    ``candidate``; ``text`` says it whole, ``layers.0.mlp.gate: e_score_correction_bias never
-    loaded``. ``holds`` is whose values it holds instead: a stored tensor, or modules whose rows are
-    mixed; ``lacks`` is what was not applied to it, ``weight_scale_inv``.
-    """
-
-    name: str
-    stage: str
-    layer: int | None
-    component: str
-    what: str
-    text: str
-    side: str = "candidate"
-    count: int = 1
-    holds: tuple[str, ...] = ()
-    lacks: str = ""
-
-    @property
-    def is_fault(self) -> bool:
-        """Whether the finding makes a comparison fail."""
-        return self.what != CHANGED_DTYPE
-
-
-@dataclass(frozen=True)
-class WeightCheck:
-    """The weights that a port's graph holds, and what is wrong with them.
-
-    ``prints`` are by stage and stored name; a stage without any is one the port says nothing of.
-    """
-
-    prints: Mapping[str, Mapping[str, WeightPrint]]
-    findings: tuple[WeightFinding, ...]
-
-    @property
-    def faults(self) -> list[WeightFinding]:
-        """The findings that make the check fail."""
-        return [each for each in self.findings if each.is_fault]
-
-    @property
-    def silent(self) -> list[str]:
-        """The stages whose weights the port says nothing of."""
-        return [stage for stage, held in self.prints.items() if not held]
-
-    @property
-    def tensors(self) -> int:
-        """How many stored tensors have a print."""
-        return sum(len(held) for held in self.prints.values())
-
-    @property
-    def exit(self) -> Exit:
-        """Exit status: a fault fails; what nobody knows is inconclusive."""
-        if self.faults:
-            return Exit.FAILED
-        return Exit.INCONCLUSIVE if self.silent else Exit.OK
-
-    @property
-    def verdict(self) -> str:
-        """The word for the exit status."""
-        return {Exit.OK: "pass", Exit.FAILED: "fail"}.get(self.exit, "inconclusive")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return what is kept: the findings, and the prints of what is not the checkpoint's."""
-        wrong = {
-            stage: {name: asdict(each) for name, each in held.items() if each.expected is not None}
-            for stage, held in self.prints.items()
-        }
-        return {
-            "verdict": self.verdict,
-            "tensors": self.tensors,
-            "silent": self.silent,
-            "findings": [asdict(each) for each in self.findings],
-            "wrong": wrong,
-        }
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from layerparity.report.distributions import quantile_plot, ulp_histogram, worst
 from layerparity.report.error_by_layer import error_by_layer
 from layerparity.report.expert_load import experts_per_row, load_panels, load_text
 from layerparity.report.experts import agreement_by_layer, agreement_text, load_figure, load_site
-from layerparity.report.headline import coverage_lines, weight_rows
+from layerparity.report.headline import coverage_lines
 from layerparity.report.heatmaps import (
     GROUPS,
     binning,
@@ -44,6 +44,7 @@ from layerparity.report.reproduce import reproduce
 from layerparity.report.stages import beside, fold, severity, stages, table_rows
 from layerparity.report.svg import stylesheet
 from layerparity.report.time import where_time_went
+from layerparity.report.weights import weight_rows
 
 _TEMPLATE = "report.html.j2"
 _BLOCK_OUT = ":out"

@@ -10,13 +10,14 @@ from layerparity.report import headline as words
 from layerparity.report.answer import Answer
 from layerparity.report.cautions import warning_lines
 from layerparity.report.distributions import worst_header, worst_rows
-from layerparity.report.headline import coverage_lines, weight_rows
+from layerparity.report.headline import coverage_lines
 from layerparity.report.measures import REL_L2, limit_text, present
 from layerparity.report.reasons import reason
 from layerparity.report.reproduce import reproduce
 from layerparity.report.stages import fold, stages
 from layerparity.report.table import BESIDE, SHOWN
 from layerparity.report.time import time_table
+from layerparity.report.weights import weight_rows
 
 _MOST_FAILURES = 20
 _MOST_ELEMENTS = 8
