@@ -17,22 +17,39 @@ class LayerClass:
 
     name: str
     layers: tuple[int, ...]
-    judged: tuple[int, ...]
+    judged: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class ExpertUse:
-    """The experts of one judged block: how many there are and were exercised by real tokens.
+    """The experts of one block that was asked for, by their numbers, of ``total``.
 
-    Of the others, ``by_weights`` had bit-equal weights on both sides in a kernel that exercised
-    experts vouch for; ``never`` are covered by nothing.
+    To those that are ``unused`` the golden sent no real token; of these, ``bit_equal`` have the
+    same weights on both sides. ``judged`` says whether the block was, ``vouched`` whether what its
+    experts put out passes: the kernel is right, then, and whatever has the right weights.
     """
 
     layer: int
     total: int
-    exercised: int
-    by_weights: tuple[int, ...] = ()
-    never: tuple[int, ...] = ()
+    unused: tuple[int, ...] = ()
+    bit_equal: tuple[int, ...] = ()
+    judged: bool = False
+    vouched: bool = False
+
+    @property
+    def exercised(self) -> int:
+        """How many experts got real tokens."""
+        return self.total - len(self.unused)
+
+    @property
+    def by_weights(self) -> tuple[int, ...]:
+        """The unused experts that their weights cover."""
+        return self.bit_equal if self.vouched else ()
+
+    @property
+    def never(self) -> tuple[int, ...]:
+        """The experts that nothing covers."""
+        return tuple(each for each in self.unused if each not in self.by_weights)
 
 
 class DoubtKind(StrEnum):
@@ -122,16 +139,19 @@ def check_values(kind: StrEnum, values: Mapping[str, Any], names: set[str]) -> N
 
 @dataclass(frozen=True)
 class Coverage:
-    """What of a model two runs say nothing about.
+    """What of a model two runs say nothing about: of each thing, what there was and was judged.
 
     ``steps`` counts, by phase, the steps that the golden holds and those that were judged.
-    ``doubts`` make a pass inconclusive.
+    ``doubts`` make a pass inconclusive. The candidate was asked for ``several_blocks`` or for one,
+    and for ``max_new_tokens``.
     """
 
     classes: tuple[LayerClass, ...] = ()
     experts: tuple[ExpertUse, ...] = ()
     steps: dict[str, tuple[int, int]] = field(default_factory=dict)
     doubts: tuple[Doubt, ...] = ()
+    several_blocks: bool = False
+    max_new_tokens: int = 0
 
     @property
     def unseen(self) -> list[LayerClass]:

@@ -159,7 +159,7 @@ def coverage_lines(verdict: Verdict) -> list[str]:
     if len(classes) > 1:
         parts = (f"{each.name} {len(each.judged)} of {len(each.layers)}" for each in classes)
         lines.append(f"layers judged by class: {', '.join(parts)}")
-    uses = verdict.coverage.experts
+    uses = [use for use in verdict.coverage.experts if use.judged]
     if uses:
         exercised, total = sum(use.exercised for use in uses), sum(use.total for use in uses)
         where = f"{len(uses)} block{'' if len(uses) == 1 else 's'}"
