@@ -173,6 +173,12 @@ def test_a_pickle_npy_is_not_opened(tmp_path: Path) -> None:
         tokens.prepare(tokens.Settings(file=str(tmp_path / "evil.npy")), request())
 
 
+def test_a_prompt_is_given_by_the_keys_that_hold_one() -> None:
+    assert PromptSettings().given == PromptSettings(texts=[], chat=True).given == []
+    assert PromptSettings(text="").given == ["text"]
+    assert PromptSettings(text="a", file="b", texts=["c"]).given == ["text", "file", "texts"]
+
+
 def test_parts_of_a_request() -> None:
     assert request(("layers.0",)).from_tokens
     assert not request(("layers.0.mlp",)).from_tokens

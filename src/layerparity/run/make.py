@@ -34,7 +34,7 @@ def make(config: Config) -> str:
     plan = plan_run(with_kind(config))
     terminal.say_loading(config)
     store = open_store(config.tracking)
-    goldens.refuse_unknown(plan.config, store)
+    goldens.refuse_unknown(plan.config, plan.scope.stages, store)
     # The backend decides what more may be imported, and by whom.
     with open_backend.opened(plan.config) as backend:
         prepared = prepare(plan, backend, store)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from layerparity.anatomy.site import Site
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import tensor_digest
+from layerparity.run.scope import begins_with_tokens
 from layerparity.settings.config import FeedMode
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Request:
     @property
     def from_tokens(self) -> bool:
         """Whether token ids can be where the scope begins: at the embedding, or at block 0."""
-        return self.stages[0] in ("embed_tokens", "layers.0")
+        return begins_with_tokens(self.stages)
 
 
 @dataclass
