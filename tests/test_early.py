@@ -134,7 +134,7 @@ def test_what_is_refused_early_is_what_is_looked_for_later(
         model_folder=Path(),
         model={},
         stages=(stage,),
-        site_of=lambda stage: Site(stage, "in"),
+        sites_of=lambda stage, measured: [Site(stage, "in")],
         golden=lambda name: looked_for.append(name) or (),
     )
     with pytest.raises(UserError):

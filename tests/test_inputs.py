@@ -28,7 +28,7 @@ def request(stages: tuple[str, ...] = ("embed_tokens",), **keys) -> Request:
         model_folder=TINY,
         model=MODEL,
         stages=stages,
-        site_of=lambda stage: Site(stage, "in"),
+        sites_of=lambda stage, measured: [Site(stage, "in")],
         golden=lambda reference: [],
     )
 

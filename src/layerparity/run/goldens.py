@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerparity.anatomy.site import Site, overlap
+from layerparity.anatomy.blocks import by_layer
+from layerparity.anatomy.site import Place, Site, overlap
 from layerparity.ground import console
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import text_digest
@@ -119,8 +120,18 @@ def lacks(manifests: Sequence[Manifest], request: Request) -> str:
 
 
 def recorded_input(manifest: Manifest, request: Request, stage: str) -> Record | None:
-    """Return what a run recorded of a stage's input, at the site it comes from or at its own."""
-    return manifest.record(request.site_of(stage)) or manifest.record(Site(stage, "in"))
+    """Return what a run recorded of a stage's input, wherever it did."""
+    return next(filter(None, map(manifest.record, recorded_at(manifest, request, stage))), None)
+
+
+def recorded_at(manifest: Manifest, request: Request, stage: str) -> Sequence[Site]:
+    """Return the sites where a run may have recorded what a stage is fed.
+
+    What the run measured of the stage's block counts, whatever the family declares.
+    """
+    layer = Place.parse(stage).layer
+    measured = by_layer(manifest.blocks)
+    return request.sites_of(stage, measured.get(layer) if layer is not None else None)
 
 
 def newest_first(runs: Sequence[Any]) -> list[Any]:

@@ -127,7 +127,10 @@ def execute(
             port=port,
             stages=stages,
             inputs=prepared.inputs,
-            input_sites={stage: prepared.site_of(stage) for stage in stages},
+            input_sites={
+                stage: prepared.inputs.sites.get(stage, prepared.sites_of(stage)[0])
+                for stage in stages
+            },
             wanted=prepared.wanted,
             recorder=recorder,
             progress=bar.step,
