@@ -15,9 +15,9 @@ from layerparity.judge.conclude import judged_of
 from layerparity.judge.decide import outcome_of
 from layerparity.judge.guilty import first_guilty, guilty_in
 from layerparity.mistakes.cause import Evidence
-from layerparity.record.findings import WeightFinding
 from layerparity.record.guilt import Guilt
 from layerparity.record.verdict import Outcome, Row, Verdict, WholeModel
+from layerparity.record.weights import Fate, WeightFinding
 from layerparity.report.answer import answer_of
 
 DEFAULT = (":in", "self_attn:out", "mlp.gate:logits", "mlp.gate:choices", "mlp:out", ":out")
@@ -25,7 +25,7 @@ ORDER = list(SERIAL.order)
 
 
 def weight(name: str, layer: int, component: str, what: str) -> WeightFinding:
-    return WeightFinding(name, f"layers.{layer}", layer, component, what, "it differs")
+    return WeightFinding(name, f"layers.{layer}", layer, component, what, Fate.NOT_GOLDEN)
 
 
 def evidence_lines(verdict: Verdict, guilt: Guilt) -> str:

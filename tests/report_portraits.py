@@ -27,10 +27,7 @@ def portrait(site: str, layers: int, experts: int, chance: random.Random) -> Por
         }
         for n in range(layers)
     }
-    worst = [
-        Element(k % 2, k, f"head 2, channel {k}", -0.25, 2.5, -0.2500001, 1e6 / (k + 1))
-        for k in range(12)
-    ]
+    worst = [Element(k % 2, k, k, -0.25, 2.5, -0.2500001, 1e6 / (k + 1), head=2) for k in range(12)]
     return Portrait(
         site,
         FLOOR,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from bisections import WeightFinding, evidence, row, site
+from bisections import evidence, row, site
 from runs import make_run
 
 from layerparity.judge.conclude import conclude
@@ -21,6 +21,8 @@ from layerparity.mistakes.qk_norms import between_heads
 from layerparity.mistakes.shape import blocks_of, median, outliers, spread, trend
 from layerparity.model.prints import print_of
 from layerparity.record.verdict import Outcome
+from layerparity.record.weights import Fate, WeightFinding
+from layerparity.report.answer import reasons_of
 
 FACTS = {"num_attention_heads": "4", "num_key_value_heads": "2", "head_dim": "8", "rotary_dim": "4"}
 ONE_ROW = Tokens(tuple([0] * 12), tuple(range(12)))
@@ -30,7 +32,7 @@ BIAS = "model.layers.3.mlp.e_score_correction_bias"
 
 
 def finding(what: str, component: str, name: str = "model.w") -> WeightFinding:
-    return WeightFinding(name, "layers.3", 3, component, what, f"{name} is {what}")
+    return WeightFinding(name, "layers.3", 3, component, what, Fate.NOT_GOLDEN)
 
 
 def slopes(**groups: list[float]) -> dict[str, list[float]]:
@@ -204,7 +206,7 @@ def test_the_likeliest_cause_is_the_one_that_was_made(name: str) -> None:
     causes = likeliest(CASES[name])
     assert causes[0].id == name, causes
     assert 0 < causes[0].confidence <= 1
-    assert causes[0].reasons
+    assert reasons_of(causes[0])
     assert not causes[0].sentence.endswith(".")
 
 
@@ -263,8 +265,8 @@ def test_a_norm_that_fails_in_the_prefill_too_is_not_blamed_on_decoding() -> Non
 
 
 def moved(component: str, name: str, whose: str) -> WeightFinding:
-    text = f"layers.3.{component}: weight holds the values of {whose}"
-    return WeightFinding(name, "layers.3", 3, component, "reordered", text, holds=(whose,))
+    fate = Fate.ANOTHER
+    return WeightFinding(name, "layers.3", 3, component, "reordered", fate, holds=(whose,))
 
 
 def test_halves_that_changed_places_are_gate_and_up_in_any_mlp() -> None:
@@ -362,8 +364,8 @@ def test_weights_without_their_scales_are_told_from_others() -> None:
     )
     assert dropped.what == inverted.what == "changed_value"
     assert dropped.lacks == inverted.lacks == "weight_scale_inv"
-    assert dropped.words.endswith("its weight_scale_inv was dropped")
-    assert inverted.words.endswith("its weight_scale_inv was not multiplied by")
+    assert dropped.fate is Fate.SCALE_DROPPED
+    assert inverted.fate is Fate.SCALE_UNUSED
     assert slipped.lacks == altered(right, print_of(numbers)).lacks == ""
 
 

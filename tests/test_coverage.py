@@ -17,11 +17,12 @@ from runs import StoredRun, make_run, sites
 from layerparity.ground.errors import Exit
 from layerparity.judge.again import judge_again
 from layerparity.judge.conclude import conclude
+from layerparity.judge.tolerances.calibrated import CalibratedTolerance
 from layerparity.judge.tolerances.fixed import FixedTolerance
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.layer_classes import layer_classes
 from layerparity.model.prints import print_of
-from layerparity.record.findings import Doubt, DoubtKind, ExpertUse, LayerClass
+from layerparity.record.findings import Doubt, DoubtKind, LayerClass
 from layerparity.record.folder import EFFECTIVE_WEIGHTS, MANIFEST, RunFolder
 from layerparity.record.manifest import ModelPrint
 from layerparity.record.verdict import Outcome, Verdict
@@ -152,10 +153,16 @@ def experts_of(folder: Path, choices: torch.Tensor | None = None, **changes: Any
     )
 
 
+def uses(found: Verdict) -> list[tuple[int, int, int, tuple[int, ...], tuple[int, ...]]]:
+    """Return of each judged block: layer, experts, exercised ones, those by weights, the rest."""
+    judged = [each for each in found.coverage.experts if each.judged]
+    return [(u.layer, u.total, u.exercised, u.by_weights, u.never) for u in judged]
+
+
 def test_an_expert_that_nothing_vouches_for_is_a_doubt(tmp_path: Path) -> None:
     found = judged(experts_of(tmp_path / "g"), experts_of(tmp_path / "c"))
     # Every token goes to the experts 0 and 2.
-    assert found.coverage.experts == tuple(ExpertUse(n, 4, 2, (), (1, 3)) for n in (0, 1))
+    assert uses(found) == [(n, 4, 2, (), (1, 3)) for n in (0, 1)]
     assert found.exit is Exit.INCONCLUSIVE
     assert any(
         "layer 0: experts 1, 3 were never exercised" in each for each in warning_lines(found)
@@ -165,7 +172,7 @@ def test_an_expert_that_nothing_vouches_for_is_a_doubt(tmp_path: Path) -> None:
 def test_bit_equal_weights_cover_an_expert(tmp_path: Path) -> None:
     runs = [with_prints(experts_of(tmp_path / side), expert_prints()) for side in ("g", "c")]
     found = judged(*runs)
-    assert found.coverage.experts == tuple(ExpertUse(n, 4, 2, (1, 3), ()) for n in (0, 1))
+    assert uses(found) == [(n, 4, 2, (1, 3), ()) for n in (0, 1)]
     assert found.exit is Exit.OK
 
 
@@ -183,7 +190,7 @@ def test_one_expert_s_other_weights_do_not_cover_it(tmp_path: Path) -> None:
         "stored": "float32",
     }
     found = judged(golden, with_prints(experts_of(tmp_path / "c"), prints))
-    assert found.coverage.experts[1] == ExpertUse(1, 4, 2, (1,), (3,))
+    assert uses(found)[1] == (1, 4, 2, (1,), (3,))
     assert found.exit is Exit.INCONCLUSIVE
 
 
@@ -193,8 +200,8 @@ def test_weights_vouch_for_nothing_where_the_kernel_failed(tmp_path: Path) -> No
     tensors = {**inside(0, 1), "layers.0.mlp:out": sites(seed=7)["layers.0.mlp:out"]}
     spoilt = make_run(candidate.folder, tensors, stages=BLOCKS, model=MODEL)
     found = judged(golden, with_prints(spoilt, expert_prints()))
-    assert found.coverage.experts[0] == ExpertUse(0, 4, 2, (), (1, 3))
-    assert found.coverage.experts[1] == ExpertUse(1, 4, 2, (1, 3), ())
+    assert uses(found)[0] == (0, 4, 2, (), (1, 3))
+    assert uses(found)[1] == (1, 4, 2, (1, 3), ())
     assert found.exit is Exit.FAILED
 
 
@@ -258,6 +265,56 @@ def test_decoding_that_was_asked_for_and_not_compared_is_inconclusive(tmp_path: 
     # Of one new token there is no decode step.
     first = judged(golden, asked_for(make_run(tmp_path / "one", sites()), 1))
     assert first.exit is Exit.OK
+
+
+TOLERANCES = {
+    "easy": FixedTolerance("fixed", 1e9, 1e9, -1.0, -2.0, -2.0),
+    "strict": FixedTolerance(max_abs_diff=0.0),
+    # It has nothing to judge by: the golden holds no references.
+    "blind": CalibratedTolerance(),
+}
+
+
+@pytest.fixture
+def routed(tmp_path: Path) -> tuple[StoredRun, StoredRun]:
+    """Return two runs that decoded, of a dense and a sparse block, whose MLP is a little off."""
+    mixed = {0: "dense", 1: "moe", 2: "moe", 3: "moe"}
+    runs = []
+    for side in ("g", "c"):
+        # Without the embedding, which any tolerance judges.
+        tensors = {k: v for k, v in decoded(1).items() if not k.startswith("embed_tokens")}
+        if side == "c":
+            tensors["layers.1.mlp:out"] = tensors["layers.1.mlp:out"] + 1e-7
+        made = make_run(
+            tmp_path / side,
+            tensors,
+            stages=BLOCKS,
+            model=MODEL,
+            layer_classes=mixed,
+            layer_experts={1: 4},
+        )
+        runs.append(asked_for(with_prints(made, expert_prints()), 2))
+    return runs[0], runs[1]
+
+
+def test_another_tolerance_leaves_other_doubts(routed: tuple[StoredRun, StoredRun]) -> None:
+    def doubts(verdict: Verdict) -> list[DoubtKind]:
+        return [each.kind for each in verdict.coverage.doubts]
+
+    first = {name: conclude(routed[:1], routed[1:], each) for name, each in TOLERANCES.items()}
+    # Bit-equal weights cover the unused experts where the output of the others passes.
+    assert doubts(first["easy"]) == []
+    assert doubts(first["strict"]) == [DoubtKind.EXPERTS]
+    assert doubts(first["blind"]) == [DoubtKind.LAYER_CLASSES, DoubtKind.DECODING]
+    for before in first.values():
+        # As it is stored: nothing else is read.
+        kept = Verdict.from_json(before.to_json())
+        for name, due in first.items():
+            again = judge_again(kept, TOLERANCES[name])
+            assert again.coverage == due.coverage
+            assert (again.outcome, again.whole) == (due.outcome, due.whole)
+            assert warning_lines(again) == warning_lines(due)
+            assert coverage_lines(again) == coverage_lines(due)
 
 
 def test_a_manifest_of_before_has_no_classes(tmp_path: Path) -> None:

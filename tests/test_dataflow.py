@@ -224,6 +224,24 @@ def test_what_is_measured_counts_where_a_family_declares_otherwise(
     assert f"layers.1.{module} is the first wrong place" in ended.out
 
 
+def test_a_component_is_fed_what_was_measured_where_a_family_declares_otherwise(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gemma2, "FAMILY", replace(gemma2.FAMILY, block=SERIAL))
+    monkeypatch.setattr(proof, "_proved", {})
+    run = runs(cli, tmp_path / "models", "gemma2", "components")
+    run("inputs=random")
+    alone = ("kind=candidate", "scope=single", "layer=1", "component=mlp")
+    run(*alone, "name=right")
+    right = cli("job=compare", "candidate=right")
+    assert right.exit == 0, right.out + right.err
+    # So was its reference: noise by which everything passes would be that of another input.
+    run(*alone, "name=wrong", "port=fault", "port.name=wrong_output", "port.module=mlp")
+    wrong = cli("job=compare", "candidate=wrong")
+    assert wrong.exit == 1, wrong.out + wrong.err
+    assert "FAIL at layers.1.mlp:out" in wrong.out
+
+
 SCOPES = (
     ("scope=full",),
     ("scope=range", "start=1", "end=2"),

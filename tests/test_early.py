@@ -16,11 +16,13 @@ from types import SimpleNamespace
 import pytest
 from conftest import ROOT, Ended
 
+from layerparity.anatomy.site import Site
 from layerparity.ground import registry
 from layerparity.ground.errors import UserError
 from layerparity.run import goldens, open_backend, open_port, terminal
+from layerparity.run.inputs.base import Request
 from layerparity.run.prepare import with_kind
-from layerparity.settings.config import Config, RunKind
+from layerparity.settings.config import Config, PromptSettings, RunKind
 
 # Several commands in one process, each as a user would type it.
 PROBE = """
@@ -61,6 +63,7 @@ REFUSED = [
 UNKNOWN = [
     ["backend=neuron", "golden=nowhere"],
     ["inputs=golden", "inputs.run=nowhere"],
+    ["backend=gpu", "scope=single", "layer=3", "golden=nowhere"],
     ["job=compare", "golden=nowhere"],
     ["job=compare", "candidate=nowhere"],
     ["job=compare", "golden=nowhere", "candidate=nowhere"],
@@ -100,15 +103,44 @@ def test_an_unknown_run_is_refused_before_torch(tmp_path: Path) -> None:
 
 
 def test_a_golden_that_would_not_be_used_is_not_looked_for() -> None:
-    def asked(inputs: str, **changes: object) -> str | None:
-        config = Config(golden="nowhere", **changes)
+    def asked(inputs: str, kind: RunKind, stage: str = "embed_tokens") -> str | None:
+        config = Config(golden="nowhere", kind=kind)
         config.inputs = registry.load("run.inputs", inputs).Settings()
-        return goldens.asked_for(config)
+        return goldens.asked_for(config, (stage,))
 
-    assert asked("auto", kind=RunKind.candidate) == "nowhere"
-    assert asked("auto", kind=RunKind.golden) is None
-    assert asked("golden", kind=RunKind.golden) == "nowhere"
-    assert asked("prompt", kind=RunKind.candidate) is None
+    assert asked("auto", RunKind.candidate) == "nowhere"
+    assert asked("auto", RunKind.golden) is None
+    # A golden run of a later block cannot begin with tokens: it is fed by another one.
+    assert asked("auto", RunKind.golden, "layers.3") == "nowhere"
+    assert asked("golden", RunKind.golden) == "nowhere"
+    assert asked("prompt", RunKind.candidate) is None
+
+
+PROMPTS = (PromptSettings(), PromptSettings(text=""), PromptSettings(texts=["a", "b"]))
+
+
+@pytest.mark.parametrize("kind", RunKind)
+@pytest.mark.parametrize("stage", ["embed_tokens", "layers.0", "layers.0.mlp", "layers.3", "norm"])
+@pytest.mark.parametrize("asked", PROMPTS, ids=["default", "empty", "batch"])
+def test_what_is_refused_early_is_what_is_looked_for_later(
+    kind: RunKind, stage: str, asked: PromptSettings
+) -> None:
+    config = Config(golden="nowhere", kind=kind, prompt=asked)
+    config.inputs = registry.load("run.inputs", "auto").Settings()
+    looked_for: list[str | None] = []
+    request = Request(
+        config=config,
+        # Without a tokenizer: what comes after the golden is refused.
+        model_folder=Path(),
+        model={},
+        stages=(stage,),
+        sites_of=lambda stage, measured: [Site(stage, "in")],
+        golden=lambda name: looked_for.append(name) or (),
+    )
+    with pytest.raises(UserError):
+        registry.load("run.inputs", "auto").prepare(config.inputs, request)
+    early = goldens.asked_for(config, (stage,))
+    assert looked_for == ([] if early is None else [early])
 
 
 def test_a_port_of_the_users_own_is_not_imported_early() -> None:

@@ -172,7 +172,7 @@ def test_components_are_fed_what_the_model_feeds_them(make: Make, made: Make, na
     alone.begin(call)
     for component in ("attention", "moe"):
         stage = family.stage(component, 1)
-        local = family.input_site(stage, 3).local
+        local = family.input_sites(stage, 3)[0].local
         assert local in block
         alone.load(stage)
         output = alone.run(stage, block[local]).output

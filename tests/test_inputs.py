@@ -28,7 +28,7 @@ def request(stages: tuple[str, ...] = ("embed_tokens",), **keys) -> Request:
         model_folder=TINY,
         model=MODEL,
         stages=stages,
-        site_of=lambda stage: Site(stage, "in"),
+        sites_of=lambda stage, measured: [Site(stage, "in")],
         golden=lambda reference: [],
     )
 
@@ -171,6 +171,12 @@ def test_a_pickle_npy_is_not_opened(tmp_path: Path) -> None:
     np.save(tmp_path / "evil.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     with pytest.raises(UserError, match="cannot be read"):
         tokens.prepare(tokens.Settings(file=str(tmp_path / "evil.npy")), request())
+
+
+def test_a_prompt_is_given_by_the_keys_that_hold_one() -> None:
+    assert PromptSettings().given == PromptSettings(texts=[], chat=True).given == []
+    assert PromptSettings(text="").given == ["text"]
+    assert PromptSettings(text="a", file="b", texts=["c"]).given == ["text", "file", "texts"]
 
 
 def test_parts_of_a_request() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from layerparity.anatomy.family import family_of
+from layerparity.anatomy.block import SANDWICH, Block, Node
+from layerparity.anatomy.family import Family, family_of
 from layerparity.anatomy.site import Site
 from layerparity.ground.errors import UserError
 from layerparity.run.scope import scope_of
@@ -74,4 +75,23 @@ def test_mistakes_say_the_cure(kind: str, keys: dict, cure: str) -> None:
     ],
 )
 def test_what_feeds_a_stage(stage: str, site: str) -> None:
-    assert FAMILY.input_site(stage, 6) == Site.parse(site)
+    assert FAMILY.input_sites(stage, 6)[0] == Site.parse(site)
+
+
+def test_what_was_measured_of_a_block_counts_whatever_is_declared() -> None:
+    def sites(family: Family, component: str, measured: Block | None = None) -> list[str]:
+        stage = family.stage(component, 3)
+        return [str(site) for site in family.input_sites(stage, 6, measured)]
+
+    norm, own = "layers.3.post_attention_layernorm:out", "layers.3.mlp:in"
+    assert sites(FAMILY, "mlp") == [norm, own]
+    # What it is fed is a copy of another value, which may be the one that was recorded.
+    before = "layers.3.pre_feedforward_layernorm:out"
+    assert sites(FAMILY, "mlp", SANDWICH) == [own, before]
+    assert sites(FAMILY, "post_attention_layernorm", SANDWICH)[0] == "layers.3.self_attn:out"
+    unknown = Family("nobody_s")
+    assert sites(unknown, "mlp") == [own]
+    assert sites(unknown, "input_layernorm")[0] == "layers.3:in"
+    # Made of several values, it is none of them.
+    both = Block((Node("mlp:out", (":in", "self_attn:out"), "mlp"),))
+    assert sites(FAMILY, "mlp", both) == [own]

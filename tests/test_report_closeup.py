@@ -33,9 +33,17 @@ from layerparity.numbers.deviation import JudgedSite
 from layerparity.numbers.floor import Floor
 from layerparity.numbers.token_sums import TokenLayout
 from layerparity.record.guilt import Guilt
-from layerparity.record.portrait import FLOOR, GOLDEN, ULP_EDGES, Portrait
+from layerparity.record.portrait import (
+    FLOOR,
+    GOLDEN,
+    ULP_EDGES,
+    Instead,
+    InsteadKind,
+    Portrait,
+)
 from layerparity.record.verdict import Outcome, Row, Verdict
 from layerparity.report.answer import Answer, answer_of
+from layerparity.report.closeup import instead_text, worst_rows
 from layerparity.report.markdown import render_markdown
 from layerparity.report.measures import compared, present, which
 
@@ -97,8 +105,8 @@ def test_worst_elements_say_where_in_floors_and_keep_nan() -> None:
     sides = Sides(golden, candidate, golden)
     first, second = worst_elements(sides, floor, torch.tensor([0, 3, 5]), 2, 2)
     assert math.isnan(first.candidate)
-    assert (first.sequence, first.token, first.place) == (2, 1, "head 0, channel 1")
-    assert (second.sequence, second.token, second.place) == (1, 1, "head 1, channel 2")
+    assert (first.sequence, first.token, first.head, first.channel) == (2, 1, 0, 1)
+    assert (second.sequence, second.token, second.head, second.channel) == (1, 1, 1, 2)
     assert (second.error, second.reference) == (2.0, 0.0)
 
 
@@ -130,7 +138,8 @@ def test_portrait_without_a_reference_is_against_the_golden(tmp_path: Path) -> N
     wrong = [n for n, value in enumerate(channels.values["layers.1.mlp:out"]) if value]
     assert wrong == [7 // 3]
     assert not any(channels.values["layers.0.mlp:out"])
-    assert all(each.place == "channel 7" for each in found.worst)
+    assert all((each.head, each.channel) == (None, 7) for each in found.worst)
+    assert {row[1] for row in worst_rows(found)} == {"channel 7"}
     assert found.worst[0].reference is None
     assert found.quantiles == {}
 
@@ -197,12 +206,17 @@ def test_a_fault_that_only_choices_show_stays_in_its_block(
     portrait = comparison.portrait
     assert portrait is not None
     assert portrait.site in ("layers.2.mlp.experts:out", "layers.2.mlp:out")
-    assert portrait.note.startswith("layers.2.mlp.gate:choices shows the fault, and holds no real")
+    assert portrait.instead == Instead(InsteadKind.FOLLOWING, "layers.2.mlp.gate:choices")
+    said = instead_text(portrait)
+    assert said == (
+        "layers.2.mlp.gate:choices shows the fault, and holds no real numbers to look at: below is "
+        f"{portrait.site}, which is computed from it."
+    )
     # It is not clean: the elements and the histogram show what other experts give.
     assert portrait.worst[0].error > 0.01
     assert sum(portrait.ulp["candidate"][ULP_EDGES.index(64.0) :]) > 100
     page = (newest.parent / "report.html").read_text()
-    assert portrait.note in page
+    assert said in page
     assert "The guilty place: " in page
     assert 'Load, <span class="site">layers.2.mlp.gate:choices' in page
     assert "which is computed from it" in (newest.parent / "report.md").read_text()
@@ -250,8 +264,12 @@ def test_where_no_real_number_is_off_it_is_said_and_nothing_is_drawn() -> None:
     found = close_up([*rows, judged("layers.5.mlp:out", 0.9)], "layers.2.mlp.gate", choices)
     assert found is not None
     assert (found.site, str(found.place)) == (None, choices)
-    shown = replace(GUILTY, portrait=Portrait(choices, GOLDEN, note=found.note))
-    assert "no site of real numbers in its block is off" in words_of(shown)
+    shown = replace(GUILTY, portrait=Portrait(choices, GOLDEN, instead=found.instead))
+    assert (
+        f"{choices} shows the fault, and holds no real numbers to look at; no site of real numbers "
+        "in its block is off." in words_of(shown)
+    )
+    assert Verdict.from_json(shown.to_json()).portrait == shown.portrait
     assert "Worst elements" not in words_of(shown)
 
 
@@ -264,9 +282,18 @@ def test_a_guilt_of_weights_alone_is_shown_in_its_place() -> None:
     found = close_up(rows, "layers.2.self_attn.q_proj")
     assert found is not None
     assert str(found.site) == "layers.2.self_attn.q_proj:out"
-    assert "No site fails" in found.note
+    assert found.instead == Instead(InsteadKind.LARGEST_ERROR, "layers.2.self_attn.q_proj")
+    assert instead_text(Portrait(str(found.site), GOLDEN, instead=found.instead)) == (
+        "No site fails: the weights of layers.2.self_attn.q_proj are what is wrong. Below is the "
+        "site with the largest error there."
+    )
     assert closest(rows, "layers.2.self_attn.k_norm") == "layers.2.mlp:out"
-    assert closest(rows, "layers.3.mlp") == "None"
+    alone = close_up(rows, "layers.3.mlp")
+    assert alone is not None and alone.site is None
+    assert instead_text(Portrait("layers.3.mlp:out", GOLDEN, instead=alone.instead)) == (
+        "No site fails: the weights of layers.3.mlp are what is wrong, and no site of real numbers "
+        "there can be shown."
+    )
     assert closest(rows, "") == "layers.5.mlp:out"
 
 

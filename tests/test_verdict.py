@@ -29,9 +29,12 @@ from layerparity.record.findings import (
 from layerparity.record.guilt import Cause, Guilt, Phases
 from layerparity.record.reason import REASON_VALUES, Reason, ReasonKind
 from layerparity.record.verdict import VERSION, Breach, Outcome, Row, Verdict
+from layerparity.record.weights import FATE_NUMBERS, Fate, WeightFinding
+from layerparity.report.answer import answer_of, reasons_of
 from layerparity.report.cautions import warning_lines
 from layerparity.report.measures import CALIBRATED, MEASURES
 from layerparity.report.reasons import breach_text, reason, reason_text, start_text
+from layerparity.report.weights import finding_text
 
 SITE = Site.parse("layers.3.mlp:out")
 
@@ -132,7 +135,7 @@ def test_where_is_the_weight_that_explains_it_else_the_site_that_shows_it() -> N
     assert sample(broken="layers.3.mlp:out").where == "layers.3.mlp:out"
     lost = weight("model.q", 3, "mlp", "never_loaded")
     explained = concluded(compared(block(3, after("mlp:out")), weights=[lost]))
-    assert explained.where == lost.text
+    assert explained.where == "layers.3.mlp"
     # What the block itself adds up wrongly is not explained by a module's weight before it.
     absorbed = weight("model.q", 3, "self_attn.q_proj", "changed_value")
     added = concluded(compared(block(3, [":out"]), weights=[absorbed]))
@@ -234,6 +237,7 @@ def test_the_docs_name_every_field_of_the_file() -> None:
     inside = {row[0]: set(within) for row, within in names if row}
     assert inside["guilty"] == set(Guilt(Place(1)).to_dict())
     assert inside["causes"] == set(asdict(Cause("", 0, "")))
+    assert inside["weights"] == set(encode(weight("model.q", 3, "mlp", "missing")))
     assert inside["whole"] == set(raw["whole"])
     assert inside["rows"] == set(raw["rows"][0])
 
@@ -291,6 +295,80 @@ def test_a_caution_without_its_values_is_refused_where_it_is_read() -> None:
     del raw["cautions"][0]["values"]["run"]
     with pytest.raises(UserError, match="is damaged"):
         Verdict.from_json(json.dumps(raw))
+
+
+# ---------------------------------------------------------------- what is wrong with the weights
+FINDINGS = tuple(
+    WeightFinding(
+        f"model.layers.3.mlp.experts.{number}.w1.weight",
+        "layers.3",
+        3,
+        "mlp.experts",
+        "changed_dtype" if fate is Fate.ROUNDED else "changed_value",
+        fate,
+        {name: 1.25 + at for at, name in enumerate(sorted(FATE_NUMBERS[fate]))},
+        tensor="w1",
+        experts=tuple(map(str, range(number % 3))),
+        side="golden" if number % 2 else "candidate",
+        holds=("model.layers.3.mlp.experts.9.w3.weight", "v_proj"),
+        lacks="weight_scale_inv",
+        dtypes=("bfloat16", "float16"),
+    )
+    for number, fate in enumerate(Fate)
+)
+MODULE = "layers.3.mlp.experts: w1"
+
+
+def test_every_weight_finding_is_kept_as_data_and_said() -> None:
+    verdict = replace(sample(), weights=FINDINGS)
+    assert Verdict.from_json(verdict.to_json()) == verdict
+    assert [finding_text(each) for each in FINDINGS] == [
+        f"{MODULE} never loaded",
+        f"golden: {MODULE} of expert 0 was loaded, but nothing in the graph holds it",
+        f"{MODULE} of 2 experts never loaded: all 3.25 where the checkpoint holds 2.25 to 1.25",
+        f"golden: {MODULE} never loaded: all 3.25 where the checkpoint holds 2.25 to 1.25 (a "
+        "constant of the graph, or never filled)",
+        f"{MODULE} of expert 0 never loaded: its values (spread 2.25) have nothing to do with the "
+        "checkpoint's (spread 1.25)",
+        f"golden: {MODULE} of 2 experts holds the values of 9.w3, v_proj",
+        f"{MODULE} holds other rows: model.layers.3.mlp.experts.9.w3.weight, v_proj were fused or "
+        "split in the wrong order",
+        f"golden: {MODULE} of expert 0 holds the checkpoint's values in another order",
+        f"{MODULE} of 2 experts does not hold the values that the golden holds",
+        f"golden: {MODULE} holds NaN or Inf",
+        f"{MODULE} of expert 0 is up to 2.25 instead of 1.25: its weight_scale_inv was dropped",
+        f"golden: {MODULE} of 2 experts is up to 2.25 instead of 1.25: its weight_scale_inv was "
+        "not multiplied by",
+        f"{MODULE} changed: averaged, its spread fell from 1.25 to 2.25",
+        f"golden: {MODULE} of expert 0 changed by 1.2e+02 %, its norm by a factor of 2.25",
+        "candidate: 1 tensors were rounded from bfloat16 to float16",
+    ]
+
+
+def test_a_change_too_small_to_be_known_is_said_to_be_small() -> None:
+    changed = replace(FINDINGS[0], fate=Fate.CHANGED, numbers={"change": 5e-5, "factor": 1.0})
+    assert "changed by less than 0.01 %, its norm by a factor of 1" in finding_text(changed)
+
+
+def test_a_finding_without_its_numbers_is_refused_where_it_is_read() -> None:
+    with pytest.raises(ValueError, match="averaged has the values"):
+        replace(FINDINGS[0], fate=Fate.AVERAGED)
+    for wrong in ({}, {"spread": "wide", "expected": 1.0}):
+        raw = json.loads(replace(sample(), weights=FINDINGS).to_json())
+        raw["weights"][4]["numbers"] = wrong
+        with pytest.raises(UserError, match="is damaged"):
+            Verdict.from_json(json.dumps(raw))
+
+
+def test_findings_are_reasons_of_a_cause_and_stay_data() -> None:
+    cause = Cause("weights_altered", 0.8, "its sentence", ("its own reason",), FINDINGS[:1])
+    guilt = Guilt(Place(3, "mlp"), site=SITE)
+    verdict = replace(sample(broken="layers.3.mlp:out"), guilty=guilt, causes=(cause,))
+    assert Verdict.from_json(verdict.to_json()).causes == (cause,)
+    assert reasons_of(cause) == [f"{MODULE} never loaded", "its own reason"]
+    answer = answer_of(verdict, commands=())
+    assert answer is not None
+    assert answer.evidence[-2:] == (f"{MODULE} never loaded", "its own reason")
 
 
 # ---------------------------------------------------------------- why a site was not judged
@@ -363,6 +441,7 @@ SAID = [
     "only 25% of the tokens were routed alike: use port.replay=true",
     "only 25% of the tokens were routed alike: use port.replay=true, or feed=isolated",
     "nothing says how large its rounding may be",
+    "each side is one number throughout, such as 0: that they agree proves nothing",
     "block output alone cannot show a bug inside; use capture=default",
 ]
 

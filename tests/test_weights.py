@@ -27,13 +27,15 @@ from layerparity.judge.weights_kind import cosine, related, relative_change, sam
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.prints import against, print_of
 from layerparity.model.weight_sketch import BUCKETS, CHUNK
-from layerparity.record.findings import WeightFinding
 from layerparity.record.folder import EFFECTIVE_WEIGHTS, RunFolder
 from layerparity.record.manifest import WeightPrint
 from layerparity.record.verdict import Outcome, Verdict
+from layerparity.record.weights import WeightFinding
 from layerparity.report.cautions import warning_lines
+from layerparity.report.headline import where_text
 from layerparity.report.reasons import reason as why
 from layerparity.report.table import closing_table
+from layerparity.report.weights import finding_text
 from layerparity.run.ports.base import Assets
 from layerparity.run.ports.hf import HfPort
 from layerparity.settings.config import Config, DType
@@ -125,7 +127,7 @@ def test_rounding_is_a_note_and_no_fault(made: Made) -> None:
     prints, used = loaded(port_of(made("llama"), DType.float16), tiny_values)
     (note,) = diff_side(prints, {}, used, "candidate", BLOCKS)
     assert (note.what, note.is_fault) == ("changed_dtype", False)
-    assert "rounded from bfloat16 to float16" in note.text
+    assert "rounded from bfloat16 to float16" in finding_text(note)
 
 
 def tiny_values(block: torch.nn.Module) -> None:
@@ -221,8 +223,8 @@ def test_each_fault_is_named(
     findings = found(made("minimax_m2"), change)
     first = findings[0]
     assert (first.what, first.layer, first.component) == (what, 0, component)
-    assert words in first.text
-    assert first.text.startswith(f"layers.0.{component}: ")
+    assert words in finding_text(first)
+    assert finding_text(first).startswith(f"layers.0.{component}: ")
     assert all(each.is_fault and each.stage == "layers.0" for each in findings)
 
 
@@ -239,11 +241,11 @@ def test_a_name_that_was_not_used_was_never_loaded(made: Made) -> None:
     del used["layers.0"][name]
     (finding,) = diff_side(prints, {}, used, "candidate", BLOCKS)
     assert finding.what == "never_loaded"
-    assert "layers.0.mlp.gate: e_score_correction_bias never loaded" in finding.text
+    assert "layers.0.mlp.gate: e_score_correction_bias never loaded" in finding_text(finding)
     del prints["layers.0"][name]
     golden, _ = loaded(port_of(made("minimax_m2")))
     (absent,) = diff_weights(golden, prints, used, BLOCKS)
-    assert absent.text == "layers.0.mlp.gate: e_score_correction_bias never loaded"
+    assert finding_text(absent) == "layers.0.mlp.gate: e_score_correction_bias never loaded"
 
 
 def test_without_a_checkpoint_the_golden_is_the_measure(made: Made) -> None:
@@ -349,7 +351,8 @@ def test_a_faulty_weight_fails_a_comparison_and_is_its_headline(tmp_path: Path) 
     comparison = compare(golden, candidate)
     assert comparison.outcome is Outcome.FAIL
     start = "layers.0.mlp.gate: e_score_correction_bias never loaded"
-    assert comparison.where.startswith(start)
+    assert where_text(comparison).startswith(start)
+    assert comparison.where == "layers.0.mlp.gate"
     assert {row.outcome for row in comparison.rows} == {Outcome.PASS}
     assert Verdict.from_json(comparison.to_json()) == comparison
 
@@ -374,7 +377,7 @@ def test_a_faulty_golden_is_named_as_the_golden(tmp_path: Path) -> None:
     right = normal(8) + 8.5
     golden = stored_run(tmp_path / "golden", held(torch.zeros(8), right))
     comparison = compare(golden, stored_run(tmp_path / "candidate", held(right)))
-    assert comparison.where.startswith("golden: layers.0.mlp.gate")
+    assert where_text(comparison).startswith("golden: layers.0.mlp.gate")
 
 
 def test_one_tensor_stored_twice_is_one_where_both_hold_its_values(tmp_path: Path) -> None:

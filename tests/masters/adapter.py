@@ -11,11 +11,11 @@ from layerparity.anatomy.blocks import Blocks
 from layerparity.ground import registry
 from layerparity.judge.conclude import conclude as compare
 from layerparity.judge.weights_diff import diff_side
-from layerparity.record.findings import WeightCheck, WeightFinding
 from layerparity.record.guilt import Guilt
 from layerparity.record.source import RunSource
 from layerparity.record.stored_run import from_folder
 from layerparity.record.verdict import Outcome, Row, Verdict
+from layerparity.record.weights import WeightCheck, WeightFinding
 from layerparity.report import headline as words
 from layerparity.report.cautions import doubt_text, warning_lines
 from layerparity.report.reasons import reason

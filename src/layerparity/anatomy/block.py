@@ -128,6 +128,15 @@ class Block:
         inner = {node.local for node in own}
         return tuple(dict.fromkeys(e for node in own for e in node.inputs if e not in inner))
 
+    def same_as(self, local: str) -> tuple[str, ...]:
+        """Return a value and those that it is a copy of, the nearest first."""
+        same = [local]
+        node = self.by_local.get(local)
+        while node is not None and node.copies and node.inputs[:1] and node.inputs[0] not in same:
+            same.append(node.inputs[0])
+            node = self.by_local.get(same[-1])
+        return tuple(same)
+
     @cached_property
     def branches(self) -> tuple[str, ...]:
         """The modules that compute what a block adds to its residual stream, in order.

@@ -132,18 +132,29 @@ class Family:
             )
         return str(Place(layer, COMPONENTS[component]))
 
-    def input_site(self, stage: str, num_layers: int) -> Site:
-        """Return the site whose values a stage is fed."""
+    def input_sites(
+        self, stage: str, num_layers: int, measured: Block | None = None
+    ) -> tuple[Site, ...]:
+        """Return the sites that hold what a stage is fed: all the same values, the likeliest first.
+
+        What was ``measured`` of its block counts, else what the family declares.
+        """
         place = Place.parse(stage)
-        if stage == NORM:
-            return Place(num_layers - 1).site("out")
+        own = place.site("in")
         if place.layer is None:
-            return Site(NORM, "out") if stage == HEAD else place.site("in")
-        if place.module in ("", "input_layernorm"):
-            return Site.inside(place.layer, ":in")
-        fed = self.block.fed_to(place.module) if self.block is not None else ()
+            before = {NORM: Place(num_layers - 1).site("out"), HEAD: Site(NORM, "out")}
+            return tuple(dict.fromkeys((before.get(stage, own), own)))
+        block = measured or self.block
+        fed = block.fed_to(place.module) if block is not None and place.module else ()
+        names: tuple[str, ...] = ()
+        if block is not None and len(fed) == 1:
+            names = block.same_as(fed[0])
+        elif not place.module or (block is None and place.module == "input_layernorm"):
+            # The first norm of an unknown block is taken to be fed what the block is.
+            names = (":in",)
         # Its own input, where no other value is it.
-        return Site.inside(place.layer, fed[0] if len(fed) == 1 else f"{place.module}:in")
+        sites = (*(Site.inside(place.layer, name) for name in names), own)
+        return tuple(dict.fromkeys(sites))
 
     def present(self, block: nn.Module) -> list[Tap]:
         """Return the taps whose module the block has."""

@@ -30,6 +30,7 @@ def run(config: Config) -> Exit:
     from layerparity.judge.again import stored_verdict
     from layerparity.judge.model_limits import FILE, KIND, model_of
     from layerparity.judge.tolerances.calibrated import CalibratedTolerance, limits_of
+    from layerparity.report.headline import where_text
     from layerparity.report.keep import KIND as COMPARISON
     from layerparity.tracking.store import open_store
 
@@ -43,9 +44,9 @@ def run(config: Config) -> Exit:
         # Its numbers would excuse the same mistake.
         if comparison.outcome is Outcome.FAIL:
             raise UserError(
-                f"'{each.name}' ({each.id[:8]}) fails at {comparison.where}: limits come from "
-                "comparisons that pass. Mend the candidate, or, if you know that it is right, say "
-                "by which limits, and calibrate from what passes: python run.py job=judge "
+                f"'{each.name}' ({each.id[:8]}) fails at {where_text(comparison)}: limits come "
+                "from comparisons that pass. Mend the candidate, or, if you know that it is right, "
+                "say by which limits, and calibrate from what passes: python run.py job=judge "
                 f"run={each.id[:8]} tolerance.error_ratio=..."
             )
     models = {(model_of(store, c, each.name), c.candidate.dtypes) for each, c in comparisons}

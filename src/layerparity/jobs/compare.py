@@ -62,7 +62,7 @@ def check_weights(config: Config) -> Exit:
     """Hold what a port loads against the checkpoint, without a forward pass (what=weights)."""
     from layerparity.anatomy.blocks import Blocks
     from layerparity.judge.weights_diff import diff_side
-    from layerparity.record.findings import WeightCheck
+    from layerparity.record.weights import WeightCheck
     from layerparity.report.weight_check import keep_check
     from layerparity.run.loaded_weights import load_weights
     from layerparity.run.prepare import plan_run

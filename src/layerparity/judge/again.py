@@ -8,12 +8,12 @@ from typing import Any
 
 from layerparity.ground.errors import UserError
 from layerparity.judge.conclude import judged_of, rounding_cautions, with_guilt
-from layerparity.judge.coverage import doubt_block_outputs, whole_model
+from layerparity.judge.coverage import doubt_block_outputs, judged_coverage, whole_model
 from layerparity.judge.decide import decide, outcome_of
 from layerparity.judge.guilty import first_guilty
 from layerparity.judge.sides import open_side
 from layerparity.judge.tolerances.base import Tolerance
-from layerparity.record.findings import CautionKind, Doubt, UnfinishedSweep
+from layerparity.record.findings import CautionKind
 from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import FILE_NAME, Outcome, Row, Verdict
 
@@ -40,7 +40,8 @@ def judge_again(
 ) -> Verdict:
     """Return a verdict on the same numbers by another tolerance.
 
-    Rows that were settled without numbers stay as they are. Causes want the runs of the ``golden``;
+    Rows that were settled without numbers stay as they are. What they leave in doubt follows from
+    them, as in the first judgement. Causes want the runs of the ``golden``;
     without them none is named. The portrait stays where it shows the same site.
     """
     rows = list(verdict.rows)
@@ -49,7 +50,8 @@ def judge_again(
             outcome, breaches, why = decide(row.kind, row.metrics, tolerance, row.lacking)
             rows[index] = replace(row, outcome=outcome, breaches=breaches, why=why)
     rows = doubt_block_outputs(rows, verdict.blocks)
-    doubts: list[Doubt | UnfinishedSweep] = [*verdict.coverage.doubts, *verdict.unfinished]
+    coverage = judged_coverage(verdict.coverage, rows)
+    unseen = [each.name for each in coverage.unseen]
     kept = [each for each in verdict.cautions if each.kind is not CautionKind.ROUNDING_UNKNOWN]
     dtypes = (*verdict.golden.dtypes, *verdict.candidate.dtypes)
     again = replace(
@@ -58,8 +60,9 @@ def judge_again(
         limits=tolerance.limits(),
         knows_chains=tolerance.knows_chains,
         rows=tuple(rows),
-        outcome=outcome_of(rows, verdict.weights, doubts),
-        whole=whole_model(rows, verdict.whole.blocks, verdict.whole.unseen),
+        outcome=outcome_of(rows, verdict.weights, [*coverage.doubts, *verdict.unfinished]),
+        whole=whole_model(rows, verdict.whole.blocks, unseen),
+        coverage=coverage,
         cautions=(*kept, *rounding_cautions(tolerance, dtypes)),
         settings=verdict.settings if settings is None else settings,
     )

@@ -11,7 +11,7 @@ import torch
 
 from layerparity.anatomy.site import Site
 from layerparity.numbers.deviation import LEAST, JudgedSite
-from layerparity.record.portrait import ULP_EDGES, Element
+from layerparity.record.portrait import ULP_EDGES, Element, Instead, InsteadKind
 from layerparity.record.verdict import Outcome, Row, Verdict
 
 WORST = 16
@@ -120,10 +120,11 @@ def worst_elements(
         row, column = divmod(index, width)
         reference = None if sides.reference is None else float(sides.reference[row, column])
         sequence, token = divmod(int(tokens[row]), length)
-        head, channel = divmod(column, width // heads if heads > 1 else width)
-        place = f"head {head}, channel {channel}" if heads > 1 else f"channel {channel}"
+        number, channel = divmod(column, width // heads if heads > 1 else width)
+        head = number if heads > 1 else None
         ours, theirs = (float(each[row, column]) for each in (sides.golden, sides.candidate))
-        elements.append(Element(sequence, token, place, ours, theirs, reference, _short(value)))
+        off = _short(value)
+        elements.append(Element(sequence, token, channel, ours, theirs, reference, off, head))
     return tuple(each for each in elements if each.error > 0)
 
 
@@ -135,13 +136,13 @@ def _short(value: float) -> float:
 class CloseUp:
     """Which site the report shows in close-up: None where no site of real numbers can be shown.
 
-    ``place`` is the site that shows the fault, or the one shown; ``note`` tells the reader why
-    another site than the failing one is shown.
+    ``place`` is the site that shows the fault, or the one shown; ``instead`` says why another site
+    than the failing one is shown.
     """
 
     place: Site
     site: Site | None
-    note: str = ""
+    instead: Instead | None = None
 
 
 def choose_close_up(verdict: Verdict, shown: Sequence[Row]) -> CloseUp | None:
@@ -173,11 +174,9 @@ def _of_site(shown: Sequence[Row], asked: Site) -> CloseUp:
 
     off = [row for row in _inside(shown, asked) if row.outcome is not Outcome.PASS]
     largest = max(off, key=weight, default=None)
-    cannot = f"{asked} shows the fault, and holds no real numbers to look at"
     if largest is None:
-        return CloseUp(asked, None, f"{cannot}; no site of real numbers in its block is off.")
-    site = largest.site
-    return CloseUp(asked, site, f"{cannot}: below is {site}, which is computed from it.")
+        return CloseUp(asked, None, Instead(InsteadKind.NOTHING_OFF, str(asked)))
+    return CloseUp(asked, largest.site, Instead(InsteadKind.FOLLOWING, str(asked)))
 
 
 def _of_weights(shown: Sequence[Row], guilty: Site) -> CloseUp:
@@ -190,12 +189,9 @@ def _of_weights(shown: Sequence[Row], guilty: Site) -> CloseUp:
         return row.site.path == guilty.path, _error(row)
 
     largest = max(_inside(shown, guilty), key=weight, default=None)
-    words = f"No site fails: the weights of {guilty.path} are what is wrong"
     if largest is None:
-        return CloseUp(guilty, None, f"{words}, and no site of real numbers there can be shown.")
-    return CloseUp(
-        guilty, largest.site, f"{words}. Below is the site with the largest error there."
-    )
+        return CloseUp(guilty, None, Instead(InsteadKind.NO_ERROR, guilty.path))
+    return CloseUp(guilty, largest.site, Instead(InsteadKind.LARGEST_ERROR, guilty.path))
 
 
 def _inside(shown: Sequence[Row], place: Site) -> list[Row]:

@@ -11,7 +11,12 @@ from layerparity.anatomy.blocks import Blocks, by_layer
 from layerparity.anatomy.site import Place, Site
 from layerparity.judge.align import Alignment, align
 from layerparity.judge.calibrate import Calibration
-from layerparity.judge.coverage import coverage_of, doubt_block_outputs, whole_model
+from layerparity.judge.coverage import (
+    doubt_block_outputs,
+    exercised,
+    judged_coverage,
+    whole_model,
+)
 from layerparity.judge.decide import decide, outcome_of
 from layerparity.judge.evaluate import Measured, measure
 from layerparity.judge.evidence import evidence_of
@@ -55,7 +60,7 @@ def conclude(
     measured = _evaluate(aligned, left, right, calibration, progress or (lambda *_: None))
     rows = _decide(aligned, measured, tolerance)
     weights = weight_findings(left, right, blocks)
-    coverage = coverage_of(rows, left, right)
+    coverage = judged_coverage(exercised(rows, left, right), rows)
     layers = max(left.num_layers, right.num_layers)
     failed = [row.site for row in rows if row.outcome is Outcome.FAIL]
     verdict = Verdict(

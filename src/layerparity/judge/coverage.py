@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -80,32 +80,62 @@ def whole_model(rows: Sequence[Row], num_layers: int, unseen: Sequence[str] = ()
     return WholeModel(outcome, num_layers, len(compared), in_part, absent, unrun, tuple(unseen))
 
 
-def coverage_of(rows: Sequence[Row], golden: RunSet, candidate: RunSet) -> Coverage:
-    """Return what two sides' rows never exercised; its doubts make a pass inconclusive.
-
-    A layer class counts where more than one block was asked for. An expert that no real token was
-    sent to is no doubt where its weights are bit-equal and the block's other experts passed.
-    """
-    computed = [row for row in rows if row.outcome in DECIDED and row.site.end != "in"]
-    classes = _classes(computed, golden, candidate)
-    experts = tuple(_experts(computed, golden, candidate))
+def exercised(rows: Sequence[Row], golden: RunSet, candidate: RunSet) -> Coverage:
+    """Return what two sides ran of what the rows were asked for, nothing of it judged yet."""
     asked = {Place.parse(stage).layer for each in candidate.manifests for stage in each.stages}
     full = any(each.scope.get("kind") == "full" for each in candidate.manifests)
-    doubts = []
-    unseen = [each.name for each in Coverage(classes).unseen]
-    if unseen and (len(asked - {None}) > 1 or full):
-        doubts.append(Doubt(DoubtKind.LAYER_CLASSES, {"names": unseen}))
-    doubts += [
-        Doubt(DoubtKind.EXPERTS, {"layer": use.layer, "experts": list(use.never)})
-        for use in experts
-        if use.never
-    ]
-    doubts += _decode_doubt(rows, candidate)
-    of_golden = steps_of(row.site for row in rows if row.site in golden.records)
-    judged = steps_of(row.site for row in computed)
-    # By phase: how many steps the golden holds of what was asked, how many were judged.
-    steps = {p: (len(n), len(n & judged.get(p, set()))) for p, n in of_golden.items()}
-    return Coverage(classes, experts, steps, tuple(doubts))
+    generate = [source.config.get("generate") for source in candidate.sources]
+    counts = (int(each.get("max_new_tokens") or 0) for each in generate if isinstance(each, dict))
+    held = steps_of(row.site for row in rows if row.site in golden.records)
+    return Coverage(
+        classes=_classes(golden, candidate),
+        experts=tuple(_experts(rows, golden, candidate)),
+        steps={phase: (len(steps), 0) for phase, steps in held.items()},
+        several_blocks=full or len(asked - {None}) > 1,
+        max_new_tokens=max(counts, default=0),
+    )
+
+
+def judged_coverage(ran: Coverage, rows: Sequence[Row]) -> Coverage:
+    """Return what rows judge of what ``ran``, and what it leaves in doubt.
+
+    Whatever else judged it before is forgotten. A layer class counts where more than one block was
+    asked for. An expert that no real token was sent to is no doubt where its weights are bit-equal
+    and the block's other experts passed. A candidate that was not asked to decode keeps its
+    verdict on what it was asked for; see `whole_model`.
+    """
+    computed = [row for row in rows if row.outcome in DECIDED and row.site.end != "in"]
+    layers = {row.site.layer for row in computed}
+    routed = {row.site.layer for row in computed if _is_of_mlp(row.site)}
+    showing = [row for row in computed if row.site.local in _EXPERT_OUTPUTS]
+    passed = {row.site.layer for row in showing if row.outcome is Outcome.PASS}
+    steps = steps_of(row.site for row in computed)
+    seen = replace(
+        ran,
+        classes=tuple(
+            replace(each, judged=tuple(n for n in each.layers if n in layers))
+            for each in ran.classes
+        ),
+        experts=tuple(
+            replace(each, judged=each.layer in routed, vouched=each.layer in passed)
+            for each in ran.experts
+        ),
+        steps={p: (held, len(steps.get(p, ()))) for p, (held, _) in ran.steps.items()},
+    )
+    return replace(seen, doubts=tuple(_doubts(seen, rows)))
+
+
+def _doubts(seen: Coverage, rows: Sequence[Row]) -> Iterator[Doubt]:
+    """Yield what was never exercised of what was asked for."""
+    unseen = [each.name for each in seen.unseen]
+    if unseen and seen.several_blocks:
+        yield Doubt(DoubtKind.LAYER_CLASSES, {"names": unseen})
+    for use in seen.experts:
+        if use.judged and use.never:
+            yield Doubt(DoubtKind.EXPERTS, {"layer": use.layer, "experts": list(use.never)})
+    # The first new token is the prefill's: only a second one takes a decode step.
+    if seen.max_new_tokens > 1 and DECODE in unexercised(rows):
+        yield Doubt(DoubtKind.DECODING, {"max_new_tokens": seen.max_new_tokens})
 
 
 def steps_of(sites: Iterable[Site]) -> dict[str, set[int]]:
@@ -130,49 +160,44 @@ def _is_block_output(site: Site) -> bool:
     return site.layer is not None and site.component == "" and site.end == "out"
 
 
-def _classes(rows: Sequence[Row], golden: RunSet, candidate: RunSet) -> tuple[LayerClass, ...]:
-    """Return the classes of the model's layers, with the layers that judged rows are of."""
+def _is_of_mlp(site: Site) -> bool:
+    """Say whether a site shows something of a block's MLP: one of it, or of the block itself."""
+    return site.layer is not None and site.component.partition(".")[0] in ("mlp", "")
+
+
+def _classes(golden: RunSet, candidate: RunSet) -> tuple[LayerClass, ...]:
+    """Return the classes of the model's layers."""
     names = {
         layer: name
         for side in (golden, candidate)
         for manifest in side.manifests
         for layer, name in manifest.layer_classes.items()
     }
-    judged = {row.site.layer for row in rows}
     return tuple(
-        LayerClass(
-            name,
-            layers := tuple(sorted(n for n, own in names.items() if own == name)),
-            tuple(n for n in layers if n in judged),
-        )
+        LayerClass(name, tuple(sorted(n for n, own in names.items() if own == name)))
         for name in dict.fromkeys(names[layer] for layer in sorted(names))
     )
 
 
 def _experts(rows: Sequence[Row], golden: RunSet, candidate: RunSet) -> Iterator[ExpertUse]:
-    """Yield the use of the experts of each block whose choices the golden holds."""
+    """Yield the use of the experts of each block asked for whose choices the golden holds."""
     totals = {
         layer: count for each in golden.manifests for layer, count in each.layer_experts.items()
     }
-    judged = {row.site.layer for row in rows if row.site.component.partition(".")[0] in ("mlp", "")}
-    showing = [row for row in rows if row.site.local in _EXPERT_OUTPUTS]
-    passed = {row.site.layer for row in showing if row.outcome is Outcome.PASS}
-    by_layer = _exercised(golden)
-    for layer in sorted(layer for layer in judged & by_layer.keys() if layer is not None):
-        used, total = by_layer[layer], totals.get(layer, 0)
-        unused = [expert for expert in range(total) if expert not in used]
-        vouched = layer in passed
-        equal = [e for e in unused if vouched and _bit_equal(layer, e, golden, candidate)]
-        never = tuple(expert for expert in unused if expert not in equal)
+    asked = {row.site.layer for row in rows if _is_of_mlp(row.site)}
+    for layer, used in sorted(_used_experts(golden, asked).items()):
+        total = totals.get(layer, 0)
+        unused = tuple(expert for expert in range(total) if expert not in used)
+        equal = tuple(each for each in unused if _bit_equal(layer, each, golden, candidate))
         if total:
-            yield ExpertUse(layer, total, total - len(unused), tuple(equal), never)
+            yield ExpertUse(layer, total, unused, equal)
 
 
-def _exercised(golden: RunSet) -> dict[int, set[int]]:
+def _used_experts(golden: RunSet, layers: Container[int | None]) -> dict[int, set[int]]:
     """Return, by layer, the experts that the golden sent real tokens to, in any phase."""
     experts: dict[int, set[int]] = {}
     for site, own in golden.records.items():
-        if site.local != _CHOICES or site.layer is None:
+        if site.local != _CHOICES or site.layer is None or site.layer not in layers:
             continue
         choices = by_token(own.source.load(own.record), own.record.axes)
         real = real_tokens(choices, own.source.mask if site.phase == PREFILL else None)
@@ -204,17 +229,3 @@ def _prints(layer: int, expert: int, side: RunSet) -> dict[str, WeightPrint]:
         for name, each in prints.items()
         if own in name
     }
-
-
-def _decode_doubt(rows: Sequence[Row], candidate: RunSet) -> list[Doubt]:
-    """Return a doubt where the candidate was asked to decode and no decode step was judged.
-
-    One that was not asked to keeps its verdict on what it was asked for; see `whole_model`.
-    """
-    generate = [source.config.get("generate") for source in candidate.sources]
-    counts = (int(each.get("max_new_tokens") or 0) for each in generate if isinstance(each, dict))
-    asked = max(counts, default=0)
-    # The first new token is the prefill's: only a second one takes a decode step.
-    if asked < 2 or DECODE not in unexercised(rows):
-        return []
-    return [Doubt(DoubtKind.DECODING, {"max_new_tokens": asked})]

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from layerparity.anatomy.site import Kind
 from layerparity.judge.tolerances.base import Tolerance
-from layerparity.record.findings import Doubt, UnfinishedSweep, WeightFinding
+from layerparity.record.findings import Doubt, UnfinishedSweep
 from layerparity.record.reason import Reason, ReasonKind
 from layerparity.record.verdict import Breach, Outcome, Row
+from layerparity.record.weights import WeightFinding
 
 _CONSTANTS = {"golden_constant", "candidate_constant"}
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from layerparity.anatomy.site import PREFILL, Site
-from layerparity.record.findings import WeightFinding
 from layerparity.record.verdict import Outcome, Row, Verdict
+from layerparity.record.weights import WeightFinding
 
 FACTOR = 4.0
 # A mistake that makes a smaller relative error than this is left to a comparison of blocks alone:

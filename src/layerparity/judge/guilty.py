@@ -9,9 +9,9 @@ from functools import cached_property
 from layerparity.anatomy.block import Block, Seen, Suspect, smallest_module
 from layerparity.anatomy.blocks import Blocks
 from layerparity.anatomy.site import EMBEDDING, HEAD, NORM, PREFILL, Place, Site, overlap, within
-from layerparity.record.findings import WeightFinding
 from layerparity.record.guilt import Guilt, Phases
 from layerparity.record.verdict import DECIDED, JUDGED, Outcome, Row
+from layerparity.record.weights import WeightFinding
 
 Step = tuple[str, int]
 Rows = Mapping[str, Row]

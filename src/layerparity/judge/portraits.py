@@ -57,7 +57,8 @@ def portrait_of(verdict: Verdict, aligned: Alignment, calibration: Calibration) 
     )
     chained = verdict.candidate.only_feed != "isolated"
     floors = _local_floors(pairs, calibration) if chained else {}
-    return replace(portrait, note=chosen.note, load=_load(pairs, chosen.place), local_floors=floors)
+    load = _load(pairs, chosen.place)
+    return replace(portrait, instead=chosen.instead, load=load, local_floors=floors)
 
 
 def _paint(pairs: dict[Site, Pair], chosen: Site, calibration: Calibration) -> Portrait:

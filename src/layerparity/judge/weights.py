@@ -13,10 +13,10 @@ from layerparity.anatomy.blocks import Blocks
 from layerparity.anatomy.site import overlap
 from layerparity.judge.sides import RunSet
 from layerparity.judge.weights_diff import diff_weights
-from layerparity.record.findings import WeightFinding
 from layerparity.record.manifest import WeightPrint
 from layerparity.record.reason import Reason, ReasonKind
 from layerparity.record.source import Source
+from layerparity.record.weights import WeightFinding
 
 _Digests = Mapping[str, str]
 

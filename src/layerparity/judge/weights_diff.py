@@ -14,13 +14,13 @@ from layerparity.anatomy.site import Place, overlap, within
 from layerparity.judge.weights_kind import (
     WeightFate,
     altered,
-    instead,
     is_constant,
     is_visible,
+    never_loaded,
     same_values,
 )
-from layerparity.record.findings import CHANGED_DTYPE, WeightFinding
 from layerparity.record.manifest import WeightPrint
+from layerparity.record.weights import CHANGED_DTYPE, Fate, WeightFinding
 
 Prints = Mapping[str, Mapping[str, WeightPrint]]
 Used = Mapping[str, Mapping[str, str]]
@@ -40,7 +40,7 @@ class _Case:
     actual: WeightPrint | None
     loaded: bool
     target: str = ""
-    fate: WeightFate = field(default_factory=lambda: WeightFate("", ""))
+    fate: WeightFate = field(default_factory=lambda: WeightFate("", Fate.MISSING))
 
     @property
     def place(self) -> tuple[str, str]:
@@ -142,21 +142,19 @@ def _fate(
     """Return what became of a tensor."""
     expected, actual = case.expected, case.actual
     if actual is None:
-        lost = WeightFate("missing", "was loaded, but nothing in the graph holds it")
-        return lost if case.loaded else WeightFate("never_loaded", "never loaded")
+        lost = WeightFate("missing", Fate.MISSING)
+        return lost if case.loaded else WeightFate("never_loaded", Fate.NEVER_LOADED)
     assert expected is not None
     if not case.loaded:
-        return WeightFate("never_loaded", f"never loaded: {instead(expected, actual)}")
+        return never_loaded(expected, actual)
     owner = None if is_constant(actual) else owners.get(actual.digest)
     if owner is not None and owner != case.name:
         what = "reordered" if owner in wrong else "loaded_twice"
-        return WeightFate(what, f"holds the values of {_short(owner, case.name)}", (owner,))
+        return WeightFate(what, Fate.ANOTHER, holds=(owner,))
     if case.name in swapped:
-        modules = swapped[case.name]
-        words = f"holds other rows: {', '.join(modules)} were fused or split in the wrong order"
-        return WeightFate("reordered", words, tuple(modules))
+        return WeightFate("reordered", Fate.MIXED_ROWS, holds=tuple(swapped[case.name]))
     if not expected.sketch:
-        return WeightFate("changed_value", "does not hold the values that the golden holds")
+        return WeightFate("changed_value", Fate.NOT_GOLDEN)
     return altered(expected, actual)
 
 
@@ -181,24 +179,24 @@ def _faults(cases: list[_Case], side: str) -> list[WeightFinding]:
     alike: dict[tuple[str, str, str, str], list[_Case]] = {}
     for case in cases:
         alike.setdefault((case.stage, *case.place, case.fate.what), []).append(case)
-    whose = "" if side == "candidate" else f"{side}: "
     faults = []
     for (stage, module, leaf, what), group in alike.items():
-        numbers = [match[1] for case in group if (match := _EXPERT.search(case.name))]
-        some = f" of {len(numbers)} experts" if len(numbers) > 1 else ""
-        one = f" of expert {numbers[0]}" if len(numbers) == 1 else ""
-        place = Place.parse(module)
+        experts = [match[1] for case in group if (match := _EXPERT.search(case.name))]
+        place, fate = Place.parse(module), group[0].fate
         fault = WeightFinding(
             name=group[0].name,
             stage=stage,
             layer=place.layer,
             component=place.module,
             what=what,
-            text=f"{whose}{module}: {leaf}{some or one} {group[0].fate.words}",
+            fate=fate.fate,
+            numbers=fate.numbers,
+            tensor=leaf,
+            experts=tuple(experts),
             side=side,
             count=len(group),
-            holds=group[0].fate.holds,
-            lacks=group[0].fate.lacks,
+            holds=fate.holds,
+            lacks=fate.lacks,
         )
         faults.append(fault)
     return faults
@@ -218,18 +216,10 @@ def _roundings(prints: Prints, side: str) -> list[WeightFinding]:
             layer=None,
             component="",
             what=CHANGED_DTYPE,
-            text=f"{side}: {len(places)} tensors were rounded from {stored} to {own}",
+            fate=Fate.ROUNDED,
             side=side,
             count=len(places),
+            dtypes=dtypes,
         )
-        for (stored, own), places in rounded.items()
+        for dtypes, places in rounded.items()
     ]
-
-
-def _short(owner: str, name: str) -> str:
-    """Return an owner's name without what it has in common with another's."""
-    theirs, ours = owner.split("."), name.split(".")
-    shared = 0
-    while shared < min(len(theirs), len(ours)) - 1 and theirs[shared] == ours[shared]:
-        shared += 1
-    return ".".join(theirs[shared:]).removesuffix(".weight")

@@ -1,14 +1,14 @@
-"""Weight kinds: in what way a tensor's values are not those it should hold, in words."""
+"""Weight kinds: in what way a tensor's values are not those it should hold."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from layerparity.record.manifest import WeightPrint
+from layerparity.record.weights import Fate
 
-_DIGITS = 4
 _SEEN = 1e-4
 _FP8, _FP8_LARGEST = "float8_e4m3fn", 448.0
 # Scales are far below 1: weights without them are larger by more than this.
@@ -18,13 +18,11 @@ _SCALE = "weight_scale_inv"
 
 @dataclass(frozen=True)
 class WeightFate:
-    """What became of a tensor: ``what``, ``holds`` and ``lacks`` as of `WeightFinding`, and words.
-
-    The words follow the tensor's name: ``never loaded``.
-    """
+    """What became of one tensor; its fields are those of the `WeightFinding` that it ends in."""
 
     what: str
-    words: str
+    fate: Fate
+    numbers: dict[str, float] = field(default_factory=dict)
     holds: tuple[str, ...] = ()
     lacks: str = ""
 
@@ -32,10 +30,9 @@ class WeightFate:
 def altered(expected: WeightPrint, actual: WeightPrint) -> WeightFate:
     """Return what became of a tensor whose values are not those it should hold."""
     if is_constant(actual) and not is_constant(expected):
-        why = "a constant of the graph, or never filled"
-        return WeightFate("constant", f"never loaded: {instead(expected, actual)} ({why})")
+        return WeightFate("constant", Fate.FROZEN, _one_number(expected, actual))
     if same_values([expected], [actual]) and is_visible(expected, actual):
-        return WeightFate("reordered", "holds the checkpoint's values in another order")
+        return WeightFate("reordered", Fate.OTHER_ORDER)
     return _change(expected, actual)
 
 
@@ -53,24 +50,21 @@ def is_finite(print_: WeightPrint) -> bool:
 def _change(expected: WeightPrint, actual: WeightPrint) -> WeightFate:
     """Return what became of a tensor that is neither a constant nor the right values reordered."""
     if not is_finite(actual):
-        return WeightFate("changed_value", "holds NaN or Inf")
+        return WeightFate("changed_value", Fate.NOT_FINITE)
     right, own = (max(-each.stats["min"], each.stats["max"]) for each in (expected, actual))
     if actual.stored == _FP8 and own > _UNSCALED * right:
         # Scaled to the type's whole range, the largest number as stored is its largest.
-        fate = "dropped" if _FP8_LARGEST / 2 < own <= _FP8_LARGEST else "not multiplied by"
-        largest = f"is up to {_number(own)} instead of {_number(right)}"
-        words = f"{largest}: its {_SCALE} was {fate}"
-        return WeightFate("changed_value", words, lacks=_SCALE)
+        dropped = _FP8_LARGEST / 2 < own <= _FP8_LARGEST
+        fate = Fate.SCALE_DROPPED if dropped else Fate.SCALE_UNUSED
+        sizes = {"largest": own, "expected": right}
+        return WeightFate("changed_value", fate, sizes, lacks=_SCALE)
     if averaged(expected, actual) and not cosine(expected, actual) > 0.99:
-        spread = f"{_number(expected.stats['std'])} to {_number(actual.stats['std'])}"
-        return WeightFate("changed_value", f"changed: averaged, its spread fell from {spread}")
+        return WeightFate("changed_value", Fate.AVERAGED, _spreads(expected, actual))
     if not related(expected, actual):
-        return WeightFate("never_loaded", f"never loaded: {instead(expected, actual)}")
+        return never_loaded(expected, actual)
     change = relative_change(expected, actual)
-    scale = actual.stats["l2"] / expected.stats["l2"] if expected.stats["l2"] else 0.0
-    size = f"{100 * change:.2g} %" if change > _SEEN else "less than 0.01 %"
-    words = f"changed by {size}, its norm by a factor of {scale:.{_DIGITS}g}"
-    return WeightFate("changed_value", words)
+    factor = actual.stats["l2"] / expected.stats["l2"] if expected.stats["l2"] else 0.0
+    return WeightFate("changed_value", Fate.CHANGED, {"change": change, "factor": factor})
 
 
 def is_visible(expected: WeightPrint, actual: WeightPrint) -> bool:
@@ -78,19 +72,20 @@ def is_visible(expected: WeightPrint, actual: WeightPrint) -> bool:
     return relative_change(expected, actual) > _SEEN
 
 
-def instead(expected: WeightPrint, actual: WeightPrint) -> str:
-    """Return what a tensor holds instead of what it should."""
-    low, high = (_number(expected.stats[end]) for end in ("min", "max"))
+def never_loaded(expected: WeightPrint, actual: WeightPrint) -> WeightFate:
+    """Return the fate of a tensor that holds something else than what it should."""
     if is_constant(actual):
-        return f"all {_number(actual.stats['min'])} where the checkpoint holds {low} to {high}"
-    return (
-        f"its values (spread {_number(actual.stats['std'])}) have nothing to do with the "
-        f"checkpoint's (spread {_number(expected.stats['std'])})"
-    )
+        return WeightFate("never_loaded", Fate.FILLED, _one_number(expected, actual))
+    return WeightFate("never_loaded", Fate.UNRELATED, _spreads(expected, actual))
 
 
-def _number(value: float) -> str:
-    return f"{value:.{_DIGITS}g}"
+def _one_number(expected: WeightPrint, actual: WeightPrint) -> dict[str, float]:
+    low, high = expected.stats["min"], expected.stats["max"]
+    return {"value": actual.stats["min"], "low": low, "high": high}
+
+
+def _spreads(expected: WeightPrint, actual: WeightPrint) -> dict[str, float]:
+    return {"spread": actual.stats["std"], "expected": expected.stats["std"]}
 
 
 # Sums are made in float64 from the same float32 values: only their order differs.

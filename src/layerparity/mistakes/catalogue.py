@@ -48,5 +48,9 @@ def rules() -> dict[str, Rule]:
 def likeliest(evidence: Evidence) -> list[Cause]:
     """Return every cause that a rule sees in the evidence, the surest first."""
     judged = (rule.judge(evidence) for rule in rules().values())
-    causes = [replace(each, reasons=tuple(each.reasons)) for each in judged if each is not None]
+    causes = [
+        replace(each, reasons=tuple(each.reasons), findings=tuple(each.findings))
+        for each in judged
+        if each is not None
+    ]
     return sorted(causes, key=lambda cause: (-cause.confidence, cause.id))

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from layerparity.anatomy.site import Site, overlap, within
-from layerparity.record.findings import WeightFinding
 from layerparity.record.guilt import Cause
 from layerparity.record.verdict import Outcome, Row
+from layerparity.record.weights import WeightFinding
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,7 @@ def batch_of(config: Config, model: Mapping[str, Any], stages: tuple[str, ...]) 
         model_folder=Path(),
         model=dict(model),
         stages=stages,
-        site_of=lambda stage: Site(stage, "in"),
+        sites_of=lambda stage, measured: [Site(stage, "in")],
         golden=lambda reference: (),
     )
     source, new = config.inputs.name, config.generate.max_new_tokens

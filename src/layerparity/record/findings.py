@@ -1,100 +1,14 @@
-"""Findings: what two runs say beside their sites' numbers: of weights, of coverage, of trust.
+"""Findings: what two runs say beside their sites' numbers: of coverage, of trust.
 
-None is a sentence: `report/reasons.py` says each in words.
+None is a sentence: `report/cautions.py` says each in words.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
-
-from layerparity.ground.errors import Exit
-from layerparity.record.manifest import WeightPrint
-
-CHANGED_DTYPE = "changed_dtype"
-
-
-@dataclass(frozen=True)
-class WeightFinding:
-    """One thing that is wrong, or notable, with the weights a graph really used.
-
-    ``name`` is the stored tensor's, the first of ``count`` that ended alike. ``what`` is one of
-    ``never_loaded``, ``missing``, ``constant``, ``loaded_twice``, ``reordered``, ``changed_value``
-    and ``changed_dtype``, of which only the last is no fault. ``side`` is ``golden`` or
-    ``candidate``; ``text`` says it whole, ``layers.0.mlp.gate: e_score_correction_bias never
-    loaded``. ``holds`` is whose values it holds instead: a stored tensor, or modules whose rows are
-    mixed; ``lacks`` is what was not applied to it, ``weight_scale_inv``.
-    """
-
-    name: str
-    stage: str
-    layer: int | None
-    component: str
-    what: str
-    text: str
-    side: str = "candidate"
-    count: int = 1
-    holds: tuple[str, ...] = ()
-    lacks: str = ""
-
-    @property
-    def is_fault(self) -> bool:
-        """Whether the finding makes a comparison fail."""
-        return self.what != CHANGED_DTYPE
-
-
-@dataclass(frozen=True)
-class WeightCheck:
-    """The weights that a port's graph holds, and what is wrong with them.
-
-    ``prints`` are by stage and stored name; a stage without any is one the port says nothing of.
-    """
-
-    prints: Mapping[str, Mapping[str, WeightPrint]]
-    findings: tuple[WeightFinding, ...]
-
-    @property
-    def faults(self) -> list[WeightFinding]:
-        """The findings that make the check fail."""
-        return [each for each in self.findings if each.is_fault]
-
-    @property
-    def silent(self) -> list[str]:
-        """The stages whose weights the port says nothing of."""
-        return [stage for stage, held in self.prints.items() if not held]
-
-    @property
-    def tensors(self) -> int:
-        """How many stored tensors have a print."""
-        return sum(len(held) for held in self.prints.values())
-
-    @property
-    def exit(self) -> Exit:
-        """Exit status: a fault fails; what nobody knows is inconclusive."""
-        if self.faults:
-            return Exit.FAILED
-        return Exit.INCONCLUSIVE if self.silent else Exit.OK
-
-    @property
-    def verdict(self) -> str:
-        """The word for the exit status."""
-        return {Exit.OK: "pass", Exit.FAILED: "fail"}.get(self.exit, "inconclusive")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return what is kept: the findings, and the prints of what is not the checkpoint's."""
-        wrong = {
-            stage: {name: asdict(each) for name, each in held.items() if each.expected is not None}
-            for stage, held in self.prints.items()
-        }
-        return {
-            "verdict": self.verdict,
-            "tensors": self.tensors,
-            "silent": self.silent,
-            "findings": [asdict(each) for each in self.findings],
-            "wrong": wrong,
-        }
 
 
 @dataclass(frozen=True)
@@ -103,22 +17,39 @@ class LayerClass:
 
     name: str
     layers: tuple[int, ...]
-    judged: tuple[int, ...]
+    judged: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class ExpertUse:
-    """The experts of one judged block: how many there are and were exercised by real tokens.
+    """The experts of one block that was asked for, by their numbers, of ``total``.
 
-    Of the others, ``by_weights`` had bit-equal weights on both sides in a kernel that exercised
-    experts vouch for; ``never`` are covered by nothing.
+    To those that are ``unused`` the golden sent no real token; of these, ``bit_equal`` have the
+    same weights on both sides. ``judged`` says whether the block was, ``vouched`` whether what its
+    experts put out passes: the kernel is right, then, and whatever has the right weights.
     """
 
     layer: int
     total: int
-    exercised: int
-    by_weights: tuple[int, ...] = ()
-    never: tuple[int, ...] = ()
+    unused: tuple[int, ...] = ()
+    bit_equal: tuple[int, ...] = ()
+    judged: bool = False
+    vouched: bool = False
+
+    @property
+    def exercised(self) -> int:
+        """How many experts got real tokens."""
+        return self.total - len(self.unused)
+
+    @property
+    def by_weights(self) -> tuple[int, ...]:
+        """The unused experts that their weights cover."""
+        return self.bit_equal if self.vouched else ()
+
+    @property
+    def never(self) -> tuple[int, ...]:
+        """The experts that nothing covers."""
+        return tuple(each for each in self.unused if each not in self.by_weights)
 
 
 class DoubtKind(StrEnum):
@@ -208,16 +139,19 @@ def check_values(kind: StrEnum, values: Mapping[str, Any], names: set[str]) -> N
 
 @dataclass(frozen=True)
 class Coverage:
-    """What of a model two runs say nothing about.
+    """What of a model two runs say nothing about: of each thing, what there was and was judged.
 
     ``steps`` counts, by phase, the steps that the golden holds and those that were judged.
-    ``doubts`` make a pass inconclusive.
+    ``doubts`` make a pass inconclusive. The candidate was asked for ``several_blocks`` or for one,
+    and for ``max_new_tokens``.
     """
 
     classes: tuple[LayerClass, ...] = ()
     experts: tuple[ExpertUse, ...] = ()
     steps: dict[str, tuple[int, int]] = field(default_factory=dict)
     doubts: tuple[Doubt, ...] = ()
+    several_blocks: bool = False
+    max_new_tokens: int = 0
 
     @property
     def unseen(self) -> list[LayerClass]:

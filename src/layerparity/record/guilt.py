@@ -9,7 +9,7 @@ from typing import Any
 
 from layerparity.anatomy.site import DECODE, Place, Site, within
 from layerparity.ground.decode import encode
-from layerparity.record.findings import WeightFinding
+from layerparity.record.weights import WeightFinding
 
 
 class Phases(StrEnum):
@@ -95,9 +95,13 @@ class Guilt:
 
 @dataclass(frozen=True)
 class Cause:
-    """A likely cause: its rule's id, how sure the rule is (0 to 1), a sentence, and its reasons."""
+    """A likely cause: its rule's id, how sure the rule is (0 to 1), a sentence, and its reasons.
+
+    ``findings`` on the weights are reasons, too; the others are in the rule's own words.
+    """
 
     id: str
     confidence: float
     sentence: str
     reasons: Sequence[str] = ()
+    findings: Sequence[WeightFinding] = ()

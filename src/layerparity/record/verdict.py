@@ -20,11 +20,12 @@ from layerparity.ground.decode import decode, encode
 from layerparity.ground.errors import Exit, UserError
 from layerparity.ground.files import reading
 from layerparity.ground.parse import parse_json
-from layerparity.record.findings import Caution, Coverage, UnfinishedSweep, WeightFinding
+from layerparity.record.findings import Caution, Coverage, UnfinishedSweep
 from layerparity.record.guilt import Cause, Guilt
 from layerparity.record.portrait import Portrait
 from layerparity.record.reason import Reason
 from layerparity.record.side import Side
+from layerparity.record.weights import WeightFinding
 
 VERSION = 3
 FILE_NAME = "verdict.json"
@@ -163,9 +164,9 @@ class Verdict:
 
     @property
     def where(self) -> str:
-        """The first wrong place: what is wrong with its weights, else the site that shows it."""
+        """The first wrong place: the module of wrong weights, else the site that shows it."""
         if self.guilty is not None and self.guilty.weights is not None:
-            return self.guilty.weights.text
+            return self.guilty.weights.module
         if self.guilty is not None and self.guilty.site is not None:
             return str(self.guilty.site)
         failed = (str(row.site) for row in self.rows if row.outcome is Outcome.FAIL)

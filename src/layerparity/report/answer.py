@@ -10,10 +10,11 @@ from layerparity.anatomy.site import Place
 from layerparity.judge.evidence import stage_rows
 from layerparity.judge.guilty import name_in_block
 from layerparity.judge.leaps import amplified
-from layerparity.record.findings import WeightFinding
 from layerparity.record.guilt import Cause, Guilt, Phases
 from layerparity.record.verdict import Row, Verdict
+from layerparity.record.weights import WeightFinding
 from layerparity.report.reproduce import next_lines
+from layerparity.report.weights import finding_text
 
 _WIDTH = 10
 
@@ -82,7 +83,7 @@ def answer_of(
         return None
     which = "last wrong block's first" if last else "first"
     causes = [f"{how_sure(each.confidence)}: {each.sentence}" for each in verdict.causes] or [""]
-    reasons = verdict.causes[0].reasons if verdict.causes else ()
+    reasons = reasons_of(verdict.causes[0]) if verdict.causes else ()
     site = guilt.site or Place.parse(guilt.place.stage).site("out")
     evidence = [*_at_the_place(guilt, verdict), *_around_it(guilt, verdict), *reasons]
     return Answer(
@@ -163,5 +164,10 @@ def numbers_text(row: Row) -> str:
 
 def cause_line(cause: Cause) -> str:
     """Return a cause as a line of Markdown, with how sure its rule is and its reasons."""
-    reasons = f" ({'; '.join(cause.reasons)})" if cause.reasons else ""
+    reasons = f" ({'; '.join(reasons_of(cause))})" if reasons_of(cause) else ""
     return f"- {how_sure(cause.confidence)} `{cause.id}`: {cause.sentence}{reasons}"
+
+
+def reasons_of(cause: Cause) -> list[str]:
+    """Return a cause's reasons in words: what is wrong with weights, then its rule's own."""
+    return [*(finding_text(each) for each in cause.findings), *cause.reasons]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from layerparity.record.portrait import FLOOR, ULP_EDGES, Portrait
+from layerparity.record.portrait import ULP_EDGES, Portrait
 from layerparity.report.measures import numeral
 from layerparity.report.svg import box, canvas, hover, tag, text
 
@@ -164,28 +164,3 @@ def _dots(points: Sequence[tuple[float, float]], x: Place, y: Place, series: str
         dot = tag("circle", class_=f"dot {series}", cx=x(normal), cy=y(value), r=3)
         drawn.append(tag("g", words, dot))
     return "".join(drawn)
-
-
-def worst_header(portrait: Portrait) -> list[str]:
-    """Return the titles of the columns."""
-    batch = ["sequence"] if _many(portrait) else []
-    referred = any(each.reference is not None for each in portrait.worst)
-    right = ["reference"] if referred else []
-    off = "noise floors off" if portrait.unit == FLOOR else "off by"
-    return [*batch, "token", "element", "golden", "candidate", *right, off]
-
-
-def worst_rows(portrait: Portrait) -> list[list[str]]:
-    """Return a line for each element, the worst first."""
-    rows = []
-    for each in portrait.worst:
-        batch = [str(each.sequence)] if _many(portrait) else []
-        values = [each.golden, each.candidate]
-        values += [] if each.reference is None else [each.reference]
-        numbers = [f"{value:.8g}".replace("-", "−") for value in values]
-        rows.append([*batch, str(each.token), each.place, *numbers, numeral(each.error)])
-    return rows
-
-
-def _many(portrait: Portrait) -> bool:
-    return any(each.sequence for each in portrait.worst)

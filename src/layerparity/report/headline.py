@@ -1,4 +1,4 @@
-"""Say a verdict in words: headline, why, first divergence, weights and coverage."""
+"""Say a verdict in words: headline, why, first divergence and coverage."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from layerparity.record.verdict import DECIDED, Outcome, Row, Verdict
 from layerparity.report.cautions import layer_classes_text
 from layerparity.report.measures import REL_L2
 from layerparity.report.stages import Stage, beside, first_to_fail, severity, stages
+from layerparity.report.weights import finding_text
 
 GLYPH = {
     Outcome.PASS: "✓",
@@ -18,14 +19,27 @@ GLYPH = {
     Outcome.MISSING: "∅",
     Outcome.SKIPPED: "–",
 }
-_MOST_FINDINGS = 12
 
 
 def headline(verdict: Verdict) -> str:
     """Return ``PASS``, ``FAIL at <first wrong place>`` or ``INCONCLUSIVE``."""
-    word = verdict.outcome.value.upper()
-    failing = verdict.outcome is Outcome.FAIL and verdict.where
-    return f"{word} at {verdict.where}" if failing else word
+    return verdict.outcome.value.upper() + _at(verdict)
+
+
+def outcome_text(verdict: Verdict) -> str:
+    """Return how a verdict ends, and of one that fails where."""
+    return verdict.outcome.value + _at(verdict)
+
+
+def _at(verdict: Verdict) -> str:
+    where = where_text(verdict) if verdict.outcome is Outcome.FAIL else ""
+    return f" at {where}" if where else ""
+
+
+def where_text(verdict: Verdict) -> str:
+    """Return the first wrong place: what is wrong with its weights, else the site that shows it."""
+    weights = verdict.guilty.weights if verdict.guilty is not None else None
+    return verdict.where if weights is None else finding_text(weights)
 
 
 def because(verdict: Verdict) -> str:
@@ -139,30 +153,13 @@ def _sites(count: int) -> str:
     return f"{count} site{'' if count == 1 else 's'}"
 
 
-def weight_rows(verdict: Verdict) -> list[tuple[str, int, str]]:
-    """Return what is wrong with the weights, worst first: what, how many tensors, where and how."""
-    findings = sorted(verdict.weights, key=lambda each: not each.is_fault)
-    rows = [
-        (each.what.replace("_", " "), each.count, each.text) for each in findings[:_MOST_FINDINGS]
-    ]
-    rest = findings[_MOST_FINDINGS:]
-    if rest:
-        rows.append(("...", sum(each.count for each in rest), f"and {len(rest)} more findings"))
-    return rows
-
-
-def weight_lines(verdict: Verdict) -> list[str]:
-    """Return a line for each of the first findings, for a caption."""
-    return [f"weights: {text}" for _, _, text in weight_rows(verdict)]
-
-
 def coverage_lines(verdict: Verdict) -> list[str]:
     """Return what was exercised of layer classes, experts and steps, where there is a choice."""
     classes, lines = verdict.coverage.classes, []
     if len(classes) > 1:
         parts = (f"{each.name} {len(each.judged)} of {len(each.layers)}" for each in classes)
         lines.append(f"layers judged by class: {', '.join(parts)}")
-    uses = verdict.coverage.experts
+    uses = [use for use in verdict.coverage.experts if use.judged]
     if uses:
         exercised, total = sum(use.exercised for use in uses), sum(use.total for use in uses)
         where = f"{len(uses)} block{'' if len(uses) == 1 else 's'}"

@@ -15,12 +15,13 @@ from layerparity.record.verdict import Outcome, Verdict
 from layerparity.report import headline as words
 from layerparity.report.answer import Answer
 from layerparity.report.cautions import warning_lines
+from layerparity.report.closeup import instead_text, worst_header, worst_rows
 from layerparity.report.columns import Columns
-from layerparity.report.distributions import quantile_plot, ulp_histogram, worst_header, worst_rows
+from layerparity.report.distributions import quantile_plot, ulp_histogram
 from layerparity.report.error_by_layer import error_by_layer
 from layerparity.report.expert_load import experts_per_row, load_panels, load_text
 from layerparity.report.experts import agreement_by_layer, agreement_text, load_figure, load_site
-from layerparity.report.headline import coverage_lines, weight_rows
+from layerparity.report.headline import coverage_lines
 from layerparity.report.heatmaps import (
     GROUPS,
     binning,
@@ -44,6 +45,7 @@ from layerparity.report.reproduce import reproduce
 from layerparity.report.stages import beside, fold, severity, stages, table_rows
 from layerparity.report.svg import stylesheet
 from layerparity.report.time import where_time_went
+from layerparity.report.weights import weight_rows
 
 _TEMPLATE = "report.html.j2"
 _BLOCK_OUT = ":out"
@@ -238,7 +240,7 @@ def portrait(columns: Columns, verdict: Verdict) -> dict[str, Any] | None:
     return {
         "site": shown.site,
         "title": _title(verdict, shown),
-        "note": shown.note,
+        "instead": instead_text(shown),
         "calibrated": shown.unit == FLOOR,
         "both_sides": "golden" in shown.ulp,
         "distributions": [each for each in _distributions(shown) if each[2]],
@@ -252,7 +254,7 @@ def _title(verdict: Verdict, shown: Portrait) -> str:
     failed = any(r.outcome is Outcome.FAIL and str(r.site) == shown.site for r in verdict.rows)
     if failed:
         return "The guilty site"
-    if shown.note:
+    if shown.instead is not None:
         return "The guilty place"
     return "The site with the largest R" if shown.unit == FLOOR else "The site of the largest error"
 

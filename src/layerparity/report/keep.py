@@ -63,7 +63,7 @@ def _tags(verdict: Verdict) -> dict[str, str]:
     failed = verdict.outcome is Outcome.FAIL
     return {
         "verdict": verdict.outcome.value,
-        "first_failure": verdict.where if failed else "",
+        "first_failure": words.where_text(verdict) if failed else "",
         "whole_model": f"whole model: {words.whole_model(verdict)}",
         "guilty": str(verdict.guilty or ""),
         "golden": " ".join(run.named for run in verdict.golden.made),

@@ -9,14 +9,15 @@ from layerparity.record.verdict import Outcome, Row, Verdict
 from layerparity.report import headline as words
 from layerparity.report.answer import Answer
 from layerparity.report.cautions import warning_lines
-from layerparity.report.distributions import worst_header, worst_rows
-from layerparity.report.headline import coverage_lines, weight_rows
+from layerparity.report.closeup import instead_text, worst_header, worst_rows
+from layerparity.report.headline import coverage_lines
 from layerparity.report.measures import REL_L2, limit_text, present
 from layerparity.report.reasons import reason
 from layerparity.report.reproduce import reproduce
 from layerparity.report.stages import fold, stages
 from layerparity.report.table import BESIDE, SHOWN
 from layerparity.report.time import time_table
+from layerparity.report.weights import weight_rows
 
 _MOST_FAILURES = 20
 _MOST_ELEMENTS = 8
@@ -95,13 +96,13 @@ def _divergence(verdict: Verdict) -> str:
 
 def _worst(verdict: Verdict) -> str:
     shown = verdict.portrait
-    if shown is None or not (shown.worst or shown.note):
+    if shown is None:
         return ""
-    note = _plain(shown.note)
+    instead = _plain(instead_text(shown))
     if not shown.worst:
-        return note
+        return instead
     table = _table(worst_header(shown), worst_rows(shown)[:_MOST_ELEMENTS])
-    return f"{note} `{shown.site}`, counted from 0\n\n{table}".lstrip()
+    return f"{instead} `{shown.site}`, counted from 0\n\n{table}".lstrip()
 
 
 def _layers(verdict: Verdict) -> str:

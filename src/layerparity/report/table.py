@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from layerparity.record.verdict import Outcome, Row, Verdict
 from layerparity.report import headline as words
 from layerparity.report.cautions import warning_lines
-from layerparity.report.headline import coverage_lines, weight_lines
+from layerparity.report.headline import coverage_lines
 from layerparity.report.measures import REL_L2, numeral, present
 from layerparity.report.reasons import reason
 from layerparity.report.stages import fold, forward_order, stages
+from layerparity.report.weights import weight_lines
 
 if TYPE_CHECKING:
     from rich.table import Table

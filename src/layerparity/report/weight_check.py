@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from layerparity.ground import console
-from layerparity.record.findings import WeightCheck, WeightFinding
+from layerparity.record.weights import WeightCheck, WeightFinding
 from layerparity.report.keep import KIND
+from layerparity.report.weights import finding_text
 from layerparity.run import open_port
 from layerparity.settings.config import Config
 from layerparity.tracking.links import say_served
@@ -27,7 +28,7 @@ def keep_check(config: Config, store: Store, check: WeightCheck, scope: str) -> 
     tags = {
         "what": "weights",
         "verdict": check.verdict,
-        "first_failure": check.faults[0].text if check.faults else "",
+        "first_failure": finding_text(check.faults[0]) if check.faults else "",
         "model": config.model.name,
         "scope": scope,
         "port": label,
@@ -51,7 +52,7 @@ def sentences(check: WeightCheck) -> Iterator[str]:
         yield f"note: the port says nothing of {stage}"
     for note in check.findings:
         if not note.is_fault:
-            yield f"note: {note.text}"
+            yield f"note: {finding_text(note)}"
     if not check.faults:
         stages = len(check.prints) - len(check.silent)
         yield f"{check.tensors} tensors of {stages} stages hold the checkpoint's values."
@@ -59,14 +60,15 @@ def sentences(check: WeightCheck) -> Iterator[str]:
 
 def fault_table(check: WeightCheck) -> tuple[str, Sequence[str], Sequence[Sequence[Any]]]:
     """Return the title, columns and rows of what is wrong; no rows where nothing is."""
-    rows = [(each.what, each.count, each.text) for each in check.faults]
+    rows = [(each.what, each.count, finding_text(each)) for each in check.faults]
     rest = [("...", len(rows) - _SHOWN, "and more in weights_check.json")]
     shown = rows if len(rows) <= _SHOWN else [*rows[:_SHOWN], *rest]
-    title = f"FAIL at {check.faults[0].text}" if rows else ""
+    title = f"FAIL at {rows[0][2]}" if rows else ""
     return title, ("what", "tensors", "where and how"), shown
 
 
 def findings_table(findings: Sequence[WeightFinding]) -> dict[str, list[Any]]:
     """Return findings by column, as MLflow shows tables."""
-    columns = ("what", "layer", "component", "name", "count", "text")
-    return {column: [getattr(each, column) for each in findings] for column in columns}
+    columns = ("what", "layer", "component", "name", "count")
+    table = {column: [getattr(each, column) for each in findings] for column in columns}
+    return {**table, "text": [finding_text(each) for each in findings]}

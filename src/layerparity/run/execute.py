@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from layerparity.anatomy.family import ROUTED, end_spec, stage_ends
@@ -147,9 +147,8 @@ class Execution:
         self, stage: str, previous: StageOutput | None, step: int | None, profile: StageProfile
     ) -> tuple[StageOutput, Tensors, Specs]:
         """Feed and run one stage; return its output, and what it showed at the wanted sites."""
-        site, values = self.input_sites[stage].at_step(step), self.inputs.given
-        own_site = replace(site, path=stage, end="in")
-        own = next((values[each] for each in (site, own_site) if each in values), None)
+        site = self.input_sites[stage].at_step(step)
+        own = self.inputs.given.get(site)
         fed = previous if own is None else StageOutput(own, own)
         assert fed is not None, f"{stage} has neither given values nor a stage before it"
         with profile.timing("compute"):

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerparity.anatomy.site import Site, overlap
+from layerparity.anatomy.blocks import by_layer
+from layerparity.anatomy.site import Place, Site, overlap
 from layerparity.ground import console
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import text_digest
 from layerparity.record.manifest import Manifest, Record
+from layerparity.run.scope import begins_with_tokens
 from layerparity.settings.config import Config, FeedMode, RunKind
 
 if TYPE_CHECKING:
@@ -49,23 +51,31 @@ class StoredGolden:
         return str(self.run.id or self.folder)
 
 
-def refuse_unknown(config: Config, store: Store) -> None:
-    """Raise UserError where the run is to be fed by a golden run that is not in the store."""
-    name = asked_for(config)
+def refuse_unknown(config: Config, stages: Sequence[str], store: Store) -> None:
+    """Raise UserError where stages are to be fed by a golden run that is not in the store."""
+    name = asked_for(config, stages)
     if name is not None and name != LATEST:
         # What is found is said where it is used.
         with console.quiet():
             store.find(name, kind=RunKind.golden.value)
 
 
-def asked_for(config: Config) -> str | None:
-    """Return the golden run that is named and will be looked up, or None."""
+def asked_for(config: Config, stages: Sequence[str]) -> str | None:
+    """Return the golden run that is named and will be looked up for some stages, or None."""
     if config.inputs.name == "golden":
         return config.inputs.run or config.golden
-    prompt = config.prompt
-    prompted = prompt.text is not None or prompt.file is not None or bool(prompt.texts)
-    looks = config.inputs.name == "auto" and config.kind is RunKind.candidate and not prompted
+    looks = config.inputs.name == "auto" and is_looked_for(config, stages)
     return config.golden if looks else None
+
+
+def is_looked_for(config: Config, stages: Sequence[str]) -> bool:
+    """Say whether inputs=auto looks for a golden run to feed some stages.
+
+    A prompt that was asked for wins, and a golden run never takes a golden's inputs where it can
+    begin with tokens itself.
+    """
+    by_golden = config.kind is RunKind.candidate or not begins_with_tokens(stages)
+    return by_golden and not config.prompt.given
 
 
 def golden_for(
@@ -110,8 +120,18 @@ def lacks(manifests: Sequence[Manifest], request: Request) -> str:
 
 
 def recorded_input(manifest: Manifest, request: Request, stage: str) -> Record | None:
-    """Return what a run recorded of a stage's input, at the site it comes from or at its own."""
-    return manifest.record(request.site_of(stage)) or manifest.record(Site(stage, "in"))
+    """Return what a run recorded of a stage's input, wherever it did."""
+    return next(filter(None, map(manifest.record, recorded_at(manifest, request, stage))), None)
+
+
+def recorded_at(manifest: Manifest, request: Request, stage: str) -> Sequence[Site]:
+    """Return the sites where a run may have recorded what a stage is fed.
+
+    What the run measured of the stage's block counts, whatever the family declares.
+    """
+    layer = Place.parse(stage).layer
+    measured = by_layer(manifest.blocks)
+    return request.sites_of(stage, measured.get(layer) if layer is not None else None)
 
 
 def newest_first(runs: Sequence[Any]) -> list[Any]:

@@ -34,7 +34,7 @@ def make(config: Config) -> str:
     plan = plan_run(with_kind(config))
     terminal.say_loading(config)
     store = open_store(config.tracking)
-    goldens.refuse_unknown(plan.config, store)
+    goldens.refuse_unknown(plan.config, plan.scope.stages, store)
     # The backend decides what more may be imported, and by whom.
     with open_backend.opened(plan.config) as backend:
         prepared = prepare(plan, backend, store)
@@ -127,7 +127,10 @@ def execute(
             port=port,
             stages=stages,
             inputs=prepared.inputs,
-            input_sites={stage: prepared.site_of(stage) for stage in stages},
+            input_sites={
+                stage: prepared.inputs.sites.get(stage, prepared.sites_of(stage)[0])
+                for stage in stages
+            },
             wanted=prepared.wanted,
             recorder=recorder,
             progress=bar.step,

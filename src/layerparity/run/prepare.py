@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from layerparity.anatomy.block import Block
 from layerparity.anatomy.family import Family, family_of
 from layerparity.anatomy.site import Site
 from layerparity.ground import console, registry
@@ -41,9 +42,12 @@ class RunPlan:
     num_layers: int
     scope: Scope
 
-    def site_of(self, stage: str) -> Site:
-        """Return the site that a stage takes its values from."""
-        return self.family.input_site(stage, self.num_layers)
+    def sites_of(self, stage: str, measured: Block | None = None) -> tuple[Site, ...]:
+        """Return the sites that hold what a stage is fed, as far as its block was ``measured``.
+
+        All hold the same values; the likeliest comes first.
+        """
+        return self.family.input_sites(stage, self.num_layers, measured)
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ def prepare(plan: RunPlan, backend: Backend, store: Store) -> Prepared:
         model_folder=plan.checkpoint.folder,
         model=plan.checkpoint.config,
         stages=scope.stages,
-        site_of=plan.site_of,
+        sites_of=plan.sites_of,
         golden=lambda reference: goldens.golden_for(store, reference, plan.checkpoint, request),
     )
     inputs: Inputs = registry.load("run.inputs", config.inputs.name).prepare(config.inputs, request)

@@ -172,11 +172,13 @@ class ReferenceRecorder:
         if not self._parts or block.layer is None or block.component:
             return
         children = {name for name, _ in self.port.skeleton.module(record.stage).named_children()}
+        measured = self.port.blocks().get(block.layer)
         for path in dict.fromkeys(COMPONENTS.values()):
             if path not in children:
                 continue
             stage = f"{record.stage}.{path}"
-            given = record.tensors.get(self.port.assets.family.input_site(stage, 0))
+            sites = self.port.assets.family.input_sites(stage, 0, measured)
+            given = next((record.tensors[site] for site in sites if site in record.tensors), None)
             if given is None:
                 continue
             inner = {s: t for s, t in record.tensors.items() if within(s.component, path)}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from layerparity.anatomy.family import OUTSIDE, Family
-from layerparity.anatomy.site import Place
+from layerparity.anatomy.site import EMBEDDING, Place
 from layerparity.ground.errors import UserError
 from layerparity.record.manifest import scope_text
 from layerparity.settings.config import Config, ScopeKind
@@ -36,6 +36,11 @@ class Scope:
         """Return the scope with the embedding before its first block."""
         stages = ("embed_tokens", *self.stages)
         return Scope(self.kind, stages, self.start, self.end, self.component)
+
+
+def begins_with_tokens(stages: Sequence[str]) -> bool:
+    """Say whether token ids can be where a scope begins: at the embedding, or at block 0."""
+    return stages[0] in (EMBEDDING, str(Place(0)))
 
 
 def num_layers_of(model: Mapping[str, Any]) -> int:

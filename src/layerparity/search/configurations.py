@@ -10,6 +10,7 @@ from typing import Any
 from layerparity.ground import console
 from layerparity.ground.errors import Exit, UserError
 from layerparity.record.verdict import Outcome
+from layerparity.report.headline import outcome_text
 from layerparity.report.search import Step
 from layerparity.search.bench import KIND, Bench
 from layerparity.search.ddmin import NoDifferenceError, minimal
@@ -41,8 +42,7 @@ class KeyTrials:
             self.steps.append(Step(asked, f"cannot run: {error}", wrong=False))
             return False
         wrong = verdict.outcome is Outcome.FAIL
-        answer = f"{verdict.outcome.value}" + (f" at {verdict.where}" if wrong else "")
-        self.steps.append(Step(asked, answer, wrong))
+        self.steps.append(Step(asked, outcome_text(verdict), wrong))
         return wrong
 
 

@@ -125,6 +125,12 @@ class PromptSettings:
     texts: list[str] = key([], "several prompts, a batch")
     chat: bool = key(False, "put the checkpoint's chat template around the text")
 
+    @property
+    def given(self) -> list[str]:
+        """The keys that give a prompt; none where the default prompt is meant."""
+        held = {"text": self.text, "file": self.file, "texts": self.texts or None}
+        return [name for name, value in held.items() if value is not None]
+
 
 @dataclass
 class GenerateSettings:

@@ -76,7 +76,7 @@ class FrozenConstant:
             f"{findings[0].name} was baked into the compiled graph before the checkpoint was "
             "loaded, and never updated: make it an input of the graph, or load before tracing"
         )
-        return Cause("bias_frozen_in_graph", 0.97, text, [each.text for each in findings])
+        return Cause("bias_frozen_in_graph", 0.97, text, findings=findings)
 
 
 RULE = FrozenConstant()

@@ -53,7 +53,6 @@ class FusedOrder:
         if not moved and (len(failing) < 2 or not blamed):
             return None
         reasons = [f"{', '.join(failing)} fail on a good input"] if failing else []
-        reasons += [each.text for each in moved]
         sizes = [evidence.metric("pearson", f"self_attn.{name}:out") for name in failing]
         known = [abs(size) for size in sizes if size is not None]
         if known and max(known) < 0.3:
@@ -67,7 +66,7 @@ class FusedOrder:
             wrong = {each.component for each in moved} | {f"self_attn.{name}" for name in failing}
             sure = 0.95 if len(wrong) > 1 else 0.5
         text = "the fused projection holds q, k and v in another order than it is cut in"
-        return Cause("fused_qkv_order", sure, text, reasons)
+        return Cause("fused_qkv_order", sure, text, reasons, moved)
 
 
 RULE = FusedOrder()

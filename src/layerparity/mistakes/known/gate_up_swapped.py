@@ -11,7 +11,7 @@ from layerparity.mistakes.cause import Cause, Evidence
 from layerparity.mistakes.fault import Fault, Surgery
 from layerparity.mistakes.parts import exchange, halves, weight_halves
 from layerparity.mistakes.shape import factor_share, percent
-from layerparity.record.findings import WeightFinding
+from layerparity.record.weights import WeightFinding
 
 _DENSE = ("mlp.gate_proj.weight", "mlp.up_proj.weight")
 
@@ -65,7 +65,7 @@ class GateUpSwapped:
         error = evidence.metric("rel_l2")
         if not moved and (error is None or error < 0.1 or evidence.blamed):
             return None
-        reasons = [each.text for each in moved]
+        reasons: list[str] = []
         if error is not None:
             reasons.append(f"{evidence.local} is off by {percent(error)} on a good input")
         share = factor_share(evidence)
@@ -76,7 +76,7 @@ class GateUpSwapped:
             reasons.append(f"its correlation with the golden's is {pearson:.2f}")
         sure = 0.95 if moved else 0.6 if error is not None and error > 0.4 else 0.4
         text = "gate and up are stacked the wrong way round: silu(up) * gate for silu(gate) * up"
-        return Cause("gate_up_swapped", sure, text, reasons)
+        return Cause("gate_up_swapped", sure, text, reasons, moved)
 
 
 def _swaps(finding: WeightFinding) -> bool:

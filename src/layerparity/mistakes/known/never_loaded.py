@@ -17,7 +17,7 @@ class NeverLoaded:
         if lost:
             names = ", ".join(each.name for each in lost[:4])
             text = f"{names} never reached the graph: the port's key mapping does not know the name"
-            return Cause("never_loaded", 0.96, text, [each.text for each in lost])
+            return Cause("never_loaded", 0.96, text, findings=lost)
         pearson = evidence.metric("pearson")
         if evidence.blamed or not evidence.local.endswith("_proj:out") or pearson is None:
             return None

@@ -44,13 +44,12 @@ class Averaged:
             return None
         sure = 0.92 if altered else 0.75
         reasons = [f"{seen.site} fails and the projection before it passes"]
-        reasons += [each.text for each in altered]
         if seen.constant:
             reasons.append("each channel is off by a constant: its weight, not the norm, is wrong")
         if seen.between is not None and seen.between < BY_HEAD:
             reasons.append(f"only {seen.between:.0%} of the slopes' variance is between heads")
         text = "its weight is not the checkpoint's: per-head weights averaged into one, or shared"
-        return Cause("qk_norm_averaged", sure, text, reasons)
+        return Cause("qk_norm_averaged", sure, text, reasons, altered)
 
 
 RULE = Averaged()

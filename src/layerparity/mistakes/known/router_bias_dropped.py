@@ -55,9 +55,8 @@ class RouterBias:
         ]
         if lost:
             sure = 0.98
-            reasons += [each.text for each in lost]
         text = "the correction bias (e_score_correction_bias) is missing from the choice of experts"
-        return Cause("router_bias_dropped", sure, text, reasons)
+        return Cause("router_bias_dropped", sure, text, reasons, lost)
 
 
 RULE = RouterBias()

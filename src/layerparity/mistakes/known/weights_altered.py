@@ -18,7 +18,7 @@ class WeightsAltered:
         first = findings[0]
         how = {"reordered": "in another order", "loaded_twice": "twice"}.get(first.what, "altered")
         text = f"{first.name} is in the graph {how}: the weight conversion is wrong"
-        return Cause("weights_altered", 0.8, text, [each.text for each in findings])
+        return Cause("weights_altered", 0.8, text, findings=findings)
 
 
 RULE = WeightsAltered()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from layerparity.ground.errors import UserError
+from layerparity.run.goldens import is_looked_for
 from layerparity.run.inputs import golden, prompt
 from layerparity.run.inputs.base import Inputs, Request
-from layerparity.settings.config import RunKind
 
 
 @dataclass
@@ -20,13 +20,9 @@ class Settings:
 def prepare(settings: Settings, request: Request) -> Inputs:
     """Return the inputs of the newest golden that fits, or the prompt's.
 
-    A prompt given on the command line wins, and a golden run never takes a golden's inputs where
-    it can begin with tokens itself.
+    Raises UserError where the scope needs those of a golden, and there is none.
     """
-    asked = request.config.prompt
-    explicit = asked.text is not None or asked.file is not None or bool(asked.texts)
-    candidate = request.config.kind is RunKind.candidate
-    if not explicit and (candidate or not request.from_tokens):
+    if is_looked_for(request.config, request.stages):
         runs = request.golden(request.config.golden)
         if runs:
             return golden.from_runs(runs, request)

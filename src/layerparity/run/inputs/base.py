@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 from layerparity.anatomy.site import Site
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import tensor_digest
+from layerparity.run.scope import begins_with_tokens
 from layerparity.settings.config import FeedMode
 
 if TYPE_CHECKING:
     import torch
 
+    from layerparity.anatomy.block import Block
     from layerparity.settings.config import Config
 
 
@@ -25,16 +27,17 @@ if TYPE_CHECKING:
 class Request:
     """What a source needs to know: the command, the model's folder and limits, the runs there are.
 
-    ``stages`` are the scope's, in order; ``site_of`` names the site a stage takes its values from;
-    ``golden`` finds the stored golden runs that a name means, or the newest that fit for None: one
-    run, the finished children of a sweep, or none.
+    ``stages`` are the scope's, in order; ``sites_of`` names the sites that hold what a stage is
+    fed, the likeliest first, by what was measured of its block where that is known; ``golden``
+    finds the stored golden runs that a name means, or the newest that fit for None: one run, the
+    finished children of a sweep, or none.
     """
 
     config: Config
     model_folder: Path
     model: dict[str, Any]
     stages: tuple[str, ...]
-    site_of: Callable[[str], Site]
+    sites_of: Callable[[str, Block | None], Sequence[Site]]
     golden: Callable[[str | None], Sequence[Any]]
 
     @property
@@ -51,10 +54,14 @@ class Request:
             raise UserError(f"config.json has {key}={str(size)[:80]}, which is no size: check it.")
         return size
 
+    def site_of(self, stage: str) -> Site:
+        """Return the site that a stage takes its values from, where nothing was recorded yet."""
+        return self.sites_of(stage, None)[0]
+
     @property
     def from_tokens(self) -> bool:
         """Whether token ids can be where the scope begins: at the embedding, or at block 0."""
-        return self.stages[0] in ("embed_tokens", "layers.0")
+        return begins_with_tokens(self.stages)
 
 
 @dataclass
@@ -66,7 +73,7 @@ class Inputs:
     ``token_ids`` is int64 [batch, token], or None where hidden states are fed. ``given`` holds the
     values stages are fed from outside, by site: ids, or floating [batch, token, channel]. ``feed``
     says whether each block is given its own values, or what the block before it put out. ``runs``
-    are the ids (or folders) of the runs that recorded them.
+    are the ids (or folders) of the runs that recorded them, ``sites`` where they did so, by stage.
     """
 
     source: str
@@ -80,6 +87,7 @@ class Inputs:
     origin: str = ""
     runs: tuple[str, ...] = ()
     feed: FeedMode = FeedMode.chained
+    sites: Mapping[str, Site] = field(default_factory=dict)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return what the run keeps of its inputs, each int64 [batch, token]."""

@@ -13,7 +13,14 @@ from layerparity.ground.quoting import typed
 from layerparity.model.checkpoint import config_digest
 from layerparity.record.folder import MANIFEST, RunFolder
 from layerparity.record.manifest import Manifest, Record
-from layerparity.run.goldens import StoredGolden, lacks, names_of, newest_first, recorded_input
+from layerparity.run.goldens import (
+    StoredGolden,
+    lacks,
+    names_of,
+    newest_first,
+    recorded_at,
+    recorded_input,
+)
 from layerparity.run.inputs import _replay
 from layerparity.run.inputs.base import Inputs, Request
 from layerparity.settings.config import FeedMode
@@ -82,21 +89,27 @@ class RecordedInputs(Mapping[Site, "torch.Tensor"]):
     """Recorded tensors by site, read from disk, and proved, each time one is asked for.
 
     Values are floating [batch, token, channel], int64 [batch, token] of tokens, and [batch, token,
-    k] of choices. ``used`` are the runs that they come from, ``holders`` all that hold a site.
+    k] of choices. ``sites`` are those of the stages' inputs, by stage. ``used`` are the runs that
+    they come from, ``holders`` all that hold a site.
     """
 
     def __init__(self, sources: Sequence[StoredGolden], request: Request, feed: FeedMode) -> None:
         self.records: dict[Site, tuple[StoredGolden, Record]] = {}
+        self.sites: dict[str, Site] = {}
         self.holders: list[StoredGolden] = []
         chained = feed is FeedMode.chained
         stages = request.stages[:1] if chained else request.stages
         for source in sources:
-            inputs = [recorded_input(source.manifest, request, stage) for stage in stages]
-            records = [record for record in inputs if record is not None]
+            records = []
+            for stage in stages:
+                record = recorded_input(source.manifest, request, stage)
+                if record is not None:
+                    records.append(record)
+                    # The newest comes first.
+                    self.sites.setdefault(stage, record.site)
             records += [] if chained else _steps(source.manifest, request)
             records += _replay.choices(source.manifest, request)
             for record in records:
-                # The newest comes first.
                 self.records.setdefault(record.site, (source, record))
             if records:
                 self.holders.append(source)
@@ -157,6 +170,7 @@ def _inputs(recorded: RecordedInputs, request: Request, feed: FeedMode) -> Input
         chosen=f"the inputs recorded by golden run {names}",
         runs=tuple(source.key for source in used),
         feed=feed,
+        sites=recorded.sites,
     )
 
 
@@ -199,8 +213,8 @@ def _steps(manifest: Manifest, request: Request) -> list[Record]:
     wanted = request.config.generate.max_new_tokens
     if not wanted:
         return []
-    fed = {request.site_of(stage) for stage in request.stages}
-    fed |= {Site(stage, "in") for stage in request.stages} | {Site("tokens", "out")}
+    fed = {site for stage in request.stages for site in recorded_at(manifest, request, stage)}
+    fed.add(Site("tokens", "out"))
     return [
         record
         for record in manifest.records

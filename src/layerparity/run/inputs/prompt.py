@@ -53,8 +53,7 @@ def prepare(settings: Settings, request: Request) -> Inputs:
 def prompts(request: Request) -> list[str]:
     """Return the texts asked for, or the default prompt where none was given."""
     prompt = request.config.prompt
-    given = [prompt.text is not None, prompt.file is not None, bool(prompt.texts)]
-    if sum(given) > 1:
+    if len(prompt.given) > 1:
         raise UserError("Give one of prompt.text, prompt.file and prompt.texts, not several.")
     if prompt.file is not None:
         return _from_file(Path(prompt.file))
