@@ -115,8 +115,8 @@ def recorded_input(manifest: Manifest, request: Request, stage: str) -> Record |
 
 
 def newest_first(runs: Sequence[Any]) -> list[Any]:
-    """Return runs by the time they began, the newest first."""
-    return sorted(runs, key=lambda run: run.start_time, reverse=True)
+    """Return runs as their store counted them, the newest first."""
+    return sorted(runs, key=lambda run: run.order, reverse=True)
 
 
 def _sets(store: Store) -> Iterator[Sequence[StoredRun]]:

@@ -72,7 +72,7 @@ def _latest(stored: StoredRuns, kind: str | None) -> list[StoredRun]:
     # A newer sweep of this kind may have made no run, because all its parts were reused.
     holds = [tag_is("kind", SWEEP), tag_is("holds", kind or "")]
     for sweep in stored.search(holds, limit=1) if kind else []:
-        if sweep.start_time > run.start_time and "children.finished" in sweep.tags:
+        if sweep.order > run.order and "children.finished" in sweep.tags:
             return expand(stored, sweep, kind)
     parent = stored.get(run.parent) if run.parent else None
     return expand(stored, parent or run, kind)

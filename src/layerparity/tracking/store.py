@@ -15,7 +15,7 @@ from layerparity.record.stored_run import FAILED, FINISHED, KILLED, RUNNING, Sto
 from layerparity.settings.tracking import EMBEDDED, SERVER, read_config
 from layerparity.tracking import artifacts, interrupted, lookup, names, spool
 from layerparity.tracking.process import prepare_environment, stop_behind, terminable
-from layerparity.tracking.stored_runs import MEMBER_TAG, PAGE, StoredRuns, status_is
+from layerparity.tracking.stored_runs import MEMBER_TAG, PAGE, StoredRuns, count_tag, status_is
 
 if TYPE_CHECKING:
     from layerparity.tracking.active import ActiveRun
@@ -82,6 +82,8 @@ class Store(StoredRuns):
         from layerparity.tracking.active import ActiveRun
 
         ours = {**tags, "kind": kind, interrupted.OWNER: owner_tag()}
+        # Two that begin at once may share a count; then the clock decides between them.
+        ours |= count_tag(self.counted() + 1)
         ours[interrupted.BEAT] = interrupted.now()
         ours |= {"mlflow.source.name": "layerparity", "mlflow.source.type": "LOCAL"}
         # A container's user need not have a name.
