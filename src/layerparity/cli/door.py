@@ -18,7 +18,14 @@ from layerparity.machine import owner
 from layerparity.tracking.process import terminable
 
 _EXITS = "LAYERPARITY_EXITS"
-_SEVERITY = (Exit.OK, Exit.INCONCLUSIVE, Exit.FAILED, Exit.USER, Exit.INTERNAL)
+_SEVERITY = (
+    Exit.OK,
+    Exit.INCONCLUSIVE,
+    Exit.FAILED,
+    Exit.NOT_READY,
+    Exit.USER,
+    Exit.INTERNAL,
+)
 
 
 def main() -> int:

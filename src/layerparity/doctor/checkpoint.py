@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from layerparity.doctor.base import Check, Result, Section, ok, problem, warning
 from layerparity.doctor.disk import speed_of_file
+from layerparity.doctor.packages import TOO_SLOW
 from layerparity.ground.console import bytes_text
 from layerparity.ground.errors import UserError
 from layerparity.ground.quoting import typed
@@ -86,15 +87,19 @@ def check_tokenizer(config: Config) -> Iterator[Result]:
     try:
         answer = probe.ask(__name__, "count_tokens", str(folder))
     except probe.NoAnswerError as error:
-        answer = {"refused": str(error)}
+        answer = {"refused": f"reading it gave {error}" if error.too_slow else str(error)}
+        answer["cure"] = TOO_SLOW if error.too_slow else _NO_TOKENIZER
     if "refused" in answer:
-        yield warning("tokenizer", answer["refused"], _NO_TOKENIZER)
+        yield warning("tokenizer", answer["refused"], answer["cure"])
     else:
         yield ok("tokenizer", f"reads: {len(_TEXT)} letters are {answer['tokens']} tokens")
 
 
 def count_tokens(folder: str) -> dict[str, Any]:
-    """Return how many ``tokens`` a short text is, or why it was ``refused``. For a child."""
+    """Return how many ``tokens`` a short text is, or why it was ``refused``, with the cure.
+
+    For a child.
+    """
     from layerparity.run.inputs.prompt import load_tokenizer, tokenizer_errors
 
     try:
@@ -102,7 +107,7 @@ def count_tokens(folder: str) -> dict[str, Any]:
         with tokenizer_errors(Path(folder)):
             return {"tokens": len(tokenizer(_TEXT)["input_ids"])}
     except UserError as error:
-        return {"refused": str(error)}
+        return {"refused": error.found or str(error), "cure": error.cure or _NO_TOKENIZER}
 
 
 CHECKS = (

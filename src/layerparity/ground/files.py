@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -21,6 +23,19 @@ if TYPE_CHECKING:
 
 
 RUN_AGAIN = "make the run again"
+_CURES = {
+    errno.ENOSPC: "free some disk space",
+    # A quota, and a limit on the size of files.
+    errno.EDQUOT: "free some disk space",
+    errno.EFBIG: "free some disk space",
+    errno.EROFS: "mount the disk for writing",
+    errno.EACCES: "change its permissions",
+    errno.EPERM: "change its permissions",
+    errno.ENOENT: "check that its folder is still there",
+    errno.ENOTDIR: "move the file away that stands where a folder should be",
+}
+# As safetensors says what the system said.
+_NUMBER = re.compile(r"\(os error (\d+)\)")
 
 
 @contextmanager
@@ -95,6 +110,13 @@ def reading(path: Path, cure: str = RUN_AGAIN) -> Iterator[None]:
         raise damaged(path, error, cure) from error
 
 
+def disk_cure(error: Exception) -> str:
+    """Return what helps where the system refused to write a file."""
+    said = _NUMBER.search(str(error))
+    number = int(said[1]) if said else getattr(error, "errno", None)
+    return _CURES.get(number or 0, "check the disk")
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Raise UserError where the disk refuses what is written inside."""
@@ -103,7 +125,8 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{path} cannot be written ({error}): free some disk space.") from error
+        why = getattr(error, "strerror", None) or error
+        raise UserError(f"{path} cannot be written ({why})", f"{disk_cure(error)}.") from error
 
 
 def read_json(path: Path, kind: Any, cure: str = RUN_AGAIN) -> Any:
