@@ -582,6 +582,40 @@ def test_what_a_run_would_refuse_of_a_checkpoint_is_a_problem(
     assert "job=audit" in found["checkpoint"].cure
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "found", "cure"),
+    [
+        (
+            "store",
+            {"name": "server", "uri": "http://me:mine@127.0.0.1"},
+            "tracking.uri holds a login",
+            "leave it out, and set MLFLOW_TRACKING_USERNAME",
+        ),
+        ("store", {"folder": "a%b"}, "The path of a store must be free of", "rename it"),
+        ("checkpoint", {"config.json": None}, "has no config.json", "give another model.path"),
+        ("checkpoint", {"model.safetensors": None}, "holds no .safetensors", "give another model"),
+        ("tokenizer", {"tokenizer.json": "{"}, "has no tokenizer that can be read", "inputs=token"),
+    ],
+)
+def test_a_cure_is_not_shown_as_what_was_found(
+    name: str, changes: dict[str, str | None], found: str, cure: str, tmp_path: Path
+) -> None:
+    asked = settings()
+    if name == "store":
+        asked.tracking = TrackingConfig(**{"folder": str(tmp_path), **changes})
+    else:
+        folder = shutil.copytree(TINY, tmp_path / "copy")
+        for file, text in changes.items():
+            (folder / file).unlink()
+            if text is not None:
+                (folder / file).write_text(text)
+        asked.model.path = str(folder)
+    (line,) = base._results(checks()[name], asked)
+    assert line.state is not State.OK
+    assert found in line.found and cure in line.cure
+    assert line.cure != base._SEE and line.cure not in line.found
+
+
 def test_a_folder_without_a_tokenizer_is_a_warning(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     model = settings().model

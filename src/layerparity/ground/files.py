@@ -83,18 +83,18 @@ def inside(folder: Path, name: str, cure: str = RUN_AGAIN) -> Path:
     except (ValueError, OSError, RuntimeError) as error:
         # No name at all, too long a one, or a link that leads to itself.
         raise UserError(
-            f"The manifest in {folder} names a file that cannot be ({name[:80]!r}): {cure}."
+            f"The manifest in {folder} names a file that cannot be ({name[:80]!r})", f"{cure}."
         ) from error
     if not is_inside:
         raise UserError(
-            f"The manifest in {folder} names a file outside its folder ({name}): {cure}."
+            f"The manifest in {folder} names a file outside its folder ({name})", f"{cure}."
         )
     return path
 
 
 def damaged(path: Path, why: object, cure: str = RUN_AGAIN) -> UserError:
     """Return what is said of a file that does not hold what it should: one line, with the cure."""
-    return UserError(f"{path} is damaged ({' '.join(str(why).split())}): {cure}.")
+    return UserError(f"{path} is damaged ({' '.join(str(why).split())})", f"{cure}.")
 
 
 @contextmanager
@@ -103,9 +103,9 @@ def reading(path: Path, cure: str = RUN_AGAIN) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise UserError(f"{path} is missing: {cure}.") from error
+        raise UserError(f"{path} is missing", f"{cure}.") from error
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror or error}): {cure}.") from error
+        raise UserError(f"{path} cannot be read ({error.strerror or error})", f"{cure}.") from error
     except (ValueError, RecursionError) as error:
         raise damaged(path, error, cure) from error
 

@@ -56,7 +56,10 @@ class Checkpoint:
         if not folder.is_dir():
             raise UserError(f"No checkpoint folder at {folder}", "give model.path=<folder>.")
         if not (folder / "config.json").is_file():
-            raise UserError(f"{folder} has no config.json: it is not a Hugging Face model folder.")
+            raise UserError(
+                f"{folder} has no config.json: it is not a Hugging Face model folder",
+                "give another model.path.",
+            )
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -77,7 +80,7 @@ class Checkpoint:
                 first = tensors.setdefault(stored.name, stored)
                 if first is not stored:
                     files = f"{first.file.name} and in {header.file.name}"
-                    raise UserError(f"{stored.name} stands in {files}")
+                    raise UserError(f"{stored.name} stands in {files}", "fetch both again.")
         return tensors
 
     @cached_property
@@ -88,12 +91,12 @@ class Checkpoint:
         if index.is_file():
             named = _read_json(index).get("weight_map") or {}
             if not isinstance(named, dict) or {type(file) for file in named.values()} != {str}:
-                raise UserError(f"{INDEX} has no weight_map of tensors to files: fetch it again.")
+                raise UserError(f"{INDEX} has no weight_map of tensors to files", "fetch it again.")
         headers = [read_header(file) for file in self._shards(sorted(set(named.values())))]
         lost = sorted(set(named) - {each.name for header in headers for each in header.tensors})
         if lost:
             raise UserError(
-                f"{INDEX} names {lost[0]}, which no shard holds: fetch the shard again."
+                f"{INDEX} names {lost[0]}, which no shard holds", "fetch the shard again."
             )
         return headers
 
@@ -132,8 +135,8 @@ class Checkpoint:
             if type(value) is int and value > held:
                 what = f"{held} tensors" if layers else f"no size above {largest}"
                 raise UserError(
-                    f"{self.folder / 'config.json'} has {key}={value}, and the weights have "
-                    f"{what}: they are not of one model; fetch both again."
+                    f"{self.folder / 'config.json'} has {key}={value}, and the weights have {what}",
+                    "they are not of one model; fetch both again.",
                 )
 
     @cached_property
@@ -159,20 +162,21 @@ class Checkpoint:
         scales = self.tensors.get(weight_types.scale_name(name))
         if scales is None or len(stored.shape) < 2:
             raise UserError(
-                f"{name} is stored as {stored.dtype} without "
-                f"{weight_types.scale_name(name)}: without its scales it is noise; fetch the "
-                "checkpoint again."
+                f"{name} is stored as {stored.dtype} without {weight_types.scale_name(name)}",
+                "without its scales it is noise; fetch the checkpoint again.",
             )
         if scales.dtype not in weight_types.SCALES:
             raise UserError(
-                f"{scales.name} is stored as {scales.dtype}: scales are read as "
-                f"{', '.join(weight_types.SCALES)}; convert the checkpoint to bfloat16 first."
+                f"{scales.name} is stored as {scales.dtype}",
+                f"scales are read as "
+                f"{', '.join(weight_types.SCALES)}; convert the checkpoint to bfloat16 first.",
             )
         due = weight_types.scale_shape(stored.shape, self.block)
         if scales.shape != due:
             raise UserError(
                 f"{scales.name} has the shape {list(scales.shape)}, and {list(stored.shape)} in "
-                f"blocks of {list(self.block)} wants {list(due)}: fetch the checkpoint again."
+                f"blocks of {list(self.block)} wants {list(due)}",
+                "fetch the checkpoint again.",
             )
         return scales
 
@@ -212,8 +216,8 @@ class Checkpoint:
         stored = self.tensors[name]
         if stored.dtype not in DTYPES:
             raise UserError(
-                f"{name} is stored as {stored.dtype}, which is not read: convert the checkpoint to "
-                "bfloat16 first."
+                f"{name} is stored as {stored.dtype}, which is not read",
+                "convert the checkpoint to bfloat16 first.",
             )
         return torch.empty(stored.shape, dtype=dtype or self.held_as(name))
 
@@ -261,12 +265,14 @@ class Checkpoint:
         outside = [file for file in files if file.parent != self.folder]
         if outside:
             raise UserError(
-                f"{INDEX} names a file outside its folder ({outside[0].name}): fetch the "
-                "checkpoint again."
+                f"{INDEX} names a file outside its folder ({outside[0].name})",
+                "fetch the checkpoint again.",
             )
         missing = [file.name for file in files if not _is_file(file)]
         if missing:
-            raise UserError(f"{INDEX} names {missing[0]}, which is not in {self.folder}: fetch it.")
+            raise UserError(
+                f"{INDEX} names {missing[0]}, which is not in {self.folder}", "fetch it."
+            )
         return files
 
 

@@ -68,8 +68,8 @@ def _embedded_experiment(client: MlflowClient, config: TrackingConfig) -> str:
     _refuse_deleted(experiment, config)
     if not experiment.artifact_location.startswith("file:"):
         raise UserError(
-            f"Experiment '{config.experiment}' in {config.root} was made through a server: "
-            "use tracking=server, or choose another with tracking.experiment=NAME."
+            f"Experiment '{config.experiment}' in {config.root} was made through a server",
+            "use tracking=server, or choose another with tracking.experiment=NAME.",
         )
     # Ours always ends so; any other folder was somebody's choice.
     moved = experiment.artifact_location != artifacts
@@ -83,8 +83,9 @@ def _embedded_experiment(client: MlflowClient, config: TrackingConfig) -> str:
 def _refuse_deleted(experiment: Experiment, config: TrackingConfig) -> None:
     if experiment.lifecycle_stage == "deleted":
         raise UserError(
-            f"Experiment '{config.experiment}' was deleted in {config.place}: restore it with "
-            "'mlflow experiments restore', or choose another with tracking.experiment=NAME."
+            f"Experiment '{config.experiment}' was deleted in {config.place}",
+            "restore it with "
+            "'mlflow experiments restore', or choose another with tracking.experiment=NAME.",
         )
 
 

@@ -49,25 +49,30 @@ def database_uri(root: Path) -> str:
     return f"sqlite:///{root / FILE_NAME}"
 
 
+def refuse_path(root: Path) -> None:
+    """Raise UserError for a path that cannot be part of an address: sqlite's, the artifacts'."""
+    if set(str(root)) & set("?#%"):
+        raise UserError(f"The path of a store must be free of ?, # and % ({root})", "rename it.")
+
+
 @contextmanager
 def locked(root: Path) -> Iterator[None]:
     """Hold the store's lock, making the folder if need be.
 
     Raises UserError where the folder cannot be written to, or another process never lets go.
     """
-    # The path becomes part of two addresses, sqlite's and the artifacts'.
-    if set(str(root)) & set("?#%"):
-        raise UserError(f"The path of a store must be free of ?, # and % ({root}): rename it.")
+    refuse_path(root)
     try:
         root.mkdir(parents=True, exist_ok=True)
         lock = FileLock(root / f"{FILE_NAME}.lock", timeout=LOCK_SECONDS)
         lock.acquire()
     except Timeout as error:
         raise UserError(
-            f"Another process has held {error.lock_file} for {LOCK_SECONDS} s: end it, {ELSEWHERE}."
+            f"Another process has held {error.lock_file} for {LOCK_SECONDS} s",
+            f"end it, {ELSEWHERE}.",
         ) from error
     except (FileExistsError, NotADirectoryError) as error:
-        raise UserError(f"{root} is not a folder: move the file away, {ELSEWHERE}.") from error
+        raise UserError(f"{root} is not a folder", f"move the file away, {ELSEWHERE}.") from error
     except OSError as error:
         raise UserError(
             f"Cannot write to {root} ({error.strerror})", f"{disk_cure(error)}, {ELSEWHERE}."

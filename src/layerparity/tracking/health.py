@@ -34,6 +34,7 @@ def describe(raw: object) -> str:
 
 def _embedded(config: TrackingConfig) -> str:
     root = config.root
+    database.refuse_path(root)
     if not (root / database.FILE_NAME).exists():
         nearest = next(each for each in (root, *root.parents) if each.exists())
         if not nearest.is_dir():

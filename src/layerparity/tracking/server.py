@@ -86,7 +86,7 @@ def check_port(host: str, port: int) -> None:
     """Raise UserError unless a server may listen on this port now."""
     cure = f"choose another with job.port={port + 1 if 1023 < port < 65535 else 5001}"
     if not 0 < port < 65536:
-        raise UserError(f"There is no port {port}: {cure}.")
+        raise UserError(f"There is no port {port}", f"{cure}.")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         # As the server does it: a port whose last connections linger may be used again.
@@ -96,7 +96,7 @@ def check_port(host: str, port: int) -> None:
         except OSError as error:
             taken = error.errno == errno.EADDRINUSE
             reason = "is in use" if taken else f"cannot be used ({error.strerror})"
-            raise UserError(f"Port {port} on {host} {reason}: {cure}.") from error
+            raise UserError(f"Port {port} on {host} {reason}", f"{cure}.") from error
 
 
 def _launch(config: TrackingConfig, host: str, port: int, log: IO[str]) -> subprocess.Popen[bytes]:

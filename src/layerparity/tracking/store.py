@@ -100,7 +100,8 @@ class Store(StoredRuns):
         if local and not local.parents[2].is_dir():
             raise UserError(
                 f"The tracking server keeps artifacts in {local.parents[1]}, which is not on this "
-                "machine: start it with --artifacts-destination, or use tracking=embedded."
+                "machine",
+                "start it with --artifacts-destination, or use tracking=embedded.",
             )
         folder = local or spool.make_folder(self.config, info.run_id)
         run = ActiveRun(link, info.run_id, info.run_name, folder, local is None, parent)

@@ -140,7 +140,9 @@ class StoredRuns:
             with self._connection.user_errors():
                 return artifacts.download(self._connection.client, run_id, path, target)
         if not local.is_dir():
-            raise UserError(f"The artifacts of run {run_id} are gone from {local}: make it again.")
+            raise UserError(
+                f"The artifacts of run {run_id} are gone from {local}", "make it again."
+            )
         return local / path
 
 
