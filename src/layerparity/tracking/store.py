@@ -147,4 +147,5 @@ def end_quietly(run: ActiveRun, error: BaseException) -> None:
     try:
         run.end(status, error)
     except UserError as second:
-        logging.getLogger(__name__).warning("Run %s could not be closed: %s", run.name, second)
+        # The next command that opens the store ends the run, and says so.
+        logging.getLogger(__name__).debug("Run %s could not be closed: %s", run.name, second)
