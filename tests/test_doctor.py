@@ -616,6 +616,18 @@ def test_a_cure_is_not_shown_as_what_was_found(
     assert line.cure != base._SEE and line.cure not in line.found
 
 
+def test_sizes_that_the_weights_contradict_are_a_problem_and_build_nothing(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(TINY, tmp_path / "copy"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 10**9}))
+    asked = settings()
+    asked.model.path = str(folder)
+    for name in ("checkpoint", "tokenizer"):
+        (line,) = base._results(checks()[name], asked)
+        assert line.state is State.PROBLEM
+        assert "num_hidden_layers=1000000000, and the weights have 351 tensors" in line.found
+
+
 def test_a_folder_without_a_tokenizer_is_a_warning(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     model = settings().model

@@ -64,6 +64,7 @@ def _read_headers(checkpoint: Checkpoint) -> None:
     layers = checkpoint.config.get("num_hidden_layers")
     if type(layers) is not int or layers < 1:
         raise UserError(f"config.json has num_hidden_layers={layers}, which is no number of blocks")
+    checkpoint.refuse_other_sizes()
     _ = checkpoint.block
     for name in checkpoint.weights:
         checkpoint.scales(name)
@@ -83,9 +84,12 @@ def check_tokenizer(config: Config) -> Iterator[Result]:
     """Yield one line; without weights there is no folder to look into, and no line."""
     if config.model.path is None and config.model.shipped is None:
         return
-    folder = open_checkpoint(config.model).folder
+    checkpoint = open_checkpoint(config.model)
+    # The tokenizer's library builds the configuration.
+    if checkpoint.has_weights:
+        checkpoint.refuse_other_sizes()
     try:
-        answer = probe.ask(__name__, "count_tokens", str(folder))
+        answer = probe.ask(__name__, "count_tokens", str(checkpoint.folder))
     except probe.NoAnswerError as error:
         answer = {"refused": f"reading it gave {error}" if error.too_slow else str(error)}
         answer["cure"] = TOO_SLOW if error.too_slow else _NO_TOKENIZER

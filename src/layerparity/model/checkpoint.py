@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -25,15 +26,18 @@ if TYPE_CHECKING:
 INDEX = "model.safetensors.index.json"
 _MANY = 1000
 _SIZES = (
-    "num_hidden_layers",
     "hidden_size",
     "intermediate_size",
+    "moe_intermediate_size",
     "num_attention_heads",
     "num_key_value_heads",
     "head_dim",
     "vocab_size",
     *EXPERT_KEYS,
 )
+_POSITIONS = "max_position_embeddings"
+# A table with a row for each position; where positions rotate, no tensor says how many there are.
+_TABLE = re.compile(r"(?:^|\.)(?:wpe|embed_positions|position_embeddings?|pos_embed)\.weight$")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 # Keys that say where or how a config was written, not what the architecture is.
 _CONFIG_NOISE = {
@@ -119,25 +123,21 @@ class Checkpoint:
         ]
 
     def refuse_other_sizes(self) -> None:
-        """Raise UserError where config.json has a size far beyond what the checkpoint holds.
+        """Raise UserError where config.json has a size far beyond what the checkpoint holds."""
+        found = contradiction(self.config, self.tensors)
+        if found:
+            raise UserError(
+                f"{self.folder / 'config.json'} has {found}",
+                "they are not of one model; fetch both again.",
+            )
 
-        It would be built, and a number of blocks with nine digits is never built. A size that no
-        module uses may well be larger than all others.
-        """
-        shapes = (each.shape for each in self.tensors.values())
-        largest = max((size for shape in shapes for size in shape), default=1)
-        config = self.config.get("text_config")
-        sizes = config if isinstance(config, dict) else self.config
-        for key in _SIZES:
-            value = sizes.get(key)
-            layers = key == "num_hidden_layers"
-            held = len(self.tensors) if layers else _MANY * max(largest, len(self.tensors))
-            if type(value) is int and value > held:
-                what = f"{held} tensors" if layers else f"no size above {largest}"
-                raise UserError(
-                    f"{self.folder / 'config.json'} has {key}={value}, and the weights have {what}",
-                    "they are not of one model; fetch both again.",
-                )
+    @property
+    def has_weights(self) -> bool:
+        """Whether every file of it is there, with a header that can be read."""
+        try:
+            return bool(self.tensors)
+        except UserError:
+            return False
 
     @cached_property
     def block(self) -> tuple[int, int]:
@@ -274,6 +274,32 @@ class Checkpoint:
                 f"{INDEX} names {missing[0]}, which is not in {self.folder}", "fetch it."
             )
         return files
+
+
+def contradiction(config: Mapping[str, Any], tensors: Mapping[str, Stored], lost: int = 0) -> str:
+    """Return the size of config.json that these tensors cannot have, or an empty string.
+
+    ``lost`` is how many tensors there are besides, of which nothing is known.
+
+    A model of such a size would be built, and a number of blocks with nine digits is never built.
+    A size that no module uses may well be larger than all others.
+    """
+    largest = max((size for each in tensors.values() for size in each.shape), default=1)
+    rows = [each.shape[0] for name, each in tensors.items() if _TABLE.search(name) and each.shape]
+    text = config.get("text_config")
+    sizes = text if isinstance(text, dict) else config
+    count = len(tensors) + lost
+    limits = {"num_hidden_layers": (count, f"{count} tensors")}
+    if not lost:
+        most = _MANY * max(largest, count)
+        limits |= dict.fromkeys(_SIZES, (most, f"no size above {largest}"))
+    if rows:
+        limits[_POSITIONS] = max(rows), f"{max(rows)} positions"
+    for key, (most, what) in limits.items():
+        value = sizes.get(key)
+        if type(value) is int and value > most:
+            return f"{key}={value}, and the weights have {what}"
+    return ""
 
 
 def config_digest(config: Mapping[str, Any]) -> str:

@@ -27,7 +27,8 @@ class Request:
 
     ``stages`` are the scope's, in order; ``site_of`` names the site a stage takes its values from;
     ``golden`` finds the stored golden runs that a name means, or the newest that fit for None: one
-    run, the finished children of a sweep, or none.
+    run, the finished children of a sweep, or none. ``refuse_large`` is told sequences, and tokens
+    of each, before a batch of them is made: it raises UserError where no memory holds it.
     """
 
     config: Config
@@ -36,6 +37,7 @@ class Request:
     stages: tuple[str, ...]
     site_of: Callable[[str], Site]
     golden: Callable[[str | None], Sequence[Any]]
+    refuse_large: Callable[[int, int], None] = lambda sequences, tokens: None
 
     @property
     def max_tokens(self) -> int:
