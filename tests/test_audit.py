@@ -376,6 +376,19 @@ def no_heads(folder: Path) -> None:
     edit_json(folder / "config.json", lambda c: c.update(num_attention_heads=0))
 
 
+def a_billion_blocks(folder: Path) -> None:
+    edit_json(folder / "config.json", lambda c: c.update(num_hidden_layers=10**9))
+
+
+def a_billion_blocks_and_no_third_file(folder: Path) -> None:
+    a_billion_blocks(folder)
+    (folder / shard(3)).unlink()
+
+
+def wide_experts(folder: Path) -> None:
+    edit_json(folder / "config.json", lambda c: c.update(moe_intermediate_size=10**9))
+
+
 def quantization_in_a_word(folder: Path) -> None:
     edit_json(folder / "config.json", lambda c: c.update(quantization_config="fp8"))
 
@@ -454,6 +467,9 @@ DAMAGE = [
     (no_quantization_config, {"quantization_unsaid"}),
     (other_quantization, {"quantization_unread"}),
     (no_heads, {"architecture_unknown"}),
+    (a_billion_blocks, {"config_damaged"}),
+    (a_billion_blocks_and_no_third_file, {"config_damaged", "shard_missing"}),
+    (wide_experts, {"config_damaged"}),
     (quantization_in_a_word, {"quantization_unread"}),
     (empty_config, {"architecture_unknown"}),
     (quantization_of_nothing, {"quantization_unsaid"}),

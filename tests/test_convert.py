@@ -493,7 +493,7 @@ def test_wrong_targets(source: Path, tmp_path: Path, cli: Callable[..., Ended]) 
         f"to={tmp_path / 'link'}": "is the checkpoint itself",
         f"to={tmp_path / 'full'}": "holds other files (thesis.txt): give a new, empty folder",
         f"to={tmp_path / 'full/thesis.txt'}": "is a file: give a new folder",
-        f"to={tmp_path / 'full/thesis.txt/x'}": "cannot be written (Not a directory): check the",
+        f"to={tmp_path / 'full/thesis.txt/x'}": "cannot be written (Not a directory): move the",
     }
     for to, said in cases.items():
         ended = cli("job=convert", f"model.path={source}", *([to] if to else []))

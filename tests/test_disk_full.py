@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import small_disk
 from conftest import ROOT
 from stores import fresh_config
 
@@ -45,6 +46,17 @@ for name, (method, room, _) in {cases!r}.items():
     print("ended with", int(main()), file=sys.stderr)
     setattr(RunFolder, method, whole)
 """
+
+
+def test_a_command_that_fills_a_disk_is_one_line_and_succeeds_once_there_is_room(
+    tmp_path: Path,
+) -> None:
+    """No store, a golden without room for its references, a comparison without room: 3 of 20."""
+    endings = small_disk.trials((0.3, 0.56, 0.83), tmp_path)
+    assert [each.fault for each in endings if each.fault] == []
+    assert endings[0].exit == 2, "it never was full"
+    assert "free some disk space" in endings[0].said[0]
+    assert len(endings) == 3 * len(small_disk.COMMANDS)
 
 
 def test_a_full_disk_fails_the_run_and_leaves_nothing_that_looks_whole(tmp_path: Path) -> None:

@@ -99,7 +99,8 @@ def test_a_problem_is_the_exit_status(
     real = registry.names
     monkeypatch.setattr(registry, "names", lambda p: ["checkpoint"] if p == "doctor" else real(p))
     ended = cli("job=doctor", 'model.path="/nowhere[xla]"')
-    assert ended.exit == 1
+    # 1 is a comparison that failed.
+    assert ended.exit == 5
     assert "│ checkpoint │ problem │" in ended.out
     assert "│ tokenizer  │ problem │" in ended.out
     assert "2 problems and no warnings in 2 lines" in ended.out
@@ -199,8 +200,9 @@ def test_a_child_that_crashes_or_hangs_takes_nobody_along(tmp_path: Path) -> Non
     try:
         with pytest.raises(probe.NoAnswerError, match="SIGABRT"):
             probe.ask("bad", "crash")
-        with pytest.raises(probe.NoAnswerError, match="no answer in 1 s"):
+        with pytest.raises(probe.NoAnswerError, match="no answer in 1 s") as slow:
             probe.ask("bad", "wait", timeout_s=1)
+        assert slow.value.too_slow
         with pytest.raises(probe.NoAnswerError, match="undefined symbol"):
             probe.ask("bad", "fail")
         assert probe.ask("bad", "fine", "a", "it's") == ["a", "it's"]
@@ -257,6 +259,7 @@ def test_other_packages_beneath_are_named(monkeypatch: pytest.MonkeyPatch) -> No
         ("2.9.1", "2.9.0", {"device": "xla:0"}, State.OK, "imports with torch 2.9.1"),
         ("2.10.0", "2.9.0", {}, State.PROBLEM, "2.9.0 is made for torch 2.9, and torch is 2.10.0"),
         ("2.9.1", "2.9.0", None, State.PROBLEM, "does not import: undefined symbol"),
+        ("2.9.1", "2.9.0", True, State.PROBLEM, "2.9.0: its import gave no answer in 180 s"),
         ("2.8.0", "2.8.1", {"device": "xla:0"}, State.WARNING, "2.9.0 is what is tested"),
     ],
 )
@@ -265,13 +268,15 @@ def test_torch_and_torch_xla(
     torch_says: Callable[..., None],
     torch: str,
     xla: str,
-    answer: dict[str, str] | None,
+    answer: dict[str, str] | bool | None,
     state: State,
     says: str,
 ) -> None:
     def ask(module: str, function: str) -> Any:
         if answer is None:
             raise probe.NoAnswerError("undefined symbol")
+        if answer is True:
+            raise probe.NoAnswerError("no answer in 180 s", too_slow=True)
         return answer
 
     torch_says(version=torch)
@@ -281,6 +286,7 @@ def test_torch_and_torch_xla(
     found = lines("torch")["torch_xla"]
     assert found.state is state
     assert says in found.found
+    assert ("busy" in found.cure) is (answer is True), "a reinstallation makes no disk faster"
 
 
 def test_without_torch_xla_only_the_neuron_backend_minds(
@@ -574,6 +580,52 @@ def test_what_a_run_would_refuse_of_a_checkpoint_is_a_problem(
     assert found["checkpoint"].state is State.PROBLEM
     assert says in found["checkpoint"].found
     assert "job=audit" in found["checkpoint"].cure
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "found", "cure"),
+    [
+        (
+            "store",
+            {"name": "server", "uri": "http://me:mine@127.0.0.1"},
+            "tracking.uri holds a login",
+            "leave it out, and set MLFLOW_TRACKING_USERNAME",
+        ),
+        ("store", {"folder": "a%b"}, "The path of a store must be free of", "rename it"),
+        ("checkpoint", {"config.json": None}, "has no config.json", "give another model.path"),
+        ("checkpoint", {"model.safetensors": None}, "holds no .safetensors", "give another model"),
+        ("tokenizer", {"tokenizer.json": "{"}, "has no tokenizer that can be read", "inputs=token"),
+    ],
+)
+def test_a_cure_is_not_shown_as_what_was_found(
+    name: str, changes: dict[str, str | None], found: str, cure: str, tmp_path: Path
+) -> None:
+    asked = settings()
+    if name == "store":
+        asked.tracking = TrackingConfig(**{"folder": str(tmp_path), **changes})
+    else:
+        folder = shutil.copytree(TINY, tmp_path / "copy")
+        for file, text in changes.items():
+            (folder / file).unlink()
+            if text is not None:
+                (folder / file).write_text(text)
+        asked.model.path = str(folder)
+    (line,) = base._results(checks()[name], asked)
+    assert line.state is not State.OK
+    assert found in line.found and cure in line.cure
+    assert line.cure != base._SEE and line.cure not in line.found
+
+
+def test_sizes_that_the_weights_contradict_are_a_problem_and_build_nothing(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(TINY, tmp_path / "copy"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 10**9}))
+    asked = settings()
+    asked.model.path = str(folder)
+    for name in ("checkpoint", "tokenizer"):
+        (line,) = base._results(checks()[name], asked)
+        assert line.state is State.PROBLEM
+        assert "num_hidden_layers=1000000000, and the weights have 351 tensors" in line.found
 
 
 def test_a_folder_without_a_tokenizer_is_a_warning(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from layerparity.model.architecture import read_config
 from layerparity.model.skeleton import Skeleton
 from layerparity.plan.devices import MACHINES, Devices, parse_devices
 from layerparity.plan.fit import cures, why_not
-from layerparity.plan.needs import ForwardPass, cache_bytes, stage_activations
 from layerparity.plan.placement import Placement, place
 from layerparity.plan.question import Question
 from layerparity.plan.sharding_limits import LIMIT, degrees, divided, smallest, too_large
@@ -36,6 +35,7 @@ from layerparity.plan.weights import (
     bytes_of,
     ranges,
 )
+from layerparity.run.needs import ForwardPass, cache_bytes, stage_activations
 
 GB, GIB = 10**9, 2**30
 PARAMETERS = 228_689_748_992

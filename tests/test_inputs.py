@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import resource
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +16,11 @@ from safetensors.numpy import save_file
 from layerparity.anatomy.site import Site
 from layerparity.ground.errors import UserError
 from layerparity.ground.resources import shipped
+from layerparity.run.backends import gpu
 from layerparity.run.inputs import auto, prompt, random, tokens
 from layerparity.run.inputs.base import Request, batch, positions
-from layerparity.settings.config import Config, GenerateSettings, PromptSettings
+from layerparity.run.needs import refuse_beyond_memory
+from layerparity.settings.config import Config, DeviceMapSettings, GenerateSettings, PromptSettings
 
 TINY = shipped("checkpoints") / "tiny_minimax_m2"
 MODEL = json.loads((TINY / "config.json").read_text())
@@ -165,6 +169,41 @@ def test_generation_needs_room_in_the_context() -> None:
     )
     with pytest.raises(UserError, match="to generate"):
         prompt.prepare(prompt.Settings(), asked)
+
+
+def test_a_batch_beyond_memory_is_refused_before_it_is_made(tmp_path: Path) -> None:
+    """Eager attention has a score for each two tokens: no machine has room for 2^40 of them."""
+    here = {"backend": gpu.Settings(), "device_map": DeviceMapSettings("cpu")}
+    asked = request(("layers.0",), seq_len=1 << 20, attn_implementation="eager", **here)
+    asked = replace(asked, model={**MODEL, "max_position_embeddings": 1 << 40})
+    asked = replace(asked, refuse_large=lambda *size: refuse_beyond_memory(asked, *size))
+    (tmp_path / "ids.json").write_text("[[1, 2]]")
+    makers = {
+        "random": lambda: random.prepare(random.Settings(), asked),
+        "prompt": lambda: prompt.prepare(prompt.Settings(), asked),
+        "tokens": lambda: tokens.prepare(tokens.Settings(file=str(tmp_path / "ids.json")), asked),
+    }
+    for source, make in makers.items():
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        with pytest.raises(UserError) as said:
+            make()
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        assert grown < 300_000, f"{source} took {grown} KiB"
+        assert said.value.found.startswith("1 x 1048576 tokens need 35.1")
+        fitting = re.match(r"use seq_len=(\d+) or less; .*job=plan", said.value.cure)
+        assert fitting and 100 < int(fitting[1]) < 1 << 20
+        # Others take and give memory meanwhile.
+        refuse_beyond_memory(asked, 1, int(fitting[1]) // 2)
+        with pytest.raises(UserError):
+            refuse_beyond_memory(asked, 1, int(fitting[1]) * 2)
+
+
+def test_what_is_kept_of_former_tokens_counts_as_well() -> None:
+    here = {"backend": gpu.Settings(), "device_map": DeviceMapSettings("cpu")}
+    asked = request(("layers.0",), generate=GenerateSettings(max_new_tokens=1 << 40), **here)
+    with pytest.raises(UserError, match="give fewer sequences"):
+        refuse_beyond_memory(asked, 1, 8)
+    refuse_beyond_memory(request(("layers.0",), **here), 1, 8)
 
 
 def test_a_pickle_npy_is_not_opened(tmp_path: Path) -> None:

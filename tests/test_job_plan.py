@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,29 @@ def table_row(out: str, first: str) -> list[str]:
     """Return the cells of a table's row."""
     line = next(each for each in out.splitlines() if each.startswith(f"│ {first} "))
     return [cell.strip() for cell in line.strip("│").split("│")]
+
+
+def test_sizes_that_the_weights_contradict_are_refused_before_they_are_built(
+    cli: Callable[..., Any], made: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(made("qwen3_moe"), tmp_path / "model"))
+    config = json.loads((folder / "config.json").read_text())
+    for key, size in {"num_hidden_layers": 10**9, "moe_intermediate_size": 10**12}.items():
+        (folder / "config.json").write_text(json.dumps({**config, key: size}))
+        ended = cli("job=plan", "model=checkpoint", f"model.path={folder}", "plan.devices=1x80GB")
+        assert (ended.exit, ended.err.count("\n")) == (2, 1), ended.err
+        assert f"has {key}={size}, and the weights have" in ended.err
+    # Nothing contradicts a context where positions rotate.
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 1 << 40}))
+    assert cli("job=plan", "model=checkpoint", f"model.path={folder}", "device_map=cpu").exit == 0
+
+
+def test_a_plan_is_no_run_and_refuses_no_batch(cli: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "ids.json").write_text("[[1, 2], [3, 4]]")
+    words = ("inputs=tokens", "inputs.file=ids.json", "seq_len=512", "attn_implementation=eager")
+    ended = cli("job=plan", "plan.devices=1x20MB", *words)
+    assert ended.exit == 1, ended.err
+    assert "2 x 512 tokens, 0 to generate (tokens of ids.json)" in ended.out
 
 
 def test_457_gb_on_eight_gpus(cli: Callable[..., Any], tmp_path: Path) -> None:

@@ -99,6 +99,19 @@ def _failing(config, host, port, log):
     return subprocess.Popen(command, stdout=log, start_new_session=True)
 
 
+def test_a_ui_that_starts_slowly_is_not_explained_by_advice(tmp_path, monkeypatch):
+    monkeypatch.setattr(server, "START_SECONDS", 0)
+    with pytest.raises(UserError, match="did not answer within 0 s: it may still be starting"):
+        job(fresh_config(tmp_path), port=free_port())
+
+
+def test_last_words_are_none_that_every_start_has(tmp_path):
+    advice = "[MLflow] Security middleware enabled. To allow others, use --host 0.0.0.0 and x."
+    with (tmp_path / "log").open("w+", encoding="utf-8") as log:
+        log.write(f"OSError: no more of it\n{advice}\nINFO:     Waiting for startup.\n")
+        assert server.Server("", None, log).last_words() == "OSError: no more of it"
+
+
 PROGRAM = (
     "import sys; from types import SimpleNamespace; from layerparity.jobs import ui;"
     "from layerparity.settings.tracking import TrackingConfig;"
@@ -172,6 +185,17 @@ def test_what_a_remote_run_does_not_hold_is_absent_and_the_server_is_not_blamed(
     assert not files.is_run
     with pytest.raises(UserError, match="the run did not finish"):
         files.read_manifest()
+
+
+def test_a_servers_runs_are_counted_too(remote, monkeypatch):
+    read = "mlflow.tracking._tracking_service.client.get_current_time_millis"
+    with monkeypatch.context() as patch:
+        patch.setattr(read, lambda: int((time.time() + 10 * 365 * 86400) * 1000))
+        with remote.start("ahead", "candidate", {}, {}):
+            pass
+    with remote.start("right", "candidate", {}, {}) as run:
+        pass
+    assert [each.id for each in remote.find("latest", "candidate")] == [run.id]
 
 
 def test_half_a_run_leaves_no_files_behind(remote):

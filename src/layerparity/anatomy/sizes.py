@@ -108,7 +108,7 @@ def _rotary_dims(readers: Sequence[Any], head_dim: int) -> int:
     settings = _value(reader, "rope_parameters") or _value(reader, "rope_scaling")
     settings = settings if isinstance(settings, Mapping) else {}
     factor = settings.get("partial_rotary_factor") or _value(reader, "partial_rotary_factor")
-    if isinstance(factor, int | float):
+    if isinstance(factor, int | float) and 0 <= factor <= 1:
         return int(head_dim * factor)
     # transformers turns the key into a factor while it reads the file, and ignores it afterwards.
     read = bool(settings) and not isinstance(reader, Mapping)

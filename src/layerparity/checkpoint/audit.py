@@ -19,7 +19,7 @@ from layerparity.checkpoint.scales import ScaleCheck, check_scales
 from layerparity.checkpoint.sizes import CheckpointSizes, measure
 from layerparity.ground.errors import Exit, UserError
 from layerparity.model import weight_types
-from layerparity.model.checkpoint import INDEX, Checkpoint
+from layerparity.model.checkpoint import INDEX, Checkpoint, contradiction
 from layerparity.model.header import Stored
 
 OK = "ok"
@@ -122,9 +122,17 @@ def examine(checkpoint: Checkpoint, deep: bool = False) -> Audit:
         config = checkpoint.config
     except UserError as error:
         damaged = [AuditFinding("config_damaged", str(error), file="config.json", count=0)]
-    import_libraries(config)
     began = time.perf_counter()
     listing = read_listing(folder)
+    found = contradiction(config, listing.tensors, len(listing.lost))
+    if found:
+        # Of such sizes nothing is built, not even a configuration.
+        text = f"config.json has {found}: they are not of one model"
+        damaged = [AuditFinding("config_damaged", text, file="config.json", count=0)]
+    read = time.perf_counter() - began
+    if not damaged:
+        import_libraries(config)
+    began = time.perf_counter()
     fitted = Fit() if damaged else fit(config, listing.tensors, listing.lost)
     scales = check_scales(config, listing.tensors, listing.lost)
     audit = Audit(
@@ -136,7 +144,7 @@ def examine(checkpoint: Checkpoint, deep: bool = False) -> Audit:
         peaks(fitted, listing.tensors),
         fitted.parameters,
         [*damaged, *listing.findings, *fitted.findings, *scales.findings],
-        time.perf_counter() - began,
+        read + time.perf_counter() - began,
     )
     if deep:
         audit.deep = read_deep(listing, scales)

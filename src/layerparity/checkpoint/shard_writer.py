@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 from collections.abc import Generator, Iterable, Iterator
@@ -15,13 +14,11 @@ from typing import TYPE_CHECKING
 
 from layerparity.checkpoint.slices import TensorSlice, slice_values, slices
 from layerparity.ground.errors import UserError
-from layerparity.ground.files import whole_file
+from layerparity.ground.files import disk_cure, whole_file
 
 if TYPE_CHECKING:
     from layerparity.checkpoint.shards import Shard
     from layerparity.model.checkpoint import Checkpoint
-
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
@@ -72,10 +69,9 @@ def explaining_disk_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        cure = "free some disk space" if error.errno in _FULL else "check the disk"
         raise UserError(
-            f"{folder} cannot be written ({error.strerror}): {cure} and give the same command "
-            "again; it goes on where it stopped."
+            f"{folder} cannot be written ({error.strerror})",
+            f"{disk_cure(error)} and give the same command again; it goes on where it stopped.",
         ) from error
 
 

@@ -18,7 +18,16 @@ from layerparity.machine import owner
 from layerparity.tracking.process import terminable
 
 _EXITS = "LAYERPARITY_EXITS"
-_SEVERITY = (Exit.OK, Exit.INCONCLUSIVE, Exit.FAILED, Exit.USER, Exit.INTERNAL)
+_SEVERITY = (
+    Exit.OK,
+    Exit.INCONCLUSIVE,
+    Exit.FAILED,
+    Exit.NOT_READY,
+    Exit.USER,
+    Exit.INTERNAL,
+)
+# Endings of this command's jobs that its file of them had no room for.
+_unwritten: list[dict[str, Any]] = []
 
 
 def main() -> int:
@@ -71,6 +80,7 @@ def _hydra(arguments: list[str]) -> int:
     search_path.register()
     # With this, Hydra hands us its exceptions instead of printing its own story and exiting.
     os.environ["HYDRA_FULL_ERROR"] = "1"
+    _unwritten.clear()
     owner.remove_abandoned(Path(tempfile.gettempdir()))
     with owner.temporary() as folder:
         os.environ[_EXITS] = str(Path(folder) / "exits")
@@ -111,8 +121,12 @@ def _job(composed: Any) -> int:
     finally:
         # In a file: a launcher's workers are other processes.
         note = {"exit": int(code), "part": sweep.part(), "why": why.split("\n", 1)[0]}
-        with Path(os.environ[_EXITS]).open("a", encoding="utf-8") as exits:
-            exits.write(f"{json.dumps(note)}\n")
+        try:
+            with Path(os.environ[_EXITS]).open("a", encoding="utf-8") as exits:
+                exits.write(f"{json.dumps(note)}\n")
+        except OSError:
+            # A full disk: what another process knows is lost with it, and Hydra says so.
+            _unwritten.append(note)
     return int(code)
 
 
@@ -150,7 +164,8 @@ def _with_notes(error: Exception, message: UserError) -> UserError:
 def _notes() -> list[dict[str, Any]]:
     path = Path(os.environ[_EXITS])
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    return [json.loads(line) for line in lines]
+    # On a full disk a line may be cut off; then it stands among those that were not written.
+    return [json.loads(line) for line in lines if line.endswith("}")] + _unwritten
 
 
 def _gravest() -> Exit:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from layerparity.doctor.base import Check, Result, Section, ok, problem, warning
 from layerparity.doctor.disk import speed_of_file
+from layerparity.doctor.packages import TOO_SLOW
 from layerparity.ground.console import bytes_text
 from layerparity.ground.errors import UserError
 from layerparity.ground.quoting import typed
@@ -63,6 +64,7 @@ def _read_headers(checkpoint: Checkpoint) -> None:
     layers = checkpoint.config.get("num_hidden_layers")
     if type(layers) is not int or layers < 1:
         raise UserError(f"config.json has num_hidden_layers={layers}, which is no number of blocks")
+    checkpoint.refuse_other_sizes()
     _ = checkpoint.block
     for name in checkpoint.weights:
         checkpoint.scales(name)
@@ -82,19 +84,26 @@ def check_tokenizer(config: Config) -> Iterator[Result]:
     """Yield one line; without weights there is no folder to look into, and no line."""
     if config.model.path is None and config.model.shipped is None:
         return
-    folder = open_checkpoint(config.model).folder
+    checkpoint = open_checkpoint(config.model)
+    # The tokenizer's library builds the configuration.
+    if checkpoint.has_weights:
+        checkpoint.refuse_other_sizes()
     try:
-        answer = probe.ask(__name__, "count_tokens", str(folder))
+        answer = probe.ask(__name__, "count_tokens", str(checkpoint.folder))
     except probe.NoAnswerError as error:
-        answer = {"refused": str(error)}
+        answer = {"refused": f"reading it gave {error}" if error.too_slow else str(error)}
+        answer["cure"] = TOO_SLOW if error.too_slow else _NO_TOKENIZER
     if "refused" in answer:
-        yield warning("tokenizer", answer["refused"], _NO_TOKENIZER)
+        yield warning("tokenizer", answer["refused"], answer["cure"])
     else:
         yield ok("tokenizer", f"reads: {len(_TEXT)} letters are {answer['tokens']} tokens")
 
 
 def count_tokens(folder: str) -> dict[str, Any]:
-    """Return how many ``tokens`` a short text is, or why it was ``refused``. For a child."""
+    """Return how many ``tokens`` a short text is, or why it was ``refused``, with the cure.
+
+    For a child.
+    """
     from layerparity.run.inputs.prompt import load_tokenizer, tokenizer_errors
 
     try:
@@ -102,7 +111,7 @@ def count_tokens(folder: str) -> dict[str, Any]:
         with tokenizer_errors(Path(folder)):
             return {"tokens": len(tokenizer(_TEXT)["input_ids"])}
     except UserError as error:
-        return {"refused": str(error)}
+        return {"refused": error.found or str(error), "cure": error.cure or _NO_TOKENIZER}
 
 
 CHECKS = (

@@ -8,10 +8,11 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from layerparity.doctor.base import Check, Result, Section, ok, problem, warning
-from layerparity.doctor.packages import PAIR, installed
+from layerparity.doctor.base import Check, Result, Section, State, ok, problem, warning
+from layerparity.doctor.packages import PAIR, TOO_SLOW, installed, not_imported
 from layerparity.ground.console import bytes_text
 from layerparity.machine import nvidia, probe
 from layerparity.run import open_backend
@@ -42,7 +43,7 @@ def check_gpus(config: Config) -> Iterator[Result]:
     try:
         facts = probe.torch_facts()
     except probe.NoAnswerError as error:
-        yield problem("gpus", f"torch cannot be asked: {error}", "mend torch first, see its line")
+        yield problem("gpus", *_not_asked(error))
         return
     usable = facts["gpus"]
     strategy = config.device_map.strategy
@@ -64,6 +65,13 @@ def check_gpus(config: Config) -> Iterator[Result]:
             yield warning(f"gpu {index}", found, cure)
         else:
             yield ok(f"gpu {index}", found)
+
+
+def _not_asked(error: probe.NoAnswerError) -> tuple[str, str]:
+    """Return what is found where torch says nothing of GPUs, and what to do."""
+    if error.too_slow:
+        return f"torch gave {error}", TOO_SLOW
+    return f"torch cannot be asked: {error}", "mend torch first, see its line"
 
 
 def check_links(config: Config) -> Iterator[Result]:
@@ -130,7 +138,7 @@ def check_nccl(config: Config) -> Iterator[Result]:
     try:
         version = probe.torch_facts()["nccl"]
     except probe.NoAnswerError as error:
-        yield warning("nccl", f"torch cannot be asked: {error}", "mend torch first, see its line")
+        yield warning("nccl", *_not_asked(error))
         return
     if version:
         yield ok("nccl", f"{version}, built into torch")
@@ -160,12 +168,8 @@ def check_triton(config: Config) -> Iterator[Result]:
     try:
         probe.ask(probe.__name__, "import_alone", "triton")
     except probe.NoAnswerError as error:
-        line = f"{version} does not import: {error}"
-        yield (
-            problem("triton", line, _TORCH_WITH_ALL)
-            if wanted
-            else warning("triton", line, _TORCH_WITH_ALL)
-        )
+        line = not_imported("triton", version, error, _TORCH_WITH_ALL)
+        yield line if wanted else replace(line, state=State.WARNING)
         return
     yield ok("triton", version)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from layerparity.doctor.base import Check, Result, Section, ok, problem, warning
-from layerparity.doctor.packages import installed
+from layerparity.doctor.packages import installed, not_imported
 from layerparity.machine import neuron, probe
 from layerparity.machine.neuron import GET_XLA, detect, neuron_devices
 from layerparity.run import open_backend
@@ -50,8 +50,7 @@ def _flavour(real: Mapping[str, bool]) -> Result:
     try:
         answer = probe.ask("layerparity.machine.neuron", "flavour")
     except probe.NoAnswerError as error:
-        found = f"{versions}: torch_neuronx does not import: {error}"
-        return problem("neuron flavour", found, _GET)
+        return not_imported("neuron flavour", f"{versions}: torch_neuronx", error, _GET)
     if answer["flavour"] == neuron.XLA:
         return ok("neuron flavour", f"XLA flavour: {versions}")
     return problem("neuron flavour", f"{answer['found']}: {versions}", answer["cure"])

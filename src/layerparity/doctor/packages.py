@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 # torch_xla is built for one torch; these two were tested, and a test holds them to pyproject.toml.
 PAIR = {"torch": "2.9.1", "torch-xla": "2.9.0"}
 PYTHON = (3, 11)
+TOO_SLOW = "the machine or its disk is busy, or a driver hangs: look at both, then ask again"
 _NAMED = 4
 _ALL = "pip install --constraint constraints.txt ."
 _TORCH, _XLA = PAIR["torch"], PAIR["torch-xla"]
@@ -103,7 +104,7 @@ def _import_of_torch(version: str) -> Result:
     try:
         facts = probe.torch_facts()
     except probe.NoAnswerError as error:
-        return problem("torch", f"{version} does not import: {error}", cure)
+        return not_imported("torch", version, error, cure)
     built = f"built for CUDA {facts['cuda']}" if facts["cuda"] else "built without CUDA"
     found = f"{facts['version']}, {built}"
     if same(version, _TORCH):
@@ -118,10 +119,17 @@ def _pair(torch: str, xla: str) -> Result:
     try:
         facts = probe.ask("layerparity.machine.neuron", "xla_facts")
     except probe.NoAnswerError as error:
-        return problem("torch_xla", f"{xla} does not import: {error}", _BOTH)
+        return not_imported("torch_xla", xla, error, _BOTH)
     if same(xla, _XLA):
         return ok("torch_xla", f"{xla}, imports with torch {torch}, has {facts['device']}")
     return warning("torch_xla", f"{xla}; {_XLA} is what is tested", _BOTH)
+
+
+def not_imported(check: str, version: str, error: probe.NoAnswerError, cure: str) -> Result:
+    """Return the line of a package whose import gave no answer; ``cure`` is for one that fails."""
+    if error.too_slow:
+        return problem(check, f"{version}: its import gave {error}", TOO_SLOW)
+    return problem(check, f"{version} does not import: {error}", cure)
 
 
 def known_good() -> dict[str, str]:

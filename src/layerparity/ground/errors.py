@@ -16,6 +16,7 @@ class Exit(IntEnum):
     USER = 2
     INTERNAL = 3
     INCONCLUSIVE = 4
+    NOT_READY = 5
 
 
 class UserError(Exception):

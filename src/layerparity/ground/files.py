@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -21,6 +23,19 @@ if TYPE_CHECKING:
 
 
 RUN_AGAIN = "make the run again"
+_CURES = {
+    errno.ENOSPC: "free some disk space",
+    # A quota, and a limit on the size of files.
+    errno.EDQUOT: "free some disk space",
+    errno.EFBIG: "free some disk space",
+    errno.EROFS: "mount the disk for writing",
+    errno.EACCES: "change its permissions",
+    errno.EPERM: "change its permissions",
+    errno.ENOENT: "check that its folder is still there",
+    errno.ENOTDIR: "move the file away that stands where a folder should be",
+}
+# As safetensors says what the system said.
+_NUMBER = re.compile(r"\(os error (\d+)\)")
 
 
 @contextmanager
@@ -68,18 +83,18 @@ def inside(folder: Path, name: str, cure: str = RUN_AGAIN) -> Path:
     except (ValueError, OSError, RuntimeError) as error:
         # No name at all, too long a one, or a link that leads to itself.
         raise UserError(
-            f"The manifest in {folder} names a file that cannot be ({name[:80]!r}): {cure}."
+            f"The manifest in {folder} names a file that cannot be ({name[:80]!r})", f"{cure}."
         ) from error
     if not is_inside:
         raise UserError(
-            f"The manifest in {folder} names a file outside its folder ({name}): {cure}."
+            f"The manifest in {folder} names a file outside its folder ({name})", f"{cure}."
         )
     return path
 
 
 def damaged(path: Path, why: object, cure: str = RUN_AGAIN) -> UserError:
     """Return what is said of a file that does not hold what it should: one line, with the cure."""
-    return UserError(f"{path} is damaged ({' '.join(str(why).split())}): {cure}.")
+    return UserError(f"{path} is damaged ({' '.join(str(why).split())})", f"{cure}.")
 
 
 @contextmanager
@@ -88,11 +103,18 @@ def reading(path: Path, cure: str = RUN_AGAIN) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise UserError(f"{path} is missing: {cure}.") from error
+        raise UserError(f"{path} is missing", f"{cure}.") from error
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror or error}): {cure}.") from error
+        raise UserError(f"{path} cannot be read ({error.strerror or error})", f"{cure}.") from error
     except (ValueError, RecursionError) as error:
         raise damaged(path, error, cure) from error
+
+
+def disk_cure(error: Exception) -> str:
+    """Return what helps where the system refused to write a file."""
+    said = _NUMBER.search(str(error))
+    number = int(said[1]) if said else getattr(error, "errno", None)
+    return _CURES.get(number or 0, "check the disk")
 
 
 @contextmanager
@@ -103,7 +125,8 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{path} cannot be written ({error}): free some disk space.") from error
+        why = getattr(error, "strerror", None) or error
+        raise UserError(f"{path} cannot be written ({why})", f"{disk_cure(error)}.") from error
 
 
 def read_json(path: Path, kind: Any, cure: str = RUN_AGAIN) -> Any:

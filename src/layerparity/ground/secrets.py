@@ -22,7 +22,7 @@ def refuse_login(uri: str) -> None:
     """
     if "@" in uri or "?" in uri:
         raise UserError(
-            "tracking.uri holds a login or a token, which would be kept with every run: leave it "
-            "out, and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
-            "MLFLOW_TRACKING_TOKEN."
+            "tracking.uri holds a login or a token, which would be kept with every run",
+            "leave it out, and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
+            "MLFLOW_TRACKING_TOKEN.",
         )

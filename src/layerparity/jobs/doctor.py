@@ -23,7 +23,7 @@ class Settings:
 
 
 def run(config: Config) -> Exit:
-    """Make every check, show what each found, and say by the status whether one is a problem."""
+    """Make every check, show what each found, and end with 5 where one is a problem."""
     from rich.table import Table
     from rich.text import Text
 
@@ -42,7 +42,7 @@ def run(config: Config) -> Exit:
     counts = Counter(result.state for result in results)
     said = [_counted(counts[state], state.value) for state in (State.PROBLEM, State.WARNING)]
     console.say(f"{' and '.join(said)} in {_counted(len(results), 'line')}")
-    return Exit.FAILED if counts[State.PROBLEM] else Exit.OK
+    return Exit.NOT_READY if counts[State.PROBLEM] else Exit.OK
 
 
 def _counted(count: int, word: str) -> str:

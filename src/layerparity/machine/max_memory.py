@@ -59,7 +59,7 @@ def parse_limits(text: str | None) -> Limits:
         sizes[key] = int(float(match["number"]) * _UNITS[match["unit"].upper()])
     every, cpu = sizes.pop("every GPU", None), sizes.pop("cpu", None)
     if every is not None and sizes:
-        raise UserError(f"max_memory limits every GPU and single GPUs: choose one. {_FORMS}")
+        raise UserError("max_memory limits every GPU and single GPUs", f"choose one. {_FORMS}")
     return Limits(every, {int(key): size for key, size in sizes.items()}, cpu)
 
 
@@ -102,12 +102,12 @@ def budget(
 def _check_gpus(strategy: str, limits: Limits, count: int) -> None:
     if strategy == "cpu":
         if limits.every is not None or limits.gpus:
-            raise UserError("device_map=cpu uses no GPU: write max_memory=cpu:40GB, or leave it.")
+            raise UserError("device_map=cpu uses no GPU", "write max_memory=cpu:40GB, or leave it.")
         return
     if limits.every is not None and not count:
         raise UserError(
-            "max_memory without a device limits GPUs, and this machine has none: write "
-            "max_memory=cpu:40GB, or leave it."
+            "max_memory without a device limits GPUs, and this machine has none",
+            "write max_memory=cpu:40GB, or leave it.",
         )
     single = _CUDA.match(strategy)
     asked = [int(single[1])] if single else []
@@ -116,11 +116,11 @@ def _check_gpus(strategy: str, limits: Limits, count: int) -> None:
             here = f"this machine has {count} GPU{'' if count == 1 else 's'}"
             cure = f"the last one is cuda:{count - 1}" if count else "use device_map=cpu"
             where = "" if index in asked else " in max_memory"
-            raise UserError(f"cuda:{index} was asked for{where}; {here}: {cure}.")
+            raise UserError(f"cuda:{index} was asked for{where}; {here}", f"{cure}.")
     if single and (limits.cpu is not None or set(limits.gpus) - set(asked)):
         raise UserError(
-            f"device_map={strategy} uses only {strategy}: write max_memory={asked[0]}:40GB, "
-            "or use device_map=auto."
+            f"device_map={strategy} uses only {strategy}",
+            f"write max_memory={asked[0]}:40GB, or use device_map=auto.",
         )
 
 
@@ -167,8 +167,9 @@ def reads_ahead(
     if sizes[largest] > free:
         raise UserError(
             f"{largest} alone needs {bytes_text(sizes[largest])} for its weights, and {where} has "
-            f"{bytes_text(free)} left: raise the limit (max_memory=, ulimit, container) to at "
-            "least that, or leave that stage out with scope=."
+            f"{bytes_text(free)} left",
+            "raise the limit (max_memory=, ulimit, container) to at "
+            "least that, or leave that stage out with scope=.",
         )
     return most_at_once(sizes, again) <= free
 

@@ -87,7 +87,8 @@ def refuse_small_limits() -> None:
         if soft != resource.RLIM_INFINITY and soft < least:
             raise UserError(
                 f"{limit} leaves this process {bytes_text(soft)}, and torch, transformers and "
-                f"MLflow take more before anything runs: raise it to {bytes_text(least)} at least."
+                f"MLflow take more before anything runs",
+                f"raise it to {bytes_text(least)} at least.",
             )
 
 

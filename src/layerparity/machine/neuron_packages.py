@@ -94,8 +94,8 @@ def parallel_state() -> ParallelState | None:
         return ParallelState(importlib.import_module(_PARALLEL_STATE))
     except ImportError as error:
         raise UserError(
-            f"neuronx_distributed is here but does not import ({error}): install the version that "
-            "fits torch_neuronx, from AWS's own index."
+            f"neuronx_distributed is here but does not import ({error})",
+            "install the version that fits torch_neuronx, from AWS's own index.",
         ) from error
 
 

@@ -26,7 +26,14 @@ print(json.dumps(answer(*{arguments!r})))
 
 
 class NoAnswerError(Exception):
-    """A question that was not answered; the text says how the child ended."""
+    """A question that was not answered; the text says how the child ended.
+
+    ``too_slow`` says that it did not end in its time, which is no word on what was asked.
+    """
+
+    def __init__(self, why: str, too_slow: bool = False) -> None:
+        super().__init__(why)
+        self.too_slow = too_slow
 
 
 def ask(module: str, function: str, *arguments: str, timeout_s: float = TIMEOUT_S) -> Any:
@@ -47,7 +54,7 @@ def ask(module: str, function: str, *arguments: str, timeout_s: float = TIMEOUT_
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise NoAnswerError(f"no answer in {timeout_s:.0f} s") from error
+        raise NoAnswerError(f"no answer in {timeout_s:.0f} s", too_slow=True) from error
     if ended.returncode < 0:
         raise NoAnswerError(f"it ended with {signal.Signals(-ended.returncode).name}")
     if ended.returncode > 0:

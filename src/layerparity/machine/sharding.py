@@ -38,13 +38,14 @@ def check(config: Any, sizes: Mapping[str, int], tp_degree: int) -> None:
         why = f"its plan also has {', '.join(odd)}" if odd else "it has no such plan"
         raise UserError(
             f"tp_degree={tp_degree}: only models of the Llama family are sharded, and "
-            f"{text.model_type} is not one ({why}): use tp_degree=1."
+            f"{text.model_type} is not one ({why})",
+            "use tp_degree=1.",
         )
     if any(size % tp_degree for size in sizes.values()):
         has = ", ".join(f"{size} ({label})" for label, size in sizes.items())
         fit = ", ".join(str(each) for each in common_divisors(*sizes.values()))
         raise UserError(
-            f"tp_degree={tp_degree} does not divide all of {has}: use one that does: {fit}."
+            f"tp_degree={tp_degree} does not divide all of {has}", f"use one that does: {fit}."
         )
 
 

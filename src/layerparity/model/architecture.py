@@ -29,7 +29,8 @@ def read_config(values: Mapping[str, Any]) -> PretrainedConfig:
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         raise UserError(
             f"transformers does not know the model type '{model_type}', and code from a checkpoint "
-            "is never run: check config.json's model_type."
+            "is never run",
+            "check config.json's model_type.",
         )
     try:
         return AutoConfig.for_model(model_type, **values)
@@ -70,14 +71,14 @@ def build(
     except (ValueError, ImportError, KeyError) as error:
         if "does not support an attention implementation" in str(error):
             raise UserError(
-                f"{config.model_type} has no {attn_implementation} attention in transformers: use "
-                "attn_implementation=eager."
+                f"{config.model_type} has no {attn_implementation} attention in transformers",
+                "use attn_implementation=eager.",
             ) from error
         # transformers names the implementations it knows, or the package that one of them needs.
         raise UserError(str(error).strip("'\"").splitlines()[0]) from error
     except _NONSENSE as error:
         said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise UserError(f"config.json's values make no model ({said}): check them.") from error
+        raise UserError(f"config.json's values make no model ({said})", "check them.") from error
     return model.eval().requires_grad_(False)
 
 

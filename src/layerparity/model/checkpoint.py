@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -25,15 +26,18 @@ if TYPE_CHECKING:
 INDEX = "model.safetensors.index.json"
 _MANY = 1000
 _SIZES = (
-    "num_hidden_layers",
     "hidden_size",
     "intermediate_size",
+    "moe_intermediate_size",
     "num_attention_heads",
     "num_key_value_heads",
     "head_dim",
     "vocab_size",
     *EXPERT_KEYS,
 )
+_POSITIONS = "max_position_embeddings"
+# A table with a row for each position; where positions rotate, no tensor says how many there are.
+_TABLE = re.compile(r"(?:^|\.)(?:wpe|embed_positions|position_embeddings?|pos_embed)\.weight$")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 # Keys that say where or how a config was written, not what the architecture is.
 _CONFIG_NOISE = {
@@ -56,7 +60,10 @@ class Checkpoint:
         if not folder.is_dir():
             raise UserError(f"No checkpoint folder at {folder}", "give model.path=<folder>.")
         if not (folder / "config.json").is_file():
-            raise UserError(f"{folder} has no config.json: it is not a Hugging Face model folder.")
+            raise UserError(
+                f"{folder} has no config.json: it is not a Hugging Face model folder",
+                "give another model.path.",
+            )
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -77,7 +84,7 @@ class Checkpoint:
                 first = tensors.setdefault(stored.name, stored)
                 if first is not stored:
                     files = f"{first.file.name} and in {header.file.name}"
-                    raise UserError(f"{stored.name} stands in {files}")
+                    raise UserError(f"{stored.name} stands in {files}", "fetch both again.")
         return tensors
 
     @cached_property
@@ -88,12 +95,12 @@ class Checkpoint:
         if index.is_file():
             named = _read_json(index).get("weight_map") or {}
             if not isinstance(named, dict) or {type(file) for file in named.values()} != {str}:
-                raise UserError(f"{INDEX} has no weight_map of tensors to files: fetch it again.")
+                raise UserError(f"{INDEX} has no weight_map of tensors to files", "fetch it again.")
         headers = [read_header(file) for file in self._shards(sorted(set(named.values())))]
         lost = sorted(set(named) - {each.name for header in headers for each in header.tensors})
         if lost:
             raise UserError(
-                f"{INDEX} names {lost[0]}, which no shard holds: fetch the shard again."
+                f"{INDEX} names {lost[0]}, which no shard holds", "fetch the shard again."
             )
         return headers
 
@@ -116,25 +123,21 @@ class Checkpoint:
         ]
 
     def refuse_other_sizes(self) -> None:
-        """Raise UserError where config.json has a size far beyond what the checkpoint holds.
+        """Raise UserError where config.json has a size far beyond what the checkpoint holds."""
+        found = contradiction(self.config, self.tensors)
+        if found:
+            raise UserError(
+                f"{self.folder / 'config.json'} has {found}",
+                "they are not of one model; fetch both again.",
+            )
 
-        It would be built, and a number of blocks with nine digits is never built. A size that no
-        module uses may well be larger than all others.
-        """
-        shapes = (each.shape for each in self.tensors.values())
-        largest = max((size for shape in shapes for size in shape), default=1)
-        config = self.config.get("text_config")
-        sizes = config if isinstance(config, dict) else self.config
-        for key in _SIZES:
-            value = sizes.get(key)
-            layers = key == "num_hidden_layers"
-            held = len(self.tensors) if layers else _MANY * max(largest, len(self.tensors))
-            if type(value) is int and value > held:
-                what = f"{held} tensors" if layers else f"no size above {largest}"
-                raise UserError(
-                    f"{self.folder / 'config.json'} has {key}={value}, and the weights have "
-                    f"{what}: they are not of one model; fetch both again."
-                )
+    @property
+    def has_weights(self) -> bool:
+        """Whether every file of it is there, with a header that can be read."""
+        try:
+            return bool(self.tensors)
+        except UserError:
+            return False
 
     @cached_property
     def block(self) -> tuple[int, int]:
@@ -159,20 +162,21 @@ class Checkpoint:
         scales = self.tensors.get(weight_types.scale_name(name))
         if scales is None or len(stored.shape) < 2:
             raise UserError(
-                f"{name} is stored as {stored.dtype} without "
-                f"{weight_types.scale_name(name)}: without its scales it is noise; fetch the "
-                "checkpoint again."
+                f"{name} is stored as {stored.dtype} without {weight_types.scale_name(name)}",
+                "without its scales it is noise; fetch the checkpoint again.",
             )
         if scales.dtype not in weight_types.SCALES:
             raise UserError(
-                f"{scales.name} is stored as {scales.dtype}: scales are read as "
-                f"{', '.join(weight_types.SCALES)}; convert the checkpoint to bfloat16 first."
+                f"{scales.name} is stored as {scales.dtype}",
+                f"scales are read as "
+                f"{', '.join(weight_types.SCALES)}; convert the checkpoint to bfloat16 first.",
             )
         due = weight_types.scale_shape(stored.shape, self.block)
         if scales.shape != due:
             raise UserError(
                 f"{scales.name} has the shape {list(scales.shape)}, and {list(stored.shape)} in "
-                f"blocks of {list(self.block)} wants {list(due)}: fetch the checkpoint again."
+                f"blocks of {list(self.block)} wants {list(due)}",
+                "fetch the checkpoint again.",
             )
         return scales
 
@@ -212,8 +216,8 @@ class Checkpoint:
         stored = self.tensors[name]
         if stored.dtype not in DTYPES:
             raise UserError(
-                f"{name} is stored as {stored.dtype}, which is not read: convert the checkpoint to "
-                "bfloat16 first."
+                f"{name} is stored as {stored.dtype}, which is not read",
+                "convert the checkpoint to bfloat16 first.",
             )
         return torch.empty(stored.shape, dtype=dtype or self.held_as(name))
 
@@ -261,13 +265,41 @@ class Checkpoint:
         outside = [file for file in files if file.parent != self.folder]
         if outside:
             raise UserError(
-                f"{INDEX} names a file outside its folder ({outside[0].name}): fetch the "
-                "checkpoint again."
+                f"{INDEX} names a file outside its folder ({outside[0].name})",
+                "fetch the checkpoint again.",
             )
         missing = [file.name for file in files if not _is_file(file)]
         if missing:
-            raise UserError(f"{INDEX} names {missing[0]}, which is not in {self.folder}: fetch it.")
+            raise UserError(
+                f"{INDEX} names {missing[0]}, which is not in {self.folder}", "fetch it."
+            )
         return files
+
+
+def contradiction(config: Mapping[str, Any], tensors: Mapping[str, Stored], lost: int = 0) -> str:
+    """Return the size of config.json that these tensors cannot have, or an empty string.
+
+    ``lost`` is how many tensors there are besides, of which nothing is known.
+
+    A model of such a size would be built, and a number of blocks with nine digits is never built.
+    A size that no module uses may well be larger than all others.
+    """
+    largest = max((size for each in tensors.values() for size in each.shape), default=1)
+    rows = [each.shape[0] for name, each in tensors.items() if _TABLE.search(name) and each.shape]
+    text = config.get("text_config")
+    sizes = text if isinstance(text, dict) else config
+    count = len(tensors) + lost
+    limits = {"num_hidden_layers": (count, f"{count} tensors")}
+    if not lost:
+        most = _MANY * max(largest, count)
+        limits |= dict.fromkeys(_SIZES, (most, f"no size above {largest}"))
+    if rows:
+        limits[_POSITIONS] = max(rows), f"{max(rows)} positions"
+    for key, (most, what) in limits.items():
+        value = sizes.get(key)
+        if type(value) is int and value > most:
+            return f"{key}={value}, and the weights have {what}"
+    return ""
 
 
 def config_digest(config: Mapping[str, Any]) -> str:

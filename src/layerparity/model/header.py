@@ -72,10 +72,10 @@ def read_header(file: Path) -> Header:
             raw = opened.read(length) if length <= min(_HEADER_LIMIT, marked[0]) else None
     except OSError as error:
         raise UserError(
-            f"{file.name} cannot be read ({error.strerror}): check the disk, or fetch it again."
+            f"{file.name} cannot be read ({error.strerror})", "check the disk, or fetch it again."
         ) from error
     if raw is None or len(raw) != length:
-        raise UserError(f"{file.name} is not a safetensors file, or is cut off: fetch it again.")
+        raise UserError(f"{file.name} is not a safetensors file, or is cut off", "fetch it again.")
     return Header(file, marked, _listed(file, raw, marked[0]))
 
 
@@ -86,20 +86,20 @@ def _listed(file: Path, raw: bytes, size: int) -> list[Stored]:
         header.pop("__metadata__", None)
         tensors = [_stored(file, start, name, entry) for name, entry in header.items()]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{file.name} has a damaged header: fetch it again.") from error
+        raise UserError(f"{file.name} has a damaged header", "fetch it again.") from error
     end = start
     # Tensors lie one after the other, each as long as its shape and dtype say.
     for each in sorted(tensors, key=lambda each: (each.begin, each.bytes)):
         is_due = bytes_due(each) in (None, each.bytes)
         if each.begin != end or each.bytes < 0 or not is_due:
             raise UserError(
-                f"{file.name} has a header that lies about where its tensors are: fetch it again."
+                f"{file.name} has a header that lies about where its tensors are", "fetch it again."
             )
         end += each.bytes
     if end != size:
         raise UserError(
-            f"{file.name} is {size} bytes but its header describes {end}: "
-            "it is cut off or damaged; fetch it again."
+            f"{file.name} is {size} bytes but its header describes {end}",
+            "it is cut off or damaged; fetch it again.",
         )
     return tensors
 

@@ -45,8 +45,8 @@ class Files:
             now = stamp(file.stat())
         if self.stamps.setdefault(file, now) != now:
             raise UserError(
-                f"{file.name} changed while it was being used: nothing that was read of it counts; "
-                "make the run again."
+                f"{file.name} changed while it was being used",
+                "nothing that was read of it counts; make the run again.",
             )
 
     def read(self, file: Path, begin: int, into: memoryview) -> None:
@@ -56,7 +56,7 @@ class Files:
             while into:
                 count = os.preadv(handle, [into], begin)
                 if count == 0:
-                    raise UserError(f"{file.name} is cut off: fetch it again.")
+                    raise UserError(f"{file.name} is cut off", "fetch it again.")
                 begin, into = begin + count, into[count:]
 
     def advise(self, file: Path, begin: int, size: int) -> None:
@@ -118,5 +118,5 @@ def _damage_said(file: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(
-            f"{file.name} cannot be read ({error.strerror}): check the disk, or fetch it again."
+            f"{file.name} cannot be read ({error.strerror})", "check the disk, or fetch it again."
         ) from error

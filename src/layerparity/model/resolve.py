@@ -21,4 +21,4 @@ def open_checkpoint(model: ModelSettings) -> Checkpoint:
             f"model={model.name} describes an architecture without weights",
             "give model.path=<folder> to run it.",
         )
-    raise UserError("model=checkpoint wants model.path=<a Hugging Face folder>.")
+    raise UserError("model=checkpoint wants model.path=", "give a Hugging Face folder.")

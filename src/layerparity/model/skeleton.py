@@ -244,5 +244,6 @@ def _refuse_other_numbers(checkpoint: Checkpoint, names: list[str]) -> None:
         elif stored not in _PLAIN:
             raise UserError(
                 f"{name} is stored as {stored}, and of what is not plain floating point only "
-                "F8_E4M3 with weight_scale_inv is read: convert the checkpoint to bfloat16 first."
+                "F8_E4M3 with weight_scale_inv is read",
+                "convert the checkpoint to bfloat16 first.",
             )

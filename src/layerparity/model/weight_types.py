@@ -54,8 +54,9 @@ def block_of(config: Mapping[str, Any]) -> tuple[int, int]:
     whole = all(type(size) is int and size > 0 for size in sizes)
     if method != "fp8" or len(sizes) != 2 or not whole:
         raise UserError(
-            f"config.json's quantization_config is {method} with blocks of {block}: only fp8 with "
-            "two-dimensional blocks is read; convert the checkpoint to bfloat16 first."
+            f"config.json's quantization_config is {method} with blocks of {block}",
+            "only fp8 with "
+            "two-dimensional blocks is read; convert the checkpoint to bfloat16 first.",
         )
     return sizes[0], sizes[1]
 

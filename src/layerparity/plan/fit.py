@@ -16,7 +16,8 @@ from layerparity.plan.placement import Placement, place
 from layerparity.plan.question import STREAM, Question
 from layerparity.plan.sharding_limits import LIMIT, Divided, TooLarge, degrees, divided, too_large
 from layerparity.plan.survey import Surveyed, survey
-from layerparity.plan.weights import ITEMSIZE, ranges
+from layerparity.plan.weights import ranges
+from layerparity.run.needs import ITEMSIZE
 
 SCHEMA = 1
 _NARROW = "bfloat16"

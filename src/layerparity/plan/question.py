@@ -14,11 +14,11 @@ from layerparity.ground import console, registry
 from layerparity.ground.errors import UserError
 from layerparity.model.resolve import open_checkpoint
 from layerparity.plan.devices import Devices, parse_devices, this_machine
-from layerparity.plan.needs import ForwardPass, cache_bytes, stage_activations
-from layerparity.plan.weights import ITEMSIZE, PlannedModel, WeightBytes, build, bytes_of
+from layerparity.plan.weights import PlannedModel, WeightBytes, build, bytes_of
 from layerparity.run import open_backend
 from layerparity.run.inputs.base import Request
 from layerparity.run.inputs.prompt import prompts
+from layerparity.run.needs import ITEMSIZE, ForwardPass, cache_bytes, stage_activations
 from layerparity.run.scope import num_layers_of, scope_of
 from layerparity.settings.config import Config
 
@@ -87,7 +87,11 @@ def question_of(config: Config) -> Question:
     abilities = open_backend.abilities(config)
     devices, values = _devices(config), config.model.architecture
     if config.model.path is not None or values is None:
-        values = open_checkpoint(config.model).config
+        checkpoint = open_checkpoint(config.model)
+        values = checkpoint.config
+        # Of a checkpoint that is not fetched yet there is only config.json.
+        if checkpoint.has_weights:
+            checkpoint.refuse_other_sizes()
     family = family_of(str(values.get("model_type")))
     scope = scope_of(config, num_layers_of(values), family)
     # What is wrong with the values is said by those who build a model of them.
@@ -143,9 +147,9 @@ def batch_of(config: Config, model: Mapping[str, Any], stages: tuple[str, ...]) 
     )
     source, new = config.inputs.name, config.generate.max_new_tokens
     if source == "tokens":
-        inputs = registry.load("run.inputs", source).prepare(config.inputs, request)
-        sequences, tokens = inputs.attention_mask.shape
-        return Batch(int(sequences), int(tokens), new, inputs.chosen)
+        rows = registry.load("run.inputs", source).rows_of(config.inputs, request)
+        chosen = f"tokens of {Path(config.inputs.file).name}"
+        return Batch(len(rows), config.seq_len or max(map(len, rows)), new, chosen)
     if source == "random":
         sequences, length = config.inputs.batch, _RANDOM
     else:

@@ -10,12 +10,12 @@ from layerparity.anatomy.site import Site
 from layerparity.anatomy.sizes import ModelSizes, sizes_of
 from layerparity.machine.device import keep_torch_xla_out
 from layerparity.model.weight_types import patterns_of, stays_float32
+from layerparity.run.needs import ITEMSIZE
 
 if TYPE_CHECKING:
     from layerparity.anatomy.family import Family
     from layerparity.model.skeleton import Skeleton
 
-ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 # Building the architecture is what a plan spends its time on, and it needs no precision for that.
 _BUILT_IN = "bfloat16"
 

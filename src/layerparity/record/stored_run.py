@@ -27,6 +27,7 @@ class StoredRun:
 
     ``parent`` is the sweep it was made by, or found as a part of. ``names`` is a dump's name map,
     where it is not in the dump's folder.
+    ``sequence`` is the store's own count of its runs, 0 where it counted none.
     ``status`` is MLflow's (RUNNING, FINISHED, FAILED, KILLED), or INTERRUPTED for a run whose
     process is gone: MLflow believes it to be running, or it was marked when the store was opened.
     """
@@ -36,6 +37,7 @@ class StoredRun:
     status: str
     tags: dict[str, str]
     start_time: datetime
+    sequence: int = 0
     url: str = ""
     parent: str | None = None
     names: Path | None = None
@@ -63,6 +65,14 @@ class StoredRun:
     def file(self, path: str) -> Path:
         """Return where one file of the artifacts lies; from a server only that file is fetched."""
         return self.locate(path)
+
+    @property
+    def order(self) -> tuple[int, datetime]:
+        """What is greater for a newer run of a store: its count, and between equals the clock.
+
+        Machines that share a store need not agree on the time, and one clock may be set back.
+        """
+        return self.sequence, self.start_time
 
     @property
     def finished(self) -> bool:

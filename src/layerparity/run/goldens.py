@@ -135,8 +135,8 @@ def recorded_at(manifest: Manifest, request: Request, stage: str) -> Sequence[Si
 
 
 def newest_first(runs: Sequence[Any]) -> list[Any]:
-    """Return runs by the time they began, the newest first."""
-    return sorted(runs, key=lambda run: run.start_time, reverse=True)
+    """Return runs as their store counted them, the newest first."""
+    return sorted(runs, key=lambda run: run.order, reverse=True)
 
 
 def _sets(store: Store) -> Iterator[Sequence[StoredRun]]:

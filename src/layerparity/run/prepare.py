@@ -18,7 +18,7 @@ from layerparity.machine.memory import refuse_small_limits
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.resolve import open_checkpoint
 from layerparity.record.manifest import SitePatterns
-from layerparity.run import goldens, open_backend, open_port, typed_keys
+from layerparity.run import goldens, needs, open_backend, open_port, typed_keys
 from layerparity.run.inputs import _replay
 from layerparity.run.inputs.base import Inputs, Request
 from layerparity.run.scope import Scope, num_layers_of, scope_of
@@ -94,6 +94,7 @@ def prepare(plan: RunPlan, backend: Backend, store: Store) -> Prepared:
         stages=scope.stages,
         sites_of=plan.sites_of,
         golden=lambda reference: goldens.golden_for(store, reference, plan.checkpoint, request),
+        refuse_large=lambda *size: needs.refuse_beyond_memory(request, *size),
     )
     inputs: Inputs = registry.load("run.inputs", config.inputs.name).prepare(config.inputs, request)
     if inputs.source in ("prompt", "tokens") and scope.stages[0] == "layers.0":

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from layerparity.tracking.store import Store
 
 Settings = dict[str, Any]
-# MLflow keeps whole milliseconds, rounded down.
-_CLOCK_S = 0.1
 _PORT = "port._target_"
 # The keys, by their groups, that say what a run computes, on whatever machine it is.
 _COMPUTATION = (
@@ -61,14 +59,13 @@ def make(store: Store, parent: str, settings: Settings, apart: bool = False) -> 
         ScopeKind.single: config.component or f"layer {config.layer}",
     }[config.scope.kind]
     what = f"{config.kind.value} run of {where}, {config.feed.value}, capture={config.capture.name}"
-    began = time.time()
+    began, before = time.monotonic(), store.counted()
     own_process = apart and open_backend.abilities(config).settings_once
     with brief(what), typed_keys.step(()), _under(parent):
         stored = store.get(_apart.make(settings) if own_process else run.make(config))
     assert stored is not None, "a run that was just made can be found"
-    spent = time.time() - began
-    reused = stored.start_time.timestamp() < began - _CLOCK_S
-    how = "reused" if reused else f"{spent:.1f} s"
+    spent = time.monotonic() - began
+    how = "reused" if stored.sequence <= before else f"{spent:.1f} s"
     console.say(f"{what}: {stored.name} {stored.id[:8]}, {how}")
     return stored
 

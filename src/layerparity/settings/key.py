@@ -72,16 +72,16 @@ def check_numbers(settings: Any, prefix: str = "") -> None:
 
 def _check(path: str, value: float, bounds: Mapping[str, Any]) -> None:
     if isinstance(value, float) and not math.isfinite(value):
-        raise UserError(f"{path}={value}: give a finite number.")
+        raise UserError(f"{path}={value}", "give a finite number.")
     above, least, most = (bounds.get(name) for name in _BOUNDS)
     if above is not None and value <= above:
-        raise UserError(f"{path}={value}: give a number above {above}.")
+        raise UserError(f"{path}={value}", f"give a number above {above}.")
     if least is not None and value < least:
-        raise UserError(f"{path}={_brief(value)}: give {least} or more.")
+        raise UserError(f"{path}={_brief(value)}", f"give {least} or more.")
     if most is None and isinstance(value, int):
         most = _MOST_WHOLE
     if most is not None and value > most:
-        raise UserError(f"{path}={_brief(value)}: give {most} or less.")
+        raise UserError(f"{path}={_brief(value)}", f"give {most} or less.")
 
 
 def _brief(value: float) -> str:

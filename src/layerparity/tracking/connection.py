@@ -1,17 +1,17 @@
-"""Connection: open the embedded store under its lock, or a server; say its failures in a line."""
+"""Connection: open the embedded store under its lock, or a server, and talk to MLflow there."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
 from layerparity.ground.errors import UserError
-from layerparity.settings.tracking import SERVER, TrackingConfig
+from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking import database
+from layerparity.tracking.failures import unreachable, user_errors
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -34,7 +34,8 @@ def open_embedded(config: TrackingConfig) -> Connection:
         database.make(root, MlflowClient)
         database.check(root)
         client = MlflowClient(database.database_uri(root))
-        return Connection(config, client, _embedded_experiment(client, config))
+        experiment = _embedded_experiment(client, config)
+        return Connection(config, client, experiment, database.identity(root))
 
 
 def open_server(config: TrackingConfig) -> Connection:
@@ -67,8 +68,8 @@ def _embedded_experiment(client: MlflowClient, config: TrackingConfig) -> str:
     _refuse_deleted(experiment, config)
     if not experiment.artifact_location.startswith("file:"):
         raise UserError(
-            f"Experiment '{config.experiment}' in {config.root} was made through a server: "
-            "use tracking=server, or choose another with tracking.experiment=NAME."
+            f"Experiment '{config.experiment}' in {config.root} was made through a server",
+            "use tracking=server, or choose another with tracking.experiment=NAME.",
         )
     # Ours always ends so; any other folder was somebody's choice.
     moved = experiment.artifact_location != artifacts
@@ -82,8 +83,9 @@ def _embedded_experiment(client: MlflowClient, config: TrackingConfig) -> str:
 def _refuse_deleted(experiment: Experiment, config: TrackingConfig) -> None:
     if experiment.lifecycle_stage == "deleted":
         raise UserError(
-            f"Experiment '{config.experiment}' was deleted in {config.place}: restore it with "
-            "'mlflow experiments restore', or choose another with tracking.experiment=NAME."
+            f"Experiment '{config.experiment}' was deleted in {config.place}",
+            "restore it with "
+            "'mlflow experiments restore', or choose another with tracking.experiment=NAME.",
         )
 
 
@@ -102,15 +104,22 @@ def knock(config: TrackingConfig) -> None:
 
 @dataclass(frozen=True)
 class Connection:
-    """What talks to MLflow: ``client``, used inside `user_errors`, and the experiment."""
+    """What talks to MLflow: ``client``, used inside `user_errors`, and the experiment.
+
+    ``identity`` is that of the embedded store's database when it was opened.
+    """
 
     config: TrackingConfig
     client: MlflowClient
     experiment_id: str
+    identity: database.Identity | None = None
 
     def user_errors(self) -> AbstractContextManager[None]:
-        """Return a block in which failures the user can mend become UserError."""
-        return user_errors(self.config)
+        """Return a block in which failures the user can mend become UserError.
+
+        So does a store that is gone, of which sqlite itself may say nothing.
+        """
+        return user_errors(self.config, self.identity)
 
     def run_url(self, run_id: str, tab: str = "") -> str:
         """Return a run's page in the MLflow UI, or a tab of it."""
@@ -125,73 +134,3 @@ def run_url(base: str, experiment_id: str, run_id: str, tab: str = "") -> str:
     """Return a run's page, or a tab of it such as ``model-metrics`` or ``artifacts/x.html``."""
     page = f"{base}/#/experiments/{experiment_id}/runs/{run_id}"
     return f"{page}/{quote(tab)}?{_VIEW}" if tab else f"{page}?{_VIEW}"
-
-
-# By what stands in an exception: what is wrong, and what to do about it.
-_EMBEDDED = {
-    "disk is full": ("the disk is full", "make room"),
-    "readonly database": ("the database cannot be written to", "change its permissions"),
-    "unable to open database": ("the database cannot be opened", "change the folder's permissions"),
-    "database is locked": ("another process keeps the database locked", "end it"),
-    "disk I/O error": ("the disk reports an error", "check it"),
-    "out-of-date database schema": (
-        "another version of MLflow made them",
-        "install that version, or run 'mlflow db upgrade' with this one after a backup",
-    ),
-    "Can't locate revision": ("a newer version of MLflow made them", "install that version"),
-}
-_ELSEWHERE = "choose another folder with tracking.folder=FOLDER"
-_REFUSED = ("401", "403", "PERMISSION_DENIED", "UNAUTHENTICATED")
-
-
-@contextmanager
-def user_errors(config: TrackingConfig) -> Iterator[None]:
-    """Raise UserError where disk, database or server failed; let bugs pass as they are."""
-    import requests
-    from alembic.util.exc import CommandError
-    from mlflow.exceptions import MlflowException
-
-    try:
-        yield
-    except (MlflowException, CommandError, requests.RequestException, OSError) as error:
-        known = _server(config, error) if config.name == SERVER else _embedded(config, error)
-        if known is None:
-            raise
-        raise known from error
-
-
-def _embedded(config: TrackingConfig, error: Exception) -> UserError | None:
-    if isinstance(error, OSError):
-        found = f"Cannot write to {config.root} ({error.strerror or error})"
-        return UserError(found, f"{_ELSEWHERE}.")
-    for sign, (what, cure) in _EMBEDDED.items():
-        if sign in str(error):
-            found = f"The runs in {config.root} cannot be used: {what}"
-            return UserError(found, f"{cure}, or {_ELSEWHERE}.")
-    return None
-
-
-def _server(config: TrackingConfig, error: Exception) -> UserError | None:
-    import requests
-    from mlflow.exceptions import MlflowException, RestException
-
-    if not isinstance(error, (MlflowException, requests.RequestException)):
-        return None
-    text = str(error)
-    where = f"The tracking server {config.address}"
-    if any(sign in text for sign in _REFUSED):
-        cure = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
-        return UserError(f"{where} refuses us", cure)
-    if isinstance(error, RestException):
-        return None
-    if "error code" in text or "Response body" in text:
-        return UserError(f"{where} does not answer like an MLflow server", "correct tracking.uri.")
-    return unreachable(config)
-
-
-def unreachable(config: TrackingConfig) -> UserError:
-    """Return what is raised for a server that does not answer."""
-    return UserError(
-        f"The tracking server {config.address} does not answer",
-        "start it, correct tracking.uri, or keep the runs here with tracking=embedded.",
-    )

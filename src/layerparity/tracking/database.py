@@ -7,6 +7,7 @@ mlflow is not imported here: a broken file is recognised before MLflow retries i
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import tempfile
 import time
@@ -17,6 +18,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from layerparity.ground.errors import UserError
+from layerparity.ground.files import disk_cure
 from layerparity.machine.file_system import is_network, kind_of
 from layerparity.tracking import template
 
@@ -26,11 +28,31 @@ LOCK_SECONDS = 300
 CHECK_SECONDS = 2.0
 _LOGS = ("-wal", "-shm", "-journal")
 ELSEWHERE = "or choose another folder with tracking.folder=FOLDER"
+# With less than this free, what sqlite calls an error of the disk is a full one.
+_FULL_BYTES = 1 << 20
+_LOCKED = "database is locked"
+_FULL = ("the disk is full", "free some disk space")
+# By what sqlite says: what is wrong, and what to do about it.
+_SIGNS = {
+    "disk is full": _FULL,
+    "disk I/O error": ("the disk reports an error", "check it"),
+    "readonly database": ("the database cannot be written to", "change its permissions"),
+    "unable to open database": ("the database cannot be opened", "change the folder's permissions"),
+    _LOCKED: ("another process keeps the database locked", "end it"),
+}
+# The device and the number of a file.
+Identity = tuple[int, int]
 
 
 def database_uri(root: Path) -> str:
     """Return the tracking URI of the embedded store in a folder."""
     return f"sqlite:///{root / FILE_NAME}"
+
+
+def refuse_path(root: Path) -> None:
+    """Raise UserError for a path that cannot be part of an address: sqlite's, the artifacts'."""
+    if set(str(root)) & set("?#%"):
+        raise UserError(f"The path of a store must be free of ?, # and % ({root})", "rename it.")
 
 
 @contextmanager
@@ -39,22 +61,21 @@ def locked(root: Path) -> Iterator[None]:
 
     Raises UserError where the folder cannot be written to, or another process never lets go.
     """
-    # The path becomes part of two addresses, sqlite's and the artifacts'.
-    if set(str(root)) & set("?#%"):
-        raise UserError(f"The path of a store must be free of ?, # and % ({root}): rename it.")
+    refuse_path(root)
     try:
         root.mkdir(parents=True, exist_ok=True)
         lock = FileLock(root / f"{FILE_NAME}.lock", timeout=LOCK_SECONDS)
         lock.acquire()
     except Timeout as error:
         raise UserError(
-            f"Another process has held {error.lock_file} for {LOCK_SECONDS} s: end it, {ELSEWHERE}."
+            f"Another process has held {error.lock_file} for {LOCK_SECONDS} s",
+            f"end it, {ELSEWHERE}.",
         ) from error
     except (FileExistsError, NotADirectoryError) as error:
-        raise UserError(f"{root} is not a folder: move the file away, {ELSEWHERE}.") from error
+        raise UserError(f"{root} is not a folder", f"move the file away, {ELSEWHERE}.") from error
     except OSError as error:
         raise UserError(
-            f"Cannot write to {root} ({error.strerror}): change its permissions, {ELSEWHERE}."
+            f"Cannot write to {root} ({error.strerror})", f"{disk_cure(error)}, {ELSEWHERE}."
         ) from error
     try:
         yield
@@ -125,11 +146,42 @@ def check(root: Path) -> None:
             database.execute("CREATE TABLE layerparity_write_check (x)")
             database.execute("ROLLBACK")
     except sqlite3.Error as error:
-        raise UserError(
+        raise explained(root, error) or UserError(
             f"{path} cannot be used ({error})",
             "restore it from a backup, move it away with its -wal, -shm and -journal, "
             f"{ELSEWHERE}.",
         ) from error
+
+
+def explained(root: Path, error: Exception) -> UserError | None:
+    """Return what is said of an error of sqlite's, whoever wraps it; None for one not known."""
+    sign = next((each for each in _SIGNS if each in str(error)), None)
+    if sign is None:
+        return None
+    what, cure = _SIGNS[sign]
+    with suppress(OSError):
+        if sign != _LOCKED and shutil.disk_usage(root).free < _FULL_BYTES:
+            what, cure = _FULL
+    return UserError(f"The runs in {root} cannot be used: {what}", f"{cure}, {ELSEWHERE}.")
+
+
+def identity(root: Path) -> Identity | None:
+    """Return what tells the database from any other file; None where there is none."""
+    with suppress(OSError):
+        state = (root / FILE_NAME).stat()
+        return state.st_dev, state.st_ino
+    return None
+
+
+def gone(root: Path) -> UserError:
+    """Return what is said where a store vanished that was open."""
+    path = root / FILE_NAME
+    what = path if root.is_dir() else root
+    how = "replaced by another" if path.exists() else "removed, moved or unmounted"
+    return UserError(
+        f"{what} was {how} while this command ran",
+        f"bring it back and run the command again, {ELSEWHERE}.",
+    )
 
 
 def _damage(database: sqlite3.Connection) -> str:

@@ -12,9 +12,11 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from layerparity.ground.errors import UserError
+from layerparity.ground.files import disk_cure
 from layerparity.settings.tracking import EMBEDDED, TrackingConfig, read_config
 from layerparity.tracking import database
-from layerparity.tracking.connection import knock, user_errors
+from layerparity.tracking.connection import knock
+from layerparity.tracking.failures import user_errors
 from layerparity.tracking.process import prepare_environment
 
 _LOCK_SECONDS = 5
@@ -32,6 +34,7 @@ def describe(raw: object) -> str:
 
 def _embedded(config: TrackingConfig) -> str:
     root = config.root
+    database.refuse_path(root)
     if not (root / database.FILE_NAME).exists():
         nearest = next(each for each in (root, *root.parents) if each.exists())
         if not nearest.is_dir():
@@ -83,5 +86,5 @@ def _refuse_locked(root: Path) -> None:
     except OSError as error:
         raise UserError(
             f"Cannot write to {root} ({error.strerror})",
-            f"change its permissions, {database.ELSEWHERE}.",
+            f"{disk_cure(error)}, {database.ELSEWHERE}.",
         ) from error

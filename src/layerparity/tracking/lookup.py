@@ -58,7 +58,7 @@ def expand(stored: StoredRuns, run: StoredRun, kind: str | None) -> list[StoredR
     finished = [replace(child, parent=run.id) for child in children if child.finished]
     if not finished:
         raise UserError(
-            f"None of the {len(children)} runs of the sweep '{run.name}' finished: run it again."
+            f"None of the {len(children)} runs of the sweep '{run.name}' finished", "run it again."
         )
     return [child for child in finished if child.kind == kind] or finished
 
@@ -72,7 +72,7 @@ def _latest(stored: StoredRuns, kind: str | None) -> list[StoredRun]:
     # A newer sweep of this kind may have made no run, because all its parts were reused.
     holds = [tag_is("kind", SWEEP), tag_is("holds", kind or "")]
     for sweep in stored.search(holds, limit=1) if kind else []:
-        if sweep.start_time > run.start_time and "children.finished" in sweep.tags:
+        if sweep.order > run.order and "children.finished" in sweep.tags:
             return expand(stored, sweep, kind)
     parent = stored.get(run.parent) if run.parent else None
     return expand(stored, parent or run, kind)
@@ -80,9 +80,9 @@ def _latest(stored: StoredRuns, kind: str | None) -> list[StoredRun]:
 
 def _folder(path: Path) -> StoredRun:
     if not path.exists():
-        raise UserError(f"There is no folder {path}: give a run's id, its name, or a folder.")
+        raise UserError(f"There is no folder {path}", "give a run's id, its name, or a folder.")
     if not path.is_dir():
-        raise UserError(f"{path} is a file: give the folder that holds it.")
+        raise UserError(f"{path} is a file", "give the folder that holds it.")
     return from_folder(path.resolve())
 
 
@@ -92,7 +92,7 @@ def _by_id(stored: StoredRuns, reference: str) -> StoredRun | None:
     runs = stored.search([id_starts(reference)], limit=2)
     if len(runs) > 1:
         both = " and ".join(f"{run.id} ({run.name})" for run in runs)
-        raise UserError(f"'{reference}' begins the ids {both}: give more of it.")
+        raise UserError(f"'{reference}' begins the ids {both}", "give more of it.")
     return runs[0] if runs else None
 
 

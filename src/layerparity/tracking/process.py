@@ -37,6 +37,8 @@ def prepare_environment(timeout_s: int) -> None:
     os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "1"
     os.environ["MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR"] = "1"
     os.environ["MLFLOW_HTTP_REQUEST_BACKOFF_JITTER"] = "0"
+    # Else one that answers "not now" says itself how long: an hour, and nobody is told.
+    os.environ["MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER"] = "false"
     os.environ[TIMEOUT] = str(timeout_s)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -27,6 +28,8 @@ from layerparity.tracking.store import open_store
 LOOPBACK = "127.0.0.1"
 START_SECONDS = 120
 STOP_SECONDS = 10
+# What it says of itself whenever it starts, advice for other uses included.
+_USUAL = re.compile(r"\[MLflow\]|.*\bINFO\b")
 
 
 @dataclass
@@ -43,9 +46,9 @@ class Server:
         raise UserError(f"The MLflow UI ended by itself: {self.last_words()}")
 
     def last_words(self) -> str:
-        """Return the last line the server wrote."""
+        """Return the last line the server wrote that a server which starts does not write."""
         self.log.seek(0)
-        lines = [line.strip() for line in self.log if line.strip()]
+        lines = [line.strip() for line in self.log if line.strip() and not _USUAL.match(line)]
         return lines[-1] if lines else "it said nothing."
 
 
@@ -83,7 +86,7 @@ def check_port(host: str, port: int) -> None:
     """Raise UserError unless a server may listen on this port now."""
     cure = f"choose another with job.port={port + 1 if 1023 < port < 65535 else 5001}"
     if not 0 < port < 65536:
-        raise UserError(f"There is no port {port}: {cure}.")
+        raise UserError(f"There is no port {port}", f"{cure}.")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         # As the server does it: a port whose last connections linger may be used again.
@@ -93,7 +96,7 @@ def check_port(host: str, port: int) -> None:
         except OSError as error:
             taken = error.errno == errno.EADDRINUSE
             reason = "is in use" if taken else f"cannot be used ({error.strerror})"
-            raise UserError(f"Port {port} on {host} {reason}: {cure}.") from error
+            raise UserError(f"Port {port} on {host} {reason}", f"{cure}.") from error
 
 
 def _launch(config: TrackingConfig, host: str, port: int, log: IO[str]) -> subprocess.Popen[bytes]:
@@ -129,6 +132,12 @@ def _await(server: Server) -> None:
         if answers(server.address):
             return
         time.sleep(0.2)
+    if server.process.poll() is None:
+        raise UserError(
+            f"The MLflow UI did not answer within {START_SECONDS} s",
+            "it may still be starting: wait until the machine and its disk are less busy, and run "
+            "the command again.",
+        )
     raise UserError(f"The MLflow UI did not start: {server.last_words()}")
 
 

@@ -15,7 +15,7 @@ from layerparity.record.stored_run import FAILED, FINISHED, KILLED, RUNNING, Sto
 from layerparity.settings.tracking import EMBEDDED, SERVER, read_config
 from layerparity.tracking import artifacts, interrupted, lookup, names, spool
 from layerparity.tracking.process import prepare_environment, stop_behind, terminable
-from layerparity.tracking.stored_runs import MEMBER_TAG, PAGE, StoredRuns, status_is
+from layerparity.tracking.stored_runs import MEMBER_TAG, PAGE, StoredRuns, count_tag, status_is
 
 if TYPE_CHECKING:
     from layerparity.tracking.active import ActiveRun
@@ -82,6 +82,8 @@ class Store(StoredRuns):
         from layerparity.tracking.active import ActiveRun
 
         ours = {**tags, "kind": kind, interrupted.OWNER: owner_tag()}
+        # Two that begin at once may share a count; then the clock decides between them.
+        ours |= count_tag(self.counted() + 1)
         ours[interrupted.BEAT] = interrupted.now()
         ours |= {"mlflow.source.name": "layerparity", "mlflow.source.type": "LOCAL"}
         # A container's user need not have a name.
@@ -98,7 +100,8 @@ class Store(StoredRuns):
         if local and not local.parents[2].is_dir():
             raise UserError(
                 f"The tracking server keeps artifacts in {local.parents[1]}, which is not on this "
-                "machine: start it with --artifacts-destination, or use tracking=embedded."
+                "machine",
+                "start it with --artifacts-destination, or use tracking=embedded.",
             )
         folder = local or spool.make_folder(self.config, info.run_id)
         run = ActiveRun(link, info.run_id, info.run_name, folder, local is None, parent)
@@ -144,4 +147,5 @@ def end_quietly(run: ActiveRun, error: BaseException) -> None:
     try:
         run.end(status, error)
     except UserError as second:
-        logging.getLogger(__name__).warning("Run %s could not be closed: %s", run.name, second)
+        # The next command that opens the store ends the run, and says so.
+        logging.getLogger(__name__).debug("Run %s could not be closed: %s", run.name, second)

@@ -25,6 +25,12 @@ SWEEP = "sweep"
 PAGE = 1000
 # How many runs are looked at where the newest ones are all some job's own.
 _MANY = 1000
+# A run's count, in so many digits that its text sorts as its number does.
+_SEQUENCE = "sequence"
+_DIGITS = 12
+_COUNT = re.compile(rf"[0-9]{{{_DIGITS}}}")
+# Runs of former versions have no count: they come after all others, by the clock.
+_NEWEST_FIRST = (f"tags.`{names.PREFIX}{_SEQUENCE}` DESC", "attributes.start_time DESC")
 
 
 class StoredRuns:
@@ -46,9 +52,13 @@ class StoredRuns:
                 [link.experiment_id],
                 " and ".join(clauses),
                 max_results=limit,
-                order_by=["attributes.start_time DESC"],
+                order_by=list(_NEWEST_FIRST),
             )
         return [self._stored(run) for run in page]
+
+    def counted(self) -> int:
+        """Return the count of the newest run, 0 where none was counted."""
+        return next((run.sequence for run in self.search([], limit=1)), 0)
 
     def newest(self, kind: str) -> StoredRun | None:
         """Return the newest finished run of a kind, or None."""
@@ -95,7 +105,7 @@ class StoredRuns:
         ids = [tag.removeprefix(MEMBER_TAG) for tag in tags if tag.startswith(MEMBER_TAG)]
         adopted = self.search([any_id(ids)], PAGE) if ids else []
         unique = {run.id: run for run in own + adopted}
-        return sorted(unique.values(), key=lambda run: (names.natural(run.name), run.start_time))
+        return sorted(unique.values(), key=lambda run: (names.natural(run.name), run.order))
 
     def _first(self, clauses: Sequence[str]) -> StoredRun | None:
         return next(iter(self.search(clauses, limit=1)), None)
@@ -107,12 +117,14 @@ class StoredRuns:
         started = datetime.fromtimestamp(info.start_time / 1000, tz=UTC)
         gone = info.status == RUNNING and interrupted.is_gone(tags, started)
         marked = info.status == KILLED and interrupted.TAG in tags
+        count = tags.get(_SEQUENCE, "")
         return StoredRun(
             id=info.run_id,
             name=info.run_name or "",
             status=INTERRUPTED if gone or marked else info.status,
             tags=tags,
             start_time=started,
+            sequence=int(count) if _COUNT.fullmatch(count) else 0,
             url=self._connection.run_url(info.run_id),
             parent=run.data.tags.get(names.PARENT_TAG),
             locate=partial(self._locate, info.run_id, info.artifact_uri),
@@ -128,8 +140,15 @@ class StoredRuns:
             with self._connection.user_errors():
                 return artifacts.download(self._connection.client, run_id, path, target)
         if not local.is_dir():
-            raise UserError(f"The artifacts of run {run_id} are gone from {local}: make it again.")
+            raise UserError(
+                f"The artifacts of run {run_id} are gone from {local}", "make it again."
+            )
         return local / path
+
+
+def count_tag(count: int) -> dict[str, str]:
+    """Return the tag of a run with this count."""
+    return {_SEQUENCE: f"{min(count, 10**_DIGITS - 1):0{_DIGITS}d}"}
 
 
 # Quotes and backslashes cannot be escaped in this language; % and _ are wildcards of LIKE.

@@ -30,7 +30,8 @@ class Request:
     ``stages`` are the scope's, in order; ``sites_of`` names the sites that hold what a stage is
     fed, the likeliest first, by what was measured of its block where that is known; ``golden``
     finds the stored golden runs that a name means, or the newest that fit for None: one run, the
-    finished children of a sweep, or none.
+    finished children of a sweep, or none. ``refuse_large`` is told sequences, and tokens of each,
+    before a batch of them is made: it raises UserError where no memory holds it.
     """
 
     config: Config
@@ -39,6 +40,7 @@ class Request:
     stages: tuple[str, ...]
     sites_of: Callable[[str, Block | None], Sequence[Site]]
     golden: Callable[[str | None], Sequence[Any]]
+    refuse_large: Callable[[int, int], None] = lambda sequences, tokens: None
 
     @property
     def max_tokens(self) -> int:

@@ -43,6 +43,7 @@ def prepare(settings: Settings, request: Request) -> Inputs:
         # A template holds the special tokens already.
         rows = [list(tokenizer(each, add_special_tokens=not chat)["input_ids"]) for each in whole]
     check_length(rows, request, "The prompt")
+    request.refuse_large(len(rows), request.config.seq_len or max(map(len, rows)))
     pad = tokenizer.pad_token_id
     inputs = batch(rows, request.config.seq_len, pad if isinstance(pad, int) else 0)
     inputs.source, inputs.texts = "prompt", texts

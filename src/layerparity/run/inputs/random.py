@@ -34,6 +34,7 @@ def prepare(settings: Settings, request: Request) -> Inputs:
     if tokens > MOST_TOKENS:
         found = f"inputs.batch={settings.batch} of seq_len={length} are {tokens} tokens"
         raise UserError(found, f"give {MOST_TOKENS} or less.")
+    request.refuse_large(settings.batch, length)
     mask = torch.ones((settings.batch, length), dtype=torch.int64)
     site = request.site_of(request.stages[0])
     inputs = Inputs("random", mask, positions(mask), synthetic=True)

@@ -24,8 +24,17 @@ class Settings:
 def prepare(settings: Settings, request: Request) -> Inputs:
     """Return the file's rows as one batch, int64 [batch, token].
 
-    Raises UserError where they are not token ids.
+    Raises UserError where they are not token ids, or too many.
     """
+    rows = rows_of(settings, request)
+    request.refuse_large(len(rows), request.config.seq_len or max(map(len, rows)))
+    inputs = batch(rows, request.config.seq_len, pad_of(request))
+    inputs.chosen = f"tokens of {Path(str(settings.file)).name}"
+    return inputs
+
+
+def rows_of(settings: Settings, request: Request) -> list[list[int]]:
+    """Return the file's rows. Raises UserError where they are not what the scope can be fed."""
     if settings.file is None:
         raise UserError(f"inputs=tokens wants inputs.file=<path>: {FORM}.")
     if not request.from_tokens:
@@ -36,9 +45,7 @@ def prepare(settings: Settings, request: Request) -> Inputs:
     path = Path(settings.file)
     rows = read_rows(path)
     check_length(rows, request, f"{path.name}")
-    inputs = batch(rows, request.config.seq_len, pad_of(request))
-    inputs.chosen = f"tokens of {path.name}"
-    return inputs
+    return rows
 
 
 def read_rows(path: Path) -> list[list[int]]:

@@ -112,7 +112,8 @@ class GpuBackend(Backend):
         if self.tp_degree > 1:
             raise UserError(
                 f"tp_degree={self.tp_degree}: tensor parallel runs are only on the neuron backend "
-                "for now: use tp_degree=1, and device_map=balanced for several GPUs."
+                "for now",
+                "use tp_degree=1, and device_map=balanced for several GPUs.",
             )
 
     def place(self, model: nn.Module, stages: Mapping[str, str]) -> list[Placed]:
@@ -136,8 +137,8 @@ class GpuBackend(Backend):
         moved = [stage for stage, device in self._device.items() if device != self._runs_on(stage)]
         if self.compiles and moved:
             raise UserError(
-                f"{moved[0]} does not fit where it runs, and offloaded weights cannot be compiled: "
-                "raise max_memory, run fewer layers, or use backend.compile=false."
+                f"{moved[0]} does not fit where it runs, and offloaded weights cannot be compiled",
+                "raise max_memory, run fewer layers, or use backend.compile=false.",
             )
         on_disk = sum(row.bytes for row in placed if row.device == "disk")
         if on_disk:

@@ -26,15 +26,16 @@ def require_tools(on_cuda: bool) -> None:
     """Raise UserError, with the install line, where torch.compile lacks what it needs here."""
     if on_cuda and importlib.util.find_spec("triton") is None:
         raise UserError(
-            "torch.compile on CUDA needs triton: pip install triton, or use backend.compile=false."
+            "torch.compile on CUDA needs triton",
+            "pip install triton, or use backend.compile=false.",
         )
     compiler = os.environ.get("CXX", "g++")
     headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
     if shutil.which(compiler) is None or not headers.is_file():
         missing = f"the compiler {compiler}" if shutil.which(compiler) is None else "Python.h"
         raise UserError(
-            f"torch.compile needs a C++ compiler and Python's headers, and {missing} is missing: "
-            "apt-get install g++ python3-dev, or use backend.compile=false."
+            f"torch.compile needs a C++ compiler and Python's headers, and {missing} is missing",
+            "apt-get install g++ python3-dev, or use backend.compile=false.",
         )
 
 

@@ -36,8 +36,8 @@ class OffloadFolder:
                 self.path = Path(made)
             except OSError as error:
                 raise UserError(
-                    f"Offloaded weights cannot be written to {self.parent} ({error.strerror}): "
-                    "name another folder with offload_folder=PATH."
+                    f"Offloaded weights cannot be written to {self.parent} ({error.strerror})",
+                    "name another folder with offload_folder=PATH.",
                 ) from error
         # accelerate writes through memory maps: a full disk would kill the process with SIGBUS.
         free = shutil.disk_usage(self.path).free
@@ -45,7 +45,8 @@ class OffloadFolder:
             self.remove()
             raise UserError(
                 f"{size_text(needed)} of weights go to disk and {self.parent} has "
-                f"{size_text(free)} free: name a larger disk with offload_folder=PATH."
+                f"{size_text(free)} free",
+                "name a larger disk with offload_folder=PATH.",
             )
 
     def of(self, stage: str) -> Path:

@@ -48,10 +48,12 @@ def from_config(
     """Return the backend for a machine that `detect` found; see `neuron.build`."""
     for key in _GPU_ONLY:
         if getattr(config, key) is not None:
-            raise UserError(f"{key} is for backend=gpu: leave it out with backend=neuron.")
+            raise UserError(f"{key} is for backend=gpu", "leave it out with backend=neuron.")
     exports = compiled is Compile.export
     if exports and config.tp_degree > 1:
-        raise UserError("backend.compile=export runs unsharded: use tp_degree=1, or compile=lazy.")
+        raise UserError(
+            "backend.compile=export runs unsharded", "use tp_degree=1, or compile=lazy."
+        )
     streams = config.device_map.strategy == STREAM
     runtime = XlaRuntime(machine.device == NEURON, config.tp_degree, excess_precision)
     runtime.prepare()
@@ -114,8 +116,8 @@ class NeuronBackend(Backend):
             _refuse_unless("experts_implementation", self.experts_implementation, _EXPERTS)
         if self.runtime.tp_degree > 1 and self.runtime.is_neuron:
             raise UserError(
-                f"tp_degree={self.runtime.tp_degree}: sharding is on XLA:CPU only for now: use "
-                "tp_degree=1, or backend.runtime=xla_cpu."
+                f"tp_degree={self.runtime.tp_degree}: sharding is on XLA:CPU only for now",
+                "use tp_degree=1, or backend.runtime=xla_cpu.",
             )
         sharding.check(config, sizes_of(config).divided, self.runtime.tp_degree)
 
@@ -184,7 +186,7 @@ class NeuronBackend(Backend):
 
 def _refuse_unless(key: str, value: str | None, known: tuple[str, ...]) -> None:
     if value not in known:
-        raise UserError(f"{key}={value} does not compile on XLA: use one of {', '.join(known)}.")
+        raise UserError(f"{key}={value} does not compile on XLA", f"use one of {', '.join(known)}.")
 
 
 # neuronx_distributed and its inference library both speak through the logger "Neuron".

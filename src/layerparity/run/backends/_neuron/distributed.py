@@ -57,7 +57,8 @@ def initialise(runtime: Runtime) -> Grant:
         if _current.asked != runtime.tp_degree:
             raise UserError(
                 f"The distributed environment is initialised with tp_degree={_current.asked}, and "
-                f"tp_degree={runtime.tp_degree} was asked: run each degree as a command of its own."
+                f"tp_degree={runtime.tp_degree} was asked",
+                "run each degree as a command of its own.",
             )
         _current.holders += 1
         return _current.granted
@@ -95,8 +96,8 @@ def check_collectives(runtime: Runtime) -> None:
     reach, world_size = runtime.world_size(), _current.granted.world_size
     if reach != world_size:
         raise UserError(
-            f"Device collectives reach {reach} of {world_size} ranks and would silently do "
-            "nothing: check NEURON_RT_VISIBLE_CORES, and start with torchrun, one rank per core."
+            f"Device collectives reach {reach} of {world_size} ranks and would silently do nothing",
+            "check NEURON_RT_VISIBLE_CORES, and start with torchrun, one rank per core.",
         )
 
 
@@ -107,12 +108,14 @@ def ranks(environment: Mapping[str, str]) -> tuple[int, int]:
         rank, world_size = int(values["RANK"]), int(values["WORLD_SIZE"])
     except ValueError as error:
         raise UserError(
-            "RANK and WORLD_SIZE must be whole numbers: start with torchrun."
+            "RANK and WORLD_SIZE must be whole numbers", "start with torchrun."
         ) from error
     if world_size > 1 and "RANK" not in environment:
-        raise UserError(f"WORLD_SIZE={world_size} without RANK: start with torchrun, or unset it.")
+        raise UserError(
+            f"WORLD_SIZE={world_size} without RANK", "start with torchrun, or unset it."
+        )
     if not 0 <= rank < world_size:
-        raise UserError(f"RANK={rank} is not below WORLD_SIZE={world_size}: start with torchrun.")
+        raise UserError(f"RANK={rank} is not below WORLD_SIZE={world_size}", "start with torchrun.")
     return rank, world_size
 
 
@@ -120,8 +123,9 @@ def _refuse_silent_collectives(runtime: Runtime, world_size: int) -> None:
     if world_size > 1 and not runtime.is_neuron:
         raise UserError(
             f"WORLD_SIZE={world_size}, but between processes XLA:CPU's collectives do nothing and "
-            f"numbers would be wrong: start without torchrun, with tp_degree={world_size}, which "
-            "shards within one process."
+            f"numbers would be wrong",
+            f"start without torchrun, with tp_degree={world_size}, which "
+            "shards within one process.",
         )
 
 
@@ -134,7 +138,8 @@ def _join(environment: _Environment) -> None:
         if dist.get_world_size() != world_size:
             raise UserError(
                 f"torch.distributed is already initialised with {dist.get_world_size()} ranks, "
-                f"not {world_size}: call torch.distributed.destroy_process_group() first."
+                f"not {world_size}",
+                "call torch.distributed.destroy_process_group() first.",
             )
         return
     # Alone, a store in memory will do: no port, so that two runs on one machine never collide.
@@ -146,13 +151,13 @@ def _join(environment: _Environment) -> None:
     except (RuntimeError, ValueError, KeyError) as error:
         if "xla" in str(error).lower() and isinstance(error, KeyError | ValueError):
             raise UserError(
-                "torch.distributed has no 'xla' backend: install the torch_xla that fits torch."
+                "torch.distributed has no 'xla' backend", "install the torch_xla that fits torch."
             ) from error
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise UserError(
             f"Rank {rank} of {world_size} could not join the others at {where} "
-            f"({str(error).splitlines()[0]}): check that every rank was started and the port is "
-            "free."
+            f"({str(error).splitlines()[0]})",
+            "check that every rank was started and the port is free.",
         ) from error
     environment.own_group = True
 
@@ -175,7 +180,8 @@ def _degree(runtime: Runtime, environment: _Environment) -> int:
         )
         raise UserError(
             f"tp_degree={asked} was asked and {granted} granted, with "
-            f"{environment.granted.world_size} rank(s): {cure}, or use tp_degree={granted}."
+            f"{environment.granted.world_size} rank(s)",
+            f"{cure}, or use tp_degree={granted}.",
         )
     return granted
 

@@ -69,8 +69,8 @@ class XlaRuntime(Runtime):
             if sorted((value or "").split()) != sorted((has or "").split()):
                 raise UserError(
                     f"XLA already runs in this process with {name}={has or 'unset'}, and reads it "
-                    "only once: run each tp_degree and each backend setting as a command of its "
-                    "own."
+                    "only once",
+                    "run each tp_degree and each backend setting as a command of its own.",
                 )
         _set_environment(wanted)
 
@@ -90,7 +90,7 @@ class XlaRuntime(Runtime):
             # Importing it puts a handler on the root logger.
             logging.root.handlers[:] = handlers
         if self.is_neuron and neuron_packages.torch_neuronx() is None:
-            raise UserError("torch_neuronx does not import: install it from AWS's own index.")
+            raise UserError("torch_neuronx does not import", "install it from AWS's own index.")
         if self.spmd:
             import torch_xla.runtime as xr
 
@@ -105,11 +105,11 @@ class XlaRuntime(Runtime):
         _started.update(self._environment())
         hardware = xr.device_type()
         if (hardware == "NEURON") is not self.is_neuron:
-            raise UserError(f"torch_xla took {hardware}: unset PJRT_DEVICE.")
+            raise UserError(f"torch_xla took {hardware}", "unset PJRT_DEVICE.")
         if self.spmd:
             self._mesh = _mesh(self.tp_degree)
         elif xr.is_spmd():
-            raise UserError("This process runs SPMD: run tp_degree=1 as a command of its own.")
+            raise UserError("This process runs SPMD", "run tp_degree=1 as a command of its own.")
         self._compiles, self._fallbacks = _count()
 
     def world_size(self) -> int:
@@ -187,7 +187,7 @@ class XlaRuntime(Runtime):
         if self.is_neuron:
             return {"PJRT_DEVICE": "NEURON", _FLAGS: _given[_FLAGS]}
         if self.spmd and _given[_COUNT] not in (None, str(self.tp_degree)):
-            raise UserError(f"{_COUNT}={_given[_COUNT]} contradicts tp_degree: unset {_COUNT}.")
+            raise UserError(f"{_COUNT}={_given[_COUNT]} contradicts tp_degree", f"unset {_COUNT}.")
         return {
             "PJRT_DEVICE": "CPU",
             _FLAGS: with_flags(_given[_FLAGS] or "", cpu_flags(self.excess_precision)),
@@ -235,7 +235,9 @@ def _mesh(tp_degree: int) -> Any:
 
     granted = xr.global_runtime_device_count()
     if granted != tp_degree:
-        raise UserError(f"tp_degree={tp_degree} was asked and {granted} granted: unset {_COUNT}.")
+        raise UserError(
+            f"tp_degree={tp_degree} was asked and {granted} granted", f"unset {_COUNT}."
+        )
     return xs.Mesh(np.arange(granted), (granted,), (_MESH_AXIS,))
 
 

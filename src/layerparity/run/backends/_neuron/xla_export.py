@@ -67,8 +67,8 @@ def _lower(module: nn.Module, args: tuple[Any, ...]) -> _Graph:
     program = exported(module, _distinct(args), _NO_CACHE, _NO_DATA)
     for written in _written(program):
         raise UserError(
-            f"This stage writes to {written} as it runs, which an exported graph would lose: use "
-            "backend.compile=lazy."
+            f"This stage writes to {written} as it runs, which an exported graph would lose",
+            "use backend.compile=lazy.",
         )
     # torch_xla's own decompositions make a safe softmax a plain one: NaN in rows that see no key.
     program = program.run_decompositions()

@@ -1,4 +1,6 @@
-"""Estimate what a stage needs beside its weights: activations at their peak, keys and values.
+"""Estimate what a stage needs beside its weights, and refuse a batch that no memory holds.
+
+Counted are activations at their peak, keys and values.
 
 The formulas of activations count the tensors that transformers' own modules hold at once, in
 inference, one stage at a time. They are estimates: kernels take scratch memory of their own, and an
@@ -21,11 +23,26 @@ H is the hidden size, h and k heads and KV heads of d channels, I the intermedia
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_right
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from layerparity.anatomy.family import OUTSIDE
+from layerparity.anatomy.family import OUTSIDE, family_of
 from layerparity.anatomy.site import Site
-from layerparity.anatomy.sizes import ModelSizes
+from layerparity.anatomy.sizes import ModelSizes, sizes_of
+from layerparity.ground.console import bytes_text
+from layerparity.ground.errors import UserError
+from layerparity.machine.memory import host_memory
+from layerparity.run import open_backend
+
+if TYPE_CHECKING:
+    from layerparity.run.inputs.base import Request
+    from layerparity.settings.config import Config
+
+# Bytes of a number, by the run's dtype.
+ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+# What transformers chooses for experts where nobody does.
+_EXPERTS = "grouped_mm"
 
 
 @dataclass(frozen=True)
@@ -98,6 +115,57 @@ def cache_bytes(
     site = Site(stage, "in")
     if site.layer is None or site.component not in ("", "self_attn"):
         return 0
-    window = sizes.windows[site.layer]
+    # A config.json that nobody has checked yet may list fewer blocks than it says.
+    window = sizes.windows[site.layer] if site.layer < len(sizes.windows) else 0
     kept = min(tokens, window) if window else tokens
     return 2 * -(-sizes.kv_heads // degree) * sizes.head_dim * kept * batch * itemsize
+
+
+def refuse_beyond_memory(request: Request, sequences: int, tokens: int) -> None:
+    """Raise UserError where a batch's activations and cache need more memory than is free.
+
+    Nothing is allocated for it. Weights, references and what is recorded come on top of what is
+    counted, so what is refused would not have run.
+    """
+    config, sizes = request.config, sizes_of(request.model)
+    room, where = _free(config)
+    family = family_of(str(request.model.get("model_type")))
+    work = ForwardPass(
+        sequences,
+        tokens,
+        ITEMSIZE[config.dtype.value],
+        config.attn_implementation or family.attention or "sdpa",
+        config.experts_implementation or open_backend.abilities(config).experts or _EXPERTS,
+    )
+
+    def needed(length: int) -> int:
+        made, new = replace(work, tokens=length), config.generate.max_new_tokens
+        size = {"batch": sequences, "tokens": length + new, "itemsize": work.itemsize}
+        sparse, stages = bool(sizes.experts), request.stages
+        cached = max(cache_bytes(sizes, stage, **size) for stage in stages) if new else 0
+        return cached + max(stage_activations(sizes, stage, sparse, made) for stage in stages)
+
+    if room is None or needed(tokens) <= room:
+        return
+    fitting = bisect_right(range(1, tokens + 1), room, key=needed)
+    cure = f"use seq_len={fitting} or less" if fitting else "give fewer sequences"
+    raise UserError(
+        f"{sequences} x {tokens} tokens need {bytes_text(needed(tokens))} in {config.dtype.value} "
+        f"for what one stage computes with, and {where} {bytes_text(room)} free",
+        f"{cure}; 'python run.py job=plan' shows what a run needs.",
+    )
+
+
+def _free(config: Config) -> tuple[int | None, str]:
+    """Return the most memory that one stage can have, None where nobody says, and whose it is."""
+    known = open_backend.abilities(config).memory_known
+    if not known and open_backend.affinity(config).score > 1:
+        return None, ""
+    if known and config.device_map.strategy != "cpu":
+        from layerparity.machine.gpus import free_gpu_memory
+
+        gpus = free_gpu_memory()
+        if gpus:
+            return max(gpus), "the largest GPU has"
+    memory = host_memory()
+    return memory.free, f"{memory.limit} leaves" if memory.limit else "this machine has"

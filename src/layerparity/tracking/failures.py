@@ -1,0 +1,147 @@
+"""Failures: what went wrong with a store or a tracking server, in one line with the cure."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from layerparity.ground.errors import UserError
+from layerparity.ground.files import disk_cure
+from layerparity.settings.tracking import SERVER, TrackingConfig
+from layerparity.tracking import database
+
+_VERSIONS = {
+    "out-of-date database schema": (
+        "another version of MLflow made them",
+        "install that version, or run 'mlflow db upgrade' with this one after a backup",
+    ),
+    "Can't locate revision": ("a newer version of MLflow made them", "install that version"),
+}
+_REFUSED = ("PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED")
+_UNKNOWN = "RESOURCE_DOES_NOT_EXIST"
+_LOGIN = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
+_WAIT = "wait until it is ready, and run the command again; its log, or its proxy's, says more."
+# By the status of HTTP: what the server says by it, and what helps.
+_STATUSES = {
+    401: ("refuses us", _LOGIN),
+    403: ("refuses us", _LOGIN),
+    408: ("took too long over a request", _WAIT),
+    413: ("takes no file of this size", "raise the limit of the server, or of its proxy."),
+    429: ("takes no more requests for now", "wait, and run the command again with fewer at once."),
+    500: ("failed over a request", "look into its log, which says why."),
+    502: ("is behind a proxy that cannot reach it", _WAIT),
+    503: ("is not ready, or has too much to do", _WAIT),
+    504: ("is behind a proxy that waited too long for it", _WAIT),
+    507: ("has no disk space left", "free some there."),
+}
+_SILENT = (
+    "does not answer",
+    "start it, correct tracking.uri, or keep the runs here with tracking=embedded.",
+)
+# As urllib3, after its last try, and MLflow say a status.
+_STATUS = re.compile(r"(?:too many|failed with error code) (\d{3})\b")
+_TOO_SLOW = re.compile(r"Read timed out|ReadTimeout|timeout exception")
+
+
+@contextmanager
+def user_errors(
+    config: TrackingConfig, identity: database.Identity | None = None
+) -> Iterator[None]:
+    """Raise UserError where disk, database or server failed; let bugs pass as they are.
+
+    Also where the embedded store's database is no more the file of this ``identity``: sqlite goes
+    on with a file that was removed, and what it writes there is lost.
+    """
+    import requests
+    from alembic.util.exc import CommandError
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import DBAPIError
+
+    causes = (MlflowException, CommandError, DBAPIError, sqlite3.Error)
+    try:
+        yield
+    except (*causes, requests.RequestException, OSError) as error:
+        _refuse_gone(config, identity, error)
+        known = _server(config, error) if config.name == SERVER else _embedded(config, error)
+        if known is None:
+            raise
+        raise known from error
+    _refuse_gone(config, identity)
+
+
+def _refuse_gone(
+    config: TrackingConfig, identity: database.Identity | None, error: Exception | None = None
+) -> None:
+    if identity is not None and database.identity(config.root) != identity:
+        raise database.gone(config.root) from error
+
+
+def _embedded(config: TrackingConfig, error: Exception) -> UserError | None:
+    if isinstance(error, OSError):
+        return _not_written(config, error)
+    for sign, (what, cure) in _VERSIONS.items():
+        if sign in str(error):
+            found = f"The runs in {config.root} cannot be used: {what}"
+            return UserError(found, f"{cure}, {database.ELSEWHERE}.")
+    return database.explained(config.root, error)
+
+
+def _not_written(config: TrackingConfig, error: OSError) -> UserError:
+    found = f"Cannot write to {config.root} ({error.strerror or error})"
+    return UserError(found, f"{disk_cure(error)}, {database.ELSEWHERE}.")
+
+
+def _server(config: TrackingConfig, error: Exception) -> UserError | None:
+    import requests
+    from mlflow.exceptions import MlflowException, RestException
+
+    where = f"The tracking server {config.address}"
+    if isinstance(error, RestException) and _status_of(error) is None:
+        said = " ".join(error.message.split())[:200]
+        if error.error_code in _REFUSED:
+            return UserError(f"{where} refuses us ({said})", _LOGIN)
+        if error.error_code == _UNKNOWN:
+            found = f"{where} no longer knows what this command uses ({said})"
+            return UserError(found, "its store was emptied or replaced; run the command again.")
+        # What we should not have asked.
+        return None
+    if isinstance(error, (MlflowException, requests.RequestException)):
+        what, cure = _answer(config, error)
+        return UserError(f"{where} {what}", cure)
+    if isinstance(error, (ConnectionError, TimeoutError)):
+        return unreachable(config)
+    # The spool and the cache are folders of this machine.
+    return _not_written(config, error) if isinstance(error, OSError) else None
+
+
+def _answer(config: TrackingConfig, error: Exception) -> tuple[str, str]:
+    """Return what a server did instead of answering as MLflow does, and what helps."""
+    status, text = _status_of(error), str(error)
+    if status in _STATUSES:
+        what, cure = _STATUSES[status]
+        return f"{what} (HTTP {status})", cure
+    if status or "Response body" in text:
+        number = f" (HTTP {status})" if status else ""
+        return f"does not answer like an MLflow server{number}", "correct tracking.uri."
+    if _TOO_SLOW.search(text):
+        cure = "look at what keeps it, or give it longer with tracking.timeout_s=SECONDS."
+        return f"did not answer within {config.timeout_s} s", cure
+    return _SILENT
+
+
+def _status_of(error: Any) -> int | None:
+    """Return the status of HTTP that an exception of MLflow or requests is about, if any."""
+    response = getattr(error, "response", None)
+    if response is not None:
+        return int(response.status_code)
+    said = _STATUS.search(str(error))
+    return int(said[1]) if said else None
+
+
+def unreachable(config: TrackingConfig) -> UserError:
+    """Return what is raised for a server that does not answer."""
+    what, cure = _SILENT
+    return UserError(f"The tracking server {config.address} {what}", cure)
