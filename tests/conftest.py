@@ -31,6 +31,7 @@ LONGEST = (
     "test_bisect.py",
     "test_install.py",
     "test_run.py",
+    "test_resume.py",
     "test_convert.py",
     "test_calibrated.py",
     "test_bisect_chained.py",

@@ -102,6 +102,7 @@ def _of_runs(folder: Path) -> dict[str, Target]:
             "effective_weights.json",
             lambda p: _bare(p).read_effective_weights(),
         ),
+        "progress": (_progress(), "progress.json", _read_progress),
     }
     return {
         name: _file(run if name == "manifest" else bare, good, file, read)
@@ -121,6 +122,42 @@ def _read_run(path: Path) -> object:
 
     manifest = from_folder(path.parent).read_manifest()
     return [(inside(path.parent, each.file), each.site.layer) for each in manifest.records]
+
+
+def _progress() -> bytes:
+    """Return the lines of an interrupted run's journal, as a JSON list without their hashes."""
+    manifest = json.loads((RUN / "manifest.json").read_text(encoding="utf-8"))
+    names = ("references", "warnings", "weights", "tensors_used", "effective", "skipped", "profile")
+    stage: dict[str, Any] = {name: [] if name in names[:2] else {} for name in names}
+    stage |= {
+        "name": "layers.0",
+        "feeds": manifest["feeds"][:2],
+        "records": manifest["records"][:2],
+    }
+    stage["weights"] = manifest["weights"]
+    return json.dumps([{"fingerprint": "f", "threads": 1, "processor": "p"}, stage]).encode()
+
+
+def _read_progress(path: Path) -> object:
+    """Read lines as if they had been written so, each with its hash."""
+    from layerparity.ground.files import text_digest
+    from layerparity.record.progress import read_progress
+
+    text = path.read_bytes().decode("utf-8", "replace")
+    try:
+        listed = json.loads(text)
+    except (ValueError, RecursionError):
+        listed = None
+    lines = [json.dumps(each) for each in listed] if isinstance(listed, list) else [text] * 2
+    last, journal = "", path.parent / ".progress" / "journal"
+    journal.parent.mkdir(exist_ok=True)
+    with journal.open("w", encoding="utf-8") as file:
+        for line in lines:
+            last = text_digest(last + line)
+            file.write(f"{last} {line}\n")
+    return [
+        record.site.layer for each in read_progress(path.parent).stages for record in each.records
+    ]
 
 
 def _first(path: Path) -> dict[str, Any]:

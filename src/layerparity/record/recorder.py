@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,7 @@ class Recorder:
         self.records: list[Record] = []
         self._background = ThreadPoolExecutor(1, "recorder")
         self._writing: deque[tuple[int, Future[None]]] = deque()
+        self._broken = False
 
     def write(
         self, name: str, tensors: Mapping[Site, torch.Tensor], specs: Mapping[Site, SiteSpec]
@@ -44,20 +46,11 @@ class Recorder:
         Tensors are on the CPU, of any dtype, in the axes of their spec, such as [batch, token,
         channel]. Raises UserError where the disk refused what was written before.
         """
-        import torch
-
         if not tensors:
             return []
         relative = stage_file(name)
-        size = sum(tensor.nbytes for tensor in tensors.values())
-        self._wait(WAITING - size)
-        # A copy: what was handed over may be the next stage's input, or a buffer used again.
-        copies = {
-            str(site): tensor.clone(memory_format=torch.contiguous_format)
-            for site, tensor in tensors.items()
-        }
-        writing = self._background.submit(self._files.write_tensors, relative, copies)
-        self._writing.append((size, writing))
+        named = {str(site): tensor for site, tensor in tensors.items()}
+        self.then(named, partial(self._files.write_tensors, relative))
         fresh = [
             Record(
                 site=site,
@@ -73,6 +66,34 @@ class Recorder:
         ]
         self.records += fresh
         return fresh
+
+    def then(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        work: Callable[[dict[str, torch.Tensor]], object],
+    ) -> None:
+        """Hand copies of tensors to ``work`` once all that was handed over before is on the disk.
+
+        Raises UserError where the disk refused what was written before.
+        """
+        import torch
+
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        self._wait(WAITING - size)
+        # A copy: what was handed over may be the next stage's input, or a buffer used again.
+        copies = {
+            name: tensor.clone(memory_format=torch.contiguous_format)
+            for name, tensor in tensors.items()
+        }
+
+        def unless_broken() -> None:
+            # What comes after a file that could not be written must not vouch for it.
+            if not self._broken:
+                self._broken = True
+                work(copies)
+                self._broken = False
+
+        self._writing.append((size, self._background.submit(unless_broken)))
 
     def finish(self) -> None:
         """Wait until everything is on the disk. Raises UserError where it refuses."""

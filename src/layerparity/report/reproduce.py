@@ -13,7 +13,7 @@ from layerparity.report.headline import first_failure
 # What a block run alone takes from its golden, or from the scope it is given instead.
 _REPLACED = ("inputs", "prompt", "seq_len", "generate", "feed", "scope", "layer", "start", "end")
 # What says where a run was kept or how it was called, not how it was made.
-_ASIDE = ("name", "reuse", "golden", "candidate", "tolerance", "tracking")
+_ASIDE = ("name", "reuse", "resume", "golden", "candidate", "tolerance", "tracking")
 # A line of an answer that is a remark, not a command; a shell passes over it.
 REMARK = "# "
 WHOLE_MODEL = "the whole model runs: scope=full alone can decode, as a token passes every block"

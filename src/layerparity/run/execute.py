@@ -14,6 +14,7 @@ from layerparity.ground.profile import MemoryPeaks, StageProfile, anonymous_byte
 from layerparity.record.manifest import Feed, SitePatterns
 from layerparity.record.recorder import Recorder
 from layerparity.run.inputs.base import Inputs
+from layerparity.run.journal import CHAIN, TOKENS, Journal
 from layerparity.run.pass_result import PassResult, Specs, StageOutput, StageRecord, Tensors
 from layerparity.run.ports.base import Call, Observed, Port
 
@@ -38,7 +39,8 @@ class Execution:
 
     ``input_sites`` are the sites that stages take their values from; ``progress`` is called with
     each stage and token that is done. With ``streams`` a stage's weights are there only while it
-    runs, and the next one's are read meanwhile where ``ahead`` says so.
+    runs, and the next one's are read meanwhile where ``ahead`` says so. The ``journal`` is told
+    what is done, and may know what another process has done already.
     """
 
     port: Port
@@ -52,9 +54,11 @@ class Execution:
     references: ReferenceRecorder | None = None
     streams: bool = False
     ahead: bool = False
+    journal: Journal | None = None
     _result: PassResult = field(default_factory=PassResult, init=False)
     _peaks: MemoryPeaks = field(default_factory=MemoryPeaks, init=False)
     _at: str = field(default="the start", init=False)
+    _loaded: set[str] = field(default_factory=set, init=False)
 
     def run(self) -> PassResult:
         """Load and run every stage once, then generate where asked; called once.
@@ -84,14 +88,24 @@ class Execution:
         self.port.begin(call)
         if self.references is not None:
             self.references.begin(call, room)
-        previous: StageOutput | None = None
-        for stage in self.stages:
+        done, state = self.journal.restore(self._result) if self.journal is not None else ([], {})
+        for name in done:
+            self.progress(name)
+        chain = state.get(CHAIN)
+        previous = None if chain is None else StageOutput(chain, chain)
+        for stage in self.stages[len(done) :]:
             previous, tensors, specs = self._visit(stage, previous, None)
             self._write(stage, stage, tensors, specs)
+            self._note(stage, self._needed(stage, previous), stage)
             self.progress(stage)
         if self.max_new_tokens:
-            assert previous is not None
-            self._result.new_tokens = self._generate(call, previous.host)
+            rows = list(state[TOKENS].split(1, dim=1)) if TOKENS in state else []
+            if not rows:
+                assert previous is not None
+                rows = [_greedy(previous.host)]
+                self._write("decode.0", self.stages[-1], *_chosen(0, rows[0]))
+                self._note("decode.0", {TOKENS: rows[0]})
+            self._result.new_tokens = self._generate(call, rows)
         if self.references is not None:
             self._result.reference = self.references.finish()
         self.recorder.finish()
@@ -103,7 +117,7 @@ class Execution:
         """Run one stage, its weights loaded before and given back afterwards where they stream."""
         self._at = stage
         profile = self._result.profile.stages.setdefault(stage, StageProfile())
-        if self.streams or stage not in self._result.weights:
+        if self.streams or stage not in self._loaded:
             self._load(stage, step, profile)
         passed = self._run_stage(stage, previous, step, profile)
         if self.streams:
@@ -118,6 +132,22 @@ class Execution:
             self.recorder.write(name, tensors, specs)
         self._note_peak(stage)
 
+    def _note(self, name: str, state: Mapping[str, torch.Tensor], *ran: str) -> None:
+        """Tell the journal what is done, the ``state`` that the next one needs, and who ran."""
+        if self.journal is not None:
+            caching = ran if self.max_new_tokens else ()
+            with self._result.profile.stages[(ran or self.stages)[-1]].timing("store"):
+                self.journal.note(name, self._result, state, caching)
+
+    def _needed(self, stage: str, output: StageOutput) -> dict[str, torch.Tensor]:
+        """Return what comes after a stage of the prefill and needs its output, which it is given.
+
+        A stage that has values of its own needs none, nor does the end of a run.
+        """
+        after = self.stages[self.stages.index(stage) + 1 :]
+        used = self._own(after[0], None) is None if after else self.max_new_tokens > 0
+        return {CHAIN: output.host} if used else {}
+
     def _note_peak(self, stage: str) -> None:
         """Count the memory that was held since the last call as a stage's."""
         profile = self._result.profile.stages[stage]
@@ -126,10 +156,13 @@ class Execution:
     def _load(self, stage: str, step: int | None, profile: StageProfile) -> None:
         """Load a stage's weights, and begin to read those of the stage after it."""
         result = self._result
+        self._loaded.add(stage)
         after = self.stages[self.stages.index(stage) + 1 :]
         if not after and self.max_new_tokens - 1 > (step or 0):
             # Before a new token the first stage is loaded again.
             after = self.stages
+        if not self.streams:
+            after = tuple(each for each in after if each not in self._loaded)
         with profile.timing("wait"):
             used = self.port.load(stage)
             # Before the prints: they, too, take time in which the next stage can be read.
@@ -147,14 +180,14 @@ class Execution:
         self, stage: str, previous: StageOutput | None, step: int | None, profile: StageProfile
     ) -> tuple[StageOutput, Tensors, Specs]:
         """Feed and run one stage; return its output, and what it showed at the wanted sites."""
-        site = self.input_sites[stage].at_step(step)
-        own = self.inputs.given.get(site)
+        own = self._own(stage, step)
         fed = previous if own is None else StageOutput(own, own)
         assert fed is not None, f"{stage} has neither given values nor a stage before it"
         with profile.timing("compute"):
             observed = self.port.run(stage, fed.device)
             output = StageOutput(observed.output, observed.output.detach().cpu())
         source = _FED_FROM.get(self.inputs.source, "tokens") if own is not None else "chain"
+        site = self.input_sites[stage].at_step(step)
         self._result.feeds.append(Feed(stage, site, tensor_digest(fed.host), source))
         tensors, specs = self._wanted_sites(stage, fed.host, output.host, observed, step)
         if self.references is not None:
@@ -163,6 +196,10 @@ class Execution:
                     StageRecord(stage, fed.host, own is None, tensors, specs, step)
                 )
         return output, tensors, specs
+
+    def _own(self, stage: str, step: int | None) -> torch.Tensor | None:
+        """Return the values a stage is given from outside, [batch, token, ...], or None."""
+        return self.inputs.given.get(self.input_sites[stage].at_step(step))
 
     def _wanted_sites(
         self,
@@ -205,19 +242,18 @@ class Execution:
         values = self.inputs.given
         return {layer: values[site] for layer, site in sites.items() if site in values}
 
-    def _generate(self, call: Call, logits: torch.Tensor) -> torch.Tensor:
+    def _generate(self, call: Call, rows: list[torch.Tensor]) -> torch.Tensor:
         """Decode greedily, every step captured; return the new tokens [batch, new tokens].
 
-        ``logits`` [batch, token, vocabulary] are the prefill's. Where a golden's tokens are given,
-        each step goes on from them (teacher forcing), so that one flip does not end the comparison;
-        the tokens returned are the run's own choices.
+        ``rows`` are the tokens [batch, 1] that there are, the prefill's choice first. Where a
+        golden's tokens are given, each step goes on from them (teacher forcing), so that one flip
+        does not end the comparison; the tokens returned are the run's own choices.
         """
         import torch
 
-        rows = [_greedy(logits)]
-        self._write("decode.0", self.stages[-1], *_chosen(0, rows[0]))
         mask = call.attention_mask
-        for step in range(1, self.max_new_tokens):
+        mask = torch.cat([mask, *(torch.ones_like(mask[:, :1]) for _ in rows[1:])], dim=1)
+        for step in range(len(rows), self.max_new_tokens):
             mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
             positions = mask.sum(-1, keepdim=True) - 1
             next_call = Call(mask, positions, call.cache, self._choices(step))
@@ -237,6 +273,7 @@ class Execution:
             rows.append(_greedy(state.host))
             chosen, chosen_specs = _chosen(step, rows[-1])
             self._write(f"decode.{step}", self.stages[-1], tensors | chosen, specs | chosen_specs)
+            self._note(f"decode.{step}", {TOKENS: torch.cat(rows, dim=1)}, *self.stages)
             self.progress(f"token {step + 1}")
         return torch.cat(rows, dim=1)
 

@@ -1,29 +1,22 @@
-"""A run's fingerprint: all that determines its numbers; and a stored run that has the same."""
+"""A run's fingerprint: all that determines its numbers."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from layerparity import __version__
-from layerparity.ground import console
-from layerparity.ground.errors import UserError
-from layerparity.ground.files import inside, text_digest
+from layerparity.ground.files import text_digest
 from layerparity.ground.resources import git_commit
-from layerparity.model.header import read_header
-from layerparity.record.folder import INPUTS, MANIFEST
-from layerparity.record.manifest import Manifest, ModelPrint
+from layerparity.record.manifest import ModelPrint
 from layerparity.run import open_port
 from layerparity.run.inputs._replay import replays
 from layerparity.settings.config import RunKind
-from layerparity.settings.tracking import EMBEDDED
 
 if TYPE_CHECKING:
-    from layerparity.record.stored_run import StoredRun
     from layerparity.run.prepare import Prepared
-    from layerparity.tracking.store import Store
 
 VERSIONED = ("torch", "transformers", "accelerate", "safetensors", "mlflow", "torch_xla")
 
@@ -101,39 +94,3 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return present
-
-
-def reusable(store: Store, fingerprint: str) -> StoredRun | None:
-    """Return the newest finished run with this fingerprint whose artifacts are whole, or None.
-
-    Whole means: the manifest can be read, and every file that it lists is there, as long as its own
-    header says, with the listed tensors. Bytes are not read; a comparison checks them. On a server
-    only the manifest is looked at.
-    """
-    stored = store.by_fingerprint(fingerprint)
-    if stored is None:
-        return None
-    try:
-        manifest = stored.read_manifest()
-        if manifest.fingerprint != fingerprint:
-            raise UserError(f"its {MANIFEST} is another run's")
-        if store.config.name == EMBEDDED:
-            _check_files(stored, manifest)
-    except UserError as error:
-        console.note(f"run {stored.name} ({stored.id[:8]}) is not reused: {error}")
-        return None
-    return stored
-
-
-def _check_files(run: Any, manifest: Manifest) -> None:
-    listed: dict[str, set[tuple[str, tuple[int, ...]]]] = {INPUTS: set()}
-    for record in manifest.records:
-        listed.setdefault(record.file, set()).add((str(record.site), record.shape))
-    for name, tensors in listed.items():
-        path = inside(run.folder, name)
-        if not path.is_file():
-            raise UserError(f"{name} is gone.")
-        present = {(each.name, each.shape) for each in read_header(path).tensors}
-        lost = sorted(site for site, _ in tensors - present)
-        if lost:
-            raise UserError(f"{name} does not hold {lost[0]}.")

@@ -11,8 +11,8 @@ from layerparity.ground import console
 from layerparity.ground.errors import UserError
 from layerparity.record.manifest import Manifest
 from layerparity.record.recorder import Recorder
-from layerparity.run import goldens, open_backend, open_port, terminal, write
-from layerparity.run.fingerprint import fingerprint_of, reusable
+from layerparity.run import goldens, open_backend, open_port, reuse, terminal, write
+from layerparity.run.fingerprint import fingerprint_of
 from layerparity.run.ports.base import Assets, Port
 from layerparity.run.prepare import Prepared, plan_run, prepare, with_kind
 from layerparity.run.sweep import PARENT_VARIABLE
@@ -20,6 +20,7 @@ from layerparity.settings.config import Config, RunKind
 from layerparity.tracking.links import say_link, say_served
 
 if TYPE_CHECKING:
+    from layerparity.record.progress import StoredProgress
     from layerparity.run.pass_result import PassResult
     from layerparity.run.reference import ReferenceRecorder
     from layerparity.tracking.store import Store
@@ -33,15 +34,17 @@ def make(config: Config) -> str:
     # What can be refused without torch is refused before it: importing it takes seconds.
     plan = plan_run(with_kind(config))
     terminal.say_loading(config)
+    reuse.can_go_on(config)
     store = open_store(config.tracking)
     goldens.refuse_unknown(plan.config, plan.scope.stages, store)
     # The backend decides what more may be imported, and by whom.
     with open_backend.opened(plan.config) as backend:
         prepared = prepare(plan, backend, store)
         mark = fingerprint_of(prepared)
-        again = reusable(store, mark) if config.reuse else None
-        if again is None:
-            return _run(prepared, store, parent, mark, began)
+        with reuse.alone(config, store, mark):
+            again = reuse.reusable(store, mark) if config.reuse else None
+            if again is None:
+                return _run(prepared, store, parent, mark, began)
     if parent:
         store.adopt(parent, again)
     console.say(f"Reusing run {again.name} ({again.id}): same fingerprint.\n{again.url}")
@@ -53,9 +56,11 @@ def _run(
     prepared: Prepared, store: Store, parent: str | None, fingerprint: str, began: float
 ) -> str:
     """Execute a run that is decided, and keep it in the store under a parent; return its id."""
+    from layerparity.record.progress import remove_progress
     from layerparity.tracking.system import SystemMetrics
 
     config = prepared.config
+    before = reuse.resumable(store, fingerprint) if config.resume else None
     port = build_port(prepared)
     name = config.name or write.run_name(prepared)
     if config.name and parent:
@@ -65,8 +70,12 @@ def _run(
     params = write.params(config)
     with store.start(name, config.kind.value, tags, params, parent=parent) as active:
         executed = time.perf_counter()
+        progress = reuse.go_on(active, *before) if before else None
         with SystemMetrics() as system:
-            manifest, result = execute(prepared, port, active.folder, fingerprint)
+            notes = reuse.can_go_on(config)
+            manifest, result = execute(
+                prepared, port, active.folder, fingerprint, before=progress, notes=notes
+            )
         active.log_metrics(system.points)
         if not manifest.records:
             raise UserError("The run stored no site: capture.include= matches none of the scope's.")
@@ -75,6 +84,8 @@ def _run(
         now = time.perf_counter()
         took = {"seconds": now - executed, "whole": now - began}
         write.finish(prepared, active, manifest, result, **took)
+    # Not before the store knows that the run is finished: until then it can be resumed.
+    remove_progress(active.folder)
     say_link(active, config.tracking)
     return str(active.id)
 
@@ -112,14 +123,29 @@ def _references(prepared: Prepared, port: Port, folder: Path) -> ReferenceRecord
 
 
 def execute(
-    prepared: Prepared, port: Port, folder: Path, fingerprint: str
+    prepared: Prepared,
+    port: Port,
+    folder: Path,
+    fingerprint: str,
+    *,
+    before: StoredProgress | None = None,
+    notes: bool = False,
 ) -> tuple[Manifest, PassResult]:
-    """Run the scope, its tensors kept in ``folder``; return what describes them."""
+    """Run the scope, its tensors kept in ``folder``; return what describes them.
+
+    With ``notes`` another process can go on where this one stops, as this one does from what was
+    noted ``before``.
+    """
     from layerparity.model.prints import against
     from layerparity.run.execute import Execution
+    from layerparity.run.journal import Journal
 
     config, stages = prepared.config, prepared.scope.stages
-    recorder = Recorder(folder)
+    recorder, references = Recorder(folder), _references(prepared, port, folder)
+    journal = None
+    if notes:
+        warnings = prepared.backend.warnings
+        journal = Journal(folder, fingerprint, port, recorder, references, warnings, before)
     more = max(config.generate.max_new_tokens - 1, 0)
     title = "blocks and tokens" if more else "blocks"
     with console.progress(title, len(stages) + more) as bar:
@@ -135,9 +161,10 @@ def execute(
             recorder=recorder,
             progress=bar.step,
             max_new_tokens=config.generate.max_new_tokens,
-            references=_references(prepared, port, folder),
+            references=references,
             streams=prepared.backend.streams,
             ahead=prepared.backend.ahead,
+            journal=journal,
         ).run()
     result.effective = {
         stage: against(prepared.checkpoint, prints) for stage, prints in result.effective.items()

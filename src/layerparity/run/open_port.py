@@ -157,7 +157,17 @@ def _check_keys(target: str, make: Callable[..., Any], keys: Mapping[str, Any]) 
         raise UserError(f"The port {target}: {error}. {takes}") from error
 
 
-_CHECKED = ("place", "load", "begin", "run", "new_cache", "release", "effective_weights")
+_CHECKED = (
+    "place",
+    "load",
+    "begin",
+    "run",
+    "new_cache",
+    "cached",
+    "refill",
+    "release",
+    "effective_weights",
+)
 
 
 def said(error: Exception) -> str:

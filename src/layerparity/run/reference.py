@@ -8,7 +8,7 @@ are the golden's in all of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ from layerparity.record.references import CHAINED, ISOLATED, ReferenceWriter
 from layerparity.run.pass_result import StageRecord
 from layerparity.run.ports._canonical import CHOICES
 from layerparity.run.ports._evaluate import SCORES, Evaluator
-from layerparity.run.ports.base import Call, Observed
+from layerparity.run.ports.base import Call, Observed, Port
 
 if TYPE_CHECKING:
     from layerparity.run.ports.hf import HfPort
@@ -101,6 +101,20 @@ class ReferenceRecorder:
     def finish(self) -> str:
         """Write the index; return its hash."""
         return self.writer.finish()
+
+    def states(self) -> dict[str, torch.Tensor]:
+        """Return what each chained way put out last, [batch, token, channel] on the CPU, by way."""
+        tracks = self._sets.get(CHAINED, {})
+        return {_way(key): t.state.cpu() for key, t in tracks.items() if t.state is not None}
+
+    def go_on_from(self, states: Mapping[str, torch.Tensor]) -> None:
+        """Take `states` of another process for what each chained way put out last."""
+        for key, track in self._sets.get(CHAINED, {}).items():
+            track.state = states.get(_way(key))
+
+    def caching(self) -> dict[str, Port]:
+        """Return what keeps a cache of its own beside the port, by way."""
+        return {_way(key): track.evaluator for key, track in self._sets[ISOLATED].items()}
 
     def _tracks(self) -> Tracks:
         """Return a track for the reference and for each way in each floating type."""
@@ -212,6 +226,11 @@ def _by_site(record: StageRecord, observed: Observed) -> dict[Site, torch.Tensor
         site = Site(str(Place(owner.layer, path)), end, phase, step)
         tensors[site] = observed.tensors[SCORES]
     return tensors
+
+
+def _way(key: tuple[str, str]) -> str:
+    """Return the name of a way in a floating type: ``bfloat16 plain``, and `` reference``."""
+    return " ".join(key)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -217,6 +217,7 @@ class Config:
     to: str | None = key(None, "job=convert: folder to write; job=plan: JSON file to write")
     name: str | None = key(None, "name of the run")
     reuse: bool = key(False, "take a finished run with the same fingerprint")
+    resume: bool = key(False, "go on with an interrupted run of the same fingerprint")
 
 
 def checked(composed: Any) -> Config:

@@ -12,13 +12,15 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from layerparity.ground.errors import UserError
 from layerparity.ground.files import write_text
 from layerparity.ground.secrets import redacted
 from layerparity.record.folder import RunFolder
-from layerparity.record.stored_run import FINISHED, KILLED
+from layerparity.record.stored_run import FINISHED, KILLED, StoredRun
 from layerparity.tracking import artifacts, interrupted, names, system
 from layerparity.tracking.connection import Connection
 from layerparity.tracking.process import name_of, stop_behind
+from layerparity.tracking.stored_runs import RESUMED_BY
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
@@ -112,6 +114,23 @@ class ActiveRun:
         self.log_text(json.dumps({"columns": list(columns), "data": rows}, allow_nan=False), path)
         self._tables.append({"path": path, "type": "table"})
         self.set_tags({"mlflow.loggedArtifacts": json.dumps(self._tables)})
+
+    def take_over(self, run: StoredRun, folder: Path) -> None:
+        """Make an interrupted run's folder in an embedded store this one's, which is empty yet.
+
+        Both get a tag that names the other. Raises UserError where another process took them.
+        """
+        try:
+            # One step, so that one of several commands takes it; there is no folder left behind.
+            folder.rename(self.folder)
+        except OSError as error:
+            raise UserError(
+                f"Run {run.name} ({run.id[:8]}) cannot be resumed ({error.strerror})",
+                "another command may go on with it: wait for that one.",
+            ) from error
+        self.set_tags({"resumed": run.id})
+        with self.connection.user_errors():
+            self.connection.client.set_tag(run.id, names.PREFIX + RESUMED_BY, self.id)
 
     def publish(self) -> None:
         """Upload the files where the artifact store is remote; a local one has them already."""

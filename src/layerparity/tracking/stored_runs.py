@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from layerparity.ground.errors import UserError
 from layerparity.record.stored_run import FINISHED, INTERRUPTED, KILLED, RUNNING, StoredRun
 from layerparity.settings.tracking import TrackingConfig
-from layerparity.tracking import artifacts, interrupted, names
+from layerparity.tracking import artifacts, database, interrupted, names
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from layerparity.tracking.connection import Connection
 
 MEMBER_TAG = "member."
+# Of a run that another one went on with: which.
+RESUMED_BY = "resumed_by"
 SWEEP = "sweep"
 PAGE = 1000
 # How many runs are looked at where the newest ones are all some job's own.
@@ -68,6 +71,23 @@ class StoredRuns:
         """Return the newest finished run with this fingerprint, or None."""
         clause = tag_is("fingerprint", fingerprint)
         return self._first([clause, status_is(FINISHED)])
+
+    def unfinished(self, fingerprint: str) -> list[StoredRun]:
+        """Return the runs of a fingerprint that ended early, from the newest to a finished one."""
+        runs = self.search([tag_is("fingerprint", fingerprint)], PAGE)
+        since = takewhile(lambda run: run.status != FINISHED, runs)
+        # What another run went on with has no files any more.
+        return [run for run in since if run.status != RUNNING and RESUMED_BY not in run.tags]
+
+    def own_folder(self, run: StoredRun) -> Path:
+        """Return a run's folder in an embedded store. Raises UserError for one elsewhere.
+
+        Whoever made the store may have named any folder as a run's.
+        """
+        folder = run.folder.resolve()
+        if folder != (self.config.root / database.ARTIFACTS / run.id / "artifacts").resolve():
+            raise UserError(f"its folder is not the store's own ({folder})")
+        return folder
 
     def runs(self, kind: str | None = None, limit: int = 100) -> list[StoredRun]:
         """Return runs of any status, newest first."""

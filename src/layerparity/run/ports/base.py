@@ -140,5 +140,15 @@ class Port(ABC):
     def new_cache(self, batch: int, max_tokens: int) -> Any:
         """Return a static cache for ``max_tokens`` tokens a sequence. Raises UserError without."""
 
+    def cached(self, stage: str) -> dict[str, torch.Tensor] | None:
+        """Return what the last pass put into its cache at a stage, on the CPU, by names of its own.
+
+        None where the port does not say: a run that generates is then not resumed.
+        """
+        return None
+
+    def refill(self, stage: str, cached: Mapping[str, torch.Tensor]) -> None:  # noqa: B027
+        """Put what `cached` returned into the cache of the pass that was begun, in that order."""
+
     def release(self, stage: str) -> None:  # noqa: B027
         """Give a stage's memory back."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.family import ROUTED, Tap
@@ -248,6 +248,42 @@ class HfPort(Port):
     def new_cache(self, batch: int, max_tokens: int) -> HfCache:
         """Return transformers' static cache with a host-side twin that only counts."""
         return HfCache(self.skeleton, max_tokens)
+
+    def cached(self, stage: str) -> dict[str, torch.Tensor] | None:
+        """Return keys and values [batch, head, token, channel] that a pass just put in at a stage.
+
+        Empty where the stage keeps none, None for a cache that holds more than these.
+        """
+        import torch
+
+        layer = self._cache_of(stage)
+        if layer is None or not layer.is_initialized:
+            return {}
+        if type(layer).__name__ not in ("StaticLayer", "StaticSlidingWindowLayer"):
+            return None
+        assert self._call is not None
+        # A sliding window that is full moves on: what is new stands at its end.
+        end = min(int(self._call.attention_mask.shape[-1]), layer.max_cache_len)
+        places = torch.arange(max(end - self._call.tokens, 0), end)
+        places = self.assets.backend.send(stage, places)
+        parts = {"keys": layer.keys, "values": layer.values}
+        return self.assets.backend.fetch(
+            {name: part.index_select(2, places) for name, part in parts.items()}
+        )
+
+    def refill(self, stage: str, cached: Mapping[str, torch.Tensor]) -> None:
+        """Put keys and values [batch, head, token, channel] into the cache, as the pass did."""
+        layer, backend = self._cache_of(stage), self.assets.backend
+        if layer is not None and cached:
+            layer.update(*(backend.send(stage, cached[name]) for name in ("keys", "values")))
+            # Lazy operations would become part of the next stage's graph.
+            backend.fetch({})
+
+    def _cache_of(self, stage: str) -> Any:
+        """Return the part of the cache that is a block's, or None."""
+        place = Place.parse(stage)
+        cache = self._call.cache if self._call is not None else None
+        return None if cache is None or place.layer is None else cache.device.layers[place.layer]
 
     def _arguments_of(self, stage: str) -> dict[str, Any]:
         layer = Site(stage, "in").layer
