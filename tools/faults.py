@@ -1,0 +1,109 @@
+"""Kill, fill, damage and mislead whatever keeps runs; count what is lost or falsely whole.
+
+    python tools/faults.py --seed 0 --count 100
+    make test-faults SEED=0 COUNT=100
+
+COUNT is out of a hundred: 100 are the full numbers of each subject. Each trial follows from the
+seed, its subject and its number, so that --only SUBJECT:NUMBER makes one again; what it found, and
+the folder of the store it was found in, stands below the table. Traffic stays on this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from faults_kills import interrupt, kill, write_together
+from faults_scene import COMMANDS, CRASH, LEFT, LOST, WHOLE, Finding, Scene
+from layerparity.ground import console
+
+COLUMNS = (LOST, WHOLE, CRASH, LEFT)
+Trial = Callable[[Scene, int, random.Random], Iterator[Finding]]
+
+
+def subjects() -> dict[str, tuple[int, Trial]]:
+    """Return the subjects by name: how many trials are all of them, and the trial."""
+    from layerparity.settings import config
+
+    known = config.every_key()
+    kills: dict[str, tuple[int, Trial]] = {
+        f"kill {name}": (100, partial(_kill, name))
+        for name in COMMANDS
+        if name != "resume" or "resume" in known
+    }
+    return {
+        **kills,
+        "writers": (20, write_together),
+        "signals": (50, interrupt),
+    }
+
+
+def _kill(name: str, scene: Scene, number: int, maker: random.Random) -> Iterator[Finding]:
+    return kill(scene, name, number, maker)
+
+
+def chosen(numbers: int, count: int) -> list[int]:
+    """Return the numbers of a subject's trials: so many of a hundred, one at least, spread."""
+    many = max(1, round(numbers * min(count, 100) / 100))
+    return [at * numbers // many for at in range(many)]
+
+
+def carried_out(
+    folder: Path, seed: int, count: int, only: str
+) -> tuple[dict[str, Counter[str]], list[str]]:
+    """Carry out the trials; return by subject how many there were and what was found, and where."""
+    known = subjects()
+    asked, _, one = only.partition(":")
+    plan = {
+        name: [int(one)] if one else chosen(numbers, count)
+        for name, (numbers, _) in known.items()
+        if not asked or name.startswith(asked)
+    }
+    counts = {name: Counter[str]() for name in plan}
+    said: list[str] = []
+    scene = Scene(folder)
+    with console.progress("trials", sum(map(len, plan.values()))) as bar:
+        for name, numbers in plan.items():
+            for number in numbers:
+                began = time.monotonic()
+                maker = random.Random(f"{seed}:{name}:{number}")  # noqa: S311
+                found = list(known[name][1](scene, number, maker))
+                counts[name].update({"tried": 1}, seconds=round(time.monotonic() - began, 1))
+                # Of one trial each column counts once, however much it shows.
+                counts[name].update({column for column, _ in found})
+                said += [f"{name}:{number} {column}: {what}" for column, what in found]
+                bar.step(name)
+    return counts, said
+
+
+def main() -> int:
+    """Try, print the table; return 1 if anything was lost, falsely whole, a crash or left behind."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else "")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=100, help="of a hundred: 100 are all")
+    parser.add_argument("--only", default="", help="SUBJECT, or SUBJECT:NUMBER of one trial")
+    parser.add_argument("--folder", type=Path, help="where stores are made; kept afterwards")
+    asked = parser.parse_args()
+    began = time.monotonic()
+    folder = asked.folder or Path(tempfile.mkdtemp(prefix="layerparity-faults-"))
+    counts, said = carried_out(folder, asked.seed, asked.count, asked.only)
+    rows = [
+        (name, each["tried"], *(each[column] for column in COLUMNS), f"{each['seconds']:.0f} s")
+        for name, each in counts.items()
+    ]
+    console.table("Faults", ("what", "tried", *COLUMNS, "time"), rows)
+    print(f"seed {asked.seed}, COUNT {asked.count}, {time.monotonic() - began:.0f} s")
+    for line in said:
+        print(f"seed {asked.seed}: {line}")
+    return 1 if said else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

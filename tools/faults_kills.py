@@ -1,0 +1,164 @@
+"""Trials of `tools/faults.py` that end a process: kills, signals, writers on a fresh store."""
+
+from __future__ import annotations
+
+import random
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+from faults_child import Child, Ended, Moment, Task
+from faults_scene import (
+    COMMANDS,
+    CRASH,
+    LEFT,
+    LOST,
+    SINGLE,
+    WHOLE,
+    Course,
+    Finding,
+    Place,
+    Scene,
+    changes,
+)
+
+WRITERS = 8
+# How many of a hundred kills are at moments of chance; the others at chosen ones.
+BY_CHANCE = 60
+_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+_SIGNALLED = ("golden", "sweep", "compare")
+# A command names a run and its page when that run has ended.
+_SAID = re.compile(r"^\S.*  ([0-9a-f]{32})$", re.MULTILINE)
+
+
+def kill(scene: Scene, name: str, number: int, maker: random.Random) -> Iterator[Finding]:
+    """Kill a command, run it again, and yield what was lost."""
+    course, place = scene.course(name), scene.place()
+    if name == "resume":
+        _cut_off(scene, place, maker)
+    before = place.held() if name == "resume" else scene.held
+    if number % 100 < BY_CHANCE:
+        child = Child(place.task(COMMANDS[name]))
+        time.sleep(maker.random() * course.ended.seconds)
+        child.send()
+        ended, moment = child.wait(), "at a moment of chance"
+    else:
+        chosen = _chosen(course.moments, maker, number)
+        ended, moment = place.run(COMMANDS[name], stop=chosen), str(chosen)
+    found = [*_of_command(ended, "killed", (-signal.SIGKILL, course.ended.status))]
+    again = place.run(COMMANDS[name])
+    found += _of_command(again, "the next command", (course.ended.status,), LOST)
+    after = place.held()
+    found += [*changes(before, after, course.right), *place.leftovers()]
+    if name != "sweep":
+        found += _believed(ended, {each.id for each in after if each.status == "FINISHED"})
+    yield from ((column, f"{moment}: {what} in {place.folder}") for column, what in found)
+    if not found:
+        scene.remove(place)
+
+
+def _cut_off(scene: Scene, place: Place, maker: random.Random) -> None:
+    """Leave a golden run that is cut off between two of its stages."""
+    moments = scene.course("golden").moments
+    written = [each for each in moments if each.point.endswith("write_tensors") and each.after]
+    place.run(COMMANDS["golden"], stop=maker.choice(written))
+
+
+def _chosen(moments: list[Moment], maker: random.Random, number: int) -> Moment:
+    """Return the moment of a number: each point in turn, its first call, its last, any other."""
+    points = sorted({each.point for each in moments})
+    turn, point = divmod(number % 100 - BY_CHANCE, len(points))
+    there = [each for each in moments if each.point == points[point]]
+    if turn > 1:
+        return maker.choice(there)
+    before = bool((point + turn) % 2)
+    return there[0 if before else 1] if turn == 0 else there[-2 if before else -1]
+
+
+def _of_command(
+    ended: Ended, what: str, right: tuple[int | None, ...], column: str = LEFT
+) -> Iterator[Finding]:
+    """Yield what is wrong with how a command ended; ``column`` counts a wrong status."""
+    if ended.crashed:
+        yield CRASH, f"{what}: {ended.last}"
+    elif ended.status is None:
+        yield LEFT, f"{what} hung"
+    elif ended.status not in right:
+        yield column, f"{what} ends with {ended.status}: {ended.last}"
+
+
+def _believed(ended: Ended, finished: set[str]) -> Iterator[Finding]:
+    for run_id in _SAID.findall(ended.out):
+        if run_id not in finished:
+            yield LOST, f"run {run_id[:8]} was said to have ended"
+
+
+def interrupt(scene: Scene, number: int, maker: random.Random) -> Iterator[Finding]:
+    """Send a signal to a command of a user's, once or several times; yield what was lost."""
+    name, sent = _SIGNALLED[number // 3 % 3], _SIGNALS[number % 3]
+    course, place = scene.course(name), scene.place()
+    whole = _whole(scene, name)
+    child = Child(place.task(COMMANDS[name]), real=True)
+    time.sleep(maker.random() * whole.seconds)
+    for _ in range(maker.choice((1, 1, 2, 5))):
+        child.send(sent)
+        time.sleep(0.05)
+    ended = child.wait()
+    # Before Python knows what to do with it, a signal ends a process as such.
+    right = (128 + sent, -sent, whole.status)
+    found = [*_of_command(ended, sent.name, right)]
+    # What is removed at a command's own end is not left to the next one.
+    if ended.status == 128 + sent:
+        found += place.leftovers()
+    found += [*changes(scene.held, place.held(), course.right)]
+    yield from ((column, f"{name}, {sent.name}: {what} in {place.folder}") for column, what in found)
+    if not found:
+        scene.remove(place)
+
+
+_WHOLE: dict[str, Ended] = {}
+
+
+def _whole(scene: Scene, name: str) -> Ended:
+    """Return how a command ends that imports everything for itself; it is run once."""
+    if name not in _WHOLE:
+        place = scene.place()
+        _WHOLE[name] = Child(place.task(COMMANDS[name]), real=True).wait()
+        scene.remove(place)
+    return _WHOLE[name]
+
+
+def write_together(scene: Scene, number: int, maker: random.Random) -> Iterator[Finding]:
+    """Let several processes begin a store at once, and kill one of them; yield what was lost."""
+    place = scene.fresh()
+    # Every fourth time nobody has made a template of a store before.
+    if number % 4 == 0:
+        place.cache = place.folder / "cache"
+    ends: list[Ended] = []
+    tasks = [place.task((*SINGLE, f"name=writer-{each}")) for each in range(WRITERS)]
+    children = [Child(task) for task in tasks]
+    waiting = [threading.Thread(target=lambda c=each: ends.append(c.wait())) for each in children]
+    for each in waiting:
+        each.start()
+    time.sleep(maker.random() * 2)
+    children[0].send()
+    for each in waiting:
+        each.join()
+    found = [f for ended in ends for f in _of_command(ended, "a writer", (0, -signal.SIGKILL))]
+    found += _of_command(place.run((*SINGLE, "name=next")), "the next command", (0,), LOST)
+    after = place.held()
+    found += [*changes([], after, {}), *place.leftovers()]
+    done = {each.name: each.content for each in after if each.status == "FINISHED"}
+    for name in ("next", *(f"writer-{each}" for each in range(1, WRITERS))):
+        if name not in done:
+            found.append((LOST, f"{name} is not there"))
+    if len(set(done.values())) > 1:
+        found.append((WHOLE, "the writers' numbers differ"))
+    yield from ((column, f"{what} in {place.folder}") for column, what in found)
+    if not found:
+        scene.remove(place)
+
+
+__all__ = ["Task", "interrupt", "kill", "write_together"]

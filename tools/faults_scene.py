@@ -1,0 +1,243 @@
+"""The scenes of `tools/faults.py`: a store with a golden and a candidate, and what is left of it.
+
+A store is read in full, every tensor against its hash, by a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from faults_child import Ended, Moment, Task, run
+
+# What is found, by the column that counts it.
+LOST, WHOLE, CRASH, LEFT = "lost", "falsely whole", "exit 3", "left behind"
+Finding = tuple[str, str]
+HERE = ("backend=gpu", "device_map=cpu")
+FAULT = ("port=fault", "port.name=gate_up_swapped")
+PROMPT = "prompt.text='The sea is'"
+GOLDEN = (*HERE, "scope=range", "start=0", "end=1", "capture=components", PROMPT)
+CANDIDATE = (*HERE, *FAULT, "kind=candidate", "scope=range", "start=0", "end=1", "feed=isolated")
+SINGLE = (*HERE, "scope=single", "layer=0", "inputs=prompt", PROMPT, "reference.make=false")
+COMPARE = ("job=compare", "golden=the-golden", "candidate=the-candidate")
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "golden": (*GOLDEN, "name=mine"),
+    "candidate": (*CANDIDATE, "golden=the-golden", "name=mine"),
+    "compare": (*COMPARE, "name=mine"),
+    "sweep": ("-m", *SINGLE, "name=mine", "dtype=float32,bfloat16"),
+    "bisect": ("job=bisect", *HERE, *FAULT, "golden=the-golden", "name=mine"),
+    "resume": (*GOLDEN, "name=mine", "resume=true"),
+}
+# Locks are kept, and the address of a run that waits for its server.
+_STAYS = (".lock", ".server")
+
+
+@dataclass(frozen=True)
+class Held:
+    """A run that a store holds: MLflow's own status beside ours, and the hash of its numbers.
+
+    ``key`` is what runs of the same numbers share; ``problem`` is why it cannot be read.
+    """
+
+    id: str
+    name: str
+    key: str
+    status: str
+    raw: str
+    content: str
+    problem: str
+
+
+@dataclass(frozen=True)
+class Course:
+    """How a command goes where nothing befalls it: its calls of points, what it leaves."""
+
+    ended: Ended
+    moments: list[Moment]
+    right: dict[str, str]
+
+
+@dataclass
+class Place:
+    """A folder to run commands in: ``runs`` is its store, ``tmp`` its temporary folder."""
+
+    folder: Path
+    cache: Path
+
+    @property
+    def store(self) -> Path:
+        """The folder of the store."""
+        return self.folder / "runs"
+
+    def task(self, words: Iterable[str], **more: Any) -> Task:
+        """Return the task of a command in this place."""
+        (self.folder / "tmp").mkdir(exist_ok=True)
+        told = {"TMPDIR": str(self.folder / "tmp"), "XDG_CACHE_HOME": str(self.cache)}
+        where = () if any(w.startswith("tracking.folder=") for w in words) else (_FOLDER,)
+        return Task((*words, *where), self.folder, environment=told, **more)
+
+    def run(self, words: Iterable[str], **more: Any) -> Ended:
+        """Run a command in this place to its end."""
+        return run(self.task(tuple(words), **more))
+
+    def held(self, folder: str = "runs") -> list[Held]:
+        """Return the runs of the store; opening it ends those whose process is gone."""
+        answer = self.folder / "answer.json"
+        answer.unlink(missing_ok=True)
+        words = (str(self.folder / folder), str(answer))
+        ended = run(replace(self.task(("tracking.folder=-",)), words=words, call=read_store))
+        if not answer.exists():
+            raise RuntimeError(f"the store cannot be read: {ended.last}")
+        return [Held(**each) for each in json.loads(answer.read_text(encoding="utf-8"))]
+
+    def leftovers(self) -> Iterator[Finding]:
+        """Yield what is there and should be no more: hidden parts, temporary folders, a spool."""
+        for path in sorted(self.store.rglob("*")):
+            hidden = path.name.startswith(".") and path.name not in _STAYS
+            if hidden or path.name.endswith(".part"):
+                yield LEFT, str(path.relative_to(self.folder))
+        for path in (*sorted(self.folder.glob("tmp/*")), *self.store.glob("spool/[!.]*")):
+            yield LEFT, str(path.relative_to(self.folder))
+
+
+_FOLDER = "tracking.folder=runs"
+
+
+@dataclass
+class Scene:
+    """Places that begin with the same store, and how each command goes in them."""
+
+    folder: Path
+    _number: int = 0
+    _courses: dict[str, Course] = field(default_factory=dict)
+    held: list[Held] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Make the store with the golden and the candidate that every place begins with."""
+        base = self.fresh()
+        self._base = base.folder
+        for words in (
+            (*GOLDEN, "name=the-golden"),
+            (*CANDIDATE, "golden=the-golden", "name=the-candidate"),
+        ):
+            ended = base.run(words)
+            if ended.status != 0:
+                raise RuntimeError(f"{' '.join(words)} ends with {ended.status}: {ended.err}")
+        self.held = base.held()
+
+    def fresh(self, cache: Path | None = None) -> Place:
+        """Return a place without a store."""
+        self._number += 1
+        place = Place(self.folder / str(self._number), cache or self.folder / "cache")
+        place.folder.mkdir()
+        return place
+
+    def place(self) -> Place:
+        """Return a place with the store of a golden and a candidate."""
+        place = self.fresh()
+        shutil.copytree(self._base / "runs", place.store)
+        return place
+
+    def remove(self, place: Place) -> None:
+        """Remove a place that nothing is found in."""
+        shutil.rmtree(place.folder, ignore_errors=True)
+
+    def course(self, name: str) -> Course:
+        """Return how a command goes where nothing befalls it; it is run once."""
+        if name not in self._courses:
+            place = self.place()
+            trace = place.folder / "trace"
+            # Tracing takes time: without it first.
+            ended = self.place().run(COMMANDS[name])
+            traced = place.run(COMMANDS[name], trace=trace)
+            if ended.status not in (0, 1) or traced.status != ended.status:
+                raise RuntimeError(f"{name} ends with {ended.status}: {ended.err}")
+            calls = [line.split() for line in trace.read_text(encoding="utf-8").splitlines()]
+            moments = [Moment(p, int(n), after) for p, n in calls for after in (False, True)]
+            right = {each.key: each.content for each in place.held() if each.status == "FINISHED"}
+            self._courses[name] = Course(ended, moments, right)
+        return self._courses[name]
+
+
+def changes(before: list[Held], after: list[Held], right: dict[str, str]) -> Iterator[Finding]:
+    """Yield what became of a store that should hold what it held, and runs as ``right`` has them.
+
+    ``right`` is the hash of the numbers of every run by its key.
+    """
+    now = {each.id: each for each in after}
+    for each in before:
+        kept = now.get(each.id)
+        if kept is None or (kept.status, kept.content) != (each.status, each.content):
+            yield LOST, f"{each.name} was {each.status}, is {kept and (kept.status, kept.problem)}"
+    known = {each.id for each in before}
+    for each in after:
+        if each.id in known:
+            continue
+        if each.status == "FINISHED" and each.problem:
+            yield WHOLE, f"{each.name} is FINISHED: {each.problem}"
+        elif each.status == "FINISHED" and right.get(each.key, each.content) != each.content:
+            yield WHOLE, f"{each.name} is FINISHED with other numbers"
+        elif each.raw in ("RUNNING", "SCHEDULED"):
+            yield LEFT, f"{each.name} is {each.raw}"
+        elif each.status == "KILLED":
+            continue
+        elif each.status not in ("FINISHED", "INTERRUPTED", "FAILED"):
+            yield LEFT, f"{each.name} is {each.status}"
+
+
+def read_store(folder: str, answer: str) -> None:
+    """Write all runs of a store, as `Held`, to a file; be called in a process of its own."""
+    from layerparity.ground.errors import UserError
+    from layerparity.settings.tracking import TrackingConfig
+    from layerparity.tracking.store import open_store
+
+    store = open_store(TrackingConfig(folder=folder))
+    held = []
+    for each in store.search([], 1000):
+        key, content, problem = each.kind, "", ""
+        try:
+            if each.finished or each.files.is_run:
+                key, content = _read(each)
+        except UserError as error:
+            problem = str(error)
+        raw = store._connection.client.get_run(each.id).info.status
+        held.append(Held(each.id, each.name, key, each.status, raw, content, problem))
+    whole = Path(tempfile.mkstemp(dir=Path(answer).parent)[1])
+    whole.write_text(json.dumps([asdict(each) for each in held]), encoding="utf-8")
+    whole.replace(answer)
+
+
+def _read(stored: Any) -> tuple[str, str]:
+    """Return what runs of the same numbers share, and the hash of the numbers, all read."""
+    from layerparity.ground.files import text_digest
+    from layerparity.judge.again import stored_verdict
+    from layerparity.record.references import StoredReferences
+
+    if stored.kind in ("comparison", "bisection"):
+        verdict = stored_verdict(stored)
+        return stored.kind, text_digest(repr((verdict.outcome, verdict.rows)))
+    if stored.kind not in ("golden", "candidate"):
+        return stored.kind, ""
+    manifest, files = stored.read_manifest(), stored.files
+    for record in manifest.records:
+        files.read_tensor(record)
+    files.read_inputs(manifest.inputs)
+    for read in (
+        files.read_config,
+        files.read_used_weights,
+        files.read_effective_weights,
+        files.read_profile,
+    ):
+        read()
+    if manifest.reference:
+        references = StoredReferences(stored.folder, manifest.reference)
+        for entry in references.entries():
+            references.reference(entry)
+    numbers = [(str(record.site), record.digest) for record in manifest.records]
+    content = text_digest(repr((sorted(numbers), sorted(manifest.inputs.items()))))
+    return f"{stored.kind} {manifest.fingerprint}", content
