@@ -113,7 +113,7 @@ class Ended:
     @property
     def crashed(self) -> bool:
         """Whether it ended with an internal error, or a traceback of any kind."""
-        return self.status == 3 or "Traceback (most recent call last)" in self.err  # noqa: PLR2004
+        return self.status == 3 or "Traceback (most recent call last)" in self.err
 
     @property
     def last(self) -> str:
@@ -133,7 +133,12 @@ class Child:
                 command = [sys.executable, str(ROOT / "run.py"), *task.words]
                 told = {**os.environ, **task.environment}
                 self._process = subprocess.Popen(
-                    command, cwd=task.folder, env=told, stdout=out, stderr=err, start_new_session=True
+                    command,
+                    cwd=task.folder,
+                    env=told,
+                    stdout=out,
+                    stderr=err,
+                    start_new_session=True,
                 )
             self.pid = self._process.pid
         else:

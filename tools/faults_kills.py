@@ -9,19 +9,17 @@ import threading
 import time
 from collections.abc import Iterator
 
-from faults_child import Child, Ended, Moment, Task
+from faults_child import Child, Ended, Moment
 from faults_scene import (
     COMMANDS,
-    CRASH,
-    LEFT,
     LOST,
     SINGLE,
     WHOLE,
-    Course,
     Finding,
     Place,
     Scene,
     changes,
+    of_command,
 )
 
 WRITERS = 8
@@ -35,10 +33,10 @@ _SAID = re.compile(r"^\S.*  ([0-9a-f]{32})$", re.MULTILINE)
 
 def kill(scene: Scene, name: str, number: int, maker: random.Random) -> Iterator[Finding]:
     """Kill a command, run it again, and yield what was lost."""
-    course, place = scene.course(name), scene.place()
+    course, place = scene.course(name), scene.place(name)
     if name == "resume":
         _cut_off(scene, place, maker)
-    before = place.held() if name == "resume" else scene.held
+    before = place.held() if name == "resume" else [] if name == "first" else scene.held
     if number % 100 < BY_CHANCE:
         child = Child(place.task(COMMANDS[name]))
         time.sleep(maker.random() * course.ended.seconds)
@@ -47,16 +45,14 @@ def kill(scene: Scene, name: str, number: int, maker: random.Random) -> Iterator
     else:
         chosen = _chosen(course.moments, maker, number)
         ended, moment = place.run(COMMANDS[name], stop=chosen), str(chosen)
-    found = [*_of_command(ended, "killed", (-signal.SIGKILL, course.ended.status))]
+    found = [*of_command(ended, "killed", (-signal.SIGKILL, course.ended.status))]
     again = place.run(COMMANDS[name])
-    found += _of_command(again, "the next command", (course.ended.status,), LOST)
+    found += of_command(again, "the next command", (course.ended.status,), LOST)
     after = place.held()
     found += [*changes(before, after, course.right), *place.leftovers()]
     if name != "sweep":
         found += _believed(ended, {each.id for each in after if each.status == "FINISHED"})
-    yield from ((column, f"{moment}: {what} in {place.folder}") for column, what in found)
-    if not found:
-        scene.remove(place)
+    yield from place.told(found, moment)
 
 
 def _cut_off(scene: Scene, place: Place, maker: random.Random) -> None:
@@ -75,18 +71,6 @@ def _chosen(moments: list[Moment], maker: random.Random, number: int) -> Moment:
         return maker.choice(there)
     before = bool((point + turn) % 2)
     return there[0 if before else 1] if turn == 0 else there[-2 if before else -1]
-
-
-def _of_command(
-    ended: Ended, what: str, right: tuple[int | None, ...], column: str = LEFT
-) -> Iterator[Finding]:
-    """Yield what is wrong with how a command ended; ``column`` counts a wrong status."""
-    if ended.crashed:
-        yield CRASH, f"{what}: {ended.last}"
-    elif ended.status is None:
-        yield LEFT, f"{what} hung"
-    elif ended.status not in right:
-        yield column, f"{what} ends with {ended.status}: {ended.last}"
 
 
 def _believed(ended: Ended, finished: set[str]) -> Iterator[Finding]:
@@ -108,14 +92,12 @@ def interrupt(scene: Scene, number: int, maker: random.Random) -> Iterator[Findi
     ended = child.wait()
     # Before Python knows what to do with it, a signal ends a process as such.
     right = (128 + sent, -sent, whole.status)
-    found = [*_of_command(ended, sent.name, right)]
+    found = [*of_command(ended, sent.name, right)]
     # What is removed at a command's own end is not left to the next one.
     if ended.status == 128 + sent:
         found += place.leftovers()
     found += [*changes(scene.held, place.held(), course.right)]
-    yield from ((column, f"{name}, {sent.name}: {what} in {place.folder}") for column, what in found)
-    if not found:
-        scene.remove(place)
+    yield from place.told(found, f"{name}, {sent.name}")
 
 
 _WHOLE: dict[str, Ended] = {}
@@ -126,7 +108,6 @@ def _whole(scene: Scene, name: str) -> Ended:
     if name not in _WHOLE:
         place = scene.place()
         _WHOLE[name] = Child(place.task(COMMANDS[name]), real=True).wait()
-        scene.remove(place)
     return _WHOLE[name]
 
 
@@ -146,8 +127,8 @@ def write_together(scene: Scene, number: int, maker: random.Random) -> Iterator[
     children[0].send()
     for each in waiting:
         each.join()
-    found = [f for ended in ends for f in _of_command(ended, "a writer", (0, -signal.SIGKILL))]
-    found += _of_command(place.run((*SINGLE, "name=next")), "the next command", (0,), LOST)
+    found = [f for ended in ends for f in of_command(ended, "a writer", (0, -signal.SIGKILL))]
+    found += of_command(place.run((*SINGLE, "name=next")), "the next command", (0,), LOST)
     after = place.held()
     found += [*changes([], after, {}), *place.leftovers()]
     done = {each.name: each.content for each in after if each.status == "FINISHED"}
@@ -156,9 +137,4 @@ def write_together(scene: Scene, number: int, maker: random.Random) -> Iterator[
             found.append((LOST, f"{name} is not there"))
     if len(set(done.values())) > 1:
         found.append((WHOLE, "the writers' numbers differ"))
-    yield from ((column, f"{what} in {place.folder}") for column, what in found)
-    if not found:
-        scene.remove(place)
-
-
-__all__ = ["Task", "interrupt", "kill", "write_together"]
+    yield from place.told(found, f"{WRITERS} writers")

@@ -26,6 +26,7 @@ CANDIDATE = (*HERE, *FAULT, "kind=candidate", "scope=range", "start=0", "end=1",
 SINGLE = (*HERE, "scope=single", "layer=0", "inputs=prompt", PROMPT, "reference.make=false")
 COMPARE = ("job=compare", "golden=the-golden", "candidate=the-candidate")
 COMMANDS: dict[str, tuple[str, ...]] = {
+    "first": (*SINGLE, "name=mine"),
     "golden": (*GOLDEN, "name=mine"),
     "candidate": (*CANDIDATE, "golden=the-golden", "name=mine"),
     "compare": (*COMPARE, "name=mine"),
@@ -42,10 +43,13 @@ class Held:
     """A run that a store holds: MLflow's own status beside ours, and the hash of its numbers.
 
     ``key`` is what runs of the same numbers share; ``problem`` is why it cannot be read.
+    ``folder`` is where its files lie.
     """
 
     id: str
     name: str
+    kind: str
+    folder: str
     key: str
     status: str
     raw: str
@@ -60,6 +64,7 @@ class Course:
     ended: Ended
     moments: list[Moment]
     right: dict[str, str]
+    numbers: str
 
 
 @dataclass
@@ -85,12 +90,12 @@ class Place:
         """Run a command in this place to its end."""
         return run(self.task(tuple(words), **more))
 
-    def held(self, folder: str = "runs") -> list[Held]:
-        """Return the runs of the store; opening it ends those whose process is gone."""
+    def held(self, uri: str = "") -> list[Held]:
+        """Return the runs of the store, or server; opening it ends those whose process is gone."""
         answer = self.folder / "answer.json"
         answer.unlink(missing_ok=True)
-        words = (str(self.folder / folder), str(answer))
-        ended = run(replace(self.task(("tracking.folder=-",)), words=words, call=read_store))
+        words = (str(self.store), str(answer), uri)
+        ended = run(replace(self.task(()), words=words, call=read_store))
         if not answer.exists():
             raise RuntimeError(f"the store cannot be read: {ended.last}")
         return [Held(**each) for each in json.loads(answer.read_text(encoding="utf-8"))]
@@ -104,8 +109,37 @@ class Place:
         for path in (*sorted(self.folder.glob("tmp/*")), *self.store.glob("spool/[!.]*")):
             yield LEFT, str(path.relative_to(self.folder))
 
+    def told(self, found: Iterable[Finding], what: str) -> Iterator[Finding]:
+        """Yield what was found with what was done and where; remove a place without findings."""
+        found = list(found)
+        for column, text in found:
+            yield column, f"{what}: {text} in {self.folder}"
+        if not found:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
 
 _FOLDER = "tracking.folder=runs"
+
+
+def of_command(
+    ended: Ended, what: str, right: Iterable[int | None], column: str = LEFT
+) -> Iterator[Finding]:
+    """Yield what is wrong with how a command ended; ``column`` counts a wrong status."""
+    if ended.crashed:
+        yield CRASH, f"{what}: {ended.last}"
+    elif ended.status is None:
+        yield LEFT, f"{what} hung"
+    elif ended.status not in right:
+        yield column, f"{what} ends with {ended.status}: {ended.last}"
+
+
+def numbers_of(store: Path) -> str:
+    """Return the outcome and the rows of the newest comparison in a store, as text."""
+    verdicts = sorted(store.rglob("verdict.json"), key=lambda path: path.stat().st_mtime_ns)
+    if not verdicts:
+        return ""
+    raw = json.loads(verdicts[-1].read_text(encoding="utf-8"))
+    return json.dumps([raw["outcome"], raw["rows"]])
 
 
 @dataclass
@@ -119,8 +153,7 @@ class Scene:
 
     def __post_init__(self) -> None:
         """Make the store with the golden and the candidate that every place begins with."""
-        base = self.fresh()
-        self._base = base.folder
+        self.base = base = self.fresh()
         for words in (
             (*GOLDEN, "name=the-golden"),
             (*CANDIDATE, "golden=the-golden", "name=the-candidate"),
@@ -129,6 +162,8 @@ class Scene:
             if ended.status != 0:
                 raise RuntimeError(f"{' '.join(words)} ends with {ended.status}: {ended.err}")
         self.held = base.held()
+        files = [path for path in base.store.rglob("*") if path.is_file()]
+        self.base_bytes = sum(path.stat().st_size for path in files)
 
     def fresh(self, cache: Path | None = None) -> Place:
         """Return a place without a store."""
@@ -137,30 +172,32 @@ class Scene:
         place.folder.mkdir()
         return place
 
-    def place(self) -> Place:
-        """Return a place with the store of a golden and a candidate."""
-        place = self.fresh()
-        shutil.copytree(self._base / "runs", place.store)
-        return place
+    def place(self, name: str = "") -> Place:
+        """Return a place with the store of a golden and a candidate; for ``first``, with nothing.
 
-    def remove(self, place: Place) -> None:
-        """Remove a place that nothing is found in."""
-        shutil.rmtree(place.folder, ignore_errors=True)
+        There, not even a template of a store was made.
+        """
+        place = self.fresh()
+        if name == "first":
+            place.cache = place.folder / "cache"
+        else:
+            shutil.copytree(self.base.store, place.store)
+        return place
 
     def course(self, name: str) -> Course:
         """Return how a command goes where nothing befalls it; it is run once."""
         if name not in self._courses:
-            place = self.place()
+            place = self.place(name)
             trace = place.folder / "trace"
             # Tracing takes time: without it first.
-            ended = self.place().run(COMMANDS[name])
+            ended = self.place(name).run(COMMANDS[name])
             traced = place.run(COMMANDS[name], trace=trace)
             if ended.status not in (0, 1) or traced.status != ended.status:
                 raise RuntimeError(f"{name} ends with {ended.status}: {ended.err}")
             calls = [line.split() for line in trace.read_text(encoding="utf-8").splitlines()]
             moments = [Moment(p, int(n), after) for p, n in calls for after in (False, True)]
             right = {each.key: each.content for each in place.held() if each.status == "FINISHED"}
-            self._courses[name] = Course(ended, moments, right)
+            self._courses[name] = Course(ended, moments, right, numbers_of(place.store))
         return self._courses[name]
 
 
@@ -190,13 +227,14 @@ def changes(before: list[Held], after: list[Held], right: dict[str, str]) -> Ite
             yield LEFT, f"{each.name} is {each.status}"
 
 
-def read_store(folder: str, answer: str) -> None:
+def read_store(folder: str, answer: str, uri: str) -> None:
     """Write all runs of a store, as `Held`, to a file; be called in a process of its own."""
     from layerparity.ground.errors import UserError
     from layerparity.settings.tracking import TrackingConfig
     from layerparity.tracking.store import open_store
 
-    store = open_store(TrackingConfig(folder=folder))
+    remote = {"name": "server", "uri": uri, "experiment": "remote"} if uri else {}
+    store = open_store(TrackingConfig(folder=folder, **remote))
     held = []
     for each in store.search([], 1000):
         key, content, problem = each.kind, "", ""
@@ -206,7 +244,9 @@ def read_store(folder: str, answer: str) -> None:
         except UserError as error:
             problem = str(error)
         raw = store._connection.client.get_run(each.id).info.status
-        held.append(Held(each.id, each.name, key, each.status, raw, content, problem))
+        where = "" if uri else str(each.folder.relative_to(store.config.root))
+        named = (each.id, each.name, each.kind, where, key, each.status, raw)
+        held.append(Held(*named, content, problem))
     whole = Path(tempfile.mkstemp(dir=Path(answer).parent)[1])
     whole.write_text(json.dumps([asdict(each) for each in held]), encoding="utf-8")
     whole.replace(answer)
