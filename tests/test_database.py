@@ -61,6 +61,15 @@ def test_a_rollback_journal_is_put_aside_as_well(tmp_path: Path) -> None:
     assert not (tmp_path / "mlflow.db-journal").exists()
 
 
+def test_what_a_killed_first_start_left_is_removed(root: Path, tmp_path: Path) -> None:
+    for folder in (root, tmp_path / "fresh"):
+        half = folder / ".first-start-abcd1234" / "fresh.db"
+        half.parent.mkdir(parents=True)
+        half.write_bytes(b"half")
+        names(folder)
+        assert not half.parent.exists()
+
+
 def test_a_store_that_somebody_has_open_keeps_its_log(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

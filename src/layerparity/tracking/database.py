@@ -7,6 +7,7 @@ mlflow is not imported here: a broken file is recognised before MLflow retries i
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import tempfile
 import time
@@ -24,6 +25,7 @@ FILE_NAME = "mlflow.db"
 ARTIFACTS = "artifacts"
 LOCK_SECONDS = 300
 CHECK_SECONDS = 2.0
+_ASIDE = ".first-start-"
 _LOGS = ("-wal", "-shm", "-journal")
 ELSEWHERE = "or choose another folder with tracking.folder=FOLDER"
 
@@ -66,13 +68,17 @@ def make(root: Path, initialise: Callable[[str], object]) -> None:
     """Make the database unless it exists; ``initialise`` fills the one at the URI it is given.
 
     Where a `template` is kept, it is copied, and nothing is initialised. All is done aside and
-    moved into place, so an interrupted first start leaves nothing behind.
+    moved into place, so an interrupted first start leaves nothing behind; what a killed one left
+    is removed.
     """
     target = root / FILE_NAME
+    # The lock is ours: nobody begins here now.
+    for left in root.glob(f"{_ASIDE}*"):
+        shutil.rmtree(left, ignore_errors=True)
     if target.exists():
         return
     _put_aside_logs(target)
-    with tempfile.TemporaryDirectory(prefix=".first-start-", dir=root) as aside:
+    with tempfile.TemporaryDirectory(prefix=_ASIDE, dir=root) as aside:
 
         def migrate(path: Path) -> None:
             fresh = Path(aside) / "fresh.db"
