@@ -12,10 +12,10 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from layerparity.ground.files import write_text
+from layerparity.ground.files import text_digest, write_text
 from layerparity.ground.secrets import redacted
 from layerparity.record.folder import RunFolder
-from layerparity.record.stored_run import FINISHED, KILLED
+from layerparity.record.stored_run import FINISHED, KILLED, TEXT_TAG
 from layerparity.tracking import artifacts, interrupted, names, system
 from layerparity.tracking.connection import Connection
 from layerparity.tracking.process import name_of, stop_behind
@@ -101,10 +101,16 @@ class ActiveRun:
             for chunk in _chunks(own, _TEXTS_PER_REQUEST):
                 self.connection.client.log_batch(self.id, tags=chunk)
 
-    def log_text(self, text: str, path: str) -> None:
-        """Write text to a path inside the run's folder, without the logins of addresses."""
+    def log_text(self, text: str, path: str, *, tagged: bool = False) -> None:
+        """Write text to a path inside the run's folder, without the logins of addresses.
+
+        ``tagged``: keep its hash as a tag, by which `StoredRun.refuse_altered` knows it.
+        """
+        text = redacted(text)
         with self.connection.user_errors():
-            write_text(self.folder / path, redacted(text))
+            write_text(self.folder / path, text)
+        if tagged:
+            self.set_tags({f"{TEXT_TAG}{path}": text_digest(text)})
 
     def log_table(self, columns: Mapping[str, Sequence[object]], path: str) -> None:
         """Write columns of one length as a table that the UI pages through, to a ``.json`` path."""
