@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from layerparity.ground.files import text_digest, write_text
 from layerparity.ground.secrets import redacted
 from layerparity.record.folder import RunFolder
 from layerparity.record.stored_run import FINISHED, KILLED, TEXT_TAG
-from layerparity.tracking import artifacts, interrupted, names, system
+from layerparity.tracking import artifacts, interrupted, names, spool, system
 from layerparity.tracking.connection import Connection
 from layerparity.tracking.process import name_of, stop_behind
 
@@ -138,7 +137,7 @@ class ActiveRun:
             interrupted.unmark(self.connection.client, self.id, *more)
         # Files stay where the server went away, or would not take a run that is whole.
         if self.remote and (status == FINISHED or not RunFolder(self.folder).is_run):
-            shutil.rmtree(self.folder, ignore_errors=True)
+            spool.remove(self.folder)
 
     def _send(self, run_id: str, metrics: Sequence[Metric]) -> None:
         with self.connection.user_errors():
