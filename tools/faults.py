@@ -62,12 +62,6 @@ def _kill(name: str, scene: Scene, number: int, maker: random.Random) -> Iterato
     return kill(scene, name, number, maker)
 
 
-def chosen(numbers: int, count: int) -> list[int]:
-    """Return the numbers of a subject's trials: so many of a hundred, one at least, spread."""
-    many = max(1, round(numbers * min(count, 100) / 100))
-    return [at * numbers // many for at in range(many)]
-
-
 def carried_out(
     folder: Path, seed: int, count: int, only: str
 ) -> tuple[list[tuple[str, ...]], list[str]]:
@@ -75,7 +69,7 @@ def carried_out(
     known = subjects()
     asked, _, one = only.partition(":")
     plan = {
-        name: [int(one)] if one else chosen(numbers, count)
+        name: [int(one)] if one else range(max(1, round(numbers * min(count, 100) / 100)))
         for name, (numbers, _) in known.items()
         if not asked or name.startswith(asked)
     }

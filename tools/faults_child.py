@@ -117,8 +117,8 @@ class Ended:
 
     @property
     def last(self) -> str:
-        """The last line it said on standard error."""
-        return (self.err.strip().splitlines() or [""])[-1][:300]
+        """The last two lines it said on standard error."""
+        return " | ".join(line[:300] for line in self.err.strip().splitlines()[-2:])
 
 
 class Child:

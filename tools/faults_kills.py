@@ -23,8 +23,8 @@ from faults_scene import (
 )
 
 WRITERS = 8
-# How many of a hundred kills are at moments of chance; the others at chosen ones.
-BY_CHANCE = 60
+# Of each five kills so many are at moments of chance, the others at chosen ones.
+BY_CHANCE = 3
 _SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 _SIGNALLED = ("golden", "sweep", "compare")
 # A command names a run and its page when that run has ended.
@@ -37,7 +37,7 @@ def kill(scene: Scene, name: str, number: int, maker: random.Random) -> Iterator
     if name == "resume":
         _cut_off(scene, place, maker)
     before = place.held() if name == "resume" else [] if name == "first" else scene.held
-    if number % 100 < BY_CHANCE:
+    if number % 5 < BY_CHANCE:
         child = Child(place.task(COMMANDS[name]))
         time.sleep(maker.random() * course.ended.seconds)
         child.send()
@@ -65,7 +65,7 @@ def _cut_off(scene: Scene, place: Place, maker: random.Random) -> None:
 def _chosen(moments: list[Moment], maker: random.Random, number: int) -> Moment:
     """Return the moment of a number: each point in turn, its first call, its last, any other."""
     points = sorted({each.point for each in moments})
-    turn, point = divmod(number % 100 - BY_CHANCE, len(points))
+    turn, point = divmod(number // 5 * (5 - BY_CHANCE) + number % 5 - BY_CHANCE, len(points))
     there = [each for each in moments if each.point == points[point]]
     if turn > 1:
         return maker.choice(there)
