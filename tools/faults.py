@@ -4,8 +4,8 @@
     make test-faults SEED=0 COUNT=100
 
 COUNT is out of a hundred: 100 are the full numbers of each subject. Each trial follows from the
-seed, its subject and its number, so that --only SUBJECT:NUMBER makes one again; what it found, and
-the folder of the store it was found in, stands below the table. Traffic stays on this machine.
+seed, its subject and its number: --only SUBJECT:NUMBER makes one again. What a trial found,
+and the folder of the store it was found in, stands below the table. Nothing leaves this machine.
 """
 
 from __future__ import annotations
@@ -62,17 +62,27 @@ def _kill(name: str, scene: Scene, number: int, maker: random.Random) -> Iterato
     return kill(scene, name, number, maker)
 
 
+def planned(known: dict[str, int], count: int, only: str) -> dict[str, list[int]]:
+    """Return the numbers of the trials of each subject: so many of a hundred, one at least.
+
+    ``only`` names some: subjects, or the beginnings of their names, each with a number or without.
+    """
+    plan: dict[str, list[int]] = {}
+    for each in only.split(","):
+        asked, _, one = each.partition(":")
+        for name, numbers in known.items():
+            if name.startswith(asked):
+                many = max(1, round(numbers * min(count, 100) / 100))
+                plan.setdefault(name, []).extend([int(one)] if one else range(many))
+    return plan
+
+
 def carried_out(
     folder: Path, seed: int, count: int, only: str
 ) -> tuple[list[tuple[str, ...]], list[str]]:
     """Carry out the trials; return the rows of the table, and a line for all that was found."""
     known = subjects()
-    asked, _, one = only.partition(":")
-    plan = {
-        name: [int(one)] if one else range(max(1, round(numbers * min(count, 100) / 100)))
-        for name, (numbers, _) in known.items()
-        if not asked or name.startswith(asked)
-    }
+    plan = planned({name: numbers for name, (numbers, _) in known.items()}, count, only)
     counts = {name: Counter[str]() for name in plan}
     spent, said = dict.fromkeys(plan, 0.0), list[str]()
     scene = Scene(folder)
@@ -99,7 +109,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else "")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=100, help="of a hundred: 100 are all")
-    parser.add_argument("--only", default="", help="SUBJECT, or SUBJECT:NUMBER of one trial")
+    parser.add_argument("--only", default="", help="SUBJECT or SUBJECT:NUMBER, several with commas")
     parser.add_argument("--folder", type=Path, help="where the stores are made")
     asked = parser.parse_args()
     began = time.monotonic()
