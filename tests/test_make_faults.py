@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 from faults import planned
-from faults_child import Ended, Moment
+from faults_child import Ended
+from faults_held import CRASH, LEFT, LOST, WHOLE, Held, changes
 from faults_kills import _chosen
-from faults_scene import CRASH, LEFT, LOST, WHOLE, Held, Place, changes, of_command
+from faults_moments import Moment
+from faults_scene import Place, of_command
 
 # Writers, disks, servers, databases, files and signals have tests of their own.
 TRIALS = "kill golden:3,kill sweep:4,kill compare:0,bit of a run:0"

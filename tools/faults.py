@@ -22,8 +22,9 @@ from functools import partial
 from pathlib import Path
 
 from faults_files import damage_checkpoint, damage_run, damage_template, damage_verdict
+from faults_held import CRASH, LEFT, LOST, WHOLE, Finding, UnreadableError
 from faults_kills import interrupt, kill, write_together
-from faults_scene import COMMANDS, CRASH, LEFT, LOST, WHOLE, Finding, Scene
+from faults_scene import COMMANDS, Scene
 from faults_server import kill_server
 from faults_stores import damage_database, fill_disk, set_clock
 
@@ -91,7 +92,10 @@ def carried_out(
             for number in numbers:
                 began = time.monotonic()
                 maker = random.Random(f"{seed}:{name}:{number}")  # noqa: S311
-                found = list(known[name][1](scene, number, maker))
+                try:
+                    found = list(known[name][1](scene, number, maker))
+                except UnreadableError as error:
+                    found = [(LOST, str(error))]
                 # Of one trial each column counts once, however much it shows.
                 counts[name].update({"tried", *(column for column, _ in found)})
                 spent[name] += time.monotonic() - began

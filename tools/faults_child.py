@@ -1,13 +1,11 @@
 """Commands for `tools/faults.py`: processes of their own, which may be made to stop at a moment.
 
-Nothing in the product knows of it: the process patches a function of its own, and runs the command
-line. It is forked from one that has imported everything, so that chance hits a run at work and not
+A process is forked from one that has imported everything, so that chance hits a run at work and not
 its imports; `real` processes import for themselves, as a user's do.
 """
 
 from __future__ import annotations
 
-import importlib
 import multiprocessing
 import os
 import resource
@@ -15,7 +13,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -23,6 +20,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from faults_moments import POINTS, Moment, patch, set_clock
 
 ROOT = Path(__file__).resolve().parents[1]
 # A command takes seconds; one that takes this long never ends.
@@ -44,42 +43,6 @@ PRELOADED = (
     "layerparity.judge.conclude",
     "layerparity.tracking.store",
 )
-# Where a process may be stopped: whatever changes a store, each before and after.
-POINTS = (
-    "layerparity.tracking.database:make",
-    "layerparity.tracking.database:check",
-    "layerparity.tracking.interrupted:end_abandoned",
-    "layerparity.tracking.interrupted:unmark",
-    "layerparity.tracking.store:Store.begin",
-    "layerparity.tracking.active:ActiveRun.log_text",
-    "layerparity.tracking.active:ActiveRun.end",
-    "layerparity.record.folder:RunFolder.write_tensors",
-    "layerparity.record.folder:RunFolder.write_text",
-    "layerparity.record.folder:RunFolder.write_manifest",
-    "layerparity.run.sweep:close_parent",
-    "layerparity.machine.owner:remove_abandoned",
-    "mlflow:MlflowClient.create_run",
-    "mlflow:MlflowClient.log_batch",
-    "mlflow:MlflowClient.set_tag",
-    "mlflow:MlflowClient.set_terminated",
-    "mlflow:MlflowClient.log_artifact",
-    "pathlib:Path.replace",
-    "os:fsync",
-    "tempfile:mkstemp",
-    "tempfile:mkdtemp",
-)
-
-
-@dataclass(frozen=True)
-class Moment:
-    """Before, or after, the ``nth`` call of a point."""
-
-    point: str
-    nth: int
-    after: bool
-
-    def __str__(self) -> str:
-        return f"{'after' if self.after else 'before'} call {self.nth} of {self.point}"
 
 
 @dataclass(frozen=True)
@@ -229,51 +192,11 @@ def carry_out(task: Task, said: list[Path]) -> None:
 
 def _prepare(task: Task) -> None:
     if task.clock is not None:
-        _set_clock(*task.clock)
+        set_clock(*task.clock)
     if task.largest is not None:
         _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (task.largest, hard))
     if task.trace is not None or task.stop is not None:
         counts: Counter[str] = Counter()
         for point in POINTS if task.stop is None else (task.stop.point,):
-            _patch(point, counts, task.trace, task.stop)
-
-
-def _patch(point: str, counts: Counter[str], trace: Path | None, stop: Moment | None) -> None:
-    """Put a function in a point's place that notes each call, or ends the process at one."""
-    module, _, path = point.partition(":")
-    *parents, name = path.split(".")
-    owner: Any = importlib.import_module(module)
-    for parent in parents:
-        owner = getattr(owner, parent)
-    whole, turn = getattr(owner, name), threading.Lock()
-
-    def counted(*arguments: Any, **keys: Any) -> Any:
-        with turn:
-            counts[point] += 1
-            nth = counts[point]
-        if trace is not None:
-            handle = os.open(trace, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-            os.write(handle, f"{point} {nth}\n".encode())
-            os.close(handle)
-        if stop == Moment(point, nth, after=False):
-            os.kill(os.getpid(), signal.SIGKILL)
-        result = whole(*arguments, **keys)
-        if stop == Moment(point, nth, after=True):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return result
-
-    setattr(owner, name, counted)
-
-
-def _set_clock(first: float, calls: int, then: float) -> None:
-    """Set the clock off by seconds, and by others after so many times that it is read."""
-    true, read = time.time, 0
-
-    def off() -> float:
-        nonlocal read
-        read += 1
-        return true() + (first if read <= calls else then)
-
-    time.time = off
-    time.time_ns = lambda: int(off() * 1e9)
+            patch(point, counts, task.trace, task.stop)

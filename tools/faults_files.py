@@ -8,19 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from faults_child import ROOT
-from faults_scene import (
-    CANDIDATE,
-    COMMANDS,
-    GOLDEN,
-    LEFT,
-    LOST,
-    WHOLE,
-    Finding,
-    Scene,
-    changes,
-    numbers_of,
-    of_command,
-)
+from faults_held import LEFT, LOST, WHOLE, Finding, changes, numbers_of
+from faults_scene import CANDIDATE, COMMANDS, GOLDEN, Scene, of_command
 
 TINY = ROOT / "checkpoints" / "tiny_minimax_m2"
 _JUDGE = ("job=judge", "run=mine", "tolerance=fixed", "name=again")

@@ -9,18 +9,10 @@ import threading
 import time
 from collections.abc import Iterator
 
-from faults_child import Child, Ended, Moment
-from faults_scene import (
-    COMMANDS,
-    LOST,
-    SINGLE,
-    WHOLE,
-    Finding,
-    Place,
-    Scene,
-    changes,
-    of_command,
-)
+from faults_child import Child, Ended
+from faults_held import LOST, WHOLE, Finding, changes
+from faults_moments import Moment
+from faults_scene import COMMANDS, SINGLE, Place, Scene, of_command
 
 WRITERS = 8
 # Of each five kills so many are at moments of chance, the others at chosen ones.

@@ -14,7 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from faults_child import Child
-from faults_scene import COMMANDS, LOST, Finding, Scene, changes, of_command
+from faults_held import LOST, Finding, changes
+from faults_scene import COMMANDS, Scene, of_command
 
 
 class Server:

@@ -12,18 +12,8 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from faults_child import Child
-from faults_scene import (
-    COMMANDS,
-    GOLDEN,
-    LEFT,
-    LOST,
-    WHOLE,
-    Finding,
-    Scene,
-    changes,
-    numbers_of,
-    of_command,
-)
+from faults_held import LEFT, LOST, WHOLE, Finding, changes, numbers_of
+from faults_scene import COMMANDS, GOLDEN, Scene, of_command
 
 _YEARS = 10 * 365 * 86400.0
 
