@@ -95,6 +95,14 @@ def test_a_damaged_database_is_found_before_anything_is_computed(
     assert "blocks" not in ended.out
 
 
+@pytest.mark.parametrize("table", ["experiments", "runs", "tags"])
+def test_a_database_without_a_table_is_damaged(root: Path, table: str) -> None:
+    with closing(sqlite3.connect(root / database.FILE_NAME)) as opened:
+        opened.execute(f"DROP TABLE {table}")
+    with pytest.raises(UserError, match=rf"cannot be used \(it lacks the table '{table}'\): res"):
+        fresh_store(root)
+
+
 def test_a_check_that_takes_too_long_lets_the_command_go_on(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

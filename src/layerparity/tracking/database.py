@@ -26,6 +26,8 @@ ARTIFACTS = "artifacts"
 LOCK_SECONDS = 300
 CHECK_SECONDS = 2.0
 _ASIDE = ".first-start-"
+# Those of MLflow's that we use, in every version.
+_TABLES = {"experiments", "experiment_tags", "runs", "tags", "params", "metrics", "latest_metrics"}
 _LOGS = ("-wal", "-shm", "-journal")
 ELSEWHERE = "or choose another folder with tracking.folder=FOLDER"
 
@@ -139,11 +141,18 @@ def check(root: Path) -> None:
 
 
 def _damage(database: sqlite3.Connection) -> str:
-    """Return what is wrong with a database's pages; empty where nothing is, or time runs out."""
+    """Return what is wrong with a database's pages and tables; empty where nothing is.
+
+    Empty as well where time runs out.
+    """
     end = time.monotonic() + CHECK_SECONDS
     database.set_progress_handler(lambda: time.monotonic() > end, 10_000)
     try:
         (found,) = database.execute("PRAGMA quick_check(1)").fetchone()
+        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
+        # A file without any is what MLflow fills.
+        if lacking := _TABLES - tables if tables else ():
+            return f"it lacks the table '{min(lacking)}'"
     except sqlite3.OperationalError as error:
         if "interrupted" not in str(error):
             raise
