@@ -53,24 +53,18 @@ def changes(before: list[Held], after: list[Held], right: dict[str, str]) -> Ite
     ``right`` is the hash of the numbers of every run by its key.
     """
     now = {each.id: each for each in after}
-    for each in before:
+    known = {each.id: each for each in before if each.status == "FINISHED"}
+    for each in known.values():
         kept = now.get(each.id)
         if kept is None or (kept.status, kept.content) != (each.status, each.content):
             yield LOST, f"{each.name} was {each.status}, is {kept and (kept.status, kept.problem)}"
-    known = {each.id for each in before}
-    for each in after:
-        if each.id in known:
-            continue
+    for each in (each for each in after if each.id not in known):
         if each.status == "FINISHED" and each.problem:
             yield WHOLE, f"{each.name} is FINISHED: {each.problem}"
         elif each.status == "FINISHED" and right.get(each.key, each.content) != each.content:
             yield WHOLE, f"{each.name} is FINISHED with other numbers"
-        elif each.raw in ("RUNNING", "SCHEDULED"):
+        elif each.raw not in ("FINISHED", "KILLED", "FAILED"):
             yield LEFT, f"{each.name} is {each.raw}"
-        elif each.status == "KILLED":
-            continue
-        elif each.status not in ("FINISHED", "INTERRUPTED", "FAILED"):
-            yield LEFT, f"{each.name} is {each.status}"
 
 
 def read_store(folder: str, answer: str, uri: str) -> None:

@@ -84,7 +84,9 @@ def interrupt(scene: Scene, number: int, maker: random.Random) -> Iterator[Findi
     ended = child.wait()
     # Before Python knows what to do with it, a signal ends a process as such.
     right = (128 + sent, -sent, whole.status)
-    found = [*of_command(ended, sent.name, right)]
+    # Ctrl-C before a line of ours ran is Python's own, with the traceback that it then prints.
+    early = ended.status == -sent and not ended.out
+    found = [] if early else [*of_command(ended, sent.name, right)]
     # What is removed at a command's own end is not left to the next one.
     if ended.status == 128 + sent:
         found += place.leftovers()

@@ -1,4 +1,4 @@
-"""The scenes of `tools/faults.py`: a store with a golden and a candidate, and what is left of it."""
+"""The scenes of `tools/faults.py`: a store with a golden and a candidate, and commands in it."""
 
 from __future__ import annotations
 
