@@ -21,17 +21,18 @@ _YEARS = 10 * 365 * 86400.0
 def fill_disk(scene: Scene, number: int, maker: random.Random) -> Iterator[Finding]:
     """Run on a disk with little room, a fresh store or a used one; make room; yield what is wrong.
 
-    Without the right to mount a disk, no file may grow beyond a size.
+    Of five, one is the disk of temporary files, and in one no file may grow beyond a size; so it is
+    in all without the right to mount a disk.
     """
-    place, right = scene.fresh(), scene.course("golden").right
+    place, right, way = scene.fresh(), scene.course("golden").right, number % 5
     used = scene.base_bytes if number % 2 else 0
     # A store with its first run needs about as much again as the one with two has.
     room = used + int(maker.random() * 1.2 * scene.base_bytes)
-    with _disk(place.store, max(room, 4096)) as enlarge:
-        if number % 2:
+    size = maker.choice((4096, 8192, 65536)) if way == 3 else 1 << 30 if way == 4 else room
+    with _disk(place.folder / "tmp" if way == 3 else place.store, size) as enlarge:
+        if used:
             shutil.copytree(scene.base.store, place.store, dirs_exist_ok=True)
-        largest = None if enlarge else int(10 ** maker.uniform(3, 6))
-        before = scene.held if number % 2 else []
+        largest = None if enlarge and way < 4 else int(10 ** maker.uniform(3, 6))
         ended = place.run(COMMANDS["golden"], largest=largest)
         found = [*of_command(ended, "on a full disk", (0, 2))]
         if ended.status == 2 and ended.err.count("\n") != 1:
@@ -39,14 +40,15 @@ def fill_disk(scene: Scene, number: int, maker: random.Random) -> Iterator[Findi
         if enlarge:
             enlarge()
         found += of_command(place.run(COMMANDS["golden"]), "with room again", (0,), LOST)
-        found += [*changes(before, place.held(), right), *place.leftovers()]
-    yield from place.told(found, f"{room} bytes")
+        found += [*changes(scene.held if used else [], place.held(), right), *place.leftovers()]
+    what = ("disk of", "disk of", "disk of", "temporary files of", "largest file")[way]
+    yield from place.told(found, f"{what} {largest or size} bytes")
 
 
 @contextmanager
 def _disk(folder: Path, size: int) -> Iterator[Callable[[], object] | None]:
     """Mount a small disk at a folder; yield what makes it large, or None where one may not."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     mount = ["mount", "-t", "tmpfs", "-o"]
     mounted = subprocess.run(
         [*mount, f"size={size}", "tmpfs", str(folder)], capture_output=True, check=False
