@@ -13,7 +13,7 @@ WORKERS ?= 3
 # and transformers anew, for seconds; ahead of time, all that is installed would take a minute.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test fuzz lint type house format ui screenshots constraints clean
+.PHONY: demo test fuzz test-faults lint type house format ui screenshots constraints clean
 
 demo: .venv/ready
 	$(BIN)/python run.py experiment=quickstart
@@ -31,6 +31,12 @@ SEED ?= 0
 COUNT ?= 100000
 fuzz: .venv/ready
 	$(BIN)/python tools/fuzz.py --seed $(SEED) --count $(COUNT)
+
+# Kills, full disks, damaged files, wrong clocks: what is lost, and what is falsely whole.  COUNT is
+# of a hundred; ONLY=SUBJECT or SUBJECT:NUMBER makes some again.
+test-faults: COUNT = 100
+test-faults: .venv/ready
+	$(BIN)/python tools/faults.py --seed $(SEED) --count $(COUNT) --only "$(ONLY)"
 
 lint: .venv/ready
 	$(BIN)/ruff check .

@@ -216,7 +216,7 @@ def test_calibrated_limits_stand_above_what_was_seen() -> None:
     assert limits_of([], 1.5) == {}
 
 
-def test_a_calibration_is_used_by_later_comparisons(cli: Run) -> None:
+def test_a_calibration_is_used_by_later_comparisons(cli: Run, tmp_path: Path) -> None:
     cli(*HERE, "scope=single", "layer=0")
     cli(*HERE, "scope=single", "layer=0", "kind=candidate", "port=clean", "port.name='8 shards'")
     assert cli("job=compare", "name=good").exit == Exit.OK
@@ -225,6 +225,11 @@ def test_a_calibration_is_used_by_later_comparisons(cli: Run) -> None:
     ended = cli("job=compare")
     assert "calibrated for this model" in ended.out
     assert "calibrated for this model" not in cli("job=compare", "tolerance.calibration=null").out
+    (limits,) = tmp_path.rglob("limits.json")
+    limits.write_text(limits.read_text().replace(": ", ": 9"))
+    ended = cli("job=compare")
+    assert ended.exit == Exit.USER, ended.out
+    assert "is damaged (it is not the one that the run wrote): calibrate again." in ended.err
 
 
 def test_a_comparison_that_fails_gives_no_limits(cli: Run) -> None:

@@ -61,6 +61,15 @@ def test_a_rollback_journal_is_put_aside_as_well(tmp_path: Path) -> None:
     assert not (tmp_path / "mlflow.db-journal").exists()
 
 
+def test_what_a_killed_first_start_left_is_removed(root: Path, tmp_path: Path) -> None:
+    for folder in (root, tmp_path / "fresh"):
+        half = folder / ".first-start-abcd1234" / "fresh.db"
+        half.parent.mkdir(parents=True)
+        half.write_bytes(b"half")
+        names(folder)
+        assert not half.parent.exists()
+
+
 def test_a_store_that_somebody_has_open_keeps_its_log(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,6 +93,14 @@ def test_a_damaged_database_is_found_before_anything_is_computed(
     assert (ended.exit, ended.err.count("\n")) == (2, 1), ended.out + ended.err
     assert "mlflow.db cannot be used" in ended.err
     assert "blocks" not in ended.out
+
+
+@pytest.mark.parametrize("table", ["experiments", "runs", "tags"])
+def test_a_database_without_a_table_is_damaged(root: Path, table: str) -> None:
+    with closing(sqlite3.connect(root / database.FILE_NAME)) as opened:
+        opened.execute(f"DROP TABLE {table}")
+    with pytest.raises(UserError, match=rf"cannot be used \(it lacks the table '{table}'\): res"):
+        fresh_store(root)
 
 
 def test_a_check_that_takes_too_long_lets_the_command_go_on(

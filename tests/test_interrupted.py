@@ -219,7 +219,9 @@ def elsewhere(store, run, silent):
     base.close()
 
 
-@pytest.mark.parametrize(("silent", "ended"), [(14 * 60, False), (16 * 60, True)])
+@pytest.mark.parametrize(
+    ("silent", "ended"), [(14 * 60, False), (16 * 60, True), (-14 * 60, False), (-16 * 60, True)]
+)
 def test_another_machines_run_has_fifteen_minutes(silent, ended, store, capsys):
     run = store.begin("far", "golden", {}, {})
     elsewhere(store, run, silent)
@@ -232,6 +234,16 @@ def test_another_machines_run_has_fifteen_minutes(silent, ended, store, capsys):
     assert ("nothing was heard of it for 15 minutes" in capsys.readouterr().out) is ended
     assert half.exists(), "it may be alive after all"
     assert old.exists() is not ended
+
+
+def test_a_run_that_began_by_a_wrong_clock_lives_as_long_as_it_is_heard(store):
+    run = store.begin("far", "golden", {}, {})
+    elsewhere(store, run, 60)
+    with sqlite3.connect(store.config.root / "mlflow.db") as base:
+        base.execute("UPDATE runs SET start_time = start_time + 315360000000")
+    base.close()
+    open_store(store.config)
+    assert statuses(store) == {"far": "RUNNING"}
 
 
 def test_a_run_that_was_taken_for_dead_and_goes_on_is_finished(store):

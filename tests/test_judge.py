@@ -194,6 +194,19 @@ def test_a_verdict_that_cannot_be_read_is_one_line(compared: tuple[Cli, Path]) -
     assert said.endswith("or compare again.")
 
 
+def test_a_stored_verdict_with_another_number_is_not_judged(compared: tuple[Cli, Path]) -> None:
+    run, store = compared
+    (path,) = store.rglob("verdict.json")
+    raw = json.loads(path.read_text())
+    metrics = next(row["metrics"] for row in raw["rows"] if "max_abs_diff" in row["metrics"])
+    metrics["max_abs_diff"] += 1.0
+    path.write_text(json.dumps(raw, indent=1))
+    said = refusal(run("job=judge", "run=judged"))
+    assert said == (
+        f"{path} is damaged (it is not the one that the run wrote): compare the runs again."
+    )
+
+
 def refusal(ended: Ended) -> str:
     """Return the one line in which a command is refused."""
     assert (ended.exit, "Traceback" in ended.err) == (2, False), ended.err

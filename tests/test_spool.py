@@ -181,6 +181,45 @@ def test_of_a_killed_process_the_whole_is_finished_and_the_half_removed(up, mome
         assert store.get(run_id).tags["interrupted"] == "true"
 
 
+# A process that stands, in turn, where a folder is made, removed and fetched.
+CUT = """
+import os, shutil, signal, sys
+from layerparity.settings.tracking import TrackingConfig
+from layerparity.tracking import artifacts, spool
+from layerparity.tracking.store import open_store
+
+def cut(*arguments, **keys):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+uri, folder, moment = sys.argv[1:]
+store = open_store(TrackingConfig("server", uri, folder, "remote", 30))
+if moment == "made":
+    spool.write_text = cut
+run = store.begin("cut", "golden", {}, {})
+if moment == "removed":
+    shutil.rmtree = cut
+run.log_text("{}", "manifest.json")
+run.publish()
+run.end()
+artifacts.transfer = cut
+store.get(run.id).file("manifest.json")
+"""
+
+
+@pytest.mark.parametrize("moment", ["made", "removed", "fetched"])
+def test_a_folder_that_is_made_removed_or_fetched_leaves_nothing_for_ever(up, moment):
+    command = [sys.executable, "-c", CUT, up.address, str(up.folder), moment]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == -9, ended.stderr
+    assert len(list(up.folder.rglob("layerparity-*"))) == 1
+    store = up.open()
+    (found,) = [run for run in store.runs(limit=1) if run.name == "cut"]
+    assert found.status == ("INTERRUPTED" if moment == "made" else "FINISHED")
+    if moment == "fetched":
+        assert found.file("manifest.json").read_text() == "{}"
+    assert list(up.folder.rglob("layerparity-*")) == []
+
+
 def test_another_servers_run_is_neither_uploaded_nor_removed(up, capsys):
     child, run_id = up.program("whole")
     child.kill()

@@ -61,7 +61,7 @@ def run(config: Config) -> Exit:
     tags = {"config_digest": model, "dtype": dtype, "verdict": "kept"}
     params = {"runs": [each.id for each in runs], "margin": job.margin, "limits": limits}
     with store.start(config.name or f"{KIND}-{dtype}", KIND, tags, params) as active:
-        active.log_text(json.dumps(limits, indent=1), FILE)
+        active.log_text(json.dumps(limits, indent=1), FILE, tagged=True)
         active.log_metrics((f"limit/{name}", value, 0) for name, value in limits.items())
     usual = CalibratedTolerance().limits()
     table = [(name, f"{usual[name]:g}", f"{value:.4g}") for name, value in limits.items()]

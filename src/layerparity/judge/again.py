@@ -15,7 +15,7 @@ from layerparity.judge.sides import open_side
 from layerparity.judge.tolerances.base import Tolerance
 from layerparity.record.findings import CautionKind
 from layerparity.record.stored_run import StoredRun
-from layerparity.record.verdict import FILE_NAME, Outcome, Row, Verdict
+from layerparity.record.verdict import COMPARE_AGAIN, FILE_NAME, Outcome, Row, Verdict
 
 
 def stored_verdict(run: StoredRun) -> Verdict:
@@ -29,7 +29,9 @@ def stored_verdict(run: StoredRun) -> Verdict:
             f"Run '{run.name}' holds no {FILE_NAME}: give run= the id or name of a comparison made "
             "with this version, or compare again."
         )
-    return Verdict.read(path)
+    verdict = Verdict.read(path)
+    run.refuse_altered(FILE_NAME, COMPARE_AGAIN)
+    return verdict
 
 
 def judge_again(

@@ -20,6 +20,7 @@ KIND = "calibration"
 FILE = "limits.json"
 AUTO = "auto"
 LOOKED_AT = 50
+_CURE = "calibrate again"
 
 
 def with_limits(tolerance: Any, store: Store, candidate: Sequence[StoredRun]) -> Any:
@@ -31,10 +32,11 @@ def with_limits(tolerance: Any, store: Store, candidate: Sequence[StoredRun]) ->
     if run is None:
         return tolerance
     console.say(f"limits:    {run.name} {run.id[:8]}, calibrated for this model")
-    limits = read_json(run.file(FILE), dict[str, float], "calibrate again")
+    limits = read_json(run.file(FILE), dict[str, float], _CURE)
+    run.refuse_altered(FILE, _CURE)
     unknown = sorted(limits.keys() - tolerance.limits().keys())
     if unknown:
-        raise damaged(run.file(FILE), f"there is no limit '{unknown[0]}'", "calibrate again")
+        raise damaged(run.file(FILE), f"there is no limit '{unknown[0]}'", _CURE)
     calibrated = replace(tolerance, **limits)
     check_numbers(calibrated, "tolerance.")
     return calibrated

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from layerparity.ground.files import damaged, reading, text_digest
 from layerparity.record.folder import RunFolder
 from layerparity.record.manifest import Manifest
 
@@ -17,6 +18,8 @@ RUNNING = "RUNNING"
 INTERRUPTED = "INTERRUPTED"
 # The hash of the manifest that the run itself wrote, which a store keeps beside it.
 MANIFEST_TAG = "manifest"
+# The same of a file of text that is read again, after which comes the file's name.
+TEXT_TAG = "hash."
 # What a bare folder's manifest says that a store keeps as tags.
 _TAGS = ("kind", "backend", "device", "port", "dtype", "fingerprint")
 
@@ -65,6 +68,16 @@ class StoredRun:
     def file(self, path: str) -> Path:
         """Return where one file of the artifacts lies; from a server only that file is fetched."""
         return self.locate(path)
+
+    def refuse_altered(self, path: str, cure: str) -> None:
+        """Raise UserError unless a file of text is the one that the run wrote.
+
+        Folders outside a store, and runs of former versions, have no tag that says so.
+        """
+        file, digest = self.file(path), self.tags.get(f"{TEXT_TAG}{path}")
+        with reading(file, cure):
+            if digest is not None and text_digest(file.read_text(encoding="utf-8")) != digest:
+                raise damaged(file, "it is not the one that the run wrote", cure)
 
     @property
     def order(self) -> tuple[int, datetime]:

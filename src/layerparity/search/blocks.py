@@ -171,7 +171,7 @@ def _log(active: ActiveRun, conclusion: Conclusion) -> None:
     if conclusion.verdict is not None:
         from layerparity.report.html import render_html
 
-        active.log_text(conclusion.verdict.to_json(), VERDICT_FILE)
+        active.log_text(conclusion.verdict.to_json(), VERDICT_FILE, tagged=True)
         active.log_text(render_html(conclusion.verdict, conclusion.answer), "report.html")
 
 

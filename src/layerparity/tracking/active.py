@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from layerparity.ground.errors import UserError
-from layerparity.ground.files import write_text
+from layerparity.ground.files import text_digest, write_text
 from layerparity.ground.secrets import redacted
 from layerparity.record.folder import RunFolder
-from layerparity.record.stored_run import FINISHED, KILLED, StoredRun
-from layerparity.tracking import artifacts, interrupted, names, system
+from layerparity.record.stored_run import FINISHED, KILLED, TEXT_TAG, StoredRun
+from layerparity.tracking import artifacts, interrupted, names, spool, system
 from layerparity.tracking.connection import Connection
 from layerparity.tracking.process import name_of, stop_behind
 from layerparity.tracking.stored_runs import RESUMED_BY
@@ -103,10 +102,16 @@ class ActiveRun:
             for chunk in _chunks(own, _TEXTS_PER_REQUEST):
                 self.connection.client.log_batch(self.id, tags=chunk)
 
-    def log_text(self, text: str, path: str) -> None:
-        """Write text to a path inside the run's folder, without the logins of addresses."""
+    def log_text(self, text: str, path: str, *, tagged: bool = False) -> None:
+        """Write text to a path inside the run's folder, without the logins of addresses.
+
+        ``tagged``: keep its hash as a tag, by which `StoredRun.refuse_altered` knows it.
+        """
+        text = redacted(text)
         with self.connection.user_errors():
-            write_text(self.folder / path, redacted(text))
+            write_text(self.folder / path, text)
+        if tagged:
+            self.set_tags({f"{TEXT_TAG}{path}": text_digest(text)})
 
     def log_table(self, columns: Mapping[str, Sequence[object]], path: str) -> None:
         """Write columns of one length as a table that the UI pages through, to a ``.json`` path."""
@@ -151,7 +156,7 @@ class ActiveRun:
             interrupted.unmark(self.connection.client, self.id, *more)
         # Files stay where the server went away, or would not take a run that is whole.
         if self.remote and (status == FINISHED or not RunFolder(self.folder).is_run):
-            shutil.rmtree(self.folder, ignore_errors=True)
+            spool.remove(self.folder)
 
     def _send(self, run_id: str, metrics: Sequence[Metric]) -> None:
         with self.connection.user_errors():

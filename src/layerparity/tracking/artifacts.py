@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+from layerparity.machine import owner
 from layerparity.tracking.process import TIMEOUT
 
 if TYPE_CHECKING:
@@ -38,10 +39,11 @@ def upload(client: MlflowClient, run_id: str, folder: Path) -> None:
                 client.log_artifact(run_id, str(path), None if inside == "." else inside)
 
 
-def download(client: MlflowClient, run_id: str, path: str, target: Path) -> Path:
+def download(client: MlflowClient, run_id: str, path: str, target: Path, cache: Path) -> Path:
     """Return ``target`` holding an artifact (a file, or a folder), fetched unless it is there.
 
     An empty path is the whole folder. Where the run has no such file, ``target`` does not exist.
+    In ``cache``, which holds the target, is also what is not whole yet.
     """
     if target.exists():
         return target
@@ -49,7 +51,9 @@ def download(client: MlflowClient, run_id: str, path: str, target: Path) -> Path
     if path and path not in {each.path for each in listed}:
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    # What killed processes began to fetch is nobody's.
+    owner.remove_abandoned(cache)
+    part = Path(tempfile.mkdtemp(prefix=owner.prefix("fetch"), dir=cache))
     try:
         with transfer():
             fetched = Path(client.download_artifacts(run_id, path, str(part)))

@@ -26,6 +26,9 @@ FILE_NAME = "mlflow.db"
 ARTIFACTS = "artifacts"
 LOCK_SECONDS = 300
 CHECK_SECONDS = 2.0
+_ASIDE = ".first-start-"
+# Those of MLflow's that we use, in every version.
+_TABLES = {"experiments", "experiment_tags", "runs", "tags", "params", "metrics", "latest_metrics"}
 _LOGS = ("-wal", "-shm", "-journal")
 ELSEWHERE = "or choose another folder with tracking.folder=FOLDER"
 # With less than this free, what sqlite calls an error of the disk is a full one.
@@ -87,13 +90,17 @@ def make(root: Path, initialise: Callable[[str], object]) -> None:
     """Make the database unless it exists; ``initialise`` fills the one at the URI it is given.
 
     Where a `template` is kept, it is copied, and nothing is initialised. All is done aside and
-    moved into place, so an interrupted first start leaves nothing behind.
+    moved into place, so an interrupted first start leaves nothing behind; what a killed one left
+    is removed.
     """
     target = root / FILE_NAME
+    # The lock is ours: nobody begins here now.
+    for left in root.glob(f"{_ASIDE}*"):
+        shutil.rmtree(left, ignore_errors=True)
     if target.exists():
         return
     _put_aside_logs(target)
-    with tempfile.TemporaryDirectory(prefix=".first-start-", dir=root) as aside:
+    with tempfile.TemporaryDirectory(prefix=_ASIDE, dir=root) as aside:
 
         def migrate(path: Path) -> None:
             fresh = Path(aside) / "fresh.db"
@@ -185,11 +192,18 @@ def gone(root: Path) -> UserError:
 
 
 def _damage(database: sqlite3.Connection) -> str:
-    """Return what is wrong with a database's pages; empty where nothing is, or time runs out."""
+    """Return what is wrong with a database's pages and tables; empty where nothing is.
+
+    Empty as well where time runs out.
+    """
     end = time.monotonic() + CHECK_SECONDS
     database.set_progress_handler(lambda: time.monotonic() > end, 10_000)
     try:
         (found,) = database.execute("PRAGMA quick_check(1)").fetchone()
+        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
+        # A file without any is what MLflow fills.
+        if lacking := _TABLES - tables if tables else ():
+            return f"it lacks the table '{min(lacking)}'"
     except sqlite3.OperationalError as error:
         if "interrupted" not in str(error):
             raise

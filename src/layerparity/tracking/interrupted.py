@@ -65,11 +65,12 @@ def is_gone(tags: Mapping[str, str], started: datetime) -> bool:
     """Return whether the process of a run that MLflow believes to be running is gone.
 
     Of a process that cannot be seen from here, on another machine or in another container, nothing
-    was heard for `DEADLINE_SECONDS`. Runs that are not ours never are.
+    was heard for `DEADLINE_SECONDS`; a clock that far ahead says nothing either. Runs that are not
+    ours never are.
     """
     ended = owner_ended(tags)
     if ended is None and OWNER in tags:
-        return time.time() - _last_beat(tags, started) > DEADLINE_SECONDS
+        return abs(time.time() - _last_beat(tags, started)) > DEADLINE_SECONDS
     return bool(ended)
 
 
@@ -113,7 +114,8 @@ def unmark(client: MlflowClient, run_id: str, *more: str) -> None:
 
 def _last_beat(tags: Mapping[str, str], started: datetime) -> float:
     beat = tags.get(BEAT, "")
-    return max(float(beat) if _SECONDS.fullmatch(beat) else 0.0, started.timestamp())
+    # The clock may have been set right since the run began.
+    return float(beat) if _SECONDS.fullmatch(beat) else started.timestamp()
 
 
 def _remove_halves(link: Connection, run: StoredRun) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from filelock import FileLock, Timeout
 from layerparity.ground import console
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import text_digest, write_text, writing
+from layerparity.machine import owner
 from layerparity.record.folder import MANIFEST, RunFolder
 from layerparity.record.stored_run import FINISHED, MANIFEST_TAG, RUNNING
 from layerparity.settings.tracking import TrackingConfig
@@ -34,10 +36,29 @@ _UNKNOWN = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 def make_folder(config: TrackingConfig, run_id: str) -> Path:
     """Make the folder of a run for a server; return it. Raises UserError where the disk refuses."""
     folder = config.root / _FOLDER / run_id
-    # No other server is ever asked about the run, or given it.
     with writing(folder):
-        write_text(folder / _SERVER, config.address)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        aside = _aside(folder)
+        # No other server is ever asked about the run, or given it.
+        write_text(aside / _SERVER, config.address)
+        aside.chmod(0o755)
+        aside.rename(folder)
     return folder
+
+
+def remove(folder: Path) -> None:
+    """Remove a run's folder; a process that is killed on the way leaves it to `settle`."""
+    aside = folder
+    with suppress(OSError):
+        aside = _aside(folder)
+        folder.rename(aside / folder.name)
+    shutil.rmtree(aside, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _aside(folder: Path) -> Path:
+    """Return a new folder beside a run's that says in its name which process it belongs to."""
+    return Path(tempfile.mkdtemp(prefix=owner.prefix(_FOLDER), dir=folder.parent))
 
 
 def waiting(config: TrackingConfig) -> dict[str, list[Path]]:
@@ -67,6 +88,7 @@ def settle(link: Connection) -> None:
     from mlflow.exceptions import MlflowException
 
     config = link.config
+    owner.remove_abandoned(config.root / _FOLDER)
     ours = [folder for folder in _folders(config) if _server_of(folder) == config.address]
     if not ours:
         return
@@ -123,7 +145,7 @@ def _settle(link: Connection, run: Run, folder: Path) -> None:
     if not deleted and run.info.status != FINISHED and RunFolder(folder).is_run:
         console.note(f"run {run.info.run_name} ({folder.name[:8]}) waited: it is uploaded now")
         _upload(link, folder, tags)
-    shutil.rmtree(folder, ignore_errors=True)
+    remove(folder)
 
 
 def _upload(link: Connection, folder: Path, tags: dict[str, str]) -> None:

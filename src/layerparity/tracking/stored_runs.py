@@ -158,7 +158,7 @@ class StoredRuns:
             cache = self.config.root / "cache"
             target = cache / "files" / run_id / path if path else cache / "runs" / run_id
             with self._connection.user_errors():
-                return artifacts.download(self._connection.client, run_id, path, target)
+                return artifacts.download(self._connection.client, run_id, path, target, cache)
         if not local.is_dir():
             raise UserError(
                 f"The artifacts of run {run_id} are gone from {local}", "make it again."
