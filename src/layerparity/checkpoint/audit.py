@@ -14,7 +14,7 @@ from typing import Any
 from layerparity.checkpoint.deep import DeepAudit, read_deep
 from layerparity.checkpoint.finding import AuditFinding
 from layerparity.checkpoint.fit import Fit, fit, import_libraries
-from layerparity.checkpoint.listing import read_listing
+from layerparity.checkpoint.listing import Listing, read_listing
 from layerparity.checkpoint.scales import ScaleCheck, check_scales
 from layerparity.checkpoint.sizes import CheckpointSizes, measure
 from layerparity.ground.errors import Exit, UserError
@@ -116,19 +116,9 @@ def examine(checkpoint: Checkpoint, deep: bool = False) -> Audit:
     folder = checkpoint.folder
     if not any(folder.glob("*.safetensors")) and not (folder / INDEX).is_file():
         _ = checkpoint.tensors
-    config: Mapping[str, Any] = {}
-    damaged: list[AuditFinding] = []
-    try:
-        config = checkpoint.config
-    except UserError as error:
-        damaged = [AuditFinding("config_damaged", str(error), file="config.json", count=0)]
     began = time.perf_counter()
     listing = read_listing(folder)
-    found = contradiction(config, listing.tensors, len(listing.lost))
-    if found:
-        # Of such sizes nothing is built, not even a configuration.
-        text = f"config.json has {found}: they are not of one model"
-        damaged = [AuditFinding("config_damaged", text, file="config.json", count=0)]
+    config, damaged = _config_of(checkpoint, listing)
     read = time.perf_counter() - began
     if not damaged:
         import_libraries(config)
@@ -150,6 +140,20 @@ def examine(checkpoint: Checkpoint, deep: bool = False) -> Audit:
         audit.deep = read_deep(listing, scales)
         audit.findings += audit.deep.findings
     return audit
+
+
+def _config_of(
+    checkpoint: Checkpoint, listing: Listing
+) -> tuple[Mapping[str, Any], list[AuditFinding]]:
+    """Return config.json's values, and why nothing is built of them, not even a configuration."""
+    try:
+        config = checkpoint.config
+    except UserError as error:
+        return {}, [AuditFinding("config_damaged", str(error), file="config.json", count=0)]
+    found = contradiction(config, listing.tensors, len(listing.lost))
+    text = f"config.json has {found}: they are not of one model"
+    damaged = AuditFinding("config_damaged", text, file="config.json", count=0)
+    return config, [damaged] if found else []
 
 
 def peaks(fitted: Fit, tensors: Mapping[str, Stored]) -> dict[str, Peak]:
