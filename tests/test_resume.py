@@ -217,6 +217,11 @@ def test_a_folder_elsewhere_is_left_alone(tmp_path: Path) -> None:
     for elsewhere in (tmp_path, run.folder.parent, store.config.root):
         with pytest.raises(UserError, match="is not the store's own"):
             store.own_folder(replace(run, locate=elsewhere.joinpath))
+    folder = run.folder
+    folder.rename(tmp_path / "mine")
+    folder.symlink_to(tmp_path / "mine")
+    with pytest.raises(UserError, match="is not the store's own"):
+        store.own_folder(run)
 
 
 def test_runs_before_a_finished_one_are_not_asked(tmp_path: Path) -> None:

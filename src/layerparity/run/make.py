@@ -34,6 +34,7 @@ def make(config: Config) -> str:
     # What can be refused without torch is refused before it: importing it takes seconds.
     plan = plan_run(with_kind(config))
     terminal.say_loading(config)
+    # Refuses resume=true where nothing is left to go on from.
     reuse.can_go_on(config)
     store = open_store(config.tracking)
     goldens.refuse_unknown(plan.config, plan.scope.stages, store)

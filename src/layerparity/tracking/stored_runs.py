@@ -85,7 +85,7 @@ class StoredRuns:
         Whoever made the store may have named any folder as a run's.
         """
         folder = run.folder.resolve()
-        if folder != (self.config.root / database.ARTIFACTS / run.id / "artifacts").resolve():
+        if folder != (self.config.root / database.ARTIFACTS).resolve() / run.id / "artifacts":
             raise UserError(f"its folder is not the store's own ({folder})")
         return folder
 
