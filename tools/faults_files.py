@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,18 @@ def turn_bit(path: Path, maker: random.Random) -> None:
     """Turn one bit of a file."""
     content = bytearray(path.read_bytes())
     content[maker.randrange(len(content))] ^= 1 << maker.randrange(8)
+    path.write_bytes(content)
+
+
+def turn_digit(path: Path, maker: random.Random) -> None:
+    """Turn the lowest bit of a decimal of a site's metric, or of a limit: JSON it stays."""
+    content = bytearray(path.read_bytes())
+    rows = content.find(b'"rows"')
+    first, last = (rows, content.find(b'"total"')) if rows > 0 else (0, len(content))
+    places = [
+        each.end() - 1 for each in re.finditer(rb"\d\.\d", content) if first < each.end() < last
+    ]
+    content[maker.choice(places)] ^= 1
     path.write_bytes(content)
 
 
@@ -66,7 +79,7 @@ def damage_verdict(scene: Scene, number: int, maker: random.Random) -> Iterator[
     usual = place.run(judge)
     right = numbers_of(place.store)
     found += of_command(usual, "judge", (0, 1, 4), LOST)
-    turn_bit(path, maker)
+    (turn_digit if number % 4 < 2 else turn_bit)(path, maker)
     ended = place.run(judge)
     found += of_command(ended, "judge", (usual.status, 2))
     if ended.status == usual.status and numbers_of(place.store) != right:
