@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,10 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 BESIDE = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 if BESIDE > 1:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // BESIDE)))
+
+# A shell gives what it runs in the background no Ctrl-C, nor what that starts; tests press it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parents[1]
 # Workers take files in this order, the others after them: what takes longest comes first, so that

@@ -95,7 +95,7 @@ def mistakes(block: Block) -> Iterator[str]:
 @cache
 def targets() -> list[str]:
     """Return make's targets."""
-    return re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M)
+    return re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
 
 
 @pytest.fixture

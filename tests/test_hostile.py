@@ -6,6 +6,7 @@ import json
 import shlex
 import shutil
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from layerparity.ground.quoting import typed
 from layerparity.ground.resources import shipped
 from layerparity.judge.model_limits import FILE, with_limits
 from layerparity.judge.tolerances.calibrated import CalibratedTolerance
+from layerparity.record.stored_run import StoredRun
 from layerparity.settings.command_keys import settings_of
 
 CPU = ("backend=gpu", "device_map=cpu")
@@ -289,7 +291,8 @@ def test_a_size_that_no_module_uses_may_be_large(
 @pytest.mark.parametrize("limits", ['{"error_ratio": Infinity}', '{"no_such_limit": 1.0}'])
 def test_the_limits_of_a_calibration_have_bounds_as_well(tmp_path: Path, limits: str) -> None:
     (tmp_path / FILE).write_text(limits)
-    run = SimpleNamespace(name="kept", id="0" * 32, file=lambda name: tmp_path / name)
+    made = datetime.now(UTC)
+    run = StoredRun("0" * 32, "kept", "FINISHED", {}, made, locate=lambda name: tmp_path / name)
     store: Any = SimpleNamespace(find=lambda asked, kind: [run])
     with pytest.raises(UserError, match=r"finite number|no limit 'no_such_limit'"):
         with_limits(CalibratedTolerance(calibration="kept"), store, [])

@@ -29,8 +29,9 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "bisect": ("job=bisect", *HERE, *FAULT, "golden=the-golden", "name=mine"),
     "resume": (*GOLDEN, "name=mine", "resume=true"),
 }
-# Locks are kept, and the address of a run that waits for its server.
-_STAYS = (".lock", ".server")
+# Locks are kept, the address of a run that waits for its server, and what an unfinished run can be
+# resumed from.
+_STAYS = (".lock", ".server", ".progress")
 
 
 @dataclass(frozen=True)

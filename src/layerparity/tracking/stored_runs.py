@@ -136,6 +136,12 @@ class StoredRuns:
         tags = {k.removeprefix(prefix): v for k, v in run.data.tags.items() if k.startswith(prefix)}
         started = datetime.fromtimestamp(info.start_time / 1000, tz=UTC)
         gone = info.status == RUNNING and interrupted.is_gone(tags, started)
+        if gone:
+            # Its process may have ended it, and then itself, after it was looked up here.
+            with self._connection.user_errors():
+                now = self._connection.client.get_run(info.run_id)
+            if now.info.status != RUNNING:
+                return self._stored(now)
         marked = info.status == KILLED and interrupted.TAG in tags
         count = tags.get(_SEQUENCE, "")
         return StoredRun(
