@@ -5,7 +5,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))
 
-from layerparity.cli.door import main
-
 if __name__ == "__main__":
+    try:
+        from layerparity.cli.door import main
+    except ModuleNotFoundError as error:
+        cure = "make demo installs it into .venv; then: source .venv/bin/activate"
+        print(f"layerparity: this Python has no {error.name}: {cure}", file=sys.stderr)
+        sys.exit(2)
     sys.exit(main())

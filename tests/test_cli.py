@@ -138,6 +138,7 @@ def test_the_quoted_answer_is_taken_as_it_stands(value: str) -> None:
         (["job=compair"], "Did you mean 'compare'?"),
         (["--multi-run"], "--multi-run"),
         (["compare"], "Did you mean job=compare?"),
+        (["backend", "gpu"], "Write backend= and one of: gpu, neuron."),
         (["layre=3"], "Did you mean 'layer'?"),
         (["inputs=random", "inputs.sed=1"], "Did you mean 'inputs.seed'?"),
         (["inputs=auto", "inputs.file=x"], "belongs to another inputs="),
@@ -212,3 +213,11 @@ def test_two_doors_are_one(tmp_path: Path) -> None:
             text=True,
         )
         assert ended.stdout.startswith("layerparity "), ended.stderr
+
+
+def test_a_python_without_the_packages_is_told_where_they_are(tmp_path: Path) -> None:
+    # Without site-packages: as the system's Python, beside the environment.
+    words = [sys.executable, "-I", "-S", str(ROOT / "run.py"), "job=doctor"]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stderr
+    assert "source .venv/bin/activate" in ended.stderr

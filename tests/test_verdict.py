@@ -434,7 +434,7 @@ SAID = [
     "not the same start: weights of <stage> (<name> and <others> more)",
     "not the same start: weights of <stage>, which the <side> has no fingerprint of",
     "the golden has no reference to judge by: make it on backend=gpu",
-    "the candidate is a dump: nothing says what its blocks were fed",
+    "the candidate is a dump: nothing says what its blocks were fed; use tolerance=fixed",
     "fed by its own chain, whose rounding has no floor here: compare with feed=isolated",
     "the golden has no reference of <stage> alone: make it with capture=components",
     "the golden has no noise floor for <dtype>: make it with reference.dtypes",

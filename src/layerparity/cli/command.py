@@ -183,6 +183,8 @@ def explain(error: Exception) -> UserError:
 
 def _bare_word(word: str) -> str:
     """Return what a word without a value may have been meant to be."""
+    if word in (*help_text.GROUPS, "job", "experiment"):
+        return f" Write {word}= and one of: {', '.join(help_text.options(word))}."
     jobs = help_text.options("job")
     if word in jobs:
         return f" Did you mean job={word}?"

@@ -52,7 +52,8 @@ _SENTENCES = {
     ReasonKind.NO_SET_AGREES: "no token's expert set agrees",
     ReasonKind.NO_ELEMENT: "no element to compare",
     ReasonKind.NO_REFERENCE: "the golden has no reference to judge by: make it on backend=gpu",
-    ReasonKind.CANDIDATE_IS_DUMP: "the candidate is a dump: nothing says what its blocks were fed",
+    ReasonKind.CANDIDATE_IS_DUMP: "the candidate is a dump: nothing says what its blocks were fed; "
+    "use tolerance=fixed",
     ReasonKind.NO_FLOOR_OF_CHAIN: "fed by its own chain, whose rounding has no floor here: compare "
     "with feed=isolated",
     ReasonKind.NO_REFERENCE_ALONE: "the golden has no reference of {stage} alone: make it with "
