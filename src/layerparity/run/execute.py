@@ -108,7 +108,9 @@ class Execution:
             self._result.new_tokens = self._generate(call, rows)
         if self.references is not None:
             self._result.reference = self.references.finish()
-        self.recorder.finish()
+        with self._result.profile.stages[self.stages[-1]].timing("store"):
+            # What is still to be written when the last stage is done is waited for.
+            self.recorder.finish()
         self._note_peak(self.stages[-1])
 
     def _visit(
