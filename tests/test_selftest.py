@@ -140,18 +140,21 @@ def test_unforeseen_faults_are_counted_by_effect() -> None:
 def test_a_fault_is_named_and_a_clean_way_is_not(cli: Callable[..., Ended], tmp_path: Path) -> None:
     ended = cli(
         "experiment=selftest",
-        "job.faults=[router_bias_dropped]",
+        "job.faults=[router_bias_dropped,rmsnorm_prefill_vs_decode]",
         "job.models=[tiny_minimax_m2]",
         "job.dtypes=[bfloat16]",
         "job.clean=false",
         "job.mutations=3",
         "job.seed=1",
+        "job.blocks=[cohere]",
     )
     assert ended.exit == Exit.OK, ended.err
-    assert "6 of 6 cells with a known fault were named" in ended.out
+    assert "9 of 9 cells with a known fault were named" in ended.out
     (kept,) = tmp_path.rglob("selftest.json")
     cells = json.loads(kept.read_text())
-    assert {each["ending"] for each in cells if each["cell"]["cause"]} == {"named"}
+    named = [each for each in cells if each["cell"]["cause"] and each["ending"] == "named"]
+    assert len(named) == 9
+    assert [each["cause"] for each in named] == [each["cell"]["cause"] for each in named]
 
 
 def test_an_unknown_fault_is_refused(cli: Callable[..., Ended]) -> None:

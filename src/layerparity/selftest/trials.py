@@ -10,9 +10,11 @@ from typing import Any
 from layerparity.anatomy.site import DECODE, PREFILL
 from layerparity.ground import console
 from layerparity.ground.errors import UserError
-from layerparity.judge.conclude import conclude, judged_of, with_guilt
+from layerparity.judge.conclude import conclude, judged_of
+from layerparity.judge.evidence import evidence_of
 from layerparity.judge.guilty import first_guilty
 from layerparity.judge.sides import open_side
+from layerparity.mistakes.catalogue import likeliest
 from layerparity.record.folder import RunFolder
 from layerparity.record.stored_run import StoredRun, from_folder
 from layerparity.record.verdict import Outcome, Verdict
@@ -81,7 +83,10 @@ class CellRunner:
         """Return how a cell ended in one phase, by the verdict's rows of that phase alone."""
         rows = tuple(row for row in verdict.rows if row.site.phase == phase)
         seen = replace(verdict, rows=rows, total=len(rows))
-        seen = with_guilt(seen, open_side("golden", [golden]))
+        guilty = first_guilty(judged_of(seen))
+        # A cause may be told by what the other phase shows, as in a user's comparison.
+        side = open_side("golden", [golden])
+        causes = likeliest(evidence_of(guilty, verdict, side)) if guilty is not None else []
         changed = any(row.metrics.get("max_abs_diff") or row.metrics.get("flips") for row in rows)
         own = [row for row in rows if row.site.layer == cell.layer]
         block = verdict.blocks.block(cell.layer, {row.site.local for row in own})
@@ -91,14 +96,14 @@ class CellRunner:
             # meant, or the whole MLP where nothing inside it is known.
             inside = {node.module for node in block.nodes} & {_FIRST_SWAPPED}
             expected = replace(cell, component=next(iter(inside), "mlp"))
-        ending = ending_of(expected, seen.guilty, bool(changed or verdict.weights), block)
+        ending = ending_of(expected, guilty, bool(changed or verdict.weights), block)
         effects = (row.metrics.get("error_ratio", 0.0) for row in own)
         failed = next((row for row in rows if row.outcome is Outcome.FAIL), None)
         return CellResult(
             cell,
             ending,
-            named=str(seen.guilty or ""),
-            cause=seen.causes[0].id if seen.causes else "",
+            named=str(guilty or ""),
+            cause=causes[0].id if causes else "",
             effect=max(effects, default=0.0),
             note=f"{failed.site}: {reason(failed)}" if failed else "",
             phase=phase,
