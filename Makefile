@@ -6,9 +6,9 @@ UV := $(BIN)/python -m uv
 TORCH ?= trimmed
 OVERRIDES_trimmed := --overrides overrides.txt
 OVERRIDES_full :=
-# Test files are shared out among this many processes, of up to 2 GB each: on two cores the others
-# compute while two wait for disks, servers and processes of their own.
-WORKERS ?= 4
+# Test files are shared out among this many processes, of up to 2 GB each: on two cores a third one
+# computes while the others wait for disks, servers and processes of their own.
+WORKERS ?= 3
 # Where the environment says that no bytecode is written, every process would compile torch, MLflow
 # and transformers anew, for seconds; ahead of time, all that is installed would take a minute.
 export PYTHONDONTWRITEBYTECODE :=
