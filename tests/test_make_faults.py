@@ -17,7 +17,7 @@ from faults_moments import Moment
 from faults_scene import Place, of_command
 
 # Writers, disks, servers, databases, files and signals have tests of their own.
-TRIALS = "kill golden:3,kill sweep:4,kill compare:0,bit of a run:0"
+TRIALS = "kill golden:3,kill sweep:4,kill compare:0,kill resume:0,kill resume:4,bit of a run:0"
 
 
 def test_nothing_is_lost_or_falsely_whole(tmp_path: Path) -> None:

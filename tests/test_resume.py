@@ -6,8 +6,8 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT, Ended
-from kills import contents
+from faults_child import Child, Task
+from faults_child import Ended as Done
+from faults_held import computed
 from stores import fresh_config, fresh_store
 
 from layerparity.ground.errors import UserError
@@ -31,6 +33,11 @@ ANEW = "note: no interrupted run of this fingerprint can go on: the run begins a
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Two stages, the embedding and a block, of a candidate: nothing is computed beside them.
 TWO = (*CPU, "inputs=prompt", "kind=candidate", "scope=single", "layer=0")
+
+
+def contents(store: Path) -> list[dict[str, str]]:
+    """Return the hashes of all that each whole run of a store computed, by file."""
+    return [computed(each.parent) for each in store.glob("artifacts/*/artifacts/manifest.json")]
 
 
 @pytest.fixture
@@ -129,22 +136,6 @@ def save_random(folder: Path) -> None:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
     model.save_pretrained(folder)
-
-
-def test_killed_at_random_moments_it_is_bit_equal(tmp_path: Path) -> None:
-    """The short form of `python tools/kills.py --kills 30`."""
-    words = (*CPU, *SHORT, "scope=range", "start=0", "end=1")
-    command = [sys.executable, str(ROOT / "tools/kills.py"), "--kills", "3", "--seed", "0", *words]
-    ended = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert ended.stdout.splitlines()[-1].startswith("3 kills, ")
-    assert ended.stdout.endswith(" 0 wrong\n")
 
 
 # ---------------------------------------------------------------- nothing to go on from
@@ -311,70 +302,51 @@ def test_nothing_is_noted_after_a_file_that_could_not_be_written(tmp_path: Path)
 
 # ---------------------------------------------------------------- several at once
 
-# Rounds of commands that take their time, those of a round started together.
-RACE = """
-import json, os, signal, sys, time
-from pathlib import Path
-from kills import command, ended, ready
 
-ready()
+def slowly(*words: str) -> None:
+    """Be a command that waits after each note; one that is told to dies there."""
+    from layerparity.cli.door import main
 
-def slowly(killed):
-    from layerparity.record.progress import ProgressWriter
-    add = ProgressWriter.add
+    add, (doomed, *words) = ProgressWriter.add, words
 
-    def slow(writer, *arguments):
-        add(writer, *arguments)
-        if killed:
+    def slow(*arguments) -> None:
+        add(*arguments)
+        if doomed == "doomed":
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(2)
 
     ProgressWriter.add = slow
-
-for name, count, killed, words in json.loads(sys.argv[1]):
-    said = [Path(f"{name}.{n}") for n in range(count)]
-    children = [command(words, each, lambda: slowly(killed)) for each in said]
-    Path(name).write_text(json.dumps([ended(child) for child in children]))
-"""
-ROUNDS = [
-    ("reuse", 3, False, [*TWO, "tracking.folder=reused", "reuse=true"]),
-    ("kill", 1, True, [*TWO, "tracking.folder=resumed"]),
-    ("resume", 2, False, [*TWO, "tracking.folder=resumed", "resume=true"]),
-]
+    sys.argv = ["run.py", *words]
+    sys.exit(int(main()))
 
 
-@pytest.fixture(scope="module")
-def raced(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the rounds were run: how and with which words each command ended."""
-    folder = tmp_path_factory.mktemp("raced")
-    for name in ("reused", "resumed"):
-        fresh_config(folder / name)
-    subprocess.run(
-        [sys.executable, "-c", RACE, json.dumps(ROUNDS)],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": f"{ROOT / 'tools'}:{ROOT / 'src'}"},
-        check=True,
-    )
-    return folder
+def together(folder: Path, count: int, *words: str) -> list[Done]:
+    """Start so many slow commands at once; return how each ended."""
+    tasks = [Task(words, folder, call=slowly) for _ in range(count)]
+    return [child.wait() for child in [Child(task) for task in tasks]]
 
 
-def test_three_that_reuse_make_one_run(raced: Path) -> None:
-    said = [(raced / f"reuse.{n}").read_text() for n in range(3)]
-    assert json.loads((raced / "reuse").read_text()) == [0, 0, 0], said
-    (run,) = open_store(TrackingConfig(folder=str(raced / "reused"))).runs()
+def test_three_that_reuse_make_one_run(tmp_path: Path) -> None:
+    fresh_config(tmp_path / "reused")
+    ended = together(tmp_path, 3, "whole", *TWO, "tracking.folder=reused", "reuse=true")
+    assert [each.status for each in ended] == [0, 0, 0], ended
+    said = [each.out + each.err for each in ended]
+    (run,) = open_store(TrackingConfig(folder=str(tmp_path / "reused"))).runs()
     assert sum(f"Reusing run {run.name} ({run.id})" in each for each in said) == 2
     assert sum("another command makes this very run: it is waited for" in e for e in said) == 2
 
 
-def test_of_two_that_resume_one_goes_on(raced: Path) -> None:
-    assert json.loads((raced / "kill").read_text()) == [-signal.SIGKILL]
-    said = [(raced / f"resume.{n}").read_text() for n in range(2)]
-    statuses = json.loads((raced / "resume").read_text())
-    assert sorted(statuses) == [0, 2], said
-    won, lost = (said[statuses.index(status)] for status in (0, 2))
-    assert "Resuming run candidate-gpu-single-0" in won and "after embed_tokens" in won
-    assert "layerparity: Another command makes or resumes this very run (same finger" in lost
-    stored = open_store(TrackingConfig(folder=str(raced / "resumed"))).runs()
+def test_of_two_that_resume_one_goes_on(tmp_path: Path) -> None:
+    fresh_config(tmp_path / "resumed")
+    words = (*TWO, "tracking.folder=resumed")
+    (killed,) = together(tmp_path, 1, "doomed", *words)
+    assert killed.status == -signal.SIGKILL, killed
+    ended = together(tmp_path, 2, "whole", *words, "resume=true")
+    lost, won = sorted(ended, key=lambda each: -(each.status or 0))
+    assert (won.status, lost.status) == (0, 2), ended
+    assert "Resuming run candidate-gpu-single-0" in won.out and "after embed_tokens" in won.out
+    assert "layerparity: Another command makes or resumes this very run (same finger" in lost.err
+    stored = open_store(TrackingConfig(folder=str(tmp_path / "resumed"))).runs()
     runs = {run.status: run for run in stored}
     assert sorted(run.status for run in stored) == ["FINISHED", "INTERRUPTED"]
     old, new = runs["INTERRUPTED"], runs["FINISHED"]

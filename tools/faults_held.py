@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tempfile
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ from typing import Any
 # What is found, by the column that counts it.
 LOST, WHOLE, CRASH, LEFT = "lost", "falsely whole", "exit 3", "left behind"
 Finding = tuple[str, str]
+# Of a run's files, what says how it was made, not what it computed: `resume=true` itself, the time.
+_OWN = ("config.yaml", "profile.json")
 
 
 class UnreadableError(Exception):
@@ -24,7 +27,7 @@ class Held:
     """A run that a store holds: MLflow's own status beside ours, and the hash of its numbers.
 
     ``key`` is what runs of the same numbers share; ``problem`` is why it cannot be read.
-    ``folder`` is where its files lie.
+    ``folder`` is where its files lie; ``resumed`` is the run that it went on from, or nothing.
     """
 
     id: str
@@ -36,6 +39,7 @@ class Held:
     raw: str
     content: str
     problem: str
+    resumed: str = ""
 
 
 def numbers_of(store: Path) -> str:
@@ -89,7 +93,7 @@ def read_store(folder: str, answer: str, uri: str) -> None:
         with suppress(UserError):
             where = "" if uri else str(each.folder.relative_to(store.config.root))
         named = (each.id, each.name, each.kind, where, key, each.status, raw)
-        held.append(Held(*named, content, problem))
+        held.append(Held(*named, content, problem, each.tags.get("resumed", "")))
     whole = Path(tempfile.mkstemp(dir=Path(answer).parent)[1])
     whole.write_text(json.dumps([asdict(each) for each in held]), encoding="utf-8")
     whole.replace(answer)
@@ -121,6 +125,20 @@ def _read(stored: Any) -> tuple[str, str]:
         references = StoredReferences(stored.folder, manifest.reference)
         for entry in references.entries():
             references.reference(entry)
-    numbers = [(str(record.site), record.digest) for record in manifest.records]
-    content = text_digest(repr((sorted(numbers), sorted(manifest.inputs.items()))))
+    content = text_digest(repr(computed(stored.folder)))
     return f"{stored.kind} {manifest.fingerprint}", content
+
+
+def computed(folder: Path) -> dict[str, str]:
+    """Return the hash of every file of a whole run that it computed, by the file's name in it."""
+    found = {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        # A run that is killed once it is finished keeps its journal.
+        if path.is_file() and path.name not in _OWN and path.parent.name != ".progress"
+    }
+    manifest = folder / "manifest.json"
+    listed = json.loads(manifest.read_text(encoding="utf-8"))
+    listed["files"] = {name: each for name, each in listed["files"].items() if name not in _OWN}
+    found[manifest.name] = hashlib.sha256(json.dumps(listed).encode()).hexdigest()
+    return found

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from faults_child import Child, Ended
 from faults_held import LOST, WHOLE, Finding, changes
 from faults_moments import Moment
-from faults_scene import COMMANDS, SINGLE, Place, Scene, of_command
+from faults_scene import COMMANDS, SINGLE, Course, Place, Scene, of_command
 
 WRITERS = 8
 # Of each five kills so many are at moments of chance, the others at chosen ones.
@@ -26,8 +26,7 @@ _SAID = re.compile(r"^\S.*  ([0-9a-f]{32})$", re.MULTILINE)
 def kill(scene: Scene, name: str, number: int, maker: random.Random) -> Iterator[Finding]:
     """Kill a command, run it again, and yield what was lost."""
     course, place = scene.course(name), scene.place(name)
-    if name == "resume":
-        _cut_off(scene, place, maker)
+    noted = _cut_off(course, place, maker) if name == "resume" else False
     before = place.held() if name == "resume" else [] if name == "first" else scene.held
     if number % 5 < BY_CHANCE:
         child = Child(place.task(COMMANDS[name]))
@@ -44,14 +43,19 @@ def kill(scene: Scene, name: str, number: int, maker: random.Random) -> Iterator
     found += [*changes(before, after, course.right), *place.leftovers()]
     if name != "sweep":
         found += _believed(ended, {each.id for each in after if each.status == "FINISHED"})
+    if noted and not any(each.resumed for each in after if each.status == "FINISHED"):
+        found.append((LOST, "what was noted was computed again"))
     yield from place.told(found, moment)
 
 
-def _cut_off(scene: Scene, place: Place, maker: random.Random) -> None:
-    """Leave a golden run that is cut off between two of its stages."""
-    moments = scene.course("golden").moments
-    written = [each for each in moments if each.point.endswith("write_tensors") and each.after]
-    place.run(COMMANDS["golden"], stop=maker.choice(written))
+def _cut_off(course: Course, place: Place, maker: random.Random) -> bool:
+    """Leave a run that is cut off between two stages, or tokens; return whether it noted one."""
+    written = [m for m in course.moments if m.point.endswith("write_tensors") and m.after]
+    place.run(COMMANDS["resume"], stop=maker.choice(written))
+    return any(
+        len(journal.read_bytes().splitlines()) > 2
+        for journal in place.store.rglob(".progress/journal")
+    )
 
 
 def _chosen(moments: list[Moment], maker: random.Random, number: int) -> Moment:

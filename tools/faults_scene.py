@@ -18,6 +18,7 @@ FAULT = ("port=fault", "port.name=gate_up_swapped")
 PROMPT = "prompt.text='The sea is'"
 GOLDEN = (*HERE, "scope=range", "start=0", "end=1", "capture=components", PROMPT)
 CANDIDATE = (*HERE, *FAULT, "kind=candidate", "scope=range", "start=0", "end=1", "feed=isolated")
+DECODED = ("generate.max_new_tokens=2", "reference.dtypes=[bfloat16]")
 SINGLE = (*HERE, "scope=single", "layer=0", "inputs=prompt", PROMPT, "reference.make=false")
 COMPARE = ("job=compare", "golden=the-golden", "candidate=the-candidate")
 COMMANDS: dict[str, tuple[str, ...]] = {
@@ -27,7 +28,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "compare": (*COMPARE, "name=mine"),
     "sweep": ("-m", *SINGLE, "name=mine", "dtype=float32,bfloat16"),
     "bisect": ("job=bisect", *HERE, *FAULT, "golden=the-golden", "name=mine"),
-    "resume": (*GOLDEN, "name=mine", "resume=true"),
+    "resume": (*HERE, PROMPT, *DECODED, "name=mine", "resume=true"),
 }
 # Locks are kept, the address of a run that waits for its server, and what an unfinished run can be
 # resumed from.
