@@ -50,6 +50,14 @@ def test_the_run_says_which_golden_fed_it(run: Cli, store: Path) -> None:
     assert "inputs_from" not in kept(store, "the-golden").tags
 
 
+def test_a_golden_of_a_larger_machine_is_refused(run: Cli, monkeypatch) -> None:
+    """What it fed would take more memory than is free here: said before a weight is read."""
+    monkeypatch.setattr("layerparity.run.needs._free", lambda config: (20_000, "this machine has"))
+    ended = run(*JUDGED, "scope=single", "layer=2")
+    assert ended.exit == 2
+    assert "1 x 29 tokens need" in ended.err and "make a golden with seq_len=" in ended.err
+
+
 def test_a_sweep_feeds_as_the_union_of_its_children(run: Cli, store: Path) -> None:
     made = run("-m", *CPU, "kind=golden", "scope=single", "layer=0,2,3", "name=swept")
     assert made.exit == 0, made.err

@@ -201,7 +201,7 @@ def test_a_batch_beyond_memory_is_refused_before_it_is_made(tmp_path: Path) -> N
 def test_what_is_kept_of_former_tokens_counts_as_well() -> None:
     here = {"backend": gpu.Settings(), "device_map": DeviceMapSettings("cpu")}
     asked = request(("layers.0",), generate=GenerateSettings(max_new_tokens=1 << 40), **here)
-    with pytest.raises(UserError, match="give fewer sequences"):
+    with pytest.raises(UserError, match="use fewer sequences"):
         refuse_beyond_memory(asked, 1, 8)
     refuse_beyond_memory(request(("layers.0",), **here), 1, 8)
 

@@ -111,6 +111,10 @@ def test_a_folder_with_nothing_but_its_config_is_enough(
         ({"num_hidden_layers": "six"}, "num_hidden_layers=six, which is no number of blocks"),
         ({"num_hidden_layers": None}, "num_hidden_layers=None, which is no number of blocks"),
         ({"num_hidden_layers": 0}, "num_hidden_layers=0, which is no number of blocks"),
+        (
+            {"num_hidden_layers": 10**9},
+            "num_hidden_layers=1000000000, which is no number of blocks",
+        ),
         ({"num_attention_heads": 0}, "does not describe a llama: integer modulo by zero"),
         ({"num_key_value_heads": 0}, "values make no model (ZeroDivisionError"),
         ({"model_type": ["llama"]}, "does not know the model type '['llama']'"),

@@ -121,11 +121,12 @@ def cache_bytes(
     return 2 * -(-sizes.kv_heads // degree) * sizes.head_dim * kept * batch * itemsize
 
 
-def refuse_beyond_memory(request: Request, sequences: int, tokens: int) -> None:
+def refuse_beyond_memory(request: Request, sequences: int, tokens: int, cure: str = "use") -> None:
     """Raise UserError where a batch's activations and cache need more memory than is free.
 
-    Nothing is allocated for it. Weights, references and what is recorded come on top of what is
-    counted, so what is refused would not have run.
+    ``cure`` is what to do with the seq_len that would fit. Nothing is allocated for it. Weights,
+    references and what is recorded come on top of what is counted, so what is refused would not
+    have run.
     """
     config, sizes = request.config, sizes_of(request.model)
     room, where = _free(config)
@@ -148,11 +149,11 @@ def refuse_beyond_memory(request: Request, sequences: int, tokens: int) -> None:
     if room is None or needed(tokens) <= room:
         return
     fitting = bisect_right(range(1, tokens + 1), room, key=needed)
-    cure = f"use seq_len={fitting} or less" if fitting else "give fewer sequences"
+    fewer = f"{cure} seq_len={fitting} or less" if fitting else f"{cure} fewer sequences"
     raise UserError(
         f"{sequences} x {tokens} tokens need {bytes_text(needed(tokens))} in {config.dtype.value} "
         f"for what one stage computes with, and {where} {bytes_text(room)} free",
-        f"{cure}; 'python run.py job=plan' shows what a run needs.",
+        f"{fewer}; 'python run.py job=plan' shows what a run needs.",
     )
 
 

@@ -43,13 +43,17 @@ def begins_with_tokens(stages: Sequence[str]) -> bool:
     return stages[0] in (EMBEDDING, str(Place(0)))
 
 
+# Far beyond any model's: a list of a thousand million blocks takes all memory before it is wrong.
+_MOST_BLOCKS = 100_000
+
+
 def num_layers_of(model: Mapping[str, Any]) -> int:
     """Return config.json's number of blocks. Raises UserError for what cannot be run by stages."""
     if "num_hidden_layers" not in model:
         kind = model.get("model_type")
         raise UserError(f"{kind} is not laid out as embedding, blocks, norm and head.")
     count = model["num_hidden_layers"]
-    if type(count) is not int or count < 1:
+    if type(count) is not int or not 1 <= count <= _MOST_BLOCKS:
         raise UserError(
             f"config.json has num_hidden_layers={count}, which is no number of blocks: check it."
         )

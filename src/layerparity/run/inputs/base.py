@@ -31,7 +31,8 @@ class Request:
     fed, the likeliest first, by what was measured of its block where that is known; ``golden``
     finds the stored golden runs that a name means, or the newest that fit for None: one run, the
     finished children of a sweep, or none. ``refuse_large`` is told sequences, and tokens of each,
-    before a batch of them is made: it raises UserError where no memory holds it.
+    before a batch of them is made: it raises UserError where no memory holds it. It is also told
+    what to do about it, where that is not simply to use fewer.
     """
 
     config: Config
@@ -40,7 +41,7 @@ class Request:
     stages: tuple[str, ...]
     sites_of: Callable[[str, Block | None], Sequence[Site]]
     golden: Callable[[str | None], Sequence[Any]]
-    refuse_large: Callable[[int, int], None] = lambda sequences, tokens: None
+    refuse_large: Callable[..., None] = lambda sequences, tokens, cure="": None
 
     @property
     def max_tokens(self) -> int:

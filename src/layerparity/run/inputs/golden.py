@@ -82,6 +82,9 @@ def from_runs(runs: Sequence[Any], request: Request) -> Inputs:
         )
     recorded = RecordedInputs(sources, request, feed)
     _refuse_mixed(recorded.holders)
+    _, fed = recorded.records[recorded.sites[request.stages[0]]]
+    # A golden may come from a machine with more memory.
+    request.refuse_large(*fed.shape[:2], "make a golden with")
     return _inputs(recorded, request, feed)
 
 
