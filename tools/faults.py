@@ -96,6 +96,9 @@ def carried_out(
                     found = list(known[name][1](scene, number, maker))
                 except UnreadableError as error:
                     found = [(LOST, str(error))]
+                except OSError as error:
+                    # The others are tried nevertheless.
+                    found = [(LEFT, f"the trial itself broke: {error!r}"[:500])]
                 # Of one trial each column counts once, however much it shows.
                 counts[name].update({"tried", *(column for column, _ in found)})
                 spent[name] += time.monotonic() - began

@@ -132,7 +132,8 @@ class Scene:
                 raise RuntimeError(f"{' '.join(words)} ends with {ended.status}: {ended.err}")
         self.held = base.held()
         files = [path for path in base.store.rglob("*") if path.is_file()]
-        self.base_bytes = sum(path.stat().st_size for path in files)
+        # A disk in memory gives each file whole pages.
+        self.base_bytes = sum(-(-path.stat().st_size // 4096) * 4096 for path in files)
 
     def fresh(self, cache: Path | None = None) -> Place:
         """Return a place without a store."""
