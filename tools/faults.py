@@ -16,6 +16,7 @@ import shutil
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -96,9 +97,9 @@ def carried_out(
                     found = list(known[name][1](scene, number, maker))
                 except UnreadableError as error:
                     found = [(LOST, str(error))]
-                except OSError as error:
-                    # The others are tried nevertheless.
-                    found = [(LEFT, f"the trial itself broke: {error!r}"[:500])]
+                except Exception:
+                    # Hours of others are not lost with it.
+                    found = [(LEFT, f"the trial itself broke: {traceback.format_exc()}")]
                 # Of one trial each column counts once, however much it shows.
                 counts[name].update({"tried", *(column for column, _ in found)})
                 spent[name] += time.monotonic() - began
