@@ -16,6 +16,7 @@ from stores import fresh_config, fresh_store
 
 from layerparity.machine import owner
 from layerparity.tracking import interrupted
+from layerparity.tracking.process import terminable
 from layerparity.tracking.store import open_store
 
 # A run that stops at a moment, says so, and waits for its end there.
@@ -157,6 +158,32 @@ def test_what_is_ignored_stays_ignored():
         "print('went on')"
     )
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "went on\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_not_lost_where_nothing_can_be_raised(number, monkeypatch):
+    """Python prints what is raised in a finaliser, and goes on as if nothing had been."""
+
+    class Finalised:
+        def __del__(self):
+            signal.raise_signal(number)
+
+    others = []
+    monkeypatch.setattr(sys, "unraisablehook", others.append)
+    stop = KeyboardInterrupt if number == signal.SIGINT else SystemExit
+    with pytest.raises(stop), terminable():
+        Finalised()
+        time.sleep(5)
+    assert others == []
+    # What is somebody else's is handed on.
+    with terminable():
+        Failing()
+    assert [type(each.exc_value) for each in others] == [ZeroDivisionError]
+
+
+class Failing:
+    def __del__(self):
+        raise ZeroDivisionError
 
 
 COMMAND = (

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import pytest
 
 from layerparity.machine import owner
+from layerparity.tracking.process import terminable
 
 SLEEPER = (sys.executable, "-c", "import time; print(flush=True); time.sleep(60)")
 MAKER = """
@@ -113,3 +118,23 @@ def test_a_command_removes_what_a_killed_one_left(cli, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     cli("job=ui", "job.port=0")
     assert list(tmp_path.glob("layerparity-*")) == []
+
+
+@pytest.mark.parametrize("moment", ["mkdir", "rmtree"])
+def test_a_signal_at_its_making_or_its_end_leaves_no_folder(moment, tmp_path, monkeypatch):
+    module, signals = (os, shutil)[moment == "rmtree"], [signal.SIGTERM]
+    whole = getattr(module, moment)
+
+    def interrupted(*arguments, **keys):
+        if moment == "mkdir":
+            whole(*arguments, **keys)
+        if signals:
+            signal.raise_signal(signals.pop())
+        if moment == "rmtree":
+            whole(*arguments, **keys)
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(module, moment, interrupted)
+    with pytest.raises(SystemExit), terminable(), owner.temporary():
+        pass
+    assert signals == [] and list(tmp_path.iterdir()) == []

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import shutil
 import socket
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -74,9 +76,20 @@ def prefix(kind: str = "") -> str:
     return f"layerparity-{word}{text_digest(place())[:12]}-{pid}-{start_of(pid)}-"
 
 
-def temporary(kind: str = "") -> tempfile.TemporaryDirectory[str]:
-    """Return a temporary folder that says in its name whose it is."""
-    return tempfile.TemporaryDirectory(prefix=prefix(kind))
+@contextmanager
+def temporary(kind: str = "") -> Iterator[str]:
+    """Make a temporary folder that says in its name whose it is; remove it when the block ends."""
+    folder = Path(tempfile.gettempdir()) / f"{prefix(kind)}{secrets.token_hex(4)}"
+    try:
+        # Not before: a signal between the two would leave it behind.
+        folder.mkdir(mode=0o700)
+        yield str(folder)
+    finally:
+        try:
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            # A signal may have cut the first short.
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove_abandoned(parent: Path) -> list[Path]:

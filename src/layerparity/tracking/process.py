@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
+from typing import Any
 
 # Variables that MLflow reads: no telemetry, no chatter, a limit for each request.
 QUIET = {
@@ -24,6 +27,10 @@ TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # The blocks of `terminable` that are open.
 _blocks: list[object] = []
+# What the signals of this process raised.
+_raised: list[BaseException] = []
+# Long enough for Python to be out of what let nothing through.
+_AGAIN_S = 0.05
 
 
 def prepare_environment(timeout_s: int) -> None:
@@ -48,7 +55,8 @@ def terminable(for_good: bool = False) -> Iterator[None]:
 
     Ctrl-C is KeyboardInterrupt, the others SystemExit of 128 and the signal's number. Of nested
     blocks the outermost ends the ignoring; with ``for_good`` nobody does. What was ignored before,
-    such as SIGHUP under nohup, stays so. Does nothing outside the main thread, where Python allows
+    such as SIGHUP under nohup, stays so. Where nothing can be raised, as in ``__del__``, it is
+    raised a moment later. Does nothing outside the main thread, where Python allows
     no handlers.
     """
     if threading.current_thread() is not threading.main_thread():
@@ -59,12 +67,15 @@ def terminable(for_good: bool = False) -> Iterator[None]:
     before = {each: handler for each, handler in former.items() if handler not in left}
     nested = bool(_blocks)
     _blocks.append(before)
+    hook = sys.unraisablehook
+    sys.unraisablehook = partial(_raise_later, hook)
     for each in before:
         signal.signal(each, _raise_once)
     try:
         yield
     finally:
         _blocks.pop()
+        sys.unraisablehook = hook
         stopped = any(signal.getsignal(each) is _ignore for each in before)
         for each, handler in () if stopped and nested else before.items():
             # When Python ends it takes back handlers, but not this.
@@ -76,9 +87,22 @@ def _raise_once(number: int, _frame: FrameType | None) -> None:
     for each in _ENDING:
         if signal.getsignal(each) is _raise_once:
             signal.signal(each, _ignore)
-    if number == signal.SIGINT:
-        raise KeyboardInterrupt
-    raise SystemExit(128 + number)
+    stop = KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
+    _raised.append(stop)
+    raise stop
+
+
+def _raise_later(others: Callable[[Any], object], unraisable: Any) -> None:
+    """Send a signal once more whose exception Python would print and forget; hand on others."""
+    stop = unraisable.exc_value
+    if all(stop is not each for each in _raised):
+        others(unraisable)
+        return
+    for each in _ENDING:
+        if signal.getsignal(each) is _ignore:
+            signal.signal(each, _raise_once)
+    number = signal.SIGINT if isinstance(stop, KeyboardInterrupt) else stop.code - 128
+    threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number)).start()
 
 
 def _ignore(_number: int, _frame: FrameType | None) -> None:
