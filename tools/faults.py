@@ -103,7 +103,10 @@ def carried_out(
                 # Of one trial each column counts once, however much it shows.
                 counts[name].update({"tried", *(column for column, _ in found)})
                 spent[name] += time.monotonic() - began
-                said += [f"{name}:{number} {column}: {what}" for column, what in found]
+                for column, what in found:
+                    said.append(f"seed {seed}: {name}:{number} {column}: {what}")
+                    # At once, for hours may follow; and once more below the table.
+                    print(said[-1], flush=True)
                 bar.step(name)
     rows = [
         (name, *(str(each[column]) for column in ("tried", *COLUMNS)), f"{spent[name]:.0f} s")
@@ -125,8 +128,7 @@ def main() -> int:
     rows, said = carried_out(folder, asked.seed, asked.count, asked.only)
     console.table("Faults", ("what", "tried", *COLUMNS, "time"), rows)
     print(f"seed {asked.seed}, COUNT {asked.count}, {time.monotonic() - began:.0f} s")
-    for line in said:
-        print(f"seed {asked.seed}: {line}")
+    print(*said, sep="\n")
     if not said:
         shutil.rmtree(folder, ignore_errors=True)
     return 1 if said else 0
