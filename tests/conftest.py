@@ -37,6 +37,7 @@ LONGEST = (
     "test_install.py",
     "test_run.py",
     "test_resume.py",
+    "test_second_port.py",
     "test_convert.py",
     "test_calibrated.py",
     "test_bisect_chained.py",

@@ -15,6 +15,7 @@ from layerparity.anatomy.site import Kind, Site
 from layerparity.ground.files import tensor_digest, text_digest
 from layerparity.record.folder import RunFolder
 from layerparity.record.manifest import Feed, Manifest, ModelPrint, Record, SitePatterns
+from layerparity.record.recorder import statistics
 from layerparity.record.stored_run import StoredRun, from_folder
 
 HIDDEN = ("batch", "token", "channel")
@@ -141,6 +142,7 @@ def _store(folder: Path, site: Site, tensor: torch.Tensor, axes: tuple[str, ...]
         dtype=str(tensor.dtype).removeprefix("torch."),
         file=file,
         digest=tensor_digest(tensor),
+        stats=statistics(tensor),
     )
 
 

@@ -176,6 +176,15 @@ def test_bit_equal_weights_cover_an_expert(tmp_path: Path) -> None:
     assert found.exit is Exit.OK
 
 
+def test_a_side_that_prints_fp8_scales_as_well_covers_as_much(tmp_path: Path) -> None:
+    prints = expert_prints()
+    for held in prints.values():
+        held |= {f"{name}.weight_scale_inv": each for name, each in held.items()}
+    runs = [with_prints(experts_of(tmp_path / "g"), expert_prints())]
+    runs += [with_prints(experts_of(tmp_path / "c"), prints)]
+    assert uses(judged(*runs)) == [(n, 4, 2, (1, 3), ()) for n in (0, 1)]
+
+
 def test_one_expert_s_other_weights_do_not_cover_it(tmp_path: Path) -> None:
     golden = with_prints(experts_of(tmp_path / "g"), expert_prints())
     prints = expert_prints()

@@ -141,7 +141,7 @@ def as_before(run: Path, schema: dict[str, int], capture: str = "default: *") ->
     (run / names.MANIFEST).write_text(json.dumps(raw))
 
 
-@pytest.mark.parametrize("schema", [{"schema": 3}, {"schema": 2}, {}], ids=str)
+@pytest.mark.parametrize("schema", [{"schema": 4}, {"schema": 3}, {"schema": 2}, {}], ids=str)
 def test_a_folder_of_a_former_version_is_read(
     run: Path, whole: Path, schema: dict[str, int]
 ) -> None:
@@ -178,6 +178,21 @@ def test_a_capture_is_a_field_and_was_text_until_schema_3(
         as_before(run, {"schema": schema}, text)
         manifest = files.read_manifest()
         assert (manifest.capture, manifest.numerics) == (capture, {"attn": "eager"})
+
+
+def test_keys_of_decode_steps_are_left_out_of_what_a_former_version_wrote(run: Path) -> None:
+    """It stored those of the prompt's first token: that differs from what a run of today stores."""
+    files = RunFolder(run)
+    manifest = files.read_manifest()
+    prefill, decode = (f"layers.0.self_attn:k_rotated{step}" for step in ("", "@decode.1"))
+    for record, site in zip(manifest.records, (prefill, decode), strict=False):
+        manifest.records.append(replace(record, site=Site.parse(site)))
+    for schema, left_out in ((SCHEMA, set()), (4, {decode})):
+        files.write_manifest(replace(manifest, schema=schema))
+        found = files.read_manifest()
+        sites = {str(record.site) for record in found.records}
+        assert {prefill, decode} - sites == found.skipped.keys() & {decode} == left_out
+    assert "make the run again" in found.skipped[decode]
 
 
 def test_a_former_capture_that_is_no_text_is_said_with_its_place(run: Path) -> None:

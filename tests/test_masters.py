@@ -1,11 +1,13 @@
 """Masters: stored runs are concluded of as they were when they were stored; see masters/make.py.
 
-A difference that is wanted stands in masters/exceptions.json: by case, then by field or site, what
-is concluded ``now``, and the ``reason``. What a dictionary there does not name is as it was.
+A difference that is wanted stands in masters/exceptions.json: by case, then by field or site, or a
+shell pattern of sites, what is concluded ``now``, and the ``reason``. What a dictionary there does
+not name is as it was; an empty one is empty.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import math
 from collections.abc import Iterator
@@ -61,7 +63,7 @@ def is_number(value: Any) -> bool:
 
 def merged(before: Any, now: Any) -> Any:
     """Return a value as an exception changes it; what it does not name of a dictionary stays."""
-    if not (isinstance(before, dict) and isinstance(now, dict)):
+    if not (isinstance(before, dict) and isinstance(now, dict) and now):
         return now
     return {**before, **{name: merged(before.get(name), each) for name, each in now.items()}}
 
@@ -71,7 +73,11 @@ def differences(
 ) -> list[str]:
     """Return a line for each value that is not as expected, and each exception that is idle."""
     told = []
-    for key in dict.fromkeys([*expected, *found]):
+    keys = dict.fromkeys([*expected, *found])
+    patterns = {each: fnmatch.filter(keys, each) for each in exceptions if "*" in each}
+    named = {key: exceptions[each] for each, hits in patterns.items() for key in hits}
+    exceptions = named | {k: v for k, v in exceptions.items() if not patterns.get(k)}
+    for key in keys:
         before, after = expected.get(key), found.get(key)
         excepted = key in exceptions
         due = merged(before, exceptions[key]["now"]) if excepted else before

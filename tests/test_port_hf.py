@@ -9,11 +9,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from layerparity.anatomy.family import family_of
+from layerparity.anatomy.family import TAPS, family_of
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.record.manifest import SitePatterns
 from layerparity.run.backends.base import Backend
 from layerparity.run.ports import hf
+from layerparity.run.ports._canonical import laid_out
 from layerparity.run.ports.base import Assets, Call
 from layerparity.settings.config import Config, DType
 
@@ -189,6 +190,29 @@ def test_blocks_decode_without_the_first_one(made: Callable[[str], Path], family
             given, state = state, whole.run(stage, state).output
             if stage in ("layers.1", "layers.2"):
                 assert torch.equal(alone.run(stage, given).output, state)
+
+
+@pytest.mark.parametrize("window", [None, 5], ids=["all kept", "a window kept"])
+@pytest.mark.parametrize("static", [True, False], ids=["static", "dynamic"])
+def test_keys_are_those_of_the_pass(static: bool, window: int | None) -> None:
+    """Whatever a cache gives attention to read: in it, each token's keys are its own number."""
+    from transformers import cache_utils
+
+    made = {
+        (True, None): lambda: cache_utils.StaticLayer(12),
+        (True, 5): lambda: cache_utils.StaticSlidingWindowLayer(12, sliding_window=5),
+        (False, None): cache_utils.DynamicLayer,
+        (False, 5): lambda: cache_utils.DynamicSlidingWindowLayer(sliding_window=5),
+    }
+    kept, (_, call) = made[static, window](), padded_batch()
+    (tap,) = [tap for tap in TAPS if tap.attention == "key"]
+    first = 0
+    for each in (call, *(following(call, steps) for steps in (1, 2, 3, 4))):
+        numbers = torch.arange(first, first + each.tokens).float()
+        new = numbers[None, None, :, None].expand(2, 3, -1, 4)
+        keys, _ = kept.update(new, new)
+        assert torch.equal(laid_out(tap, keys, each), new.transpose(1, 2))
+        first += each.tokens
 
 
 def following(call: Call, steps: int) -> Call:

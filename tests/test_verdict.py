@@ -279,6 +279,11 @@ def test_every_caution_and_every_doubt_is_kept_as_data_and_said() -> None:
         "The golden's inputs are synthetic: real ones may show other errors.",
         "The <tolerance> tolerance does not know how far 16-bit rounding goes: it may fail a "
         "correct run.",
+        "The golden shows to the bit the same tensor at <other> and at <site> (<count> such): it "
+        "was observed twice, or one block's result served for both.",
+        "The golden shows to the bit the same tensor at <other> and at <site> (<count> such), "
+        "though its block was fed other values: an old tensor was observed, or an old result "
+        "served again.",
         "The candidate's port does not say what weights its graph holds.",
         "only dense layers were compared; moe (layers 2..4) never",
         "layer 2: experts 0..2, 7 were never exercised, and nothing shows that their weights are "

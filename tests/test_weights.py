@@ -14,6 +14,7 @@ from conftest import Ended
 from report_samples import BLOCKS, html_of, markdown_of
 from rich.console import Console
 from runs import StoredRun, make_run, sites
+from safetensors import safe_open
 from test_port_hf import EVERYTHING, HostBackend
 from transformers.core_model_loading import revert_weight_conversion
 
@@ -22,6 +23,7 @@ from layerparity.ground.errors import UserError
 from layerparity.ground.files import tensor_digest
 from layerparity.judge.conclude import conclude
 from layerparity.judge.tolerances.fixed import FixedTolerance
+from layerparity.judge.weights import weights_differ
 from layerparity.judge.weights_diff import diff_side, diff_weights
 from layerparity.judge.weights_kind import cosine, related, relative_change, same_values
 from layerparity.model.checkpoint import Checkpoint
@@ -29,8 +31,10 @@ from layerparity.model.prints import against, print_of
 from layerparity.model.weight_sketch import BUCKETS, CHUNK
 from layerparity.record.folder import EFFECTIVE_WEIGHTS, RunFolder
 from layerparity.record.manifest import WeightPrint
+from layerparity.record.source import RunSource
+from layerparity.record.stored_run import from_folder
 from layerparity.record.verdict import Outcome, Verdict
-from layerparity.record.weights import WeightFinding
+from layerparity.record.weights import Fate, WeightFinding
 from layerparity.report.cautions import warning_lines
 from layerparity.report.headline import where_text
 from layerparity.report.reasons import reason as why
@@ -38,6 +42,7 @@ from layerparity.report.table import closing_table
 from layerparity.report.weights import finding_text
 from layerparity.run.ports.base import Assets
 from layerparity.run.ports.hf import HfPort
+from layerparity.selftest.models import make_fp8
 from layerparity.settings.config import Config, DType
 
 Made = Callable[[str], Path]
@@ -459,3 +464,51 @@ def test_a_run_s_wrong_weights_are_the_headline_of_its_comparison(cli: Cli, made
     ended = cli("job=compare", "tracking.folder=store", "tolerance=fixed")
     assert ended.exit == 1, ended.err
     assert "layers.1.mlp.gate: e_score_correction_bias never loaded" in ended.out
+
+
+# ---------------------------------------------------------------- FP8
+
+
+def test_scales_that_were_used_are_seen_in_the_values_alone(made: Made, tmp_path: Path) -> None:
+    """A port that dequantises says that it used the scales; nothing in its graph holds them."""
+    port = port_of(make_fp8(made("minimax_m2"), tmp_path / "fp8"), DType.bfloat16)
+    golden, used = loaded(port)
+    checkpoint = port.assets.checkpoint
+    said = {
+        stage: names | checkpoint.read(f"{n}_scale_inv" for n in names if checkpoint.scales(n))[1]
+        for stage, names in used.items()
+    }
+    assert sum(map(len, said.values())) > sum(map(len, used.values()))
+    assert diff_weights(golden, golden, said, BLOCKS) == []
+    name = next(each for each in golden["layers.0"] if each.endswith("q_proj.weight"))
+    numbers = print_of(raw(checkpoint, name).to(torch.bfloat16), golden["layers.0"][name].target)
+    golden["layers.0"][name] = against(checkpoint, {name: numbers})[name]
+    (finding,) = diff_weights({}, golden, said, BLOCKS)
+    assert (finding.fate, finding.lacks) == (Fate.SCALE_DROPPED, "weight_scale_inv")
+    del golden["layers.0"][name]
+    (finding,) = diff_weights({}, golden, said, BLOCKS)
+    assert (finding.name, finding.fate) == (name, Fate.MISSING)
+
+
+def raw(checkpoint: Checkpoint, name: str) -> torch.Tensor:
+    """Return an FP8 weight's numbers as they are stored."""
+    with safe_open(checkpoint.tensors[name].file, "pt") as file:
+        numbers: torch.Tensor = file.get_tensor(name)
+    return numbers
+
+
+@pytest.mark.parametrize("prints", [True, False])
+def test_scales_that_one_side_lists_make_no_other_weights(tmp_path: Path, prints: bool) -> None:
+    """A weight's own digest covers its product with them; two lists of them are compared."""
+    listed = {"layers.0": {"w.weight": "1", "w.weight_scale_inv": "2"}}
+    without = {"layers.0": {"w.weight": "1"}}
+    others = {"layers.0": {"w.weight": "1", "w.weight_scale_inv": "3"}}
+    held = {"layers.0": {"w.weight": print_of(normal(3, 3))}} if prints else {}
+    runs = []
+    for name, weights in (("without", without), ("listed", listed), ("others", others)):
+        make_run(tmp_path / name, sites(), weights=weights)
+        RunFolder(tmp_path / name).write_effective_weights(held)
+        runs.append(RunSource(from_folder(tmp_path / name)))
+    assert weights_differ(runs[0], runs[1], "layers.0") is None
+    assert weights_differ(runs[1], runs[0], "layers.0.mlp") is None
+    assert weights_differ(runs[1], runs[2], "layers.0") is not None

@@ -22,6 +22,7 @@ from layerparity.judge.evaluate import Measured, measure
 from layerparity.judge.evidence import evidence_of
 from layerparity.judge.fingerprints import refuse_strangers, same_experiment
 from layerparity.judge.guilty import Judged, first_guilty, guilty_in
+from layerparity.judge.probes import probe_cautions
 from layerparity.judge.sides import RunSet, open_side
 from layerparity.judge.tolerances.base import Tolerance
 from layerparity.judge.weights import silent_sides, weight_findings
@@ -77,7 +78,7 @@ def conclude(
         silent=silent_sides(left, right),
         unfinished=tuple(unfinished),
         coverage=coverage,
-        cautions=_cautions(left, right, tolerance),
+        cautions=(*_cautions(left, right, tolerance), *probe_cautions(left, right, blocks)),
         token_errors={str(s): m.token_errors for s, m in measured.items() if m.token_errors},
         profiles={str(s): measured[s].profiles for s in failed if measured[s].profiles},
         settings=settings or {},

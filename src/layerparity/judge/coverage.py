@@ -21,6 +21,7 @@ from layerparity.anatomy.site import (
 )
 from layerparity.judge.rows import by_token, real_tokens
 from layerparity.judge.sides import RunSet
+from layerparity.model.weight_types import is_scale
 from layerparity.record.findings import Coverage, Doubt, DoubtKind, ExpertUse, LayerClass
 from layerparity.record.manifest import WeightPrint
 from layerparity.record.reason import Reason, ReasonKind
@@ -219,7 +220,7 @@ def _bit_equal(layer: int, expert: int, golden: RunSet, candidate: RunSet) -> bo
 
 
 def _prints(layer: int, expert: int, side: RunSet) -> dict[str, WeightPrint]:
-    """Return the prints of an expert's tensors by stored name."""
+    """Return the prints of an expert's tensors by stored name; FP8 scales are in the values."""
     block, own = str(Place(layer)), f".experts.{expert}."
     return {
         name: each
@@ -227,5 +228,5 @@ def _prints(layer: int, expert: int, side: RunSet) -> dict[str, WeightPrint]:
         for stage, prints in source.effective.items()
         if within(stage, block)
         for name, each in prints.items()
-        if own in name
+        if own in name and not is_scale(name)
     }

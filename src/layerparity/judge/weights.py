@@ -13,6 +13,7 @@ from layerparity.anatomy.blocks import Blocks
 from layerparity.anatomy.site import overlap
 from layerparity.judge.sides import RunSet
 from layerparity.judge.weights_diff import diff_weights
+from layerparity.model.weight_types import is_scale
 from layerparity.record.manifest import WeightPrint
 from layerparity.record.reason import Reason, ReasonKind
 from layerparity.record.source import Source
@@ -81,7 +82,12 @@ def _explained(
     mine: Mapping[str, WeightPrint],
     its: Mapping[str, WeightPrint],
 ) -> bool:
-    """Return whether one tensor's digests may differ: same values held, or never loaded."""
+    """Return whether one tensor's digests may differ: same values held, or never loaded.
+
+    A side that lists no FP8 scales has them in the digests of its weights, which cover the product.
+    """
+    if is_scale(name) and (name not in ours or name not in theirs):
+        return True
     if name in mine and name in its and mine[name].digest == its[name].digest:
         return True
     return (name not in ours and bool(mine)) or (name not in theirs and bool(its))

@@ -19,6 +19,7 @@ from layerparity.judge.weights_kind import (
     never_loaded,
     same_values,
 )
+from layerparity.model.weight_types import is_scale
 from layerparity.record.manifest import WeightPrint
 from layerparity.record.weights import CHANGED_DTYPE, Fate, WeightFinding
 
@@ -112,7 +113,9 @@ def _cases(
     loaded = used.get(stage)
     known = {n: p for s, each in believed.items() if overlap(s, stage) for n, p in each.items()}
     inside = {n for n, p in known.items() if within(p.target, stage)}
-    for name in sorted({*prints, *inside, *(loaded or ())}):
+    # What became of an FP8 weight's scales shows in its values: nothing else need hold them.
+    elsewhere = {n for n in (*inside, *(loaded or ())) if not is_scale(n)}
+    for name in sorted({*prints, *elsewhere}):
         actual, other = prints.get(name), known.get(name)
         # It should be what the checkpoint holds, else what the other side does.
         right = actual if actual is not None and actual.checkpoint else other

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from layerparity.model.weight_types import SCALE
 from layerparity.record.manifest import WeightPrint
 from layerparity.record.weights import Fate
 
@@ -13,7 +14,6 @@ _SEEN = 1e-4
 _FP8, _FP8_LARGEST = "float8_e4m3fn", 448.0
 # Scales are far below 1: weights without them are larger by more than this.
 _UNSCALED = 8.0
-_SCALE = "weight_scale_inv"
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def _change(expected: WeightPrint, actual: WeightPrint) -> WeightFate:
         dropped = _FP8_LARGEST / 2 < own <= _FP8_LARGEST
         fate = Fate.SCALE_DROPPED if dropped else Fate.SCALE_UNUSED
         sizes = {"largest": own, "expected": right}
-        return WeightFate("changed_value", fate, sizes, lacks=_SCALE)
+        return WeightFate("changed_value", fate, sizes, lacks=SCALE)
     if averaged(expected, actual) and not cosine(expected, actual) > 0.99:
         return WeightFate("changed_value", Fate.AVERAGED, _spreads(expected, actual))
     if not related(expected, actual):

@@ -100,10 +100,13 @@ class CautionKind(StrEnum):
     NO_FINGERPRINTS = "no_fingerprints"
     SYNTHETIC_INPUTS = "synthetic_inputs"
     ROUNDING_UNKNOWN = "rounding_unknown"
+    REPEATED_TENSOR = "repeated_tensor"
+    UNCHANGED_STEP = "unchanged_step"
 
 
 # The names of the values that each kind has. ``file`` is a name map, ``text`` what a file's reader
-# says, ``example`` and ``site`` are one of ``count``, and ``run`` is the one that counts there.
+# says, ``example`` and ``site`` are one of ``count``, ``run`` is the one that counts there, and
+# ``other`` is the site that holds the same tensor.
 CAUTION_VALUES = {
     CautionKind.UNNAMED_TENSORS: {"file", "run", "count", "example"},
     CautionKind.DAMAGED_PROFILE: {"text"},
@@ -112,6 +115,8 @@ CAUTION_VALUES = {
     CautionKind.NO_FINGERPRINTS: set(),
     CautionKind.SYNTHETIC_INPUTS: set(),
     CautionKind.ROUNDING_UNKNOWN: {"tolerance"},
+    CautionKind.REPEATED_TENSOR: {"count", "site", "other"},
+    CautionKind.UNCHANGED_STEP: {"count", "site", "other"},
 }
 
 

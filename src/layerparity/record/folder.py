@@ -31,7 +31,16 @@ from layerparity.ground.files import (
 from layerparity.ground.parse import parse_json, parse_yaml
 from layerparity.ground.profile import RunProfile
 from layerparity.ground.secrets import redacted
-from layerparity.record.manifest import OLDEST, SCHEMA, Manifest, Record, WeightPrint, with_capture
+from layerparity.record.manifest import (
+    OLDEST,
+    OWN_KEYS,
+    SCHEMA,
+    Manifest,
+    Record,
+    WeightPrint,
+    with_capture,
+    without_first_keys,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -119,6 +128,8 @@ class RunFolder:
             if isinstance(schema, int) and schema < SCHEMA:
                 raw = with_capture(raw)
             manifest: Manifest = decode(Manifest, raw)
+            if isinstance(schema, int) and schema < OWN_KEYS:
+                without_first_keys(manifest)
             if not manifest.stages:
                 raise ValueError("it lists no stages")
         manifest.schema = SCHEMA

@@ -8,12 +8,15 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from layerparity.anatomy.blocks import BlockKind
-from layerparity.anatomy.site import Kind, Site
+from layerparity.anatomy.site import DECODE, Kind, Site
 
 # Of all files in a run's folder. 2 kept a number of its own in the references' index as well; until
-# 3 the numerics held the capture as text, and no file of text had its hash.
-SCHEMA = 4
+# 3 the numerics held the capture as text, and no file of text had its hash. Since `OWN_KEYS` the
+# rotated keys of a decode step are its own: they were those of the prompt's first token.
+SCHEMA = 5
 OLDEST = 2
+OWN_KEYS = 5
+_FIRST_KEYS = "an older version stored those of the prompt's first token: make the run again"
 PRINT_STATS = {"mean", "std", "min", "max", "l2"}
 
 
@@ -181,6 +184,14 @@ def with_capture(raw: Any) -> Any:
         "numerics": numerics,
         "capture": {"name": name, **{k: v.split(",") if v else [] for k, v in sets.items()}},
     }
+
+
+def without_first_keys(manifest: Manifest) -> None:
+    """Let a manifest from before `OWN_KEYS` hold no rotated keys of decode steps, and say why."""
+    keys = [each.site for each in manifest.records if each.site.end == "k_rotated"]
+    stale = [site for site in keys if site.phase == DECODE]
+    manifest.records = [record for record in manifest.records if record.site not in stale]
+    manifest.skipped |= dict.fromkeys(map(str, stale), _FIRST_KEYS)
 
 
 def scope_text(scope: Mapping[str, Any]) -> str:

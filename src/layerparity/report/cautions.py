@@ -22,6 +22,11 @@ _CAUTIONS = {
     "errors.",
     CautionKind.ROUNDING_UNKNOWN: "The {tolerance} tolerance does not know how far 16-bit rounding "
     "goes: it may fail a correct run.",
+    CautionKind.REPEATED_TENSOR: "The {side} shows to the bit the same tensor at {other} and at "
+    "{site} ({count} such): it was observed twice, or one block's result served for both.",
+    CautionKind.UNCHANGED_STEP: "The {side} shows to the bit the same tensor at {other} and at "
+    "{site} ({count} such), though its block was fed other values: an old tensor was observed, or "
+    "an old result served again.",
 }
 
 

@@ -85,6 +85,7 @@ class Execution:
         if room:
             call.cache = self.port.new_cache(call.batch, room)
         self._result.blocks = self.port.blocks()
+        self._result.computed_on = self.port.computes_on()
         self.port.begin(call)
         if self.references is not None:
             self.references.begin(call, room)
@@ -187,6 +188,7 @@ class Execution:
         assert fed is not None, f"{stage} has neither given values nor a stage before it"
         with profile.timing("compute"):
             observed = self.port.run(stage, fed.device)
+            self._result.devices.add(observed.output.device.type)
             output = StageOutput(observed.output, observed.output.detach().cpu())
         source = _FED_FROM.get(self.inputs.source, "tokens") if own is not None else "chain"
         site = self.input_sites[stage].at_step(step)

@@ -13,7 +13,7 @@ from layerparity.ground.resources import git_commit
 from layerparity.record.manifest import ModelPrint
 from layerparity.run import open_port
 from layerparity.run.inputs._replay import replays
-from layerparity.settings.config import RunKind
+from layerparity.settings.config import Config, RunKind
 
 if TYPE_CHECKING:
     from layerparity.run.prepare import Prepared
@@ -33,7 +33,7 @@ def model_print(prepared: Prepared) -> ModelPrint:
 
 
 def numerics(prepared: Prepared) -> dict[str, str]:
-    """Return every setting that can change the numbers of a run."""
+    """Return every setting that can change the numbers of a run on its backend's device."""
     config, backend = prepared.config, prepared.backend
     usual = prepared.family.attention or backend.attn_implementation
     return {
@@ -42,10 +42,15 @@ def numerics(prepared: Prepared) -> dict[str, str]:
             config.experts_implementation or backend.experts_implementation
         ),
         "tp_degree": str(config.tp_degree),
-        "max_new_tokens": str(config.generate.max_new_tokens),
-        **({"replay": "golden"} if replays(config) else {}),
+        **numerics_elsewhere(config),
         **backend.numerics(),
     }
+
+
+def numerics_elsewhere(config: Config) -> dict[str, str]:
+    """Return those settings of a run that are none of its backend's."""
+    replayed = {"replay": "golden"} if replays(config) else {}
+    return {"max_new_tokens": str(config.generate.max_new_tokens), **replayed}
 
 
 def fingerprint_of(prepared: Prepared) -> str:

@@ -107,6 +107,11 @@ def build(chosen: Any, assets: Assets) -> Port:
     return guarded(port, target, assets)
 
 
+def is_ours(chosen: Any) -> bool:
+    """Say whether a port is this package's own."""
+    return _is_ours(keys_of(chosen)["_target_"])
+
+
 def _is_ours(target: str) -> bool:
     return target.startswith(_OURS)
 
@@ -166,6 +171,7 @@ _CHECKED = (
     "cached",
     "refill",
     "release",
+    "computes_on",
     "effective_weights",
 )
 

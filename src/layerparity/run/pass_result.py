@@ -31,7 +31,8 @@ class PassResult:
 
     ``weights`` are a hash by stage, ``tensors_used`` the digests by stage and stored name,
     ``effective`` prints of what the graph holds, likewise; ``skipped`` are reasons by site;
-    ``new_tokens`` int64 [batch, new tokens]; ``reference`` the hash of the references' index.
+    ``new_tokens`` int64 [batch, new tokens]; ``reference`` the hash of the references' index;
+    ``devices`` the types of those that stages' outputs lay on, ``computed_on`` what the port says.
     """
 
     feeds: list[Feed] = field(default_factory=list)
@@ -42,6 +43,8 @@ class PassResult:
     profile: RunProfile = field(default_factory=RunProfile)
     new_tokens: torch.Tensor | None = None
     reference: str = ""
+    devices: set[str] = field(default_factory=set)
+    computed_on: str = ""
     blocks: dict[int, Block] = field(default_factory=dict)
 
 

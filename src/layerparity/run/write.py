@@ -7,13 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.blocks import kinds_of
 from layerparity.anatomy.site import Site
+from layerparity.ground import console
 from layerparity.ground.profile import RunProfile, StageProfile
 from layerparity.ground.resources import git_commit
 from layerparity.record.folder import RunFolder
 from layerparity.record.manifest import Manifest, Record
 from layerparity.record.stored_run import MANIFEST_TAG
 from layerparity.run import open_port, terminal
-from layerparity.run.fingerprint import model_print, numerics, versions
+from layerparity.run.fingerprint import (
+    model_print,
+    numerics,
+    numerics_elsewhere,
+    versions,
+)
 from layerparity.run.sweep import part
 from layerparity.settings.config import Config
 
@@ -52,8 +58,28 @@ def tags(prepared: Prepared, mark: str) -> dict[str, str]:
         "git_commit": git_commit(),
         "synthetic": str(prepared.inputs.synthetic).lower(),
         **{f"version.{name}": version for name, version in versions().items()},
-        **{f"fact.{name}": value for name, value in backend.facts().items()},
+        # Of a port of one's own it is not known yet whether it computes there.
+        **(_facts(prepared) if open_port.is_ours(config.port) else {}),
     }
+
+
+def _facts(prepared: Prepared) -> dict[str, str]:
+    return {f"fact.{name}": value for name, value in prepared.backend.facts().items()}
+
+
+def computed_on(prepared: Prepared, result: PassResult) -> tuple[str, bool]:
+    """Return a label for what a run was computed on, and whether its backend's device was in it.
+
+    That is where the stages' outputs lay, or what the port says of itself.
+    """
+    backend, said = prepared.backend, result.computed_on
+    own = backend.device_types
+    strange = sorted(result.devices - own) if own else []
+    inside = not strange or bool(result.devices & own)
+    if said:
+        return f"{said}, as its port says", inside
+    labels = [*([backend.device_label] if inside else []), *strange]
+    return " and ".join(labels), inside
 
 
 def params(config: Config) -> dict[str, Any]:
@@ -72,12 +98,13 @@ def manifest_of(
     from layerparity.model.layer_classes import layer_classes
 
     config = prepared.config
+    device, inside = computed_on(prepared, result)
     classes, experts = layer_classes(prepared.checkpoint.config)
     return Manifest(
         model=model_print(prepared),
         kind=config.kind.value,
         backend=prepared.backend.name,
-        device=prepared.backend.device_label,
+        device=device,
         port=open_port.label(config.port),
         dtype=config.dtype.value,
         scope=prepared.scope.to_dict(),
@@ -88,7 +115,7 @@ def manifest_of(
         inputs=prepared.inputs.hashes(),
         feeds=result.feeds,
         weights=result.weights,
-        numerics=numerics(prepared),
+        numerics=numerics(prepared) if inside else numerics_elsewhere(config),
         capture=prepared.wanted,
         records=records,
         skipped=result.skipped,
@@ -116,7 +143,14 @@ def finish(
     files = RunFolder(active.folder)
     describe(prepared, files, result)
     active.log_metrics(run_metrics(manifest, result, seconds))
-    active.set_tags({f"fact.{name}": value for name, value in prepared.backend.facts().items()})
+    _, inside = computed_on(prepared, result)
+    active.set_tags({"device": manifest.device, **(_facts(prepared) if inside else {})})
+    if manifest.device != prepared.backend.device_label:
+        console.note(
+            f"The stages computed on {manifest.device}, and the backend's device is "
+            f"{prepared.backend.device_label}: the run is filed under the former"
+            f"{'' if inside else ', without the flags of the latter'}."
+        )
     active.set_tags({MANIFEST_TAG: files.write_manifest(manifest)})
     terminal.say_run(manifest, result, seconds, whole)
 

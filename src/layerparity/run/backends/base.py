@@ -77,6 +77,11 @@ class Backend(ABC):
         """What the run really ran on, such as ``cpu`` or ``XLA:CPU, not Neuron``."""
 
     @property
+    def device_types(self) -> frozenset[str]:
+        """Torch's names of what its stages compute on, such as ``cuda``; empty where unknown."""
+        return frozenset()
+
+    @property
     def spreads(self) -> bool:
         """Whether stages compute on more than one device."""
         return False

@@ -21,18 +21,31 @@ WEIGHTS = "mlp.gate:weights"
 
 
 def laid_out(tap: Tap, value: torch.Tensor, call: Call) -> torch.Tensor:
-    """Return a tensor as [batch, token, ...], of its own dtype.
+    """Return a tensor as [batch, token, ...], of its own dtype, with the tokens of the pass.
 
     Routers and experts see tokens flattened, [batch * token, ...]; attention sees heads first,
-    [batch, head, token, channel].
+    [batch, head, token, channel], and keys of all that is cached: of these, the pass's own are
+    shown, as attention reads them.
     """
     if tap.attention in ("query", "key"):
-        value = value.transpose(1, 2)[:, : call.tokens]
+        value = value.transpose(1, 2)
+        if tap.attention == "key":
+            value = value[:, newest(call, value.shape[1])]
     elif value.dim() == 4 and (tap.heads_first or value.shape[1] != call.tokens):
         value = value.transpose(1, 2)
     elif value.dim() == 2:
         value = value.reshape(call.batch, call.tokens, -1)
     return value.contiguous()
+
+
+def newest(call: Call, held: int) -> slice:
+    """Return where the tokens of a pass stand among the ``held`` ones of a cache.
+
+    A cache of a fixed size is filled from its start, padding included; one that grows, or a window
+    that moves on, ends with what is new.
+    """
+    end = min(int(call.attention_mask.shape[-1]), held)
+    return slice(max(end - call.tokens, 0), end)
 
 
 def spec_of(tap: Tap, value: torch.Tensor) -> SiteSpec:

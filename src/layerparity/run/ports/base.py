@@ -140,6 +140,13 @@ class Port(ABC):
     def new_cache(self, batch: int, max_tokens: int) -> Any:
         """Return a static cache for ``max_tokens`` tokens a sequence. Raises UserError without."""
 
+    def computes_on(self) -> str:
+        """Return what stages compute on, where their outputs do not lie there; else nothing.
+
+        A graph that was compiled ahead takes and gives tensors of the CPU.
+        """
+        return ""
+
     def cached(self, stage: str) -> dict[str, torch.Tensor] | None:
         """Return what the last pass put into its cache at a stage, on the CPU, by names of its own.
 

@@ -18,6 +18,7 @@ from layerparity.run.ports._canonical import (
     REPLAYED,
     after_of,
     laid_out,
+    newest,
     sort_routing,
     spec_of,
     taps_within,
@@ -262,9 +263,8 @@ class HfPort(Port):
         if type(layer).__name__ not in ("StaticLayer", "StaticSlidingWindowLayer"):
             return None
         assert self._call is not None
-        # A sliding window that is full moves on: what is new stands at its end.
-        end = min(int(self._call.attention_mask.shape[-1]), layer.max_cache_len)
-        places = torch.arange(max(end - self._call.tokens, 0), end)
+        rows = newest(self._call, layer.max_cache_len)
+        places = torch.arange(rows.start, rows.stop)
         places = self.assets.backend.send(stage, places)
         parts = {"keys": layer.keys, "values": layer.values}
         return self.assets.backend.fetch(

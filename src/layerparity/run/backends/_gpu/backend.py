@@ -103,6 +103,11 @@ class GpuBackend(Backend):
         return gpus.label(self._computing(), names)
 
     @property
+    def device_types(self) -> frozenset[str]:
+        """``cpu`` or ``cuda``, or both where stages are spread so."""
+        return frozenset(torch.device(device).type for device in self._computing())
+
+    @property
     def spreads(self) -> bool:
         """Whether the placed stages compute on more than one device."""
         return len(set(self._computing())) > 1

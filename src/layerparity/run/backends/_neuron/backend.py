@@ -107,6 +107,11 @@ class NeuronBackend(Backend):
         """``Neuron``, or a name that says that it is not."""
         return NEURON if self.runtime.is_neuron else STAND_IN
 
+    @property
+    def device_types(self) -> frozenset[str]:
+        """``xla``, on Neuron as on its stand-in."""
+        return frozenset({"xla"})
+
     def check(self, model: nn.Module) -> None:
         """Refuse implementations that cannot compile, and models that cannot be sharded."""
         config: Any = model.config
