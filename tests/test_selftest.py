@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -23,7 +24,13 @@ from layerparity.selftest.cells import GridCell, Setting, clean_cells, fault_cel
 from layerparity.selftest.grid import modules_of
 from layerparity.selftest.models import BLOCK, FP8, make_model, quantise
 from layerparity.selftest.outcomes import CellResult, Ending, ending_of, upper_bound
-from layerparity.selftest.table import fault_table, mutation_table, summary, wrong_table
+from layerparity.selftest.table import (
+    clean_table,
+    fault_table,
+    mutation_table,
+    summary,
+    wrong_table,
+)
 from layerparity.selftest.upcast import upcast
 
 HERE = Setting("tiny", "one prompt", "bfloat16")
@@ -116,6 +123,25 @@ def test_a_variant_counts_once_and_only_if_it_differs() -> None:
     assert fault_table(ended)[2][0][2] == "1"
 
 
+def test_clean_variants_are_counted_by_what_they_are() -> None:
+    chain = replace(HERE, inputs="256 tokens", chained=True)
+    ended = [
+        CellResult(CLEAN, Ending.SILENT, phase="prefill"),
+        CellResult(CLEAN, Ending.SAME, phase="decode"),
+        CellResult(GridCell(chain, "8 shards", {}), Ending.FALSE_ALARM, "layers.0.mlp"),
+        CellResult(GridCell(chain, "shuffled", {}), Ending.SAME),
+        CellResult(FAULTY, Ending.MISSED),
+    ]
+    assert clean_table(ended)[2] == [
+        ("8 shards", "2", "2", "1"),
+        ("shuffled", "1", "0", "0"),
+        ("tiny", "3", "2", "1"),
+        ("one prompt", "1", "1", "0"),
+        ("256 tokens, chained", "2", "1", "1"),
+        ("bfloat16", "3", "2", "1"),
+    ]
+
+
 def test_a_missed_fault_fails_the_self_test() -> None:
     assert summary([CellResult(FAULTY, Ending.MISSED)]).verdict == "fail"
     assert summary([CellResult(FAULTY, Ending.NAMED)]).verdict == "pass"
@@ -155,6 +181,19 @@ def test_a_fault_is_named_and_a_clean_way_is_not(cli: Callable[..., Ended], tmp_
     named = [each for each in cells if each["cell"]["cause"] and each["ending"] == "named"]
     assert len(named) == 9
     assert [each["cause"] for each in named] == [each["cell"]["cause"] for each in named]
+
+
+def test_clean_ways_through_a_chain_raise_no_alarm(cli: Callable[..., Ended]) -> None:
+    """Of a model that decodes, and of one whose blocks keep no keys and values."""
+    ended = cli(
+        "experiment=clean",
+        "job.models=[qwen3_moe,qwen3_next]",
+        "job.dtypes=[bfloat16]",
+        "job.ways=[8 shards]",
+    )
+    assert ended.exit == Exit.OK, ended.out + ended.err
+    assert "0 false alarms on 6 clean variants" in ended.out
+    assert "256 tokens, chained" in ended.out
 
 
 def test_an_unknown_fault_is_refused(cli: Callable[..., Ended]) -> None:

@@ -23,10 +23,11 @@ KIND = "selftest"
 class Settings:
     """conf/job/selftest.yaml.
 
-    ``known`` runs the catalogue, which ``faults`` narrows; ``clean`` runs the clean variants;
-    ``mutations`` is the number of unforeseen faults, drawn by ``seed``. ``models`` are the shipped
-    one, small ones made on the spot, and the shipped one in FP8, for the faults of such. Of each
-    of ``blocks`` every module of a block of each kind gives out something else, in turn.
+    ``known`` runs the catalogue, which ``faults`` narrows; ``clean`` runs the clean variants, which
+    ``ways`` narrows, ``chains`` in a chain as well; ``mutations`` is the number of unforeseen
+    faults, drawn by ``seed``. ``models`` are the shipped one, small ones made on the spot, and the
+    shipped one in FP8, for the faults of such. Of each of ``blocks`` every module of a block of
+    each kind gives out something else, in turn.
     """
 
     name: str = "selftest"
@@ -35,6 +36,8 @@ class Settings:
     models: list[str] = key([SHIPPED, "qwen3_moe", FP8], "models to plant faults in")
     dtypes: list[str] = key(["bfloat16", "float32"], "floating types to plant faults in")
     clean: bool = key(True, "run the clean variants, which must raise no alarm")
+    ways: list[str] = key([], "clean variants to run; empty: all")
+    chains: bool = key(False, "run them on 256 tokens through all blocks in a chain as well")
     mutations: int = key(0, "how many random faults to plant as well", least=0)
     seed: int = key(0, "seed of the random faults", least=0)
     blocks: list[str] = key([], "models of which every module is made wrong in turn")
@@ -44,7 +47,7 @@ def run(config: Config) -> Exit:
     """Run the self-test; exit 1 where a fault is missed or a clean variant raises an alarm."""
     from layerparity.tracking.store import open_store
 
-    refuse_unknown(config.job.faults)
+    refuse_unknown(config.job)
     store = open_store(config.tracking)
     with owner.temporary("selftest") as name:
         results = run_grid(config, Path(name))

@@ -18,6 +18,7 @@ class Setting:
     """A model, an input and a floating type: what one golden run is made for.
 
     Some models cannot decode: their blocks keep no keys and values. Then it is a prefill alone.
+    ``chained`` says that each block of a candidate is fed the block before it.
     """
 
     model: str
@@ -25,11 +26,17 @@ class Setting:
     dtype: str
     keys: Keys = field(default_factory=dict)
     decodes: bool = True
+    chained: bool = False
 
     @property
     def label(self) -> str:
         """The setting in a few words."""
-        return f"{self.model} {self.dtype}, {self.inputs}"
+        return f"{self.model} {self.dtype}, {self.fed}"
+
+    @property
+    def fed(self) -> str:
+        """What its candidates are fed, and how."""
+        return f"{self.inputs}, chained" if self.chained else self.inputs
 
 
 @dataclass(frozen=True)

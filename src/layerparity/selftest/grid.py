@@ -27,6 +27,8 @@ from layerparity.settings.config import Config
 if TYPE_CHECKING:
     from layerparity.model.checkpoint import Checkpoint
 
+# So many tokens of one sequence show what a chain of blocks makes of rounding.
+_CHAIN = 256
 # The inputs of the shipped model, which has a tokenizer, by what they are called.
 _PROMPTS: dict[str, Keys] = {
     "one prompt": {"inputs": "prompt"},
@@ -40,12 +42,17 @@ _PROMPTS: dict[str, Keys] = {
 }
 
 
-def refuse_unknown(faults: Sequence[str]) -> None:
-    """Raise UserError for the first fault that nobody knows."""
-    known = [*catalogue(), UPCAST]
-    strangers = [name for name in faults if name not in known]
-    if strangers:
-        raise UserError(f"There is no fault '{strangers[0]}'. Known: {', '.join(known)}.")
+def refuse_unknown(job: Any) -> None:
+    """Raise UserError for the first of a self-test's faults, or clean ways, that nobody knows."""
+    from layerparity.numbers.clean import OTHERS
+
+    for what, asked, known in (
+        ("fault", job.faults, [*catalogue(), UPCAST]),
+        ("clean variant", job.ways, [way.name for way in OTHERS]),
+    ):
+        strangers = [name for name in asked if name not in known]
+        if strangers:
+            raise UserError(f"There is no {what} '{strangers[0]}'. Known: {', '.join(known)}.")
 
 
 def run_grid(config: Config, folder: Path) -> list[CellResult]:
@@ -84,7 +91,7 @@ def cells_of(job: Any, settings: Sequence[Setting], layers: dict[str, int]) -> I
         asked = [name for name in job.faults or catalogue() if name != UPCAST]
         yield from fault_cells(padded, layers, asked)
     if job.clean:
-        yield from clean_cells(settings, [way.name for way in OTHERS])
+        yield from clean_cells(settings, job.ways or [way.name for way in OTHERS])
     if job.mutations:
         first = next(each for each in padded if each.model == job.models[0])
         yield from mutation_cells(first, _mutations(first, job), job.seed, layers[first.model])
@@ -164,11 +171,17 @@ def make_settings(job: Any, folder: Path) -> tuple[list[Setting], dict[str, int]
         checkpoint, keys = _model(model, folder)
         inputs = _PROMPTS if model in (SHIPPED, FP8) else _tokens(folder)
         layers[model] = int(checkpoint.config["num_hidden_layers"])
-        settings += [
-            Setting(model, words, dtype, {**keys, **fed})
-            for dtype in job.dtypes
-            for words, fed in inputs.items()
-        ]
+        decodes = _decodes(checkpoint)
+        for dtype in job.dtypes:
+            settings += [
+                Setting(model, words, dtype, {**keys, **fed}, decodes)
+                for words, fed in inputs.items()
+            ]
+            if job.chains:
+                fed = _fed(make_tokens(folder / "chain.json", (_CHAIN,)))
+                keys_of_chain = {**keys, **fed, "feed": "chained"}
+                chain = f"{_CHAIN} tokens"
+                settings.append(Setting(model, chain, dtype, keys_of_chain, False, chained=True))
     return settings, layers
 
 
@@ -191,9 +204,29 @@ def _model(model: str, folder: Path) -> tuple[Checkpoint, Keys]:
 
 def _tokens(folder: Path) -> dict[str, Keys]:
     """Return the inputs of a model without words, by what they are called."""
-    long = make_tokens(folder / "long.json", (64,))
-    padded = make_tokens(folder / "padded.json", (40, 24))
     return {
-        "64 tokens": {"inputs": "tokens", "inputs.file": str(long)},
-        "padded batch": {"inputs": "tokens", "inputs.file": str(padded)},
+        "64 tokens": _fed(make_tokens(folder / "long.json", (64,))),
+        "padded batch": _fed(make_tokens(folder / "padded.json", (40, 24))),
     }
+
+
+def _fed(tokens: Path) -> Keys:
+    return {"inputs": "tokens", "inputs.file": str(tokens)}
+
+
+def _decodes(checkpoint: Checkpoint) -> bool:
+    """Return whether a model's blocks all keep keys and values, so that it can decode."""
+    import torch
+
+    from layerparity.anatomy.family import family_of
+    from layerparity.model.architecture import read_config
+    from layerparity.model.skeleton import Skeleton
+    from layerparity.run.ports.hf import HfCache
+
+    attention = family_of(str(checkpoint.config["model_type"])).attention or "sdpa"
+    skeleton = Skeleton(read_config(checkpoint.config), torch.float32, attention, "eager")
+    try:
+        HfCache(skeleton, 2)
+    except UserError:
+        return False
+    return True

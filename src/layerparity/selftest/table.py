@@ -76,6 +76,31 @@ def mutation_table(results: Sequence[CellResult]) -> Table:
     return "Unforeseen faults", columns, rows
 
 
+def clean_table(results: Sequence[CellResult]) -> Table:
+    """Return how the clean variants ended: by what they are, by their model, by what they are fed.
+
+    One that changes no bit of its golden is no variant of it.
+    """
+    columns = ("clean variants", "tried", "differ", "false alarms")
+    endings = _variants(results)
+    settings = {each.cell.setting.label: each.cell.setting for each in results}
+    groups: dict[str, list[Ending]] = {}
+    for name in (
+        lambda label, way: way,
+        lambda label, way: settings[label].model,
+        lambda label, way: settings[label].fed,
+        lambda label, way: settings[label].dtype,
+    ):
+        for (label, way), ending in endings.items():
+            groups.setdefault(name(label, way), []).append(ending)
+    rows = []
+    for name, ended in groups.items():
+        differ = sum(each is not Ending.SAME for each in ended)
+        alarms = sum(each is Ending.FALSE_ALARM for each in ended)
+        rows.append((name, str(len(ended)), str(differ), str(alarms)))
+    return "Clean variants", columns, rows
+
+
 def wrong_table(results: Sequence[CellResult]) -> Table:
     """Return what went wrong: alarms without cause, and known faults that were not named."""
     columns = ("candidate", "setting", "phase", "ended", "named", "because")
@@ -114,7 +139,8 @@ def summary(results: Sequence[CellResult]) -> Summary:
             f"{alarms} false alarms on {differing} clean variants that differ bitwise "
             f"(rate at most {bound:.1%} with 95 % confidence)."
         )
-    tables = [table(results) for table in (fault_table, mutation_table, wrong_table)]
+    made = (fault_table, mutation_table, clean_table, wrong_table)
+    tables = [table(results) for table in made]
     bad = counts["faults missed"] or counts["faults named late or elsewhere"] or alarms
     kept = [table for table in tables if table[2]]
     return Summary("fail" if bad else "pass", counts, "\n".join(lines), kept)
