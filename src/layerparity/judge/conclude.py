@@ -57,7 +57,7 @@ def conclude(
     refuse_strangers(left, right)
     blocks = _structure(left, right)
     aligned = align(left, right, blocks)
-    calibration = Calibration(left, right)
+    calibration = Calibration(left, right, blocks)
     measured = _evaluate(aligned, left, right, calibration, progress or (lambda *_: None))
     rows = _decide(aligned, measured, tolerance)
     weights = weight_findings(left, right, blocks)
@@ -175,7 +175,7 @@ def portrayed(
     """Return a verdict with a portrait of the guilty site, from the two sides' runs."""
     left, right = open_side("golden", golden), open_side("candidate", candidate)
     aligned = align(left, right, verdict.blocks)
-    return _with_portrait(verdict, aligned, Calibration(left, right))
+    return _with_portrait(verdict, aligned, Calibration(left, right, verdict.blocks))
 
 
 def _with_portrait(verdict: Verdict, aligned: Alignment, calibration: Calibration) -> Verdict:
