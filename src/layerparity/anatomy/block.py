@@ -108,7 +108,7 @@ class Block:
         return found
 
     def is_from(self, local: str, source: str) -> bool:
-        """Say whether a value is computed from another one; of an unknown one, whether it is later."""
+        """Say whether a value is computed from another; of an unknown one, whether it is later."""
         if local in self.sources and source in self.order:
             return source in self.sources[local]
         return self.rank(local) > self.rank(source)
