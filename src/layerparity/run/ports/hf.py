@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from layerparity.anatomy.family import ROUTED, Tap
+from layerparity.anatomy.family import CHOSEN_TOKENS, ROUTED, Tap
 from layerparity.anatomy.site import Place, Site, SiteSpec
 from layerparity.anatomy.sizes import sizes_of
 from layerparity.ground.errors import UserError
@@ -17,6 +17,7 @@ from layerparity.run.ports._canonical import (
     OWN_CHOICES,
     REPLAYED,
     after_of,
+    chosen_tokens,
     laid_out,
     newest,
     sort_routing,
@@ -313,6 +314,8 @@ class HfPort(Port):
                 unseen[tap.local] = f"{tap.module} gives no such tensor here"
                 continue
             value = laid_out(tap, seen[tap.local], self._call)
+            if tap.spec is CHOSEN_TOKENS:
+                value = chosen_tokens(value, self._call)
             tensors[tap.local] = value
             specs[tap.local] = spec_of(tap, value)
         sort_routing(tensors, unseen)
