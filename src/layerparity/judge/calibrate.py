@@ -10,16 +10,13 @@ from layerparity.anatomy.blocks import Blocks
 from layerparity.anatomy.site import Kind, Site
 from layerparity.judge.align import Pair
 from layerparity.judge.references import References, SiteReference
-from layerparity.judge.routing import Routing, flips, scores_of
-from layerparity.judge.rows import by_token, has_tokens
+from layerparity.judge.routing import ENOUGH, Routing, flips, scores_of
+from layerparity.judge.rows import by_token, has_tokens, places
 from layerparity.judge.sides import RunSet
 from layerparity.numbers.deviation import JudgedSite, deviation
 from layerparity.numbers.token_sums import TokenLayout, heads_of, token_layout
 from layerparity.record.reason import Reason, ReasonKind
 from layerparity.record.references import CHAINED
-
-# With fewer of the tokens left, what remains is no sample of the site.
-ENOUGH = 0.5
 
 
 @dataclass
@@ -62,6 +59,7 @@ class Calibration:
         if isinstance(judged, Reason):
             return Calibrated(lacking=judged)
         off = deviation(judged)
+        _name_position(off.metrics, judged.tokens, real)
         share = judged.tokens.numel() / max(judged.real, 1)
         return Calibrated(off.metrics | {"agreeing_tokens": share}, off.profiles)
 
@@ -157,6 +155,21 @@ class Calibration:
             epsilon=torch.finfo(getattr(torch, dtype)).eps,
             experts=None if routed is None else routed.flatten(0, 1)[chosen],
         )
+
+
+def _name_position(metrics: dict[str, float], tokens: torch.Tensor, real: torch.Tensor) -> None:
+    """Say which token of its prompt the worst one is, in place of which of those judged.
+
+    ``tokens``, int64 [judged], numbers them batch-major among the tokens of ``real``, bool [batch,
+    token]. Of several prompts, the metric beside it says which.
+    """
+    name = "error_ratio_position"
+    if f"{name}_index" in metrics:
+        worst = tokens[int(metrics[f"{name}_index"])]
+        ((sequence, position),) = places(worst.reshape(1), real)
+        metrics[f"{name}_index"] = float(position)
+        if real.shape[0] > 1:
+            metrics[f"{name}_sequence"] = float(sequence)
 
 
 def _too_few(judged: torch.Tensor, real: torch.Tensor, feed: str) -> Reason | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
 
 import torch
 
@@ -14,6 +15,8 @@ from layerparity.judge.references import SiteReference
 from layerparity.judge.rows import by_token, real_tokens
 from layerparity.judge.sides import RunSet, SideRecord
 from layerparity.numbers.metrics.sets import sets_agree
+from layerparity.record.reason import Reason, ReasonKind
+from layerparity.record.verdict import DECIDED, Outcome, Row
 
 CHOICES = "choices"
 # What depends on each token's experts one by one, and not on those of tokens before it.
@@ -79,8 +82,10 @@ class Routing:
         """
         if choices not in self._seen:
             left, right = self.golden.records[choices], self.candidate.records.get(choices)
-            own = right is not None and left.record.shape == right.record.shape
-            self._seen[choices] = _apart(left, right) if own and not replayed(right) else None
+            if right is None or left.record.shape != right.record.shape or replayed(right):
+                self._seen[choices] = None
+            else:
+                self._seen[choices] = _apart(left, right)
         return self._seen[choices]
 
 
@@ -118,7 +123,8 @@ def flips(
         typical = scores.typical.of_tokens(wide.square().sum(1))
         freedom = min(scores.typical.freedom, wide.shape[-1])
         floors = scores.typical.raised_to_typical(floors, typical, freedom)
-    noise = (floors / wide.shape[-1]).sqrt()
+    # A score of zero is no score: attention does not look ahead, and nothing rounds there.
+    noise = (floors / wide.ne(0).sum(1).clamp_min(1)).sqrt()
     noise = torch.maximum(noise, noise[mask].mean())
     apart = ~sets_agree(golden, candidate) & mask
     margin, outside = math.inf, 0
@@ -134,9 +140,53 @@ def _gap(golden: torch.Tensor, candidate: torch.Tensor, scores: torch.Tensor) ->
     """Return the largest score given up for a smaller one: best of the lost - worst of the new."""
     left, right = set(golden.tolist()), set(candidate.tolist())
     lost, new = list(left - right), list(right - left)
-    if not lost or not new or max(new) >= scores.numel():
+    if not lost or not new or min(*lost, *new) < 0 or max(new) >= scores.numel():
         return math.inf
     return float(scores[lost].max() - scores[new].min())
+
+
+# Why a site has too few tokens that were routed alike.
+_TOO_FEW = (ReasonKind.ROUTED_APART, ReasonKind.NO_SET_AGREES, ReasonKind.TIES)
+# With fewer of the tokens left, what remains is no sample of a site.
+ENOUGH = 0.5
+
+
+def skip_ties(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows, those skipped whose tokens ties routed apart, if other steps show the site.
+
+    A decode step has one token of each sequence: all steps together are the sample of a site. What
+    ties do not explain, or what is too much, stays inconclusive.
+    """
+    shares: dict[tuple[str, str, str], list[float]] = {}
+    unexplained = set()
+    for row in rows:
+        if row.kind is Kind.INDEX_SET and row.outcome is Outcome.FAIL:
+            unexplained.add((row.site.layer, row.site.pass_step))
+        if row.outcome in DECIDED or _lacks_tokens(row):
+            share = 0.0 if _lacks_tokens(row) else row.metrics.get("agreeing_tokens", 1.0)
+            shares.setdefault(_across_steps(row.site), []).append(share)
+    return [
+        _of_ties(row, fmean(shares[_across_steps(row.site)]))
+        if _lacks_tokens(row) and (row.site.layer, row.site.pass_step) not in unexplained
+        else row
+        for row in rows
+    ]
+
+
+def _lacks_tokens(row: Row) -> bool:
+    return row.outcome not in DECIDED and row.why is not None and row.why.kind in _TOO_FEW
+
+
+def _across_steps(site: Site) -> tuple[str, str, str]:
+    return site.path, site.end, site.phase
+
+
+def _of_ties(row: Row, share: float) -> Row:
+    """Return a row without tokens as skipped, where the ``share`` of all steps' is enough."""
+    if share >= ENOUGH:
+        return replace(row, outcome=Outcome.SKIPPED, why=Reason(ReasonKind.TIES, {"share": share}))
+    why = row.lacking or Reason(ReasonKind.NO_SET_AGREES)
+    return replace(row, outcome=Outcome.INCONCLUSIVE, why=why)
 
 
 def scores_of(site: Site) -> Site:

@@ -42,9 +42,13 @@ class RouterBias:
         if evidence.tensors and not any(name.endswith(_BIASES) for name in evidence.tensors):
             return None
         agreement = evidence.metric("set_agreement", CHOICES)
-        reasons = ["the router's logits pass, and the experts chosen from them differ"]
-        if agreement is not None:
-            reasons.append(f"expert sets agree at {agreement:.0%} of the tokens")
+        if agreement is None:
+            # Another number of experts was chosen: a bias decides which, not how many.
+            return None
+        reasons = [
+            "the router's logits pass, and the experts chosen from them differ",
+            f"expert sets agree at {agreement:.0%} of the tokens",
+        ]
         outside = evidence.metric("flips_outside_noise", CHOICES)
         if outside:
             reasons.append(f"{outside:.0f} flips are further from a tie than the logits' noise")
