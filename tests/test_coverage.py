@@ -191,7 +191,7 @@ def test_a_block_says_what_inside_was_captured_and_not_judged(tmp_path: Path) ->
     )
     (block,) = (each for each in judged(golden, blind).rows if str(each.site) == "layers.0:out")
     assert why(block) == (
-        "block output alone cannot show a bug inside, and self_attn:out, mlp:out was not judged"
+        "block output alone cannot show a bug inside; not judged: self_attn:out, mlp:out"
     )
 
 

@@ -10,6 +10,7 @@ import folders
 import pytest
 import torch
 from conftest import Ended
+from test_port_hf import padded_batch, port_of, run_all
 from torch import nn
 
 from layerparity.ground.errors import Exit
@@ -19,7 +20,7 @@ from layerparity.numbers.arithmetic import Replay
 from layerparity.numbers.floor import Floor
 from layerparity.record.references import ISOLATED
 from layerparity.run.ports._canonical import chosen_tokens
-from layerparity.run.ports.base import Call
+from layerparity.run.ports.base import Call, Observed
 
 CHOICES = "layers.0.self_attn.indexer:choices"
 PORTS = """
@@ -101,6 +102,31 @@ def test_what_attention_cannot_see_is_no_choice() -> None:
         [[-1, -1, -1, 1, 3], [-1, 1, 2, 3, 4]],
         [[-1, -1, 0, 1, 3], [0, 1, 2, 3, 4]],
     ]
+
+
+def test_told_its_own_tokens_a_block_is_the_same_and_told_others_it_shows_its_own(
+    tmp_path: Path,
+) -> None:
+    folder = folders.deepseek_v32(tmp_path / "model", index_topk=3)
+    ids, call = padded_batch()
+    _, seen = run_all(port_of(folder), ids, call)
+    given, block = seen["embed_tokens"].output, seen["layers.0"]
+    own = block.tensors["self_attn.indexer:choices"]
+    first = torch.where(own < 0, own, own[..., :1].clamp_min(0))
+
+    def replayed(told: torch.Tensor) -> Observed:
+        port = port_of(folder)
+        port.replay = True
+        port.begin(Call(call.attention_mask, call.position_ids, attended={0: told}))
+        port.load("layers.0")
+        return port.run("layers.0", given)
+
+    same, others = replayed(own), replayed(first)
+    assert torch.equal(same.output, block.output)
+    assert torch.equal(others.tensors["self_attn.indexer:choices"], own)
+    assert not torch.allclose(
+        others.tensors["self_attn:context"], block.tensors["self_attn:context"]
+    )
 
 
 class Indexer(nn.Module):

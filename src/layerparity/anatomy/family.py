@@ -34,6 +34,8 @@ TOKENS = SiteSpec(("batch", "token"), Kind.EXACT)
 LOGITS = SiteSpec(("batch", "token", "vocabulary"))
 # Where every block's router shows which experts it chose.
 ROUTED = "mlp.gate:choices"
+# Where attention shows which tokens it chose to look at.
+ATTENDED = "self_attn.indexer:choices"
 
 
 @dataclass(frozen=True)

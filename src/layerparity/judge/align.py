@@ -194,17 +194,17 @@ def _other_shape(left: Record, right: Record) -> Reason:
     model's.
     """
     shapes = {"golden": list(left.shape), "candidate": list(right.shape)}
-    if left.axes == right.axes and len(left.axes) == len(left.shape) == len(right.shape):
-        sizes = zip(left.axes, left.shape, right.shape, strict=True)
-        axes = [axis for axis, a, b in sizes if a != b and axis not in ("batch", "token")]
-        if axes:
-            return Reason(ReasonKind.OTHER_SIZE, {**shapes, "axes": axes})
     for side, shape in shapes.items():
         if prod(shape) <= 1:
             kind = ReasonKind.ONE_ELEMENT if prod(shape) else ReasonKind.EMPTY
             return Reason(kind, {**shapes, "side": side})
     if sorted(left.shape) == sorted(right.shape):
         return Reason(ReasonKind.TRANSPOSED, shapes)
+    if left.axes == right.axes and len(left.axes) == len(left.shape) == len(right.shape):
+        sizes = zip(left.axes, left.shape, right.shape, strict=True)
+        axes = [axis for axis, a, b in sizes if a != b and axis not in ("batch", "token")]
+        if axes:
+            return Reason(ReasonKind.OTHER_SIZE, {**shapes, "axes": axes})
     if len(left.shape) == len(right.shape):
         larger = [a >= b for a, b in zip(left.shape, right.shape, strict=True)]
         smaller = [a <= b for a, b in zip(left.shape, right.shape, strict=True)]

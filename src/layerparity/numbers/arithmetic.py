@@ -167,8 +167,8 @@ class Replay(Mode):
 
     The router's own scores still weigh the experts. ``choices`` is int64 [token, k], or None to
     only listen; a top-k of another size, or over another number of scores than ``experts``, is
-    somebody else's. ``scores`` is floating [token, expert], what the router would have chosen from;
-    None until it ran.
+    somebody else's. ``scores`` is floating [token, expert], what the router would have chosen ``k``
+    from; None until it ran.
 
     Without a number of ``experts``, attention chooses among tokens: any top-k while a module runs
     that is `inside` it. A choice of -1, or one of fewer than ``k``, is none: the last one of the
@@ -179,6 +179,7 @@ class Replay(Mode):
         super().__init__()
         self.choices, self.experts = choices, experts
         self.scores: torch.Tensor | None = None
+        self.k = 0
         self._inside = False
 
     @contextmanager
@@ -206,7 +207,7 @@ class Replay(Mode):
         k = int(args[1] if len(args) > 1 else named["k"])
         if not self._is_asked(scores, k):
             return func(*args, **named)
-        self.scores = scores
+        self.scores, self.k = scores, k
         if self.choices is None:
             return func(*args, **named)
         chosen = self.choices.to(scores.device).view(*scores.shape[:-1], -1)

@@ -40,9 +40,9 @@ def _open_end(verdict: Verdict) -> str:
         *(unfinished_text(each) for each in verdict.unfinished),
         "nothing that was computed was judged",
     ]
-    silent = f"; the {verdict.silent[0]}'s port does not say what weights it holds"
+    silent = [f"; the {side}'s port does not say what weights it holds" for side in verdict.silent]
     others = f" (and {len(more) - 1} more)" if len(more) > 1 else ""
-    return first + (silent if verdict.silent else "") + others
+    return "".join([first, *silent, others])
 
 
 def outcome_text(verdict: Verdict) -> str:
@@ -85,7 +85,8 @@ def because(verdict: Verdict) -> str:
         for each in (Outcome.MISSING, Outcome.INCONCLUSIVE)
         if counts.get(each.value)
     ]
-    return f"Nothing judged fails, but this is no pass: {' and '.join(open_ends) or 'see below'}."
+    why = " and ".join(open_ends) or _open_end(verdict)
+    return f"Nothing judged fails, but this is no pass: {why}."
 
 
 def whole_model(verdict: Verdict) -> str:

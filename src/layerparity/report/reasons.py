@@ -67,8 +67,7 @@ _SENTENCES = {
     ReasonKind.BOTH_CONSTANT: "each side is one number throughout, such as 0: that they agree "
     "proves nothing",
     ReasonKind.TIES: "routed apart by a tie; {share:.0%} of the tokens of such steps are judged",
-    ReasonKind.INSIDE_UNJUDGED: "block output alone cannot show a bug inside, and {sites} was not "
-    "judged",
+    ReasonKind.INSIDE_UNJUDGED: "block output alone cannot show a bug inside; not judged: {sites}",
     ReasonKind.BLOCK_ALONE: "block output alone cannot show a bug inside; use capture=default",
 }
 

@@ -14,10 +14,14 @@ if TYPE_CHECKING:
     import torch
 
 CHOICES = ROUTED
-# Among a stage's arguments: the choices its router repeats. Among what was seen: its own.
+# Among a stage's arguments: the choices it repeats, by site.
 REPLAYED = "replayed_choices"
-OWN_CHOICES = "__own_choices__"
 WEIGHTS = "mlp.gate:weights"
+
+
+def own_choices(local: str) -> str:
+    """Return the name, among what was seen, of what would have been chosen at a site."""
+    return f"own {local}"
 
 
 def laid_out(tap: Tap, value: torch.Tensor, call: Call) -> torch.Tensor:
