@@ -61,6 +61,33 @@ def qwen3_moe(folder: Path, seed: int = 0, **changes: Any) -> Path:
     return _save(Qwen3MoeConfig(**settings), folder, seed)
 
 
+def deepseek_v32(folder: Path, seed: int = 0, **changes: Any) -> Path:
+    """DeepSeek-V3.2: attention looks at the few tokens that an indexer scores best; one block."""
+    from transformers import AutoConfig
+
+    settings = {
+        **SHARED,
+        "num_hidden_layers": 1,
+        "num_key_value_heads": 4,
+        "intermediate_size": 64,
+        "moe_intermediate_size": 32,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "kv_lora_rank": 16,
+        "q_lora_rank": 24,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 16,
+        "index_topk": 8,
+        "index_n_heads": 2,
+        "index_head_dim": 16,
+        **changes,
+    }
+    return _save(AutoConfig.for_model("deepseek_v32", **settings), folder, seed)
+
+
 FAMILIES = {"minimax_m2": minimax_m2, "llama": llama, "qwen3_moe": qwen3_moe}
 
 

@@ -13,9 +13,12 @@ from safetensors.torch import save_file
 
 from layerparity.anatomy.site import Kind, Site
 from layerparity.ground.files import tensor_digest, text_digest
+from layerparity.numbers.floor import Floor, measure_floor
+from layerparity.numbers.token_sums import TokenLayout
 from layerparity.record.folder import RunFolder
 from layerparity.record.manifest import Feed, Manifest, ModelPrint, Record, SitePatterns
 from layerparity.record.recorder import statistics
+from layerparity.record.references import CHAINED, ISOLATED, ReferenceWriter
 from layerparity.record.stored_run import StoredRun, from_folder
 
 HIDDEN = ("batch", "token", "channel")
@@ -111,6 +114,38 @@ def make_run(
     )
     files.write_manifest(replace(made, **manifest))
     return replace(from_folder(folder), name=name or folder.name, status=status)
+
+
+def with_references(
+    folder: Path,
+    tensors: Mapping[str, torch.Tensor],
+    scores: Mapping[str, torch.Tensor] | None = None,
+    noise: float = 1e-3,
+) -> str:
+    """Write references to a run's folder, before the run itself; return what its manifest names.
+
+    The reference of a site of real numbers is its tensor; what clean ways differ from it by is
+    ``noise`` (RMS). ``scores``, by site text, are what choices were made from. Every stage has
+    them isolated and chained.
+    """
+    maker, writer = torch.Generator().manual_seed(1), ReferenceWriter(folder)
+    stages: dict[str, dict[Site, tuple[torch.Tensor, dict[str, Floor]]]] = {}
+    real = {text: value for text, value in tensors.items() if _kind(Site.parse(text)) is Kind.REAL}
+    for text, value in (real | dict(scores or {})).items():
+        site, layout = Site.parse(text), TokenLayout(value[0, 0].numel(), 0)
+        flat = value.double().reshape(-1, layout.elements)
+        ways = {
+            name: flat + noise * torch.randn(flat.shape, generator=maker, dtype=torch.float64)
+            for name in ("one", "two")
+        }
+        floor = measure_floor(ways, flat, flat, torch.ones(flat.shape[0]).bool(), layout)
+        stages.setdefault(site.place.stage, {})[site] = (value.double(), {"float32": floor})
+    for stage, references in stages.items():
+        for feed in (ISOLATED, CHAINED):
+            for step in {site.pass_step for site in references}:
+                own = {site: each for site, each in references.items() if site.pass_step == step}
+                writer.write(stage, feed, f"{stage}.{step[0]}.{step[1]}", own)
+    return writer.finish()
 
 
 def _feeds(

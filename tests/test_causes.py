@@ -232,6 +232,16 @@ def test_a_missing_bias_beats_what_its_lack_looks_like() -> None:
     assert likeliest(lost)[0].id == "router_bias_dropped"
 
 
+def test_a_bias_that_the_model_does_not_have_is_not_missing() -> None:
+    apart = {"set_agreement": 0.97, "flips_outside_noise": 3}
+    blind = made("mlp.gate", "mlp.gate:choices", apart, passed=("mlp.gate:logits",))
+    gate = "model.layers.1.mlp.gate.weight"
+    without = replace(blind, tensors=frozenset({gate}))
+    beside = frozenset({gate, "model.layers.1.mlp.gate.e_score_correction_bias"})
+    assert "router_bias_dropped" not in {each.id for each in likeliest(without)}
+    assert likeliest(replace(blind, tensors=beside))[0].id == "router_bias_dropped"
+
+
 def test_with_weights_known_to_be_right_the_activation_is_blamed() -> None:
     apart = {"set_agreement": 0.0}
     blind = made("mlp.gate", "mlp.gate:choices", apart, passed=("mlp.gate:logits",))

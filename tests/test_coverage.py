@@ -27,7 +27,7 @@ from layerparity.record.folder import EFFECTIVE_WEIGHTS, MANIFEST, RunFolder
 from layerparity.record.manifest import ModelPrint
 from layerparity.record.verdict import Outcome, Verdict
 from layerparity.report.cautions import warning_lines
-from layerparity.report.headline import coverage_lines, whole_model
+from layerparity.report.headline import coverage_lines, headline, whole_model
 from layerparity.report.reasons import reason as why
 
 Made = Callable[[str], Path]
@@ -35,6 +35,7 @@ Made = Callable[[str], Path]
 MODEL = ModelPrint("mixed", "qwen3_moe", 4, "config-0")
 DENSE_FIRST = {0: "dense", 1: "dense", 2: "moe", 3: "moe"}
 BLOCKS = ("layers.0", "layers.1")
+INSIDE = ("layers.0.self_attn:out", "layers.0.mlp:out")
 
 
 def inside(*layers: int) -> dict[str, torch.Tensor]:
@@ -166,6 +167,31 @@ def test_an_expert_that_nothing_vouches_for_is_a_doubt(tmp_path: Path) -> None:
     assert found.exit is Exit.INCONCLUSIVE
     assert any(
         "layer 0: experts 1, 3 were never exercised" in each for each in warning_lines(found)
+    )
+
+
+def test_a_port_that_reports_no_weights_says_why_it_is_no_pass(tmp_path: Path) -> None:
+    golden = with_prints(experts_of(tmp_path / "g"), expert_prints())
+    silent = with_prints(experts_of(tmp_path / "c"), {"layers.0": {}, "layers.1": {}})
+    found = judged(golden, silent)
+    assert {each.outcome for each in found.rows} == {Outcome.PASS}
+    assert headline(found) == (
+        "INCONCLUSIVE: layer 0: experts 1, 3 were never exercised, and nothing shows that their "
+        "weights are the same; the candidate's port does not say what weights it holds (and 1 more)"
+    )
+    assert whole_model(found).startswith("inconclusive, 2 of 4 blocks compared")
+
+
+def test_a_block_says_what_inside_was_captured_and_not_judged(tmp_path: Path) -> None:
+    tensors = inside(0)
+    golden = make_run(tmp_path / "g", tensors, stages=("layers.0",))
+    kept = {k: v for k, v in tensors.items() if k not in INSIDE}
+    blind = make_run(
+        tmp_path / "c", kept, stages=("layers.0",), skipped=dict.fromkeys(INSIDE, "fused")
+    )
+    (block,) = (each for each in judged(golden, blind).rows if str(each.site) == "layers.0:out")
+    assert why(block) == (
+        "block output alone cannot show a bug inside; not judged: self_attn:out, mlp:out"
     )
 
 

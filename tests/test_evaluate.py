@@ -44,7 +44,7 @@ def evaluated(
     own = Evaluator(port, way, **named)
     own.begin(padded_batch()[1])
     own.load(stage)
-    return own.evaluate(stage, given, None)
+    return own.evaluate(stage, given, {})
 
 
 def ready(folder: Path, dtype: DType = DType.float32) -> tuple[HfPort, torch.Tensor]:
@@ -86,7 +86,7 @@ def test_nothing_narrow_is_computed_in_the_reference(made: Made, family: str, dt
     own.begin(padded_batch()[1])
     own.load("layers.0")
     with Spy(own.dtype) as spy:
-        observed = own.evaluate("layers.0", given, None)
+        observed = own.evaluate("layers.0", given, {})
     assert spy.narrow == []
     assert spy.count > 30
     floating = [each for each in observed.tensors.values() if each.is_floating_point()]
@@ -115,7 +115,7 @@ def test_a_wide_llama_is_the_model_in_float64(made: Made) -> None:
     for stage in stages(port)[1:]:
         port.load(stage)
         own.load(stage)
-        state = own.evaluate(stage, state, None).output
+        state = own.evaluate(stage, state, {}).output
     assert state.dtype == torch.float64
     assert float((state - expected)[call.attention_mask.bool()].abs().max()) < 1e-12
 
@@ -210,7 +210,7 @@ def test_scores_and_replayed_choices(made: Made) -> None:
     own.begin(padded_batch()[1])
     own.load("layers.0")
     told = torch.tensor([0, 1]).expand(2, 7, 2)
-    observed = own.evaluate("layers.0", given, told)
+    observed = own.evaluate("layers.0", given, {"mlp.gate:choices": told})
     assert torch.equal(observed.tensors["mlp.gate:choices"], told)
     scores = observed.tensors["mlp.gate:logits"].sigmoid()[..., :2]
     assert torch.allclose(observed.tensors["mlp.gate:weights"], scores / scores.sum(-1, True))

@@ -555,6 +555,19 @@ def test_a_compiled_stage_shows_what_its_hooks_saw(opened):
     assert backend.numerics()["torch_compile"] == "inductor"
 
 
+@needs_compiler
+def test_experts_are_compiled_in_bfloat16_too(opened):
+    backend = opened("cpu", compiled=True)
+    model = filled(minimax).to(torch.bfloat16)
+    _, arguments = inputs(model)
+    arguments["position_embeddings"] = tuple(x.bfloat16() for x in arguments["position_embeddings"])
+    stage, given = Watched(model.model.layers[0]), torch.randn(2, 8, 32, dtype=torch.bfloat16)
+    with torch.no_grad():
+        want, _ = stage(given, arguments)
+        got, _ = backend.compile(stage, (given, arguments))(given, arguments)
+    torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+
+
 def test_a_stage_is_left_alone_unless_compiling_was_asked_for(opened):
     backend, module = opened("cpu"), torch.nn.Linear(2, 2)
     assert backend.compile(module, ()) is module

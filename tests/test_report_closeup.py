@@ -103,7 +103,7 @@ def test_worst_elements_say_where_in_floors_and_keep_nan() -> None:
     candidate[2, 1] = math.nan
     floor = torch.full((3, 8), 0.25, dtype=torch.float64)
     sides = Sides(golden, candidate, golden)
-    first, second = worst_elements(sides, floor, torch.tensor([0, 3, 5]), 2, 2)
+    first, second = worst_elements(sides, floor, [(0, 0), (1, 1), (2, 1)], 2)
     assert math.isnan(first.candidate)
     assert (first.sequence, first.token, first.head, first.channel) == (2, 1, 0, 1)
     assert (second.sequence, second.token, second.head, second.channel) == (1, 1, 1, 2)

@@ -418,6 +418,7 @@ SAID = [
     "the golden holds <golden> numbers and the candidate holds <candidate> numbers where real "
     "numbers are due: dump them as floats",
     "shape [2, 6] against [2, 9]",
+    "shape [<golden>] against [<candidate>]: not as many by <axes>",
     "shape [2, 6] against [2, 9]: the <side>'s tensor holds one element",
     "shape [2, 6] against [2, 9]: the <side>'s tensor is empty",
     "shape [2, 6] against [2, 9]: one is a transposed layout of the other",
@@ -447,7 +448,9 @@ SAID = [
     "only 25% of the tokens were routed alike: use port.replay=true, or feed=isolated",
     "nothing says how large its rounding may be",
     "each side is one number throughout, such as 0: that they agree proves nothing",
+    "routed apart by a tie; 25% of the tokens of such steps are judged",
     "block output alone cannot show a bug inside; use capture=default",
+    "block output alone cannot show a bug inside; not judged: <sites>",
 ]
 
 

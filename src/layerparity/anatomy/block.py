@@ -98,6 +98,21 @@ class Block:
         """The place of every value in a forward pass; what the block is fed comes first."""
         return {":in": 0, **{node.local: place for place, node in enumerate(self.nodes, 1)}}
 
+    @cached_property
+    def sources(self) -> dict[str, frozenset[str]]:
+        """All that each value is computed from, directly or through others."""
+        found: dict[str, frozenset[str]] = {}
+        for node in self.nodes:
+            through = [found[each] for each in node.inputs if each in found]
+            found[node.local] = frozenset(node.inputs).union(*through)
+        return found
+
+    def is_from(self, local: str, source: str) -> bool:
+        """Say whether a value is computed from another; of an unknown one, whether it is later."""
+        if local in self.sources and source in self.order:
+            return source in self.sources[local]
+        return self.rank(local) > self.rank(source)
+
     def rank(self, local: str) -> float:
         """Return a value's place in a forward pass.
 

@@ -28,10 +28,14 @@ HIDDEN = SiteSpec(("batch", "token", "channel"))
 HEADS = SiteSpec(("batch", "token", "head", "channel"))
 EXPERTS = SiteSpec(("batch", "token", "expert"))
 CHOICES = SiteSpec(("batch", "token", "expert"), Kind.INDEX_SET)
+# Which tokens attention chose for each token to look at, where it does not look at all.
+CHOSEN_TOKENS = SiteSpec(("batch", "token", "key"), Kind.INDEX_SET)
 TOKENS = SiteSpec(("batch", "token"), Kind.EXACT)
 LOGITS = SiteSpec(("batch", "token", "vocabulary"))
 # Where every block's router shows which experts it chose.
 ROUTED = "mlp.gate:choices"
+# Where attention shows which tokens it chose to look at.
+ATTENDED = "self_attn.indexer:choices"
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,12 @@ from layerparity.judge.conclude import judged_of, rounding_cautions, with_guilt
 from layerparity.judge.coverage import doubt_block_outputs, judged_coverage, whole_model
 from layerparity.judge.decide import decide, outcome_of
 from layerparity.judge.guilty import first_guilty
+from layerparity.judge.routing import skip_ties
 from layerparity.judge.sides import open_side
 from layerparity.judge.tolerances.base import Tolerance
 from layerparity.record.findings import CautionKind
 from layerparity.record.stored_run import StoredRun
-from layerparity.record.verdict import COMPARE_AGAIN, FILE_NAME, Outcome, Row, Verdict
+from layerparity.record.verdict import COMPARE_AGAIN, FILE_NAME, Row, Verdict
 
 
 def stored_verdict(run: StoredRun) -> Verdict:
@@ -48,12 +49,13 @@ def judge_again(
     """
     rows = list(verdict.rows)
     for index, row in enumerate(verdict.rows):
-        if row.metrics and row.outcome not in (Outcome.MISSING, Outcome.SKIPPED):
+        if row.metrics:
             outcome, breaches, why = decide(row.kind, row.metrics, tolerance, row.lacking)
             rows[index] = replace(row, outcome=outcome, breaches=breaches, why=why)
-    rows = doubt_block_outputs(rows, verdict.blocks)
+    rows = doubt_block_outputs(skip_ties(rows), verdict.blocks)
     coverage = judged_coverage(verdict.coverage, rows)
     unseen = [each.name for each in coverage.unseen]
+    outcome = outcome_of(rows, verdict.weights, [*coverage.doubts, *verdict.unfinished])
     kept = [each for each in verdict.cautions if each.kind is not CautionKind.ROUNDING_UNKNOWN]
     dtypes = (*verdict.golden.dtypes, *verdict.candidate.dtypes)
     again = replace(
@@ -62,8 +64,8 @@ def judge_again(
         limits=tolerance.limits(),
         knows_chains=tolerance.knows_chains,
         rows=tuple(rows),
-        outcome=outcome_of(rows, verdict.weights, [*coverage.doubts, *verdict.unfinished]),
-        whole=whole_model(rows, verdict.whole.blocks, unseen),
+        outcome=outcome,
+        whole=whole_model(rows, verdict.whole.blocks, outcome, unseen),
         coverage=coverage,
         cautions=(*kept, *rounding_cautions(tolerance, dtypes)),
         settings=verdict.settings if settings is None else settings,

@@ -84,7 +84,9 @@ def align(golden: RunSet, candidate: RunSet, blocks: Blocks) -> Alignment:
         refusals += [differing] if differing else []
         misfit = differing or _misfit(left, right)
         if misfit:
-            settled.append(Row(site, left.record.kind, Outcome.INCONCLUSIVE, why=misfit))
+            wrong = misfit.kind is ReasonKind.OTHER_SIZE
+            outcome = Outcome.FAIL if wrong else Outcome.INCONCLUSIVE
+            settled.append(Row(site, left.record.kind, outcome, why=misfit))
         else:
             pairs.append(Pair(site, _kind(left, right), left, right))
     shared = golden.records.keys() & candidate.records.keys()
@@ -186,7 +188,11 @@ def _misfit(golden: SideRecord, candidate: SideRecord) -> Reason | None:
 
 
 def _other_shape(left: Record, right: Record) -> Reason:
-    """Return that two shapes differ, and what the difference looks like."""
+    """Return that two shapes differ, and what the difference looks like.
+
+    How many sequences and tokens there are, inputs and padding decide; any other size is the
+    model's.
+    """
     shapes = {"golden": list(left.shape), "candidate": list(right.shape)}
     for side, shape in shapes.items():
         if prod(shape) <= 1:
@@ -194,6 +200,11 @@ def _other_shape(left: Record, right: Record) -> Reason:
             return Reason(kind, {**shapes, "side": side})
     if sorted(left.shape) == sorted(right.shape):
         return Reason(ReasonKind.TRANSPOSED, shapes)
+    if left.axes == right.axes and len(left.axes) == len(left.shape) == len(right.shape):
+        sizes = zip(left.axes, left.shape, right.shape, strict=True)
+        axes = [axis for axis, a, b in sizes if a != b and axis not in ("batch", "token")]
+        if axes:
+            return Reason(ReasonKind.OTHER_SIZE, {**shapes, "axes": axes})
     if len(left.shape) == len(right.shape):
         larger = [a >= b for a, b in zip(left.shape, right.shape, strict=True)]
         smaller = [a <= b for a, b in zip(left.shape, right.shape, strict=True)]

@@ -6,19 +6,17 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from layerparity.anatomy.site import Kind
+from layerparity.anatomy.blocks import Blocks
+from layerparity.anatomy.site import Kind, Site
 from layerparity.judge.align import Pair
 from layerparity.judge.references import References, SiteReference
-from layerparity.judge.routing import Routing, flips, scores_of
-from layerparity.judge.rows import by_token, has_tokens
+from layerparity.judge.routing import ENOUGH, Routing, flips, scores_of
+from layerparity.judge.rows import by_token, has_tokens, places
 from layerparity.judge.sides import RunSet
 from layerparity.numbers.deviation import JudgedSite, deviation
 from layerparity.numbers.token_sums import TokenLayout, heads_of, token_layout
 from layerparity.record.reason import Reason, ReasonKind
 from layerparity.record.references import CHAINED
-
-# With fewer of the tokens left, what remains is no sample of the site.
-ENOUGH = 0.5
 
 
 @dataclass
@@ -36,9 +34,9 @@ class Calibrated:
 class Calibration:
     """The references and routing of one comparison."""
 
-    def __init__(self, golden: RunSet, candidate: RunSet) -> None:
+    def __init__(self, golden: RunSet, candidate: RunSet, blocks: Blocks) -> None:
         self.references = References()
-        self.routing = Routing(golden, candidate)
+        self.routing = Routing(golden, candidate, blocks)
         records = (each.record for each in golden.records.values())
         self._heads = heads_of((each.site.end, each.shape, each.axes) for each in records)
 
@@ -61,6 +59,7 @@ class Calibration:
         if isinstance(judged, Reason):
             return Calibrated(lacking=judged)
         off = deviation(judged)
+        _name_position(off.metrics, judged.tokens, real)
         share = judged.tokens.numel() / max(judged.real, 1)
         return Calibrated(off.metrics | {"agreeing_tokens": share}, off.profiles)
 
@@ -74,18 +73,10 @@ class Calibration:
         wide = self.references.of(pair)
         if isinstance(wide, Reason):
             return wide
-        # Judged are the tokens that nothing but arithmetic sets apart.
-        alike = [self.routing.agreeing(pair.site)]
-        if wide.feed == CHAINED or pair.site.local == ":in":
-            alike.append(self.routing.untouched(pair.site))
-        judged = real
-        for each in alike:
-            judged = judged & each if each is not None and each.shape == real.shape else judged
-        share = float(judged.sum()) / max(float(real.sum()), 1.0)
-        if share < ENOUGH:
-            chained = wide.feed == CHAINED
-            kind = ReasonKind.ROUTED_APART_IN_CHAIN if chained else ReasonKind.ROUTED_APART
-            return Reason(kind, {"share": share})
+        judged = self._alike(pair.site, wide.feed, real)
+        few = _too_few(judged, real, wide.feed)
+        if few is not None:
+            return few
         return self._judged_site(pair, (golden, candidate), wide, judged, int(real.sum()))
 
     def layout(self, pair: Pair) -> TokenLayout:
@@ -96,18 +87,38 @@ class Calibration:
     def _choices(
         self, pair: Pair, left: torch.Tensor, right: torch.Tensor, real: torch.Tensor
     ) -> Calibrated:
-        """Judge choices, [batch, token, k], by the scores they were made from."""
+        """Judge choices, [batch, token, k], by the scores they were made from.
+
+        One that is wrong shows at any token. That none is needs most of them.
+        """
         site = scores_of(pair.site)
         wide = self.references.at(site, pair.golden.source, pair.candidate.source)
         if isinstance(wide, Reason):
             return Calibrated(lacking=wide)
+        # A block's scores are no site of its structure, its choices are.
+        judged = self._alike(site if pair.site.layer is None else pair.site, wide.feed, real)
         if pair.site.path == "tokens":
             # The next token is chosen from the scores of each sequence's last one.
             tokens = wide.floor.tokens.unflatten(-1, (real.numel(), -1))[..., -1]
             floor = replace(wide.floor, tokens=tokens, real=None)
             wide = replace(wide, values=wide.values[:, -1:], floor=floor)
         ours, theirs = (each.reshape(real.numel(), -1).long() for each in (left, right))
-        return Calibrated(flips(ours, theirs, wide, real.flatten()))
+        found = flips(ours, theirs, wide, judged.flatten())
+        few = _too_few(judged, real, wide.feed) if not found["flips_outside_noise"] else None
+        return Calibrated(lacking=few) if few is not None else Calibrated(found)
+
+    def _alike(self, site: Site, feed: str, real: torch.Tensor) -> torch.Tensor:
+        """Return the ``real`` tokens, bool [batch, token], that only arithmetic sets apart.
+
+        Of a site whose tensors have but the last token of a sequence, that one.
+        """
+        masks = [self.routing.agreeing(site)]
+        if feed == CHAINED or site.local == ":in":
+            masks.append(self.routing.untouched(site))
+        for each in masks:
+            if each is not None and each[:, -real.shape[1] :].shape == real.shape:
+                real = real & each[:, -real.shape[1] :]
+        return real
 
     def _judged_site(
         self,
@@ -144,3 +155,27 @@ class Calibration:
             epsilon=torch.finfo(getattr(torch, dtype)).eps,
             experts=None if routed is None else routed.flatten(0, 1)[chosen],
         )
+
+
+def _name_position(metrics: dict[str, float], tokens: torch.Tensor, real: torch.Tensor) -> None:
+    """Say which token of its prompt the worst one is, in place of which of those judged.
+
+    ``tokens``, int64 [judged], numbers them batch-major among the tokens of ``real``, bool [batch,
+    token]. Of several prompts, the metric beside it says which.
+    """
+    name = "error_ratio_position"
+    if f"{name}_index" in metrics:
+        worst = tokens[int(metrics[f"{name}_index"])]
+        ((sequence, position),) = places(worst.reshape(1), real)
+        metrics[f"{name}_index"] = float(position)
+        if real.shape[0] > 1:
+            metrics[f"{name}_sequence"] = float(sequence)
+
+
+def _too_few(judged: torch.Tensor, real: torch.Tensor, feed: str) -> Reason | None:
+    """Return that too few of the real tokens are judged, both bool [batch, token]; or None."""
+    share = float(judged.sum()) / max(float(real.sum()), 1.0)
+    if share >= ENOUGH:
+        return None
+    kind = ReasonKind.ROUTED_APART_IN_CHAIN if feed == CHAINED else ReasonKind.ROUTED_APART
+    return Reason(kind, {"share": share})

@@ -102,12 +102,12 @@ def quantiles(sides: Sides, floor: torch.Tensor) -> dict[str, list[float]]:
 
 
 def worst_elements(
-    sides: Sides, floor: torch.Tensor | None, tokens: torch.Tensor, length: int, heads: int
+    sides: Sides, floor: torch.Tensor | None, places: Sequence[tuple[int, int]], heads: int
 ) -> tuple[Element, ...]:
     """Return the elements that are farthest off, in floors where there is one, else as they are.
 
-    ``floor`` is float64 [tokens, elements]; ``tokens``, int64 [tokens], numbers the rows
-    batch-major, ``length`` of them to a sequence; ``heads`` is 0 where the elements are no heads.
+    ``floor`` is float64 [tokens, elements]; ``places`` are the sequence of each token and its
+    position there; ``heads`` is 0 where the elements are no heads.
     """
     error = (sides.candidate.double() - sides.believed.double()).abs()
     if floor is not None:
@@ -119,7 +119,7 @@ def worst_elements(
     for index, value in zip(largest.indices.tolist(), largest.values.tolist(), strict=True):
         row, column = divmod(index, width)
         reference = None if sides.reference is None else float(sides.reference[row, column])
-        sequence, token = divmod(int(tokens[row]), length)
+        sequence, token = places[row]
         number, channel = divmod(column, width // heads if heads > 1 else width)
         head = number if heads > 1 else None
         ours, theirs = (float(each[row, column]) for each in (sides.golden, sides.candidate))

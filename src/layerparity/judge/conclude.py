@@ -23,6 +23,7 @@ from layerparity.judge.evidence import evidence_of
 from layerparity.judge.fingerprints import refuse_strangers, same_experiment
 from layerparity.judge.guilty import Judged, first_guilty, guilty_in
 from layerparity.judge.probes import probe_cautions
+from layerparity.judge.routing import skip_ties
 from layerparity.judge.sides import RunSet, open_side
 from layerparity.judge.tolerances.base import Tolerance
 from layerparity.judge.weights import silent_sides, weight_findings
@@ -57,13 +58,14 @@ def conclude(
     refuse_strangers(left, right)
     blocks = _structure(left, right)
     aligned = align(left, right, blocks)
-    calibration = Calibration(left, right)
+    calibration = Calibration(left, right, blocks)
     measured = _evaluate(aligned, left, right, calibration, progress or (lambda *_: None))
     rows = _decide(aligned, measured, tolerance)
     weights = weight_findings(left, right, blocks)
     coverage = judged_coverage(exercised(rows, left, right), rows)
     layers = max(left.num_layers, right.num_layers)
-    failed = [row.site for row in rows if row.outcome is Outcome.FAIL]
+    failed = [row.site for row in rows if row.outcome is Outcome.FAIL and row.metrics]
+    outcome = outcome_of(rows, weights, [*coverage.doubts, *unfinished])
     verdict = Verdict(
         golden=left.describe(),
         candidate=right.describe(),
@@ -72,8 +74,8 @@ def conclude(
         knows_chains=tolerance.knows_chains,
         rows=rows,
         total=aligned.total,
-        outcome=outcome_of(rows, weights, [*coverage.doubts, *unfinished]),
-        whole=whole_model(rows, layers, [each.name for each in coverage.unseen]),
+        outcome=outcome,
+        whole=whole_model(rows, layers, outcome, [each.name for each in coverage.unseen]),
         weights=weights,
         silent=silent_sides(left, right),
         unfinished=tuple(unfinished),
@@ -128,7 +130,7 @@ def _decide(
             row = Row(pair.site, pair.kind, outcome, breaches, why, metrics, of_site.lacking)
         rows.append(row)
     rows.sort(key=lambda row: aligned.blocks.order(row.site))
-    return tuple(doubt_block_outputs(rows, aligned.blocks))
+    return tuple(doubt_block_outputs(skip_ties(rows), aligned.blocks))
 
 
 def _cautions(golden: RunSet, candidate: RunSet, tolerance: Tolerance) -> tuple[Caution, ...]:
@@ -175,7 +177,7 @@ def portrayed(
     """Return a verdict with a portrait of the guilty site, from the two sides' runs."""
     left, right = open_side("golden", golden), open_side("candidate", candidate)
     aligned = align(left, right, verdict.blocks)
-    return _with_portrait(verdict, aligned, Calibration(left, right))
+    return _with_portrait(verdict, aligned, Calibration(left, right, verdict.blocks))
 
 
 def _with_portrait(verdict: Verdict, aligned: Alignment, calibration: Calibration) -> Verdict:

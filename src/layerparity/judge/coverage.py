@@ -27,7 +27,6 @@ from layerparity.record.manifest import WeightPrint
 from layerparity.record.reason import Reason, ReasonKind
 from layerparity.record.verdict import DECIDED, Outcome, Row, WholeModel
 
-_OPEN = (Outcome.INCONCLUSIVE, Outcome.MISSING)
 _ENDS = (EMBEDDING, NORM, HEAD)
 _CHOICES = "mlp.gate:choices"
 _EXPERT_OUTPUTS = ("mlp.experts:out", "mlp:out")
@@ -40,29 +39,46 @@ def doubt_block_outputs(rows: Sequence[Row], blocks: Blocks) -> list[Row]:
     The residual stream drowns what happens inside a block: its output alone is never a pass. What
     a block adds to the stream shows it.
     """
-    inside = {
-        (row.site.layer, row.site.pass_step)
-        for row in rows
-        if row.outcome in DECIDED
-        and row.site.end == "out"
-        and row.site.component in blocks.block(row.site.layer).branches
-    }
+    added: dict[tuple[int | None, tuple[str, int]], list[Row]] = {}
+    for row in rows:
+        branches = blocks.block(row.site.layer).branches if row.site.layer is not None else ()
+        if row.site.end == "out" and row.site.component in branches:
+            added.setdefault((row.site.layer, row.site.pass_step), []).append(row)
     return [
-        replace(row, outcome=Outcome.INCONCLUSIVE, why=Reason(ReasonKind.BLOCK_ALONE))
-        if row.outcome is Outcome.PASS
-        and _is_block_output(row.site)
-        and (row.site.layer, row.site.pass_step) not in inside
+        _doubted(row, added.get((row.site.layer, row.site.pass_step), []))
+        if row.outcome is Outcome.PASS and _is_block_output(row.site)
         else row
         for row in rows
     ]
 
 
-def whole_model(rows: Sequence[Row], num_layers: int, unseen: Sequence[str] = ()) -> WholeModel:
+# Nobody wanted a site: another capture set would show it.
+_UNASKED = (
+    ReasonKind.NOT_ASKED_FOR,
+    ReasonKind.NOT_CAPTURED,
+    ReasonKind.NOT_CAPTURED_BY_GOLDEN,
+)
+
+
+def _doubted(row: Row, added: Sequence[Row]) -> Row:
+    """Return a block's output, inconclusive unless something of what it ``added`` was judged."""
+    if any(each.outcome in DECIDED for each in added):
+        return row
+    held = [each.site.local for each in added if each.why is None or each.why.kind not in _UNASKED]
+    why = Reason(ReasonKind.INSIDE_UNJUDGED, {"sites": held})
+    why = why if held else Reason(ReasonKind.BLOCK_ALONE)
+    return replace(row, outcome=Outcome.INCONCLUSIVE, why=why)
+
+
+def whole_model(
+    rows: Sequence[Row], num_layers: int, outcome: Outcome, unseen: Sequence[str] = ()
+) -> WholeModel:
     """Return the verdict on the whole model: how much of it was judged, and how that ended.
 
     A block counts as compared where its output was judged, else it was compared in part. A phase
-    of which no step was judged leaves it inconclusive. ``unseen`` are the classes of layers of
-    which no block was compared.
+    of which no step was judged leaves it inconclusive. ``outcome`` is the verdict on what was asked
+    for: what leaves a part of the model in doubt leaves the whole. ``unseen`` are the classes of
+    layers of which no block was compared.
     """
     judged = [row for row in rows if row.outcome in DECIDED]
     touched = {row.site.layer for row in judged} - {None}
@@ -71,11 +87,7 @@ def whole_model(rows: Sequence[Row], num_layers: int, unseen: Sequence[str] = ()
     absent = tuple(name for name in _ENDS if name not in parts)
     unrun = tuple(unexercised(rows))
     whole = len(compared) >= num_layers and not absent and not unrun
-    if any(row.outcome is Outcome.FAIL for row in rows):
-        outcome = Outcome.FAIL
-    elif whole and not any(row.outcome in _OPEN for row in rows):
-        outcome = Outcome.PASS
-    else:
+    if outcome is Outcome.PASS and not whole:
         outcome = Outcome.INCONCLUSIVE
     in_part = len(touched - compared)
     return WholeModel(outcome, num_layers, len(compared), in_part, absent, unrun, tuple(unseen))

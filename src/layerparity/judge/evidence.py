@@ -35,6 +35,7 @@ def evidence_of(guilt: Guilt, verdict: Verdict, golden: RunSet) -> Evidence:
         facts=_facts(verdict, golden),
         tokens=_tokens(golden.sources[0], step[0]),
         weights_compared=not verdict.silent,
+        tensors=frozenset(n for each in golden.sources for n in each.tensors_used(str(stage))),
     )
 
 

@@ -18,7 +18,7 @@ from layerparity.judge.closeup import (
     ulp_histogram,
     worst_elements,
 )
-from layerparity.judge.rows import by_token, has_tokens, real_tokens
+from layerparity.judge.rows import by_token, has_tokens, places, real_tokens
 from layerparity.numbers.deviation import JudgedSite, deviation
 from layerparity.numbers.token_sums import CHANNEL, HEAD
 from layerparity.record.portrait import FLOOR, GOLDEN, Grouped, Portrait
@@ -76,7 +76,6 @@ def _paint(pairs: dict[Site, Pair], chosen: Site, calibration: Calibration) -> P
 def _close_up(pair: Pair, calibration: Calibration) -> Portrait:
     """Return the portrait of one site alone, in floors where there is a reference."""
     left, right, mask = _read(pair)
-    length = left.shape[1]
     laid = calibration.layout(pair)
     dtype = getattr(torch, pair.candidate.record.dtype)
     calibrated = _calibrated(pair, calibration, (left, right), mask)
@@ -92,7 +91,7 @@ def _close_up(pair: Pair, calibration: Calibration) -> Portrait:
         ulp=counts,
         ulp_dtype=str(dtype).removeprefix("torch."),
         quantiles={} if floor is None else quantiles(sides, floor),
-        worst=worst_elements(sides, floor, tokens, length, laid.heads),
+        worst=worst_elements(sides, floor, places(tokens, mask), laid.heads),
     )
 
 

@@ -3,58 +3,71 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
 
 import torch
 
-from layerparity.anatomy.site import PREFILL, Place, Site
+from layerparity.anatomy.blocks import Blocks
+from layerparity.anatomy.site import PREFILL, Kind, Place, Site
 from layerparity.judge.references import SiteReference
-from layerparity.judge.rows import by_token
+from layerparity.judge.rows import by_token, real_tokens
 from layerparity.judge.sides import RunSet, SideRecord
 from layerparity.numbers.metrics.sets import sets_agree
+from layerparity.record.reason import Reason, ReasonKind
+from layerparity.record.verdict import DECIDED, Outcome, Row
 
 CHOICES = "choices"
-# What a block computes after its router, and so differs wherever an expert set does.
-_BEHIND = ("mlp.gate:weights", "mlp.experts:out", "mlp:out", ":out")
+# What depends on each token's experts one by one, and not on those of tokens before it.
+_BY_EXPERT = ("mlp.experts:out", "mlp:out")
 # Two scores, each off by the noise of both sides: a gap of more standard errors is no tie.
 TIE = 8.0
 
 
 @dataclass
 class Routing:
-    """The expert choices of two sides, by block."""
+    """What was chosen inside the blocks of two sides: experts by a router, tokens by attention."""
 
     golden: RunSet
     candidate: RunSet
+    blocks: Blocks
+    _choices: dict[tuple[int, tuple[str, int]], list[Site]] = field(init=False)
+    _seen: dict[Site, torch.Tensor | None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._choices, self._seen = {}, {}
+        for site, own in self.golden.records.items():
+            if own.record.kind is Kind.INDEX_SET and site.layer is not None:
+                self._choices.setdefault((site.layer, site.pass_step), []).append(site)
 
     def agreeing(self, site: Site) -> torch.Tensor | None:
-        """Return bool [batch, token], true where both chose the same experts before a site.
+        """Return bool [batch, token]: both chose the same wherever a site's block did before it.
 
-        None where the site stands before its block's router, or nothing is known of one.
+        None where the site stands before every choice of its block, or nothing is known of one.
         """
-        if site.layer is None or site.local not in _BEHIND:
+        if site.layer is None:
             return None
-        choices = self._pair(site.layer, site)
-        return None if choices is None else sets_agree(*choices)
+        choices = self._choices.get((site.layer, site.pass_step), [])
+        block = self.blocks.block(site.layer, [each.local for each in (site, *choices)])
+        before = [each for each in choices if block.is_from(site.local, each.local)]
+        return _none_of([self._apart(each) for each in before])
 
     def untouched(self, site: Site) -> torch.Tensor | None:
         """Return bool [batch, token]: no token up to there was routed apart in an earlier block."""
         layers = [each.layer for each in self.golden.records if each.layer is not None]
         before = site.layer if site.layer is not None else max(layers, default=-1) + 1
-        touched: torch.Tensor | None = None
-        for layer in range(before):
-            choices = self._pair(layer, site)
-            if choices is not None:
-                # Later tokens of a sequence attend to one that was routed apart.
-                apart = (~sets_agree(*choices)).cumsum(-1) > 0
-                touched = apart if touched is None else touched | apart
-        return None if touched is None else ~touched
+        earlier = [self._choices.get((layer, site.pass_step), []) for layer in range(before)]
+        apart = [self._apart(each) for choices in earlier for each in choices]
+        # Later tokens of a sequence attend to one that was routed apart.
+        return _none_of([each.cumsum(-1) > 0 for each in apart if each is not None])
 
     def experts(self, site: Site) -> torch.Tensor | None:
         """Return which experts the golden sent each token to, bool [batch, token, experts]."""
-        if site.layer is None or site.local not in _BEHIND[1:3]:
+        if site.layer is None or site.local not in _BY_EXPERT:
             return None
-        choices = self.golden.records.get(_choices(site.layer, site))
+        routed = Site(str(Place(site.layer, "mlp.gate")), CHOICES, site.phase, site.step)
+        choices = self.golden.records.get(routed)
         if choices is None:
             return None
         chosen = _load(choices).long()
@@ -62,15 +75,32 @@ class Routing:
             -1, chosen, value=True
         )
 
-    def _pair(self, layer: int, site: Site) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return both sides' own choices in a site's pass, [batch, token, k], if both have them."""
-        choices = _choices(layer, site)
-        left, right = self.golden.records.get(choices), self.candidate.records.get(choices)
-        if left is None or right is None or left.record.shape != right.record.shape:
-            return None
-        if replayed(right):
-            return None
-        return _load(left), _load(right)
+    def _apart(self, choices: Site) -> torch.Tensor | None:
+        """Return bool [batch, token], true at real tokens for which the two sides chose otherwise.
+
+        None where one of them shows no choice of its own, or they chose different numbers.
+        """
+        if choices not in self._seen:
+            left, right = self.golden.records[choices], self.candidate.records.get(choices)
+            if right is None or left.record.shape != right.record.shape or replayed(right):
+                self._seen[choices] = None
+            else:
+                self._seen[choices] = _apart(left, right)
+        return self._seen[choices]
+
+
+def _apart(left: SideRecord, right: SideRecord) -> torch.Tensor:
+    """Return bool [batch, token], true at real tokens whose sets differ; see `sets_agree`."""
+    apart = ~sets_agree(_load(left), _load(right))
+    # Padding comes first in a sequence, and no real token attends to it.
+    real = real_tokens(apart, left.source.mask if left.record.site.phase == PREFILL else None)
+    return apart & real if real.shape == apart.shape else apart
+
+
+def _none_of(masks: Iterable[torch.Tensor | None]) -> torch.Tensor | None:
+    """Return where none of some masks of one shape is true; None of none."""
+    known = [each for each in masks if each is not None]
+    return ~torch.stack(known).any(0) if known else None
 
 
 def replayed(choices: SideRecord) -> bool:
@@ -93,7 +123,8 @@ def flips(
         typical = scores.typical.of_tokens(wide.square().sum(1))
         freedom = min(scores.typical.freedom, wide.shape[-1])
         floors = scores.typical.raised_to_typical(floors, typical, freedom)
-    noise = (floors / wide.shape[-1]).sqrt()
+    # A score of zero is no score: attention does not look ahead, and nothing rounds there.
+    noise = (floors / wide.ne(0).sum(1).clamp_min(1)).sqrt()
     noise = torch.maximum(noise, noise[mask].mean())
     apart = ~sets_agree(golden, candidate) & mask
     margin, outside = math.inf, 0
@@ -109,9 +140,53 @@ def _gap(golden: torch.Tensor, candidate: torch.Tensor, scores: torch.Tensor) ->
     """Return the largest score given up for a smaller one: best of the lost - worst of the new."""
     left, right = set(golden.tolist()), set(candidate.tolist())
     lost, new = list(left - right), list(right - left)
-    if not lost or not new or max(new) >= scores.numel():
+    if not lost or not new or min(*lost, *new) < 0 or max(new) >= scores.numel():
         return math.inf
     return float(scores[lost].max() - scores[new].min())
+
+
+# Why a site has too few tokens that were routed alike.
+_TOO_FEW = (ReasonKind.ROUTED_APART, ReasonKind.NO_SET_AGREES, ReasonKind.TIES)
+# With fewer of the tokens left, what remains is no sample of a site.
+ENOUGH = 0.5
+
+
+def skip_ties(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows, those skipped whose tokens ties routed apart, if other steps show the site.
+
+    A decode step has one token of each sequence: all steps together are the sample of a site. What
+    ties do not explain, or what is too much, stays inconclusive.
+    """
+    shares: dict[tuple[str, str, str], list[float]] = {}
+    unexplained = set()
+    for row in rows:
+        if row.kind is Kind.INDEX_SET and row.outcome is Outcome.FAIL:
+            unexplained.add((row.site.layer, row.site.pass_step))
+        if row.outcome in DECIDED or _lacks_tokens(row):
+            share = 0.0 if _lacks_tokens(row) else row.metrics.get("agreeing_tokens", 1.0)
+            shares.setdefault(_across_steps(row.site), []).append(share)
+    return [
+        _of_ties(row, fmean(shares[_across_steps(row.site)]))
+        if _lacks_tokens(row) and (row.site.layer, row.site.pass_step) not in unexplained
+        else row
+        for row in rows
+    ]
+
+
+def _lacks_tokens(row: Row) -> bool:
+    return row.outcome not in DECIDED and row.why is not None and row.why.kind in _TOO_FEW
+
+
+def _across_steps(site: Site) -> tuple[str, str, str]:
+    return site.path, site.end, site.phase
+
+
+def _of_ties(row: Row, share: float) -> Row:
+    """Return a row without tokens as skipped, where the ``share`` of all steps' is enough."""
+    if share >= ENOUGH:
+        return replace(row, outcome=Outcome.SKIPPED, why=Reason(ReasonKind.TIES, {"share": share}))
+    why = row.lacking or Reason(ReasonKind.NO_SET_AGREES)
+    return replace(row, outcome=Outcome.INCONCLUSIVE, why=why)
 
 
 def scores_of(site: Site) -> Site:
@@ -120,10 +195,6 @@ def scores_of(site: Site) -> Site:
         step = (PREFILL, 0) if site.step == 0 else (site.phase, site.step)
         return Site("lm_head", "out", *step)
     return Site(site.path, "scores", site.phase, site.step)
-
-
-def _choices(layer: int, site: Site) -> Site:
-    return Site(str(Place(layer, "mlp.gate")), CHOICES, site.phase, site.step)
 
 
 def _load(own: SideRecord) -> torch.Tensor:

@@ -61,6 +61,15 @@ def by_token(tensor: torch.Tensor, axes: tuple[str, ...]) -> torch.Tensor:
     return tensor.movedim((axes.index("batch"), axes.index("token")), (0, 1))
 
 
+def places(tokens: torch.Tensor, real: torch.Tensor) -> list[tuple[int, int]]:
+    """Return of each token its sequence, and its position there; padding counts for nothing.
+
+    ``tokens``, int64 [n], numbers them batch-major; ``real`` is bool [batch, token].
+    """
+    before = (real.long().cumsum(-1) - 1).flatten()
+    return [(each // real.shape[1], int(before[each])) for each in tokens.tolist()]
+
+
 def real_tokens(view: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     """Return the mask, or bool [batch, token] of a [batch, token, ...] view that names all."""
     return torch.ones(view.shape[:2], dtype=torch.bool) if mask is None else mask

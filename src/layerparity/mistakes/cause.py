@@ -36,7 +36,8 @@ class Evidence:
     by address inside the block (``mlp.gate:logits``); ``other_phase`` holds the block's rows of the
     prefill where the guilt is in a decode step. ``facts`` are the model's and the two runs'
     settings as text: ``num_attention_heads``, ``rotary_dim``, ``dtype``, ``golden_dtype``, ...
-    ``weights_compared`` says that both ports told what weights their graphs hold.
+    ``weights_compared`` says that both ports told what weights their graphs hold; ``tensors`` are
+    the checkpoint's tensors that the golden used there, none where it does not say.
     """
 
     component: str
@@ -52,6 +53,7 @@ class Evidence:
     facts: Mapping[str, str] = field(default_factory=dict)
     tokens: Tokens = field(default_factory=Tokens)
     weights_compared: bool = False
+    tensors: frozenset[str] = frozenset()
 
     @property
     def local(self) -> str:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
@@ -166,29 +167,61 @@ class Replay(Mode):
 
     The router's own scores still weigh the experts. ``choices`` is int64 [token, k], or None to
     only listen; a top-k of another size, or over another number of scores than ``experts``, is
-    somebody else's. ``scores`` is floating [token, expert], what the router would have chosen from;
-    None until it ran.
+    somebody else's. ``scores`` is floating [token, expert], what the router would have chosen ``k``
+    from; None until it ran.
+
+    Without a number of ``experts``, attention chooses among tokens: any top-k while a module runs
+    that is `inside` it. A choice of -1, or one of fewer than ``k``, is none: the last one of the
+    same token stands in its place, and attention sees that once.
     """
 
-    def __init__(self, choices: torch.Tensor | None, experts: int) -> None:
+    def __init__(self, choices: torch.Tensor | None, experts: int | None) -> None:
         super().__init__()
         self.choices, self.experts = choices, experts
         self.scores: torch.Tensor | None = None
+        self.k = 0
+        self._inside = False
+
+    @contextmanager
+    def inside(self, module: nn.Module) -> Iterator[None]:
+        """Answer what a module asks, and what no other does."""
+        handles = (
+            module.register_forward_pre_hook(lambda *_: self._enter(True)),
+            module.register_forward_hook(lambda *_: self._enter(False)),
+        )
+        try:
+            with self:
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _enter(self, inside: bool) -> None:
+        self._inside = inside
 
     def run(self, func: Operation, args: Sequence[Any], named: dict[str, Any]) -> Any:
         """Run one operation; a router's top-k returns the told choices and their scores."""
         if func not in (torch.topk, torch.Tensor.topk):
             return func(*args, **named)
         scores: torch.Tensor = args[0] if args else named["input"]
-        k = args[1] if len(args) > 1 else named.get("k")
-        by_expert = bool(scores.dim() and scores.shape[-1] == self.experts)
-        if not by_expert or (self.choices is not None and k != self.choices.shape[-1]):
+        k = int(args[1] if len(args) > 1 else named["k"])
+        if not self._is_asked(scores, k):
             return func(*args, **named)
-        self.scores = scores
+        self.scores, self.k = scores, k
         if self.choices is None:
             return func(*args, **named)
         chosen = self.choices.to(scores.device).view(*scores.shape[:-1], -1)
+        last = chosen[..., -1:].clamp_min(0)
+        chosen = torch.where(chosen < 0, last, chosen)
+        chosen = torch.cat([chosen, last.expand(*last.shape[:-1], k - chosen.shape[-1])], -1)
         return torch.return_types.topk((scores.gather(-1, chosen), chosen))
+
+    def _is_asked(self, scores: torch.Tensor, k: int) -> bool:
+        """Say whether a top-k of so many ``scores`` is the router's."""
+        if self.experts is None:
+            return self._inside
+        by_expert = bool(scores.dim() and scores.shape[-1] == self.experts)
+        return by_expert and (self.choices is None or k == self.choices.shape[-1])
 
 
 @contextmanager

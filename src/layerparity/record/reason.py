@@ -30,6 +30,7 @@ class ReasonKind(StrEnum):
     INTEGERS = "integers"
     INTEGERS_TWICE = "integers_twice"
     SHAPE = "shape"
+    OTHER_SIZE = "other_size"
     ONE_ELEMENT = "one_element"
     EMPTY = "empty"
     TRANSPOSED = "transposed"
@@ -60,13 +61,16 @@ class ReasonKind(StrEnum):
     ROUTED_APART_IN_CHAIN = "routed_apart_in_chain"
     ROUNDING_UNKNOWN = "rounding_unknown"
     BOTH_CONSTANT = "both_constant"
+    TIES = "ties"
     BLOCK_ALONE = "block_alone"
+    INSIDE_UNJUDGED = "inside_unjudged"
 
 
 _SIDES = {"golden", "candidate"}
 # The names of the values that each kind has. ``text`` is what the author of a port wrote;
 # ``golden`` and ``candidate`` are what each has: a shape, axes, a dtype, a digest or a stage.
-# ``others`` counts the tensors beside ``name``; ``share`` is that of the tokens, from 0 to 1.
+# ``others`` counts the tensors beside ``name``; ``share`` is that of the tokens, from 0 to 1;
+# ``axes`` and ``sites`` are names.
 REASON_VALUES: dict[ReasonKind, set[str]] = {
     **{kind: set() for kind in ReasonKind},
     ReasonKind.SKIPPED: {"text"},
@@ -76,6 +80,7 @@ REASON_VALUES: dict[ReasonKind, set[str]] = {
     ReasonKind.INTEGERS: {"side", "dtype"},
     ReasonKind.INTEGERS_TWICE: _SIDES,
     ReasonKind.SHAPE: _SIDES,
+    ReasonKind.OTHER_SIZE: {*_SIDES, "axes"},
     ReasonKind.ONE_ELEMENT: {*_SIDES, "side"},
     ReasonKind.EMPTY: {*_SIDES, "side"},
     ReasonKind.TRANSPOSED: _SIDES,
@@ -97,6 +102,8 @@ REASON_VALUES: dict[ReasonKind, set[str]] = {
     ReasonKind.NO_FLOOR_OF_DTYPE: {"dtype"},
     ReasonKind.ROUTED_APART: {"share"},
     ReasonKind.ROUTED_APART_IN_CHAIN: {"share"},
+    ReasonKind.TIES: {"share"},
+    ReasonKind.INSIDE_UNJUDGED: {"sites"},
 }
 
 

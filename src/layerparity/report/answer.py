@@ -13,6 +13,7 @@ from layerparity.judge.leaps import amplified
 from layerparity.record.guilt import Cause, Guilt, Phases
 from layerparity.record.verdict import Row, Verdict
 from layerparity.record.weights import WeightFinding
+from layerparity.report.reasons import reason_text
 from layerparity.report.reproduce import next_lines
 from layerparity.report.weights import finding_text
 
@@ -102,7 +103,7 @@ def _at_the_place(guilt: Guilt, verdict: Verdict) -> Iterator[str]:
         yield f"{', '.join(str(site) for site in guilt.good)} {many}"
     row = next((row for row in verdict.rows if row.site == guilt.site), None)
     if row is not None:
-        numbers = numbers_text(row)
+        numbers = numbers_text(row) or (reason_text(row.why) if row.why is not None else "")
         yield f"{guilt.site} fails" + (f": {numbers}" if numbers else "")
     if guilt.between is not None:
         start, end = guilt.between

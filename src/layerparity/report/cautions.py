@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from layerparity.record.findings import Caution, CautionKind, Coverage, Doubt, DoubtKind
+from layerparity.record.findings import (
+    Caution,
+    CautionKind,
+    Coverage,
+    Doubt,
+    DoubtKind,
+    UnfinishedSweep,
+)
 from layerparity.record.verdict import Verdict
 
 # With a caution's side and values in their places.
@@ -35,13 +42,15 @@ def warning_lines(verdict: Verdict) -> list[str]:
     silent = (
         f"The {role}'s port does not say what weights its graph holds." for role in verdict.silent
     )
-    unfinished = (
-        f"The sweep {each.name} ended as {each.status}: what did not finish was not compared."
-        for each in verdict.unfinished
-    )
+    unfinished = (f"T{unfinished_text(each)[1:]}." for each in verdict.unfinished)
     cautions = (caution_text(each) for each in verdict.cautions)
     doubts = (doubt_text(each, verdict.coverage) for each in verdict.coverage.doubts)
     return [*cautions, *silent, *doubts, *unfinished]
+
+
+def unfinished_text(sweep: UnfinishedSweep) -> str:
+    """Return that a sweep did not finish."""
+    return f"the sweep {sweep.name} ended as {sweep.status}: what did not finish was not compared"
 
 
 def caution_text(caution: Caution) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 from layerparity.anatomy.block import label
 from layerparity.record.side import Side
 from layerparity.record.verdict import DECIDED, Outcome, Row, Verdict
-from layerparity.report.cautions import layer_classes_text
+from layerparity.report.cautions import doubt_text, layer_classes_text, unfinished_text
 from layerparity.report.measures import REL_L2
+from layerparity.report.reasons import reason_of_steps
 from layerparity.report.stages import Stage, beside, first_to_fail, severity, stages
 from layerparity.report.weights import finding_text
 
@@ -22,8 +24,25 @@ GLYPH = {
 
 
 def headline(verdict: Verdict) -> str:
-    """Return ``PASS``, ``FAIL at <first wrong place>`` or ``INCONCLUSIVE``."""
-    return verdict.outcome.value.upper() + _at(verdict)
+    """Return ``PASS``, ``FAIL at <first wrong place>`` or ``INCONCLUSIVE: <why>``."""
+    why = f": {_open_end(verdict)}" if verdict.outcome is Outcome.INCONCLUSIVE else ""
+    return verdict.outcome.value.upper() + _at(verdict) + why
+
+
+def _open_end(verdict: Verdict) -> str:
+    """Return what leaves a verdict open: the commonest reason of its sites, else a doubt."""
+    open_rows = [r for r in verdict.rows if r.outcome in (Outcome.MISSING, Outcome.INCONCLUSIVE)]
+    if open_rows:
+        ((why, count),) = Counter(reason_of_steps(row) for row in open_rows).most_common(1)
+        return f"{count} of {_sites(verdict.total)}: {why}"
+    first, *more = [
+        *(doubt_text(each, verdict.coverage) for each in verdict.coverage.doubts),
+        *(unfinished_text(each) for each in verdict.unfinished),
+        "nothing that was computed was judged",
+    ]
+    silent = [f"; the {side}'s port does not say what weights it holds" for side in verdict.silent]
+    others = f" (and {len(more) - 1} more)" if len(more) > 1 else ""
+    return "".join([first, *silent, others])
 
 
 def outcome_text(verdict: Verdict) -> str:
@@ -66,7 +85,8 @@ def because(verdict: Verdict) -> str:
         for each in (Outcome.MISSING, Outcome.INCONCLUSIVE)
         if counts.get(each.value)
     ]
-    return f"Nothing judged fails, but this is no pass: {' and '.join(open_ends) or 'see below'}."
+    why = " and ".join(open_ends) or _open_end(verdict)
+    return f"Nothing judged fails, but this is no pass: {why}."
 
 
 def whole_model(verdict: Verdict) -> str:
@@ -168,8 +188,24 @@ def coverage_lines(verdict: Verdict) -> list[str]:
         others = f", {vouched} more covered by weights" if vouched else ""
         others += f", {never} never" if never else ""
         lines.append(f"experts exercised: {exercised} of {total} in {where}{others}")
+    lines += _routed_apart(verdict)
     for phase, (steps, judged) in verdict.coverage.steps.items():
         if judged < steps:
             words = "" if judged else ", never exercised"
             lines.append(f"{phase}: {judged} of {steps} steps judged{words}")
     return lines
+
+
+def _routed_apart(verdict: Verdict) -> list[str]:
+    """Return how many tokens the two sides chose otherwise for, where they did."""
+    rows = [row for row in verdict.rows if row.metrics.get("flips") and row.site.layer is not None]
+    if not rows:
+        return []
+    flips, outside = (
+        sum(int(row.metrics.get(name, 0)) for row in rows)
+        for name in ("flips", "flips_outside_noise")
+    )
+    layers = len({row.site.layer for row in rows})
+    where = f"{layers} block{'' if layers == 1 else 's'}"
+    ties = "all by ties" if not outside else f"{outside} of them by no tie"
+    return [f"tokens routed apart: {flips} in {where}, {ties}"]

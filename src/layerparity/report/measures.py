@@ -255,7 +255,7 @@ MEASURES = (
 BY_NAME = {measure.name: measure for measure in MEASURES}
 REL_L2 = BY_NAME["rel_l2"]
 # Which group is meant, and how many: words beside another metric.
-_BESIDE = ("_index", "_count")
+_BESIDE = ("_index", "_count", "_sequence")
 
 
 def present(rows: Iterable[Row]) -> list[Measure]:

@@ -6,7 +6,7 @@ import math
 
 from layerparity.anatomy.site import Kind
 from layerparity.record.reason import Reason, ReasonKind
-from layerparity.record.verdict import Breach, Outcome, Row
+from layerparity.record.verdict import Breach, Row
 from layerparity.report.measures import BY_NAME
 
 _NO_STEP = "the {side} ran no {phase} step"
@@ -42,6 +42,7 @@ _SENTENCES = {
     ReasonKind.INTEGERS_TWICE: "the golden holds {golden} numbers and the candidate holds "
     "{candidate} numbers where real numbers are due: dump them as floats",
     ReasonKind.SHAPE: _SHAPE,
+    ReasonKind.OTHER_SIZE: f"{_SHAPE}: not as many by {{axes}}",
     ReasonKind.ONE_ELEMENT: f"{_SHAPE}: the {{side}}'s tensor holds one element",
     ReasonKind.EMPTY: f"{_SHAPE}: the {{side}}'s tensor is empty",
     ReasonKind.TRANSPOSED: f"{_SHAPE}: one is a transposed layout of the other",
@@ -65,14 +66,16 @@ _SENTENCES = {
     ReasonKind.ROUNDING_UNKNOWN: "nothing says how large its rounding may be",
     ReasonKind.BOTH_CONSTANT: "each side is one number throughout, such as 0: that they agree "
     "proves nothing",
+    ReasonKind.TIES: "routed apart by a tie; {share:.0%} of the tokens of such steps are judged",
+    ReasonKind.INSIDE_UNJUDGED: "block output alone cannot show a bug inside; not judged: {sites}",
     ReasonKind.BLOCK_ALONE: "block output alone cannot show a bug inside; use capture=default",
 }
 
 
 def reason(row: Row) -> str:
     """Return why a site ended as it did; empty for one that passes."""
-    if row.outcome is not Outcome.FAIL:
-        return reason_text(row.why) if row.why is not None else ""
+    if row.why is not None:
+        return reason_text(row.why)
     broken = "; ".join(breach_text(each, row.metrics) for each in row.breaches)
     return f"an exact site: {broken}" if row.kind is Kind.EXACT else broken
 
@@ -112,6 +115,8 @@ def breach_text(breach: Breach, metrics: dict[str, float]) -> str:
     group = BY_NAME[name].group if name in BY_NAME else ""
     if name.startswith("error_ratio"):
         where = f" at {group} {breach.group}" if breach.group is not None else ""
+        if f"{name}_sequence" in metrics:
+            where += f" of prompt {metrics[f'{name}_sequence']:.0f}"
         return f"error{where} is {value:.3g} times the noise floor (limit {limit:g})"
     if name.startswith("slope"):
         where = f" of {group} {breach.group}" if breach.group is not None else ""

@@ -158,9 +158,14 @@ def _at_output(tap: Tap, seen: _Pass) -> Callable[..., Any]:
 
 
 def _disturbed(value: torch.Tensor) -> torch.Tensor:
-    """Return a value with noise in it; whole numbers and masks go to the next token instead."""
+    """Return a value with noise in it; whole numbers and masks go to the next token instead.
+
+    Where all tokens have the same ones, they all get the first.
+    """
     if not value.is_floating_point():
-        return value.roll(1, 0) if value.shape[0] > 1 else value.roll(1)
+        moved = value.roll(1, 0) if value.shape[0] > 1 else value.roll(1)
+        same = torch.equal(moved.sort(-1).values, value.sort(-1).values)
+        return torch.zeros_like(value) if same else moved
     seeded = torch.Generator().manual_seed(1)
     noise = torch.empty_like(value).normal_(generator=seeded)
     return value + noise * (0.3 * value.std() + 1e-3)

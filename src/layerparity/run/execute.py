@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from layerparity.anatomy.family import ROUTED, end_spec, stage_ends
+from layerparity.anatomy.family import ATTENDED, ROUTED, end_spec, stage_ends
 from layerparity.anatomy.site import DECODE, Kind, Site, SiteSpec
 from layerparity.ground.errors import UserError, memory_ran_out
 from layerparity.ground.files import tensor_digest, text_digest
@@ -80,7 +80,7 @@ class Execution:
     def _passes(self) -> None:
         """Run the prefill, and a decode step for each further token."""
         mask, positions = self.inputs.attention_mask, self.inputs.position_ids
-        call = Call(mask, positions, choices=self._choices(None))
+        call = Call(mask, positions, None, *self._told(None))
         room = call.tokens + self.max_new_tokens if self.max_new_tokens else 0
         if room:
             call.cache = self.port.new_cache(call.batch, room)
@@ -239,12 +239,13 @@ class Execution:
             self._result.skipped[str(inside(local))] = reason
         return tensors, specs
 
-    def _choices(self, step: int | None) -> dict[int, torch.Tensor]:
-        """Return the choices that were given for a pass's routers, [batch, token, k] by layer."""
+    def _told(self, step: int | None) -> Iterator[dict[int, torch.Tensor]]:
+        """Yield what a pass is told for routers, then for attention: [batch, token, k] by layer."""
         layers = {Site(stage, "in").layer for stage in self.stages}
-        sites = {n: Site.inside(n, ROUTED).at_step(step) for n in layers if n is not None}
         values = self.inputs.given
-        return {layer: values[site] for layer, site in sites.items() if site in values}
+        for local in (ROUTED, ATTENDED):
+            sites = {n: Site.inside(n, local).at_step(step) for n in layers if n is not None}
+            yield {layer: values[site] for layer, site in sites.items() if site in values}
 
     def _generate(self, call: Call, rows: list[torch.Tensor]) -> torch.Tensor:
         """Decode greedily, every step captured; return the new tokens [batch, new tokens].
@@ -260,7 +261,7 @@ class Execution:
         for step in range(len(rows), self.max_new_tokens):
             mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
             positions = mask.sum(-1, keepdim=True) - 1
-            next_call = Call(mask, positions, call.cache, self._choices(step))
+            next_call = Call(mask, positions, call.cache, *self._told(step))
             self.port.begin(next_call)
             if self.references is not None:
                 self.references.begin_step(next_call)

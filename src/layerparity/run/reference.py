@@ -22,8 +22,7 @@ from layerparity.numbers.floor import Floor, measure_floor
 from layerparity.numbers.token_sums import TokenLayout, heads_of, token_layout
 from layerparity.record.references import CHAINED, ISOLATED, ReferenceWriter
 from layerparity.run.pass_result import StageRecord
-from layerparity.run.ports._canonical import CHOICES
-from layerparity.run.ports._evaluate import SCORES, Evaluator
+from layerparity.run.ports._evaluate import Evaluator
 from layerparity.run.ports.base import Call, Observed, Port
 
 if TYPE_CHECKING:
@@ -130,7 +129,11 @@ class ReferenceRecorder:
     def _evaluate(self, tracks: Tracks, feed: str, record: StageRecord) -> None:
         if record.stage == "embed_tokens":
             return
-        choices = next((t for s, t in record.tensors.items() if s.local == CHOICES), None)
+        choices = {
+            site.local: value
+            for site, value in record.tensors.items()
+            if site.layer is not None and record.specs[site].kind is Kind.INDEX_SET
+        }
         results: Results = {}
         for key, track in tracks.items():
             track.evaluator.load(record.stage)
@@ -221,10 +224,10 @@ def _by_site(record: StageRecord, observed: Observed) -> dict[Site, torch.Tensor
             tensors[site] = observed.output.detach().cpu()
         elif site.local in observed.tensors:
             tensors[site] = observed.tensors[site.local]
-    if SCORES in observed.tensors and owner.layer is not None:
-        path, _, end = SCORES.partition(":")
-        site = Site(str(Place(owner.layer, path)), end, phase, step)
-        tensors[site] = observed.tensors[SCORES]
+    for local, value in observed.tensors.items():
+        path, _, end = local.partition(":")
+        if end == "scores" and owner.layer is not None:
+            tensors[Site(str(Place(owner.layer, path)), end, phase, step)] = value
     return tensors
 
 

@@ -28,17 +28,27 @@ FAULT = Fault(
 )
 
 
+# How a checkpoint's names of such a bias end.
+_BIASES = ("correction_bias", "expert_bias")
+
+
 class RouterBias:
     """Other experts from equal logits; where the sets agree, the weights agree."""
 
     def judge(self, evidence: Evidence) -> Cause | None:
-        """Return the cause where choices fail and logits pass."""
+        """Return the cause where choices fail, logits pass, and the model has such a bias."""
         if not (evidence.failed(CHOICES) and evidence.passed(LOGITS)):
             return None
+        if evidence.tensors and not any(name.endswith(_BIASES) for name in evidence.tensors):
+            return None
         agreement = evidence.metric("set_agreement", CHOICES)
-        reasons = ["the router's logits pass, and the experts chosen from them differ"]
-        if agreement is not None:
-            reasons.append(f"expert sets agree at {agreement:.0%} of the tokens")
+        if agreement is None:
+            # Another number of experts was chosen: a bias decides which, not how many.
+            return None
+        reasons = [
+            "the router's logits pass, and the experts chosen from them differ",
+            f"expert sets agree at {agreement:.0%} of the tokens",
+        ]
         outside = evidence.metric("flips_outside_noise", CHOICES)
         if outside:
             reasons.append(f"{outside:.0f} flips are further from a tie than the logits' noise")

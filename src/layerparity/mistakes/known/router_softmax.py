@@ -75,7 +75,9 @@ def _from_choices(evidence: Evidence) -> Cause | None:
     apart = evidence.failed(CHOICES) and evidence.passed(LOGITS) and not evidence.passed(WEIGHTS)
     if not apart or not evidence.weights_compared or evidence.blamed:
         return None
-    agreement = evidence.metric("set_agreement", CHOICES) or 0.0
+    agreement = evidence.metric("set_agreement", CHOICES)
+    if agreement is None:
+        return None
     reasons = [
         "the router's logits pass, and the experts chosen from them differ",
         f"expert sets agree at {agreement:.0%} of the tokens",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from layerparity.anatomy.family import ROUTED
+from layerparity.anatomy.family import ATTENDED, ROUTED
 from layerparity.anatomy.site import DECODE, Place, Site
 from layerparity.ground.errors import UserError
 
@@ -43,7 +43,8 @@ def choices(manifest: Manifest, request: Request) -> list[Record]:
     """
     if not replays(request.config):
         return []
-    wanted = {str(site) for site in _sites(request, {s.layer for s in _blocks(request)})}
+    layers = {site.layer for site in _blocks(request)}
+    wanted = {str(site) for site in _sites(request, layers, ROUTED, ATTENDED)}
     return [record for record in manifest.records if str(record.site) in wanted]
 
 
@@ -54,7 +55,7 @@ def lacking(manifests: Sequence[Manifest], request: Request) -> Site | None:
     routed = {layer for manifest in manifests for layer in manifest.layer_experts}
     held = {str(record.site) for manifest in manifests for record in manifest.records}
     layers = {s.layer for s in _blocks(request) if s.component in ("", "mlp")} & routed
-    return next((s for s in _sites(request, layers) if str(s) not in held), None)
+    return next((s for s in _sites(request, layers, ROUTED) if str(s) not in held), None)
 
 
 def _blocks(request: Request) -> list[Site]:
@@ -62,10 +63,10 @@ def _blocks(request: Request) -> list[Site]:
     return [site for site in found if site.layer is not None]
 
 
-def _sites(request: Request, layers: set[int | None]) -> Iterator[Site]:
-    """Yield the choices of some blocks' routers, and the tokens, in every pass of a run."""
-    path, _, end = ROUTED.partition(":")
-    own = [Place(layer, path).site(end) for layer in sorted(layers, key=str)]
+def _sites(request: Request, layers: set[int | None], *choices: str) -> Iterator[Site]:
+    """Yield these choices of some blocks, and the tokens, in every pass of a run."""
+    ends = [local.partition(":") for local in choices]
+    own = [Place(n, path).site(end) for path, _, end in ends for n in sorted(layers, key=str)]
     yield from own
     for step in range(request.config.generate.max_new_tokens):
         yield Site(TOKENS.path, TOKENS.end, DECODE, step)

@@ -14,10 +14,14 @@ if TYPE_CHECKING:
     import torch
 
 CHOICES = ROUTED
-# Among a stage's arguments: the choices its router repeats. Among what was seen: its own.
+# Among a stage's arguments: the choices it repeats, by site.
 REPLAYED = "replayed_choices"
-OWN_CHOICES = "__own_choices__"
 WEIGHTS = "mlp.gate:weights"
+
+
+def own_choices(local: str) -> str:
+    """Return the name, among what was seen, of what would have been chosen at a site."""
+    return f"own {local}"
 
 
 def laid_out(tap: Tap, value: torch.Tensor, call: Call) -> torch.Tensor:
@@ -53,6 +57,26 @@ def spec_of(tap: Tap, value: torch.Tensor) -> SiteSpec:
     if tap.spec is HIDDEN and value.dim() == 4:
         return SiteSpec(("batch", "token", "head", "channel"))
     return tap.spec
+
+
+def visible(call: Call) -> torch.Tensor:
+    """Return which tokens each token of a pass may look at, bool [batch, token, token so far]."""
+    mask = call.attention_mask.bool()
+    # Those of earlier passes are seen by all; each sees itself.
+    later = mask.new_ones(call.tokens, mask.shape[-1]).triu(mask.shape[-1] - call.tokens + 1)
+    return mask.unsqueeze(1) & ~later
+
+
+def chosen_tokens(value: torch.Tensor, call: Call) -> torch.Tensor:
+    """Return which tokens attention chose, int64 [batch, token, k], sorted; -1 where it chose none.
+
+    A token that lies ahead or is padding, or a place of the cache that is still empty, fills a set
+    up where there are not enough; it is not looked at.
+    """
+    seen, value = visible(call), value.long()
+    there = seen.gather(-1, value.clamp_max(seen.shape[-1] - 1)) & (value < seen.shape[-1])
+    kept = value.masked_fill(~there, -1).sort(-1).values
+    return kept[..., -min(seen.shape[-1], value.shape[-1]) :]
 
 
 def sort_routing(tensors: dict[str, torch.Tensor], unseen: dict[str, str]) -> None:

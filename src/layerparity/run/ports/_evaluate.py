@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from layerparity.anatomy.family import EXPERTS
+from layerparity.anatomy.family import CHOSEN_TOKENS
 from layerparity.anatomy.sizes import sizes_of
 from layerparity.ground.errors import UserError
 from layerparity.model.prints import offloaded
 from layerparity.model.weight_types import stays_float32
 from layerparity.numbers.arithmetic import Replay
 from layerparity.numbers.clean import Way, perturbed
+from layerparity.run.ports._canonical import CHOICES, visible
 from layerparity.run.ports.base import Call, Observed
 from layerparity.run.ports.hf import HfPort
 
 if TYPE_CHECKING:
     from torch import nn
 
-SCORES = "mlp.gate:scores"
+
+def scores_at(choices: str) -> str:
+    """Return where the scores are shown that choices were made from."""
+    return f"{choices.partition(':')[0]}:scores"
+
+
+SCORES = scores_at(CHOICES)
 # What accelerate leaves on a module whose weights wait elsewhere.
 _HOOKED = ("_hf_hook", "_old_forward", "forward")
 
@@ -38,6 +46,7 @@ class Evaluator(HfPort):
         self.way = way
         self._narrow = dtype if dtype not in (None, port.skeleton.dtype) else None
         self._stages, self._taps, self._sent = {}, {}, {}
+        self._modules: dict[str, nn.Module] = {}
         self._arguments, self._call = [], None
 
     @property
@@ -65,29 +74,46 @@ class Evaluator(HfPort):
         # A module would be compiled by the backend; what sets the scale is computed as it is
         # written.
         self._stages[stage] = self._observed(stage, module).__call__
+        self._modules[stage] = module
         return {}
 
     def release(self, stage: str) -> None:
         """Forget the stage; its weights are the port's."""
         self._stages.pop(stage, None)
+        self._modules.pop(stage, None)
 
-    def evaluate(self, stage: str, given: torch.Tensor, choices: torch.Tensor | None) -> Observed:
-        """Run a stage with another run's routing, ``choices`` int64 [batch, token, k].
+    def evaluate(
+        self, stage: str, given: torch.Tensor, choices: Mapping[str, torch.Tensor]
+    ) -> Observed:
+        """Run a stage with another run's ``choices``, int64 [batch, token, k], by their site.
 
-        ``given`` is [batch, token, channel] of any floating type. The scores that the router chose
-        from are observed as well, floating [batch, token, expert], at `SCORES`.
+        ``given`` is [batch, token, channel] of any floating type. The scores that a router chose
+        from are observed as well, floating [batch, token, expert], beside its choices, at `SCORES`;
+        those that attention chose from, [batch, token, token so far], are 0 where it may not look.
         """
-        flat = None if choices is None else choices.flatten(0, 1)
-        router = Replay(flat, sizes_of(self.skeleton.config).experts)
+        assert self._call is not None
+        told = choices.get(CHOICES)
+        router = Replay(
+            None if told is None else told.flatten(0, 1), sizes_of(self.skeleton.config).experts
+        )
         given = given.to(self.dtype) if given.is_floating_point() else given
         if self.way.perturbs:
             given = perturbed(given, sum(stage.encode()))
-        with self.way.around(self.skeleton.config), router:
+        with self.way.around(self.skeleton.config), router, ExitStack() as stack:
+            attending = {}
+            for path, tap in self._taps[stage]:
+                if tap.spec is CHOSEN_TOKENS:
+                    attending[tap.local] = own = Replay(choices.get(tap.local), None)
+                    stack.enter_context(own.inside(self._modules[stage].get_submodule(path)))
             observed = self.run(stage, given)
-        if router.scores is not None and self._call is not None:
+        if router.scores is not None:
             scores = router.scores.detach().cpu()
             observed.tensors[SCORES] = scores.reshape(self._call.batch, self._call.tokens, -1)
-            observed.specs[SCORES] = EXPERTS
+        seen = visible(self._call)
+        for local, own in attending.items():
+            if own.scores is not None:
+                scores = own.scores.detach().cpu()[..., : seen.shape[-1]]
+                observed.tensors[scores_at(local)] = scores.masked_fill(~seen, 0.0)
         return observed
 
     def _copy(self, stage: str, module: nn.Module) -> nn.Module:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-from layerparity.anatomy.family import Tap
+from layerparity.anatomy.family import ROUTED, Tap
 from layerparity.model.arguments import CACHE_NAMES
 from layerparity.numbers.arithmetic import Replay
-from layerparity.run.ports._canonical import OWN_CHOICES, REPLAYED
+from layerparity.run.ports._canonical import REPLAYED, own_choices
 
 
 class ObservedStage(nn.Module):
@@ -29,17 +29,20 @@ class ObservedStage(nn.Module):
         taps: list[tuple[str, Tap]],
         after: Callable[[torch.Tensor], torch.Tensor] | None = None,
         experts: int = 0,
+        choosers: Mapping[str, str] | None = None,
     ) -> None:
         """``taps`` pairs each tap with its module path inside ``module``.
 
         ``after`` is what the model computes of the module's output before the next stage;
-        ``experts`` the number that its router chooses from.
+        ``experts`` the number that its router chooses from. ``choosers`` are the paths of modules
+        that choose tokens, by the site that shows which.
         """
         super().__init__()
         self.module = module
         self.taps = taps
         self.after = after
         self.experts = experts
+        self.choosers = dict(choosers or {})
 
     def forward(
         self, given: torch.Tensor, arguments: dict[str, Any]
@@ -47,14 +50,13 @@ class ObservedStage(nn.Module):
         """Return the stage's output and the tensors at its taps, by local site address.
 
         ``given`` and the output are floating [batch, token, channel], ids int64 [batch, token] at
-        the embedding; what taps saw is as the module gave it. Among the arguments, `REPLAYED` int64
-        [batch, token, k] tells the router what to choose; what it would have chosen is seen at
-        `OWN_CHOICES`, int64 [batch * token, k].
+        the embedding; what taps saw is as the module gave it. Among the arguments, `REPLAYED` tells
+        what to choose, int64 [batch, token, k] by site; what would have been chosen is seen at
+        `own_choices` of the site, int64 [batch * token, k], or [batch, token, k] of tokens.
         """
         seen: dict[str, torch.Tensor] = {}
         arguments = dict(arguments)
-        choices = arguments.pop(REPLAYED, None)
-        router: Replay | None = None
+        told: dict[str, torch.Tensor] = arguments.pop(REPLAYED, {})
         if "past_key_values" in arguments:
             # A module may have another name for the cache.
             taken = inspect.signature(self.module.forward).parameters
@@ -63,13 +65,24 @@ class ObservedStage(nn.Module):
         with ExitStack() as stack:
             for path, tap in self.taps:
                 stack.enter_context(_watch(self.module.get_submodule(path), tap, seen))
-            if choices is not None:
-                router = stack.enter_context(Replay(choices.flatten(0, 1), self.experts))
+            replays = self._replays(told, stack)
             output = first_tensor(self.module(given, **arguments))
-        if router is not None and router.scores is not None:
-            scores = router.scores.reshape(-1, self.experts)
-            seen[OWN_CHOICES] = scores.topk(choices.shape[-1], dim=-1).indices
+        for local, replay in replays.items():
+            if replay.scores is not None:
+                seen[own_choices(local)] = replay.scores.topk(replay.k, dim=-1).indices
         return output if self.after is None else self.after(output), seen
+
+    def _replays(self, told: Mapping[str, torch.Tensor], stack: ExitStack) -> dict[str, Replay]:
+        """Let the stage choose what it is told to while ``stack`` is open."""
+        replays: dict[str, Replay] = {}
+        if ROUTED in told:
+            routed = Replay(told[ROUTED].flatten(0, 1), self.experts)
+            replays[ROUTED] = stack.enter_context(routed)
+        for local, path in self.choosers.items():
+            if local in told:
+                replays[local] = own = Replay(told[local], None)
+                stack.enter_context(own.inside(self.module.get_submodule(path)))
+        return replays
 
 
 def first_tensor(output: Any) -> torch.Tensor:

@@ -45,12 +45,15 @@ class Call:
     CPU; ``tokens`` is the number of new tokens; ``cache`` is whatever the port keeps between
     passes, or None for a pass without one. ``choices`` are the experts that each block's router is
     told to choose, int64 [batch, token, k], by layer; without an entry a router chooses itself.
+    ``attended`` are the tokens that each block's attention is told to look at, in the same form; -1
+    is none.
     """
 
     attention_mask: torch.Tensor
     position_ids: torch.Tensor
     cache: Any = None
     choices: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    attended: Mapping[int, torch.Tensor] = field(default_factory=dict)
 
     @property
     def batch(self) -> int:

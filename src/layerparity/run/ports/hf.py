@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from layerparity.anatomy.family import ROUTED, Tap
+from layerparity.anatomy.family import ATTENDED, CHOSEN_TOKENS, ROUTED, Tap
 from layerparity.anatomy.site import Place, Site, SiteSpec
 from layerparity.anatomy.sizes import sizes_of
 from layerparity.ground.errors import UserError
@@ -14,11 +14,12 @@ from layerparity.model.architecture import read_config
 from layerparity.model.layer_classes import classes_of
 from layerparity.model.skeleton import Skeleton
 from layerparity.run.ports._canonical import (
-    OWN_CHOICES,
     REPLAYED,
     after_of,
+    chosen_tokens,
     laid_out,
     newest,
+    own_choices,
     sort_routing,
     spec_of,
     taps_within,
@@ -175,9 +176,9 @@ class HfPort(Port):
             # What a golden recorded may be wider, or narrower, than this run.
             given = given.to(self.dtype)
         sent = backend.send(stage, given)
-        choices = self._choices(stage)
-        if choices is not None:
-            arguments = {**arguments, REPLAYED: backend.send(stage, choices)}
+        told = self._told(stage)
+        if told:
+            arguments = {**arguments, REPLAYED: backend.send(stage, told)}
         runnable = self._stages[stage]
         if isinstance(runnable, torch.nn.Module):
             runnable = self._stages[stage] = backend.compile(runnable, (sent, arguments))
@@ -191,7 +192,7 @@ class HfPort(Port):
             ) from error
         fetched = backend.fetch({**seen, _OUTPUT: output})
         fetched.pop(_OUTPUT)
-        if choices is not None and OWN_CHOICES not in fetched:
+        if any(own_choices(local) not in fetched for local in told):
             raise UserError(
                 f"{stage}: its router does not choose by one top-k over all experts, so no choice "
                 "can be replayed: use port.replay=false."
@@ -204,7 +205,13 @@ class HfPort(Port):
         family, skeleton = self.assets.family, self.skeleton
         self._taps[stage] = self._taps_of(stage, self.assets.wanted)
         after = after_of(family, skeleton, stage)
-        return ObservedStage(module, self._taps[stage], after, sizes_of(skeleton.config).experts)
+        choosers = {
+            tap.local: path
+            for path, tap in self._taps_of(stage, lambda **site: True)
+            if tap.spec is CHOSEN_TOKENS
+        }
+        experts = sizes_of(skeleton.config).experts
+        return ObservedStage(module, self._taps[stage], after, experts, choosers)
 
     def _routes(self, stage: str) -> bool:
         """Say whether a stage holds a router that shows its choices."""
@@ -224,12 +231,15 @@ class HfPort(Port):
             taps += measured.taps
         return taps_within(place, taps, wanted)
 
-    def _choices(self, stage: str) -> torch.Tensor | None:
-        """Return what a stage's router has to choose, int64 [batch, token, k], or None."""
+    def _told(self, stage: str) -> dict[str, torch.Tensor]:
+        """Return what a stage has to choose, int64 [batch, token, k] by site."""
         assert self._call is not None
         layer = Site(stage, "in").layer
-        choices = self._call.choices.get(layer) if self.replay and layer is not None else None
-        return choices if choices is not None and self._routes(stage) else None
+        if not self.replay or layer is None:
+            return {}
+        shown = {tap.local for _, tap in self._taps_of(stage, lambda **site: True)}
+        told = {ROUTED: self._call.choices, ATTENDED: self._call.attended}
+        return {n: each[layer] for n, each in told.items() if n in shown and layer in each}
 
     def _prove(self, stages: Sequence[str]) -> None:
         """Refuse stages that would not compute what the model computes."""
@@ -313,12 +323,15 @@ class HfPort(Port):
                 unseen[tap.local] = f"{tap.module} gives no such tensor here"
                 continue
             value = laid_out(tap, seen[tap.local], self._call)
+            if tap.spec is CHOSEN_TOKENS:
+                own = seen.get(own_choices(tap.local), value)
+                value = chosen_tokens(own, self._call)
             tensors[tap.local] = value
             specs[tap.local] = spec_of(tap, value)
         sort_routing(tensors, unseen)
-        if OWN_CHOICES in seen and ROUTED in tensors:
+        if own_choices(ROUTED) in seen and ROUTED in tensors:
             # Beside what was computed with the golden's choices: what the router's scores say.
-            own = seen[OWN_CHOICES].sort(dim=-1).values
+            own = seen[own_choices(ROUTED)].sort(dim=-1).values
             tensors[ROUTED] = own.reshape(tensors[ROUTED].shape)
         return Observed(output, tensors, specs, unseen)
 

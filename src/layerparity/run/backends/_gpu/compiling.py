@@ -6,7 +6,8 @@ import importlib.util
 import os
 import shutil
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +40,35 @@ def require_tools(on_cuda: bool) -> None:
         )
 
 
+@contextmanager
+def _experts_without_addresses() -> Iterator[None]:
+    """Let transformers take its other kernel for experts on the CPU while a stage is exported.
+
+    On the CPU it asks whether 16-bit tensors lie at a multiple of 16 bytes, and what is exported
+    lies nowhere. In float32 it takes that kernel for whatever is compiled.
+    """
+    from transformers.integrations import moe
+
+    can_use = moe._can_use_grouped_mm
+
+    def can_use_traced(input: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor) -> bool:
+        return weight.device.type != "cpu" and bool(can_use(input, weight, offs))
+
+    moe._can_use_grouped_mm = can_use_traced
+    try:
+        yield
+    finally:
+        moe._can_use_grouped_mm = can_use
+
+
 def compile_stage(module: nn.Module, arguments: Sequence[Any]) -> Callable[..., Any]:
     """Return a compiled callable like ``module``, for arguments of the shapes of ``arguments``.
 
     ``arguments`` are (given [batch, token, channel] or ids [batch, token], keyword arguments of the
     block), on the stage's device. Raises UserError where the stage cannot be one graph.
     """
-    program = exported(module, arguments, NO_CACHE, _NO_DATA)
+    with _experts_without_addresses():
+        program = exported(module, arguments, NO_CACHE, _NO_DATA)
     # A break in the graph, or too many recompilations, would silently run eagerly.
     compiled = torch.compile(program.module(), fullgraph=True)
 
