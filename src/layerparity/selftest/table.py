@@ -85,15 +85,12 @@ def clean_table(results: Sequence[CellResult]) -> Table:
     endings = _variants(results)
     settings = {each.cell.setting.label: each.cell.setting for each in results}
     groups: dict[str, list[Ending]] = {}
-    for name in (
-        lambda label, way: way,
-        lambda label, way: settings[label].model,
-        lambda label, way: settings[label].fed,
-        lambda label, way: settings[label].dtype,
-    ):
+    for group in range(4):
         for (label, way), ending in endings.items():
-            groups.setdefault(name(label, way), []).append(ending)
-    rows = []
+            of = settings[label]
+            name = (way, of.model, of.fed, of.dtype)[group]
+            groups.setdefault(name, []).append(ending)
+    rows: list[tuple[str, ...]] = []
     for name, ended in groups.items():
         differ = sum(each is not Ending.SAME for each in ended)
         alarms = sum(each is Ending.FALSE_ALARM for each in ended)
