@@ -7,10 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from layerparity.ground.errors import UserError
-from layerparity.judge.conclude import judged_of, rounding_cautions, with_guilt
-from layerparity.judge.coverage import doubt_block_outputs, judged_coverage, whole_model
+from layerparity.judge.conclude import rounding_cautions, whole_of, with_guilt, with_places
+from layerparity.judge.coverage import doubt_block_outputs, judged_coverage
 from layerparity.judge.decide import decide, outcome_of
-from layerparity.judge.guilty import first_guilty
 from layerparity.judge.sides import open_side
 from layerparity.judge.tolerances.base import Tolerance
 from layerparity.record.findings import CautionKind
@@ -53,7 +52,7 @@ def judge_again(
             rows[index] = replace(row, outcome=outcome, breaches=breaches, why=why)
     rows = doubt_block_outputs(rows, verdict.blocks)
     coverage = judged_coverage(verdict.coverage, rows)
-    unseen = [each.name for each in coverage.unseen]
+    outcome = outcome_of(rows, verdict.weights, [*coverage.doubts, *verdict.unfinished])
     kept = [each for each in verdict.cautions if each.kind is not CautionKind.ROUNDING_UNKNOWN]
     dtypes = (*verdict.golden.dtypes, *verdict.candidate.dtypes)
     again = replace(
@@ -62,15 +61,15 @@ def judge_again(
         limits=tolerance.limits(),
         knows_chains=tolerance.knows_chains,
         rows=tuple(rows),
-        outcome=outcome_of(rows, verdict.weights, [*coverage.doubts, *verdict.unfinished]),
-        whole=whole_model(rows, verdict.whole.blocks, unseen),
+        outcome=outcome,
+        whole=whole_of(outcome, rows, verdict.whole.blocks, coverage),
         coverage=coverage,
         cautions=(*kept, *rounding_cautions(tolerance, dtypes)),
         settings=verdict.settings if settings is None else settings,
     )
     if golden:
         return with_guilt(again, open_side("golden", golden))
-    return replace(again, guilty=first_guilty(judged_of(again)), causes=())
+    return replace(with_places(again), causes=())
 
 
 def changed_rows(before: Verdict, after: Verdict) -> list[tuple[Row, Row]]:

@@ -21,15 +21,15 @@ from layerparity.judge.decide import decide, outcome_of
 from layerparity.judge.evaluate import Measured, measure
 from layerparity.judge.evidence import evidence_of
 from layerparity.judge.fingerprints import refuse_strangers, same_experiment
-from layerparity.judge.guilty import Judged, first_guilty, guilty_in
+from layerparity.judge.guilty import Judged, guilty_in, guilty_places
 from layerparity.judge.probes import probe_cautions
 from layerparity.judge.sides import RunSet, open_side
 from layerparity.judge.tolerances.base import Tolerance
 from layerparity.judge.weights import silent_sides, weight_findings
 from layerparity.mistakes.catalogue import likeliest
-from layerparity.record.findings import Caution, CautionKind, UnfinishedSweep
+from layerparity.record.findings import Caution, CautionKind, Coverage, UnfinishedSweep
 from layerparity.record.stored_run import StoredRun
-from layerparity.record.verdict import Outcome, Row, Verdict
+from layerparity.record.verdict import Outcome, Row, Verdict, WholeModel
 
 Progress = Callable[[int, int, str], None]
 _SHORT = {"bfloat16", "float16"}
@@ -62,7 +62,7 @@ def conclude(
     rows = _decide(aligned, measured, tolerance)
     weights = weight_findings(left, right, blocks)
     coverage = judged_coverage(exercised(rows, left, right), rows)
-    layers = max(left.num_layers, right.num_layers)
+    outcome = outcome_of(rows, weights, [*coverage.doubts, *unfinished])
     failed = [row.site for row in rows if row.outcome is Outcome.FAIL]
     verdict = Verdict(
         golden=left.describe(),
@@ -72,8 +72,8 @@ def conclude(
         knows_chains=tolerance.knows_chains,
         rows=rows,
         total=aligned.total,
-        outcome=outcome_of(rows, weights, [*coverage.doubts, *unfinished]),
-        whole=whole_model(rows, layers, [each.name for each in coverage.unseen]),
+        outcome=outcome,
+        whole=whole_of(outcome, rows, max(left.num_layers, right.num_layers), coverage),
         weights=weights,
         silent=silent_sides(left, right),
         unfinished=tuple(unfinished),
@@ -131,6 +131,16 @@ def _decide(
     return tuple(doubt_block_outputs(rows, aligned.blocks))
 
 
+def whole_of(outcome: Outcome, rows: Sequence[Row], layers: int, coverage: Coverage) -> WholeModel:
+    """Return the verdict on the whole model, which is never better than that on what was asked.
+
+    A wrong weight fails both, whatever the rows say; what was never exercised leaves both open.
+    """
+    whole = whole_model(rows, layers, [each.name for each in coverage.unseen])
+    lower = outcome is Outcome.FAIL or whole.outcome is Outcome.PASS
+    return replace(whole, outcome=outcome) if lower else whole
+
+
 def _cautions(golden: RunSet, candidate: RunSet, tolerance: Tolerance) -> tuple[Caution, ...]:
     """Return what a reader should know of the two sides, and of what judges them."""
     sides = (("golden", golden), ("candidate", candidate))
@@ -157,10 +167,23 @@ def with_guilt(verdict: Verdict, golden: RunSet, stage: Place | None = None) -> 
 
     With a ``stage``, a block or a module outside the blocks, it is the first one there.
     """
-    judged = judged_of(verdict)
-    guilty = first_guilty(judged) if stage is None else guilty_in(judged, stage)
+    verdict = with_places(verdict, stage)
+    guilty = verdict.guilty
     causes = likeliest(evidence_of(guilty, verdict, golden)) if guilty is not None else ()
-    return replace(verdict, guilty=guilty, causes=tuple(causes))
+    return replace(verdict, causes=tuple(causes))
+
+
+def with_places(verdict: Verdict, stage: Place | None = None) -> Verdict:
+    """Return a verdict that names the first wrong place, of a ``stage`` if one is given; and more.
+
+    What else goes wrong by itself, outside that place's stage, is ``further``.
+    """
+    judged = judged_of(verdict)
+    places = guilty_places(judged)
+    guilty = next(iter(places), None) if stage is None else guilty_in(judged, stage)
+    named = guilty.place.stage if guilty is not None else ""
+    further = tuple(each for each in places if each.place.stage != named)
+    return replace(verdict, guilty=guilty, further=further)
 
 
 def judged_of(verdict: Verdict) -> Judged:

@@ -27,7 +27,7 @@ from layerparity.record.reason import Reason
 from layerparity.record.side import Side
 from layerparity.record.weights import WeightFinding
 
-VERSION = 3
+VERSION = 4
 FILE_NAME = "verdict.json"
 COMPARE_AGAIN = "compare the runs again"
 
@@ -118,14 +118,15 @@ class Verdict:
 
     ``rows`` stand in the order of a forward pass, ``blocks`` say what is computed from what.
     ``knows_chains`` says whether the tolerance knows what clean chains become.
-    ``guilty`` is the first place that goes wrong by itself, ``causes`` are its causes, the
-    likeliest first. ``token_errors`` holds, for each floating site by its text, the relative L2
-    error of every real (unpadded) token in batch-major order: ``||candidate - golden|| /
-    ||golden||`` per token; ``profiles`` holds, for each failed site, what its groups (heads,
-    channels, experts, positions) deviate by. ``weights`` are the findings on the weights that both
-    graphs really used, ``silent`` the sides whose port does not say. ``unfinished`` are the sweeps
-    that did not finish as a whole, ``cautions`` what to know before trusting it. ``settings`` are
-    the keys of the compare command that differ from the defaults, its two sides left out.
+    ``guilty`` is the first place that goes wrong by itself, ``further`` are the others, in the
+    order of the data, and ``causes`` are the first one's causes, the likeliest first.
+    ``token_errors`` holds, for each floating site by its text, the relative L2 error of every real
+    (unpadded) token in batch-major order: ``||candidate - golden|| / ||golden||`` per token;
+    ``profiles`` holds, for each failed site, what its groups (heads, channels, experts, positions)
+    deviate by. ``weights`` are the findings on the weights that both graphs really used, ``silent``
+    the sides whose port does not say. ``unfinished`` are the sweeps that did not finish as a whole,
+    ``cautions`` what to know before trusting it. ``settings`` are the keys of the compare command
+    that differ from the defaults, its two sides left out.
 
     Raises ValueError on construction unless every site is counted exactly once.
     """
@@ -140,6 +141,7 @@ class Verdict:
     whole: WholeModel
     knows_chains: bool = False
     guilty: Guilt | None = None
+    further: tuple[Guilt, ...] = ()
     causes: tuple[Cause, ...] = ()
     weights: tuple[WeightFinding, ...] = ()
     silent: tuple[str, ...] = ()
@@ -183,6 +185,7 @@ class Verdict:
         """Return the verdict as JSON text that `from_json` reads back."""
         raw = {**encode(self), "version": VERSION, "counts": self.counts, "where": self.where}
         raw["guilty"] = self.guilty and self.guilty.to_dict()
+        raw["further"] = [each.to_dict() for each in self.further]
         return json.dumps(raw, indent=1)
 
     @classmethod
@@ -210,12 +213,13 @@ class Verdict:
                     f"{source} was written by an older layerparity (version {version}): compare "
                     "the runs again."
                 )
-            guilty = raw.get("guilty")
-            if isinstance(guilty, dict):
-                guilty.pop("layer", None)
-            for each in fields(cls):
-                if each.name not in raw:
-                    raise ValueError(f"{each.name} is missing")
+            further = raw.get("further")
+            for each in (raw.get("guilty"), *(further if isinstance(further, list) else ())):
+                if isinstance(each, dict):
+                    each.pop("layer", None)
+            for field_ in fields(cls):
+                if field_.name not in raw:
+                    raise ValueError(f"{field_.name} is missing")
             own = {key: raw[key] for key in raw if key not in ("version", "counts", "where")}
             verdict: Verdict = decode(cls, own)
             return verdict

@@ -11,6 +11,7 @@ from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import FILE_NAME, Outcome, Verdict
 from layerparity.report import headline as words
 from layerparity.report.answer import answer_of
+from layerparity.report.gauge import R, Scale
 from layerparity.report.html import render_html
 from layerparity.report.markdown import render_markdown
 from layerparity.report.table import closing_table, per_site_table
@@ -73,20 +74,39 @@ def _tags(verdict: Verdict) -> dict[str, str]:
 
 
 def _metrics(verdict: Verdict) -> Iterator[tuple[str, float, int]]:
+    """Yield what sites are judged by, by layer, and the limit; of shares of limits 1 is the limit.
+
+    Where nothing judges them, or sites are judged by several plain metrics, those stand there.
+    """
+    scale = Scale.of(verdict)
+    name = scale.label if scale.limit is not None else ""
+    plain = [each for each in _POWERS if name != R.label]
     for row in verdict.rows:
         fed = row.kind is Kind.EXACT
         if fed or row.site.layer is None or row.site.phase != "prefill":
             continue
         label = (row.site.component or "block") + f".{row.site.end}"
-        for name in (name for name in _AS_THEY_ARE if name in row.metrics):
-            yield f"layer/{label} {name}", row.metrics[name], row.site.layer
-        for name in (name for name in _POWERS if name in row.metrics):
-            yield f"layer/{label} log10 {name}", _power(row.metrics[name]), row.site.layer
-    for outcome, count in verdict.counts.items():
+        value = scale.value(row, verdict.limits) if name else None
+        if value is not None:
+            yield f"layer/{label} {name}", value, row.site.layer
+        for each in (each for each in _AS_THEY_ARE if each in row.metrics):
+            yield f"layer/{label} {each}", row.metrics[each], row.site.layer
+        for each in (each for each in plain if each in row.metrics):
+            yield f"layer/{label} log10 {each}", _power(row.metrics[each]), row.site.layer
+    for outcome, count in words.asked_counts(verdict).items():
         yield f"summary/{outcome}", float(count), 0
-    errors = [row.metrics["rel_l2"] for row in verdict.rows if "rel_l2" in row.metrics]
-    if errors:
-        yield "summary/log10 worst rel_l2", _power(max(errors)), 0
+    found = [
+        value for row in verdict.rows if (value := scale.value(row, verdict.limits)) is not None
+    ]
+    if name:
+        yield f"summary/limit {name}", scale.limit or 0.0, 0
+    if found:
+        worst = max(found, key=lambda value: math.inf if math.isnan(value) else value)
+        yield (
+            f"summary/worst {name}" if name else "summary/log10 worst rel_l2",
+            (worst if name else _power(worst)),
+            0,
+        )
 
 
 def _power(value: float) -> float:
