@@ -27,6 +27,7 @@ from layerparity.judge.sides import RunSet, open_side
 from layerparity.judge.tolerances.base import Tolerance
 from layerparity.judge.weights import silent_sides, weight_findings
 from layerparity.mistakes.catalogue import likeliest
+from layerparity.numbers.pair_sums import Closeness
 from layerparity.record.findings import Caution, CautionKind, Coverage, UnfinishedSweep
 from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import Outcome, Row, Verdict, WholeModel
@@ -58,7 +59,9 @@ def conclude(
     blocks = _structure(left, right)
     aligned = align(left, right, blocks)
     calibration = Calibration(left, right)
-    measured = _evaluate(aligned, left, right, calibration, progress or (lambda *_: None))
+    reports = progress or (lambda *_: None)
+    close = tolerance.closeness
+    measured = _evaluate(aligned, left, right, calibration, reports, close=close)
     rows = _decide(aligned, measured, tolerance)
     weights = weight_findings(left, right, blocks)
     coverage = judged_coverage(exercised(rows, left, right), rows)
@@ -70,6 +73,7 @@ def conclude(
         tolerance=tolerance.name,
         limits=tolerance.limits(),
         knows_chains=tolerance.knows_chains,
+        closeness=close,
         rows=rows,
         total=aligned.total,
         outcome=outcome,
@@ -103,12 +107,16 @@ def _evaluate(
     candidate: RunSet,
     calibration: Calibration,
     progress: Progress,
+    *,
+    close: Closeness,
 ) -> dict[Site, Measured]:
     """Return what was measured of every pair of tensors, by site; only two are held at a time."""
     measured = {}
     for done, pair in enumerate(aligned.pairs):
         progress(done, len(aligned.pairs), str(pair.site))
-        measured[pair.site] = measure(pair, golden, candidate, calibration, aligned.blocks)
+        measured[pair.site] = measure(
+            pair, golden, candidate, calibration, aligned.blocks, close=close
+        )
     progress(len(aligned.pairs), len(aligned.pairs), "")
     return measured
 

@@ -20,6 +20,7 @@ from layerparity.ground.decode import decode, encode
 from layerparity.ground.errors import Exit, UserError
 from layerparity.ground.files import reading
 from layerparity.ground.parse import parse_json
+from layerparity.numbers.pair_sums import CLOSE, Closeness
 from layerparity.record.findings import Caution, Coverage, UnfinishedSweep
 from layerparity.record.guilt import Cause, Guilt
 from layerparity.record.portrait import Portrait
@@ -117,7 +118,8 @@ class Verdict:
     """The verdict on two sides: a row for every site that was asked for, and what they amount to.
 
     ``rows`` stand in the order of a forward pass, ``blocks`` say what is computed from what.
-    ``knows_chains`` says whether the tolerance knows what clean chains become.
+    ``knows_chains`` says whether the tolerance knows what clean chains become, ``closeness`` which
+    elements its metrics counted as similar.
     ``guilty`` is the first place that goes wrong by itself, ``further`` are the others, in the
     order of the data, and ``causes`` are the first one's causes, the likeliest first.
     ``token_errors`` holds, for each floating site by its text, the relative L2 error of every real
@@ -140,6 +142,7 @@ class Verdict:
     outcome: Outcome
     whole: WholeModel
     knows_chains: bool = False
+    closeness: Closeness = CLOSE
     guilty: Guilt | None = None
     further: tuple[Guilt, ...] = ()
     causes: tuple[Cause, ...] = ()

@@ -34,7 +34,7 @@ from layerparity.report.heatmaps import (
 from layerparity.report.measures import (
     beyond,
     compared,
-    limit_text,
+    limits_texts,
     numeral,
     present,
     which,
@@ -108,7 +108,7 @@ def _context(verdict: Verdict, answer: Answer | None) -> dict[str, Any]:
         "figures": [each for each in figures(columns, verdict) if each.markup],
         "token_maps": _token_maps(columns, verdict),
         "time": where_time_went(verdict),
-        "limits": [limit_text(name, value) for name, value in verdict.limits.items()],
+        "limits": limits_texts(verdict),
         "beyond": beyond,
         "glossary": [m for m in present(verdict.rows) if m.meaning],
     }

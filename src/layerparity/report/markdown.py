@@ -12,7 +12,7 @@ from layerparity.report.cautions import warning_lines
 from layerparity.report.closeup import instead_text, worst_header, worst_rows
 from layerparity.report.gauge import gauge_text
 from layerparity.report.headline import asked_counts, coverage_lines
-from layerparity.report.measures import limit_text, present
+from layerparity.report.measures import limits_texts, present
 from layerparity.report.reasons import reason
 from layerparity.report.reproduce import reproduce
 from layerparity.report.stages import fold, stages
@@ -28,7 +28,6 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!])")
 def render_markdown(verdict: Verdict, answer: Answer | None) -> str:
     """Return the report as GitHub-flavoured Markdown, ending in a newline."""
     weights = [[what, str(count), _plain(text)] for what, count, text in weight_rows(verdict)]
-    limits = [limit_text(name, limit) for name, limit in verdict.limits.items()]
     commands = [f"{command}  # {purpose}" for purpose, command in reproduce(verdict)]
     parts = [
         f"# {_plain(words.headline(verdict))}",
@@ -45,7 +44,7 @@ def render_markdown(verdict: Verdict, answer: Answer | None) -> str:
         _titled("By layer", _layers(verdict)),
         _titled("Failing sites", _failures(verdict)),
         _titled("Where the time went", _table(*time_table(verdict))),
-        _titled(f"Limits (tolerance={_plain(verdict.tolerance)})", _list(limits)),
+        _titled(f"Limits (tolerance={_plain(verdict.tolerance)})", _list(limits_texts(verdict))),
         _titled("Reproduce", _shell(commands)),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"

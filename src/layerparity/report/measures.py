@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from layerparity.record.verdict import Row
+from layerparity.record.verdict import Row, Verdict
 
 _CAP_DB = 320.0
 
@@ -193,7 +193,9 @@ MEASURES = (
     Measure("max_abs_diff", "max |Δ|", "Largest absolute difference of one element."),
     Measure("mean_abs_diff", "mean |Δ|", "Mean of the absolute differences."),
     Measure("median_abs_diff", "median |Δ|", "Median of the absolute differences, to 0.4 %."),
-    Measure("std_abs_diff", "std |Δ|", "Standard deviation of the absolute differences."),
+    Measure(
+        "std_abs_diff", "std |Δ|", "Standard deviation of the absolute differences (of a sample)."
+    ),
     Measure(
         "cosine_distance",
         "1 − cosine",
@@ -210,8 +212,8 @@ MEASURES = (
     Measure(
         "similarity_percentage",
         "similar %",
-        "Percentage of the elements with |Δ| ≤ 0.00001 + 1 % of the golden's value. It falls "
-        "quickly in bfloat16 although nothing is wrong.",
+        "Percentage of the elements with |Δ| ≤ atol + rtol·|candidate|, as torch.isclose has it. "
+        "It falls quickly in bfloat16 although nothing is wrong.",
         ideal=100.0,
         bound="above",
     ),
@@ -288,6 +290,15 @@ def which(row: Row, measure: Measure) -> str:
 def beyond(row: Row, measure: Measure) -> bool:
     """Say whether a row broke its limit on a measure: what was not judged breaks none."""
     return any(breach.metric == measure.name for breach in row.breaches)
+
+
+def limits_texts(verdict: Verdict) -> list[str]:
+    """Return the limits of a verdict in words, and what it counts as similar where that is one."""
+    texts = [limit_text(name, limit) for name, limit in verdict.limits.items()]
+    if "similarity_percentage" in verdict.limits:
+        close = verdict.closeness
+        texts.append(f"similar: |Δ| ≤ {close.atol:g} + {close.rtol:g}·|candidate|")
+    return texts
 
 
 def limit_text(name: str, limit: float) -> str:
