@@ -74,39 +74,40 @@ def _tags(verdict: Verdict) -> dict[str, str]:
 
 
 def _metrics(verdict: Verdict) -> Iterator[tuple[str, float, int]]:
-    """Yield what sites are judged by, by layer, and the limit; of shares of limits 1 is the limit.
+    """Yield what sites are judged by, by layer and at the worst, its limit, and the counts.
 
-    Where nothing judges them, or sites are judged by several plain metrics, those stand there.
+    That is R, or how much of its limit an error takes; a plain error where nothing judges any.
     """
     scale = Scale.of(verdict)
-    name = scale.label if scale.limit is not None else ""
-    plain = [each for each in _POWERS if name != R.label]
-    for row in verdict.rows:
-        fed = row.kind is Kind.EXACT
-        if fed or row.site.layer is None or row.site.phase != "prefill":
-            continue
-        label = (row.site.component or "block") + f".{row.site.end}"
-        value = scale.value(row, verdict.limits) if name else None
-        if value is not None:
-            yield f"layer/{label} {name}", value, row.site.layer
-        for each in (each for each in _AS_THEY_ARE if each in row.metrics):
-            yield f"layer/{label} {each}", row.metrics[each], row.site.layer
-        for each in (each for each in plain if each in row.metrics):
-            yield f"layer/{label} log10 {each}", _power(row.metrics[each]), row.site.layer
+    judged = scale.limit is not None
+    yield from _by_layer(verdict, scale)
     for outcome, count in words.asked_counts(verdict).items():
         yield f"summary/{outcome}", float(count), 0
-    found = [
-        value for row in verdict.rows if (value := scale.value(row, verdict.limits)) is not None
-    ]
-    if name:
-        yield f"summary/limit {name}", scale.limit or 0.0, 0
-    if found:
-        worst = max(found, key=lambda value: math.inf if math.isnan(value) else value)
-        yield (
-            f"summary/worst {name}" if name else "summary/log10 worst rel_l2",
-            (worst if name else _power(worst)),
-            0,
-        )
+    values = [scale.value(row, verdict.limits) for row in verdict.rows]
+    found = [math.inf if math.isnan(value) else value for value in values if value is not None]
+    if found and judged:
+        yield f"summary/worst {scale.label}", max(found), 0
+    elif found:
+        yield "summary/log10 worst rel_l2", _power(max(found)), 0
+    if scale.limit is not None:
+        yield f"summary/limit {scale.label}", scale.limit, 0
+
+
+def _by_layer(verdict: Verdict, scale: Scale) -> Iterator[tuple[str, float, int]]:
+    """Yield the metrics of sites in the prefill of blocks; the plain ones where there is no R."""
+    powers = () if scale.label == R.label else _POWERS
+    for row in verdict.rows:
+        layer = row.site.layer
+        if row.kind is Kind.EXACT or layer is None or row.site.phase != "prefill":
+            continue
+        label = (row.site.component or "block") + f".{row.site.end}"
+        value = scale.value(row, verdict.limits) if scale.limit is not None else None
+        if value is not None:
+            yield f"layer/{label} {scale.label}", value, layer
+        for name in (name for name in _AS_THEY_ARE if name in row.metrics):
+            yield f"layer/{label} {name}", row.metrics[name], layer
+        for name in (name for name in powers if name in row.metrics):
+            yield f"layer/{label} log10 {name}", _power(row.metrics[name]), layer
 
 
 def _power(value: float) -> float:
