@@ -455,7 +455,7 @@ def test_a_weight_and_a_core_are_two_findings_of_a_comparison_and_of_a_bisection
     ended = run("job=bisect", "golden=the-golden", port)
     assert ended.exit == 1, ended.out + ended.err
     assert "where     layers.1.self_attn.q_proj is the first wrong place\n" in ended.out
-    # The search ran with the default sites, which do not tell attention's core from its projections.
+    # The search ran with the default sites, which do not tell attention's parts apart.
     assert re.search(
         r"^also      layers\.4\.self_attn\S* .*goes wrong by itself: ", ended.out, re.M
     )

@@ -110,7 +110,7 @@ def _outcome_is_that_of_rows_and_weights(story: Story) -> Iterator[str]:
 
 def _headline_is_said_alike(story: Story) -> Iterator[str]:
     head = words.headline(story.verdict)
-    if not story.console.startswith(head):
+    if not " ".join(story.console.split()).startswith(head):
         yield f"the terminal begins {story.console[:80]!r}"
     if not story.markdown.startswith(f"# {head}"):
         yield f"Markdown begins {story.markdown[:80]!r}"

@@ -118,9 +118,8 @@ def heat_grid(columns: Columns, found: Cells, bins: Bins, said: Said) -> str:
         _rows(bins),
         columns.axis(bottom),
     )
-    least, most = (numeral(10.0**each) for each in (shade.low, shade.high))
-    anchor = numeral(float(f"{10.0**shade.limit:.3g}"))
-    return key(f"{said.quantity} ≤ {least}", most, f"{anchor}, {_ANCHOR}") + drawn
+    anchor, most = (numeral(float(f"{10.0**each:.3g}")) for each in (shade.limit, shade.high))
+    return key(said.quantity, most, f"{anchor}, {_ANCHOR}") + drawn
 
 
 def _order(error: float) -> float:

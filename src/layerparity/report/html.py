@@ -150,7 +150,7 @@ def figures(columns: Columns, verdict: Verdict) -> list[Figure]:
             "Metrics",
             "Layer × metric",
             "The worst value of each metric among the sites of a layer. Every line has its own "
-            "logarithmic scale: pale up to its limit, or to the largest value at a site that "
+            "scale: pale up to its limit, or to the largest value at a site that "
             "passes. Its worst value stands at the right.",
             metric_heatmap(columns, verdict.limits),
         ),

@@ -152,20 +152,19 @@ def _gamma(linear: float) -> float:
     return 1.055 * linear ** (1 / 2.4) - 0.055
 
 
-# Below the limit, and at least so much above it.
-_DECADES, _ABOVE = 3.0, 2.0
-# Steps of the ramp, pale ones, that errors within the limit get.
-_CALM = 4
+# Decades that an error which is wrong for certain lies above the scale, at the least and usually.
+_ABOVE, _DECADES = 2.0, 3.0
+# The first steps of the ramp, pale ones, are for errors within the limit; these are for others.
+_CALM, _LOUD = 3, 6
 
 
 @dataclass(frozen=True)
 class Shade:
-    """A logarithmic scale of errors; ``low``, ``limit`` and ``high`` are exponents of ten.
+    """A scale of errors: even up to a limit, logarithmic beyond it; both are exponents of ten.
 
     An error within the limit is pale, whatever the others are; one beyond it never is.
     """
 
-    low: float
     limit: float
     high: float
 
@@ -185,16 +184,16 @@ class Shade:
         found = [math.log10(error) for error in errors if 0 < error < math.inf]
         kept = [error for error in (limit, *passing) if 0 < error < math.inf]
         anchor = math.log10(max(kept, default=wrong * 10**-_DECADES))
-        return cls(anchor - _DECADES, anchor, max([anchor + _ABOVE, *found]))
+        return cls(anchor, max([anchor + _ABOVE, *found]))
 
     def step(self, error: float) -> int:
         """Return the step of a positive finite error."""
         size = math.log10(error)
         # Rounded, so that the very error that is the anchor does not lie beyond it.
         if round(size, 9) <= round(self.limit, 9):
-            return min(max(int((size - self.low) / _DECADES * _CALM), 0), _CALM - 1)
+            return min(int(_CALM * 10.0 ** (size - self.limit)), _CALM - 1)
         share = (size - self.limit) / (self.high - self.limit)
-        return min(_CALM + int(share * (STEPS - _CALM)), STEPS - 1)
+        return min(_LOUD + int(share * (STEPS - _LOUD)), STEPS - 1)
 
     def classes(self, error: float) -> tuple[str, str]:
         """Return the CSS classes of a cell and of the text on it."""
@@ -218,7 +217,7 @@ def key(least: str, most: str, anchor: str, limited: bool = False) -> str:
             class_="scale",
             aria_hidden="true",
         )
-        for steps in (range(_CALM), range(_CALM, STEPS))
+        for steps in (range(_CALM), range(_LOUD, STEPS))
     )
     items = [
         tag("li", escape(least), " ", calm, " ", escape(anchor), " ", loud, " ", escape(most)),
