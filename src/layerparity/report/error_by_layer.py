@@ -10,7 +10,7 @@ from html import escape
 from layerparity.anatomy.block import label
 from layerparity.record.verdict import Outcome, Row, Verdict
 from layerparity.report.columns import AXIS, LEFT, TOP, Axis, Columns, grid
-from layerparity.report.gauge import Limits, Scale
+from layerparity.report.gauge import Limits, Ordinate
 from layerparity.report.measures import numeral
 from layerparity.report.svg import canvas, hover, tag, text
 
@@ -32,15 +32,15 @@ _OUTSIDE = "M-4-4h8v8h-8zM-2-2v4h4v-4z"
 def error_by_layer(columns: Columns, verdict: Verdict) -> str:
     """Return the figure as markup, or an empty string where no row has an error of that kind.
 
-    It shows R over its limit, or what else the verdict's tolerance judges; see `Scale`.
+    It shows R over its limit, or what else the verdict's tolerance judges; see `Ordinate`.
     """
-    chart = Chart(columns, Scale.of(verdict), verdict.limits)
+    chart = Chart(columns, Ordinate.of(verdict), verdict.limits)
     series, left_out = chart.series()
     outside = chart.points(None)
     everything = [point for points in series.values() for point in points] + outside
     if not everything:
         return ""
-    limit = chart.scale.limit
+    limit = chart.shown.limit
     axis = Axis.over([each.value for each in everything] + ([limit] if limit else []))
     lines = [
         chart.line(axis, points, f"s{n}", SHAPES[n]) for n, points in enumerate(series.values())
@@ -49,10 +49,10 @@ def error_by_layer(columns: Columns, verdict: Verdict) -> str:
     drawn = canvas(
         columns.width,
         axis.bottom + AXIS,
-        chart.scale.title,
+        chart.shown.title,
         f"From {numeral(least.value)} at {least.row.site} to {numeral(worst.value)} at "
         f"{worst.row.site}.",
-        grid(columns, axis, chart.scale.label),
+        grid(columns, axis, chart.shown.label),
         _limit(columns, axis, limit),
         columns.first_failure(TOP, axis.bottom - TOP),
         *lines,
@@ -76,7 +76,7 @@ class Chart:
     """The columns of a figure, and what of their rows it shows."""
 
     columns: Columns
-    scale: Scale
+    shown: Ordinate
     limits: Limits
 
     def series(self) -> tuple[dict[str, list[Point]], int]:
@@ -100,7 +100,7 @@ class Chart:
                 Point(index, row, value)
                 for row in stage.rows
                 if local in (None, row.site.local)
-                and (value := self.scale.value(row, self.limits)) is not None
+                and (value := self.shown.value(row, self.limits)) is not None
             ]
             points += [max(found, key=_order)] if found else []
         return points
@@ -125,7 +125,7 @@ class Chart:
         size = " scale(.7)" if narrow else ""
         markers = []
         for each in points:
-            value = f"{self.scale.label} {numeral(each.value)}"
+            value = f"{self.shown.label} {numeral(each.value)}"
             words = f"{each.row.site}: {value}, {each.row.outcome.value}"
             # Among many layers rings would hide the lines; there only the first failure gets them.
             failed = each.row.outcome is Outcome.FAIL

@@ -28,6 +28,14 @@ class Gauge:
     limit: float | None = None
     group: int | None = None
 
+    @classmethod
+    def of(cls, breach: Breach) -> Gauge:
+        """Return the gauge of a limit that was broken."""
+        value = math.nan if breach.value is None else breach.value
+        measure = BY_NAME.get(breach.metric) or Measure(breach.metric, breach.metric, "")
+        limit = measure.ideal if breach.limit is None else breach.limit
+        return cls(measure, value, limit, breach.group)
+
     @property
     def share(self) -> float:
         """How much of what the limit allows the error takes: 1 at the limit, NaN as infinite."""
@@ -67,7 +75,7 @@ def gauge(row: Row, limits: Limits) -> Gauge | None:
     else the metric that is nearest to its limit. Where nothing judges it, it is the relative L2
     error.
     """
-    found = [_of_breach(each) for each in row.breaches]
+    found = [Gauge.of(each) for each in row.breaches]
     if found:
         return next((each for each in found if each.measure is R), found[0])
     if row.kind is Kind.REAL:
@@ -91,13 +99,6 @@ def gauge(row: Row, limits: Limits) -> Gauge | None:
 def _alone(name: str) -> bool:
     """Say whether a metric decides by itself, and not together with another one."""
     return name in BY_NAME and BY_NAME[name].bound != "jointly"
-
-
-def _of_breach(breach: Breach) -> Gauge:
-    value = math.nan if breach.value is None else breach.value
-    measure = BY_NAME.get(breach.metric) or Measure(breach.metric, breach.metric, "")
-    limit = measure.ideal if breach.limit is None else breach.limit
-    return Gauge(measure, value, limit, breach.group)
 
 
 def gauge_text(row: Row, limits: Limits) -> str:
@@ -128,8 +129,8 @@ def nearest_to_limit(rows: Sequence[Row], limits: Limits) -> Row | None:
 
 
 @dataclass(frozen=True)
-class Scale:
-    """What a figure of errors by layer shows: its label, title and words, and the limit on it."""
+class Ordinate:
+    """What a figure of errors by layer shows upwards: its label, title, words and limit."""
 
     label: str
     title: str
@@ -137,7 +138,7 @@ class Scale:
     limit: float | None
 
     @classmethod
-    def of(cls, verdict: Verdict) -> Scale:
+    def of(cls, verdict: Verdict) -> Ordinate:
         """Return what a verdict is judged by: R, shares of several limits, else a plain error."""
         if R.name in verdict.limits and any(R.name in row.metrics for row in verdict.rows):
             words = "R of each site, its error over the noise floor, on a logarithmic axis."

@@ -21,7 +21,7 @@ from layerparity.report.distributions import quantile_plot, ulp_histogram
 from layerparity.report.error_by_layer import error_by_layer
 from layerparity.report.expert_load import experts_per_row, load_panels, load_text
 from layerparity.report.experts import agreement_by_layer, agreement_text, load_figure, load_site
-from layerparity.report.gauge import Scale, gauge_text, nearest_to_limit
+from layerparity.report.gauge import Ordinate, gauge_text, nearest_to_limit
 from layerparity.report.headline import asked_counts, coverage_lines
 from layerparity.report.heatmaps import (
     GROUPS,
@@ -136,13 +136,13 @@ _FED = {
 
 def figures(columns: Columns, verdict: Verdict) -> list[Figure]:
     """Return the figures over all layers, in the order of the page."""
-    scale = Scale.of(verdict)
+    shown = Ordinate.of(verdict)
     return [
         Figure(
             "error",
             "Error by layer",
-            scale.title,
-            scale.words + _FED.get(verdict.candidate.only_feed, ""),
+            shown.title,
+            shown.words + _FED.get(verdict.candidate.only_feed, ""),
             error_by_layer(columns, verdict),
         ),
         Figure(

@@ -11,7 +11,7 @@ from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import FILE_NAME, Outcome, Verdict
 from layerparity.report import headline as words
 from layerparity.report.answer import answer_of
-from layerparity.report.gauge import R, Scale
+from layerparity.report.gauge import R, Ordinate
 from layerparity.report.html import render_html
 from layerparity.report.markdown import render_markdown
 from layerparity.report.table import closing_table, per_site_table
@@ -78,32 +78,32 @@ def _metrics(verdict: Verdict) -> Iterator[tuple[str, float, int]]:
 
     That is R, or how much of its limit an error takes; a plain error where nothing judges any.
     """
-    scale = Scale.of(verdict)
-    judged = scale.limit is not None
-    yield from _by_layer(verdict, scale)
+    shown = Ordinate.of(verdict)
+    judged = shown.limit is not None
+    yield from _by_layer(verdict, shown)
     for outcome, count in words.asked_counts(verdict).items():
         yield f"summary/{outcome}", float(count), 0
-    values = [scale.value(row, verdict.limits) for row in verdict.rows]
+    values = [shown.value(row, verdict.limits) for row in verdict.rows]
     found = [math.inf if math.isnan(value) else value for value in values if value is not None]
     if found and judged:
-        yield f"summary/worst {scale.label}", max(found), 0
+        yield f"summary/worst {shown.label}", max(found), 0
     elif found:
         yield "summary/log10 worst rel_l2", _power(max(found)), 0
-    if scale.limit is not None:
-        yield f"summary/limit {scale.label}", scale.limit, 0
+    if shown.limit is not None:
+        yield f"summary/limit {shown.label}", shown.limit, 0
 
 
-def _by_layer(verdict: Verdict, scale: Scale) -> Iterator[tuple[str, float, int]]:
+def _by_layer(verdict: Verdict, shown: Ordinate) -> Iterator[tuple[str, float, int]]:
     """Yield the metrics of sites in the prefill of blocks; the plain ones where there is no R."""
-    powers = () if scale.label == R.label else _POWERS
+    powers = () if shown.label == R.label else _POWERS
     for row in verdict.rows:
         layer = row.site.layer
         if row.kind is Kind.EXACT or layer is None or row.site.phase != "prefill":
             continue
         label = (row.site.component or "block") + f".{row.site.end}"
-        value = scale.value(row, verdict.limits) if scale.limit is not None else None
+        value = shown.value(row, verdict.limits) if shown.limit is not None else None
         if value is not None:
-            yield f"layer/{label} {scale.label}", value, layer
+            yield f"layer/{label} {shown.label}", value, layer
         for name in (name for name in _AS_THEY_ARE if name in row.metrics):
             yield f"layer/{label} {name}", row.metrics[name], layer
         for name in (name for name in powers if name in row.metrics):

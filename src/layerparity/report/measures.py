@@ -66,7 +66,9 @@ class Measure:
         """Write a value so that one close to its ideal is never rounded onto it."""
         gap = value - self.ideal
         if self.part and math.isfinite(value):
-            return _percentage(value)
+            shown = f"{100 * value:.3g}"
+            # What is not all of them is never rounded to 100 %.
+            return f"{100 * value:.6g} %" if shown == "100" and gap else f"{shown} %"
         if self.ideal == 1 and 0 < abs(gap) < 1e-3:
             return f"1{'−' if gap < 0 else '+'}{power(abs(gap), 0)}"
         if self.ideal == 100 and 0 < -gap < 1:
@@ -79,12 +81,6 @@ class Measure:
             return f"up to {numeral(limit)}, or not significant"
         around = " of 1" if self.bound == "within" else ""
         return f"{self.bound} {numeral(limit)}{around}"
-
-
-def _percentage(value: float) -> str:
-    """Write a share of one as ``99.4 %``; one that is not all is never rounded to 100 %."""
-    shown = f"{100 * value:.3g}"
-    return f"{100 * value:.6g} %" if shown == "100" and value != 1 else f"{shown} %"
 
 
 _GROUPS = ("head", "channel", "expert", "position")
