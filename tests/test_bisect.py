@@ -442,7 +442,7 @@ class Port(HfPort):
         filled = super().fill(stage)
         if stage == "layers.1":
             with torch.no_grad():
-                self.skeleton.module(stage).self_attn.q_proj.weight[0, 0] *= 1.0001
+                self.skeleton.module(stage).self_attn.q_proj.weight[0, 0] *= 1.000001
         if stage == "layers.4":
             self.skeleton.module(stage).self_attn.scaling *= 1.5
         return filled

@@ -11,7 +11,7 @@ from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import FILE_NAME, Outcome, Verdict
 from layerparity.report import headline as words
 from layerparity.report.answer import answer_of
-from layerparity.report.gauge import R, Ordinate
+from layerparity.report.gauge import Ordinate, R
 from layerparity.report.html import render_html
 from layerparity.report.markdown import render_markdown
 from layerparity.report.table import closing_table, per_site_table
