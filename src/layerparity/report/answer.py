@@ -14,6 +14,7 @@ from layerparity.record.guilt import Cause, Guilt, Phases
 from layerparity.record.verdict import DECIDED, Outcome, Row, Verdict
 from layerparity.record.weights import WeightFinding
 from layerparity.report.cautions import ranges
+from layerparity.report.gauge import Gauge, R
 from layerparity.report.headline import shown_site
 from layerparity.report.reproduce import next_lines
 from layerparity.report.weights import finding_text
@@ -141,7 +142,10 @@ def _at_the_place(guilt: Guilt, verdict: Verdict) -> Iterator[str]:
         yield f"{', '.join(str(site) for site in guilt.good)} {many}"
     row = next((row for row in verdict.rows if row.site == guilt.site), None)
     if row is not None:
-        numbers = numbers_text(row)
+        broken = [Gauge.of(each) for each in row.breaches]
+        # R itself is among the numbers.
+        first = [] if any(each.measure is R for each in broken) else [b.text for b in broken[:1]]
+        numbers = ", ".join([*first, *filter(None, [numbers_text(row)])])
         yield f"{guilt.site} fails" + (f": {numbers}" if numbers else "")
     if guilt.between is not None:
         start, end = guilt.between
