@@ -92,8 +92,8 @@ def gauge(row: Row, limits: Limits) -> Gauge | None:
             Gauge(BY_NAME[n], row.metrics[n], BY_NAME[n].ideal) for n in names if n in row.metrics
         ]
         return found[0] if found else None
-    of_whole = (each for each in found if each.measure is R)
-    return next(of_whole, max(found, key=lambda each: each.share, default=None))
+    # What a float64 rounds off in a correlation of equal tensors is no error.
+    return max(found, key=lambda each: round(each.share, 9), default=None)
 
 
 def _alone(name: str) -> bool:
@@ -116,7 +116,7 @@ def severity(row: Row, limits: Limits) -> tuple[bool, float, float]:
     judged = found is not None and found.limit is not None
     share = found.share if found is not None and judged else -1.0
     is_error = found is not None and found.is_error
-    return is_error, share, math.inf if math.isnan(error) else error
+    return is_error, round(share, 9), math.inf if math.isnan(error) else error
 
 
 def nearest_to_limit(rows: Sequence[Row], limits: Limits) -> Row | None:

@@ -23,10 +23,10 @@ class FixedTolerance:
     max_abs_diff: float = key(0.01, "largest difference of any element, below", least=0)
     mean_abs_diff: float = key(0.001, "mean difference, below", least=0)
     similarity_percentage: float = key(95.0, "percentage of similar elements, above", least=0)
-    rtol: float = key(1e-3, "what makes elements similar: a part of the candidate's value", least=0)
-    atol: float = key(1e-3, "and a difference that is allowed beside it", least=0)
     cosine_similarity: float = key(0.99, "cosine of both tensors, above", least=-1, most=1)
     pearson: float = key(0.99, "correlation of both tensors, above", least=-1, most=1)
+    rtol: float = key(1e-3, "what makes elements similar: a part of the candidate's value", least=0)
+    atol: float = key(1e-3, "and a difference that is allowed beside it", least=0)
 
     @property
     def knows_rounding(self) -> bool:
