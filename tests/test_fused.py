@@ -12,8 +12,9 @@ import torch
 
 from layerparity.anatomy.site import Kind
 from layerparity.numbers import fused, metric, pair_sums
+from layerparity.numbers.closeness import CLOSE, Closeness
 from layerparity.numbers.metric import Chunk, Stream
-from layerparity.numbers.pair_sums import CLOSE, Closeness, PairSums
+from layerparity.numbers.pair_sums import PairSums
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PAIRS = [(left, right) for left in DTYPES for right in DTYPES]

@@ -16,8 +16,8 @@ from layerparity.judge.rows import by_token, real_tokens
 from layerparity.judge.sides import open_side
 from layerparity.judge.tolerances.calibrated import CalibratedTolerance
 from layerparity.judge.tolerances.fixed import FixedTolerance
+from layerparity.numbers.closeness import Closeness
 from layerparity.numbers.metric import Chunk, Stream
-from layerparity.numbers.pair_sums import Closeness
 from layerparity.record.stored_run import from_folder
 from layerparity.record.verdict import Verdict
 

@@ -27,7 +27,7 @@ from layerparity.judge.sides import RunSet, open_side
 from layerparity.judge.tolerances.base import Tolerance
 from layerparity.judge.weights import silent_sides, weight_findings
 from layerparity.mistakes.catalogue import likeliest
-from layerparity.numbers.pair_sums import Closeness
+from layerparity.numbers.closeness import Closeness
 from layerparity.record.findings import Caution, CautionKind, Coverage, UnfinishedSweep
 from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import Outcome, Row, Verdict, WholeModel

@@ -17,9 +17,9 @@ from layerparity.judge.calibrate import Calibration
 from layerparity.judge.routing import replayed
 from layerparity.judge.rows import by_token, chunks, has_tokens, real_tokens
 from layerparity.judge.sides import RunSet, SideRecord
+from layerparity.numbers.closeness import CLOSE, Closeness
 from layerparity.numbers.metric import FLOATING, Chunk, Stream
 from layerparity.numbers.metrics.sets import sets_agree
-from layerparity.numbers.pair_sums import CLOSE, Closeness
 from layerparity.record.reason import Reason, ReasonKind
 
 CHOICES, WEIGHTS = "choices", "weights"

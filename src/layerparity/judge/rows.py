@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
+from layerparity.numbers.closeness import CLOSE, Closeness
 from layerparity.numbers.metric import Chunk
-from layerparity.numbers.pair_sums import CLOSE, Closeness
 
 # Elements of a chunk: enough work for many threads, and a bound for what has to be copied.
 SIZE = 1 << 22

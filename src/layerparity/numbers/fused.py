@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from layerparity.numbers import kernel
-from layerparity.numbers.pair_sums import BINS, CLOSE, Closeness, Moments, PairSums, most_steps
+from layerparity.numbers.closeness import CLOSE, Closeness
+from layerparity.numbers.pair_sums import BINS, Moments, PairSums, most_steps
 
 # Pairs of a slice: long enough to hide what starting one costs, short enough to share them out.
 _SLICE = 1 << 18

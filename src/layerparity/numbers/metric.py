@@ -18,7 +18,8 @@ import torch
 
 from layerparity.anatomy.site import Kind
 from layerparity.ground import registry
-from layerparity.numbers.pair_sums import CLOSE, Closeness, PairSums, larger, plain_sums
+from layerparity.numbers.closeness import CLOSE, Closeness
+from layerparity.numbers.pair_sums import PairSums, larger, plain_sums
 
 FLOATING = (Kind.REAL, Kind.EXACT)
 # With fewer elements torch is done before numba is imported, or even compiling for the first time.

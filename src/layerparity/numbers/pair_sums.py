@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from layerparity.numbers.arithmetic import one_thread
+from layerparity.numbers.closeness import CLOSE, Closeness
 
 # A float32's upper 16 bits are sign, exponent and 7 bits of mantissa: a bin is 2^-7 wide at most.
 DROPPED_BITS = 16
@@ -22,21 +23,6 @@ BINS = 1 << 15
 # which makes a pass three times and more faster than with a million.
 _SIZE = 1 << 16
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-@dataclass(frozen=True)
-class Closeness:
-    """What makes two elements similar: ``|golden - candidate| <= atol + rtol * |candidate|``.
-
-    That is ``torch.isclose(golden, candidate, rtol, atol)``, and the constants are those of the
-    script that the table of fixed limits comes from.
-    """
-
-    rtol: float = 1e-3
-    atol: float = 1e-3
-
-
-CLOSE = Closeness()
 
 
 class Moments(NamedTuple):

@@ -20,7 +20,7 @@ from layerparity.ground.decode import decode, encode
 from layerparity.ground.errors import Exit, UserError
 from layerparity.ground.files import reading
 from layerparity.ground.parse import parse_json
-from layerparity.numbers.pair_sums import CLOSE, Closeness
+from layerparity.numbers.closeness import CLOSE, Closeness
 from layerparity.record.findings import Caution, Coverage, UnfinishedSweep
 from layerparity.record.guilt import Cause, Guilt
 from layerparity.record.portrait import Portrait

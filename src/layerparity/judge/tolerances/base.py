@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from layerparity.anatomy.site import Kind
-from layerparity.numbers.pair_sums import Closeness
+from layerparity.numbers.closeness import Closeness
 from layerparity.record.verdict import Breach
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from layerparity.anatomy.site import Kind
-from layerparity.numbers.pair_sums import CLOSE, Closeness
+from layerparity.numbers.closeness import CLOSE, Closeness
 from layerparity.record.verdict import Breach, Row
 from layerparity.settings.key import key
 

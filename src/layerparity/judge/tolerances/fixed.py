@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from layerparity.anatomy.site import Kind
-from layerparity.numbers.pair_sums import Closeness
+from layerparity.numbers.closeness import Closeness
 from layerparity.record.verdict import SIMILARITIES, Breach
 from layerparity.settings.key import key
 

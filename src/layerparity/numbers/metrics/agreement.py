@@ -16,7 +16,7 @@ def percentage(similar: float, size: float) -> float:
     """Return 100 x similar / all elements, where similar is |d| <= atol + rtol |c|, as in isclose.
 
     ``torch.isclose(golden, candidate)`` holds a difference against its second tensor. See
-    `pair_sums.Closeness`. An element that is not finite is similar to none; NaN of none.
+    `layerparity.numbers.closeness`. An element that is not finite is similar to none; NaN of none.
     """
     return 100.0 * similar / size if size else float("nan")
 
