@@ -11,7 +11,7 @@ from report_samples import BLOCKS, side
 from layerparity.anatomy.block import SERIAL
 from layerparity.anatomy.blocks import Blocks
 from layerparity.anatomy.site import Kind, Place, Site
-from layerparity.judge.conclude import judged_of
+from layerparity.judge.conclude import judged_of, with_places
 from layerparity.judge.decide import outcome_of
 from layerparity.judge.guilty import first_guilty, guilty_in
 from layerparity.mistakes.cause import Evidence
@@ -41,7 +41,7 @@ def first(verdict: Verdict) -> Guilt | None:
 
 def concluded(verdict: Verdict) -> Verdict:
     """Return a verdict that names its first wrong place, as a comparison's does."""
-    return replace(verdict, guilty=first(verdict))
+    return with_places(verdict)
 
 
 def descend(verdict: Verdict, layer: int) -> Guilt | None:

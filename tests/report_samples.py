@@ -13,7 +13,9 @@ from report_portraits import portrait
 from layerparity.anatomy.block import SERIAL
 from layerparity.anatomy.blocks import Blocks
 from layerparity.anatomy.site import Kind, Site
+from layerparity.judge.conclude import with_places
 from layerparity.judge.decide import outcome_of
+from layerparity.judge.tolerances.fixed import FixedTolerance
 from layerparity.record.guilt import Cause, Guilt
 from layerparity.record.reason import Reason, ReasonKind
 from layerparity.record.side import RunOrigin, Side
@@ -103,34 +105,40 @@ def sample(
         rows.append(_row(site, size, bool(broken)))
         if rows[-1].kind is Kind.REAL:
             token_errors[str(site)] = _tokens(size, tokens, site, chance)
-    return Verdict(
-        golden=side("golden"),
-        candidate=side("candidate", feeds=(feed,)),
-        tolerance="fixed",
-        limits=dict(LIMITS),
-        rows=tuple(rows),
-        total=len(rows),
-        outcome=outcome_of(rows, (), ()),
-        whole=WholeModel(Outcome.FAIL if broken else Outcome.PASS, layers, layers),
-        token_errors=token_errors,
-        settings={"tolerance": "fixed"},
-        blocks=BLOCKS,
+    return with_places(
+        Verdict(
+            golden=side("golden"),
+            candidate=side("candidate", feeds=(feed,)),
+            tolerance="fixed",
+            limits=dict(LIMITS),
+            rows=tuple(rows),
+            total=len(rows),
+            outcome=outcome_of(rows, (), ()),
+            whole=WholeModel(Outcome.FAIL if broken else Outcome.PASS, layers, layers),
+            token_errors=token_errors,
+            settings={"tolerance": "fixed"},
+            blocks=BLOCKS,
+        )
     )
 
 
 def judged(rows: list[Row], token_errors: dict[str, list[float]] | None = None) -> Verdict:
     """Return a verdict on rows made by hand."""
-    return Verdict(
-        golden=side("golden"),
-        candidate=side("candidate"),
-        tolerance="fixed",
-        limits=dict(LIMITS),
-        rows=tuple(rows),
-        total=len(rows),
-        outcome=outcome_of(rows, (), ()),
-        whole=WholeModel(Outcome.INCONCLUSIVE, 62, 1),
-        token_errors=token_errors or {},
-        blocks=BLOCKS,
+    outcome = outcome_of(rows, (), ())
+    whole = Outcome.FAIL if outcome is Outcome.FAIL else Outcome.INCONCLUSIVE
+    return with_places(
+        Verdict(
+            golden=side("golden"),
+            candidate=side("candidate"),
+            tolerance="fixed",
+            limits=dict(LIMITS),
+            rows=tuple(rows),
+            total=len(rows),
+            outcome=outcome,
+            whole=WholeModel(whole, 62, 1),
+            token_errors=token_errors or {},
+            blocks=BLOCKS,
+        )
     )
 
 
@@ -170,9 +178,13 @@ def calibrated(
     rows = []
     for row in comparison.rows:
         if row.kind is Kind.REAL:
-            floor = 2e-7 * math.exp(chance.gauss(0, 0.1))
+            floor = 6e-7 * math.exp(chance.gauss(0, 0.1))
             found = {"error_ratio": row.metrics["rel_l2"] / floor, "golden_error_ratio": 0.9}
             row.metrics.update(found, floor_rel_l2=floor, error_ratio_head_index=3.0)
+            if row.outcome is Outcome.FAIL:
+                over = Breach("error_ratio", found["error_ratio"], CALIBRATED["error_ratio"])
+                rows.append(replace(row, breaches=(over,)))
+                continue
         rows.append(row)
     shown = Site.parse(broken or "layers.0.mlp:out")
     causes = (
@@ -263,11 +275,9 @@ def _row(site: Site, size: float, any_broken: bool) -> Row:
         outcome = Outcome.FAIL if broken else Outcome.PASS
         return Row(site, Kind.INDEX_SET, outcome, broken, metrics={"set_agreement": agree})
     metrics = real_metrics(size, 1.0 + (site.layer or 0) / 3)
-    value, limit = metrics["max_abs_diff"], LIMITS["max_abs_diff"]
-    if value < limit:
-        return Row(site, Kind.REAL, Outcome.PASS, metrics=metrics)
-    over = (Breach("max_abs_diff", value, limit),)
-    return Row(site, Kind.REAL, Outcome.FAIL, over, metrics=metrics)
+    broken = tuple(FixedTolerance().breaches(Kind.REAL, metrics))
+    outcome = Outcome.FAIL if broken else Outcome.PASS
+    return Row(site, Kind.REAL, outcome, broken, metrics=metrics)
 
 
 def _tokens(size: float, tokens: int, site: Site, chance: random.Random) -> list[float]:

@@ -431,6 +431,49 @@ def test_what_is_wrong_outside_the_blocks_has_commands_that_show_it(
     assert f"where     {stage} is the first wrong place\n" in judged.out
 
 
+TWO_FAULTS = """
+import torch
+
+from layerparity.run.ports.hf import HfPort
+
+
+class Port(HfPort):
+    def fill(self, stage):
+        filled = super().fill(stage)
+        if stage == "layers.1":
+            with torch.no_grad():
+                self.skeleton.module(stage).self_attn.q_proj.weight[0, 0] *= 1.000001
+        if stage == "layers.4":
+            self.skeleton.module(stage).self_attn.scaling *= 1.5
+        return filled
+"""
+
+
+def test_a_weight_and_a_core_are_two_findings_of_a_comparison_and_of_a_bisection(run: Cli) -> None:
+    Path("port_of_two_faults.py").write_text(TWO_FAULTS)
+    port = "port._target_=port_of_two_faults.Port"
+    ended = run("job=bisect", "golden=the-golden", port)
+    assert ended.exit == 1, ended.out + ended.err
+    assert "where     layers.1.self_attn.q_proj is the first wrong place\n" in ended.out
+    # The search ran with the default sites, which do not tell attention's parts apart.
+    also = r"^also      layers\.4 \(between :in and self_attn:out\) goes wrong by itself: layers\.4"
+    assert re.search(also, ended.out, re.M)
+    assert "no site of layers.1 fails" in ended.out
+    report = re.findall(r"^ +(/.*report\.html)$", ended.out, re.M)[0]
+    assert "FAIL at layers.1.self_attn.q_proj: weight " in Path(report).read_text()
+    made = ("kind=candidate", "inputs=golden", "golden=the-golden")
+    assert run(port, *made, "name=two-faults").exit == 0
+    told = run("job=compare", "golden=the-golden", "candidate=two-faults")
+    assert told.exit == 1, told.out + told.err
+    assert re.search(
+        r"^FAIL at layers\.1\.self_attn\.q_proj: weight .*, and 1 more place", told.out, re.M
+    )
+    assert re.search(r"│ layer 1 +│ fail +│ layers\.1\.self_attn\.q_proj \(weights\)", told.out)
+    assert "where     layers.1.self_attn.q_proj is the first wrong place\n" in told.out
+    assert re.search(also, told.out, re.M)
+    assert "whole model: fail" in told.out
+
+
 def test_a_fault_of_decoding_is_found_in_its_step(cli: Cli, tmp_path: Path) -> None:
     both = (*CPU, f"tracking.folder={tmp_path / 'runs'}", "generate.max_new_tokens=3")
     assert cli(*both, "capture=components", "name=the-golden").exit == 0

@@ -35,7 +35,7 @@ def test_charts_and_report_are_in_the_ui(cli: Callable[..., Ended], tmp_path: Pa
             driver.get(f"{address}/#{path}{tab}?{query}")
 
         page(comparison.url, "/model-metrics")
-        wait_for(driver, lambda d: "block.out log10 rel_l2" in text_of(d))
+        wait_for(driver, lambda d: "block.out R" in text_of(d))
         drawn = "return document.querySelectorAll('.js-plotly-plot .scatterlayer .point').length"
         wait_for(driver, lambda d: d.execute_script(drawn) > 6)
 

@@ -777,7 +777,7 @@ def test_a_stored_row_is_judged_again_without_tensors(golden: StoredRun, tmp_pat
     found = compare(golden, make_run(tmp_path / "c", tensors))
     again = Verdict.from_json(found.to_json())
     stored = row(again, "norm:out")
-    wide = FixedTolerance(max_abs_diff=1, mean_abs_diff=1, similarity_percentage=0)
+    wide = FixedTolerance(max_abs_diff=1, mean_abs_diff=1, similarity_percentage=-1)
     assert decide(stored.kind, stored.metrics, FixedTolerance())[0] is stored.outcome
     assert stored.outcome is Outcome.FAIL
     assert decide(stored.kind, stored.metrics, wide) == (Outcome.PASS, (), None)

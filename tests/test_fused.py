@@ -12,6 +12,7 @@ import torch
 
 from layerparity.anatomy.site import Kind
 from layerparity.numbers import fused, metric, pair_sums
+from layerparity.numbers.closeness import CLOSE, Closeness
 from layerparity.numbers.metric import Chunk, Stream
 from layerparity.numbers.pair_sums import PairSums
 
@@ -31,10 +32,10 @@ SUMMED = {
 }
 
 
-def agree(golden: torch.Tensor, candidate: torch.Tensor) -> PairSums:
+def agree(golden: torch.Tensor, candidate: torch.Tensor, close: Closeness = CLOSE) -> PairSums:
     """Assert that both ways give the same numbers, and return them."""
-    found, squares = fused.fused_sums(golden, candidate)
-    plain, expected = pair_sums.plain_sums(golden, candidate)
+    found, squares = fused.fused_sums(golden, candidate, close)
+    plain, expected = pair_sums.plain_sums(golden, candidate, close)
     for name in COUNTED:
         left, right = getattr(found, name), getattr(plain, name)
         assert left == right or (math.isnan(left) and math.isnan(right)), name
@@ -83,6 +84,15 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 def test_random(pair: tuple[torch.dtype, torch.dtype], shape: tuple[int, int]) -> None:
     golden, candidate = noisy(*shape)
     agree(golden.to(pair[0]), candidate.to(pair[1]))
+
+
+@pytest.mark.parametrize("close", [Closeness(0.01, 1e-5), Closeness(0, 0.005), Closeness(0.2, 0)])
+def test_the_constants_of_similarity_reach_the_kernel(close: Closeness) -> None:
+    golden, candidate = noisy(5, 4096)
+    found = agree(golden, candidate, close)
+    right = torch.isclose(golden.double(), candidate.double(), close.rtol, close.atol)
+    assert found.similar == int(right.sum())
+    assert 0 < found.similar < found.size
 
 
 @pytest.mark.parametrize("noise", [0.0, 1e-40, 1e-6, 1e3, 1e30])

@@ -121,7 +121,7 @@ def test_counts_and_their_sum_and_the_whole_model_are_shown() -> None:
     words = words_of(CASES["oddities"])
     counts = "✓ pass 3 ✕ fail 2 ? inconclusive 1 ∅ missing 1 – skipped 1 sites asked for 8"
     assert counts in words
-    assert "Whole model inconclusive, 1 of 62 blocks compared" in words
+    assert "Whole model fail, 1 of 62 blocks compared" in words
 
 
 def test_every_row_with_every_metric_is_in_the_page() -> None:

@@ -284,15 +284,15 @@ def test_a_guilt_of_weights_alone_is_shown_in_its_place() -> None:
     assert str(found.site) == "layers.2.self_attn.q_proj:out"
     assert found.instead == Instead(InsteadKind.LARGEST_ERROR, "layers.2.self_attn.q_proj")
     assert instead_text(Portrait(str(found.site), GOLDEN, instead=found.instead)) == (
-        "No site fails: the weights of layers.2.self_attn.q_proj are what is wrong. Below is the "
-        "site with the largest error there."
+        "The weights of layers.2.self_attn.q_proj are what is wrong: no site of it shows that by "
+        "itself. Below is the site with the largest error there."
     )
     assert closest(rows, "layers.2.self_attn.k_norm") == "layers.2.mlp:out"
     alone = close_up(rows, "layers.3.mlp")
     assert alone is not None and alone.site is None
     assert instead_text(Portrait("layers.3.mlp:out", GOLDEN, instead=alone.instead)) == (
-        "No site fails: the weights of layers.3.mlp are what is wrong, and no site of real numbers "
-        "there can be shown."
+        "The weights of layers.3.mlp are what is wrong: no site of it shows that by itself, and no "
+        "site of real numbers there can be shown."
     )
     assert closest(rows, "") == "layers.5.mlp:out"
 
@@ -313,7 +313,7 @@ def test_page_begins_with_the_first_wrong_place_and_its_cause() -> None:
 def test_markdown_has_the_headline_and_the_worst_elements() -> None:
     answer = Answer(
         f"{GUILTY.where} is the first wrong place",
-        "very likely (93%): the norm is taken over each head",
+        cause="very likely (93%): the norm is taken over each head",
         evidence=("<it> fails & more",),
         next=("# a remark", "python run.py scope=single layer=3"),
     )

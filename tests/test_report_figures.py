@@ -16,6 +16,7 @@ from report_samples import (
     all_zero,
     every_case,
     every_oddity,
+    html_of,
     judged,
     real,
     sample,
@@ -23,17 +24,18 @@ from report_samples import (
 from test_report import words_of
 
 from layerparity.anatomy.block import label
-from layerparity.record.verdict import Outcome, Verdict
+from layerparity.anatomy.site import Kind, Site
+from layerparity.record.verdict import Breach, Outcome, Row, Verdict
 from layerparity.report.columns import Columns
 from layerparity.report.error_by_layer import error_by_layer
 from layerparity.report.heatmaps import Bins, binning, metric_heatmap, token_heatmap
-from layerparity.report.measures import BY_NAME, numeral
+from layerparity.report.measures import BY_NAME, beyond, numeral
 from layerparity.report.stages import fold, stages
 from layerparity.report.svg import STEPS, Shade, ink_on, luminance, ramp, stylesheet
 
 
 def columns(comparison: Verdict) -> Columns:
-    return Columns(stages(comparison.rows))
+    return Columns(stages(comparison))
 
 
 def parsed(markup: str) -> ElementTree.Element:
@@ -48,7 +50,7 @@ def hovers(markup: str) -> list[str]:
 def test_figures_are_well_formed(comparison: Verdict) -> None:
     across = columns(comparison)
     figures = [
-        error_by_layer(across, 1e-3),
+        error_by_layer(across, comparison),
         metric_heatmap(across, comparison.limits),
         *(token_heatmap(across, comparison.token_errors, x) for x in (":out", "mlp:out")),
     ]
@@ -66,12 +68,13 @@ def test_names_from_elsewhere_do_not_break_a_figure() -> None:
 
 def test_no_data_gives_no_figure() -> None:
     empty = columns(judged([]))
-    assert error_by_layer(empty) == metric_heatmap(empty, {}) == ""
+    assert error_by_layer(empty, judged([])) == metric_heatmap(empty, {}) == ""
     assert token_heatmap(columns(CASES["pass"]), {}, ":out") == ""
 
 
 def test_error_by_layer_draws_every_class_of_site_with_its_own_shape() -> None:
-    figure = error_by_layer(columns(sample(extra=COMPONENTS)))
+    comparison = sample(extra=COMPONENTS)
+    figure = error_by_layer(columns(comparison), comparison)
     key = " ".join(parsed(figure).find("ul").itertext())
     for name in ("block out", "attention out", "MLP out", "router logits", "outside the blocks"):
         assert name in key
@@ -81,10 +84,11 @@ def test_error_by_layer_draws_every_class_of_site_with_its_own_shape() -> None:
 
 
 def test_error_by_layer_puts_zero_and_nan_in_lanes_of_their_own() -> None:
-    zero = error_by_layer(columns(all_zero()))
+    zero = error_by_layer(columns(all_zero()), all_zero())
     assert "exactly 0" in zero
     assert "NaN or ∞" not in zero
-    odd = error_by_layer(columns(every_oddity()))
+    unlimited = replace(every_oddity(), limits={})
+    odd = error_by_layer(columns(unlimited), unlimited)
     assert "exactly 0" in odd
     assert "NaN or ∞" in odd
     assert "layers.0.mlp:out: rel L2 NaN, fail" in hovers(odd)
@@ -93,21 +97,37 @@ def test_error_by_layer_puts_zero_and_nan_in_lanes_of_their_own() -> None:
 
 def test_error_by_layer_draws_no_line_across_a_layer_that_was_not_compared() -> None:
     rows = [real(f"layers.{layer}:out", 1e-6) for layer in (0, 1, 4, 5)]
-    line = re.findall(r'class="line s0" d="([^"]*)"', error_by_layer(columns(judged(rows))))[-1]
+    figure = error_by_layer(columns(judged(rows)), judged(rows))
+    line = re.findall(r'class="line s0" d="([^"]*)"', figure)[-1]
     assert re.sub(r"[^ML]", "", line) == "MLML"
 
 
 def test_error_by_layer_rises_with_the_error_and_marks_failure_and_limit() -> None:
-    figure = error_by_layer(columns(CASES["fail"]), limit=1e-3)
+    figure = error_by_layer(columns(CASES["fail"]), CASES["fail"])
     heights = {
         title: float(y)
         for y, title in re.findall(r"translate\([\d.]+ ([\d.]+)\)\"><title>([^<]*)", figure)
     }
-    failed = heights.pop("layers.3.mlp:out: rel L2 0.31, fail")
+    failed = heights.pop("layers.3.mlp:out: of limit 260, fail")
     assert all(failed < y for name, y in heights.items() if "layers" in name)
     assert ">limit<" in figure
     assert "first failure: layer 3" in hovers(figure)
-    assert "first failure" not in error_by_layer(columns(CASES["pass"]))
+    assert "first failure" not in error_by_layer(columns(CASES["pass"]), CASES["pass"])
+
+
+@pytest.mark.parametrize("name", ["pass", "calibrated pass", "fail", "calibrated"])
+def test_error_by_layer_shows_what_is_judged_and_its_limit(name: str) -> None:
+    comparison = CASES[name]
+    figure = error_by_layer(columns(comparison), comparison)
+    calibrated = comparison.tolerance == "calibrated"
+    assert (
+        f"<title>{'R by layer' if calibrated else 'Errors over their limits by layer'}<" in figure
+    )
+    height = float(re.findall(r'class="limit" d="M[\d.]+ ([\d.]+)H', figure)[0])
+    points = re.findall(r"translate\([\d.]+ ([\d.]+)\)\"><title>([^<]*)", figure)
+    assert points
+    for y, title in points:
+        assert (float(y) < height) is title.endswith(", fail"), title
 
 
 def test_metric_heatmap_shows_the_worst_value_of_a_layer() -> None:
@@ -169,19 +189,38 @@ def test_colours_are_even_steps_of_lightness_with_readable_text(dark: bool) -> N
     assert f"--q{STEPS - 1}:{ramp()[-1]}" in stylesheet()
 
 
-def test_shade_keeps_rounding_pale_and_wrong_dark() -> None:
-    clean = Shade.over([2e-7, 3e-7, 5e-7, 0.0, math.nan])
-    assert clean.step(5e-7) < STEPS / 4
-    wrong = Shade.over([0.8, 0.9])
-    assert wrong.step(0.8) > 3 * STEPS / 4
-    both = Shade.over([1e-7, 0.3])
-    assert (both.step(1e-7), both.step(0.3)) == (0, STEPS - 1)
-    assert both.classes(0.0)[0] != both.classes(1e-7)[0] != both.classes(math.nan)[0]
-    growing = [1e-6, 6e-5]
-    free, limited = Shade.over(growing), Shade.over(growing, limit=0.01)
-    assert limited.step(6e-5) < STEPS / 2 < free.step(6e-5)
+def test_shade_is_pale_up_to_the_limit_and_never_beyond_it() -> None:
+    calm = Shade.over([1e-7, 0.01], limit=0.01)
+    wrong = Shade.over([1e-7, 0.01, 0.011, 40.0], limit=0.01)
+    for shade in (calm, wrong):
+        assert [shade.step(each) for each in (1e-7, 0.005, 0.01)] == [0, 1, 2]
+        assert shade.step(0.011) >= STEPS / 4
+    assert wrong.step(40.0) == calm.step(1.0) == STEPS - 1
+    assert calm.classes(0.0)[0] != calm.classes(1e-7)[0] != calm.classes(math.nan)[0]
+
+
+def test_shade_without_a_limit_is_pale_up_to_the_largest_error_that_passes() -> None:
+    shade = Shade.over([2e-7, 5e-7, 0.3], passing=[2e-7, 5e-7, 0.0, math.nan])
+    assert shade.step(5e-7) < STEPS / 4 < shade.step(0.3)
+    # A site that passes by a limit of two metrics together may be beyond one of them.
+    assert Shade.over([0.9], passing=[0.9], limit=0.5).step(0.9) < STEPS / 4
+    assert Shade.over([0.8, 0.9]).step(0.8) > 3 * STEPS / 4
     assert Shade.over([]).step(1.0) == STEPS - 1
     assert Shade.over([5e-324, 1e308]).step(1e308) == STEPS - 1
+
+
+@pytest.mark.parametrize("name", ["pass", "components", "calibrated pass"])
+def test_every_colour_of_a_pass_is_calm(name: str) -> None:
+    def steps(comparison: Verdict) -> list[int]:
+        html = html_of(comparison)
+        # How many tokens an expert got is no error.
+        before, _, rest = html.partition('id="experts"')
+        errors = before + rest[rest.find('id="error"') :]
+        return [int(step) for step in re.findall(r'class="q(\d+)"', errors)]
+
+    used = steps(CASES[name])
+    assert used and max(used) < STEPS / 4
+    assert max(steps(CASES["calibrated" if name == "calibrated pass" else "fail"])) > STEPS / 2
 
 
 def test_numbers_close_to_their_ideal_are_not_rounded_onto_it() -> None:
@@ -194,12 +233,32 @@ def test_numbers_close_to_their_ideal_are_not_rounded_onto_it() -> None:
     assert shown == ["0", "12", "0.0312", "4.2e-7", "−∞", "NaN", "1.0e300"]
 
 
-def test_limits_are_broken_as_the_tolerance_breaks_them() -> None:
-    difference, pearson = BY_NAME["max_abs_diff"], BY_NAME["pearson"]
-    assert [difference.beyond(x, 0.01) for x in (0.009, 0.01, math.nan)] == [False, True, True]
-    assert [pearson.beyond(x, 0.99) for x in (0.999, 0.99, math.nan)] == [False, True, True]
-    ratio = BY_NAME["norm_ratio"]
-    assert [ratio.beyond(x, 0.01) for x in (0.995, 1.02, math.nan)] == [False, True, True]
+def test_a_value_is_flagged_where_its_row_broke_that_limit_slopes_among_them() -> None:
+    slope, limits = 0.003, {"error_ratio": 2.0, "slope": 0.0005}
+    broken = (Breach("slope_head", slope, limits["slope"], 3),)
+    metrics = {"rel_l2": 0.004, "error_ratio": 0.9, "slope": 0.0009, "slope_head": slope}
+    wrong = Row(Site.parse("layers.1.mlp:out"), Kind.REAL, Outcome.FAIL, broken, metrics=metrics)
+    right = replace(wrong, site=Site.parse("layers.0.mlp:out"), outcome=Outcome.PASS, breaches=())
+    assert beyond(wrong, BY_NAME["slope_head"])
+    assert not beyond(wrong, BY_NAME["slope"]), "large, and not significant"
+    assert not beyond(right, BY_NAME["slope_head"])
+    verdict = replace(judged([right, wrong]), limits=limits, tolerance="calibrated")
+    html = html_of(verdict)
+    table = html[html.index('id="sites"') :]
+    assert '<th scope="col" class="number">slope, worst head</th>' in table
+    assert table.count('<td class="number beyond">0.003') == 1
+    assert len(re.findall("h7v7z", metric_heatmap(columns(verdict), limits))) == 1
+    assert "slope, worst head 0.003 of 5.0e-4 (head 3)" in words_of(verdict)
+
+
+def test_a_share_of_tokens_is_a_percentage() -> None:
+    judged_tokens = BY_NAME["agreeing_tokens"]
+    assert [judged_tokens.show(x) for x in (1.0, 0.9941, 0.99999, 0.0)] == [
+        "100 %",
+        "99.4 %",
+        "99.999 %",
+        "0 %",
+    ]
 
 
 def test_snr_of_equal_tensors_is_no_error_and_never_overflows() -> None:
@@ -210,8 +269,8 @@ def test_snr_of_equal_tensors_is_no_error_and_never_overflows() -> None:
 
 
 def test_layers_fold_only_where_there_are_many_and_never_hide_the_first_failure() -> None:
-    assert len(fold(stages(CASES["fail"].rows))) == 9
-    folded = fold(stages(sample(62, "layers.31.mlp:out", feed="chained").rows))
+    assert len(fold(stages(CASES["fail"]))) == 9
+    folded = fold(stages(sample(62, "layers.31.mlp:out", feed="chained")))
     names = ["embed_tokens", "layers 0–30", "layer 31", "layers 32–61", "norm", "lm_head"]
     assert [each.name for each in folded] == names
     assert folded[1].outcome is Outcome.PASS

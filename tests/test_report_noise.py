@@ -47,13 +47,13 @@ def test_accumulated_error_grows_by_the_root_of_the_sum_of_squares() -> None:
 
 def test_group_heatmaps_name_the_groups_of_a_row() -> None:
     assert GUILTY.portrait is not None
-    titles = hovers(group_heatmap(columns(GUILTY), GUILTY.portrait, "head"))
+    titles = hovers(group_heatmap(columns(GUILTY), GUILTY.portrait, "head", GUILTY.limits))
     assert len([title for title in titles if title.startswith("layer 3, head ")]) == 48
-    channels = hovers(group_heatmap(columns(GUILTY), GUILTY.portrait, "channel"))
+    channels = hovers(group_heatmap(columns(GUILTY), GUILTY.portrait, "channel", GUILTY.limits))
     assert any(title.startswith("layer 3, channels 0–47: ") for title in channels)
-    assert group_heatmap(columns(GUILTY), GUILTY.portrait, "expert") == ""
+    assert group_heatmap(columns(GUILTY), GUILTY.portrait, "expert", GUILTY.limits) == ""
     uneven = replace(GUILTY.portrait, groups={"expert": Grouped(3, 7, {GUILTY.where: [1.0] * 3})})
-    shown = hovers(group_heatmap(columns(GUILTY), uneven, "expert"))
+    shown = hovers(group_heatmap(columns(GUILTY), uneven, "expert", GUILTY.limits))
     assert "layer 3, expert 6: 1" in shown
 
 
@@ -93,7 +93,7 @@ def test_decode_steps_that_were_skipped_are_told_in_a_line() -> None:
         for step, name in enumerate(names, 1)
     ]
     comparison = replace(GUILTY, rows=(*GUILTY.rows, *skipped), total=GUILTY.total + 39)
-    layer = next(each for each in stages(comparison.rows) if each.layer == 3)
+    layer = next(each for each in stages(comparison) if each.layer == 3)
     rows, alike = table_rows(layer)
     assert alike == [(39, "the candidate ran no decode step")]
     assert len(rows) == len(layer.rows) - 39
@@ -106,5 +106,5 @@ def test_decode_steps_that_were_skipped_are_told_in_a_line() -> None:
         replace(row, why=worded(f"step {n} is kept on a page")) for n, row in enumerate(skipped)
     ]
     comparison = replace(GUILTY, rows=(*GUILTY.rows, *said), total=GUILTY.total + 39)
-    layer = next(each for each in stages(comparison.rows) if each.layer == 3)
+    layer = next(each for each in stages(comparison) if each.layer == 3)
     assert table_rows(layer) == (list(layer.rows), [])

@@ -50,8 +50,8 @@ def test_markdown_names_the_first_divergence_and_the_layers() -> None:
     text = markdown_of(CASES["fail"])
     assert text.startswith("# FAIL at layers.3.mlp:out\n")
     assert "The first site to fail is the MLP out of layer 3." in text
-    assert "| layer 3 | ✕ fail | `layers.3.mlp:out` | 0.31 |  | 7 |" in text
-    assert "| rel L2 to the golden |" in text
+    assert "| layer 3 | ✕ fail | `layers.3.mlp:out` | max \\|Δ\\| 2.6 of 0.01 |  | 7 |" in text
+    assert "| judged by |" in text
     assert "python run.py job=compare golden=gggg3f9a27be1d4c06a5b8c7d6e5f40312 candidate=" in text
     assert "| layers 0–30 | ✓ pass |" in markdown_of(sample(62, "layers.31.mlp:out"))
 
@@ -77,8 +77,8 @@ def test_markdown_limits_the_list_of_failing_sites() -> None:
 def test_closing_table_is_short_and_has_verdict_counts_and_whole_model() -> None:
     text = printed(sample(62, "layers.31.mlp:out", feed="chained"))
     assert text.startswith("FAIL at layers.31.mlp:out")
-    assert len(text.splitlines()) < 25
-    assert re.search(r"layer 31 .* fail .* layers\.31\.mlp:out .* 0\.31", text)
+    assert len(text.splitlines()) < 30
+    assert re.search(r"layer 31 .* fail .* layers\.31\.mlp:out .* max \|Δ\| 14\.8 of 0\.01", text)
     assert re.search(r"\d+ pass \+ \d+ fail = 437 sites asked for", text)
     assert "whole model: fail" in text
 
@@ -94,14 +94,17 @@ def test_a_failing_layer_is_told_by_its_first_failure_and_the_worst_beside_it() 
     text = printed(judged(rows))
     first = next(line for line in text.splitlines() if "layer 0" in line)
     cells = [cell.strip() for cell in first.split("│")[1:-1]]
-    assert cells[:4] == ["layer 0", "fail", "layers.0.self_attn:out", "0.02"]
-    assert "layers.0.mlp:out@decode.1 0.9" in cells[4]
-    assert "rel L2 (golden)" in text
-    assert re.search(r"layer 1 .* layers\.1\.mlp:out +│ +2\.0e-7", text)
+    assert cells[:4] == ["layer 0", "fail", "layers.0.self_attn:out", "mean |Δ| 0.016 of 0.001"]
+    assert "layers.0.mlp:out@decode.1" in cells[4]
+    assert "judged by" in text
+    assert re.search(r"layer 1 .* layers\.1\.mlp:out +│ mean \|Δ\| 1\.6e-7 of 0\.001", text)
     markdown = markdown_of(judged(rows))
-    assert "`layers.0.self_attn:out` | 0.02 | `layers.0.mlp:out@decode.1` 0.9 |" in markdown
+    assert (
+        "`layers.0.self_attn:out` | mean \\|Δ\\| 0.016 of 0.001 | layers.0.mlp:out@decode.1 mean "
+        "\\|Δ\\| 0.72 |" in markdown
+    )
     page = " ".join(Page(html_of(judged(rows))).words.split())
-    assert "attention out worst: MLP out 0.9 0.02" in page
+    assert "attention out worst: MLP out mean |Δ| 0.72 of 0.001 mean |Δ| 0.016 of 0.001" in page
 
 
 def test_closing_table_has_a_line_for_each_layer() -> None:
@@ -114,7 +117,7 @@ def test_closing_table_shows_brackets_as_they_are_and_nan_as_text() -> None:
     name = "shape [2, 64] and [bold]not[/bold] markup [/]"
     broken = (Breach(name, 0.2, 0.1),)
     text = printed(judged([real("layers.0.mlp:out", 0.2, Outcome.FAIL, breaches=broken)]))
-    assert name in text
+    assert f"{name} 0.2 of 0.1" in text
     assert " NaN " in printed(every_oddity())
 
 
@@ -123,6 +126,7 @@ def test_per_site_table_has_equal_columns_and_loses_no_value() -> None:
     table = per_site_table(comparison)
     assert {len(column) for column in table.values()} == {len(comparison.rows)}
     assert list(table)[:6] == ["site", "layer", "component", "kind", "outcome", "reason"]
+    assert list(table)[6] == "judged by"
     assert set(table["site"]) == {str(row.site) for row in comparison.rows}
     bad = table["site"].index("layers.0.mlp:out")
     assert table["rel_l2"][bad] == "NaN"

@@ -7,10 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from layerparity.ground.errors import UserError
-from layerparity.judge.conclude import judged_of, rounding_cautions, with_guilt
+from layerparity.judge.conclude import rounding_cautions, with_guilt, with_places
 from layerparity.judge.coverage import doubt_block_outputs, judged_coverage, whole_model
 from layerparity.judge.decide import decide, outcome_of
-from layerparity.judge.guilty import first_guilty
 from layerparity.judge.routing import skip_ties
 from layerparity.judge.sides import open_side
 from layerparity.judge.tolerances.base import Tolerance
@@ -45,8 +44,10 @@ def judge_again(
 
     Rows that were settled without numbers stay as they are. What they leave in doubt follows from
     them, as in the first judgement. Causes want the runs of the ``golden``;
-    without them none is named. The portrait stays where it shows the same site.
+    without them none is named. The portrait stays where it shows the same site. Raises UserError
+    where the tolerance counts other elements as similar than the stored numbers do.
     """
+    _refuse_other_closeness(verdict, tolerance)
     rows = list(verdict.rows)
     for index, row in enumerate(verdict.rows):
         if row.metrics:
@@ -72,7 +73,19 @@ def judge_again(
     )
     if golden:
         return with_guilt(again, open_side("golden", golden))
-    return replace(again, guilty=first_guilty(judged_of(again)), causes=())
+    return replace(with_places(again), causes=())
+
+
+def _refuse_other_closeness(verdict: Verdict, tolerance: Tolerance) -> None:
+    """Refuse a tolerance whose similar elements were not counted: that takes the tensors."""
+    held, asked = verdict.closeness, tolerance.closeness
+    if "similarity_percentage" in tolerance.limits() and held != asked:
+        raise UserError(
+            f"The stored numbers count elements as similar with rtol={held.rtol:g} "
+            f"atol={held.atol:g}, not with rtol={asked.rtol:g} atol={asked.atol:g}: judge by "
+            f"tolerance.rtol={held.rtol:g} tolerance.atol={held.atol:g}, or compare the runs again "
+            "with other ones."
+        )
 
 
 def changed_rows(before: Verdict, after: Verdict) -> list[tuple[Row, Row]]:

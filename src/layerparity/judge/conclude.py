@@ -21,13 +21,14 @@ from layerparity.judge.decide import decide, outcome_of
 from layerparity.judge.evaluate import Measured, measure
 from layerparity.judge.evidence import evidence_of
 from layerparity.judge.fingerprints import refuse_strangers, same_experiment
-from layerparity.judge.guilty import Judged, first_guilty, guilty_in
+from layerparity.judge.guilty import Judged, guilty_in, guilty_places
 from layerparity.judge.probes import probe_cautions
 from layerparity.judge.routing import skip_ties
 from layerparity.judge.sides import RunSet, open_side
 from layerparity.judge.tolerances.base import Tolerance
 from layerparity.judge.weights import silent_sides, weight_findings
 from layerparity.mistakes.catalogue import likeliest
+from layerparity.numbers.closeness import Closeness
 from layerparity.record.findings import Caution, CautionKind, UnfinishedSweep
 from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import Outcome, Row, Verdict
@@ -59,7 +60,9 @@ def conclude(
     blocks = _structure(left, right)
     aligned = align(left, right, blocks)
     calibration = Calibration(left, right, blocks)
-    measured = _evaluate(aligned, left, right, calibration, progress or (lambda *_: None))
+    reports = progress or (lambda *_: None)
+    close = tolerance.closeness
+    measured = _evaluate(aligned, left, right, calibration, reports, close=close)
     rows = _decide(aligned, measured, tolerance)
     weights = weight_findings(left, right, blocks)
     coverage = judged_coverage(exercised(rows, left, right), rows)
@@ -72,6 +75,7 @@ def conclude(
         tolerance=tolerance.name,
         limits=tolerance.limits(),
         knows_chains=tolerance.knows_chains,
+        closeness=close,
         rows=rows,
         total=aligned.total,
         outcome=outcome,
@@ -105,12 +109,16 @@ def _evaluate(
     candidate: RunSet,
     calibration: Calibration,
     progress: Progress,
+    *,
+    close: Closeness,
 ) -> dict[Site, Measured]:
     """Return what was measured of every pair of tensors, by site; only two are held at a time."""
     measured = {}
     for done, pair in enumerate(aligned.pairs):
         progress(done, len(aligned.pairs), str(pair.site))
-        measured[pair.site] = measure(pair, golden, candidate, calibration, aligned.blocks)
+        measured[pair.site] = measure(
+            pair, golden, candidate, calibration, aligned.blocks, close=close
+        )
     progress(len(aligned.pairs), len(aligned.pairs), "")
     return measured
 
@@ -159,10 +167,23 @@ def with_guilt(verdict: Verdict, golden: RunSet, stage: Place | None = None) -> 
 
     With a ``stage``, a block or a module outside the blocks, it is the first one there.
     """
-    judged = judged_of(verdict)
-    guilty = first_guilty(judged) if stage is None else guilty_in(judged, stage)
+    verdict = with_places(verdict, stage)
+    guilty = verdict.guilty
     causes = likeliest(evidence_of(guilty, verdict, golden)) if guilty is not None else ()
-    return replace(verdict, guilty=guilty, causes=tuple(causes))
+    return replace(verdict, causes=tuple(causes))
+
+
+def with_places(verdict: Verdict, stage: Place | None = None) -> Verdict:
+    """Return a verdict that names the first wrong place, of a ``stage`` if one is given; and more.
+
+    What else goes wrong by itself, outside that place's stage, is ``further``.
+    """
+    judged = judged_of(verdict)
+    places = guilty_places(judged)
+    guilty = next(iter(places), None) if stage is None else guilty_in(judged, stage)
+    named = guilty.place.stage if guilty is not None else ""
+    further = tuple(each for each in places if each.place.stage != named)
+    return replace(verdict, guilty=guilty, further=further)
 
 
 def judged_of(verdict: Verdict) -> Judged:

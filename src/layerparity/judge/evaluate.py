@@ -17,6 +17,7 @@ from layerparity.judge.calibrate import Calibration
 from layerparity.judge.routing import replayed
 from layerparity.judge.rows import by_token, chunks, has_tokens, real_tokens
 from layerparity.judge.sides import RunSet, SideRecord
+from layerparity.numbers.closeness import CLOSE, Closeness
 from layerparity.numbers.metric import FLOATING, Chunk, Stream
 from layerparity.numbers.metrics.sets import sets_agree
 from layerparity.record.reason import Reason, ReasonKind
@@ -41,12 +42,18 @@ class Measured:
 
 
 def measure(
-    pair: Pair, golden: RunSet, candidate: RunSet, calibration: Calibration, blocks: Blocks
+    pair: Pair,
+    golden: RunSet,
+    candidate: RunSet,
+    calibration: Calibration,
+    blocks: Blocks,
+    *,
+    close: Closeness = CLOSE,
 ) -> Measured:
     """Return a pair's metrics over its real tokens; tensors are read, checked and let go.
 
-    Routing weights are compared at the tokens whose expert sets agree. Raises UserError where the
-    golden holds NaN or Inf, or a tensor is damaged.
+    ``close`` says which elements are similar. Routing weights are compared at the tokens whose
+    expert sets agree. Raises UserError where the golden holds NaN or Inf, or a tensor is damaged.
     """
     left, right = _load_both(pair)
     axes, mask = pair.golden.record.axes, pair.mask()
@@ -58,7 +65,7 @@ def measure(
         shapes = {"mask": list(mask.shape), "tensor": list(left.shape)}
         return Measured(nothing=Reason(ReasonKind.MASK_SHAPE, shapes))
     stream, errors, broken, alike = Stream(pair.kind), [], 0, BothSides()
-    for chunk in chunks(left, right, axes, mask):
+    for chunk in chunks(left, right, axes, mask, close):
         stream.feed(chunk)
         # The weights of a token that goes to one expert are 1, however it was computed.
         if pair.kind is Kind.REAL and not routed:

@@ -1,4 +1,4 @@
-"""Guilty: the first place of a model that goes wrong by itself, from judged rows and weights."""
+"""Guilty: the places of a model that go wrong by themselves, from judged rows and weights."""
 
 from __future__ import annotations
 
@@ -72,29 +72,46 @@ class Judged:
         return [each for each, place in places if each.is_fault and place == stage]
 
 
-def first_guilty(judged: Judged) -> Guilt | None:
-    """Return the first place, in forward order, that goes wrong by itself; None if none does.
+def guilty_places(judged: Judged) -> list[Guilt]:
+    """Return every place that goes wrong by itself, one of a stage, in the order of the data.
 
-    A block whose input is already wrong is a consequence. The prefill comes before decoding, whose
-    steps are one phase. A weight that differs is a fault of its place even where no site fails.
+    That is the order of a forward pass, the prefill before decoding, whose steps are one phase. A
+    block whose input is already wrong is a consequence; so may be, in a chain, all that comes after
+    the first site that fails. A weight that differs is a fault of its place even where no site
+    fails, and stands where the prefill first uses it.
     """
-    stages = judged.stages()
-    for phase, steps in enumerate(judged.passes()):
-        for stage in stages:
-            # What a stage was fed is its own input, or what that is made of.
-            before = _before(judged, stage) if judged.chained else None
-            sound = [
-                step
-                for step in steps
-                if not judged.fails(stage, "in", step)
-                and (before is None or not judged.fails(before, "out", step))
-            ]
-            guilt = _in_phase(judged, stage, sound)
-            if guilt is None and phase == 0:
-                guilt = _by_weights(judged, stage)
+    found: dict[Place, Guilt] = {}
+    phases = judged.passes()
+    for phase, steps in enumerate(phases):
+        for stage in judged.stages():
+            if stage in found:
+                continue
+            inherits = judged.chained and any(each.site for each in found.values())
+            guilt = None if inherits else _in_phase(judged, stage, _sound(judged, stage, steps))
+            if guilt is None and phase == 0 and judged.faults(stage):
+                later = [] if inherits else phases[1:]
+                tries = (_in_phase(judged, stage, _sound(judged, stage, each)) for each in later)
+                shown = next((each for each in tries if each is not None), None)
+                guilt = shown or _by_weights(judged, stage)
             if guilt is not None:
-                return guilt
-    return None
+                found[stage] = guilt
+    return list(found.values())
+
+
+def first_guilty(judged: Judged) -> Guilt | None:
+    """Return the first place, in the order of the data, that goes wrong by itself; or None."""
+    return next(iter(guilty_places(judged)), None)
+
+
+def _sound(judged: Judged, stage: Place, steps: Sequence[Step]) -> list[Step]:
+    """Return the steps in which what a stage was fed does not fail: its input, or its source's."""
+    before = _before(judged, stage) if judged.chained else None
+    return [
+        step
+        for step in steps
+        if not judged.fails(stage, "in", step)
+        and (before is None or not judged.fails(before, "out", step))
+    ]
 
 
 def guilty_in(judged: Judged, stage: Place) -> Guilt | None:
@@ -128,7 +145,8 @@ def _in_phase(judged: Judged, stage: Place, steps: Sequence[Step]) -> Guilt | No
     block = judged.blocks.block(stage.layer, known)
     shown = []
     for rows in by_step.values():
-        one = _outside(stage, rows) if stage.layer is None else _inside(block, stage, rows)
+        outside = stage.layer is None
+        one = _outside(judged, stage, rows) if outside else _inside(block, stage, rows)
         shown += [one] if one is not None else []
     if not shown:
         return None
@@ -178,19 +196,26 @@ def name_in_block(guilt: Guilt) -> str:
     return str(Suspect(guilt.component, guilt.detail)).strip()
 
 
-def _outside(stage: Place, rows: Rows) -> Guilt | None:
-    """Return what is guilty in a stage outside the blocks by one pass."""
+def _outside(judged: Judged, stage: Place, rows: Rows) -> Guilt | None:
+    """Return what is guilty in a stage outside the blocks by one pass.
+
+    Nobody vouches for what a chain, or the embedding, was fed where that was not observed.
+    """
     failing = [row for row in rows.values() if row.outcome is Outcome.FAIL]
     outputs = [row for row in failing if row.site.end != "in"]
     if not outputs:
         return None
     fed = [row for row in rows.values() if row.site.end == "in"]
+    unseen = [replace(outputs[0].site, end="in")]
+    vouched = fed or not (judged.chained or stage.module == EMBEDDING)
     return Guilt(
         stage,
         suspects=(stage.module,),
         site=outputs[0].site,
         good=tuple(row.site for row in fed if row.outcome is Outcome.PASS),
-        unjudged=tuple(row.site for row in fed if row.outcome not in DECIDED),
+        unjudged=tuple(row.site for row in fed if row.outcome not in DECIDED)
+        if vouched
+        else tuple(unseen),
     )
 
 

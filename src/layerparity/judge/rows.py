@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
+from layerparity.numbers.closeness import CLOSE, Closeness
 from layerparity.numbers.metric import Chunk
 
 # Elements of a chunk: enough work for many threads, and a bound for what has to be copied.
@@ -22,23 +23,25 @@ def chunks(
     candidate: torch.Tensor,
     axes: tuple[str, ...],
     mask: torch.Tensor | None = None,
+    close: Closeness = CLOSE,
 ) -> Iterator[Chunk]:
     """Yield chunks of two tensors of one shape, each of about `SIZE` elements.
 
     With a token axis, a chunk is [tokens, elements of a token], in batch-major order, of the tokens
-    that ``mask`` (bool [batch, token]; None for all) names. Without, it is flat.
+    that ``mask`` (bool [batch, token]; None for all) names. Without, it is flat. ``close`` says
+    which elements are similar.
     """
     if not has_tokens(axes):
         flat, other = golden.reshape(-1), candidate.reshape(-1)
         for start in range(0, flat.numel(), SIZE):
-            yield Chunk(flat[start : start + SIZE], other[start : start + SIZE])
+            yield Chunk(flat[start : start + SIZE], other[start : start + SIZE], close)
         return
     left, right = by_token(golden, axes), by_token(candidate, axes)
     where = torch.nonzero(real_tokens(left, mask).reshape(-1)).reshape(-1)
     step = max(1, SIZE // max(1, left[:1, :1].numel()))
     for start in range(0, where.numel(), step):
         tokens = where[start : start + step]
-        yield Chunk(_rows(left, tokens), _rows(right, tokens))
+        yield Chunk(_rows(left, tokens), _rows(right, tokens), close)
 
 
 def _rows(view: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

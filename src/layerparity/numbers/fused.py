@@ -15,11 +15,11 @@ import numpy as np
 import torch
 
 from layerparity.numbers import kernel
-from layerparity.numbers.pair_sums import ATOL, BINS, RTOL, Moments, PairSums, most_steps
+from layerparity.numbers.closeness import CLOSE, Closeness
+from layerparity.numbers.pair_sums import BINS, Moments, PairSums, most_steps
 
 # Pairs of a slice: long enough to hide what starting one costs, short enough to share them out.
 _SLICE = 1 << 18
-_BOUNDS = np.array([RTOL, ATOL])
 _WORDS = {torch.float32: torch.uint32, torch.bfloat16: torch.uint16}
 _EXACT = torch.float16
 
@@ -29,9 +29,11 @@ def takes(golden: torch.Tensor, candidate: torch.Tensor) -> bool:
     return {golden.dtype, candidate.dtype} <= {*_WORDS, _EXACT}
 
 
-def fused_sums(golden: torch.Tensor, candidate: torch.Tensor) -> tuple[PairSums, np.ndarray]:
+def fused_sums(
+    golden: torch.Tensor, candidate: torch.Tensor, close: Closeness = CLOSE
+) -> tuple[PairSums, np.ndarray]:
     """Return what `pair_sums.plain_sums` returns, of two [row, width] tensors that it `takes`."""
-    work = _Work.of(golden, candidate)
+    work = _Work.of(golden, candidate, close)
     histogram = _share_out(work)
     total = work.total(histogram)
     if total.count and candidate.dtype is _EXACT:
@@ -52,9 +54,10 @@ class _Work(NamedTuple):
     sums: np.ndarray
     counts: np.ndarray
     squares: np.ndarray
+    bounds: np.ndarray
 
     @classmethod
-    def of(cls, golden: torch.Tensor, candidate: torch.Tensor) -> _Work:
+    def of(cls, golden: torch.Tensor, candidate: torch.Tensor, close: Closeness) -> _Work:
         rows, width = golden.shape
         parts = -(-width // kernel.SEGMENT)
         step = max(1, _SLICE // min(width, kernel.SEGMENT))
@@ -67,6 +70,7 @@ class _Work(NamedTuple):
             np.zeros((slices, 12)),
             np.zeros((slices, 6), dtype=np.int64),
             np.zeros((2, rows * parts)),
+            np.array([close.rtol, close.atol]),
         )
 
     def measure(self, index: int, histogram: np.ndarray) -> None:
@@ -75,7 +79,7 @@ class _Work(NamedTuple):
         rounded = self.golden.itemsize > self.candidate.itemsize
         layout = (self.width, first, last, rounded)
         room = (self.sums[index], self.counts[index], self.squares, histogram)
-        kernel.measure(self.golden, self.candidate, layout, _BOUNDS, room)
+        kernel.measure(self.golden, self.candidate, layout, self.bounds, room)
 
     def total(self, histogram: np.ndarray) -> PairSums:
         """Add up what the slices yielded; ``histogram`` of |d| is int64 [`BINS`]."""

@@ -111,7 +111,7 @@ def _sum(golden: Any, candidate: Any, bounds: Any, sums: Any, bins: Any) -> Any:
         total += gap
         sg += g
         sc += c
-        similar += gap <= atol + rtol * abs(g)
+        similar += gap <= atol + rtol * abs(c)
         largest = max(largest, np.float64(gap).view(np.int64))
         upper = np.uint16(np.float32(narrow).view(np.uint32) >> np.uint32(16))
         bins[i] = upper if upper else np.uint16(np.uint16(BINS) + np.uint16(np.uint16(i) & _TURN))

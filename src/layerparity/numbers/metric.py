@@ -18,6 +18,7 @@ import torch
 
 from layerparity.anatomy.site import Kind
 from layerparity.ground import registry
+from layerparity.numbers.closeness import CLOSE, Closeness
 from layerparity.numbers.pair_sums import PairSums, larger, plain_sums
 
 FLOATING = (Kind.REAL, Kind.EXACT)
@@ -127,13 +128,19 @@ def every_metric() -> Mapping[str, Metric]:
 
 
 class Chunk:
-    """Two tensors of one shape, any dtypes; the first axis of two or more is rows."""
+    """Two tensors of one shape, any dtypes; the first axis of two or more is rows.
 
-    def __init__(self, golden: torch.Tensor, candidate: torch.Tensor) -> None:
+    ``close`` says which of their elements are similar.
+    """
+
+    def __init__(
+        self, golden: torch.Tensor, candidate: torch.Tensor, close: Closeness = CLOSE
+    ) -> None:
         if golden.shape != candidate.shape:
             raise ValueError(f"{list(golden.shape)} against {list(candidate.shape)}")
         self.golden = golden
         self.candidate = candidate
+        self.close = close
         self.size = golden.numel()
 
     @cached_property
@@ -159,5 +166,5 @@ class Chunk:
             from layerparity.numbers import fused
 
             if fused.takes(golden, candidate):
-                return fused.fused_sums(golden, candidate)
-        return plain_sums(golden, candidate)
+                return fused.fused_sums(golden, candidate, self.close)
+        return plain_sums(golden, candidate, self.close)

@@ -14,12 +14,11 @@ import numpy as np
 import torch
 
 from layerparity.numbers.arithmetic import one_thread
+from layerparity.numbers.closeness import CLOSE, Closeness
 
 # A float32's upper 16 bits are sign, exponent and 7 bits of mantissa: a bin is 2^-7 wide at most.
 DROPPED_BITS = 16
 BINS = 1 << 15
-# An element is similar where |c - g| <= ATOL + RTOL |g|: see `metrics.agreement.percentage`.
-RTOL, ATOL = 1e-2, 1e-5
 # Elements of a piece: its float64 intermediates stay in a core's cache and within malloc's reuse,
 # which makes a pass three times and more faster than with a million.
 _SIZE = 1 << 16
@@ -110,11 +109,13 @@ def larger(old: float, new: float) -> float:
 
 
 @one_thread()
-def plain_sums(golden: torch.Tensor, candidate: torch.Tensor) -> tuple[PairSums, np.ndarray]:
+def plain_sums(
+    golden: torch.Tensor, candidate: torch.Tensor, close: Closeness = CLOSE
+) -> tuple[PairSums, np.ndarray]:
     """Return the sums of two [row, width] tensors of any dtypes, and float64 [2, row] of squares.
 
-    The latter are of the golden and of the difference in each row, over its finite pairs; the
-    difference's is Inf in a row with any other.
+    ``close`` says which elements are similar. The squares are of the golden and of the difference
+    in each row, over its finite pairs; the difference's is Inf in a row with any other.
     """
     total, (height, width) = PairSums(), golden.shape
     squares = np.zeros((2, height))
@@ -131,7 +132,8 @@ def plain_sums(golden: torch.Tensor, candidate: torch.Tensor) -> tuple[PairSums,
         squares[0, rows] += whole.square().sum(1).numpy()
         squares[1, rows] += torch.where(broken, math.inf, d_squares).numpy()
         wide = (g.reshape(-1), c.reshape(-1))
-        total.merge(_piece(left.reshape(-1), right.reshape(-1), *wide, bool(broken.any())))
+        flat = left.reshape(-1), right.reshape(-1)
+        total.merge(_piece(*flat, *wide, broken=bool(broken.any()), close=close))
     return total, squares
 
 
@@ -140,7 +142,9 @@ def _piece(
     candidate: torch.Tensor,
     g: torch.Tensor,
     c: torch.Tensor,
+    *,
     broken: bool,
+    close: Closeness,
 ) -> PairSums:
     """Return the sums of flat tensors, of which ``g`` and ``c`` are the float64 values.
 
@@ -162,7 +166,7 @@ def _piece(
     sums.golden_squares, sums.candidate_squares = _dot(g, g), _dot(c, c)
     sums.diff_squares, sums.golden_diff = _dot(d, d), _dot(g, d)
     sums.abs_diff_sum, sums.max_abs_diff = float(gap.sum()), float(gap.max())
-    sums.similar = int(torch.count_nonzero(gap <= g.abs().mul_(RTOL).add_(ATOL)))
+    sums.similar = int(torch.count_nonzero(gap <= c.abs().mul_(close.rtol).add_(close.atol)))
     bins = gap.float().view(torch.int32) >> DROPPED_BITS
     sums.histogram += torch.bincount(bins, minlength=BINS).numpy()
     means = float(g.mean()), float(c.mean())

@@ -20,6 +20,7 @@ from layerparity.ground.decode import decode, encode
 from layerparity.ground.errors import Exit, UserError
 from layerparity.ground.files import reading
 from layerparity.ground.parse import parse_json
+from layerparity.numbers.closeness import CLOSE, Closeness
 from layerparity.record.findings import Caution, Coverage, UnfinishedSweep
 from layerparity.record.guilt import Cause, Guilt
 from layerparity.record.portrait import Portrait
@@ -117,15 +118,17 @@ class Verdict:
     """The verdict on two sides: a row for every site that was asked for, and what they amount to.
 
     ``rows`` stand in the order of a forward pass, ``blocks`` say what is computed from what.
-    ``knows_chains`` says whether the tolerance knows what clean chains become.
-    ``guilty`` is the first place that goes wrong by itself, ``causes`` are its causes, the
-    likeliest first. ``token_errors`` holds, for each floating site by its text, the relative L2
-    error of every real (unpadded) token in batch-major order: ``||candidate - golden|| /
-    ||golden||`` per token; ``profiles`` holds, for each failed site, what its groups (heads,
-    channels, experts, positions) deviate by. ``weights`` are the findings on the weights that both
-    graphs really used, ``silent`` the sides whose port does not say. ``unfinished`` are the sweeps
-    that did not finish as a whole, ``cautions`` what to know before trusting it. ``settings`` are
-    the keys of the compare command that differ from the defaults, its two sides left out.
+    ``knows_chains`` says whether the tolerance knows what clean chains become, ``closeness`` which
+    elements its metrics counted as similar.
+    ``guilty`` is the first place that goes wrong by itself, ``further`` are the others, in the
+    order of the data, and ``causes`` are the first one's causes, the likeliest first.
+    ``token_errors`` holds, for each floating site by its text, the relative L2 error of every real
+    (unpadded) token in batch-major order: ``||candidate - golden|| / ||golden||`` per token;
+    ``profiles`` holds, for each failed site, what its groups (heads, channels, experts, positions)
+    deviate by. ``weights`` are the findings on the weights that both graphs really used, ``silent``
+    the sides whose port does not say. ``unfinished`` are the sweeps that did not finish as a whole,
+    ``cautions`` what to know before trusting it. ``settings`` are the keys of the compare command
+    that differ from the defaults, its two sides left out.
 
     Raises ValueError on construction unless every site is counted exactly once.
     """
@@ -139,7 +142,9 @@ class Verdict:
     outcome: Outcome
     whole: WholeModel
     knows_chains: bool = False
+    closeness: Closeness = CLOSE
     guilty: Guilt | None = None
+    further: tuple[Guilt, ...] = ()
     causes: tuple[Cause, ...] = ()
     weights: tuple[WeightFinding, ...] = ()
     silent: tuple[str, ...] = ()
@@ -183,6 +188,7 @@ class Verdict:
         """Return the verdict as JSON text that `from_json` reads back."""
         raw = {**encode(self), "version": VERSION, "counts": self.counts, "where": self.where}
         raw["guilty"] = self.guilty and self.guilty.to_dict()
+        raw["further"] = [each.to_dict() for each in self.further]
         return json.dumps(raw, indent=1)
 
     @classmethod
@@ -210,12 +216,13 @@ class Verdict:
                     f"{source} was written by an older layerparity (version {version}): compare "
                     "the runs again."
                 )
-            guilty = raw.get("guilty")
-            if isinstance(guilty, dict):
-                guilty.pop("layer", None)
-            for each in fields(cls):
-                if each.name not in raw:
-                    raise ValueError(f"{each.name} is missing")
+            further = raw.get("further")
+            for each in (raw.get("guilty"), *(further if isinstance(further, list) else ())):
+                if isinstance(each, dict):
+                    each.pop("layer", None)
+            for field_ in fields(cls):
+                if field_.name not in raw:
+                    raise ValueError(f"{field_.name} is missing")
             own = {key: raw[key] for key in raw if key not in ("version", "counts", "where")}
             verdict: Verdict = decode(cls, own)
             return verdict

@@ -6,13 +6,16 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from layerparity.anatomy.site import Place
+from layerparity.anatomy.site import Place, Site
 from layerparity.judge.evidence import stage_rows
 from layerparity.judge.guilty import name_in_block
 from layerparity.judge.leaps import amplified
 from layerparity.record.guilt import Cause, Guilt, Phases
-from layerparity.record.verdict import Row, Verdict
+from layerparity.record.verdict import DECIDED, Outcome, Row, Verdict
 from layerparity.record.weights import WeightFinding
+from layerparity.report.cautions import ranges
+from layerparity.report.gauge import Gauge, R
+from layerparity.report.headline import shown_site
 from layerparity.report.reasons import reason_text
 from layerparity.report.reproduce import next_lines
 from layerparity.report.weights import finding_text
@@ -24,12 +27,14 @@ _WIDTH = 10
 class Answer:
     """What a comparison or a bisection found, each part apart.
 
-    ``where`` is a sentence about the place. ``cause`` is the likeliest one, how sure it is said
+    ``where`` is a sentence about the place, ``also`` name the others that go wrong by themselves.
+    ``cause`` is the likeliest one, how sure it is said
     first; ``others`` are further ones. ``evidence`` are the observations, ``next`` the command
     lines that show it alone; one that begins with ``#`` is a remark on those after it.
     """
 
     where: str
+    also: tuple[str, ...] = ()
     cause: str = ""
     others: tuple[str, ...] = ()
     evidence: tuple[str, ...] = ()
@@ -40,6 +45,7 @@ class Answer:
         """The answer as a terminal shows it: a label before each part, commands on own lines."""
         lines = [
             *_labelled("where", [self.where]),
+            *_labelled("also", self.also),
             *_labelled("cause", [self.cause] if self.cause else []),
             *_labelled("or", self.others),
             *_labelled("evidence", [f"- {each}" for each in self.evidence]),
@@ -63,6 +69,7 @@ _NUMBERS = (
 )
 _SURE = ((0.9, "very likely"), (0.7, "likely"), (0.4, "plausible"), (0.0, "a guess"))
 _OTHERS = 3
+_ALSO = 6
 
 
 def how_sure(confidence: float) -> str:
@@ -72,28 +79,61 @@ def how_sure(confidence: float) -> str:
 
 
 def answer_of(
-    verdict: Verdict, commands: Sequence[str] | None = None, last: bool = False
+    verdict: Verdict,
+    commands: Sequence[str] | None = None,
+    last: bool = False,
+    further: Sequence[Guilt] | None = None,
 ) -> Answer | None:
     """Return where it is wrong, why, what speaks for it and what to type next.
 
-    None where nothing is wrong. ``commands`` replace those that show the place again. ``last`` says
-    that the search was for the last wrong block.
+    None where nothing is wrong. ``commands`` replace those that show the place again, ``further``
+    the other places that the verdict names. ``last`` says that the search was for the last wrong
+    block.
     """
-    guilt = verdict.guilty
-    if guilt is None:
+    guilt, site = verdict.guilty, shown_site(verdict)
+    if site is None:
         return None
+    shown = tuple(next_lines(verdict, site) if commands is None else commands)
+    if guilt is None:
+        return Answer(f"No place goes wrong by itself: {_inherited(site)}", next=shown)
     which = "last wrong block's first" if last else "first"
     causes = [f"{how_sure(each.confidence)}: {each.sentence}" for each in verdict.causes] or [""]
     reasons = reasons_of(verdict.causes[0]) if verdict.causes else ()
-    site = guilt.site or Place.parse(guilt.place.stage).site("out")
     evidence = [*_at_the_place(guilt, verdict), *_around_it(guilt, verdict), *reasons]
     return Answer(
         where=f"{guilt} is the {which} wrong place",
+        also=tuple(_also(verdict.further if further is None else further)),
         cause=causes[0] or "no known cause fits",
         others=tuple(causes[1 : 1 + _OTHERS]),
         evidence=tuple(dict.fromkeys(evidence)),
-        next=tuple(next_lines(verdict, site) if commands is None else commands),
+        next=shown,
     )
+
+
+def _inherited(site: Site) -> str:
+    """Say of the first site that fails, where no place is to blame, where its error comes from."""
+    if site.end == "in":
+        return f"{site} differs, and it is what {site.path} was given"
+    return f"{site} fails first, and what it is computed from fails as well"
+
+
+def _also(further: Sequence[Guilt]) -> Iterator[str]:
+    """Yield a line for each component that goes wrong elsewhere, and what shows it."""
+    alike: dict[tuple[str, str, bool], list[Guilt]] = {}
+    for each in further:
+        alike.setdefault((each.component, each.detail, each.site is None), []).append(each)
+    for count, found in enumerate(alike.values()):
+        first = found[0]
+        if count == _ALSO:
+            yield f"and {sum(map(len, list(alike.values())[count:]))} more places"
+            return
+        layers = [each.layer for each in found if each.layer is not None]
+        of = f", and in layers {ranges(layers[1:])}" if layers[1:] else ""
+        if first.site is not None:
+            how = f"{first.site} fails"
+        else:
+            how = f"weights differ: {tensors_text(first.findings)}"
+        yield f"{first} goes wrong by itself{of}: {how}"
 
 
 def _at_the_place(guilt: Guilt, verdict: Verdict) -> Iterator[str]:
@@ -103,7 +143,11 @@ def _at_the_place(guilt: Guilt, verdict: Verdict) -> Iterator[str]:
         yield f"{', '.join(str(site) for site in guilt.good)} {many}"
     row = next((row for row in verdict.rows if row.site == guilt.site), None)
     if row is not None:
-        numbers = numbers_text(row) or (reason_text(row.why) if row.why is not None else "")
+        broken = [Gauge.of(each) for each in row.breaches]
+        # R itself is among the numbers.
+        first = [] if any(each.measure is R for each in broken) else [b.text for b in broken[:1]]
+        numbers = ", ".join([*first, *filter(None, [numbers_text(row)])])
+        numbers = numbers or (reason_text(row.why) if row.why is not None else "")
         yield f"{guilt.site} fails" + (f": {numbers}" if numbers else "")
     if guilt.between is not None:
         start, end = guilt.between
@@ -126,10 +170,7 @@ def _around_it(guilt: Guilt, verdict: Verdict) -> Iterator[str]:
     elif guilt.phases is Phases.PREFILL_ONLY:
         yield "only the prefill shows it: the decode steps pass"
     if guilt.site is None:
-        yield (
-            "no site fails: the difference is absorbed downstream, or these inputs do not "
-            "exercise it"
-        )
+        yield _unshown(guilt, verdict)
     if guilt.layer is None:
         return
     rows = stage_rows(verdict, Place(guilt.layer), guilt.step)
@@ -140,6 +181,20 @@ def _around_it(guilt: Guilt, verdict: Verdict) -> Iterator[str]:
                 f"{component} seems wrong as well: its output's error is {leap:.2g} times that of "
                 "what it is fed"
             )
+
+
+def _unshown(guilt: Guilt, verdict: Verdict) -> str:
+    """Say why weights that differ show at no site of their own block, or outside the blocks."""
+    stage = guilt.place.stage
+    rows = [row for row in verdict.rows if row.site.place.stage == stage]
+    if any(row.outcome is Outcome.FAIL for row in rows):
+        return f"sites of {stage} fail, but so does what it was fed: they do not tell of it"
+    if not any(row.outcome in DECIDED for row in rows):
+        return f"no site of {stage} was judged: only its weights tell of it"
+    return (
+        f"no site of {stage} fails: the difference is absorbed downstream, or these inputs do not "
+        "exercise it"
+    )
 
 
 def tensors_text(findings: Sequence[WeightFinding]) -> str:

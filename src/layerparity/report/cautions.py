@@ -67,7 +67,7 @@ def doubt_text(doubt: Doubt, coverage: Coverage) -> str:
         return f"{only} were compared; {layer_classes_text(values['names'], coverage)} never"
     if doubt.kind is DoubtKind.EXPERTS:
         return (
-            f"layer {values['layer']}: experts {_ranges(values['experts'])} were never exercised, "
+            f"layer {values['layer']}: experts {ranges(values['experts'])} were never exercised, "
             "and nothing shows that their weights are the same"
         )
     asked = values["max_new_tokens"]
@@ -77,13 +77,13 @@ def doubt_text(doubt: Doubt, coverage: Coverage) -> str:
 def layer_classes_text(names: Sequence[str], coverage: Coverage) -> str:
     """Return classes of layers with the layers that are of them: ``moe (layers 0, 2)``."""
     return ", ".join(
-        f"{each.name} (layer{'s' if len(each.layers) > 1 else ''} {_ranges(each.layers)})"
+        f"{each.name} (layer{'s' if len(each.layers) > 1 else ''} {ranges(each.layers)})"
         for each in coverage.classes
         if each.name in names
     )
 
 
-def _ranges(numbers: Iterable[int]) -> str:
+def ranges(numbers: Iterable[int]) -> str:
     """Return ``0..3, 5`` for 0, 1, 2, 3, 5; two neighbours stay two."""
     runs: list[list[int]] = []
     for number in sorted(numbers):

@@ -6,7 +6,7 @@ from layerparity.record.portrait import FLOOR, InsteadKind, Portrait
 from layerparity.report.measures import numeral
 
 _UNREAL = "{place} shows the fault, and holds no real numbers to look at"
-_BY_WEIGHTS = "No site fails: the weights of {place} are what is wrong"
+_BY_WEIGHTS = "The weights of {place} are what is wrong: no site of it shows that by itself"
 # With the place, and the site that is shown, in their places.
 _INSTEAD = {
     InsteadKind.FOLLOWING: f"{_UNREAL}: below is {{site}}, which is computed from it.",

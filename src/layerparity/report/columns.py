@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from layerparity.record.verdict import Outcome
-from layerparity.report.stages import Stage
+from layerparity.report.stages import Stage, first_wrong
 from layerparity.report.svg import hover, tag, text
 
 LEFT = 112.0
@@ -94,9 +94,9 @@ class Columns:
 
     @property
     def failing(self) -> int | None:
-        """Index of the first failing column, or None."""
-        failed = (i for i, each in enumerate(self.stages) if each.outcome is Outcome.FAIL)
-        return next(failed, None)
+        """Index of the column of the first wrong place, or None where nothing fails."""
+        first = first_wrong(self.stages)
+        return next((i for i, each in enumerate(self.stages) if each is first), None)
 
     def _label(self, index: int, y: float) -> str:
         x, words = self.centre(index), self.stages[index].tick

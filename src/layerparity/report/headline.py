@@ -6,12 +6,14 @@ import re
 from collections import Counter
 
 from layerparity.anatomy.block import label
+from layerparity.anatomy.site import Place, Site
+from layerparity.record.reason import ReasonKind
 from layerparity.record.side import Side
 from layerparity.record.verdict import DECIDED, Outcome, Row, Verdict
 from layerparity.report.cautions import doubt_text, layer_classes_text, unfinished_text
-from layerparity.report.measures import REL_L2
+from layerparity.report.gauge import gauge_text, nearest_to_limit
 from layerparity.report.reasons import reason_of_steps
-from layerparity.report.stages import Stage, beside, first_to_fail, severity, stages
+from layerparity.report.stages import Stage, beside, first_to_fail, stages
 from layerparity.report.weights import finding_text
 
 GLYPH = {
@@ -21,6 +23,9 @@ GLYPH = {
     Outcome.MISSING: "∅",
     Outcome.SKIPPED: "–",
 }
+
+# How many reasons are named for which sites were left out.
+_REASONS = 3
 
 
 def headline(verdict: Verdict) -> str:
@@ -52,7 +57,7 @@ def outcome_text(verdict: Verdict) -> str:
 
 def _at(verdict: Verdict) -> str:
     where = where_text(verdict) if verdict.outcome is Outcome.FAIL else ""
-    return f" at {where}" if where else ""
+    return f" at {where}{more_text(verdict)}" if where else ""
 
 
 def where_text(verdict: Verdict) -> str:
@@ -61,23 +66,30 @@ def where_text(verdict: Verdict) -> str:
     return verdict.where if weights is None else finding_text(weights)
 
 
+def more_text(verdict: Verdict) -> str:
+    """Return how many other places go wrong by themselves, to stand behind the first one."""
+    count = len(verdict.further)
+    return f", and {count} more place{'' if count == 1 else 's'}" if count else ""
+
+
 def because(verdict: Verdict) -> str:
     """Return one or two sentences that say what the verdict rests on."""
     counts = verdict.counts
     judged = sum(counts.get(each.value, 0) for each in DECIDED)
+    failed = counts.get(Outcome.FAIL.value, 0)
+    verb = "is" if judged == 1 else "are"
+    within = f"All {_sites(judged)} judged {verb} within the {verdict.tolerance} tolerance"
     if verdict.outcome is Outcome.FAIL:
-        failed = counts.get(Outcome.FAIL.value, 0)
+        if not failed:
+            return f"{within}; weights are what is wrong." if judged else "Weights are wrong."
         verb = "fails" if failed == 1 else "fail"
         share = f"{failed} of the {_sites(judged)} judged"
         return f"{share} {verb} the {verdict.tolerance} tolerance."
     if verdict.outcome is Outcome.PASS:
-        verb = "is" if judged == 1 else "are"
-        within = f"All {_sites(judged)} judged {verb} within the {verdict.tolerance} tolerance."
-        row = largest_error(verdict)
+        row = nearest(verdict)
         if row is None:
-            return f"{within} No value differs."
-        error = REL_L2.show(row.metrics[REL_L2.name])
-        return f"{within} The largest relative L2 error is {error}."
+            return f"{within}. No value differs."
+        return f"{within}. {nearest_text(row, verdict)}"
     if not judged:
         return "No site could be judged."
     open_ends = [
@@ -87,6 +99,58 @@ def because(verdict: Verdict) -> str:
     ]
     why = " and ".join(open_ends) or _open_end(verdict)
     return f"Nothing judged fails, but this is no pass: {why}."
+
+
+def nearest(verdict: Verdict) -> Row | None:
+    """Return the decided row that is nearest to its limit; without any, that of most error."""
+    decided = [row for row in verdict.rows if row.outcome in DECIDED]
+    return nearest_to_limit(decided or verdict.rows, verdict.limits)
+
+
+def nearest_text(row: Row, verdict: Verdict) -> str:
+    """Return a sentence on the site that is nearest to its limit."""
+    return f"Nearest to its limit is {row.site}: {gauge_text(row, verdict.limits)}."
+
+
+def asked_counts(verdict: Verdict) -> dict[str, int]:
+    """Return how many of the sites that the candidate was asked for ended in each way."""
+    counts = dict(verdict.counts)
+    counts[Outcome.SKIPPED.value] -= sum(map(_is_unasked, verdict.rows))
+    return counts
+
+
+def counts_text(verdict: Verdict) -> str:
+    """Return how the sites ended that were asked for, and their sum."""
+    counts = asked_counts(verdict)
+    each = " + ".join(f"{count} {name}" for name, count in counts.items() if count)
+    return f"{each or 'nothing'} = {sum(counts.values())} sites asked for"
+
+
+def left_out_lines(verdict: Verdict) -> list[str]:
+    """Return a line for each reason for which sites were skipped, then for those not asked for.
+
+    The lines of either add up.
+    """
+    skipped = [row for row in verdict.rows if row.outcome is Outcome.SKIPPED]
+    lines = []
+    for start, unasked in (("skipped", False), ("not asked for", True)):
+        why = Counter(reason_of_steps(row) for row in skipped if _is_unasked(row) is unasked)
+        most = why.most_common(_REASONS)
+        lines += [f"{start}: {count} {text}" for text, count in most]
+        rest = why.total() - sum(count for _, count in most)
+        if rest:
+            many = len(why) - len(most)
+            lines.append(f"{start}: {rest} for {many} other reason{'' if many == 1 else 's'}")
+    return lines
+
+
+def _is_unasked(row: Row) -> bool:
+    """Say whether the golden alone holds a site, as nobody asked the candidate for it."""
+    why = row.why
+    if row.outcome is not Outcome.SKIPPED or why is None:
+        return False
+    unrun = why.kind is ReasonKind.NO_STEP and why.values["side"] == "candidate"
+    return unrun or why.kind is ReasonKind.NOT_ASKED_FOR
 
 
 def whole_model(verdict: Verdict) -> str:
@@ -135,33 +199,60 @@ def feed_note(verdict: Verdict) -> str:
 
 
 def first_failure(verdict: Verdict) -> Row | None:
-    """Return the row that shows the first wrong place, or None where no site fails."""
-    guilty = verdict.guilty.site if verdict.guilty is not None else None
-    shows = next((row for row in verdict.rows if row.site == guilty), None)
+    """Return the row that shows the first wrong place, or None where no site fails.
+
+    Where only weights tell of it, that is the row of the next place that a site shows.
+    """
+    guilty = () if verdict.guilty is None else (verdict.guilty,)
+    sites = [each.site for each in (*guilty, *verdict.further) if each.site is not None]
+    shows = next((row for row in verdict.rows if row.site in sites[:1]), None)
     return shows or first_to_fail(verdict.rows)
 
 
-def largest_error(verdict: Verdict) -> Row | None:
-    """Return the row with the largest relative L2 error, or None where there is no error at all."""
-    measured = [row for row in verdict.rows if REL_L2.name in row.metrics and severity(row)]
-    return max(measured, key=severity, default=None)
+def shown_site(verdict: Verdict) -> Site | None:
+    """Return the site at which the first wrong place is looked at; None where nothing is wrong."""
+    if verdict.guilty is not None:
+        return verdict.guilty.site or Place.parse(verdict.guilty.place.stage).site("out")
+    row = first_to_fail(verdict.rows)
+    return None if row is None else row.site
 
 
 def stage_of(row: Row, verdict: Verdict) -> Stage:
     """Return the stage that a row of the comparison belongs to."""
-    return next(stage for stage in stages(verdict.rows) if row in stage.rows)
+    return next(stage for stage in stages(verdict) if row in stage.rows)
 
 
-def divergence_text(row: Row, stage: Stage) -> str:
+def divergence_text(row: Row, verdict: Verdict) -> str:
     """Say where in its block the first failure stands and which sites before it were still good."""
+    stage = stage_of(row, verdict)
     same = beside(row, stage)
     before = same[: same.index(row)]
     good = [label(each.site.local) for each in before if each.outcome is Outcome.PASS]
-    place = row.site.path if stage.layer is None else label(row.site.local)
-    start = f"The first site to fail is the {place} of {stage.name}."
-    if stage.layer is None:
-        start = f"The first site to fail is {row.site}."
-    return f"{start} Good before it in the same block: {', '.join(good)}." if good else start
+    first = row is first_to_fail(verdict.rows)
+    start = "The first site to fail is" if first else "What goes wrong by itself shows at"
+    place = row.site if stage.layer is None else f"the {label(row.site.local)} of {stage.name}"
+    parts = [f"{start} {place}."]
+    guilty = verdict.guilty
+    if guilty is not None and guilty.site is None:
+        parts.insert(0, f"Of {guilty.place} it is the weights that are wrong.")
+    if good:
+        parts.append(f"Good before it in the same block: {', '.join(good)}.")
+    return " ".join(parts)
+
+
+def also_failing(row: Row, verdict: Verdict) -> str:
+    """Say how many other layers or modules fail, and how many of these by themselves."""
+    shown = stage_of(row, verdict)
+    others = [each for each in stages(verdict) if each.outcome is Outcome.FAIL]
+    others = [each for each in others if each.key != shown.key]
+    if not others:
+        return ""
+    alone = sum(each.guilt is not None for each in others)
+    many = "s fail" if len(others) > 1 else " fails"
+    by_itself = f", {alone} of them by {'itself' if alone == 1 else 'themselves'}" if alone else ""
+    return (
+        f"{len(others)} more layer{'s' if len(others) > 1 else ''} or module{many} too{by_itself}."
+    )
 
 
 def followable(url: str) -> str:

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from layerparity.anatomy.block import label
 from layerparity.anatomy.site import Site
 from layerparity.record.portrait import FLOOR, Portrait
-from layerparity.record.verdict import Row
+from layerparity.record.verdict import Outcome, Row
 from layerparity.report.columns import AXIS, LEFT, Columns
+from layerparity.report.gauge import Limits
 from layerparity.report.measures import Measure, beyond, compared, numeral
+from layerparity.report.stages import Stage
 from layerparity.report.svg import Shade, box, canvas, hover, key, tag, text
 
 _TOP = 30.0
@@ -19,6 +21,7 @@ _PLOT = 460.0
 _MOST_BINS = 96
 _TALLEST = 18.0
 _LABEL_ROOM = 26.0
+_ANCHOR = "the limit or the largest that passes"
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,20 @@ class Bins:
 
 
 @dataclass(frozen=True)
+class Cells:
+    """The errors of a figure, a list for each column, and by column those of sites that pass.
+
+    ``limit`` is what they are held against, 0 where nothing is; ``wrong`` is no rounding for
+    certain.
+    """
+
+    errors: Sequence[Sequence[float]]
+    passing: Sequence[float]
+    limit: float = 0.0
+    wrong: float = 1.0
+
+
+@dataclass(frozen=True)
 class Said:
     """The words of a figure: its title, its summary, and what its colours mean."""
 
@@ -74,12 +91,11 @@ class Said:
     quantity: str
 
 
-def heat_grid(
-    columns: Columns, by_column: Sequence[Sequence[float]], bins: Bins, said: Said, wrong: float
-) -> str:
-    """Return a figure of errors, a list for each column; ``wrong`` is no rounding for certain."""
-    shown = [bins.largest(errors) for errors in by_column]
-    shade = Shade.over((error for errors in shown for error in errors), wrong)
+def heat_grid(columns: Columns, found: Cells, bins: Bins, said: Said) -> str:
+    """Return a figure of errors, pale where they are within the limit or where sites pass."""
+    shown = [bins.largest(errors) for errors in found.errors]
+    every = (error for errors in shown for error in errors)
+    shade = Shade.over(every, found.passing, found.limit, found.wrong)
     # A hair of overlap instead of a gap where rows are thin: gaps of a fraction shimmer.
     height = bins.height - 1 if bins.height > 10 else bins.height
     cells = []
@@ -102,7 +118,8 @@ def heat_grid(
         _rows(bins),
         columns.axis(bottom),
     )
-    return key(f"{said.quantity} ≤ {numeral(10.0**shade.low)}", numeral(10.0**shade.high)) + drawn
+    anchor, most = (numeral(float(f"{10.0**each:.3g}")) for each in (shade.limit, shade.high))
+    return key(said.quantity, most, f"{anchor}, {_ANCHOR}") + drawn
 
 
 def _order(error: float) -> float:
@@ -124,15 +141,17 @@ GROUPS = ("head", "channel", "expert")
 _WRONG = 100.0
 
 
-def group_heatmap(columns: Columns, portrait: Portrait, group: str) -> str:
+def group_heatmap(columns: Columns, portrait: Portrait, group: str, limits: Limits) -> str:
     """Return the figure as markup, or an empty string where the site has no such groups."""
     found = portrait.groups.get(group)
     if found is None:
         return ""
-    by_column = [
-        next((found.values[str(r.site)] for r in stage.rows if str(r.site) in found.values), [])
-        for stage in columns.stages
-    ]
+    by_column: list[list[float]] = []
+    passing: list[float] = []
+    for stage in columns.stages:
+        row = next((row for row in stage.rows if str(row.site) in found.values), None)
+        by_column.append([] if row is None else found.values[str(row.site)])
+        passing += by_column[-1] if row is not None and row.outcome is not Outcome.FAIL else []
     bins = Bins(max((len(each) for each in by_column), default=0), group, found.size, found.count)
     if not bins.tokens:
         return ""
@@ -142,7 +161,9 @@ def group_heatmap(columns: Columns, portrait: Portrait, group: str) -> str:
         f"{found.count} {group}s downwards, {len(columns.stages)} layers and modules across.",
         "R" if calibrated else "rel L2",
     )
-    return heat_grid(columns, by_column, bins, said, _WRONG if calibrated else 1.0)
+    limit = limits.get(f"error_ratio_{group}", 0.0) if calibrated else 0.0
+    cells = Cells(by_column, passing, limit, _WRONG if calibrated else 1.0)
+    return heat_grid(columns, cells, bins, said)
 
 
 def per_row(portrait: Portrait, group: str) -> int:
@@ -160,15 +181,15 @@ def errors_by_column(columns: Columns, token_errors: TokenErrors, local: str) ->
 
     Outside the blocks every site counts as ``:out``: the map of the blocks' output is whole.
     """
-    found = []
-    for stage in columns.stages:
-        tokens: list[float] = []
-        for row in stage.rows:
-            here = ":out" if stage.layer is None else row.site.local
-            if here == local:
-                tokens.extend(token_errors.get(str(row.site), ()))
-        found.append(tokens)
-    return found
+    return [
+        [error for row in stage.rows for error in _of_tokens(stage, row, token_errors, local)]
+        for stage in columns.stages
+    ]
+
+
+def _of_tokens(stage: Stage, row: Row, token_errors: TokenErrors, local: str) -> Sequence[float]:
+    here = ":out" if stage.layer is None else row.site.local
+    return token_errors.get(str(row.site), ()) if here == local else ()
 
 
 def token_heatmap(columns: Columns, token_errors: TokenErrors, local: str) -> str:
@@ -182,7 +203,14 @@ def token_heatmap(columns: Columns, token_errors: TokenErrors, local: str) -> st
         f"{bins.tokens} tokens downwards, {len(columns.stages)} layers and modules across.",
         "rel L2",
     )
-    return heat_grid(columns, by_column, bins, said, 1.0)
+    passing = [
+        error
+        for stage in columns.stages
+        for row in stage.rows
+        if row.outcome is not Outcome.FAIL
+        for error in _of_tokens(stage, row, token_errors, local)
+    ]
+    return heat_grid(columns, Cells(by_column, passing), bins, said)
 
 
 def binning(columns: Columns, token_errors: TokenErrors, local: str) -> int:
@@ -224,7 +252,10 @@ class Line:
                 if (value := row.metrics.get(self.measure.name)) is not None
             ]
             if found:
-                cells.append(max(found, key=lambda cell: _order(cell.error)))
+                # A larger one that broke no limit, as it is not significant, does not hide one.
+                cells.append(
+                    max(found, key=lambda c: (beyond(c.row, self.measure), _order(c.error)))
+                )
         return cells
 
     def draw(self, y: float) -> str:
@@ -232,7 +263,9 @@ class Line:
         cells = self.cells()
         limit = self.limits.get(self.measure.name)
         allowed = 0.0 if limit is None else self.measure.allowed(limit)
-        shade = Shade.over((cell.error for cell in cells), self.measure.wrong, allowed)
+        passing = [cell.error for cell in cells if cell.row.outcome is not Outcome.FAIL]
+        errors = (cell.error for cell in cells)
+        shade = Shade.over(errors, passing, allowed, self.measure.wrong)
         right, middle = self.columns.right, y + _HEIGHT / 2 + 4
         worst = max(cells, key=lambda cell: _order(cell.error))
         return tag(
@@ -250,7 +283,7 @@ class Line:
         x, width = self.columns.left(cell.column), self.columns.pitch - 1
         words = f"{cell.row.site}: {self.measure.label} {shown}, {cell.row.outcome.value}"
         parts = [hover(words), tag("path", class_=fill, d=box(x, y, width, _HEIGHT - 2))]
-        if beyond(cell.row, self.measure, self.limits):
+        if beyond(cell.row, self.measure):
             parts.append(tag("path", class_=ink, d=f"M{x + width - 7:.1f} {y:.1f}h7v7z"))
         if self.columns.pitch >= _PRINT_FROM:
             at = {"class_": f"value {ink}", "text_anchor": "middle"}
@@ -278,5 +311,5 @@ def metric_heatmap(columns: Columns, limits: dict[str, float]) -> str:
         *(line.draw(_MARGIN_TOP + n * _HEIGHT) for n, line in enumerate(lines)),
         columns.axis(bottom),
     )
-    limited = bool(limits.keys() & {measure.name for measure in measures})
-    return key("better", "worse", limited) + drawn
+    limited = any(row.breaches for stage in columns.stages for row in stage.rows)
+    return key("better", "worse", _ANCHOR, limited) + drawn

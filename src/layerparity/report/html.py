@@ -21,7 +21,8 @@ from layerparity.report.distributions import quantile_plot, ulp_histogram
 from layerparity.report.error_by_layer import error_by_layer
 from layerparity.report.expert_load import experts_per_row, load_panels, load_text
 from layerparity.report.experts import agreement_by_layer, agreement_text, load_figure, load_site
-from layerparity.report.headline import coverage_lines
+from layerparity.report.gauge import Ordinate, gauge_text, nearest_to_limit
+from layerparity.report.headline import asked_counts, coverage_lines
 from layerparity.report.heatmaps import (
     GROUPS,
     binning,
@@ -31,10 +32,9 @@ from layerparity.report.heatmaps import (
     token_heatmap,
 )
 from layerparity.report.measures import (
-    REL_L2,
     beyond,
     compared,
-    limit_text,
+    limits_texts,
     numeral,
     present,
     which,
@@ -42,10 +42,10 @@ from layerparity.report.measures import (
 from layerparity.report.noise_by_layer import accumulated_error, local_error
 from layerparity.report.reasons import reason
 from layerparity.report.reproduce import reproduce
-from layerparity.report.stages import beside, fold, severity, stages, table_rows
+from layerparity.report.stages import beside, first_wrong, fold, stages, table_rows
 from layerparity.report.svg import stylesheet
 from layerparity.report.time import where_time_went
-from layerparity.report.weights import weight_rows
+from layerparity.report.weights import finding_text, weight_rows
 
 _TEMPLATE = "report.html.j2"
 _BLOCK_OUT = ":out"
@@ -74,7 +74,8 @@ def render_html(verdict: Verdict, answer: Answer | None) -> str:
 
 
 def _context(verdict: Verdict, answer: Answer | None) -> dict[str, Any]:
-    found = stages(verdict.rows)
+    found = stages(verdict)
+    first = first_wrong(found)
     columns = Columns(found)
     measures = compared(verdict.rows)
     return {
@@ -84,7 +85,10 @@ def _context(verdict: Verdict, answer: Answer | None) -> dict[str, Any]:
         "words": words,
         "commands": reproduce(verdict),
         "warnings": warning_lines(verdict),
-        "evidence": {"weights": weight_rows(verdict), "coverage": coverage_lines(verdict)},
+        "evidence": {
+            "weights": weight_rows(verdict),
+            "coverage": [*words.left_out_lines(verdict), *coverage_lines(verdict)],
+        },
         "glyph": {outcome.value: glyph for outcome, glyph in words.GLYPH.items()},
         "heat_css": stylesheet(),
         "sides": _sides(verdict),
@@ -94,16 +98,18 @@ def _context(verdict: Verdict, answer: Answer | None) -> dict[str, Any]:
         "experts": experts(columns, verdict),
         "folds": fold(found),
         # The one stage whose table stands open.
-        "opened": next((each.key for each in found if each.outcome is Outcome.FAIL), ""),
+        "opened": "" if first is None else first.key,
         "measures": measures,
-        "rel_l2": REL_L2,
+        "gauge": lambda row: gauge_text(row, verdict.limits),
+        "finding_text": finding_text,
+        "asked": asked_counts(verdict),
         "which": which,
         "table_rows": table_rows,
         "figures": [each for each in figures(columns, verdict) if each.markup],
         "token_maps": _token_maps(columns, verdict),
         "time": where_time_went(verdict),
-        "limits": [limit_text(name, value) for name, value in verdict.limits.items()],
-        "beyond": lambda row, measure: beyond(row, measure, verdict.limits),
+        "limits": limits_texts(verdict),
+        "beyond": beyond,
         "glossary": [m for m in present(verdict.rows) if m.meaning],
     }
 
@@ -130,21 +136,22 @@ _FED = {
 
 def figures(columns: Columns, verdict: Verdict) -> list[Figure]:
     """Return the figures over all layers, in the order of the page."""
+    shown = Ordinate.of(verdict)
     return [
         Figure(
             "error",
             "Error by layer",
-            "Error by layer",
-            "Relative L2 error of each site against the golden, on a logarithmic axis."
-            + _FED.get(verdict.candidate.only_feed, ""),
-            error_by_layer(columns, verdict.limits.get(REL_L2.name)),
+            shown.title,
+            shown.words + _FED.get(verdict.candidate.only_feed, ""),
+            error_by_layer(columns, verdict),
         ),
         Figure(
             "metrics",
             "Metrics",
             "Layer × metric",
             "The worst value of each metric among the sites of a layer. Every line has its own "
-            "logarithmic scale of three decades or more; its worst value stands at the right.",
+            "scale: pale up to its limit, or to the largest value at a site that "
+            "passes. Its worst value stands at the right.",
             metric_heatmap(columns, verdict.limits),
         ),
     ]
@@ -158,22 +165,21 @@ def _sides(verdict: Verdict) -> list[tuple[str, str, str]]:
 
 
 def _focus(verdict: Verdict) -> dict[str, Any] | None:
-    """Return what the first section shows: the first failing row, else the largest error."""
+    """Return what the first section shows: the first wrong site, else the nearest to its limit."""
     row = words.first_failure(verdict)
     failed = row is not None
-    row = row or words.largest_error(verdict)
+    row = row or words.nearest(verdict)
     if row is None:
         return None
     stage = words.stage_of(row, verdict)
-    text = words.divergence_text(row, stage) if failed else f"The largest error is at {row.site}."
-    rest = [each for each in stages(verdict.rows) if each.outcome is Outcome.FAIL]
+    text = words.divergence_text(row, verdict) if failed else words.nearest_text(row, verdict)
     return {
         "row": row,
         "stage": stage,
         "path": beside(row, stage),
         "failed": failed,
         "text": text,
-        "also": len(rest) - 1,
+        "also": words.also_failing(row, verdict) if failed else "",
         "measures": present([row]),
     }
 
@@ -190,7 +196,7 @@ def _token_maps(columns: Columns, verdict: Verdict) -> list[TokenMap]:
 
 
 def _worst_component(verdict: Verdict) -> str:
-    """Return the class of site inside the blocks that fails first, else the one with most error."""
+    """Return the class of site in the blocks that fails first, else that nearest to its limit."""
     inside = [
         row
         for row in verdict.rows
@@ -199,7 +205,7 @@ def _worst_component(verdict: Verdict) -> str:
         and row.site.local != _BLOCK_OUT
     ]
     failed = [row for row in inside if row.outcome is Outcome.FAIL]
-    chosen = failed[0] if failed else max(inside, key=severity, default=None)
+    chosen = failed[0] if failed else nearest_to_limit(inside, verdict.limits)
     return chosen.site.local if chosen else ""
 
 
@@ -235,7 +241,7 @@ def portrait(columns: Columns, verdict: Verdict) -> dict[str, Any] | None:
     maps = [
         GroupMap(group, figure, per_row(shown, group))
         for group in GROUPS
-        if (figure := group_heatmap(columns, shown, group))
+        if (figure := group_heatmap(columns, shown, group, verdict.limits))
     ]
     return {
         "site": shown.site,

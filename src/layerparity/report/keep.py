@@ -11,6 +11,7 @@ from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import FILE_NAME, Outcome, Verdict
 from layerparity.report import headline as words
 from layerparity.report.answer import answer_of
+from layerparity.report.gauge import Ordinate, R
 from layerparity.report.html import render_html
 from layerparity.report.markdown import render_markdown
 from layerparity.report.table import closing_table, per_site_table
@@ -73,20 +74,40 @@ def _tags(verdict: Verdict) -> dict[str, str]:
 
 
 def _metrics(verdict: Verdict) -> Iterator[tuple[str, float, int]]:
+    """Yield what sites are judged by, by layer and at the worst, its limit, and the counts.
+
+    That is R, or how much of its limit an error takes; a plain error where nothing judges any.
+    """
+    shown = Ordinate.of(verdict)
+    judged = shown.limit is not None
+    yield from _by_layer(verdict, shown)
+    for outcome, count in words.asked_counts(verdict).items():
+        yield f"summary/{outcome}", float(count), 0
+    values = [shown.value(row, verdict.limits) for row in verdict.rows]
+    found = [math.inf if math.isnan(value) else value for value in values if value is not None]
+    if found and judged:
+        yield f"summary/worst {shown.label}", max(found), 0
+    elif found:
+        yield "summary/log10 worst rel_l2", _power(max(found)), 0
+    if shown.limit is not None:
+        yield f"summary/limit {shown.label}", shown.limit, 0
+
+
+def _by_layer(verdict: Verdict, shown: Ordinate) -> Iterator[tuple[str, float, int]]:
+    """Yield the metrics of sites in the prefill of blocks; the plain ones where there is no R."""
+    powers = () if shown.label == R.label else _POWERS
     for row in verdict.rows:
-        fed = row.kind is Kind.EXACT
-        if fed or row.site.layer is None or row.site.phase != "prefill":
+        layer = row.site.layer
+        if row.kind is Kind.EXACT or layer is None or row.site.phase != "prefill":
             continue
         label = (row.site.component or "block") + f".{row.site.end}"
+        value = shown.value(row, verdict.limits) if shown.limit is not None else None
+        if value is not None:
+            yield f"layer/{label} {shown.label}", value, layer
         for name in (name for name in _AS_THEY_ARE if name in row.metrics):
-            yield f"layer/{label} {name}", row.metrics[name], row.site.layer
-        for name in (name for name in _POWERS if name in row.metrics):
-            yield f"layer/{label} log10 {name}", _power(row.metrics[name]), row.site.layer
-    for outcome, count in verdict.counts.items():
-        yield f"summary/{outcome}", float(count), 0
-    errors = [row.metrics["rel_l2"] for row in verdict.rows if "rel_l2" in row.metrics]
-    if errors:
-        yield "summary/log10 worst rel_l2", _power(max(errors)), 0
+            yield f"layer/{label} {name}", row.metrics[name], layer
+        for name in (name for name in powers if name in row.metrics):
+            yield f"layer/{label} log10 {name}", _power(row.metrics[name]), layer
 
 
 def _power(value: float) -> float:

@@ -5,30 +5,29 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from layerparity.record.verdict import Outcome, Row, Verdict
+from layerparity.record.verdict import Outcome, Verdict
 from layerparity.report import headline as words
 from layerparity.report.answer import Answer
 from layerparity.report.cautions import warning_lines
 from layerparity.report.closeup import instead_text, worst_header, worst_rows
-from layerparity.report.headline import coverage_lines
-from layerparity.report.measures import REL_L2, limit_text, present
+from layerparity.report.gauge import gauge_text
+from layerparity.report.headline import asked_counts, coverage_lines
+from layerparity.report.measures import limits_texts, present
 from layerparity.report.reasons import reason
 from layerparity.report.reproduce import reproduce
 from layerparity.report.stages import fold, stages
-from layerparity.report.table import BESIDE, SHOWN
+from layerparity.report.table import BESIDE, JUDGED_BY, SHOWN, beside_cell, shown_cells
 from layerparity.report.time import time_table
 from layerparity.report.weights import weight_rows
 
 _MOST_FAILURES = 20
 _MOST_ELEMENTS = 8
-_AGAINST = f"{REL_L2.label} to the golden"
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!])")
 
 
 def render_markdown(verdict: Verdict, answer: Answer | None) -> str:
     """Return the report as GitHub-flavoured Markdown, ending in a newline."""
     weights = [[what, str(count), _plain(text)] for what, count, text in weight_rows(verdict)]
-    limits = [limit_text(name, limit) for name, limit in verdict.limits.items()]
     commands = [f"{command}  # {purpose}" for purpose, command in reproduce(verdict)]
     parts = [
         f"# {_plain(words.headline(verdict))}",
@@ -45,7 +44,7 @@ def render_markdown(verdict: Verdict, answer: Answer | None) -> str:
         _titled("By layer", _layers(verdict)),
         _titled("Failing sites", _failures(verdict)),
         _titled("Where the time went", _table(*time_table(verdict))),
-        _titled(f"Limits (tolerance={_plain(verdict.tolerance)})", _list(limits)),
+        _titled(f"Limits (tolerance={_plain(verdict.tolerance)})", _list(limits_texts(verdict))),
         _titled("Reproduce", _shell(commands)),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -54,6 +53,7 @@ def render_markdown(verdict: Verdict, answer: Answer | None) -> str:
 def answer_markdown(answer: Answer) -> str:
     """Return all of an answer but where, under a bold label for each part."""
     parts = [
+        f"**Also**\n\n{_list(answer.also)}" if answer.also else "",
         f"**Cause** {_plain(answer.cause)}" if answer.cause else "",
         _list(f"or {other}" for other in answer.others),
         f"**Evidence**\n\n{_list(answer.evidence)}" if answer.evidence else "",
@@ -75,22 +75,24 @@ def _runs(verdict: Verdict) -> str:
 
 
 def _coverage(verdict: Verdict) -> str:
-    counts = [f"{count} {name}" for name, count in verdict.counts.items()]
-    sites = f"{' + '.join(counts)} = {verdict.total} sites asked for."
-    lines = coverage_lines(verdict)
-    return f"{sites}\n\n{_list(lines)}" if lines else sites
+    counts = asked_counts(verdict)
+    sites = " + ".join(f"{count} {name}" for name, count in counts.items())
+    lines = [*words.left_out_lines(verdict), *coverage_lines(verdict)]
+    total = f"{sites} = {sum(counts.values())} sites asked for."
+    return f"{total}\n\n{_list(lines)}" if lines else total
 
 
 def _divergence(verdict: Verdict) -> str:
     row = words.first_failure(verdict)
     if row is None:
         return ""
-    text = words.divergence_text(row, words.stage_of(row, verdict))
+    text = words.divergence_text(row, verdict)
     metrics = []
     for measure in present([row]):
         against = f" (against the {measure.against})" if measure.against else ""
         metrics.append(f"{measure.label} {measure.show(row.metrics[measure.name])}{against}")
-    parts = [text, words.feed_note(verdict), reason(row), " · ".join(metrics)]
+    also, fed = words.also_failing(row, verdict), words.feed_note(verdict)
+    parts = [text, also, fed, reason(row), " · ".join(metrics)]
     return "\n\n".join(_plain(part) for part in parts if part)
 
 
@@ -106,31 +108,25 @@ def _worst(verdict: Verdict) -> str:
 
 
 def _layers(verdict: Verdict) -> str:
-    lines = [
-        [
-            _plain(each.name),
-            f"{words.GLYPH[each.outcome]} {each.outcome.value}",
-            f"`{each.shown.site}`",
-            _rel_l2(each.shown),
-            f"`{each.beside.site}` {_rel_l2(each.beside)}" if each.beside else "",
-            str(sum(len(stage.rows) for stage in each.stages)),
-        ]
-        for each in fold(stages(verdict.rows))
-    ]
-    return _table(["layer", "outcome", SHOWN, _AGAINST, BESIDE, "sites"], lines)
+    lines = []
+    for each in fold(stages(verdict)):
+        shown, judged = shown_cells(each, verdict)
+        outcome = f"{words.GLYPH[each.outcome]} {each.outcome.value}"
+        beside = _plain(beside_cell(each, verdict))
+        sites = str(sum(len(stage.rows) for stage in each.stages))
+        lines.append([_plain(each.name), outcome, f"`{shown}`", _plain(judged), beside, sites])
+    return _table(["layer", "outcome", SHOWN, JUDGED_BY, BESIDE, "sites"], lines)
 
 
 def _failures(verdict: Verdict) -> str:
     failed = [row for row in verdict.rows if row.outcome is Outcome.FAIL]
-    lines = [[f"`{r.site}`", _rel_l2(r), _plain(reason(r))] for r in failed[:_MOST_FAILURES]]
+    lines = [
+        [f"`{row.site}`", _plain(gauge_text(row, verdict.limits)), _plain(reason(row))]
+        for row in failed[:_MOST_FAILURES]
+    ]
     rest = len(failed) - len(lines)
-    table = _table(["site", _AGAINST, "reason"], lines)
+    table = _table(["site", JUDGED_BY, "reason"], lines)
     return f"{table}\n\nand {rest} more in the HTML report." if rest else table
-
-
-def _rel_l2(row: Row) -> str:
-    value = row.metrics.get(REL_L2.name)
-    return "–" if value is None else REL_L2.show(value)
 
 
 def _titled(title: str, body: str) -> str:

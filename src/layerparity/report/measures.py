@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from layerparity.anatomy.site import Kind
-from layerparity.record.verdict import Row
+from layerparity.record.verdict import Row, Verdict
 
 _CAP_DB = 320.0
 
@@ -36,8 +35,9 @@ class Measure:
     ``ideal`` is its value for identical tensors, ``bound`` the side a limit is on (``jointly``: it
     counts only together with another metric), and ``wrong`` an error that nobody takes for
     rounding. A ``detail`` stands with its site alone, not in the tables of many sites. ``against``
-    is the tensor that an error is measured from, where two stand side by side that differ in it.
-    ``group`` is what the worst is taken of: ``head``, ``channel``, ``expert`` or ``position``.
+    is the tensor that an error is measured from, where two stand side by side that differ in it. A
+    ``part`` is a share of the tokens, written as a percentage. ``group`` is what the worst is taken
+    of: ``head``, ``channel``, ``expert`` or ``position``.
     """
 
     name: str
@@ -48,6 +48,7 @@ class Measure:
     wrong: float = 1.0
     detail: bool = False
     against: str = ""
+    part: bool = False
     group: str = ""
 
     def badness(self, value: float) -> float:
@@ -64,6 +65,10 @@ class Measure:
     def show(self, value: float) -> str:
         """Write a value so that one close to its ideal is never rounded onto it."""
         gap = value - self.ideal
+        if self.part and math.isfinite(value):
+            shown = f"{100 * value:.3g}"
+            # What is not all of them is never rounded to 100 %.
+            return f"{100 * value:.6g} %" if shown == "100" and gap else f"{shown} %"
         if self.ideal == 1 and 0 < abs(gap) < 1e-3:
             return f"1{'−' if gap < 0 else '+'}{power(abs(gap), 0)}"
         if self.ideal == 100 and 0 < -gap < 1:
@@ -76,14 +81,6 @@ class Measure:
             return f"up to {numeral(limit)}, or not significant"
         around = " of 1" if self.bound == "within" else ""
         return f"{self.bound} {numeral(limit)}{around}"
-
-    def beyond(self, value: float, limit: float) -> bool:
-        """Say whether a value lies on the wrong side of a limit; NaN always does."""
-        if self.bound == "jointly":
-            return False
-        if self.bound == "within":
-            return not self.badness(value) <= limit
-        return not (value < limit if self.bound == "below" else value > limit)
 
 
 _GROUPS = ("head", "channel", "expert", "position")
@@ -177,6 +174,7 @@ CALIBRATED = (
         ideal=1.0,
         bound="above",
         detail=True,
+        part=True,
     ),
 )
 
@@ -191,7 +189,9 @@ MEASURES = (
     Measure("max_abs_diff", "max |Δ|", "Largest absolute difference of one element."),
     Measure("mean_abs_diff", "mean |Δ|", "Mean of the absolute differences."),
     Measure("median_abs_diff", "median |Δ|", "Median of the absolute differences, to 0.4 %."),
-    Measure("std_abs_diff", "std |Δ|", "Standard deviation of the absolute differences."),
+    Measure(
+        "std_abs_diff", "std |Δ|", "Standard deviation of the absolute differences (of a sample)."
+    ),
     Measure(
         "cosine_distance",
         "1 − cosine",
@@ -208,8 +208,8 @@ MEASURES = (
     Measure(
         "similarity_percentage",
         "similar %",
-        "Percentage of the elements with |Δ| ≤ 0.00001 + 1 % of the golden's value. It falls "
-        "quickly in bfloat16 although nothing is wrong.",
+        "Percentage of the elements with |Δ| ≤ atol + rtol·|candidate|, as torch.isclose has it. "
+        "It falls quickly in bfloat16 although nothing is wrong.",
         ideal=100.0,
         bound="above",
     ),
@@ -240,6 +240,7 @@ MEASURES = (
         "Share of the tokens whose sets of chosen experts are equal; their order is not looked at.",
         ideal=1.0,
         bound="above",
+        part=True,
     ),
     *(
         Measure(f"{side}_{name}", f"{side} {words}", f"{meaning} in the {side}.", detail=True)
@@ -267,8 +268,13 @@ def present(rows: Iterable[Row]) -> list[Measure]:
 
 
 def compared(rows: Iterable[Row]) -> list[Measure]:
-    """Return the measures that some row has and that sites are compared by, without details."""
-    return [measure for measure in present(rows) if not measure.detail]
+    """Return the measures that some row has and that sites are compared by.
+
+    Details are left out, but for those whose limit some row broke.
+    """
+    rows = list(rows)
+    broken = {breach.metric for row in rows for breach in row.breaches}
+    return [each for each in present(rows) if not each.detail or each.name in broken]
 
 
 def which(row: Row, measure: Measure) -> str:
@@ -277,11 +283,18 @@ def which(row: Row, measure: Measure) -> str:
     return "" if index is None or not measure.group else f"{measure.group} {index:.0f}"
 
 
-def beyond(row: Row, measure: Measure, limits: dict[str, float]) -> bool:
-    """Say whether a row's value breaks its limit; the limits speak of real numbers only."""
-    if row.kind is not Kind.REAL or measure.name not in limits or measure.name not in BY_NAME:
-        return False
-    return measure.beyond(row.metrics[measure.name], limits[measure.name])
+def beyond(row: Row, measure: Measure) -> bool:
+    """Say whether a row broke its limit on a measure: what was not judged breaks none."""
+    return any(breach.metric == measure.name for breach in row.breaches)
+
+
+def limits_texts(verdict: Verdict) -> list[str]:
+    """Return the limits of a verdict in words, and what it counts as similar where that is one."""
+    texts = [limit_text(name, limit) for name, limit in verdict.limits.items()]
+    if "similarity_percentage" in verdict.limits:
+        close = verdict.closeness
+        texts.append(f"similar: |Δ| ≤ {close.atol:g} + {close.rtol:g}·|candidate|")
+    return texts
 
 
 def limit_text(name: str, limit: float) -> str:

@@ -72,11 +72,17 @@ _SENTENCES = {
 }
 
 
-def reason(row: Row) -> str:
-    """Return why a site ended as it did; empty for one that passes."""
+def reason(row: Row, most: int | None = None) -> str:
+    """Return why a site ended as it did; empty for one that passes.
+
+    Of the limits that it broke the first ``most`` are said, all by default, and the rest counted.
+    """
     if row.why is not None:
         return reason_text(row.why)
-    broken = "; ".join(breach_text(each, row.metrics) for each in row.breaches)
+    said = row.breaches[:most]
+    rest = len(row.breaches) - len(said)
+    more = [f"{rest} more limit{'' if rest == 1 else 's'}"] if rest else []
+    broken = "; ".join([*(breach_text(each, row.metrics) for each in said), *more])
     return f"an exact site: {broken}" if row.kind is Kind.EXACT else broken
 
 

@@ -8,7 +8,7 @@ from layerparity.anatomy.site import PREFILL, Site, within
 from layerparity.ground.quoting import typed
 from layerparity.record.side import RunOrigin, Side
 from layerparity.record.verdict import Verdict
-from layerparity.report.headline import first_failure
+from layerparity.report.headline import shown_site
 
 # What a block run alone takes from its golden, or from the scope it is given instead.
 _REPLACED = ("inputs", "prompt", "seq_len", "generate", "feed", "scope", "layer", "start", "end")
@@ -40,8 +40,8 @@ def reproduce(verdict: Verdict) -> list[tuple[str, str]]:
     if golden.named and candidate.named:
         sides = {"golden": golden.named, "candidate": candidate.named}
         commands.append(("This comparison", _compare(verdict, sides)))
-    first = first_failure(verdict)
-    return [*commands, *(shown_again(verdict, first.site) if first else [])]
+    site = shown_site(verdict)
+    return [*commands, *(shown_again(verdict, site) if site is not None else [])]
 
 
 def next_lines(verdict: Verdict, site: Site) -> tuple[str, ...]:

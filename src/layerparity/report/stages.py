@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from layerparity.record.verdict import Outcome, Row
-from layerparity.report.measures import BY_NAME, REL_L2
+from layerparity.anatomy.site import Place
+from layerparity.record.guilt import Guilt
+from layerparity.record.verdict import Outcome, Row, Verdict
+from layerparity.record.weights import WeightFinding
+from layerparity.report.gauge import Limits, severity
 from layerparity.report.reasons import reason_of_steps
 
 _RANK = {
@@ -22,23 +24,9 @@ _FEW = 16
 _SHORT = {"embed_tokens": "embed", "lm_head": "head"}
 
 
-def severity(row: Row) -> float:
-    """Return a row's relative L2, else its worst other error; NaN is infinite, none is -1."""
-    if REL_L2.name in row.metrics:
-        found = [row.metrics[REL_L2.name]]
-    else:
-        found = [BY_NAME[n].badness(v) for n, v in row.metrics.items() if n in BY_NAME]
-    return max((math.inf if math.isnan(value) else value for value in found), default=-1.0)
-
-
-def worst(rows: Sequence[Row]) -> Row:
-    """Return the row that ended worst, and among equals the one with the largest error.
-
-    A disagreement of sets is no error in the same unit, so it speaks only where no error does.
-    """
-    return max(
-        rows, key=lambda row: (_RANK[row.outcome], REL_L2.name in row.metrics, severity(row))
-    )
+def worst(rows: Sequence[Row], limits: Limits) -> Row:
+    """Return the row that ended worst, and among equals the one that takes most of its limit."""
+    return max(rows, key=lambda row: (_RANK[row.outcome], *severity(row, limits)))
 
 
 def first_to_fail(rows: Sequence[Row]) -> Row | None:
@@ -70,11 +58,19 @@ def forward_order(rows: Sequence[Row]) -> list[Row]:
 
 @dataclass(frozen=True)
 class Stage:
-    """One block, or one module outside them, with its rows (at least one) in forward order."""
+    """One block, or one module outside them, with its rows (at least one) in forward order.
+
+    ``guilt`` is what goes wrong in it by itself, and ``leads`` says that this is the first wrong
+    place of all. ``faults`` are wrong weights of it, ``limits`` what its rows are judged by.
+    """
 
     key: str
     layer: int | None
     rows: tuple[Row, ...]
+    limits: Limits
+    guilt: Guilt | None = None
+    leads: bool = False
+    faults: tuple[WeightFinding, ...] = ()
 
     @property
     def name(self) -> str:
@@ -89,20 +85,30 @@ class Stage:
     @property
     def worst(self) -> Row:
         """The row that ended worst."""
-        return worst(self.rows)
+        return worst(self.rows, self.limits)
 
     @property
     def shown(self) -> Row:
-        """The row that stands for the stage: the first to fail, else the worst.
+        """The row that stands for the stage: what shows its guilt, else the first to fail.
 
-        What comes after the first failure may only follow from it, however large it is.
+        Where none fails it is the worst. What comes after the first failure may only follow from
+        it, however large it is.
         """
-        return first_to_fail(self.rows) or self.worst
+        site = self.guilt.site if self.guilt is not None else None
+        shows = next((row for row in self.rows if row.site == site), None)
+        return shows or first_to_fail(self.rows) or self.worst
+
+    @property
+    def weight(self) -> WeightFinding | None:
+        """What is wrong with its weights, where no site of it fails."""
+        if self.worst.outcome is Outcome.FAIL or not self.faults:
+            return None
+        return (self.guilt.weights if self.guilt is not None else None) or self.faults[0]
 
     @property
     def outcome(self) -> Outcome:
-        """How the stage ends: as its worst row."""
-        return self.worst.outcome
+        """How the stage ends: as its worst row, and a wrong weight fails it as well."""
+        return Outcome.FAIL if self.faults else self.worst.outcome
 
 
 def beside(row: Row, stage: Stage) -> list[Row]:
@@ -137,12 +143,35 @@ def table_rows(stage: Stage) -> tuple[list[Row], list[tuple[int, str]]]:
     return rows, [(count, said) for said, count in many.items()]
 
 
-def stages(rows: Sequence[Row]) -> list[Stage]:
-    """Group rows by stage, in forward order; nothing is dropped."""
+def stages(verdict: Verdict) -> list[Stage]:
+    """Group a verdict's rows by stage, in forward order; nothing is dropped."""
     groups: dict[str, list[Row]] = {}
-    for row in forward_order(rows):
+    for row in forward_order(verdict.rows):
         groups.setdefault(row.site.place.stage, []).append(row)
-    return [Stage(key, found[0].site.layer, tuple(found)) for key, found in groups.items()]
+    first = [verdict.guilty] if verdict.guilty is not None else []
+    guilts = {each.place.stage: each for each in (*first, *verdict.further)}
+    faults: dict[str, list[WeightFinding]] = {}
+    for each in verdict.weights:
+        stage = each.stage if each.layer is None else str(Place(each.layer))
+        faults.setdefault(stage, []).extend([each] if each.is_fault else [])
+    return [
+        Stage(
+            key,
+            rows[0].site.layer,
+            tuple(rows),
+            verdict.limits,
+            guilts.get(key),
+            verdict.guilty is not None and guilts.get(key) is verdict.guilty,
+            tuple(faults.get(key, ())),
+        )
+        for key, rows in groups.items()
+    ]
+
+
+def first_wrong(found: Sequence[Stage]) -> Stage | None:
+    """Return the stage of the first wrong place, else the first that fails; None for none."""
+    failing = [stage for stage in found if stage.outcome is Outcome.FAIL]
+    return next((stage for stage in failing if stage.leads), next(iter(failing), None))
 
 
 @dataclass(frozen=True)
@@ -160,12 +189,17 @@ class Fold:
     @property
     def worst(self) -> Row:
         """The row that ended worst."""
-        return worst([stage.worst for stage in self.stages])
+        return worst([stage.worst for stage in self.stages], self.stages[0].limits)
 
     @property
     def shown(self) -> Row:
-        """The row that stands for all: the first stage's first to fail, else the worst."""
-        return first_to_fail(self.stages[0].rows) or self.worst
+        """The row that stands for all: where one fails the first stage's, else the worst."""
+        return self.stages[0].shown if self.outcome is Outcome.FAIL else self.worst
+
+    @property
+    def weight(self) -> WeightFinding | None:
+        """What is wrong with the first stage's weights, where no site of it fails."""
+        return self.stages[0].weight
 
     @property
     def beside(self) -> Row | None:
@@ -181,11 +215,12 @@ class Fold:
 def fold(found: Sequence[Stage]) -> list[Fold]:
     """Put neighbouring blocks of one outcome together where there are too many to read.
 
-    The first failing stage and what stands outside the blocks keep lines of their own.
+    The first wrong stage and what stands outside the blocks keep lines of their own, and what goes
+    wrong by itself is put together with its like only.
     """
     if len(found) <= _FEW:
         return [Fold((stage,)) for stage in found]
-    first = next((stage for stage in found if stage.outcome is Outcome.FAIL), None)
+    first = first_wrong(found)
     groups: list[list[Stage]] = []
     for stage in found:
         last = groups[-1][-1] if groups else None
@@ -199,4 +234,5 @@ def fold(found: Sequence[Stage]) -> list[Fold]:
 def _alike(before: Stage, after: Stage) -> bool:
     if before.layer is None or after.layer is None:
         return False
-    return after.layer == before.layer + 1 and after.outcome is before.outcome
+    alike = after.outcome is before.outcome and (after.guilt is None) is (before.guilt is None)
+    return alike and after.layer == before.layer + 1

@@ -152,37 +152,48 @@ def _gamma(linear: float) -> float:
     return 1.055 * linear ** (1 / 2.4) - 0.055
 
 
-_DECADES = 3.0
+# Decades that an error which is wrong for certain lies above the scale, at the least and usually.
+_ABOVE, _DECADES = 2.0, 3.0
+# The first steps of the ramp, pale ones, are for errors within the limit; these are for others.
+_CALM, _LOUD = 3, 6
 
 
 @dataclass(frozen=True)
 class Shade:
-    """A logarithmic scale from ``low`` to ``high``, both exponents of ten."""
+    """A scale of errors: even up to a limit, logarithmic beyond it; both are exponents of ten.
 
-    low: float
+    An error within the limit is pale, whatever the others are; one beyond it never is.
+    """
+
+    limit: float
     high: float
 
     @classmethod
-    def over(cls, errors: Iterable[float], wrong: float = 1.0, limit: float = 0.0) -> Shade:
-        """Fit the scale to the positive finite errors, but for the smallest tenth, which is pale.
+    def over(
+        cls,
+        errors: Iterable[float],
+        passing: Iterable[float] = (),
+        limit: float = 0.0,
+        wrong: float = 1.0,
+    ) -> Shade:
+        """Fit a scale to errors, of which the ``passing`` ones broke no limit.
 
-        It spans three decades or more, so that small differences do not look dramatic. The room is
-        taken above small errors (they stay pale) and below those that are ``wrong`` for certain.
-        It reaches to the ``limit``, where there is one: what is far from it stays pale too.
+        It is anchored at the ``limit``, or at the largest error that passes where that is larger or
+        there is no limit. Without either it is far below one that is ``wrong`` for certain.
         """
-        found = sorted(math.log10(error) for error in errors if 0 < error < math.inf)
-        top = math.log10(wrong)
-        if not found:
-            return cls(top - _DECADES, top)
-        low = found[len(found) // 10]
-        reach = [math.log10(limit)] if limit > 0 else []
-        high = max(found[-1], min(top, low + _DECADES), *reach)
-        return cls(min(low, high - _DECADES), high)
+        found = [math.log10(error) for error in errors if 0 < error < math.inf]
+        kept = [error for error in (limit, *passing) if 0 < error < math.inf]
+        anchor = math.log10(max(kept, default=wrong * 10**-_DECADES))
+        return cls(anchor, max([anchor + _ABOVE, *found]))
 
     def step(self, error: float) -> int:
         """Return the step of a positive finite error."""
-        share = (math.log10(error) - self.low) / (self.high - self.low)
-        return min(max(int(share * STEPS), 0), STEPS - 1)
+        size = math.log10(error)
+        # Rounded, so that the very error that is the anchor does not lie beyond it.
+        if round(size, 9) <= round(self.limit, 9):
+            return min(int(_CALM * 10.0 ** (size - self.limit)), _CALM - 1)
+        share = (size - self.limit) / (self.high - self.limit)
+        return min(_LOUD + int(share * (STEPS - _LOUD)), STEPS - 1)
 
     def classes(self, error: float) -> tuple[str, str]:
         """Return the CSS classes of a cell and of the text on it."""
@@ -194,12 +205,22 @@ class Shade:
         return f"q{step}", f"t{step}"
 
 
-def key(least: str, most: str, limited: bool = False) -> str:
-    """Return the key of a heat map as a list: the scale between its ends, and special cells."""
-    swatches = "".join(tag("i", "", class_=f"w{step}") for step in range(STEPS))
-    scale = tag("span", swatches, class_="scale", aria_hidden="true")
+def key(least: str, most: str, anchor: str, limited: bool = False) -> str:
+    """Return the key of a heat map as a list: the scale between its ends, and special cells.
+
+    ``anchor`` says what the pale colours end at.
+    """
+    calm, loud = (
+        tag(
+            "span",
+            "".join(tag("i", "", class_=f"w{step}") for step in steps),
+            class_="scale",
+            aria_hidden="true",
+        )
+        for steps in (range(_CALM), range(_LOUD, STEPS))
+    )
     items = [
-        tag("li", escape(least), " ", scale, " ", escape(most)),
+        tag("li", escape(least), " ", calm, " ", escape(anchor), " ", loud, " ", escape(most)),
         _item("wz", "error exactly 0"),
         _item("wn", "NaN or infinite"),
         _item("wb", "no value"),

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from layerparity.record.verdict import Outcome, Row, Verdict
+from layerparity.record.verdict import Outcome, Verdict
 from layerparity.report import headline as words
 from layerparity.report.cautions import warning_lines
+from layerparity.report.gauge import gauge, gauge_text
 from layerparity.report.headline import coverage_lines
-from layerparity.report.measures import REL_L2, numeral, present
+from layerparity.report.measures import present
 from layerparity.report.reasons import reason
-from layerparity.report.stages import fold, forward_order, stages
-from layerparity.report.weights import weight_lines
+from layerparity.report.stages import Fold, fold, forward_order, stages
+from layerparity.report.weights import finding_text, weight_lines
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 SHOWN = "first to fail, else worst"
 BESIDE = "worst beside it"
-_REASONS = 3
+JUDGED_BY = "judged by"
+# Broken limits of a site that are said: a line of a terminal is narrow.
+_SAID = 1
 _STYLE = {
     Outcome.PASS: "green",
     Outcome.FAIL: "bold red",
@@ -49,30 +51,50 @@ def closing_table(verdict: Verdict) -> Table:
     failing = verdict.outcome is Outcome.FAIL
     for name in ("layer", "outcome", SHOWN if failing else "worst site"):
         table.add_column(name, overflow="fold")
-    # What it is relative to stands beside a multiple of the floor, which is against the reference.
-    table.add_column(f"{REL_L2.label} (golden)", justify="right", min_width=6)
-    found = fold(stages(verdict.rows))
+    table.add_column(JUDGED_BY, no_wrap=True)
+    found = fold(stages(verdict))
     if any(each.beside for each in found):
         table.add_column(BESIDE, overflow="fold")
     table.add_column("reason", overflow="fold")
     for each in found:
-        row, outcome = each.shown, Text(each.outcome.value, style=_STYLE[each.outcome])
         # Text, not str: rich would read "[...]" in a reason as its own markup.
-        layer = Text(each.name.replace("–", "-"))
-        cells: list[Any] = [layer, outcome, Text(str(row.site)), _rel_l2(row)]
+        cells: list[Any] = [Text(each.name.replace("–", "-"))]
+        cells.append(Text(each.outcome.value, style=_STYLE[each.outcome]))
+        cells += [Text(cell) for cell in shown_cells(each, verdict)]
         if len(table.columns) > len(cells) + 1:
-            worse = each.beside
-            cells.append(Text(f"{worse.site} {_rel_l2(worse)}" if worse is not None else ""))
-        table.add_row(*cells, Text(reason(row)))
+            cells.append(Text(beside_cell(each, verdict)))
+        table.add_row(*cells, Text(why_text(each)))
     return table
+
+
+def shown_cells(each: Fold, verdict: Verdict) -> tuple[str, str]:
+    """Return what stands for some layers, and what it is judged by: a site, or a weight."""
+    weight = each.weight
+    if weight is not None:
+        return f"{weight.module} (weights)", "-"
+    return str(each.shown.site), gauge_text(each.shown, verdict.limits)
+
+
+def beside_cell(each: Fold, verdict: Verdict) -> str:
+    """Return the worst row of some layers beside the shown one; empty where there is none."""
+    row = each.beside
+    found = gauge(row, verdict.limits) if row is not None else None
+    value = f" {found.value_text}" if found is not None else ""
+    return "" if row is None else f"{row.site}{value}"
+
+
+def why_text(each: Fold) -> str:
+    """Return why some layers end as they do: the reason of what is shown of them."""
+    return reason(each.shown, _SAID) if each.weight is None else finding_text(each.weight)
 
 
 def per_site_table(verdict: Verdict) -> dict[str, list[Any]]:
     """Return one row per site in forward order, as columns of equal length.
 
-    Columns: site, layer (None outside the blocks), component, kind, outcome, reason, then every
-    metric that some row has. A metric is a float, None where the row has no such metric, and the
-    text ``NaN``, ``inf`` or ``-inf`` where it is not finite, because JSON would drop it.
+    Columns: site, layer (None outside the blocks), component, kind, outcome, reason, what it is
+    judged by, then every metric that some row has. A metric is a float, None where the row has no
+    such metric, and the text ``NaN``, ``inf`` or ``-inf`` where it is not finite, because JSON
+    would drop it.
     """
     rows = forward_order(verdict.rows)
     columns: dict[str, list[Any]] = {
@@ -82,6 +104,7 @@ def per_site_table(verdict: Verdict) -> dict[str, list[Any]]:
         "kind": [row.kind.value for row in rows],
         "outcome": [row.outcome.value for row in rows],
         "reason": [reason(row) for row in rows],
+        JUDGED_BY: [gauge_text(row, verdict.limits) for row in rows],
     }
     for measure in present(rows):
         columns[measure.name] = [_storable(row.metrics.get(measure.name)) for row in rows]
@@ -89,23 +112,11 @@ def per_site_table(verdict: Verdict) -> dict[str, list[Any]]:
 
 
 def _caption(verdict: Verdict) -> str:
-    counts = " + ".join(f"{n} {name}" for name, n in verdict.counts.items() if n)
-    lines = [f"{counts or 'nothing'} = {verdict.total} sites asked for"]
-    skipped = Counter(reason(r) for r in verdict.rows if r.outcome is Outcome.SKIPPED)
-    lines += [f"skipped: {n} {why}" for why, n in skipped.most_common(_REASONS)]
+    lines = [words.counts_text(verdict), *words.left_out_lines(verdict)]
     lines.append(f"whole model: {words.whole_model(verdict)}")
     lines += [*weight_lines(verdict), *coverage_lines(verdict)]
     lines += [f"warning: {each}" for each in warning_lines(verdict)]
     return "\n".join(lines)
-
-
-def _rel_l2(row: Row) -> str:
-    value = row.metrics.get(REL_L2.name)
-    if value is None:
-        return "-"
-    if math.isinf(value):
-        return "golden is 0"
-    return numeral(value) if math.isfinite(value) else "NaN"
 
 
 def _storable(value: float | None) -> float | str | None:

@@ -98,20 +98,50 @@ def conclude(bench: Bench, result: SearchResult) -> Conclusion:
         answer = Answer(
             f"The accumulated error leaves rounding at {result.place}, but {result.place} alone is "
             "right",
-            "the error is spread over the blocks before it, or comes from how they are joined",
+            cause="the error is spread over the blocks before it, or comes from how they are "
+            "joined",
             next=bench.scanning(),
         )
-        return Conclusion(result, answer, Exit.INCONCLUSIVE, verdict)
+        return _concluded(result, answer, Exit.INCONCLUSIVE, verdict)
     commands = bench.commands(guilt.layer, guilt.component, guilt.decoding)
-    named = answer_of(verdict, commands, last=bool(result.note))
+    further = _further(guilt, verdict, result)
+    named = answer_of(verdict, commands, last=bool(result.note), further=further)
     assert named is not None
     notes = [each for each in (note, result.note) if each]
     answer = replace(named, evidence=(*named.evidence, *notes))
-    return Conclusion(result, answer, Exit.FAILED, verdict)
+    return _concluded(result, answer, Exit.FAILED, verdict)
+
+
+def _concluded(
+    result: SearchResult, answer: Answer, ending: Exit, verdict: Verdict | None
+) -> Conclusion:
+    """Return a conclusion whose verdict, and so its report, ends as the bisection does."""
+    ends = {Exit.OK: Outcome.PASS, Exit.FAILED: Outcome.FAIL}
+    outcome = ends.get(ending, Outcome.INCONCLUSIVE)
+    if verdict is not None and verdict.outcome is not outcome:
+        whole = replace(verdict.whole, outcome=outcome)
+        verdict = replace(verdict, outcome=outcome, whole=whole)
+    return Conclusion(result, answer, ending, verdict)
+
+
+def _further(guilt: Guilt, verdict: Verdict, result: SearchResult) -> list[Guilt]:
+    """Return what else goes wrong by itself: by the verdict on the place, and by the search's."""
+    searched = result.verdict
+    first = [] if searched is None or searched.guilty is None else [searched.guilty]
+    later = () if searched is None else searched.further
+    by_stage: dict[str, Guilt] = {}
+    for each in (*first, *later, *verdict.further):
+        by_stage.setdefault(each.place.stage, each)
+    by_stage.pop(guilt.place.stage, None)
+    return list(by_stage.values())
 
 
 def _nothing_wrong(bench: Bench, result: SearchResult) -> Conclusion:
     verdict = result.verdict
+    if verdict is not None and verdict.outcome is Outcome.FAIL:
+        answer = answer_of(verdict)
+        assert answer is not None, "a verdict that fails has a place, or a site that fails"
+        return _concluded(result, answer, Exit.FAILED, verdict)
     commands: tuple[str, ...] = ()
     evidence: tuple[str, ...] = ()
     ending = Exit.INCONCLUSIVE
@@ -123,7 +153,8 @@ def _nothing_wrong(bench: Bench, result: SearchResult) -> Conclusion:
         ending = Exit.OK
     else:
         where = "Nothing fails, but not everything could be judged: job=compare lists what was not"
-    return Conclusion(result, Answer(where, evidence=evidence, next=commands), ending, verdict)
+    answer = Answer(where, evidence=evidence, next=commands)
+    return _concluded(result, answer, ending, verdict)
 
 
 def _descended(bench: Bench, result: SearchResult) -> tuple[Verdict, str]:

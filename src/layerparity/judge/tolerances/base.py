@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from layerparity.anatomy.site import Kind
+from layerparity.numbers.closeness import Closeness
 from layerparity.record.verdict import Breach
 
 
@@ -21,6 +22,10 @@ class Tolerance(Protocol):
     @property
     def knows_chains(self) -> bool:
         """Whether it knows what clean chains become; a right chain exceeds one that does not."""
+
+    @property
+    def closeness(self) -> Closeness:
+        """Which elements are similar, for the metric that counts them."""
 
     def limits(self) -> dict[str, float]:
         """Return the limits by name, for the record."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from layerparity.anatomy.site import Kind
+from layerparity.numbers.closeness import CLOSE, Closeness
 from layerparity.record.verdict import Breach, Row
 from layerparity.settings.key import key
 
@@ -55,6 +56,11 @@ class CalibratedTolerance:
     def knows_chains(self) -> bool:
         """Yes: a chain is judged by the floors of clean chains."""
         return True
+
+    @property
+    def closeness(self) -> Closeness:
+        """The usual one: it judges nothing by it."""
+        return CLOSE
 
     def limits(self) -> dict[str, float]:
         """Return the limits by metric."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from layerparity.anatomy.site import Kind
+from layerparity.numbers.closeness import Closeness
 from layerparity.record.verdict import SIMILARITIES, Breach
 from layerparity.settings.key import key
 
@@ -24,6 +25,8 @@ class FixedTolerance:
     similarity_percentage: float = key(95.0, "percentage of similar elements, above", least=0)
     cosine_similarity: float = key(0.99, "cosine of both tensors, above", least=-1, most=1)
     pearson: float = key(0.99, "correlation of both tensors, above", least=-1, most=1)
+    rtol: float = key(1e-3, "what makes elements similar: a part of the candidate's value", least=0)
+    atol: float = key(1e-3, "and a difference that is allowed beside it", least=0)
 
     @property
     def knows_rounding(self) -> bool:
@@ -34,6 +37,11 @@ class FixedTolerance:
     def knows_chains(self) -> bool:
         """No: it holds a chain to the limits of one block."""
         return False
+
+    @property
+    def closeness(self) -> Closeness:
+        """Its own ``rtol`` and ``atol``."""
+        return Closeness(self.rtol, self.atol)
 
     def limits(self) -> dict[str, float]:
         """Return the limits by metric: a cosine distance for the cosine similarity."""

@@ -18,15 +18,14 @@ def mean(count: float, total: float) -> float:
 
 
 def standard_deviation(count: float, total: float, squares: float) -> float:
-    """Return the standard deviation of |d| (population) from the sums of |d| and d^2.
+    """Return the standard deviation of |d| (of a sample, as torch's) from the sums of |d| and d^2.
 
-    NaN of nothing. The cancelled sum leaves 1e-8 of the mean where all differences are equal, which
-    is below anything read from it.
+    NaN of fewer than two. The cancelled sum leaves 1e-8 of the mean where all differences are
+    equal, which is below anything read from it.
     """
-    if not count:
+    if count < 2:
         return float("nan")
-    mean = total / count
-    return math.sqrt(max(0.0, squares / count - mean * mean))
+    return math.sqrt(max(0.0, squares - total * total / count) / (count - 1))
 
 
 @dataclass(frozen=True)

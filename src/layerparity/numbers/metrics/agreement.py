@@ -13,11 +13,10 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def percentage(similar: float, size: float) -> float:
-    """Return 100 x similar / all elements, where similar is |d| <= atol + rtol |g|, as in isclose.
+    """Return 100 x similar / all elements, where similar is |d| <= atol + rtol |c|, as in isclose.
 
-    An element that is not finite is similar to none; NaN of none. The seeds name the metric and its
-    limit (95 %) but no tolerance: 1 % of the golden's value, about one step of bfloat16, and 1e-5
-    near zero (`pair_sums.RTOL` and `ATOL`).
+    ``torch.isclose(golden, candidate)`` holds a difference against its second tensor. See
+    `layerparity.numbers.closeness`. An element that is not finite is similar to none; NaN of none.
     """
     return 100.0 * similar / size if size else float("nan")
 
