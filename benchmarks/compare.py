@@ -119,6 +119,7 @@ def beside(rows: int, dtype: torch.dtype, repeats: int, clock: Clock) -> dict[st
     """Return milliseconds by what is done at one site, medians of alternating runs."""
     from layerparity.ground.files import tensor_digest
     from layerparity.numbers.clean import wider
+    from layerparity.numbers.clean_slopes import CleanSlopes
     from layerparity.numbers.deviation import JudgedSite, deviation
     from layerparity.numbers.floor import measure_floor
     from layerparity.numbers.token_sums import TokenLayout
@@ -131,7 +132,15 @@ def beside(rows: int, dtype: torch.dtype, repeats: int, clock: Clock) -> dict[st
     sent = torch.rand(rows, 256).topk(8).indices
     routed = torch.zeros(rows, 256, dtype=torch.bool).scatter_(1, sent, value=True)
     site = JudgedSite(
-        side, given, reference, mask.nonzero().flatten(), rows, laid, floor, floor.spread, 2**-8
+        side,
+        given,
+        reference,
+        mask.nonzero().flatten(),
+        rows,
+        laid,
+        floor,
+        CleanSlopes(floor.slopes),
+        2**-8,
     )
     jobs = {
         "every two-tensor metric": lambda: ours(golden, candidate),

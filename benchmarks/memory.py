@@ -18,6 +18,7 @@ from layerparity.anatomy.site import Kind, Site
 from layerparity.ground.files import tensor_digest
 from layerparity.judge.conclude import conclude
 from layerparity.judge.tolerances.calibrated import CalibratedTolerance
+from layerparity.numbers.clean_slopes import SlopeSample
 from layerparity.record.folder import RunFolder, reference_file
 from layerparity.record.manifest import Feed, Manifest, ModelPrint, Record, SitePatterns
 from layerparity.record.references import ISOLATED, ReferenceEntry, ReferenceWriter, StoredFloor
@@ -95,7 +96,11 @@ def _references(folder: Path, sites: list[Site], value: torch.Tensor, digest: st
         hashes = {name: tensor_digest(tensor) for name, tensor in names.items()}
         file = reference_file(site.path, site.end)
         _write(folder / file, str(site), value, names)
-        kept = {"float32": StoredFloor(("one",), {"whole": 1.0, "channel": 1.0})}
+        kept = {
+            "float32": StoredFloor(
+                ("one",), {each: SlopeSample(1.0, 1) for each in ("whole", "channel")}
+            )
+        }
         stage = f"layers.{site.layer}"
         writer.entries.append(
             ReferenceEntry(site, stage, ISOLATED, file, hashes | {str(site): digest}, kept)

@@ -12,15 +12,18 @@ from conftest import Ended
 
 from layerparity.anatomy.site import Kind, Site
 from layerparity.ground.errors import Exit, UserError
+from layerparity.judge.conclude import noisier
 from layerparity.judge.decide import decide
 from layerparity.judge.references import SiteReference
 from layerparity.judge.routing import flips
 from layerparity.judge.tolerances.calibrated import CalibratedTolerance, limits_of
+from layerparity.numbers.clean_slopes import CleanSlopes
 from layerparity.numbers.floor import Floor
 from layerparity.record.folder import MANIFEST, REFERENCE_INDEX, RunFolder
 from layerparity.record.reason import Reason, ReasonKind
 from layerparity.record.references import ISOLATED, StoredReferences
 from layerparity.record.verdict import Outcome, Row
+from layerparity.report.cautions import caution_text
 from layerparity.report.reasons import breach_text
 
 Run = Callable[..., Ended]
@@ -151,8 +154,53 @@ def scores(values: torch.Tensor, noise: float) -> SiteReference:
     """Return scores [tokens, experts] whose clean evaluations differ by ``noise`` (RMS)."""
     tokens = torch.full((1, values.shape[0]), noise**2 * values.shape[1])
     return SiteReference(
-        values, Floor(("way",), tokens, torch.ones(1, values.shape[1])), {}, ISOLATED
+        values, Floor(("way",), tokens, torch.ones(1, values.shape[1])), CleanSlopes(), ISOLATED
     )
+
+
+@pytest.mark.parametrize("name", ["slope_token", "slope_token_head"])
+def test_factors_of_tokens_fail_where_they_matter_and_clean_ways_show_none(name: str) -> None:
+    clean = {"error_ratio": 0.9, "norm_ratio": 1.0}
+    assert not LIMITS.breaches(Kind.REAL, {**clean, name: 0.0001, f"{name}_ratio": 50.0})
+    assert not LIMITS.breaches(Kind.REAL, {**clean, name: 0.01, f"{name}_ratio": 1.3})
+    metrics = {**clean, name: 0.0012, f"{name}_ratio": 3.4}
+    (said,) = LIMITS.breaches(Kind.REAL, metrics)
+    whose = "each head of a token" if name.endswith("head") else "each token"
+    assert breach_text(said, metrics) == (
+        f"{whose} has a factor of its own, off by 0.120% (RMS), 3.4 times what clean computations "
+        "show"
+    )
+
+
+def test_a_token_fails_that_stands_out_and_is_past_its_floor() -> None:
+    clean = {"error_ratio": 0.9, "norm_ratio": 1.0, "outlier_index": 11.0}
+    assert not LIMITS.breaches(Kind.REAL, {**clean, "outlier": 1.5, "outlier_z": 30.0})
+    assert not LIMITS.breaches(Kind.REAL, {**clean, "outlier": 4.2, "outlier_z": 8.6})
+    metrics = {**clean, "outlier": 3.1, "outlier_z": 14.0}
+    (said,) = LIMITS.breaches(Kind.REAL, metrics)
+    assert (said.metric, said.group) == ("outlier", 11)
+    assert breach_text(said, metrics).startswith("the error of token 11 stands out: 3.1 times")
+
+
+def test_a_candidate_that_is_noisier_in_every_block_is_told() -> None:
+    def rows(*ratios: float, local: str = "mlp:out") -> list[Row]:
+        return [
+            Row(
+                Site.inside(layer, local),
+                Kind.REAL,
+                Outcome.PASS,
+                metrics={"error_ratio": 0.5 * ratio, "golden_error_ratio": 0.5},
+            )
+            for layer, ratio in enumerate(ratios)
+        ]
+
+    same = (["bfloat16"], ["bfloat16"])
+    assert noisier(rows(1.5, 1.1, 1.4), *same) == []
+    assert noisier(rows(1.5), *same) == []
+    assert noisier(rows(9.0, 9.0), ["float32"], ["bfloat16"]) == []
+    (found,) = noisier([*rows(1.1, 1.3, local=":in"), *rows(1.5, 1.3, 1.4)], *same)
+    assert found.values == {"site": "mlp:out", "blocks": 3, "times": pytest.approx(1.3)}
+    assert "at least 1.30 times the golden's in all 3 blocks" in caution_text(found)
 
 
 def test_a_flip_at_a_tie_is_noise_and_another_is_not() -> None:

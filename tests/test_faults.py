@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from layerparity.ground.errors import UserError
 from layerparity.mistakes.catalogue import catalogue, known_fault
 from layerparity.mistakes.fault import PHASES, Fault
 from layerparity.mistakes.mutations.draw import KINDS, Mutation, mutations
+from layerparity.mistakes.mutations.modules import precision
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.run.ports.base import Assets, Call, Observed
 from layerparity.run.ports.fault import FaultPort
@@ -326,7 +328,7 @@ def test_mutations_begin_at_their_component(made_too, good, dtype: DType) -> Non
     for each in mutations(5, 120, port._block(LAYER)):
         port.fault = each
         if port._reason(LAYER):
-            assert each.kind == "precision" and dtype is DType.bfloat16
+            assert each.kind == "precision"
             continue
         wrong = changed(mutated(port, call, right["layers.0"].output), right[f"layers.{LAYER}"])
         seen.setdefault(each.kind, []).append(bool(wrong))
@@ -336,6 +338,25 @@ def test_mutations_begin_at_their_component(made_too, good, dtype: DType) -> Non
         seen, True
     )
     assert len(seen) == len(KINDS)
+
+
+def test_what_is_computed_in_float32_inside_a_16_bit_block_is_computed_in_16_bits(
+    made_too, good
+) -> None:
+    right = good("minimax_m2", DType.bfloat16)[0]
+    port = FaultPort(assets(made_too("minimax_m2"), DType.bfloat16), "mutation", [LAYER], seed=5)
+    _, call = padded_batch()
+    inner = [each for each in precision(Random(0), port._block(LAYER)) if "float32" in each.story]
+    paths = {each.component for each in inner}
+    assert paths >= {"input_layernorm", "self_attn", "self_attn.q_norm", "mlp.gate"}
+    for each in inner:
+        port.fault = each
+        assert not port._reason(LAYER)
+        wrong = changed(mutated(port, call, right["layers.0"].output), right[f"layers.{LAYER}"])
+        assert wrong and starts_at(each.component, wrong[0]), (each.story, wrong)
+    alone = FaultPort(assets(made_too("minimax_m2"), DType.float32), "mutation", [LAYER], seed=5)
+    alone.fault = inner[0]
+    assert "computes everything in it" in alone._reason(LAYER)
 
 
 def mutated(port: FaultPort, call: Call, given: torch.Tensor) -> Observed:

@@ -21,6 +21,7 @@ from layerparity.ground.files import text_digest
 from layerparity.ground.profile import RunProfile, Spent, StageProfile
 from layerparity.judge.conclude import conclude
 from layerparity.judge.tolerances.fixed import FixedTolerance
+from layerparity.numbers.clean_slopes import SlopeSample
 from layerparity.numbers.floor import Floor
 from layerparity.record import folder as names
 from layerparity.record.folder import RunFolder
@@ -44,7 +45,7 @@ def full_run(folder: Path, seed: int = 0) -> StoredRun:
     """Write a run that has every file; the golden's reference is as good as its values."""
     tensors = sites(seed)
     writer = ReferenceWriter(folder)
-    floor = Floor(("way",), torch.ones(1, 10), torch.ones(1, 8), {"whole": 1.0})
+    floor = Floor(("way",), torch.ones(1, 10), torch.ones(1, 8), {"whole": SlopeSample(0.5, 1)})
     site = Site.parse("layers.0:out")
     writer.write("layers.0", ISOLATED, "layers.0", {site: (tensors[str(site)], {"float32": floor})})
     make_run(folder, tensors, mask=torch.ones(2, 5), reference=writer.finish())
@@ -94,7 +95,11 @@ def test_what_is_written_is_read_back(run: Path) -> None:
     entry = stored.find("layers.0", ISOLATED, Site.parse("layers.0:out"))
     assert entry is not None and torch.equal(stored.reference(entry), sites()["layers.0:out"])
     floor = stored.floor(entry, "float32")
-    assert floor is not None and floor.ways == ("way",) and floor.spread == {"whole": 1.0}
+    assert (
+        floor is not None
+        and floor.ways == ("way",)
+        and floor.slopes == {"whole": SlopeSample(0.5, 1)}
+    )
 
 
 def test_nothing_is_kept_in_a_file_that_has_no_name_here(run: Path) -> None:

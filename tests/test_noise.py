@@ -18,8 +18,10 @@ from layerparity.judge.tolerances.calibrated import CalibratedTolerance
 from layerparity.numbers import token_sums as streamed
 from layerparity.numbers.arithmetic import Product, backwards, sharded, strided
 from layerparity.numbers.clean import wider
+from layerparity.numbers.clean_slopes import CleanSlopes, SlopeSample
 from layerparity.numbers.deviation import Deviation, JudgedSite, deviation
 from layerparity.numbers.floor import Floor, measure_floor, scales
+from layerparity.numbers.token_factors import standing_out
 from layerparity.numbers.token_sums import TokenLayout
 from layerparity.numbers.typical_floor import TypicalFloor
 from layerparity.record.references import ISOLATED, ReferenceWriter, StoredReferences
@@ -67,7 +69,7 @@ def site(
         real=count,
         layout=laid,
         floor=floor,
-        spread=floor.spread,
+        clean=CleanSlopes(floor.slopes),
         epsilon=torch.finfo(dtype).eps,
         experts=routed,
     )
@@ -97,6 +99,10 @@ def test_sums_are_the_dense_ones(shape: tuple[int, int, int], types: str) -> Non
         close(square, r.square().sum(axis))
     assert found.own == pytest.approx(float((g - r).square().sum()), rel=1e-9)
     close(found.differences, ((c - g) * scale).sum(0), ((c - g) * scale).abs().sum(0))
+    close(found.weighed, ((c - r) * scale).square().sum(1))
+    for grouping, shared in found.shared.items():
+        p, q = (given.layout.sums(each * r * scale.square(), grouping) for each in (c - r, r))
+        assert shared == pytest.approx(float((p.square() / q).sum()), rel=1e-9)
     _regressions_are_the_dense_ones(found, (c - g) * scale, r * scale, given.layout)
 
 
@@ -170,14 +176,56 @@ def test_floor_is_the_dense_one(shape: tuple[int, int, int], types: str) -> None
     weight = scales(found.elements).square()
     wide_values = reference[mask].double()
     for grouping in laid.groupings:
-        floor = laid.sums(found.elements.double() * weight, grouping).amax(0)
         q = laid.sums(wide_values.square().sum(0) * weight, grouping)
-        largest = 0.0
-        for way in ways:
+        largest = []
+        for way, error in zip(ways, found.elements, strict=True):
             products = (way[mask].double() - golden[mask].double()) * wide_values
-            slope = laid.sums(products.sum(0) * weight, grouping) / q
-            largest = max(largest, float((slope.abs() * (q / floor).sqrt()).max()))
-        assert found.spread[grouping] == pytest.approx(largest, rel=1e-6)
+            p = laid.sums(products.sum(0) * weight, grouping)
+            noise = laid.sums(error.double() * weight, grouping)
+            largest.append(float((p.square() / (q * noise).clamp_min(1e-300)).max()))
+        assert found.slopes[grouping].ways == 2
+        assert found.slopes[grouping].square == pytest.approx(sum(largest) / 2, rel=1e-6)
+    errors = [way[mask].double() - wide_values for way in ways]
+    weighed = torch.stack([(error.square() * weight).sum(1) for error in errors])
+    assert found.weighed is not None
+    torch.testing.assert_close(found.weighed[mask], weighed.amax(0))
+    assert set(found.factors) == set(laid.groupings) - {"channel"}
+    for grouping, share in found.factors.items():
+        q = laid.sums(wide_values.square() * weight, grouping)
+        products = [laid.sums(error * wide_values * weight, grouping) for error in errors]
+        shared = [
+            float((p.square() / q).sum() / e.sum()) for p, e in zip(products, weighed, strict=True)
+        ]
+        assert share == pytest.approx(max(shared), rel=1e-6)
+
+
+def test_a_way_that_is_the_golden_is_no_sample() -> None:
+    given = site((37, 96, 8), "bf16")
+    mask = torch.ones(given.real, dtype=torch.bool)
+    other = given.candidate
+    alone, with_golden = (
+        measure_floor(ways, given.golden, given.reference, mask, given.layout).slopes["whole"]
+        for ways in ({"one": other}, {"one": other, "golden": given.golden})
+    )
+    assert (alone.ways, with_golden.ways) == (1, 1)
+    none = measure_floor(
+        {"golden": given.golden}, given.golden, given.reference, mask, given.layout
+    )
+    assert none.slopes["whole"] == SlopeSample(0.0, 0)
+    pooled = SlopeSample.pooled([SlopeSample(0.1, 3), SlopeSample(0.5, 1), SlopeSample(0.0, 0)])
+    assert pooled == SlopeSample(pytest.approx(0.2), 4)
+    assert pooled.expected > pooled.square > 0
+    assert SlopeSample.pooled([]) == SlopeSample(0.0, 0)
+
+
+def test_the_slope_of_a_candidate_without_error_is_no_sharper_than_the_floor() -> None:
+    ones = torch.ones(3, dtype=torch.float64)
+    clean = CleanSlopes({"whole": SlopeSample(0.01, 1000), "channel": SlopeSample(0.01, 1000)})
+    usual, exact = (clean.variance("whole", noise, ones, 2 * ones) for noise in (ones, 0 * ones))
+    torch.testing.assert_close(usual, 0.005 * ones, rtol=0.01, atol=0)
+    torch.testing.assert_close(exact, usual / 4)
+    torch.testing.assert_close(clean.variance("channel", 0 * ones, ones, 2 * ones), usual)
+    torch.testing.assert_close(clean.variance("whole", 9 * ones, ones, 2 * ones), 9 * usual)
 
 
 def all_finite(found: Deviation) -> bool:
@@ -197,7 +245,7 @@ def test_constants_are_no_deviation_and_give_no_nan(
     laid, mask = given.layout, torch.ones(given.real, dtype=torch.bool)
     ways = {"one": given.golden.clone()}
     given.floor = measure_floor(ways, given.golden, given.reference, mask, laid)
-    given.tokens, given.spread = torch.arange(given.real), given.floor.spread
+    given.tokens, given.clean = torch.arange(given.real), CleanSlopes(given.floor.slopes)
     found = deviation(given)
     assert all_finite(found)
     assert found.metrics["slope"] == 0
@@ -247,7 +295,7 @@ def rounded(
             real=tokens,
             layout=laid,
             floor=floor,
-            spread=floor.spread,
+            clean=CleanSlopes(floor.slopes),
             epsilon=torch.finfo(dtype).eps,
         )
     )
@@ -303,7 +351,7 @@ def one_token(seed: int, product: Product, change: Change = unchanged) -> Deviat
             real=1,
             layout=laid,
             floor=floor,
-            spread=floor.spread,
+            clean=CleanSlopes(floor.slopes),
             epsilon=torch.finfo(torch.bfloat16).eps,
             typical=TypicalFloor.of(*everywhere.real),
         )
@@ -381,9 +429,81 @@ def test_a_slip_in_one_group_is_seen_there(group: str, numbers: slice, tokens: i
     assert any(f"of {group} {index} is off by +" in text for text in broken(found))
 
 
+def one_factor_a_token(heads: int) -> Change:
+    """Return a change of 1 in 512 (RMS) that is one factor for all numbers of each head of a token.
+
+    It is what a norm, or a softmax, leaves that is rounded to bfloat16.
+    """
+
+    def change(value: torch.Tensor) -> torch.Tensor:
+        maker = torch.Generator().manual_seed(7)
+        factors = 1 + 2**-9 * torch.randn(value.shape[0], heads, 1, generator=maker)
+        return (value.unflatten(1, (heads, -1)) * factors.to(value)).flatten(1)
+
+    return change
+
+
+@pytest.mark.parametrize(("heads", "name"), [(1, "slope_token"), (4, "slope_token_head")])
+@pytest.mark.parametrize("tokens", [16, 256])
+def test_a_factor_for_each_token_is_seen_where_nothing_else_is(
+    heads: int, name: str, tokens: int
+) -> None:
+    found = rounded(tokens, one_factor_a_token(heads))
+    assert found.metrics["error_ratio"] < 1.5
+    assert found.metrics[name] == pytest.approx(2**-9, rel=0.4)
+    said = broken(found)
+    assert any("a factor of its own" in text for text in said)
+    assert all("a factor of its own" in text for text in said)
+
+
+def test_rounding_leaves_small_factors() -> None:
+    clean = rounded(256, product=sharded(8)).metrics
+    assert 0 < clean["slope_token_ratio"] < 1.2
+    assert 0 < clean["slope_token_head_ratio"] < 1.2
+
+
+@pytest.mark.parametrize("noise", [True, False], ids=["noise", "a factor"])
+def test_one_token_of_a_long_prompt_stands_out(noise: bool) -> None:
+    def change(value: torch.Tensor) -> torch.Tensor:
+        value, maker = value.clone(), torch.Generator().manual_seed(1)
+        one = torch.randn(64, generator=maker).to(value) if noise else 1.0
+        value[120] *= 1 + 0.01 * one
+        return value
+
+    found = rounded(234, change)
+    assert found.metrics["error_ratio"] < 2 and found.metrics["error_ratio_position"] < 8
+    assert found.metrics["outlier_index"] == 120
+    assert any("stands out" in text for text in broken(found))
+
+
+def test_a_token_stands_out_of_the_others_even_where_its_floor_is_nothing() -> None:
+    errors = torch.ones(20, dtype=torch.float64)
+    floors = errors.clone()
+    assert standing_out(errors, floors)[2] == 0
+    errors[7], floors[3] = 100.0, 0.0
+    index, ratio, z = standing_out(errors, floors)
+    assert (index, ratio) == (7, 10.0)
+    assert z > 10
+    assert standing_out(torch.zeros_like(errors), floors) == (0, 0.0, 0.0)
+
+
+def test_a_golden_of_a_former_version_is_judged_by_what_it_holds() -> None:
+    given = site((37, 96, 8), "bf16")
+    floor = replace(given.floor, weighed=None, factors={}, slopes={}, spread={"whole": 1.0})
+    usual = deviation(given).metrics
+    former = deviation(replace(given, floor=floor, clean=CleanSlopes({}, {"whole": 0.1}))).metrics
+    assert {name for name in usual if name not in former} == {
+        *(f"slope_token{head}{end}" for head in ("", "_head") for end in ("", "_ratio")),
+        *("outlier", "outlier_z", "outlier_index"),
+    }
+    less = deviation(replace(given, floor=floor, clean=CleanSlopes({}, {"whole": 1e9}))).metrics
+    assert less["slope_z"] < 1e-3 < former["slope_z"]
+
+
 def test_a_large_site_takes_little_memory() -> None:
     code = """
 import resource, torch
+from layerparity.numbers.clean_slopes import CleanSlopes
 from layerparity.numbers.deviation import JudgedSite, deviation
 from layerparity.numbers.floor import measure_floor
 from layerparity.numbers.token_sums import TokenLayout
@@ -397,7 +517,7 @@ before = peak()
 mask, laid = torch.ones(1024, dtype=torch.bool), TokenLayout(4096, 32)
 floor = measure_floor(ways, golden, golden, mask, laid)
 deviation(JudgedSite(ways["one"], golden, golden, torch.arange(1024), 1024, laid, floor,
-                  floor.spread, 2**-8, routed))
+                  CleanSlopes(floor.slopes), 2**-8, routed))
 print(peak() - before)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

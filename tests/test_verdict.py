@@ -284,6 +284,9 @@ def test_every_caution_and_every_doubt_is_kept_as_data_and_said() -> None:
         "The golden shows to the bit the same tensor at <other> and at <site> (<count> such), "
         "though its block was fed other values: an old tensor was observed, or an old result "
         "served again.",
+        "The candidate is noisier than the golden: at <site> its error against the reference is at "
+        "least <times> times the golden's in all <blocks> blocks. Sums in several parts do that, "
+        "and so does a narrower type.",
         "The candidate's port does not say what weights its graph holds.",
         "only dense layers were compared; moe (layers 2..4) never",
         "layer 2: experts 0..2, 7 were never exercised, and nothing shows that their weights are "

@@ -142,6 +142,8 @@ class Calibration:
             each.reshape(chosen.numel(), -1).index_select(0, tokens)
             for each in (left, right, reference)
         )
+        # How far single tokens of right chains scatter, no golden shows.
+        chained = wide.feed == CHAINED
         return JudgedSite(
             candidate=theirs,
             golden=ours,
@@ -149,8 +151,8 @@ class Calibration:
             tokens=tokens,
             real=real,
             layout=self.layout(pair),
-            floor=wide.floor,
-            spread=wide.spread,
+            floor=replace(wide.floor, weighed=None) if chained else wide.floor,
+            clean=wide.clean,
             typical=wide.typical,
             epsilon=torch.finfo(getattr(torch, dtype)).eps,
             experts=None if routed is None else routed.flatten(0, 1)[chosen],

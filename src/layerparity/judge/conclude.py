@@ -8,7 +8,7 @@ from typing import Any
 
 from layerparity.anatomy.block import Block
 from layerparity.anatomy.blocks import Blocks, by_layer
-from layerparity.anatomy.site import Place, Site
+from layerparity.anatomy.site import PREFILL, Place, Site
 from layerparity.judge.align import Alignment, align
 from layerparity.judge.calibrate import Calibration
 from layerparity.judge.coverage import (
@@ -34,6 +34,8 @@ from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import Outcome, Row, Verdict
 
 Progress = Callable[[int, int, str], None]
+# The candidate's error against the reference over the golden's own, above which it is noisier.
+NOISIER = 1.2
 _SHORT = {"bfloat16", "float16"}
 
 
@@ -84,7 +86,11 @@ def conclude(
         silent=silent_sides(left, right),
         unfinished=tuple(unfinished),
         coverage=coverage,
-        cautions=(*_cautions(left, right, tolerance), *probe_cautions(left, right, blocks)),
+        cautions=(
+            *_cautions(left, right, tolerance),
+            *probe_cautions(left, right, blocks),
+            *noisier(rows, left.dtypes, right.dtypes),
+        ),
         token_errors={str(s): m.token_errors for s, m in measured.items() if m.token_errors},
         profiles={str(s): measured[s].profiles for s in failed if measured[s].profiles},
         settings=settings or {},
@@ -160,6 +166,29 @@ def rounding_cautions(tolerance: Tolerance, dtypes: Iterable[str]) -> list[Cauti
     if tolerance.knows_rounding or _SHORT.isdisjoint(dtypes):
         return []
     return [Caution(CautionKind.ROUNDING_UNKNOWN, values={"tolerance": tolerance.name})]
+
+
+def noisier(rows: Sequence[Row], golden: Iterable[str], candidate: Iterable[str]) -> list[Caution]:
+    """Return a caution that names the first class of sites at which a candidate is noisier.
+
+    It is where its error against the reference is `NOISIER` times the golden's in every block. No
+    site fails by that: sums in several parts are right, and noisier. ``rows`` stand in the order of
+    a forward pass; ``golden`` and ``candidate`` are both sides' dtypes, of which only equal ones
+    are compared.
+    """
+    if set(golden) != set(candidate):
+        return []
+    ratios: dict[str, list[float]] = {}
+    for row in rows:
+        own = row.metrics.get("golden_error_ratio")
+        if own and row.site.layer is not None and row.site.phase == PREFILL:
+            ratios.setdefault(row.site.local, []).append(row.metrics["error_ratio"] / own)
+    for local, each in ratios.items():
+        # Of one block alone, nothing holds everywhere.
+        if len(each) > 1 and min(each) > NOISIER:
+            values = {"site": local, "blocks": len(each), "times": min(each)}
+            return [Caution(CautionKind.NOISIER, "candidate", values)]
+    return []
 
 
 def with_guilt(verdict: Verdict, golden: RunSet, stage: Place | None = None) -> Verdict:

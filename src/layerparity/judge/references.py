@@ -10,6 +10,7 @@ import torch
 from layerparity.anatomy.site import Site
 from layerparity.judge.align import Pair
 from layerparity.judge.stages import computed_at, stage_of
+from layerparity.numbers.clean_slopes import CleanSlopes, SlopeSample
 from layerparity.numbers.floor import Floor
 from layerparity.numbers.typical_floor import TypicalFloor
 from layerparity.record.manifest import Manifest
@@ -22,14 +23,14 @@ from layerparity.record.source import Source
 class SiteReference:
     """One site's reference: its values, the floor, and the slopes clean ways show at such sites.
 
-    ``values`` are floating, of the site's shape, one precision wider than the run. ``spread`` holds
-    the slopes by grouping in units of the floor, ``feed`` is how the stage was fed. ``typical`` is
-    what one token's floor is as a rule, None where too few were seen.
+    ``values`` are floating, of the site's shape, one precision wider than the run. ``feed`` is how
+    the stage was fed. ``typical`` is what one token's floor is as a rule, None where too few were
+    seen.
     """
 
     values: torch.Tensor
     floor: Floor
-    spread: dict[str, float]
+    clean: CleanSlopes
     feed: str
     typical: TypicalFloor | None = None
 
@@ -39,7 +40,7 @@ class References:
 
     def __init__(self) -> None:
         self._opened: dict[Path, StoredReferences] = {}
-        self._spreads: dict[tuple[Path, str, str, str], dict[str, float]] = {}
+        self._slopes: dict[tuple[Path, str, str, str, str], CleanSlopes] = {}
         self._typical_floors: dict[tuple[Path, str, str, str, str, str], TypicalFloor | None] = {}
 
     def of(self, pair: Pair) -> SiteReference | Reason:
@@ -66,9 +67,9 @@ class References:
         floor = stored.floor(entry, dtype)
         if floor is None:
             return Reason(ReasonKind.NO_FLOOR_OF_DTYPE, {"dtype": dtype})
-        spread = self._spread(stored, entry, dtype)
+        clean = self._clean_slopes(stored, entry, dtype)
         typical = self._typical_floor(stored, entry, dtype)
-        return SiteReference(stored.reference(entry), floor, spread, feed, typical)
+        return SiteReference(stored.reference(entry), floor, clean, feed, typical)
 
     def local(self, pair: Pair) -> SiteReference | None:
         """Return the reference of a pair's site in its stage alone, whatever fed the candidate."""
@@ -82,7 +83,7 @@ class References:
         if entry is None or floor is None:
             return None
         return SiteReference(
-            stored.reference(entry), floor, self._spread(stored, entry, dtype), ISOLATED
+            stored.reference(entry), floor, self._clean_slopes(stored, entry, dtype), ISOLATED
         )
 
     def _open(self, golden: Source) -> StoredReferences:
@@ -100,22 +101,32 @@ class References:
             self._typical_floors[key] = stored.typical_floor(entry, dtype)
         return self._typical_floors[key]
 
-    def _spread(
+    def _clean_slopes(
         self, stored: StoredReferences, entry: ReferenceEntry, dtype: str
-    ) -> dict[str, float]:
-        """Return the largest clean slopes, in units of the floor, over the sites of this kind."""
-        key = (stored.folder, entry.site.local, entry.feed, dtype)
-        if key not in self._spreads:
+    ) -> CleanSlopes:
+        """Return the slopes of clean ways at the sites of this kind: all blocks' are one sample.
+
+        A golden of a former version holds the largest alone.
+        """
+        # A decode step's slopes are of one token, and larger.
+        kind = (entry.site.local, entry.site.phase, entry.feed)
+        key = (stored.folder, *kind, dtype)
+        if key not in self._slopes:
             alike = [
-                each.floors[dtype].spread
+                each.floors[dtype]
                 for each in stored.entries()
-                if each.site.local == entry.site.local
-                and each.feed == entry.feed
-                and dtype in each.floors
+                if (each.site.local, each.site.phase, each.feed) == kind and dtype in each.floors
             ]
-            names = {name for each in alike for name in each}
-            self._spreads[key] = {n: max(each.get(n, 0.0) for each in alike) for n in names}
-        return self._spreads[key]
+            samples = {name for each in alike for name in each.slopes}
+            largest = {name for each in alike for name in each.spread}
+            self._slopes[key] = CleanSlopes(
+                {
+                    name: SlopeSample.pooled(f.slopes[name] for f in alike if name in f.slopes)
+                    for name in samples
+                },
+                {name: max(each.spread.get(name, 0.0) for each in alike) for name in largest},
+            )
+        return self._slopes[key]
 
 
 def feed_of(candidate: Manifest, golden: Manifest, stage: str, site: Site) -> str:

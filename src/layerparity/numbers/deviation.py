@@ -3,6 +3,8 @@
 R, ``error_ratio``, is ||candidate - reference|| / floor, where the floor is the largest such norm
 among clean ways. ``slope`` is that of (candidate - golden) on the reference: what a wrong factor
 leaves, however small. ``offset`` is the mean of (candidate - golden) in noise floors.
+``slope_token`` is how far tokens are off by a factor each, ``outlier`` the error of the token that
+stands out most among the candidate's own.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from typing import TypeVar
 import torch
 
 from layerparity.numbers.arithmetic import one_thread
+from layerparity.numbers.clean_slopes import CleanSlopes
 from layerparity.numbers.floor import TINY, Floor, group_floor, scales
+from layerparity.numbers.token_factors import factor_ratio, standing_out
 from layerparity.numbers.token_sums import (
     CHANNEL,
     FEWEST,
@@ -34,7 +38,8 @@ from layerparity.numbers.typical_floor import SHARED, TypicalFloor
 LEAST = 0.1
 # No number's error is below this: machines flush what is smaller to zero.
 _FLUSHED = torch.finfo(torch.float32).tiny
-# So few independent numbers, such as a router's two weights of a token, are off by chance.
+# So few independent numbers, such as a router's two weights of a token, are off by chance; and so
+# few tokens' factors.
 _FEW = 8
 TokenCount = TypeVar("TokenCount", float, torch.Tensor)
 
@@ -46,9 +51,9 @@ class JudgedSite:
     ``candidate``, ``golden`` and ``reference`` are floating [token, element]. ``tokens``, int64
     [token], numbers the judged tokens among all batch * token ones, of which ``real`` are not
     padding. ``experts`` is bool [token, expert] where the tokens were routed. ``floor`` holds the
-    errors of clean ways at the site, ``spread`` the slopes that they show at sites of this kind, by
-    grouping, in units of the floor; ``epsilon`` is that of the candidate's type. ``typical`` is one
-    token's floor as a rule, None where too few are known.
+    errors of clean ways at the site, ``clean`` the slopes that they show at sites of this kind;
+    ``epsilon`` is that of the candidate's type. ``typical`` is one token's floor as a rule, None
+    where too few are known.
     """
 
     candidate: torch.Tensor
@@ -58,7 +63,7 @@ class JudgedSite:
     real: int
     layout: TokenLayout
     floor: Floor
-    spread: dict[str, float]
+    clean: CleanSlopes
     epsilon: float
     experts: torch.Tensor | None = None
     typical: TypicalFloor | None = None
@@ -85,8 +90,10 @@ def deviation(site: JudgedSite) -> Deviation:
         slopes = sums.slopes[grouping]
         noise = group_floor(site.floor.elements, site.layout, grouping) * part
         variance = _across(site.layout, grouping, by_element.p, by_element.q, slopes)
-        clean = site.spread.get(grouping, 0.0) ** 2 * noise / slopes.q.clamp_min(TINY)
+        error = site.layout.sums(sums.error_elements * scale.square(), grouping)
+        clean = site.clean.variance(grouping, _left(error, slopes), noise, slopes.q)
         _note_slope(result, f"slope_{grouping}".removesuffix("_whole"), slopes, variance + clean)
+    _by_token(site, sums, result)
     if site.experts is not None:
         _by_expert(site, sums, scale.square(), result)
     ones = torch.full_like(sums.differences, site.tokens.numel())
@@ -188,6 +195,34 @@ def _note_worst(
         result.profiles[f"error_ratio {name}"] = _rounded(ratio)
 
 
+def _by_token(site: JudgedSite, sums: SiteSums, result: Deviation) -> None:
+    """Note how far tokens are off by a factor each, and which of them stands out most.
+
+    Of few tokens neither is known well enough.
+    """
+    count, width = site.candidate.shape
+    if site.floor.weighed is None or count < _FEW:
+        return
+    floors = site.floor.weighed[site.tokens]
+    floors = floors.clamp_min(0) + (LEAST * site.epsilon) ** 2 * sums.squares
+    # A few squares are off from their mean by chance, those of the clean ways like these.
+    chance = 1 + _FEW / count
+    error, floor = float(sums.weighed.sum()), float(floors.sum())
+    for grouping, shared in sums.shared.items():
+        name = f"slope_token_{grouping}".removesuffix("_whole")
+        share = site.floor.factors.get(grouping, 0.0) * chance
+        result.metrics[name] = _root(shared, sums.squares.sum())
+        result.metrics[f"{name}_ratio"] = factor_ratio(shared, error, share, floor)
+    if min(count, width) >= FEWEST:
+        index, ratio, z = standing_out(sums.weighed, floors)
+        result.metrics |= {"outlier": ratio, "outlier_z": z, "outlier_index": float(index)}
+
+
+def _left(errors: torch.Tensor, slopes: Slopes) -> torch.Tensor:
+    """Return what is left of squared errors once the groups' slopes are taken off; [group]."""
+    return (errors - slopes.slope.square() * slopes.q).clamp_min(0)
+
+
 def _by_expert(site: JudgedSite, sums: SiteSums, weight: torch.Tensor, result: Deviation) -> None:
     """Note the most significant slope among those over the tokens of each expert."""
     assert site.experts is not None
@@ -199,7 +234,8 @@ def _by_expert(site: JudgedSite, sums: SiteSums, weight: torch.Tensor, result: D
     variance = apart / slopes.q.square().clamp_min(TINY)
     part = site.tokens.numel() / max(site.real, 1)
     noise = group_floor(site.floor.elements, site.layout, WHOLE) * part * routed.mean(0)
-    clean = site.spread.get(WHOLE, 0.0) ** 2 * noise / slopes.q.clamp_min(TINY)
+    left = _left(sums.weighed @ routed, slopes)
+    clean = site.clean.variance(WHOLE, left, noise, slopes.q)
     few = torch.where(routed.sum(0) < FEWEST, torch.inf, 0.0)
     _note_slope(result, "slope_expert", slopes, variance + clean + few)
 

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 import torch
 
 from layerparity.numbers.arithmetic import one_thread
-from layerparity.numbers.token_sums import TokenLayout, pieces
+from layerparity.numbers.clean_slopes import SlopeSample
+from layerparity.numbers.token_factors import explained
+from layerparity.numbers.token_sums import CHANNEL, TokenLayout, pieces
 
 # No channel is believed to be cleaner than this part of the site's mean square error: a channel
 # that happened to round exactly would outweigh all others.
@@ -21,16 +23,23 @@ class Floor:
     """The errors of ``ways`` at one site, in one floating type.
 
     ``tokens`` is float64 [way, batch * token], each token's sum of squared errors against the
-    reference; ``elements`` float64 [way, element], the same summed over real tokens. ``spread``
-    gives by grouping the largest slope of (way - golden) on the reference, in units of the floor.
-    ``real`` is float64 [2, real tokens]: each one's largest floor, and its reference's square.
+    reference; ``elements`` float64 [way, element], the same summed over real tokens. ``weighed`` is
+    float64 [batch * token], each token's largest floor when its elements are scaled by `scales`.
+    ``slopes`` sample by grouping the slopes of (way - golden) on the reference. ``factors`` give by
+    grouping the largest part of a way's error that one factor for each token (of each head)
+    explains. ``real`` is float64 [2, real tokens]: each one's largest floor, and its reference's
+    square. Floors of former versions have a ``spread`` in place of slopes, factors and weighed:
+    the largest slope by grouping, in units of the floor.
     """
 
     ways: tuple[str, ...]
     tokens: torch.Tensor
     elements: torch.Tensor
-    spread: dict[str, float] = field(default_factory=dict)
+    slopes: dict[str, SlopeSample] = field(default_factory=dict)
     real: torch.Tensor | None = None
+    weighed: torch.Tensor | None = None
+    factors: dict[str, float] = field(default_factory=dict)
+    spread: dict[str, float] = field(default_factory=dict)
 
 
 def scales(elements: torch.Tensor) -> torch.Tensor:
@@ -74,9 +83,10 @@ def measure_floor(
             tokens[index, rows] = error.sum(1)
             elements[index] += error[real].sum(0)
             products[index] += (value - own).mul_(wide)[real].sum(0)
-    spread = _spread(products, squares, elements, layout)
+    slopes = _slopes(products, squares, elements, layout)
+    weighed, factors = _weighed(ways, reference, mask, scales(elements).square(), layout)
     largest = torch.stack([tokens.amax(0), by_token])[:, mask]
-    return Floor(tuple(ways), tokens, elements, spread, largest)
+    return Floor(tuple(ways), tokens, elements, slopes, largest, weighed, factors)
 
 
 def group_floor(elements: torch.Tensor, layout: TokenLayout, grouping: str) -> torch.Tensor:
@@ -88,19 +98,58 @@ def group_floor(elements: torch.Tensor, layout: TokenLayout, grouping: str) -> t
     return layout.sums(scaled, grouping).amax(0)
 
 
-def _spread(
+def _slopes(
     products: torch.Tensor, squares: torch.Tensor, elements: torch.Tensor, layout: TokenLayout
-) -> dict[str, float]:
-    """Return the largest slope among ways and groups, in units of the group's floor.
+) -> dict[str, SlopeSample]:
+    """Return the slopes of the ways that differ from the golden, by grouping.
 
     ``products`` are each way's sums over tokens of (way - golden) * reference, float64 [way,
-    element], ``squares`` those of reference^2.
+    element], ``squares`` those of reference^2, ``elements`` those of (way - reference)^2.
     """
     weight = scales(elements).square()
-    largest = {}
+    # A way that is the golden to the bit is no other way.
+    other = (products != 0).any(1)
+    found = {}
     for grouping in layout.groupings:
-        p, q = (layout.sums(each * weight, grouping) for each in (products, squares))
-        noise = group_floor(elements, layout, grouping).clamp_min(TINY)
-        slope = p.abs() / q.clamp_min(TINY)
-        largest[grouping] = float((slope * (q / noise).sqrt()).max())
-    return largest
+        p, q, error = (
+            layout.sums(each * weight, grouping)
+            for each in (products[other], squares, elements[other])
+        )
+        size = q * error
+        slopes = torch.where(size > 0, p.square() / size.clamp_min(TINY), 0.0)
+        # Of several groups the largest: some always follow the reference more than others.
+        worst = slopes.amax(1)
+        mean = float(worst.mean()) if worst.numel() else 0.0
+        found[grouping] = SlopeSample(mean, worst.numel())
+    return found
+
+
+def _weighed(
+    ways: Mapping[str, torch.Tensor],
+    reference: torch.Tensor,
+    mask: torch.Tensor,
+    weight: torch.Tensor,
+    layout: TokenLayout,
+) -> tuple[torch.Tensor, dict[str, float]]:
+    """Return each token's largest weighed floor, and what factors explain of a way's error.
+
+    Shapes are those of `measure_floor`; ``weight`` is float64 [element].
+    """
+    errors = torch.zeros(len(ways), reference.shape[0], dtype=torch.float64)
+    groupings = [each for each in layout.groupings if each != CHANNEL]
+    shared = torch.zeros(len(groupings), len(ways), dtype=torch.float64)
+    for rows in pieces(*reference.shape):
+        wide, real = reference[rows].double(), mask[rows]
+        scaled = wide * weight
+        terms = wide * scaled
+        squares = [layout.sums(terms, each) for each in groupings]
+        for index, way in enumerate(ways.values()):
+            error = way[rows].double() - wide
+            torch.mul(error, scaled, out=terms)
+            for place, grouping in enumerate(groupings):
+                products = layout.sums(terms, grouping)
+                shared[place, index] += explained(products[real], squares[place][real])
+            errors[index, rows] = error.square_() @ weight
+    total = errors[:, mask].sum(1).clamp_min(TINY)
+    shares = (shared / total).amax(1).tolist()
+    return errors.amax(0), dict(zip(groupings, shares, strict=True))

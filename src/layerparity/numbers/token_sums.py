@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 import torch
 from torch.nn.functional import embedding_bag
 
+from layerparity.numbers.token_factors import explained
+
 WHOLE, HEAD, CHANNEL = "whole", "head", "channel"
 # Clusters: of fewer, the variance itself is a guess.
 FEWEST = 16
@@ -146,6 +148,8 @@ class SiteSums:
     ``error`` is (c - r)^2 and ``square`` r^2, by [token] and by [element]; ``own`` (g - r)^2 in
     all. ``slopes`` regress s (c - g) on s r by grouping, ``offset`` s (c - g) on 1. ``products``
     and ``squares``, [token], are the regression's P and Q, ``differences``, [element], s (c - g).
+    ``weighed``, [token], is (s (c - r))^2, of which one factor for each token (of each head)
+    explains ``shared``, by grouping.
     """
 
     error_tokens: torch.Tensor
@@ -155,6 +159,8 @@ class SiteSums:
     products: torch.Tensor
     squares: torch.Tensor
     differences: torch.Tensor
+    weighed: torch.Tensor
+    shared: dict[str, float] = field(default_factory=dict)
     slopes: dict[str, Slopes] = field(default_factory=dict)
     offset: Slopes = field(default_factory=lambda: Slopes.start(1))
     own: float = 0.0
@@ -162,9 +168,9 @@ class SiteSums:
     @classmethod
     def start(cls, tokens: int, elements: int) -> SiteSums:
         """Return empty sums."""
-        error, square, products, squares = torch.zeros(4, tokens, dtype=torch.float64)
+        error, square, p, q, weighed = torch.zeros(5, tokens, dtype=torch.float64)
         errors, all_squares, differences = torch.zeros(3, elements, dtype=torch.float64)
-        return cls(error, square, errors, all_squares, products, squares, differences)
+        return cls(error, square, errors, all_squares, p, q, differences, weighed)
 
 
 def site_sums(
@@ -178,18 +184,21 @@ def site_sums(
     tokens, elements = candidate.shape
     sums = SiteSums.start(tokens, elements)
     sums.slopes = {each: Slopes.start(layout.size(each)) for each in layout.groupings}
+    sums.shared = dict.fromkeys([each for each in layout.groupings if each != CHANNEL], 0.0)
     weight = scale.square()
     for rows in pieces(tokens, elements):
         c, g, r = (each[rows].double() for each in (candidate, golden, reference))
-        difference = c - g
-        error, square = (c - r).square_(), r.square()
+        difference, off = c - g, c - r
+        shared, square = off * r, r.square()
+        error = off.square_()
+        sums.weighed[rows] = error @ weight
         sums.error_tokens[rows], sums.square_tokens[rows] = error.sum(1), square.sum(1)
         sums.error_elements += error.sum(0)
         sums.own += float((g - r).square_().sum())
         sums.differences += difference.sum(0)
         offsets = (difference @ scale).unsqueeze(1)
         sums.offset.add(offsets, torch.full_like(offsets, elements))
-        _regress(sums, rows, (difference.mul_(r), square), weight, layout)
+        _regress(sums, rows, (difference.mul_(r), square, shared), weight, layout)
     sums.differences *= scale
     channels = sums.slopes[CHANNEL]
     sums.square_elements += channels.q
@@ -202,19 +211,21 @@ def site_sums(
 def _regress(
     sums: SiteSums,
     rows: slice,
-    sides: tuple[torch.Tensor, torch.Tensor],
+    sides: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     weight: torch.Tensor,
     layout: TokenLayout,
 ) -> None:
-    """Add a piece's (c - g) r and r^2, ``sides``, to the regressions; channels unweighed."""
-    products, squares = sides
+    """Add a piece's (c - g) r, r^2 and (c - r) r to the regressions; channels unweighed."""
+    products, squares, shared = sides
     sums.slopes[CHANNEL].add(products, squares)
     if HEAD in sums.slopes:
-        each = [layout.sums(values * weight, HEAD) for values in (products, squares)]
-        sums.slopes[HEAD].add(*each)
-        p, q = (values.sum(1) for values in each)
+        each = [layout.sums(values * weight, HEAD) for values in sides]
+        sums.slopes[HEAD].add(*each[:2])
+        sums.shared[HEAD] += float(explained(each[2], each[1]))
+        p, q, of_all = (values.sum(1) for values in each)
     else:
-        p, q = products @ weight, squares @ weight
+        p, q, of_all = products @ weight, squares @ weight, shared @ weight
+    sums.shared[WHOLE] += float(explained(of_all, q))
     sums.products[rows], sums.squares[rows] = p, q
     sums.slopes[WHOLE].add(p.unsqueeze(1), q.unsqueeze(1))
 

@@ -46,7 +46,7 @@ class TypicalFloor:
             return None
         relative = floors[squares > 0] / squares[squares > 0]
         # Noise goes with a token's size, or it does not: whatever explains more of it.
-        freedom = max(_degrees_of_freedom(floors), _degrees_of_freedom(relative))
+        freedom = max(degrees_of_freedom(floors), degrees_of_freedom(relative))
         return cls(_high(floors), _high(relative), freedom)
 
     def of_tokens(self, squares: torch.Tensor) -> torch.Tensor:
@@ -69,7 +69,7 @@ def _high(values: torch.Tensor) -> float:
     return float(torch.quantile(values, _HIGH)) if values.numel() else 0.0
 
 
-def _degrees_of_freedom(values: torch.Tensor) -> float:
+def degrees_of_freedom(values: torch.Tensor) -> float:
     """Return the degrees of freedom of chi-squared values, by the ratio of two quantiles.
 
     Of few of them the upper quantile is far above the median. By the cube root's normal

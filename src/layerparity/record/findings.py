@@ -102,11 +102,13 @@ class CautionKind(StrEnum):
     ROUNDING_UNKNOWN = "rounding_unknown"
     REPEATED_TENSOR = "repeated_tensor"
     UNCHANGED_STEP = "unchanged_step"
+    NOISIER = "noisier"
 
 
 # The names of the values that each kind has. ``file`` is a name map, ``text`` what a file's reader
 # says, ``example`` and ``site`` are one of ``count``, ``run`` is the one that counts there, and
-# ``other`` is the site that holds the same tensor.
+# ``other`` is the site that holds the same tensor. What is noisier is so at a class of sites in all
+# ``blocks``, at least so many ``times``.
 CAUTION_VALUES = {
     CautionKind.UNNAMED_TENSORS: {"file", "run", "count", "example"},
     CautionKind.DAMAGED_PROFILE: {"text"},
@@ -117,6 +119,7 @@ CAUTION_VALUES = {
     CautionKind.ROUNDING_UNKNOWN: {"tolerance"},
     CautionKind.REPEATED_TENSOR: {"count", "site", "other"},
     CautionKind.UNCHANGED_STEP: {"count", "site", "other"},
+    CautionKind.NOISIER: {"site", "blocks", "times"},
 }
 
 

@@ -12,8 +12,9 @@ from layerparity.anatomy.site import DECODE, Kind, Site
 
 # Of all files in a run's folder. 2 kept a number of its own in the references' index as well; until
 # 3 the numerics held the capture as text, and no file of text had its hash. Since `OWN_KEYS` the
-# rotated keys of a decode step are its own: they were those of the prompt's first token.
-SCHEMA = 5
+# rotated keys of a decode step are its own: they were those of the prompt's first token. Since 6
+# references hold samples of clean slopes.
+SCHEMA = 6
 OLDEST = 2
 OWN_KEYS = 5
 _FIRST_KEYS = "an older version stored those of the prompt's first token: make the run again"

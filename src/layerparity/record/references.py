@@ -19,6 +19,7 @@ from layerparity.ground.files import (
     text_digest,
 )
 from layerparity.ground.parse import parse_json
+from layerparity.numbers.clean_slopes import SlopeSample
 from layerparity.numbers.floor import Floor
 from layerparity.numbers.typical_floor import TypicalFloor
 from layerparity.record.folder import REFERENCE_INDEX, RunFolder, reference_file, refuse_altered
@@ -28,10 +29,15 @@ ISOLATED, CHAINED = "isolated", "chained"
 
 @dataclass(frozen=True)
 class StoredFloor:
-    """What the index says of a floor: the names of the clean ways, and the spread of slopes."""
+    """What the index says of a floor: the names of the clean ways, and what `Floor` has in numbers.
+
+    ``spread`` is what folders before schema 6 have in place of ``slopes`` and ``factors``.
+    """
 
     ways: tuple[str, ...]
-    spread: dict[str, float]
+    slopes: dict[str, SlopeSample] = field(default_factory=dict)
+    factors: dict[str, float] = field(default_factory=dict)
+    spread: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -83,11 +89,16 @@ class ReferenceWriter:
             for dtype, floor in floors.items():
                 tensors[_part(site, dtype, "tokens")] = floor.tokens.contiguous()
                 tensors[_part(site, dtype, "elements")] = floor.elements.contiguous()
-                if floor.real is not None:
-                    tensors[_part(site, dtype, "real")] = floor.real.contiguous()
+                more = {"real": floor.real, "weighed": floor.weighed}
+                for part, tensor in more.items():
+                    if tensor is not None:
+                        tensors[_part(site, dtype, part)] = tensor.contiguous()
             hashes = {key: tensor_digest(tensor) for key, tensor in tensors.items()}
-            spreads = {dtype: StoredFloor(each.ways, each.spread) for dtype, each in floors.items()}
-            self.entries.append(ReferenceEntry(site, stage, feed, relative, hashes, spreads))
+            kept = {
+                dtype: StoredFloor(each.ways, each.slopes, each.factors, each.spread)
+                for dtype, each in floors.items()
+            }
+            self.entries.append(ReferenceEntry(site, stage, feed, relative, hashes, kept))
             everything |= tensors
         if everything:
             self._files.write_tensors(relative, everything)
@@ -135,7 +146,10 @@ class StoredReferences:
             return None
         tokens = self._read(entry, _part(entry.site, dtype, "tokens"))
         elements = self._read(entry, _part(entry.site, dtype, "elements"))
-        return Floor(floor.ways, tokens, elements, dict(floor.spread))
+        name = _part(entry.site, dtype, "weighed")
+        weighed = self._read(entry, name) if name in entry.hashes else None
+        numbers = (dict(each) for each in (floor.factors, floor.spread))
+        return Floor(floor.ways, tokens, elements, dict(floor.slopes), None, weighed, *numbers)
 
     def typical_floor(self, entry: ReferenceEntry, dtype: str) -> TypicalFloor | None:
         """Return one token's floor at a site, pooled over prefill and decode steps; or None."""
@@ -156,5 +170,5 @@ def _place(entry: ReferenceEntry) -> tuple[str, ...]:
 
 
 def _part(site: Site, dtype: str, part: str) -> str:
-    """Return the name in the file of a floor's tensor: ``tokens``, ``elements`` or ``real``."""
+    """Return the name in the file of a floor's tensor, such as ``tokens`` or ``elements``."""
     return f"{site} {dtype} {part}"

@@ -34,6 +34,9 @@ _CAUTIONS = {
     CautionKind.UNCHANGED_STEP: "The {side} shows to the bit the same tensor at {other} and at "
     "{site} ({count} such), though its block was fed other values: an old tensor was observed, or "
     "an old result served again.",
+    CautionKind.NOISIER: "The candidate is noisier than the golden: at {site} its error against "
+    "the reference is at least {times} times the golden's in all {blocks} blocks. Sums in several "
+    "parts do that, and so does a narrower type.",
 }
 
 
@@ -55,7 +58,11 @@ def unfinished_text(sweep: UnfinishedSweep) -> str:
 
 def caution_text(caution: Caution) -> str:
     """Return a caution as a sentence."""
-    return _CAUTIONS[caution.kind].format(side=caution.side, **caution.values)
+    values = {
+        name: f"{each:.2f}" if isinstance(each, float) else each
+        for name, each in caution.values.items()
+    }
+    return _CAUTIONS[caution.kind].format(side=caution.side, **values)
 
 
 def doubt_text(doubt: Doubt, coverage: Coverage) -> str:

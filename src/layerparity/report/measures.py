@@ -147,6 +147,36 @@ CALIBRATED = (
         detail=True,
         group="channel",
     ),
+    *(
+        Measure(
+            f"slope_token{head}{end}",
+            f"slope {by}{words}",
+            meaning,
+            bound="jointly",
+            detail=True,
+        )
+        for head, by in (("", "by token"), ("_head", "by token and head"))
+        for end, words, meaning in (
+            ("", "", "One factor for all numbers of a token (of each of its heads): RMS over all."),
+            ("_ratio", ", ratio", "The same over what clean computations of such an error show."),
+        )
+    ),
+    Measure(
+        "outlier",
+        "outlier",
+        "The error of the token that stands out most, over its floor.",
+        bound="jointly",
+        detail=True,
+        group="position",
+    ),
+    Measure(
+        "outlier_z",
+        "outlier z",
+        "How far it stands out of the candidate's other tokens, in standard deviations.",
+        bound="jointly",
+        detail=True,
+        group="position",
+    ),
     Measure(
         "offset",
         "offset",

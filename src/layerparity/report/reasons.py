@@ -124,12 +124,21 @@ def breach_text(breach: Breach, metrics: dict[str, float]) -> str:
         if f"{name}_sequence" in metrics:
             where += f" of prompt {metrics[f'{name}_sequence']:.0f}"
         return f"error{where} is {value:.3g} times the noise floor (limit {limit:g})"
+    if name.startswith("slope_token"):
+        whose = "each head of a token" if name.endswith("head") else "each token"
+        ratio = metrics.get(f"{name}_ratio", math.nan)
+        return (
+            f"{whose} has a factor of its own, off by {value:.3%} (RMS), {ratio:.3g} times what "
+            "clean computations show"
+        )
     if name.startswith("slope"):
         where = f" of {group} {breach.group}" if breach.group is not None else ""
         z = metrics.get(f"{name}_z", math.nan)
         return f"a factor{where} is off by {value:+.3%}, {z:.3g} standard errors"
     plain = {
         "norm_ratio": f"norm is off by {abs(value - 1.0):.2%}",
+        "outlier": f"the error of token {breach.group} stands out: {value:.3g} times its floor, "
+        f"{metrics.get('outlier_z', math.nan):.3g} standard deviations from the other tokens'",
         "offset": f"an offset of {value:+.3g} noise floors, "
         f"{metrics.get('offset_z', math.nan):.3g} standard errors",
         "flips_outside_noise": f"{value:.0f} of {metrics.get('flips', 0.0):.0f} flips are no ties",

@@ -13,11 +13,15 @@ from layerparity.settings.key import key
 
 _SLOPES = ("slope", "slope_head", "slope_channel", "slope_expert")
 _RATIOS = ("error_ratio", "error_ratio_head", "error_ratio_channel", "error_ratio_expert")
+# One factor for each token, or for each head of it.
+_FACTORS = ("slope_token", "slope_token_head")
 # By metric: the limit that it is held against.
 _LIMIT_OF = {
     **{name: name for name in (*_RATIOS, "error_ratio_position", "offset_z")},
     **{f"{name}_z": "slope_z" for name in _SLOPES},
     "slope_channel_z": "slope_z_channel",
+    **{f"{name}_ratio": "slope_token_ratio" for name in _FACTORS},
+    "outlier_z": "outlier_z",
 }
 
 
@@ -39,8 +43,12 @@ class CalibratedTolerance:
     error_ratio_position: float = key(8.0, "the same of one token", least=0)
     norm_ratio: float = key(0.02, "how far the ratio of the norms may be from 1", least=0)
     slope: float = key(0.0005, "size of a wrong factor, a fraction", least=0)
-    slope_z: float = key(5.0, "its significance in standard errors", least=0)
+    slope_z: float = key(4.0, "its significance in standard errors", least=0)
     slope_z_channel: float = key(6.0, "the same of one channel: there are thousands", least=0)
+    slope_token: float = key(0.0003, "size of a factor for each token, a fraction", least=0)
+    slope_token_ratio: float = key(1.6, "such factors over those of clean ways", least=0)
+    outlier: float = key(2.0, "error of one token over its floor, where it stands out", least=0)
+    outlier_z: float = key(10.0, "how far it stands out of the candidate's others", least=0)
     offset: float = key(0.3, "size of an offset, in noise floors", least=0)
     offset_z: float = key(8.0, "its significance in standard errors", least=0)
     calibration: str | None = key(
@@ -71,6 +79,10 @@ class CalibratedTolerance:
             "slope",
             "slope_z",
             "slope_z_channel",
+            "slope_token",
+            "slope_token_ratio",
+            "outlier",
+            "outlier_z",
             "offset",
             "offset_z",
         )
@@ -83,7 +95,8 @@ class CalibratedTolerance:
             return [Breach("flips_outside_noise", outside)] if outside else []
         broken = [self._ratio(name, metrics) for name in (*_RATIOS, "error_ratio_position")]
         broken += [self._slope(name, metrics) for name in _SLOPES]
-        broken += [self._norm(metrics), self._offset(metrics)]
+        broken += [self._factor(name, metrics) for name in _FACTORS]
+        broken += [self._outlier(metrics), self._norm(metrics), self._offset(metrics)]
         return [breach for breach in broken if breach is not None]
 
     def lacks(self, kind: Kind, metrics: Mapping[str, float]) -> bool:
@@ -101,6 +114,18 @@ class CalibratedTolerance:
         if abs(value) <= self.slope or z <= enough or math.isnan(value):
             return None
         return Breach(name, value, self.slope, _group(name, metrics))
+
+    def _factor(self, name: str, metrics: Mapping[str, float]) -> Breach | None:
+        value, ratio = metrics.get(name, 0.0), metrics.get(f"{name}_ratio", 0.0)
+        if value <= self.slope_token or ratio <= self.slope_token_ratio:
+            return None
+        return Breach(name, value, self.slope_token)
+
+    def _outlier(self, metrics: Mapping[str, float]) -> Breach | None:
+        value, z = metrics.get("outlier", 0.0), metrics.get("outlier_z", 0.0)
+        if value <= self.outlier or z <= self.outlier_z:
+            return None
+        return Breach("outlier", value, self.outlier, _group("outlier", metrics))
 
     def _norm(self, metrics: Mapping[str, float]) -> Breach | None:
         """Say whether the size is wrong: a cosine does not see it, nor a site without noise."""

@@ -13,6 +13,7 @@ from layerparity.mistakes.block import lacking
 from layerparity.mistakes.fault import Surgery
 from layerparity.mistakes.mutations.base import Mutation, mutation
 from layerparity.mistakes.parts import parts
+from layerparity.numbers.arithmetic import Widen
 
 # Bits of the significand, the hidden one included, and the largest number.
 _BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
@@ -28,12 +29,18 @@ SIZE = 0.3
 
 
 def precision(draw: Random, block: nn.Module) -> Iterator[Mutation]:
-    """Yield every module of a block in every narrower type, computing in it or rounding to it."""
+    """Yield every module of a block in every narrower type, computing in it or rounding to it.
+
+    What transformers computes in float32 whatever the run's type, a norm, a router or a softmax, is
+    also computed in the run's own.
+    """
     modules = [part.component for part in parts(block)] + ["self_attn", "mlp"]
     for path in dict.fromkeys(modules):
         for narrow in NARROW:
             for computes in (True, False):
                 yield _narrowed(path, narrow, computes)
+        if path.endswith(("norm", "mlp.gate", "mlp.router", "self_attn")):
+            yield _without_float32(path)
 
 
 def rounded(value: Any, narrow: torch.dtype) -> Any:
@@ -80,6 +87,31 @@ def _narrowed(path: str, narrow: torch.dtype, computes: bool) -> Mutation:
     return mutation(
         "precision", story, path, size=size, why_not=why_not, plant=plant, by_weights=computes
     )
+
+
+def _without_float32(path: str) -> Mutation:
+    """Return a module that keeps to the run's own 16-bit type where the model goes to float32."""
+
+    def around(exact: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(*args: Any, **named: Any) -> Any:
+            given = next(
+                each for each in (*args, *named.values()) if isinstance(each, torch.Tensor)
+            )
+            with Widen(given.dtype):
+                return exact(*args, **named)
+
+        return forward
+
+    def why_not(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
+        if dtype.itemsize > 2:
+            return f"a run in {str(dtype).removeprefix('torch.')} computes everything in it"
+        return lacking(block, path)
+
+    def plant(block: nn.Module, surgery: Surgery) -> None:
+        surgery.wrap(block.get_submodule(path), around)
+
+    story = f"{path} computes nothing in float32"
+    return mutation("precision", story, path, size=2.0**-8, why_not=why_not, plant=plant)
 
 
 def wrong_output(path: str) -> Mutation:

@@ -1,0 +1,65 @@
+"""One factor a token: what a norm, a softmax or a scale leaves that was computed too coarsely.
+
+All numbers of a token, or of a token's head, are then off by one factor, each token by another:
+their slopes on the reference cancel over tokens, and their squares do not. Rounding of the numbers
+themselves leaves such factors too, but as a share of its error it is small: about one part in as
+many as a token has independent numbers. Errors and references are weighed by `scales` throughout.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from layerparity.numbers.typical_floor import degrees_of_freedom
+
+_TINY = 1e-300
+# No token is believed to be worth more independent numbers than this, nor more than there are
+# tokens to tell it from.
+_MOST_FREEDOM = 64
+
+
+def explained(products: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
+    """Return how much squared error one factor for each row explains, a float64 scalar.
+
+    ``products`` and ``squares`` are float64 [...]: each row's sums of error * reference and of
+    reference^2. The least squares of one factor take ``products^2 / squares`` off a row.
+    """
+    return (products.square() / squares.clamp_min(_TINY)).sum()
+
+
+def factor_ratio(of_candidate: float, error: float, share: float, floor: float) -> float:
+    """Return the tokens' factors over those that clean ways of the same error show.
+
+    ``of_candidate`` is what factors explain of the candidate's squared ``error``, ``share`` the
+    largest part of a clean way's error that they explain. An error below the ``floor`` is judged
+    as one that is as large: what is more exact than the floor is nobody's mistake.
+    """
+    usual = share * max(error, floor)
+    if usual > 0:
+        return math.sqrt(of_candidate / usual)
+    return math.inf if of_candidate > 0 else 0.0
+
+
+def standing_out(errors: torch.Tensor, floors: torch.Tensor) -> tuple[int, float, float]:
+    """Return the token whose error stands out most, its error over its floor, and how far in z.
+
+    ``errors`` and ``floors`` are squared, float64 [token]. The candidate's other tokens say how far
+    its errors scatter about the floors: as chi-squared numbers of some degrees of freedom, whose
+    cube root is nearly normal, with mean ``1 - a`` and variance ``a = 2 / (9 df)`` (Wilson and
+    Hilferty 1931).
+    """
+    seen = torch.nonzero(floors > 0).flatten()
+    ratio = errors[seen] / floors[seen]
+    common = float(ratio.median()) if ratio.numel() else 0.0
+    if common <= 0:
+        return 0, 0.0, 0.0
+    freedom = degrees_of_freedom(ratio)
+    most = min(_MOST_FREEDOM, ratio.numel())
+    freedom = most if math.isinf(freedom) else freedom * most / (freedom + most)
+    a = 2 / (9 * freedom)
+    worst = int(ratio.argmax())
+    # The median's own cube root is the mean's, and so stands for 1 - a.
+    z = (1 - a) * ((float(ratio[worst]) / common) ** (1 / 3) - 1) / math.sqrt(a)
+    return int(seen[worst]), math.sqrt(float(ratio[worst])), z
