@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from layerparity.report.refusals import obstacles_in_words
 from layerparity.run import make as run_job
 from layerparity.run import open_backend, write
 from layerparity.run.fingerprint import fingerprint_of
+from layerparity.run.ports.base import Assets, Port
 from layerparity.run.prepare import plan_run, prepare
 from layerparity.run.steps import composed
 from layerparity.selftest.cells import GridCell, Setting
@@ -120,14 +122,17 @@ class CellRunner:
             return make_in(folder, config, self.store)
 
 
-def make_in(folder: Path, config: Config, store: Any) -> StoredRun:
+def make_in(
+    folder: Path, config: Config, store: Any, port_of: Callable[[Assets], Port] | None = None
+) -> StoredRun:
     """Make one run in ``folder``, as ``job=run`` would, without tracking it.
 
-    ``store`` is where goldens named in the configuration are looked up.
+    ``store`` is where goldens named in the configuration are looked up; ``port_of`` makes the port,
+    in place of the one that the configuration names.
     """
     with open_backend.opened(config) as backend:
         prepared = prepare(plan_run(config), backend, store)
-        port = run_job.build_port(prepared)
+        port = run_job.build_port(prepared, port_of)
         manifest, outcome = run_job.execute(prepared, port, folder, fingerprint_of(prepared))
         files = RunFolder(folder)
         write.describe(prepared, files, outcome)
