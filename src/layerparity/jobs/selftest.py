@@ -9,6 +9,7 @@ from typing import Any
 
 from layerparity.ground import console
 from layerparity.ground.errors import Exit
+from layerparity.ground.files import write_text, writing
 from layerparity.machine import owner
 from layerparity.selftest.grid import refuse_unknown, run_grid
 from layerparity.selftest.models import FP8, SHIPPED
@@ -29,7 +30,8 @@ class Settings:
     faults, drawn by ``seed``. ``models`` are the shipped one, small ones made on the spot, and the
     shipped one in FP8, for the faults of such. Of each of ``blocks`` every module of a block of
     each kind gives out something else, in turn. With ``corpus`` nothing else is run but so many
-    faulty runs, to hold printed causes against true ones.
+    faulty runs, to hold printed causes against true ones; how often each rule was right is written
+    to ``to``, as `mistakes/measured.json`.
     """
 
     name: str = "selftest"
@@ -75,8 +77,11 @@ def run(config: Config) -> Exit:
 
 def _corpus(config: Config, folder: Path) -> tuple[Summary, list[dict[str, Any]]]:
     """Run the corpus in a folder; return what it comes to, and what is kept of each case."""
-    from layerparity.selftest.calibration import corpus_summary
+    from layerparity.selftest.calibration import corpus_summary, measured
     from layerparity.selftest.corpus_runs import run_corpus
 
     results = list(run_corpus(config, folder))
+    if config.to is not None:
+        with writing(Path(config.to)):
+            write_text(Path(config.to), json.dumps(measured(results), indent=1) + "\n")
     return corpus_summary(results), [asdict(each) for each in results]

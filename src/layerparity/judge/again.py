@@ -70,7 +70,7 @@ def judge_again(
     )
     if golden:
         return with_guilt(again, open_side("golden", golden))
-    return replace(again, guilty=first_guilty(judged_of(again)), causes=())
+    return replace(again, guilty=first_guilty(judged_of(again)), causes=(), ruled_out=())
 
 
 def changed_rows(before: Verdict, after: Verdict) -> list[tuple[Row, Row]]:

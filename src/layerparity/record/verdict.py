@@ -27,7 +27,7 @@ from layerparity.record.reason import Reason
 from layerparity.record.side import Side
 from layerparity.record.weights import WeightFinding
 
-VERSION = 3
+VERSION = 4
 FILE_NAME = "verdict.json"
 COMPARE_AGAIN = "compare the runs again"
 
@@ -141,6 +141,7 @@ class Verdict:
     knows_chains: bool = False
     guilty: Guilt | None = None
     causes: tuple[Cause, ...] = ()
+    ruled_out: tuple[str, ...] = ()
     weights: tuple[WeightFinding, ...] = ()
     silent: tuple[str, ...] = ()
     unfinished: tuple[UnfinishedSweep, ...] = ()

@@ -62,6 +62,17 @@ def said(results: Sequence[CaseResult]) -> list[tuple[CaseResult, str, float, bo
     ]
 
 
+def measured(results: Sequence[CaseResult]) -> dict[str, dict[str, list[int]]]:
+    """Return how often each rule was suspected and true, [said, true] by rule and grade."""
+    counts: dict[str, dict[str, list[int]]] = {}
+    for each in judged(results):
+        for rule, grade in each.suspected:
+            own = counts.setdefault(rule, {}).setdefault(grade, [0, 0])
+            own[0] += 1
+            own[1] += rule in each.true
+    return {rule: dict(sorted(grades.items())) for rule, grades in sorted(counts.items())}
+
+
 def share_table(results: Sequence[CaseResult]) -> Table:
     """Return, for each bin of printed shares, how many were said and how many were true."""
     columns = ("share", "said", "true", "rate", "said first", "true of these", "unforeseen", "true")

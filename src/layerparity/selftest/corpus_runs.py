@@ -12,10 +12,13 @@ from layerparity.anatomy.site import within
 from layerparity.ground import console
 from layerparity.ground.errors import UserError
 from layerparity.judge.conclude import conclude, judged_of
+from layerparity.judge.evidence import evidence_of
 from layerparity.judge.guilty import first_guilty
+from layerparity.judge.sides import open_side
+from layerparity.mistakes.catalogue import suspected
 from layerparity.mistakes.fault import Fault
 from layerparity.record.manifest import WeightPrint
-from layerparity.record.stored_run import StoredRun
+from layerparity.record.stored_run import StoredRun, from_folder
 from layerparity.record.verdict import Row, Verdict
 from layerparity.run.ports.base import Assets
 from layerparity.run.ports.fault import PlantedPort
@@ -60,6 +63,7 @@ class CasePort(PlantedPort):
 class CaseResult:
     """What was said of a case: how its place was named, and the causes printed, each with a share.
 
+    ``suspected`` are the rules, with their grades, of all causes that were thought of.
     ``effect`` is the largest error over the noise floor in the faulty block; ``kind``,
     ``foreseen``, ``true`` and the rest are the case's own.
     """
@@ -76,6 +80,7 @@ class CaseResult:
     named: str
     effect: float
     causes: tuple[tuple[str, float], ...] = ()
+    suspected: tuple[tuple[str, str], ...] = ()
     note: str = ""
 
 
@@ -98,11 +103,24 @@ class CorpusRunner:
         """Make a case's candidate, compare it with its golden, and return what is said."""
         where = self.folder / "candidate"
         try:
-            return said_of(case, self.verdict(case, where))
+            return self.judged(case, self.verdict(case, where), where)
         except UserError as error:
             return _unsaid(case, str(error))
         finally:
             shutil.rmtree(where, ignore_errors=True)
+
+    def judged(self, case: Case, verdict: Verdict, where: Path) -> CaseResult:
+        """Return what a verdict on a case's candidate says, and what rules suspect beside it."""
+        _, golden = self._believed(case.shape, case.dtype)
+        guilty = verdict.guilty
+        if guilty is None:
+            return said_of(case, verdict)
+        sides = open_side("golden", [golden]), open_side("candidate", [from_folder(where)])
+        all_causes = suspected(evidence_of(guilty, verdict, *sides))
+        return replace(
+            said_of(case, verdict),
+            suspected=tuple((each.id, each.grade) for each in all_causes),
+        )
 
     def verdict(self, case: Case, where: Path) -> Verdict:
         """Make a case's candidate in a folder and return its verdict. Raises UserError."""

@@ -73,22 +73,27 @@ class CellRunner:
             candidate = self._make(where, config)
             with obstacles_in_words():
                 verdict = conclude([golden], [candidate], self.tolerance)
-            return [self._result(cell, verdict, golden, phase) for phase in phases]
+            return [self._result(cell, verdict, golden, candidate, phase) for phase in phases]
         except UserError as error:
             return [CellResult(cell, Ending.NOT_HERE, note=str(error))]
         finally:
             shutil.rmtree(where, ignore_errors=True)
 
     def _result(
-        self, cell: GridCell, verdict: Verdict, golden: StoredRun, phase: str
+        self,
+        cell: GridCell,
+        verdict: Verdict,
+        golden: StoredRun,
+        candidate: StoredRun,
+        phase: str,
     ) -> CellResult:
         """Return how a cell ended in one phase, by the verdict's rows of that phase alone."""
         rows = tuple(row for row in verdict.rows if row.site.phase == phase)
         seen = replace(verdict, rows=rows, total=len(rows))
         guilty = first_guilty(judged_of(seen))
         # A cause may be told by what the other phase shows, as in a user's comparison.
-        side = open_side("golden", [golden])
-        causes = likeliest(evidence_of(guilty, verdict, side)) if guilty is not None else []
+        sides = open_side("golden", [golden]), open_side("candidate", [candidate])
+        causes = likeliest(evidence_of(guilty, verdict, *sides)) if guilty is not None else []
         changed = any(row.metrics.get("max_abs_diff") or row.metrics.get("flips") for row in rows)
         own = [row for row in rows if row.site.layer == cell.layer]
         block = verdict.blocks.block(cell.layer, {row.site.local for row in own})

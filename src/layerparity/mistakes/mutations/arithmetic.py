@@ -19,17 +19,20 @@ def strange_norms(draw: Random, block: nn.Module) -> Iterator[Mutation]:
     for path in norms_of(block):
         for name, take in _OTHER_NORMS.items():
             true = ("precision",) if "bfloat16" in name else ()
+            true = ("layer_norm_for_rms_norm",) if take is _layer_norm else true
             yield _normed(path, name, take, true)
         yield _unweighted(path)
 
 
 def strange_sums(draw: Random, block: nn.Module) -> Iterator[Mutation]:
     """Yield a block whose residual sum takes something twice, not at all or from elsewhere."""
-    yield _sum("adds its input twice", lambda given, out: out + given)
-    yield _sum("leaves its input out", lambda given, out: out - given)
-    yield _sum("adds half of its input once more", lambda given, out: out + 0.5 * given)
+    yield _sum("adds its input twice", lambda given, out: out + given, "residual_sum")
+    yield _sum("leaves its input out", lambda given, out: out - given, "residual_sum")
+    yield _sum(
+        "adds half of its input once more", lambda given, out: out + 0.5 * given, "residual_sum"
+    )
     yield _sum("adds the token before's input", lambda given, out: out - given + given.roll(1, -2))
-    yield _sum("is cut to bfloat16's first bits", lambda given, out: _cut(out))
+    yield _sum("is cut to bfloat16's first bits", lambda given, out: _cut(out), "precision")
 
 
 def norms_of(block: nn.Module) -> list[str]:
@@ -132,7 +135,9 @@ def _unweighted(path: str) -> Mutation:
     )
 
 
-def _sum(words: str, change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Mutation:
+def _sum(
+    words: str, change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], *true: str
+) -> Mutation:
     """Return the mistake of a block, whose output ``change(input, output)`` takes its place."""
 
     def around(exact: Callable[..., Any]) -> Callable[..., Any]:
@@ -147,7 +152,6 @@ def _sum(words: str, change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor
     def plant(block: nn.Module, surgery: Surgery) -> None:
         surgery.wrap(block, around)
 
-    true = ("precision",) if "bfloat16" in words else ()
     return mutation("sum", f"residual sum {words}", "", size=1.0, plant=plant, true=true)
 
 

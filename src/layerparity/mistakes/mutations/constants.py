@@ -71,7 +71,8 @@ def _one_plus(path: str) -> Mutation:
         why_not=needs(path),
         plant=plant,
         by_weights=True,
-        true=("weights_altered",),
+        # Where all weights are alike, as those counted from 1 at first, it is one factor.
+        true=("weights_altered", "scale"),
     )
 
 
