@@ -11,7 +11,7 @@ from bisections import evidence
 
 from layerparity.mistakes.catalogue import likeliest, suspected
 from layerparity.mistakes.cause import Evidence, Tokens
-from layerparity.mistakes.kernels import attended, who_sees
+from layerparity.mistakes.kernels import attended, hiding_first, who_sees
 from layerparity.mistakes.measured import LIMIT, share
 from layerparity.mistakes.norms import layer_normed, normed_by_head, rms_normed
 from layerparity.mistakes.ruled_out import ruled_out
@@ -211,12 +211,18 @@ def attention(reads: list[int], ahead: int = 0, scale: float = 1.0) -> torch.Ten
     return attended(QUERY, (KEY, VALUE), reads, who_sees(ROWS, ahead), scale * SIZE**-0.5)
 
 
+def moved_mask() -> torch.Tensor:
+    seen = hiding_first(who_sees(ROWS, 1), ROWS)
+    return attended(QUERY, (KEY, VALUE), [0, 0, 1, 1], seen, SIZE**-0.5)
+
+
 @pytest.mark.parametrize(
     ("candidate", "expected"),
     [
         (attention([0, 1, 0, 1]), ["gqa_layout"]),
         (attention([1, 1, 0, 0]), ["gqa_layout"]),
         (attention([0, 0, 1, 1], ahead=1), ["mask_off_by_one"]),
+        (moved_mask(), ["mask_off_by_one"]),
         (attention([0, 0, 1, 1], scale=1.1), []),
     ],
 )

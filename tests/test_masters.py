@@ -32,8 +32,11 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def flat(concluded: dict[str, Any]) -> dict[str, Any]:
-    """Return fields and rows side by side."""
-    return {**{k: v for k, v in concluded.items() if k != "rows"}, **concluded["rows"]}
+    """Return fields and rows side by side; of causes their names, for their shares are measured."""
+    fields = {k: v for k, v in concluded.items() if k != "rows"}
+    if "causes" in fields:
+        fields["causes"] = [name for name, _ in fields["causes"]]
+    return {**fields, **concluded["rows"]}
 
 
 def apart(place: str, due: Any, found: Any) -> Iterator[str]:

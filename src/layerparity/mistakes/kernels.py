@@ -88,6 +88,18 @@ def who_sees(tokens: Tokens, ahead: int = 0) -> torch.Tensor:
     return (row[:, None] == row) & (at[:, None] + ahead >= at)
 
 
+def hiding_first(seen: torch.Tensor, tokens: Tokens) -> torch.Tensor:
+    """Return who sees whom, bool [token, token], where padded rows do not show their first token.
+
+    That is what comes of a mask that is moved by one along keys which begin with padding.
+    """
+    firsts = [
+        at == 0 and row in tokens.padded
+        for row, at in zip(tokens.sequence, tokens.position, strict=True)
+    ]
+    return seen & ~torch.tensor(firsts)
+
+
 def attended(
     query: torch.Tensor,
     cached: tuple[torch.Tensor, torch.Tensor],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from layerparity.mistakes.cause import SIGNS, Cause, Evidence
+from layerparity.mistakes.cause import SHOWN, Cause, Evidence
 
 _NEVER = "it was never written, or its buffer was baked into the graph"
 # By metric: what such a tensor is, and how one comes about.
@@ -27,7 +27,7 @@ class DegenerateOutput:
         if candidate:
             text = f"the candidate's tensor is {candidate}"
             return Cause(
-                "degenerate_output", 0.93, text, [f"all of {evidence.local} is so"], grade=SIGNS
+                "degenerate_output", 0.93, text, [f"all of {evidence.local} is so"], grade=SHOWN
             )
         golden = _called(evidence, "golden")
         if not golden:
@@ -38,7 +38,7 @@ class DegenerateOutput:
             0.9,
             text,
             [f"the candidate's {evidence.local} is not"],
-            grade=SIGNS,
+            grade=SHOWN,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from layerparity.mistakes.cause import SHOWN, SIGNS, Cause, Evidence
-from layerparity.mistakes.kernels import core_of, who_sees
+from layerparity.mistakes.kernels import core_of, hiding_first, who_sees
 from layerparity.mistakes.shape import trend
 
 _FAILS = "queries, keys and values pass and the attention made of them fails"
@@ -21,7 +21,8 @@ class MaskOffByOne:
         if core is None:
             return _by_trend(evidence)
         for ahead, words in _WAYS.items():
-            if core.shows(who_sees(evidence.tokens, ahead)):
+            seen = who_sees(evidence.tokens, ahead)
+            if core.shows(seen) or core.shows(hiding_first(seen, evidence.tokens)):
                 text = f"the causal mask is off by one: {words}"
                 reasons = [_FAILS, "attention by such a mask gives its numbers to rounding"]
                 return Cause("mask_off_by_one", 0.95, text, reasons, grade=SHOWN)

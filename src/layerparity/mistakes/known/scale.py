@@ -8,6 +8,7 @@ from layerparity.mistakes.values import best_factor
 
 # Tokens that are off by at most this part of their mean are off alike.
 _ALIKE = 0.25
+_NOTHING = 1e-6
 
 
 class Scale:
@@ -18,7 +19,8 @@ class Scale:
         own = evidence.values(evidence.local)
         if own is not None:
             factor = best_factor(own.golden, own.candidate)
-            if not own.shows(factor * own.golden):
+            # Nothing at all is no multiple of something.
+            if abs(factor) < _NOTHING or not own.shows(factor * own.golden):
                 return None
             reasons = ["the golden's numbers times that factor are the candidate's to rounding"]
             return Cause("scale", 0.95, _text(factor), reasons, grade=SHOWN)
