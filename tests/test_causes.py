@@ -215,7 +215,12 @@ CASES = {
 
 
 # What is shown on stored tensors alone: tests/test_exact.py has their cases.
-ON_TENSORS = {"residual_sum", "layer_norm_for_rms_norm"}
+ON_TENSORS = {
+    "residual_sum",
+    "layer_norm_for_rms_norm",
+    "qk_norm_per_rank",
+    "routing_weights_masked",
+}
 
 
 @pytest.mark.parametrize("name", sorted(CASES))

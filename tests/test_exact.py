@@ -111,7 +111,8 @@ def router(golden: Any, candidate: Any) -> Evidence:
         (routed("sigmoid", divided=False), ["router_topk_not_normalised"]),
         (routed("sigmoid", biased=False), ["router_bias_dropped"]),
         (routed("sigmoid", factor=2.5), ["scale"]),
-        ((routed("sigmoid")[0], torch.ones(TOKENS, 3)), []),
+        ((routed("sigmoid")[0], torch.ones(TOKENS, 3)), ["routing_weights_masked"]),
+        ((routed("sigmoid")[0], routed("sigmoid")[1] ** 2), []),
         ((routed("sigmoid")[0].roll(1, 0), routed("sigmoid")[1]), []),
     ],
 )
@@ -124,7 +125,7 @@ def test_a_model_without_a_bias_has_none_to_drop() -> None:
     other = (plain[0].roll(1, 0), plain[1].roll(1, 0))
     for candidate in (plain, other, routed("softmax", divided=False, biased=False)):
         assert "router_bias_dropped" not in shown(router(plain, candidate))
-    told = ruled_out(router(plain, (plain[0], torch.ones(TOKENS, 3))))
+    told = ruled_out(router(plain, (plain[0], plain[1] ** 2)))
     assert any("divided by their sum or not" in each for each in told)
 
 
@@ -148,6 +149,7 @@ def norm(candidate: torch.Tensor, component: str = "self_attn.q_norm") -> Eviden
             ["qk_norm_averaged"],
         ),
         (layer_normed(GIVEN, 1e-6) * WEIGHT, ["layer_norm_for_rms_norm"]),
+        (normed_by_head(GIVEN, 1e-6, 2) * WEIGHT, ["qk_norm_per_rank"]),
         (RIGHT * (1 + 1e-3 * drawn(TOKENS, 1)), ["precision"]),
         (RIGHT * (1 + 1e-3 * drawn(TOKENS, 1).abs()), []),
         (GIVEN / GIVEN.abs().mean(-1, True) * WEIGHT, []),

@@ -21,11 +21,13 @@ class ResidualSum:
         if evidence.part != "residual add" or out is None or not 2 <= len(stored) <= 3:
             return None
         known = [each for each in stored if each is not None]
-        if len(known) < len(stored) or not out.is_golden(sum(each.golden for each in known)):
+        if len(known) < len(stored):
+            return None
+        if not out.is_golden(torch.stack([each.golden for each in known]).sum(0)):
             return None
         times = _multiples(out, known)
-        made = sum(n * each.candidate for n, each in zip(times, known, strict=True))
-        if not out.shows(made):
+        parts = [n * each.candidate for n, each in zip(times, known, strict=True)]
+        if not out.shows(torch.stack(parts).sum(0)):
             return None
         odd = {a: n for a, n in zip(evidence.good, times, strict=True) if abs(n - 1) > _WHOLE}
         words = ", ".join(f"{name} {round(n, 3) + 0.0:g} times" for name, n in odd.items())

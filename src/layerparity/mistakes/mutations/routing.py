@@ -31,7 +31,7 @@ def foreseen_routing(draw: Random, block: nn.Module) -> Iterator[Mutation]:
 
 def strange_routing(draw: Random, block: nn.Module) -> Iterator[Mutation]:
     """Yield routers wrong in a way that no rule was written for."""
-    yield _routed(block, "weights all one", _weights(torch.ones_like))
+    yield _routed(block, "weights all one", _weights(torch.ones_like), "routing_weights_masked")
     yield _routed(block, "weights all alike", _weights(lambda w: torch.ones_like(w) / w.shape[-1]))
     yield _routed(block, "weights in reverse", _weights(lambda w: w.flip(-1)))
     yield _routed(block, "weights squared", _weights(lambda w: w * w))
