@@ -30,7 +30,7 @@ class Weighing:
 
 
 @dataclass(frozen=True)
-class Routing:
+class RoutersSeen:
     """A router's real tokens on both sides: how each weighs, and whether it chooses the largest.
 
     ``golden`` and ``candidate`` are None where no known way reproduces the weights. The two shares
@@ -43,7 +43,7 @@ class Routing:
     candidate_largest: float
 
 
-def routing_of(evidence: Evidence) -> Routing | None:
+def routing_of(evidence: Evidence) -> RoutersSeen | None:
     """Return what both routers do; None where a logit, choice or weight is not stored."""
     stored = [evidence.values(local) for local in (LOGITS, CHOICES, WEIGHTS)]
     if any(each is None for each in stored):
@@ -58,7 +58,7 @@ def routing_of(evidence: Evidence) -> Routing | None:
         return None
     ways = [_weighing(own, chosen, weighed, limit) for own, chosen, weighed in sides]
     largest = [_largest(own, chosen, evidence.facts) for own, chosen, _ in sides]
-    return Routing(ways[0], ways[1], largest[0], largest[1])
+    return RoutersSeen(ways[0], ways[1], largest[0], largest[1])
 
 
 def _weighing(
