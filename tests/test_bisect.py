@@ -27,7 +27,7 @@ from conftest import Ended
 from layerparity.anatomy.block import SERIAL
 from layerparity.anatomy.site import Place, Site
 from layerparity.judge.leaps import amplified
-from layerparity.record.guilt import Phases
+from layerparity.record.guilt import Cause, Phases
 from layerparity.record.verdict import Outcome, Row, Verdict
 from layerparity.report.answer import answer_of, how_sure
 from layerparity.search.ddmin import NoDifferenceError, minimal
@@ -512,8 +512,9 @@ def test_the_bisection_s_own_report_has_the_answer_and_the_portrait(run: Cli, st
 
 
 def test_how_sure_a_cause_is_stands_in_words() -> None:
-    said = [how_sure(each) for each in (0.93, 0.75, 0.4, 0.1)]
+    said = [how_sure(Cause("", each, "")) for each in (0.93, 0.75, 0.4, 0.1)]
     assert said == ["very likely (93%)", "likely (75%)", "plausible (40%)", "a guess (10%)"]
+    assert how_sure(Cause("", 0.96, "", grade="shown")) == "shown (96%)"
 
 
 def test_a_leap_of_the_error_names_a_second_wrong_component() -> None:

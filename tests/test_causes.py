@@ -15,9 +15,9 @@ from runs import make_run
 from layerparity.judge.conclude import conclude
 from layerparity.judge.tolerances.fixed import FixedTolerance
 from layerparity.judge.weights_kind import altered
-from layerparity.mistakes.catalogue import likeliest, rules
+from layerparity.mistakes.catalogue import likeliest, rules, suspected
 from layerparity.mistakes.cause import Evidence, Tokens
-from layerparity.mistakes.qk_norms import between_heads
+from layerparity.mistakes.norms import between_heads
 from layerparity.mistakes.shape import blocks_of, median, outliers, spread, trend
 from layerparity.model.prints import print_of
 from layerparity.record.verdict import Outcome
@@ -88,7 +88,7 @@ CASES = {
     "scale": made(
         "self_attn.o_proj",
         "self_attn:out",
-        {"slope": 0.25, "rel_l2": 0.2501, "norm_ratio": 1.25, "pearson": 1.0},
+        {"cosine_distance": 0.0, "rel_l2": 0.2501, "norm_ratio": 1.25, "pearson": 1.0},
         errors=[0.25] * 12,
     ),
     "offset": made(
@@ -120,10 +120,18 @@ CASES = {
         *Q_NORM, {"norm_ratio": 0.82, "slope_channel_z": 50}, profiles=slopes(channel=BY_HEAD)
     ),
     "qk_norm_skipped": made(
-        *Q_NORM, {"norm_ratio": 0.58, "slope_channel_z": 90}, profiles=slopes(channel=BY_CHANNEL)
+        *Q_NORM, {"norm_ratio": 0.58, "passed_through": 1.0}, profiles=slopes(channel=BY_CHANNEL)
     ),
     "qk_norm_averaged": made(
-        *Q_NORM, {"norm_ratio": 1.1, "slope_channel_z": 1e6}, profiles=slopes(channel=BY_CHANNEL)
+        *Q_NORM,
+        {"norm_ratio": 1.1},
+        findings=[
+            replace(
+                finding("changed_value", Q_NORM[0]),
+                fate=Fate.AVERAGED,
+                numbers={"spread": 0.1, "expected": 0.4},
+            )
+        ],
     ),
     "router_bias_dropped": made(
         "mlp.gate",
@@ -135,13 +143,13 @@ CASES = {
         "mlp.gate",
         "mlp.gate:choices",
         {"set_agreement": 0.6},
-        failed={"mlp.gate:weights": {"rel_l2": 0.3, "slope": 0.1, "norm_ratio": 1.1}},
+        failed={"mlp.gate:weights": {"rel_l2": 0.3, "norm_ratio": 1.1}},
         passed=("mlp.gate:logits",),
     ),
     "router_topk_not_normalised": made(
         "mlp.gate",
         "mlp.gate:weights",
-        {"norm_ratio": 2.8, "slope": 1.75, "rel_l2": 1.8},
+        {"norm_ratio": 2.8, "cosine_distance": 0.005, "rel_l2": 1.8},
         passed=("mlp.gate:logits", "mlp.gate:choices"),
     ),
     "bias_frozen_in_graph": made(
@@ -165,7 +173,12 @@ CASES = {
         failed={"self_attn.k_proj:out": {"pearson": 0.02}},
         findings=[finding("reordered", "self_attn.q_proj")],
     ),
-    "gate_up_swapped": made("mlp.experts", "mlp.experts:out", {"rel_l2": 0.9, "pearson": 0.2}),
+    "gate_up_swapped": made(
+        "mlp.experts",
+        "mlp.experts:out",
+        {"rel_l2": 0.9, "pearson": 0.2},
+        findings=[replace(finding("reordered", "mlp.experts", "experts.0.w1"), holds=("0.w3",))],
+    ),
     "swiglu_bias_dropped": made(
         "mlp.experts", "mlp.experts:out", {"rel_l2": 0.3, "slope": -0.1, "pearson": 0.9}
     ),
@@ -201,9 +214,18 @@ CASES = {
 }
 
 
+# What is shown on stored tensors alone: tests/test_exact.py has their cases.
+ON_TENSORS = {
+    "residual_sum",
+    "layer_norm_for_rms_norm",
+    "qk_norm_per_rank",
+    "routing_weights_masked",
+}
+
+
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_the_likeliest_cause_is_the_one_that_was_made(name: str) -> None:
-    causes = likeliest(CASES[name])
+    causes = suspected(CASES[name])
     assert causes[0].id == name, causes
     assert 0 < causes[0].confidence <= 1
     assert reasons_of(causes[0])
@@ -211,7 +233,7 @@ def test_the_likeliest_cause_is_the_one_that_was_made(name: str) -> None:
 
 
 def test_every_rule_has_a_case_and_every_case_a_rule() -> None:
-    assert set(rules()) == set(CASES)
+    assert set(rules()) == set(CASES) | ON_TENSORS
 
 
 def test_every_rule_is_silent_about_a_clean_place() -> None:
@@ -234,7 +256,8 @@ def test_a_missing_bias_beats_what_its_lack_looks_like() -> None:
 
 def test_a_bias_that_the_model_does_not_have_is_not_missing() -> None:
     apart = {"set_agreement": 0.97, "flips_outside_noise": 3}
-    blind = made("mlp.gate", "mlp.gate:choices", apart, passed=("mlp.gate:logits",))
+    passed = ("mlp.gate:logits", "mlp.gate:weights")
+    blind = made("mlp.gate", "mlp.gate:choices", apart, passed=passed)
     gate = "model.layers.1.mlp.gate.weight"
     without = replace(blind, tensors=frozenset({gate}))
     beside = frozenset({gate, "model.layers.1.mlp.gate.e_score_correction_bias"})
@@ -242,13 +265,16 @@ def test_a_bias_that_the_model_does_not_have_is_not_missing() -> None:
     assert likeliest(replace(blind, tensors=beside))[0].id == "router_bias_dropped"
 
 
-def test_with_weights_known_to_be_right_the_activation_is_blamed() -> None:
+def test_a_bias_that_is_known_to_be_right_is_not_blamed() -> None:
     apart = {"set_agreement": 0.0}
     blind = made("mlp.gate", "mlp.gate:choices", apart, passed=("mlp.gate:logits",))
     seen = made("mlp.gate", "mlp.gate:choices", apart, passed=("mlp.gate:logits",))
     seen = replace(seen, weights_compared=True)
-    assert likeliest(blind)[0].id == "router_bias_dropped"
-    assert likeliest(seen)[0].id == "router_softmax"
+    assert [each.id for each in suspected(seen)] == [each.id for each in suspected(blind)] == []
+    good = ("mlp.gate:logits", "mlp.gate:weights")
+    told = made("mlp.gate", "mlp.gate:choices", apart, passed=good)
+    assert [each.id for each in suspected(told)] == ["router_bias_dropped"]
+    assert suspected(replace(told, weights_compared=True)) == []
 
 
 def test_a_norm_that_passes_its_input_through_is_skipped_whatever_its_size() -> None:
@@ -256,16 +282,6 @@ def test_a_norm_that_passes_its_input_through_is_skipped_whatever_its_size() -> 
     skipped = made(*Q_NORM, seen, phase="decode", step=1)
     assert likeliest(skipped)[0].id == "qk_norm_skipped"
     assert likeliest(skipped)[0].confidence > 0.9
-
-
-def test_a_norm_of_the_right_size_without_its_weights_pattern_is_skipped() -> None:
-    by_channel = made(*Q_NORM, {"norm_ratio": 0.99}, profiles=slopes(channel=BY_CHANNEL))
-    assert likeliest(by_channel)[0].id == "qk_norm_skipped"
-    by_head = made(*Q_NORM, {"norm_ratio": 0.99}, profiles=slopes(channel=BY_HEAD))
-    assert likeliest(by_head)[0].id == "qk_norm_per_head"
-    faint = [0.01 * each for each in BY_CHANNEL]
-    slight = made(*Q_NORM, {"norm_ratio": 0.999}, profiles=slopes(channel=faint))
-    assert "qk_norm_skipped" not in {cause.id for cause in likeliest(slight)}
 
 
 def test_a_norm_that_fails_in_the_prefill_too_is_not_blamed_on_decoding() -> None:
@@ -283,7 +299,7 @@ def test_halves_that_changed_places_are_gate_and_up_in_any_mlp() -> None:
     names = {"gate_proj": "up_proj", "up_proj": "gate_proj"}
     swapped = [moved(f"mlp.{a}", f"model.layers.3.mlp.{a}.weight", b) for a, b in names.items()]
     dense = made("mlp", "mlp:out", {"rel_l2": 0.8, "pearson": 0.7}, findings=swapped)
-    assert [cause.id for cause in likeliest(dense)] == ["gate_up_swapped", "weights_altered"]
+    assert {cause.id for cause in likeliest(dense)} == {"gate_up_swapped", "weights_altered"}
 
 
 def test_experts_in_another_order_are_not_gate_and_up() -> None:
@@ -298,15 +314,15 @@ def test_rounding_of_rotated_queries_is_no_wrong_rotation_where_no_floor_is_know
     told = {"part": "rotary", "errors": rounded, "tokens": ONE_ROW}
     assert likeliest(made("self_attn", "self_attn:q_rotated", {}, **told)) == []
     judged = made("self_attn", "self_attn:q_rotated", {"error_ratio": 9.0}, **told)
-    assert likeliest(judged)[0].id == "rotary"
+    assert suspected(judged)[0].id == "rotary"
 
 
 def test_wrong_attention_on_well_rotated_queries_is_not_their_rotation() -> None:
     told = {"part": "attention core", "errors": GROWING, "tokens": ONE_ROW}
     rotated = ("self_attn:q_rotated", "self_attn:k_rotated")
-    found = likeliest(made("self_attn", "self_attn:context", {}, passed=rotated, **told))
+    found = suspected(made("self_attn", "self_attn:context", {}, passed=rotated, **told))
     assert "rotary" not in {cause.id for cause in found}
-    blind = likeliest(made("self_attn", "self_attn:context", {}, **told))
+    blind = suspected(made("self_attn", "self_attn:context", {}, **told))
     assert "rotary" in {cause.id for cause in blind}
 
 
@@ -314,23 +330,23 @@ def test_wrong_attention_on_well_rotated_queries_is_not_their_rotation() -> None
 def test_another_component_s_weight_explains_nothing(component: str) -> None:
     wrong = [finding(what, "mlp.experts") for what in ("reordered", "never_loaded", "constant")]
     seen = made(component, "self_attn:out", {"rel_l2": 0.3})
-    assert likeliest(replace(seen, findings=wrong)) == likeliest(seen)
+    assert suspected(replace(seen, findings=wrong)) == suspected(seen)
 
 
 @pytest.mark.parametrize("name", ["precision", "qk_norm_skipped", "qk_norm_per_head"])
 def test_another_component_s_weight_silences_nothing(name: str) -> None:
     case = CASES[name]
     wrong = [finding("reordered", "self_attn.v_proj")]
-    assert likeliest(replace(case, findings=wrong)) == likeliest(replace(case, findings=()))
+    assert suspected(replace(case, findings=wrong)) == suspected(replace(case, findings=()))
 
 
 def test_one_projection_in_another_order_is_not_said_to_be_fused_wrongly() -> None:
     seen = made(
         "self_attn.q_proj", "self_attn:out", {}, findings=[finding("reordered", "self_attn.q_proj")]
     )
-    assert [each.id for each in likeliest(seen)][:2] == ["weights_altered", "fused_qkv_order"]
+    assert [each.id for each in likeliest(seen)] == ["weights_altered"]
     both = [finding("reordered", f"self_attn.{name}") for name in ("q_proj", "k_proj")]
-    assert likeliest(replace(seen, findings=both))[0].id == "fused_qkv_order"
+    assert "fused_qkv_order" in {each.id for each in likeliest(replace(seen, findings=both))}
 
 
 @pytest.mark.parametrize(
@@ -353,7 +369,7 @@ def test_a_tensor_that_nobody_computed_has_its_own_words(
 
 
 def test_an_offset_has_its_unit() -> None:
-    (found,) = (each for each in likeliest(CASES["offset"]) if each.id == "offset")
+    (found,) = (each for each in suspected(CASES["offset"]) if each.id == "offset")
     assert "a mean of 0.1 floors of rounding" in found.reasons[0]
 
 
@@ -381,7 +397,7 @@ def test_weights_without_their_scales_are_told_from_others() -> None:
 
 def test_precision_names_the_type_that_fits() -> None:
     coarse = made("mlp", "mlp:out", {"rel_l2": 0.04, "error_ratio": 90.0}, errors=[0.04] * 4)
-    precise = [cause for cause in likeliest(coarse) if cause.id == "precision"]
+    precise = [cause for cause in suspected(coarse) if cause.id == "precision"]
     assert "float8" in precise[0].sentence
 
 

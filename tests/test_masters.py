@@ -38,9 +38,12 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def flat(concluded: dict[str, Any]) -> dict[str, Any]:
-    """Return fields and rows side by side."""
+    """Return fields and rows side by side; of causes their names, for their shares are measured."""
+    fields = {k: v for k, v in concluded.items() if k != "rows"}
+    if "causes" in fields:
+        fields["causes"] = [name for name, _ in fields["causes"]]
     rows = {site: without_number(row) for site, row in concluded["rows"].items()}
-    return {**{k: v for k, v in concluded.items() if k != "rows"}, **rows}
+    return {**fields, **rows}
 
 
 def without_number(row: dict[str, Any]) -> dict[str, Any]:

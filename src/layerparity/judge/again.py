@@ -73,7 +73,7 @@ def judge_again(
     )
     if golden:
         return with_guilt(again, open_side("golden", golden))
-    return replace(with_places(again), causes=())
+    return replace(with_places(again), causes=(), ruled_out=())
 
 
 def _refuse_other_closeness(verdict: Verdict, tolerance: Tolerance) -> None:

@@ -28,6 +28,7 @@ from layerparity.judge.sides import RunSet, open_side
 from layerparity.judge.tolerances.base import Tolerance
 from layerparity.judge.weights import silent_sides, weight_findings
 from layerparity.mistakes.catalogue import likeliest
+from layerparity.mistakes.ruled_out import ruled_out
 from layerparity.numbers.closeness import Closeness
 from layerparity.record.findings import Caution, CautionKind, UnfinishedSweep
 from layerparity.record.stored_run import StoredRun
@@ -96,7 +97,7 @@ def conclude(
         settings=settings or {},
         blocks=blocks,
     )
-    verdict = with_guilt(verdict, left)
+    verdict = with_guilt(verdict, left, candidate=right)
     return _with_portrait(verdict, aligned, calibration) if portrait else verdict
 
 
@@ -191,15 +192,25 @@ def noisier(rows: Sequence[Row], golden: Iterable[str], candidate: Iterable[str]
     return []
 
 
-def with_guilt(verdict: Verdict, golden: RunSet, stage: Place | None = None) -> Verdict:
+def with_guilt(
+    verdict: Verdict,
+    golden: RunSet,
+    stage: Place | None = None,
+    *,
+    candidate: RunSet | None = None,
+) -> Verdict:
     """Return a verdict that names the first wrong place and its likeliest causes, if any.
 
-    With a ``stage``, a block or a module outside the blocks, it is the first one there.
+    With a ``stage``, a block or a module outside the blocks, it is the first one there. With the
+    ``candidate``'s runs causes are tried on their tensors.
     """
     verdict = with_places(verdict, stage)
     guilty = verdict.guilty
-    causes = likeliest(evidence_of(guilty, verdict, golden)) if guilty is not None else ()
-    return replace(verdict, causes=tuple(causes))
+    found = evidence_of(guilty, verdict, golden, candidate) if guilty is not None else None
+    causes = likeliest(found) if found is not None else ()
+    # What does not fit is told where nothing does.
+    tried = ruled_out(found) if found is not None and not causes else ()
+    return replace(verdict, causes=tuple(causes), ruled_out=tried)
 
 
 def with_places(verdict: Verdict, stage: Place | None = None) -> Verdict:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 MUTATION = "mutation"
 WRONG_OUTPUT = "wrong_output"
 _KNOWN = "mistakes.known"
+# What says that something is wrong, and not by which mistake, comes after what does.
+_GENERAL = ("never_loaded", "scale", "weights_altered")
 
 
 def catalogue() -> list[str]:
@@ -45,12 +47,34 @@ def rules() -> dict[str, Rule]:
     return {name: registry.load(_KNOWN, name).RULE for name in names}
 
 
-def likeliest(evidence: Evidence) -> list[Cause]:
-    """Return every cause that a rule sees in the evidence, the surest first."""
+def suspected(evidence: Evidence) -> list[Cause]:
+    """Return every cause that a rule sees in the evidence, likely or not, the surest first.
+
+    How sure it is was measured: how often such a cause was true of faulty runs.
+    """
+    from layerparity.mistakes.measured import LIMIT, share_of
+
     judged = (rule.judge(evidence) for rule in rules().values())
     causes = [
-        replace(each, reasons=tuple(each.reasons), findings=tuple(each.findings))
+        replace(
+            each,
+            confidence=share_of(each),
+            reasons=tuple(each.reasons),
+            findings=tuple(each.findings),
+        )
         for each in judged
         if each is not None
     ]
-    return sorted(causes, key=lambda cause: (-cause.confidence, cause.id))
+
+    def order(cause: Cause) -> tuple[bool, bool, float, str]:
+        rare, general = cause.confidence < LIMIT, cause.id in _GENERAL
+        return rare, general, -cause.confidence, cause.id
+
+    return sorted(causes, key=order)
+
+
+def likeliest(evidence: Evidence) -> list[Cause]:
+    """Return the causes in the evidence that are true more often than not, the surest first."""
+    from layerparity.mistakes.measured import LIMIT
+
+    return [each for each in suspected(evidence) if each.confidence >= LIMIT]

@@ -5,14 +5,21 @@ A rule's file holds ``RULE: Rule``. Rules are pure: stored numbers in, a `Cause`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from layerparity.anatomy.site import Site, overlap, within
-from layerparity.record.guilt import Cause
+from layerparity.record.guilt import HINTS, SHOWN, SIGNS, WEIGHTS, Cause
 from layerparity.record.verdict import Outcome, Row
 from layerparity.record.weights import WeightFinding
+
+if TYPE_CHECKING:
+    from layerparity.mistakes.values import Values
+
+
+def no_values(local: str) -> None:
+    """Return nothing: a stored comparison is judged again without the tensors of its runs."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +44,9 @@ class Evidence:
     prefill where the guilt is in a decode step. ``facts`` are the model's and the two runs'
     settings as text: ``num_attention_heads``, ``rotary_dim``, ``dtype``, ``golden_dtype``, ...
     ``weights_compared`` says that both ports told what weights their graphs hold; ``tensors`` are
-    the checkpoint's tensors that the golden used there, none where it does not say.
+    the checkpoint's tensors that the golden used there, none where it does not say. ``good`` are
+    the addresses of the values that the guilty site is computed from, which pass; ``values`` gives
+    a site's tensors on both sides, of the guilty pass, or None where they are not at hand.
     """
 
     component: str
@@ -54,6 +63,8 @@ class Evidence:
     tokens: Tokens = field(default_factory=Tokens)
     weights_compared: bool = False
     tensors: frozenset[str] = frozenset()
+    good: tuple[str, ...] = ()
+    values: Callable[[str], Values | None] = no_values
 
     @property
     def local(self) -> str:
@@ -120,4 +131,4 @@ class Rule(Protocol):
         """Return the cause if the evidence points to it."""
 
 
-__all__ = ["Cause", "Evidence", "Rule", "Tokens"]
+__all__ = ["HINTS", "SHOWN", "SIGNS", "WEIGHTS", "Cause", "Evidence", "Rule", "Tokens"]

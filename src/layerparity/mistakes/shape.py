@@ -8,9 +8,6 @@ from collections.abc import Sequence
 
 from layerparity.mistakes.cause import Evidence
 
-# Errors whose spread is at most this part of their mean are called constant.
-CONSTANT = 0.25
-
 
 def finite(values: Sequence[float]) -> list[float]:
     """Return the values that are numbers."""
@@ -41,16 +38,28 @@ def trend(values: Sequence[float], order: Sequence[float]) -> float:
     return statistics.correlation(left, right)
 
 
-def factor_share(evidence: Evidence, local: str | None = None) -> float:
-    """Return how much of a site's error one common factor explains: |slope| / relative L2, 0 to 1.
+def factor_of(evidence: Evidence, local: str | None = None) -> float | None:
+    """Return the factor by which a site's golden comes nearest to the candidate; None if unknown.
 
-    The regression of (c - g) on g has the residual ``sqrt(rel_l2^2 - slope^2)``; where the share is
-    near 1 the candidate is the golden times ``1 + slope``.
+    It is <g, c> / <g, g> = ||c|| / ||g|| times their cosine.
     """
-    slope, error = evidence.metric("slope", local), evidence.metric("rel_l2", local)
-    if not slope or not error or not math.isfinite(error):
+    ratio = evidence.metric("norm_ratio", local)
+    apart = evidence.metric("cosine_distance", local)
+    if ratio is None or apart is None or not math.isfinite(ratio):
+        return None
+    return ratio * (1 - apart)
+
+
+def factor_share(evidence: Evidence, local: str | None = None) -> float:
+    """Return how much of a site's error one common factor explains, 0 to 1.
+
+    Of c - g, what lies along g is (factor - 1) g: its size over that of all is |factor - 1| over
+    the relative L2 error, all of them over the same elements, none weighted.
+    """
+    factor, error = factor_of(evidence, local), evidence.metric("rel_l2", local)
+    if factor is None or not error or not math.isfinite(error):
         return 0.0
-    return min(abs(slope) / error, 1.0)
+    return min(abs(factor - 1) / error, 1.0)
 
 
 def blocks_of(values: Sequence[float], count: int) -> list[list[float]]:

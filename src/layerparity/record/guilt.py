@@ -11,6 +11,8 @@ from layerparity.anatomy.site import DECODE, Place, Site, within
 from layerparity.ground.decode import encode
 from layerparity.record.weights import WeightFinding
 
+SHOWN, WEIGHTS, SIGNS, HINTS = "shown", "weights", "signs", "hints"
+
 
 class Phases(StrEnum):
     """In which phases a place goes wrong, where the other one was judged and passes."""
@@ -95,9 +97,12 @@ class Guilt:
 
 @dataclass(frozen=True)
 class Cause:
-    """A likely cause: its rule's id, how sure the rule is (0 to 1), a sentence, and its reasons.
+    """A likely cause: its rule's id, how often such a one is true (0 to 1), a sentence, reasons.
 
-    ``findings`` on the weights are reasons, too; the others are in the rule's own words.
+    ``findings`` on the weights are reasons, too; the others are in the rule's own words. ``grade``
+    is what it rests on: ``shown`` where the mistake, worked out from stored tensors, gives the
+    candidate's numbers to rounding; ``weights`` where the weights' prints say it; ``signs`` and
+    ``hints`` where the errors look like it, more and less.
     """
 
     id: str
@@ -105,3 +110,9 @@ class Cause:
     sentence: str
     reasons: Sequence[str] = ()
     findings: Sequence[WeightFinding] = ()
+    grade: str = ""
+
+    @property
+    def shown(self) -> bool:
+        """Whether the cause gives the candidate's numbers to rounding."""
+        return self.grade == SHOWN

@@ -146,6 +146,7 @@ class Verdict:
     guilty: Guilt | None = None
     further: tuple[Guilt, ...] = ()
     causes: tuple[Cause, ...] = ()
+    ruled_out: tuple[str, ...] = ()
     weights: tuple[WeightFinding, ...] = ()
     silent: tuple[str, ...] = ()
     unfinished: tuple[UnfinishedSweep, ...] = ()

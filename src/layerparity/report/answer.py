@@ -72,10 +72,13 @@ _OTHERS = 3
 _ALSO = 6
 
 
-def how_sure(confidence: float) -> str:
-    """Return a rule's confidence (0 to 1) in words, the share beside them: ``likely (75%)``."""
-    word = next(word for least, word in _SURE if confidence >= least)
-    return f"{word} ({confidence:.0%})"
+def how_sure(cause: Cause) -> str:
+    """Return how often such a cause is true in words, with the share: ``likely (75%)``.
+
+    One that gives the candidate's numbers to rounding is shown.
+    """
+    known = next(word for least, word in _SURE if cause.confidence >= least)
+    return f"{'shown' if cause.shown else known} ({cause.confidence:.0%})"
 
 
 def answer_of(
@@ -97,9 +100,10 @@ def answer_of(
     if guilt is None:
         return Answer(f"No place goes wrong by itself: {_inherited(site)}", next=shown)
     which = "last wrong block's first" if last else "first"
-    causes = [f"{how_sure(each.confidence)}: {each.sentence}" for each in verdict.causes] or [""]
+    causes = [f"{how_sure(each)}: {each.sentence}" for each in verdict.causes] or [""]
     reasons = reasons_of(verdict.causes[0]) if verdict.causes else ()
     evidence = [*_at_the_place(guilt, verdict), *_around_it(guilt, verdict), *reasons]
+    evidence += [f"ruled out: {each}" for each in verdict.ruled_out]
     return Answer(
         where=f"{guilt} is the {which} wrong place",
         also=tuple(_also(verdict.further if further is None else further)),
@@ -221,7 +225,7 @@ def numbers_text(row: Row) -> str:
 def cause_line(cause: Cause) -> str:
     """Return a cause as a line of Markdown, with how sure its rule is and its reasons."""
     reasons = f" ({'; '.join(reasons_of(cause))})" if reasons_of(cause) else ""
-    return f"- {how_sure(cause.confidence)} `{cause.id}`: {cause.sentence}{reasons}"
+    return f"- {how_sure(cause)} `{cause.id}`: {cause.sentence}{reasons}"
 
 
 def reasons_of(cause: Cause) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,12 +92,15 @@ def _run(
     return str(active.id)
 
 
-def build_port(prepared: Prepared) -> Port:
-    """Return the port, its weights found and its stages placed: the last chance to refuse."""
+def build_port(prepared: Prepared, make: Callable[[Assets], Port] | None = None) -> Port:
+    """Return the port, its weights found and its stages placed: the last chance to refuse.
+
+    ``make`` makes another one than the configuration names.
+    """
     assets = Assets(
         prepared.checkpoint, prepared.family, prepared.backend, prepared.config, prepared.wanted
     )
-    port = open_port.build(prepared.config.port, assets)
+    port = make(assets) if make is not None else open_port.build(prepared.config.port, assets)
     placed = port.place(prepared.scope.stages)
     for warning in prepared.backend.warnings:
         console.note(f"{warning}")

@@ -166,7 +166,9 @@ def _descended(bench: Bench, result: SearchResult) -> tuple[Verdict, str]:
     decoding = verdict is not None and verdict.guilty is not None and verdict.guilty.decoding
     closer = bench.decoding(place.layer) if decoding else bench.alone(place.layer)
     if closer is not None:
-        closer = with_guilt(closer, open_side("golden", bench.golden), place)
+        again = with_guilt(closer, open_side("golden", bench.golden), place)
+        # Where it is the same place, its causes were tried on the run's tensors.
+        closer = closer if again.guilty == closer.guilty else again
         if closer.guilty is not None or verdict is None or verdict.guilty is None:
             return closer, ""
     assert verdict is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,25 +107,23 @@ SHAPES = tuple(_OF_OTHER_SHAPES)
 MADE = (*_OWN, *SHAPES)
 
 
-def make_model(name: str, folder: Path, seed: int = 0) -> Path:
+def make_model(
+    name: str, folder: Path, seed: int = 0, changes: Mapping[str, Any] | None = None
+) -> Path:
     """Save a model of an architecture under ``folder``, random, in bfloat16; return where.
 
     Norm weights are log-normal and matrices of a trained model's scale: defaults hide faults.
-    Raises UserError where transformers makes no small model of that type.
+    ``changes`` are other sizes than the usual ones. Raises UserError where transformers makes no
+    small model of that type.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     from layerparity.model.conversion import no_bars
 
     torch.manual_seed(seed)
-    own = (_OWN | _OF_OTHER_SHAPES).get(name)
-    sizes = {**_SHARED, **own} if own else {**_SHARED, **_OF_ANY}
-    if own is None:
-        # What follows from the other sizes cannot be set everywhere.
-        del sizes["head_dim"]
     try:
-        config = AutoConfig.for_model(name, **sizes)
+        config = small_config(name, changes)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     except Exception as error:
         why = " ".join(str(error).split())[:200]
@@ -146,6 +145,18 @@ def make_model(name: str, folder: Path, seed: int = 0) -> Path:
     with no_bars():
         model.to(torch.bfloat16).save_pretrained(target)
     return target
+
+
+def small_config(name: str, changes: Mapping[str, Any] | None = None) -> Any:
+    """Return transformers' configuration of a small model of an architecture."""
+    from transformers import AutoConfig
+
+    own = (_OWN | _OF_OTHER_SHAPES).get(name)
+    sizes = {**_SHARED, **own} if own else {**_SHARED, **_OF_ANY}
+    if own is None:
+        # What follows from the other sizes cannot be set everywhere.
+        del sizes["head_dim"]
+    return AutoConfig.for_model(name, **{**sizes, **(changes or {})})
 
 
 def make_tokens(path: Path, rows: tuple[int, ...], seed: int = 0) -> Path:

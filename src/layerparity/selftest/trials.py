@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from layerparity.report.refusals import obstacles_in_words
 from layerparity.run import make as run_job
 from layerparity.run import open_backend, write
 from layerparity.run.fingerprint import fingerprint_of
+from layerparity.run.ports.base import Assets, Port
 from layerparity.run.prepare import plan_run, prepare
 from layerparity.run.steps import composed
 from layerparity.selftest.cells import GridCell, Setting
@@ -71,22 +73,27 @@ class CellRunner:
             candidate = self._make(where, config)
             with obstacles_in_words():
                 verdict = conclude([golden], [candidate], self.tolerance)
-            return [self._result(cell, verdict, golden, phase) for phase in phases]
+            return [self._result(cell, verdict, golden, candidate, phase) for phase in phases]
         except UserError as error:
             return [CellResult(cell, Ending.NOT_HERE, note=str(error))]
         finally:
             shutil.rmtree(where, ignore_errors=True)
 
     def _result(
-        self, cell: GridCell, verdict: Verdict, golden: StoredRun, phase: str
+        self,
+        cell: GridCell,
+        verdict: Verdict,
+        golden: StoredRun,
+        candidate: StoredRun,
+        phase: str,
     ) -> CellResult:
         """Return how a cell ended in one phase, by the verdict's rows of that phase alone."""
         rows = tuple(row for row in verdict.rows if row.site.phase == phase)
         seen = replace(verdict, rows=rows, total=len(rows))
         guilty = first_guilty(judged_of(seen))
         # A cause may be told by what the other phase shows, as in a user's comparison.
-        side = open_side("golden", [golden])
-        causes = likeliest(evidence_of(guilty, verdict, side)) if guilty is not None else []
+        sides = open_side("golden", [golden]), open_side("candidate", [candidate])
+        causes = likeliest(evidence_of(guilty, verdict, *sides)) if guilty is not None else []
         changed = any(row.metrics.get("max_abs_diff") or row.metrics.get("flips") for row in rows)
         own = [row for row in rows if row.site.layer == cell.layer]
         block = verdict.blocks.block(cell.layer, {row.site.local for row in own})
@@ -120,14 +127,17 @@ class CellRunner:
             return make_in(folder, config, self.store)
 
 
-def make_in(folder: Path, config: Config, store: Any) -> StoredRun:
+def make_in(
+    folder: Path, config: Config, store: Any, port_of: Callable[[Assets], Port] | None = None
+) -> StoredRun:
     """Make one run in ``folder``, as ``job=run`` would, without tracking it.
 
-    ``store`` is where goldens named in the configuration are looked up.
+    ``store`` is where goldens named in the configuration are looked up; ``port_of`` makes the port,
+    in place of the one that the configuration names.
     """
     with open_backend.opened(config) as backend:
         prepared = prepare(plan_run(config), backend, store)
-        port = run_job.build_port(prepared)
+        port = run_job.build_port(prepared, port_of)
         manifest, outcome = run_job.execute(prepared, port, folder, fingerprint_of(prepared))
         files = RunFolder(folder)
         write.describe(prepared, files, outcome)

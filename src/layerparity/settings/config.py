@@ -214,7 +214,9 @@ class Config:
     candidate: str | None = key(None, "the run that is judged: id, name or folder")
     what: What = key(What.runs, "job=compare: stored runs, or a port's weights")
     run: str | None = key(None, "job=judge: the comparison to judge again")
-    to: str | None = key(None, "job=convert: folder to write; job=plan: JSON file to write")
+    to: str | None = key(
+        None, "job=convert: folder to write; job=plan, job.corpus: JSON file to write"
+    )
     name: str | None = key(None, "name of the run")
     reuse: bool = key(False, "take a finished run with the same fingerprint")
     resume: bool = key(False, "go on with an interrupted run of the same fingerprint")

@@ -10,7 +10,7 @@ from torch import nn
 from torch.export import Dim, export
 
 from layerparity.mistakes.block import CORRECTION, find, needs, route
-from layerparity.mistakes.cause import Cause, Evidence
+from layerparity.mistakes.cause import WEIGHTS, Cause, Evidence
 from layerparity.mistakes.fault import Fault, Surgery
 
 
@@ -76,7 +76,7 @@ class FrozenConstant:
             f"{findings[0].name} was baked into the compiled graph before the checkpoint was "
             "loaded, and never updated: make it an input of the graph, or load before tracing"
         )
-        return Cause("bias_frozen_in_graph", 0.97, text, findings=findings)
+        return Cause("bias_frozen_in_graph", 0.9, text, findings=findings, grade=WEIGHTS)
 
 
 RULE = FrozenConstant()

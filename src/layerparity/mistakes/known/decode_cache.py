@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from layerparity.anatomy.site import DECODE
-from layerparity.mistakes.cause import Cause, Evidence
+from layerparity.mistakes.cause import HINTS, SIGNS, Cause, Evidence
 from layerparity.record.verdict import Outcome
 
 
@@ -20,7 +20,8 @@ class DecodeCache:
         reasons = [f"{evidence.local} fails at decode step {site.step} and passes in the prefill"]
         before = evidence.other_phase.get(evidence.local)
         passes = before is not None and before.outcome is Outcome.PASS
-        return Cause("decode_cache", sure, text, reasons) if passes else None
+        grade = SIGNS if sure > 0.6 else HINTS
+        return Cause("decode_cache", sure, text, reasons, grade=grade) if passes else None
 
 
 RULE = DecodeCache()

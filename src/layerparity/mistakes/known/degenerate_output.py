@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from layerparity.mistakes.cause import Cause, Evidence
+from layerparity.mistakes.cause import SHOWN, Cause, Evidence
 
 _NEVER = "it was never written, or its buffer was baked into the graph"
 # By metric: what such a tensor is, and how one comes about.
@@ -26,12 +26,20 @@ class DegenerateOutput:
         candidate = _called(evidence, "candidate")
         if candidate:
             text = f"the candidate's tensor is {candidate}"
-            return Cause("degenerate_output", 0.93, text, [f"all of {evidence.local} is so"])
+            return Cause(
+                "degenerate_output", 0.93, text, [f"all of {evidence.local} is so"], grade=SHOWN
+            )
         golden = _called(evidence, "golden")
         if not golden:
             return None
         text = f"the golden's own tensor is {golden}: look at how the golden was captured first"
-        return Cause("degenerate_output", 0.9, text, [f"the candidate's {evidence.local} is not"])
+        return Cause(
+            "degenerate_output",
+            0.9,
+            text,
+            [f"the candidate's {evidence.local} is not"],
+            grade=SHOWN,
+        )
 
 
 def _called(evidence: Evidence, side: str) -> str:

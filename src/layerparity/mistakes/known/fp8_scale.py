@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from layerparity.mistakes.cause import Cause, Evidence
+from layerparity.mistakes.cause import WEIGHTS, Cause, Evidence
 
 _SCALE = "_scale_inv"
 
@@ -20,7 +20,7 @@ class Fp8Scale:
             f"{whose}{_SCALE} is not applied as it should be: a value is the stored number times "
             "its block's scale, whatever the name says"
         )
-        return Cause("fp8_scale", 0.97, text, findings=findings)
+        return Cause("fp8_scale", 0.97, text, findings=findings, grade=WEIGHTS)
 
 
 RULE = Fp8Scale()

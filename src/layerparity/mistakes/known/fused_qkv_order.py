@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from layerparity.mistakes.block import find, needs
-from layerparity.mistakes.cause import Cause, Evidence
+from layerparity.mistakes.cause import SHOWN, WEIGHTS, Cause, Evidence
 from layerparity.mistakes.fault import Fault, Surgery
 
 
@@ -34,39 +34,58 @@ FAULT = Fault(
 
 
 NAMES = ("q_proj", "k_proj", "v_proj")
+# Channels that were found again, of those that there are.
+_MOST = 0.98
 
 
 class FusedOrder:
-    """Several projections of one good input are all wrong, and unrelated to the golden's."""
+    """Channels of one projection are given out by another, or weights were reordered among them."""
 
     def judge(self, evidence: Evidence) -> Cause | None:
-        """Return the cause where two or three projections fail, or weights were reordered."""
-        failing = [name for name in NAMES if evidence.failed(f"self_attn.{name}:out")]
+        """Return the cause where q, k and v give out each other's channels."""
+        blamed = evidence.component.removeprefix("self_attn.") in NAMES
+        if not (blamed or evidence.component == "self_attn"):
+            return None
+        text = "the fused projection holds q, k and v in another order than it is cut in"
         moved = [
             each
             for each in evidence.findings_of("reordered", component="self_attn")
             if each.component.endswith(NAMES)
         ]
-        blamed = evidence.component.removeprefix("self_attn.") in NAMES
-        if not (blamed or evidence.component == "self_attn"):
-            return None
-        if not moved and (len(failing) < 2 or not blamed):
-            return None
+        failing = [name for name in NAMES if evidence.failed(f"self_attn.{name}:out")]
         reasons = [f"{', '.join(failing)} fail on a good input"] if failing else []
-        sizes = [evidence.metric("pearson", f"self_attn.{name}:out") for name in failing]
-        known = [abs(size) for size in sizes if size is not None]
-        if known and max(known) < 0.3:
-            reasons.append(
-                f"none has to do with the golden's (correlation at most {max(known):.2g})"
-            )
-        lost = evidence.findings_of("never_loaded", "missing")
-        sure = 0.2 if lost else 0.75 if known and max(known) < 0.3 else 0.45
-        if moved:
-            # One alone, in another order, was not cut from a stack in the wrong place.
-            wrong = {each.component for each in moved} | {f"self_attn.{name}" for name in failing}
-            sure = 0.95 if len(wrong) > 1 else 0.5
-        text = "the fused projection holds q, k and v in another order than it is cut in"
-        return Cause("fused_qkv_order", sure, text, reasons, moved)
+        share = _found_elsewhere(evidence)
+        if share is not None and share >= _MOST:
+            reasons.append("their channels are those of another of the three, to rounding")
+            return Cause("fused_qkv_order", 0.95, text, reasons, moved, SHOWN)
+        # One alone, in another order, was not cut from a stack in the wrong place.
+        wrong = {each.component for each in moved} | {f"self_attn.{name}" for name in failing}
+        if not moved or len(wrong) < 2 or share is not None:
+            return None
+        return Cause("fused_qkv_order", 0.9, text, reasons, moved, WEIGHTS)
+
+
+def _found_elsewhere(evidence: Evidence) -> float | None:
+    """Return the share of the candidate's wrong channels that the golden's other two hold.
+
+    None where the outputs are not at hand; 0 where no channel stands in another projection.
+    """
+    stored = [evidence.values(f"self_attn.{name}:out") for name in NAMES]
+    if any(each is None for each in stored):
+        return None
+    known = [each for each in stored if each is not None]
+    golden = torch.cat([each.golden.flatten(1) for each in known], 1)
+    candidate = torch.cat([each.candidate.flatten(1) for each in known], 1)
+    owner = torch.cat([torch.full((len(v.golden[0].flatten()),), n) for n, v in enumerate(known)])
+    limit = 2 * max(each.limit for each in known)
+    apart = torch.cdist(candidate.T, golden.T) / golden.norm(dim=0).clamp(min=1e-300)
+    wrong = apart.diagonal() > limit
+    nearest = apart.min(dim=1)
+    found = (nearest.values <= limit)[wrong]
+    elsewhere = (owner[nearest.indices] != owner)[wrong]
+    if not bool(wrong.any()) or not bool((found & elsewhere).any()):
+        return 0.0
+    return float(found.double().mean())
 
 
 RULE = FusedOrder()

@@ -7,7 +7,7 @@ from torch import nn
 
 from layerparity.anatomy.site import within
 from layerparity.mistakes.block import find, lacking
-from layerparity.mistakes.cause import Cause, Evidence
+from layerparity.mistakes.cause import HINTS, SIGNS, WEIGHTS, Cause, Evidence
 from layerparity.mistakes.fault import Fault, Surgery
 from layerparity.mistakes.parts import exchange, halves, weight_halves
 from layerparity.mistakes.shape import factor_share, percent
@@ -75,8 +75,11 @@ class GateUpSwapped:
         if pearson is not None:
             reasons.append(f"its correlation with the golden's is {pearson:.2f}")
         sure = 0.95 if moved else 0.6 if error is not None and error > 0.4 else 0.4
+        stacked = any(_BOTH in each.name for each in moved)
+        # Of a stack, another order is known, but not which.
+        grade = SIGNS if stacked else WEIGHTS if moved else HINTS
         text = "gate and up are stacked the wrong way round: silu(up) * gate for silu(gate) * up"
-        return Cause("gate_up_swapped", sure, text, reasons, moved)
+        return Cause("gate_up_swapped", sure, text, reasons, moved, grade)
 
 
 def _swaps(finding: WeightFinding) -> bool:

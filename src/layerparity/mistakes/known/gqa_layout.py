@@ -2,35 +2,53 @@
 
 from __future__ import annotations
 
-from layerparity.mistakes.cause import Cause, Evidence
+from layerparity.mistakes.cause import SHOWN, SIGNS, Cause, Evidence
+from layerparity.mistakes.kernels import core_of
 from layerparity.mistakes.shape import outliers
+
+_TEXT = "query heads attend to the wrong key and value head: the GQA layout is another"
 
 
 class GqaLayout:
-    """Whole groups of query heads are wrong: those that share a key and value head."""
+    """Each head's context is that of another group's keys and values than the golden's."""
 
     def judge(self, evidence: Evidence) -> Cause | None:
-        """Return the cause where the context fails in some heads, on good q, k and v."""
+        """Return the cause where other groups give the candidate's context, on good q, k and v."""
         if evidence.part != "attention core":
             return None
-        slopes = evidence.profile("head")
-        heads, groups = evidence.fact("num_attention_heads"), evidence.fact("num_key_value_heads")
-        if len(slopes) != heads or not 1 < groups < heads:
+        core = core_of(evidence)
+        if core is None:
+            # Of a window, sinks or a cap nothing was worked out.
+            return _by_slopes(evidence)
+        reads = core.groups()
+        if reads is None or reads == core.usual:
             return None
-        wrong = outliers(slopes)
-        size = heads // groups
-        touched = sorted({head // size for head in wrong})
-        whole = len(wrong) == size * len(touched)
-        if not wrong or (len(wrong) < heads and not whole and len(wrong) < size):
-            return None
-        sure = 0.85 if whole and len(wrong) < heads else 0.6
-        text = "query heads attend to the wrong key and value head: the GQA layout is another"
-        named = ", ".join([*map(str, wrong[:8]), *(["..."] if len(wrong) > 8 else [])])
         reasons = [
             "queries, keys and values pass and the attention made of them fails",
-            f"heads {named} of {heads} are wrong; {size} share a key and value head",
+            f"heads 0 to {len(reads) - 1} read groups {', '.join(map(str, reads))} to rounding, "
+            f"where they should read {', '.join(map(str, core.usual))}",
         ]
-        return Cause("gqa_layout", sure, text, reasons)
+        return Cause("gqa_layout", 0.95, _TEXT, reasons, grade=SHOWN)
+
+
+def _by_slopes(evidence: Evidence) -> Cause | None:
+    """Return the cause where some whole groups of heads are wrong and others are right."""
+    slopes = evidence.profile("head")
+    heads, groups = evidence.fact("num_attention_heads"), evidence.fact("num_key_value_heads")
+    if len(slopes) != heads or not 1 < groups < heads:
+        return None
+    wrong = outliers(slopes)
+    size = heads // groups
+    touched = sorted({head // size for head in wrong})
+    # Where all are off, nothing tells groups from whatever else moves all of them.
+    if not wrong or len(wrong) == heads or len(wrong) != size * len(touched):
+        return None
+    named = ", ".join([*map(str, wrong[:8]), *(["..."] if len(wrong) > 8 else [])])
+    reasons = [
+        "queries, keys and values pass and the attention made of them fails",
+        f"heads {named} of {heads} are wrong; {size} share a key and value head",
+    ]
+    return Cause("gqa_layout", 0.6, _TEXT, reasons, grade=SIGNS)
 
 
 RULE = GqaLayout()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from layerparity.mistakes.cause import Cause, Evidence
+from layerparity.mistakes.cause import SIGNS, WEIGHTS, Cause, Evidence
 
 # A correlation below this is no relation.
-UNRELATED = 0.2
+_UNRELATED = 0.2
+# By how much the size of what random weights give out may be off.
+_ABOUT = 0.2
 
 
 class NeverLoaded:
-    """A weight finding says it outright; outputs unrelated to the golden's hint at it."""
+    """A weight finding says it outright; an output of the initialisation's size hints at it."""
 
     def judge(self, evidence: Evidence) -> Cause | None:
         """Return the cause where a tensor was not loaded, or a projection's output is random."""
@@ -17,21 +19,36 @@ class NeverLoaded:
         if lost:
             names = ", ".join(each.name for each in lost[:4])
             text = f"{names} never reached the graph: the port's key mapping does not know the name"
-            return Cause("never_loaded", 0.96, text, findings=lost)
+            return Cause("never_loaded", 0.95, text, findings=lost, grade=WEIGHTS)
         pearson = evidence.metric("pearson")
-        if evidence.blamed or not evidence.local.endswith("_proj:out") or pearson is None:
+        if evidence.blamed or not evidence.component.endswith("_proj") or pearson is None:
             return None
-        if abs(pearson) > UNRELATED:
+        if abs(pearson) > _UNRELATED or evidence.weights_compared:
+            # Known weights are the checkpoint's: what they give out has another reason.
             return None
-        text = (
-            f"the weights of {evidence.component} are not the checkpoint's: never loaded, or others"
-        )
-        return Cause(
-            "never_loaded",
-            0.6,
-            text,
-            [f"its output has nothing to do with the golden's (correlation {pearson:.2g})"],
-        )
+        size = _spread_of_weights(evidence)
+        drawn = float(evidence.facts.get("initializer_range", "0") or 0)
+        if size is None or not drawn or abs(size / drawn - 1) > _ABOUT:
+            return None
+        text = f"the weights of {evidence.component} are those of the initialisation: never loaded"
+        reasons = [
+            f"its output has nothing to do with the golden's (correlation {pearson:.2g})",
+            f"it has the size that weights drawn with a deviation of {drawn:g} give",
+        ]
+        return Cause("never_loaded", 0.8, text, reasons, grade=SIGNS)
+
+
+def _spread_of_weights(evidence: Evidence) -> float | None:
+    """Return the deviation of random weights that would give outputs of the candidate's size.
+
+    Of y = W x with independent weights, |y| per channel is their deviation times ||x||.
+    """
+    given = evidence.values(evidence.good[0]) if len(evidence.good) == 1 else None
+    out = evidence.values(evidence.local)
+    if given is None or out is None:
+        return None
+    lengths = given.candidate.flatten(1).norm(dim=1, keepdim=True)
+    return float((out.candidate.flatten(1) / lengths).square().mean().sqrt())
 
 
 RULE = NeverLoaded()

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from layerparity.mistakes.block import needs
-from layerparity.mistakes.cause import Cause, Evidence
+from layerparity.mistakes.cause import SHOWN, SIGNS, Cause, Evidence
 from layerparity.mistakes.fault import Fault, Pass
 from layerparity.mistakes.shape import median
+from layerparity.mistakes.turning import same_angles, turning_of
 
 
 def change_arguments(arguments: Mapping[str, Any], given: Pass) -> dict[str, Any]:
@@ -34,10 +35,12 @@ FAULT = Fault(
 
 
 class PositionIds:
-    """Only rows with padding are wrong: their positions, masks or last tokens are shifted."""
+    """Only rows with padding are turned wrongly, each by the angles of other positions."""
 
     def judge(self, evidence: Evidence) -> Cause | None:
-        """Return the cause where padded rows fail and full ones do not."""
+        """Return the cause where padded rows are turned wrongly and full ones are not."""
+        if evidence.part != "rotary":
+            return None
         rows, padded = evidence.tokens.sequence, evidence.tokens.padded
         errors = evidence.errors
         if not padded or len(rows) != len(errors) or not set(rows) - padded:
@@ -47,13 +50,18 @@ class PositionIds:
         if inside == 0 or inside < 10 * outside:
             return None
         reasons = [
-            f"rows with padding are off by {inside:.2g}, rows without by {outside:.2g} (medians)"
+            f"rows with padding are off by {inside:.2g}, rows without by {outside:.2g} (medians)",
+            "queries and keys pass before they are rotated and fail after",
         ]
-        sure = 0.95 if evidence.part == "rotary" else 0.8
-        if evidence.part == "rotary":
-            reasons.append("queries and keys pass before they are rotated and fail after")
+        turning = turning_of(evidence)
+        if turning is not None:
+            full = torch.tensor([row not in padded for row in rows])
+            if not same_angles(turning, full) or not turning.turns(turning.dims):
+                return None
+            reasons.append("full rows are turned as the golden's, padded ones by other angles")
         text = "the positions or the mask of padded rows are wrong: padding is counted as tokens"
-        return Cause("position_ids_wrong", sure, text, reasons)
+        grade = SIGNS if turning is None else SHOWN
+        return Cause("position_ids_wrong", 0.9, text, reasons, grade=grade)
 
 
 RULE = PositionIds()

@@ -4,41 +4,96 @@ from __future__ import annotations
 
 import math
 
-from layerparity.mistakes.cause import Cause, Evidence
+import torch
+
+from layerparity.mistakes.cause import HINTS, SHOWN, Cause, Evidence
+from layerparity.mistakes.norms import norm_check, one_factor_a_row
 from layerparity.mistakes.shape import factor_share, percent, spread
 
 # About the relative L2 error of one operation on values rounded to each type.
 STEPS = {"float8_e4m3": 2**-5, "bfloat16": 2**-9, "float16": 2**-12, "float32": 2**-25}
 _GROUPS = ("head", "channel", "expert")
+# The types that a tensor's numbers may all be of, the narrowest first.
+_NARROW = (torch.float8_e5m2, torch.float8_e4m3fn, torch.bfloat16, torch.float16)
+# What the factor of a norm is off by where its variance is computed in bfloat16, and the least.
+_COARSE, _LEAST = 2.0**-6, 2.0**-12
+# Fewer numbers are no computation that was rounded.
+_VARIED = 32
+# Tokens beyond this many times the median are no even rounding.
+_UNEVEN = 8.0
 
 
 class Precision:
-    """The error is larger than the run's own rounding, and has no structure."""
+    """All numbers are of a narrower type, or the error has no structure at all."""
 
     def judge(self, evidence: Evidence) -> Cause | None:
-        """Return the cause where what is left looks like rounding, of a coarser type."""
-        error, times = evidence.metric("rel_l2"), evidence.metric("error_ratio")
-        if not error or error > 0.1 or evidence.blamed:
-            return None
-        if times is None and evidence.metric("slope") is None:
-            # Judged by no floor: nothing says that the error has no structure.
-            return None
-        share = factor_share(evidence)
-        grouped = any(evidence.metric(f"slope_{each}_count") for each in _GROUPS)
-        if (times is not None and times < 2) or share > 0.5 or grouped:
-            return None
-        reasons = []
-        if times is not None:
-            own = evidence.facts.get("dtype", "its type")
-            reasons.append(f"it is {times:.3g} times the floor of rounding in {own}")
-        reasons.append(f"the error has no structure: one factor explains {percent(share)}")
-        uneven = spread(evidence.errors)
-        if uneven < 1:
-            reasons.append(f"tokens are off alike (spread {uneven:.0%})")
-        # The type whose rounding step, half of it and up to a few, is nearest to the error.
-        name = min(STEPS, key=lambda name: abs(math.log(error / STEPS[name])))
-        text = f"a part is computed in a narrower type: {percent(error)} looks like {name}"
-        return Cause("precision", 0.65 if uneven < 1 else 0.4, text, reasons)
+        """Return the cause where what is left is rounding of a coarser type."""
+        narrow = _narrower(evidence)
+        if narrow:
+            text = f"a part is computed in, or rounded to, a narrower type: {narrow}"
+            reasons = [f"every number of the candidate is one of {narrow}, and the golden's not"]
+            return Cause("precision", 0.95, text, reasons, grade=SHOWN)
+        return _coarse_norm(evidence) or _unstructured(evidence)
+
+
+def _narrower(evidence: Evidence) -> str:
+    """Return the type that all of the candidate's numbers are of and the golden's are not."""
+    own = evidence.values(evidence.local)
+    if own is None or len(own.candidate.unique()) < _VARIED or not own.candidate.isfinite().all():
+        return ""
+    off = (own.candidate - own.golden).norm() / own.golden.norm()
+    for kind in _NARROW:
+        if torch.finfo(kind).eps <= own.step:
+            continue
+        held, right = (
+            bool((each.clamp(-most, most).to(kind).double() == each).all())
+            for most in [torch.finfo(kind).max]
+            for each in (own.candidate, own.golden)
+        )
+        # Numbers that were rounded alone are no further than that from what they were.
+        if held and not right and off < torch.finfo(kind).eps:
+            return str(kind).removeprefix("torch.")
+    return ""
+
+
+def _coarse_norm(evidence: Evidence) -> Cause | None:
+    """Return the cause where a norm is right but for a small factor a token, up and down."""
+    check = norm_check(evidence)
+    if check is None or not one_factor_a_row(check):
+        return None
+    away = (check.factors - 1).flatten()
+    largest = float(away.abs().max())
+    both = float(away.min()) < -_LEAST < _LEAST < float(away.max())
+    if not _LEAST < largest < _COARSE or not both:
+        return None
+    text = "the norm's variance, or its root, is computed in a narrower type"
+    reasons = [f"each token is right but for a factor of its own, up to {percent(largest)} off"]
+    return Cause("precision", 0.9, text, reasons, grade=SHOWN)
+
+
+def _unstructured(evidence: Evidence) -> Cause | None:
+    """Return the cause where the error is larger than rounding, even, and nothing explains it."""
+    error, times = evidence.metric("rel_l2"), evidence.metric("error_ratio")
+    if not error or error > 0.1 or evidence.blamed or times is None or times < 2:
+        return None
+    share = factor_share(evidence)
+    grouped = any(evidence.metric(f"slope_{each}_count") for each in _GROUPS)
+    errors = sorted(each for each in evidence.errors if math.isfinite(each))
+    middle = errors[len(errors) // 2] if errors else 0.0
+    if share > 0.5 or grouped or not errors or errors[-1] > _UNEVEN * middle:
+        return None
+    if errors[0] * _UNEVEN < middle:
+        return None
+    # The type whose rounding step, half of it and up to a few, is nearest to the error.
+    name = min(STEPS, key=lambda name: abs(math.log(error / STEPS[name])))
+    own = evidence.facts.get("dtype", "its type")
+    reasons = [
+        f"it is {times:.3g} times the floor of rounding in {own}",
+        f"the error has no structure: one factor explains {percent(share)}",
+        f"tokens are off alike (spread {spread(evidence.errors):.0%})",
+    ]
+    text = f"a part is computed in a narrower type: {percent(error)} looks like {name}"
+    return Cause("precision", 0.5, text, reasons, grade=HINTS)
 
 
 RULE = Precision()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import nn
 
 from layerparity.mistakes.block import find, head_dim, spans_heads
-from layerparity.mistakes.cause import Cause, Evidence
+from layerparity.mistakes.cause import SHOWN, WEIGHTS, Cause, Evidence
 from layerparity.mistakes.fault import Fault, Surgery
-from layerparity.mistakes.qk_norms import BY_HEAD, qk_norm
+from layerparity.mistakes.norms import NORMS, norm_check, rms_normed
+from layerparity.record.weights import Fate
 
 
 def plant(block: nn.Module, surgery: Surgery) -> None:
@@ -32,24 +35,27 @@ FAULT = Fault(
 
 
 class Averaged:
-    """Each channel is off by a constant of its own: the average over its own weight."""
+    """The mean of all heads' weights, or another weight, gives the candidate's numbers."""
 
     def judge(self, evidence: Evidence) -> Cause | None:
-        """Return the cause where a q_norm or k_norm is off by constants per channel."""
-        seen = qk_norm(evidence)
-        if seen is None:
+        """Return the cause where a q_norm or k_norm is right but for its weight."""
+        if evidence.component not in NORMS:
             return None
-        altered = evidence.findings_of("changed_value", "reordered", component=evidence.component)
-        if not altered and (seen.constant is not True or evidence.blamed):
+        altered = evidence.findings_of("changed_value", component=evidence.component)
+        fates = [each for each in altered if each.fate is Fate.AVERAGED]
+        reasons = [f"{evidence.local} fails and the projection before it passes"]
+        check = norm_check(evidence)
+        if check is None or check.heads == 1:
+            # The prints tell an average, or nothing does.
+            return Cause("qk_norm_averaged", 0.9, _TEXT, reasons, fates, WEIGHTS) if fates else None
+        mean = check.weight.unflatten(-1, (check.heads, -1)).mean(0).repeat(check.heads)
+        if not check.shows(partial(rms_normed, epsilon=check.epsilon), mean):
             return None
-        sure = 0.92 if altered else 0.75
-        reasons = [f"{seen.site} fails and the projection before it passes"]
-        if seen.constant:
-            reasons.append("each channel is off by a constant: its weight, not the norm, is wrong")
-        if seen.between is not None and seen.between < BY_HEAD:
-            reasons.append(f"only {seen.between:.0%} of the slopes' variance is between heads")
-        text = "its weight is not the checkpoint's: per-head weights averaged into one, or shared"
-        return Cause("qk_norm_averaged", sure, text, reasons, altered)
+        reasons.append("the mean of all heads' weights gives its numbers to rounding")
+        return Cause("qk_norm_averaged", 0.95, _TEXT, reasons, fates, SHOWN)
+
+
+_TEXT = "its weight is not the checkpoint's: per-head weights averaged into one"
 
 
 RULE = Averaged()

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from layerparity.mistakes.block import epsilon_name, find, head_dim, rms, spans_heads
-from layerparity.mistakes.cause import Cause, Evidence
+from layerparity.mistakes.cause import SHOWN, SIGNS, Cause, Evidence
 from layerparity.mistakes.fault import Fault, Surgery
-from layerparity.mistakes.qk_norms import BY_HEAD, qk_norm
+from layerparity.mistakes.norms import BY_HEAD, NORMS, between_heads, norm_check, normed_by_head
 
 
 def plant(block: nn.Module, surgery: Surgery) -> None:
@@ -43,24 +44,36 @@ FAULT = Fault(
 
 
 class PerHead:
-    """Each head of each token is off by a factor of its own: its norm against that of all heads."""
+    """A norm over each head by itself gives the candidate's numbers."""
 
     def judge(self, evidence: Evidence) -> Cause | None:
-        """Return the cause where a q_norm or k_norm fails head by head."""
-        seen = qk_norm(evidence)
-        if seen is None or evidence.blamed:
+        """Return the cause where a q_norm or k_norm is taken head by head."""
+        if evidence.component not in NORMS:
             return None
-        sure, reasons = 0.5, [f"{seen.site} fails and the projection before it passes"]
-        if seen.between is not None:
-            sure = 0.93 if seen.between > BY_HEAD else 0.2
-            reasons.append(
-                f"{seen.between:.0%} of the variance of the channels' slopes is between heads: "
-                "within a head all channels are off alike"
-            )
-        if seen.ratio is not None:
-            reasons.append(f"its norm is {seen.ratio:.3g} of the golden's")
+        reasons = [f"{evidence.local} fails and the projection before it passes"]
         text = "the norm is taken over each head by itself; the model takes it over all heads"
-        return Cause("qk_norm_per_head", sure, text, reasons)
+        check = norm_check(evidence)
+        if check is None:
+            return _by_variance(evidence, text, reasons)
+        by_head = partial(normed_by_head, epsilon=check.epsilon, heads=check.heads)
+        if check.heads == 1 or not check.shows(by_head):
+            return None
+        reasons.append("a norm over each head by itself gives its numbers to rounding")
+        return Cause("qk_norm_per_head", 0.95, text, reasons, grade=SHOWN)
+
+
+def _by_variance(evidence: Evidence, text: str, reasons: list[str]) -> Cause | None:
+    """Return the cause where the slopes of a head's channels are alike, and those of heads not."""
+    query = evidence.component.endswith("q_norm")
+    heads = evidence.fact("num_attention_heads" if query else "num_key_value_heads")
+    between = between_heads(evidence.profile("channel"), heads)
+    if between is None or between < BY_HEAD or evidence.blamed:
+        return None
+    reasons.append(
+        f"{between:.0%} of the variance of the channels' slopes is between heads: "
+        "within a head all channels are off alike"
+    )
+    return Cause("qk_norm_per_head", 0.8, text, reasons, grade=SIGNS)
 
 
 RULE = PerHead()

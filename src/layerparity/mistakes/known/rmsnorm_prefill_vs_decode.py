@@ -10,7 +10,7 @@ from torch import nn
 
 from layerparity.anatomy.site import DECODE
 from layerparity.mistakes.block import epsilon_name, find, lacking, rms
-from layerparity.mistakes.cause import Cause, Evidence
+from layerparity.mistakes.cause import HINTS, SIGNS, Cause, Evidence
 from layerparity.mistakes.fault import Fault, Surgery
 from layerparity.record.verdict import Outcome
 
@@ -73,7 +73,13 @@ class DecodeNorm:
         if passes:
             reasons.append("the same site passes in the prefill")
         text = "the norm is another one in the graph for token generation than in the prefill's"
-        return Cause("rmsnorm_prefill_vs_decode", 0.92 if passes else 0.5, text, reasons)
+        return Cause(
+            "rmsnorm_prefill_vs_decode",
+            0.92 if passes else 0.5,
+            text,
+            reasons,
+            grade=SIGNS if passes else HINTS,
+        )
 
 
 RULE = DecodeNorm()

@@ -10,11 +10,12 @@ from torch import nn
 
 from layerparity.anatomy.sizes import sizes_of
 from layerparity.mistakes.block import head_dim
-from layerparity.mistakes.cause import Cause, Evidence
+from layerparity.mistakes.cause import SHOWN, SIGNS, Cause, Evidence
 from layerparity.mistakes.fault import Fault, Pass
 from layerparity.mistakes.known.rotary import growth_reasons
 from layerparity.mistakes.rotary_tables import no_plain_tables, parameters, rotated_width, tables
 from layerparity.mistakes.shape import blocks_of, percent
+from layerparity.mistakes.turning import turning_of
 
 
 def why_not(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
@@ -55,6 +56,9 @@ class FullRope:
         beyond = [abs(slope) for head in heads for slope in head[rotary:]]
         if not beyond or max(beyond) < 0.01:
             return None
+        turning = turning_of(evidence)
+        if turning is not None and not turning.turns(width):
+            return None
         text = f"all {width} channels of a head are rotated; the model rotates the first {rotary}"
         return Cause(
             "rope_full_instead_of_partial",
@@ -65,6 +69,7 @@ class FullRope:
                 f"by up to {percent(max(beyond))}",
                 *growth_reasons(evidence),
             ],
+            grade=SIGNS if turning is None else SHOWN,
         )
 
 

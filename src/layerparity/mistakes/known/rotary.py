@@ -2,37 +2,60 @@
 
 from __future__ import annotations
 
-from layerparity.mistakes.cause import Cause, Evidence
+import torch
+
+from layerparity.mistakes.cause import HINTS, SHOWN, SIGNS, Cause, Evidence
 from layerparity.mistakes.shape import median, trend
+from layerparity.mistakes.turning import same_angles, turning_of
 
 # A relative error that a few roundings in bfloat16 add up to.
 _ROUNDED = 0.03
 
 
 class Rotary:
-    """The error grows with the position, and token 0, which is not turned, is right."""
+    """Every pair of channels is turned, by another angle than the golden's."""
 
     def judge(self, evidence: Evidence) -> Cause | None:
         """Return the cause where rotated q or k fails, or an error grows from a perfect token 0."""
         own = evidence.component in ("self_attn", "")
         if not own or not evidence.local.startswith("self_attn:"):
             return None
-        rotated = evidence.part == "rotary"
-        growing = growth_reasons(evidence)
-        # Queries and keys that pass as they were rotated are right: what is wrong comes later.
-        right = all(evidence.passed(f"self_attn:{each}_rotated") for each in "qk")
-        if not rotated and (right or not growing):
-            return None
-        has_floor = evidence.metric("error_ratio") is not None
-        if not has_floor and evidence.errors and median(evidence.errors) < _ROUNDED:
-            # Token 0 is not turned, and so is exact in any case; the others round.
-            return None
-        reasons = [f"{evidence.local} fails and what it is made of passes"] if rotated else []
-        sure = {(True, True): 0.92, (True, False): 0.6, (False, True): 0.65}[rotated, bool(growing)]
         wide = evidence.fact("rotary_dim"), evidence.fact("head_dim")
         partial = f", and rotary_dim ({wide[0]} of {wide[1]})" if 0 < wide[0] < wide[1] else ""
         text = f"rotary embedding is wrong: look at rope_theta, the pairing of channels{partial}"
-        return Cause("rotary", sure, text, [*reasons, *growing])
+        turning = turning_of(evidence)
+        if turning is None:
+            return _by_growth(evidence, text)
+        seen = [f"{evidence.local} fails and what it is made of passes", *growth_reasons(evidence)]
+        padded = torch.tensor([row in evidence.tokens.padded for row in evidence.tokens.sequence])
+        if bool(padded.any()) and same_angles(turning, ~padded):
+            # Padded rows alone are a matter of positions.
+            return None
+        if turning.turns(turning.dims):
+            seen.append("other angles in the same pairs give its numbers to rounding")
+        elif turning.turns(turning.dims, neighbours=True):
+            text = "rotary embedding pairs neighbouring channels, where the model pairs halves"
+            seen.append("angles in pairs of neighbours give its numbers to rounding")
+        else:
+            return None
+        return Cause("rotary", 0.95, text, seen, grade=SHOWN)
+
+
+def _by_growth(evidence: Evidence, text: str) -> Cause | None:
+    """Return the cause where token 0, which is not turned, is right and the error grows."""
+    rotated, growing = evidence.part == "rotary", growth_reasons(evidence)
+    # Queries and keys that pass as they were rotated are right: what is wrong comes later.
+    right = all(evidence.passed(f"self_attn:{each}_rotated") for each in "qk")
+    if not rotated and (right or not growing):
+        return None
+    has_floor = evidence.metric("error_ratio") is not None
+    if not has_floor and evidence.errors and median(evidence.errors) < _ROUNDED:
+        # Token 0 is not turned, and so is exact in any case; the others round.
+        return None
+    reasons = [f"{evidence.local} fails and what it is made of passes"] if rotated else []
+    sure = {(True, True): 0.9, (True, False): 0.6, (False, True): 0.5}[rotated, bool(growing)]
+    grade = SIGNS if rotated and growing else HINTS
+    return Cause("rotary", sure, text, [*reasons, *growing], grade=grade)
 
 
 def growth_reasons(evidence: Evidence) -> list[str]:

@@ -6,8 +6,10 @@ import torch
 from torch import nn
 
 from layerparity.mistakes.block import CHOICES, CORRECTION, LOGITS, WEIGHTS, find, needs
-from layerparity.mistakes.cause import Cause, Evidence
+from layerparity.mistakes.cause import SHOWN, SIGNS, Cause, Evidence
+from layerparity.mistakes.cause import WEIGHTS as HELD
 from layerparity.mistakes.fault import Fault, Surgery
+from layerparity.mistakes.routers import GATES, routing_of
 
 
 def plant(block: nn.Module, surgery: Surgery) -> None:
@@ -33,40 +35,54 @@ _BIASES = ("correction_bias", "expert_bias")
 
 
 class RouterBias:
-    """Other experts from equal logits; where the sets agree, the weights agree."""
+    """The experts chosen are those of the largest scores; the golden's are not, by a bias."""
 
     def judge(self, evidence: Evidence) -> Cause | None:
-        """Return the cause where choices fail, logits pass, and the model has such a bias."""
-        if not (evidence.failed(CHOICES) and evidence.passed(LOGITS)):
+        """Return the cause where the bias has no part in the candidate's choice, and should."""
+        if evidence.component not in GATES:
             return None
         if evidence.tensors and not any(name.endswith(_BIASES) for name in evidence.tensors):
+            # The model has none.
             return None
-        agreement = evidence.metric("set_agreement", CHOICES)
-        if agreement is None:
-            # Another number of experts was chosen: a bias decides which, not how many.
-            return None
-        reasons = [
-            "the router's logits pass, and the experts chosen from them differ",
-            f"expert sets agree at {agreement:.0%} of the tokens",
-        ]
-        outside = evidence.metric("flips_outside_noise", CHOICES)
-        if outside:
-            reasons.append(f"{outside:.0f} flips are further from a tie than the logits' noise")
-        sure = 0.85
-        if evidence.weights_compared and not evidence.blamed:
-            sure = 0.45
-        if evidence.failed(WEIGHTS):
-            sure = min(sure, 0.5)
-        elif evidence.passed(WEIGHTS):
-            sure = 0.92 if sure > 0.5 else 0.7
-            reasons.append("where the sets agree the weights are right: scores are, only ranks not")
         lost = [
             each for each in evidence.findings_of("never_loaded", "missing") if "bias" in each.name
         ]
         if lost:
-            sure = 0.98
-        text = "the correction bias (e_score_correction_bias) is missing from the choice of experts"
-        return Cause("router_bias_dropped", sure, text, reasons, lost)
+            return Cause("router_bias_dropped", 0.95, _TEXT, findings=lost, grade=HELD)
+        routing = routing_of(evidence)
+        if routing is None:
+            return _by_outcomes(evidence)
+        if routing.golden_largest > _MOSTLY or routing.candidate_largest < 1:
+            # Without a bias at work there is none to drop; and another choice has another reason.
+            return None
+        reasons = [
+            "the candidate's experts are those of its largest scores, at every token",
+            f"the golden's are at {routing.golden_largest:.0%} of them: a bias decides there",
+        ]
+        return Cause("router_bias_dropped", 0.95, _TEXT, reasons, grade=SHOWN)
+
+
+# A golden that chooses the largest scores at more tokens shows no bias that rounding does not.
+_MOSTLY = 0.95
+_TEXT = "the correction bias (e_score_correction_bias) is missing from the choice of experts"
+
+
+def _by_outcomes(evidence: Evidence) -> Cause | None:
+    """Return the cause where choices fail on good logits and, where sets agree, weights pass."""
+    if not (evidence.failed(CHOICES) and evidence.passed(LOGITS) and evidence.passed(WEIGHTS)):
+        return None
+    if evidence.weights_compared:
+        return None
+    agreement = evidence.metric("set_agreement", CHOICES)
+    if agreement is None:
+        # Another number of experts was chosen: a bias decides which, not how many.
+        return None
+    reasons = [
+        "the router's logits pass, and the experts chosen from them differ",
+        f"expert sets agree at {agreement:.0%} of the tokens",
+        "where the sets agree the weights are right: scores are, only ranks not",
+    ]
+    return Cause("router_bias_dropped", 0.5, _TEXT, reasons, grade=SIGNS)
 
 
 RULE = RouterBias()

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from layerparity.mistakes.block import CHOICES, CORRECTION, LOGITS, WEIGHTS, find, lacking, route
-from layerparity.mistakes.cause import Cause, Evidence
+from layerparity.mistakes.cause import SHOWN, SIGNS, Cause, Evidence
 from layerparity.mistakes.fault import Fault, Surgery
+from layerparity.mistakes.routers import GATES, routing_of
 from layerparity.mistakes.shape import factor_share, percent
 
 
@@ -43,48 +44,40 @@ FAULT = Fault(
 
 
 class RouterActivation:
-    """Equal logits, and weights that differ by more than a factor where the sets agree."""
+    """The weights are those of other scores than the golden's, from the candidate's own logits."""
 
     def judge(self, evidence: Evidence) -> Cause | None:
-        """Return the cause where router weights fail, and not by one factor."""
-        if evidence.failed(LOGITS):
+        """Return the cause where another activation gives the candidate's weights."""
+        if evidence.component not in GATES:
             return None
-        if not evidence.failed(WEIGHTS):
-            return _from_choices(evidence)
-        share = factor_share(evidence, WEIGHTS)
-        if share > 0.9:
+        routing = routing_of(evidence)
+        if routing is None:
+            return _by_outcomes(evidence)
+        own, right = routing.candidate, routing.golden
+        if own is None or right is None or own.score == right.score:
             return None
-        error = evidence.metric("rel_l2", WEIGHTS)
-        reasons = ["the router's logits pass and the weights made of them differ"]
-        if error is not None:
-            reasons.append(f"they are off by {percent(error)} where the expert sets agree")
-        if share:
-            reasons.append(
-                f"one factor explains only {percent(share)} of it: not a missing scaling"
-            )
-        sure = 0.8
-        if evidence.failed(CHOICES):
-            sure = 0.88
-            reasons.append("the expert sets differ as well: the scores before the bias are others")
-        text = "the router's activation differs: softmax where the model uses sigmoid, or reversed"
-        return Cause("router_softmax", sure, text, reasons)
+        reasons = [
+            f"{own.score} of its own logits gives the candidate's weights to rounding",
+            f"the golden's are given by {right.score}",
+        ]
+        text = f"the router's activation differs: {own.score} where the model uses {right.score}"
+        return Cause("router_softmax", 0.95, text, reasons, grade=SHOWN)
 
 
-def _from_choices(evidence: Evidence) -> Cause | None:
-    """Return the cause where no token is left whose weights could be compared."""
-    apart = evidence.failed(CHOICES) and evidence.passed(LOGITS) and not evidence.passed(WEIGHTS)
-    if not apart or not evidence.weights_compared or evidence.blamed:
+def _by_outcomes(evidence: Evidence) -> Cause | None:
+    """Return the cause where weights fail on good logits, and not by one factor."""
+    if evidence.failed(LOGITS) or not evidence.failed(WEIGHTS):
         return None
-    agreement = evidence.metric("set_agreement", CHOICES)
-    if agreement is None:
+    if factor_share(evidence, WEIGHTS) > 0.9:
         return None
-    reasons = [
-        "the router's logits pass, and the experts chosen from them differ",
-        f"expert sets agree at {agreement:.0%} of the tokens",
-        "all weights, the router's bias among them, are the checkpoint's",
-    ]
+    error = evidence.metric("rel_l2", WEIGHTS)
+    reasons = ["the router's logits pass and the weights made of them differ"]
+    if error is not None:
+        reasons.append(f"they are off by {percent(error)} where the expert sets agree")
+    if evidence.failed(CHOICES):
+        reasons.append("the expert sets differ as well: the scores before the bias are others")
     text = "the router's activation differs: softmax where the model uses sigmoid, or reversed"
-    return Cause("router_softmax", 0.75, text, reasons)
+    return Cause("router_softmax", 0.5, text, reasons, grade=SIGNS)
 
 
 RULE = RouterActivation()

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from layerparity.mistakes.block import CHOICES, CORRECTION, LOGITS, WEIGHTS, find, lacking, route
-from layerparity.mistakes.cause import Cause, Evidence
+from layerparity.mistakes.cause import SHOWN, SIGNS, Cause, Evidence
 from layerparity.mistakes.fault import Fault, Surgery
+from layerparity.mistakes.routers import GATES, routing_of
 from layerparity.mistakes.shape import factor_share, percent
 
 
@@ -47,24 +48,42 @@ FAULT = Fault(
 
 
 class TopkNotNormalised:
-    """The same experts with weights that are all too large (or small) by about one factor."""
+    """The weights are the scores of the chosen as they are, where the golden divides them."""
 
     def judge(self, evidence: Evidence) -> Cause | None:
-        """Return the cause where router weights fail by a factor, and the sets do not differ."""
-        local = WEIGHTS if evidence.failed(WEIGHTS) else "mlp.experts:out"
-        ratio = evidence.metric("norm_ratio", local)
-        routing_differs = evidence.failed(CHOICES) or evidence.failed(LOGITS)
-        if routing_differs or not evidence.failed(local) or ratio is None:
+        """Return the cause where scores that were not divided give the candidate's weights."""
+        if evidence.component not in GATES:
             return None
-        if abs(ratio - 1) < 0.05 or factor_share(evidence, local) < 0.8:
+        routing = routing_of(evidence)
+        if routing is None:
+            return _by_size(evidence)
+        own, right = routing.candidate, routing.golden
+        if own is None or right is None or own.divided or not right.divided:
             return None
         reasons = [
-            "the same experts are chosen",
-            f"{local} is {ratio:.3g} times as large as the golden's, "
-            f"and one factor explains {percent(factor_share(evidence, local))} of the error",
+            f"{own.score} of its own logits, not divided, gives the candidate's weights to rounding"
         ]
-        text = "the weights of the chosen experts are not divided by their sum"
-        return Cause("router_topk_not_normalised", 0.9 if local == WEIGHTS else 0.6, text, reasons)
+        return Cause("router_topk_not_normalised", 0.95, _TEXT, reasons, grade=SHOWN)
+
+
+_TEXT = "the weights of the chosen experts are not divided by their sum"
+
+
+def _by_size(evidence: Evidence) -> Cause | None:
+    """Return the cause where the same experts' weights are off by nearly one factor."""
+    ratio = evidence.metric("norm_ratio", WEIGHTS)
+    if not evidence.failed(WEIGHTS) or evidence.failed(CHOICES) or evidence.failed(LOGITS):
+        return None
+    share = factor_share(evidence, WEIGHTS)
+    if ratio is None or abs(ratio - 1) < 0.05 or not 0.8 < share < 0.999:
+        # A pure factor is a factor: sums differ from token to token.
+        return None
+    reasons = [
+        "the same experts are chosen",
+        f"{WEIGHTS} is {ratio:.3g} times as large as the golden's, "
+        f"and one factor explains {percent(share)} of the error",
+    ]
+    return Cause("router_topk_not_normalised", 0.6, _TEXT, reasons, grade=SIGNS)
 
 
 RULE = TopkNotNormalised()

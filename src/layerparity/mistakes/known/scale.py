@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
-from layerparity.mistakes.cause import Cause, Evidence
-from layerparity.mistakes.shape import CONSTANT, factor_share, percent, spread
+from layerparity.mistakes.cause import SHOWN, SIGNS, Cause, Evidence
+from layerparity.mistakes.shape import factor_of, factor_share, percent, spread
+from layerparity.mistakes.values import best_factor
+
+# Tokens that are off by at most this part of their mean are off alike.
+_ALIKE = 0.25
+_NOTHING = 1e-6
 
 
 class Scale:
-    """One factor explains the error, and every token is off alike."""
+    """One factor for all numbers and all tokens gives what the candidate has."""
 
     def judge(self, evidence: Evidence) -> Cause | None:
         """Return the cause where a pure factor is left."""
-        share, slope = factor_share(evidence), evidence.metric("slope")
-        pearson = evidence.metric("pearson")
-        related = pearson is None or pearson > 0.95
-        if slope is None or share < 0.9 or not related:
+        own = evidence.values(evidence.local)
+        if own is not None:
+            factor = best_factor(own.golden, own.candidate)
+            # Nothing at all is no multiple of something.
+            if abs(factor) < _NOTHING or not own.shows(factor * own.golden):
+                return None
+            reasons = ["the golden's numbers times that factor are the candidate's to rounding"]
+            return Cause("scale", 0.95, _text(factor), reasons, grade=SHOWN)
+        share, known = factor_share(evidence), factor_of(evidence)
+        if known is None or share < 0.95 or spread(evidence.errors) > _ALIKE:
             return None
-        uneven = spread(evidence.errors)
-        if uneven > CONSTANT and share < 0.99:
-            return None
-        factor = 1 + slope
-        reasons = [f"one factor explains {percent(share)} of the error"]
-        ratio = evidence.metric("norm_ratio")
-        if ratio is not None:
-            reasons.append(f"its norm is {ratio:.4g} times the golden's")
-        if uneven <= CONSTANT:
-            reasons.append(f"every token is off alike (spread {uneven:.0%})")
-        text = f"everything is {factor:.4g} times the golden's: a wrong or missing constant factor"
-        if 0.5 < factor < 2:
-            text += ", a wrong epsilon, or a weight that was scaled"
-        return Cause("scale", 0.82, text, reasons)
+        reasons = [
+            f"one factor explains {percent(share)} of the error",
+            f"every token is off alike (spread {spread(evidence.errors):.0%})",
+        ]
+        return Cause("scale", 0.8, _text(known), reasons, grade=SIGNS)
+
+
+def _text(factor: float) -> str:
+    text = f"everything is {factor:.4g} times the golden's: a wrong or missing constant factor"
+    return f"{text}, or a weight that was scaled" if 0.5 < factor < 2 else text
 
 
 RULE = Scale()

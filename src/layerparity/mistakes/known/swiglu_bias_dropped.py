@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from layerparity.mistakes.block import config_of, find, lacking
-from layerparity.mistakes.cause import Cause, Evidence
+from layerparity.mistakes.cause import HINTS, Cause, Evidence
 from layerparity.mistakes.fault import Fault, Surgery
 from layerparity.mistakes.parts import halves
 from layerparity.mistakes.shape import factor_share, percent
@@ -86,7 +86,7 @@ class SwigluVariant:
         if _CLAMPED in evidence.facts:
             reasons.append("this model's activation is clamped and has an (up + 1)")
             sure = 0.7
-        return Cause("swiglu_bias_dropped", sure, text, reasons)
+        return Cause("swiglu_bias_dropped", sure, text, reasons, grade=HINTS)
 
 
 RULE = SwigluVariant()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from layerparity.mistakes.cause import Cause, Evidence
+from layerparity.mistakes.cause import WEIGHTS, Cause, Evidence
 
 
 class WeightsAltered:
@@ -16,9 +16,15 @@ class WeightsAltered:
         if not findings:
             return None
         first = findings[0]
-        how = {"reordered": "in another order", "loaded_twice": "twice"}.get(first.what, "altered")
-        text = f"{first.name} is in the graph {how}: the weight conversion is wrong"
-        return Cause("weights_altered", 0.8, text, findings=findings)
+        text = f"{first.name} is in the graph {_HOW.get(first.what, 'altered')}: "
+        if first.what == "loaded_twice" and first.holds:
+            # What is there twice is the tensor whose values stand in the place of another's.
+            text = f"{first.holds[0]} is in the graph twice, also in the place of {first.name}: "
+        text += "the weight conversion is wrong"
+        return Cause("weights_altered", 0.8, text, findings=findings, grade=WEIGHTS)
+
+
+_HOW = {"reordered": "in another order"}
 
 
 RULE = WeightsAltered()

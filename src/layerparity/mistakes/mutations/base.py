@@ -23,12 +23,14 @@ HEAD_COLUMNS = "self_attn.o_proj"
 class Mutation(Fault):
     """A fault with a kind and a nominal size.
 
-    ``kind`` is ``constant``, ``precision``, ``swap``, ``shift``, ``scale`` or ``slip``. ``size`` is
-    the relative change of what was hit: 0.01 for a slip of 1 %, 1 for what is replaced or lost.
+    ``kind`` is ``constant``, ``precision``, ``swap``, ``shift``, ``scale``, ``slip``, or one of the
+    corpus. ``size`` is the relative change of what was hit: 0.01 for a slip of 1 %, 1 for what is
+    replaced or lost. ``true`` are the rules, by name, whose sentence is true of it.
     """
 
     kind: str
     size: float
+    true: tuple[str, ...] = ()
 
 
 def mutation(
@@ -41,6 +43,8 @@ def mutation(
     plant: Plant = nothing,
     arguments: ChangeArguments | None = None,
     by_weights: bool = False,
+    never_loaded: tuple[str, ...] = (),
+    true: tuple[str, ...] = (),
 ) -> Mutation:
     """Return a mutation of a block, or of its arguments; its words are its id, spaces dashed."""
     return Mutation(
@@ -53,7 +57,9 @@ def mutation(
         plant=plant,
         arguments=arguments,
         kind=kind,
+        never_loaded=never_loaded,
         size=size,
+        true=true,
     )
 
 
@@ -65,12 +71,23 @@ def of_weight(
     size: float,
     place: tuple[int, int, int],
     plant: Plant,
+    true: tuple[str, ...] = (),
 ) -> Mutation:
-    """Return a mutation of one weight; ``place`` is the last (expert, row, column) it touches."""
+    """Return a mutation of one weight; ``place`` is the last (expert, row, column) it touches.
+
+    ``true`` are the rules that are true of it beside that of altered weights.
+    """
 
     def why_not(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
         return part.fits(block, *place)
 
     return mutation(
-        kind, story, part.component, size=size, why_not=why_not, plant=plant, by_weights=True
+        kind,
+        story,
+        part.component,
+        size=size,
+        why_not=why_not,
+        plant=plant,
+        by_weights=True,
+        true=("weights_altered", *true),
     )

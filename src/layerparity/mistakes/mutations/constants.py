@@ -53,7 +53,8 @@ def _epsilon(path: str, epsilon: float) -> Mutation:
         surgery.set(norm, epsilon_name(norm), epsilon)
 
     story = f"{path} epsilon {epsilon:g}"
-    return mutation("constant", story, path, size=epsilon, why_not=needs(path), plant=plant)
+    why_not, true = needs(path), ("scale",)
+    return mutation("constant", story, path, size=epsilon, why_not=why_not, plant=plant, true=true)
 
 
 def _one_plus(path: str) -> Mutation:
@@ -63,7 +64,15 @@ def _one_plus(path: str) -> Mutation:
 
     story = f"{path} weight counted from 1"
     return mutation(
-        "constant", story, path, size=1.0, why_not=needs(path), plant=plant, by_weights=True
+        "constant",
+        story,
+        path,
+        size=1.0,
+        why_not=needs(path),
+        plant=plant,
+        by_weights=True,
+        # Where all weights are alike, as those counted from 1 at first, it is one factor.
+        true=("weights_altered", "scale"),
     )
 
 
@@ -89,9 +98,9 @@ def _routed_scale(factor: float) -> Mutation:
         surgery.wrap(find(block, "mlp.gate"), around)
 
     story = f"mlp.gate weights times {factor:g}"
-    size = abs(factor - 1)
+    size, why_not, true = abs(factor - 1), needs("mlp.gate"), ("scale",)
     return mutation(
-        "constant", story, "mlp.gate", size=size, why_not=needs("mlp.gate"), plant=plant
+        "constant", story, "mlp.gate", size=size, why_not=why_not, plant=plant, true=true
     )
 
 
@@ -107,8 +116,9 @@ def _activation(name: str) -> Mutation:
     def plant(block: nn.Module, surgery: Surgery) -> None:
         surgery.wrap(activation(block), lambda _: other)
 
+    story, true = f"mlp activation {name}", ("swiglu_bias_dropped",)
     return mutation(
-        "constant", f"mlp activation {name}", "mlp.experts", size=1.0, why_not=why_not, plant=plant
+        "constant", story, "mlp.experts", size=1.0, why_not=why_not, plant=plant, true=true
     )
 
 
@@ -119,7 +129,7 @@ def _base(factor: float) -> Mutation:
         other = tables(each.position_ids, cos.shape[-1], theta, each.dtype)
         return {**given, "position_embeddings": other}
 
-    return _rotary(f"base times {factor:g}", factor, arguments)
+    return _rotary(f"base times {factor:g}", factor, arguments, ("rotary",))
 
 
 def _tables_scaled(factor: float) -> Mutation:
@@ -127,12 +137,22 @@ def _tables_scaled(factor: float) -> Mutation:
         cos, sin = given["position_embeddings"]
         return {**given, "position_embeddings": (cos * factor, sin * factor)}
 
-    return _rotary(f"tables times {factor:g}", factor, arguments)
+    return _rotary(f"tables times {factor:g}", factor, arguments, ("rotary", "scale"))
 
 
-def _rotary(what: str, factor: float, arguments: ChangeArguments) -> Mutation:
+def _rotary(
+    what: str, factor: float, arguments: ChangeArguments, true: tuple[str, ...]
+) -> Mutation:
     def why_not(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
         return no_plain_tables(block)
 
     story, size = f"self_attn rotary {what}", abs(factor - 1)
-    return mutation("constant", story, "self_attn", size=size, why_not=why_not, arguments=arguments)
+    return mutation(
+        "constant",
+        story,
+        "self_attn",
+        size=size,
+        why_not=why_not,
+        arguments=arguments,
+        true=true,
+    )

@@ -85,7 +85,14 @@ def _narrowed(path: str, narrow: torch.dtype, computes: bool) -> Mutation:
     story = f"{path} {'computes in' if computes else 'rounds its output to'} {name}"
     size = 2.0 ** -NARROW[narrow]
     return mutation(
-        "precision", story, path, size=size, why_not=why_not, plant=plant, by_weights=computes
+        "precision",
+        story,
+        path,
+        size=size,
+        why_not=why_not,
+        plant=plant,
+        by_weights=computes,
+        true=("precision", "weights_altered") if computes else ("precision",),
     )
 
 

@@ -35,7 +35,7 @@ def shifts(draw: Random, block: nn.Module) -> Iterator[Mutation]:
         yield _dimensions(2 * by)
     for gap in sorted(draw.sample(range(1, 12), 4)):
         yield _positions(1, from_=gap)
-    yield _mask("sees one token ahead", lambda mask: mask[..., [0, *range(mask.shape[-1] - 1)]])
+    yield _mask("sees one token ahead", _shown_ahead, ("mask_off_by_one",))
     yield _mask("forgets the first token", _without_first)
 
 
@@ -94,7 +94,7 @@ def _positions(by: int, from_: int) -> Mutation:
         return {**given, "position_embeddings": each.tables(shifted)}
 
     which = f"positions from {from_} on" if from_ else "all positions"
-    return _changed(f"{which} by {by:+d}", arguments)
+    return _changed(f"{which} by {by:+d}", arguments, true=("rotary",))
 
 
 def _dimensions(more: int) -> Mutation:
@@ -112,20 +112,29 @@ def _dimensions(more: int) -> Mutation:
         whole = parameters(config_of(block)).get("partial_rotary_factor", 1.0) == 1.0
         return "this model rotates whole heads" if whole else ""
 
-    return _changed(f"rotated dimensions by {more:+d}", arguments, why_not)
+    return _changed(f"rotated dimensions by {more:+d}", arguments, why_not, true=("rotary",))
 
 
-def _mask(story: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Mutation:
+def _mask(
+    story: str, change: Callable[[torch.Tensor], torch.Tensor], true: tuple[str, ...] = ()
+) -> Mutation:
     def arguments(given: Mapping[str, Any], each: Pass) -> dict[str, Any]:
         return {**given, "attention_mask": change(_additive(given.get("attention_mask"), each))}
 
-    return _changed(f"mask {story}", arguments)
+    return _changed(f"mask {story}", arguments, true=true)
 
 
-def _changed(story: str, arguments: ChangeArguments, why_not: WhyNot = _NEEDS_HEADS) -> Mutation:
+def _changed(
+    story: str,
+    arguments: ChangeArguments,
+    why_not: WhyNot = _NEEDS_HEADS,
+    true: tuple[str, ...] = (),
+) -> Mutation:
     """Return a mutation of what attention is passed."""
     words = f"self_attn {story}"
-    return mutation("shift", words, "self_attn", size=1.0, why_not=why_not, arguments=arguments)
+    return mutation(
+        "shift", words, "self_attn", size=1.0, why_not=why_not, arguments=arguments, true=true
+    )
 
 
 def _additive(mask: torch.Tensor | None, each: Pass) -> torch.Tensor:
@@ -139,6 +148,42 @@ def _additive(mask: torch.Tensor | None, each: Pass) -> torch.Tensor:
         zero = torch.zeros(mask.shape, dtype=each.dtype)
         return zero.masked_fill(~mask, least)
     return mask.to(each.dtype)
+
+
+def masks(draw: Random, block: nn.Module) -> Iterator[Mutation]:
+    """Yield masks that hide, or show, what no rule was written for."""
+    for token in draw.sample(range(2, 14), 3):
+        yield _mask(f"never shows token {token}", _hole(token))
+        yield _mask(f"hides all before token {token} from those after", _cut_at(token))
+    yield _mask("shows every second token alone", _every_second)
+
+
+def _shown_ahead(mask: torch.Tensor) -> torch.Tensor:
+    return mask[..., [0, *range(mask.shape[-1] - 1)]]
+
+
+def _hidden(mask: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    """Hide what is true in bool [token, seen], but to no token itself."""
+    new, seen = mask.shape[-2:]
+    own = torch.arange(seen - new, seen)[:, None] == torch.arange(seen)
+    return mask.masked_fill(hidden & ~own, torch.finfo(mask.dtype).min)
+
+
+def _hole(token: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda mask: _hidden(mask, (torch.arange(mask.shape[-1]) == token)[None])
+
+
+def _cut_at(token: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    def change(mask: torch.Tensor) -> torch.Tensor:
+        new, seen = mask.shape[-2:]
+        later = torch.arange(seen - new, seen)[:, None] >= token
+        return _hidden(mask, later & (torch.arange(seen) < token))
+
+    return change
+
+
+def _every_second(mask: torch.Tensor) -> torch.Tensor:
+    return _hidden(mask, (torch.arange(mask.shape[-1]) % 2 == 1)[None])
 
 
 def _without_first(mask: torch.Tensor) -> torch.Tensor:

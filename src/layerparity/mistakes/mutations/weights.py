@@ -14,6 +14,8 @@ from layerparity.mistakes.mutations.base import HEAD_COLUMNS, HEAD_ROWS, SIZES, 
 from layerparity.mistakes.parts import Part, exchange, parts
 
 _EVERY = slice(None)
+# The rule that is true of one group of a weight that is wrong, by what the group is called.
+_ONE = {"expert": "one_expert", "head": "one_head", "channel": "one_channel"}
 # Places in each weight where neighbours are exchanged.
 TIMES = 3
 FACTORS = (-1.0, 0.0, 0.5, 0.9, 0.97, 0.99, 0.997, 0.999)
@@ -84,7 +86,8 @@ def _scale(
     last[axis] = start + size - 1
     place = (last[0], last[1], last[2])
     story = f"{part.name} {what} {index} times {factor:g}"
-    return of_weight("scale", story, part, size=abs(1 - factor), place=place, plant=plant)
+    off = abs(1 - factor)
+    return of_weight("scale", story, part, size=off, place=place, plant=plant, true=(_ONE[what],))
 
 
 def _slip(part: Part, size: float, at: tuple[int | None, int | None, int | None]) -> Mutation:
@@ -101,7 +104,9 @@ def _slip(part: Part, size: float, at: tuple[int | None, int | None, int | None]
             part.view(block)[where] *= 1 + size
 
     place = (expert or 0, row or 0, column or 0)
-    return of_weight("slip", " ".join(words), part, size=size, place=place, plant=plant)
+    true = ("one_channel",) if row is not None else ("one_expert",) if expert is not None else ()
+    true = ("scale",) if at == (None, None, None) else true
+    return of_weight("slip", " ".join(words), part, size=size, place=place, plant=plant, true=true)
 
 
 def _swap(part: Part, what: str, axis: int, first: int, size: int) -> Mutation:
@@ -117,7 +122,8 @@ def _swap(part: Part, what: str, axis: int, first: int, size: int) -> Mutation:
     last = [0, 0, 0]
     last[axis] = start + 2 * size - 1
     story = f"{part.name} {what} {first} and {first + 1} swapped"
-    return of_weight("swap", story, part, size=1.0, place=(last[0], last[1], last[2]), plant=plant)
+    place, true = (last[0], last[1], last[2]), tuple(_ONE[x] for x in _ONE if f"{x}s" == what)
+    return of_weight("swap", story, part, size=1.0, place=place, plant=plant, true=true)
 
 
 def _gate_with_up(gate: Part, expert: int) -> Mutation:
@@ -127,4 +133,5 @@ def _gate_with_up(gate: Part, expert: int) -> Mutation:
         exchange(gate.view(block)[expert], up.view(block)[expert])
 
     story = f"mlp.experts gate and up of expert {expert} swapped"
-    return of_weight("swap", story, gate, size=1.0, place=(expert, 0, 0), plant=plant)
+    true = ("gate_up_swapped", "one_expert")
+    return of_weight("swap", story, gate, size=1.0, place=(expert, 0, 0), plant=plant, true=true)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -50,51 +51,25 @@ class Settings:
     replay: bool = key(False, REPLAY_HELP)
 
 
-class FaultPort(HfPort):
-    """transformers' modules with a fault planted in some blocks, after their weights are loaded."""
+class PlantedPort(HfPort):
+    """transformers' modules with a fault planted in some blocks, after their weights are loaded.
+
+    ``fault`` is what is planted; `_choose` finds it among what the model's blocks allow.
+    """
 
     def __init__(
-        self,
-        assets: Assets,
-        name: str | None = None,
-        layers: Sequence[int] | None = None,
-        seed: int | None = None,
-        index: int | None = None,
-        *,
-        module: str | None = None,
-        replay: bool = False,
+        self, assets: Assets, layers: Sequence[int], seed: int = 0, *, replay: bool = False
     ) -> None:
-        count = int(assets.checkpoint.config["num_hidden_layers"])
-        self.check(assets.config, count, name=name, layers=layers, index=index, module=module)
         super().__init__(assets, replay)
-        self.layers = set(range(count) if layers is None else layers)
-        self.seed = seed or 0
-        assert name is not None, "check refuses it"
-        self.fault = self._choose(name, index, module)
+        self.layers = set(layers)
+        self.seed = seed
+        self.fault = self._choose()
         self._surgeries: dict[str, Surgery] = {}
         self._reasons: dict[tuple[str, int], str] = {}
 
-    @classmethod
-    def check(cls, config: Config, num_layers: int, **keys: Any) -> None:
-        """Refuse a golden run, a fault that is not known, and layers that the model lacks."""
-        if config.kind is RunKind.golden:
-            raise UserError("port=fault is there to be judged, not believed: add kind=candidate.")
-        name, index, module = keys.get("name"), keys.get("index"), keys.get("module")
-        if name is None:
-            known = ", ".join((*catalogue(), MUTATION, WRONG_OUTPUT))
-            raise UserError(f"port=fault wants port.name=NAME, one of: {known}.")
-        check_fault(name)
-        if index is not None and name != MUTATION:
-            raise UserError(f"port.index picks among mutations: use port.name={MUTATION}.")
-        if (module is None) is (name == WRONG_OUTPUT):
-            raise UserError(
-                f"port.name={WRONG_OUTPUT} and port.module=NAME, a module of a block such as mlp, "
-                "go together: give both or neither."
-            )
-        layers: Sequence[int] | None = keys.get("layers")
-        if layers is not None and (not layers or not all(0 <= n < num_layers for n in layers)):
-            asked, last = f"port.layers={list(layers)}".replace(" ", ""), num_layers - 1
-            raise UserError(f"{asked}: give some of the layers 0 to {last}, or leave it out.")
+    @abstractmethod
+    def _choose(self) -> Fault:
+        """Return what is planted; the skeleton's blocks are there, without weights."""
 
     def place(self, stages: Sequence[str]) -> list[Placed]:
         """Place the stages; say where the fault does not apply. Raises UserError if nowhere."""
@@ -199,20 +174,6 @@ class FaultPort(HfPort):
                 wide = factors.repeat_interleave(rows, -2).repeat_interleave(columns, -1)
                 yield Quantised(value, numbers, wide[..., : numbers.shape[-2], : numbers.shape[-1]])
 
-    def _choose(self, name: str, index: int | None, module: str | None) -> Fault:
-        if name == WRONG_OUTPUT and module is not None:
-            from layerparity.mistakes.mutations.modules import wrong_output
-
-            return wrong_output(module)
-        if name != MUTATION:
-            return known_fault(name)
-        from layerparity.mistakes.mutations.draw import mutations
-
-        number = index or 0
-        drawn = mutations(self.seed, number + 1, self._block(min(self.layers)))
-        chosen: Fault = drawn[number]
-        return chosen
-
     def _block(self, layer: int) -> nn.Module:
         return self.skeleton.module(str(Place(layer)))
 
@@ -229,6 +190,65 @@ class FaultPort(HfPort):
                 reasons = ["the checkpoint holds no weights in FP8"]
             self._reasons[self.fault.id, layer] = "" if "" in reasons else reasons[0]
         return self._reasons[self.fault.id, layer]
+
+
+class FaultPort(PlantedPort):
+    """transformers' modules with the fault that the keys name."""
+
+    def __init__(
+        self,
+        assets: Assets,
+        name: str | None = None,
+        layers: Sequence[int] | None = None,
+        seed: int | None = None,
+        index: int | None = None,
+        *,
+        module: str | None = None,
+        replay: bool = False,
+    ) -> None:
+        count = int(assets.checkpoint.config["num_hidden_layers"])
+        self.check(assets.config, count, name=name, layers=layers, index=index, module=module)
+        assert name is not None, "check refuses it"
+        self._asked = name, index, module
+        chosen = range(count) if layers is None else layers
+        super().__init__(assets, chosen, seed or 0, replay=replay)
+
+    @classmethod
+    def check(cls, config: Config, num_layers: int, **keys: Any) -> None:
+        """Refuse a golden run, a fault that is not known, and layers that the model lacks."""
+        if config.kind is RunKind.golden:
+            raise UserError("port=fault is there to be judged, not believed: add kind=candidate.")
+        name, index, module = keys.get("name"), keys.get("index"), keys.get("module")
+        if name is None:
+            known = ", ".join((*catalogue(), MUTATION, WRONG_OUTPUT))
+            raise UserError(f"port=fault wants port.name=NAME, one of: {known}.")
+        check_fault(name)
+        if index is not None and name != MUTATION:
+            raise UserError(f"port.index picks among mutations: use port.name={MUTATION}.")
+        if (module is None) is (name == WRONG_OUTPUT):
+            raise UserError(
+                f"port.name={WRONG_OUTPUT} and port.module=NAME, a module of a block such as mlp, "
+                "go together: give both or neither."
+            )
+        layers: Sequence[int] | None = keys.get("layers")
+        if layers is not None and (not layers or not all(0 <= n < num_layers for n in layers)):
+            asked, last = f"port.layers={list(layers)}".replace(" ", ""), num_layers - 1
+            raise UserError(f"{asked}: give some of the layers 0 to {last}, or leave it out.")
+
+    def _choose(self) -> Fault:
+        name, index, module = self._asked
+        if name == WRONG_OUTPUT and module is not None:
+            from layerparity.mistakes.mutations.modules import wrong_output
+
+            return wrong_output(module)
+        if name != MUTATION:
+            return known_fault(name)
+        from layerparity.mistakes.mutations.draw import mutations
+
+        number = index or 0
+        drawn = mutations(self.seed, number + 1, self._block(min(self.layers)))
+        chosen: Fault = drawn[number]
+        return chosen
 
 
 def _equal(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:

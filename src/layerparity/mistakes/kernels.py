@@ -1,0 +1,118 @@
+"""What an attention core does, worked out from its stored queries, keys, values and context."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from layerparity.mistakes.cause import Evidence, Tokens
+from layerparity.mistakes.values import Values, same
+
+_Q, _K, _V = "self_attn:q_rotated", "self_attn:k_rotated", "self_attn.v_proj:out"
+
+
+@dataclass(frozen=True)
+class Core:
+    """The candidate's own queries [token, head, channel], keys and values [token, group, channel].
+
+    ``context`` is both sides' [token, head, channel]; ``seen`` bool [token, token] who sees whom.
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    context: Values
+    seen: torch.Tensor
+    scale: float
+
+    @property
+    def usual(self) -> list[int]:
+        """The group whose keys each head reads by the usual layout."""
+        heads, groups = self.query.shape[1], self.key.shape[1]
+        return [head // (heads // groups) for head in range(heads)]
+
+    def groups(self) -> list[int] | None:
+        """Return the group that each head reads, where one fits it to rounding; else None."""
+        read = []
+        for head in range(self.query.shape[1]):
+            fits = [g for g in range(self.key.shape[1]) if self._fits(head, g)]
+            if not fits:
+                return None
+            read.append(fits[0])
+        return read
+
+    def shows(self, seen: torch.Tensor, scale: float = 1.0) -> bool:
+        """Say whether another mask, or scores times a factor, gives the candidate's context."""
+        factor = self.scale * scale
+        made = attended(self.query, (self.key, self.value), self.usual, seen, factor)
+        return self.context.shows(made)
+
+    def _fits(self, head: int, group: int) -> bool:
+        query = self.query[:, head : head + 1]
+        made = attended(query, (self.key, self.value), [group], self.seen, self.scale)
+        own = self.context.candidate[:, head : head + 1]
+        return same(own, made, 2 * self.context.limit)
+
+
+def core_of(evidence: Evidence) -> Core | None:
+    """Return a failing attention core whose golden is plain causal attention; else None."""
+    stored = [evidence.values(each) for each in (_Q, _K, _V, evidence.local)]
+    if evidence.part != "attention core" or any(each is None for each in stored):
+        return None
+    query, key, value, context = (each for each in stored if each is not None)
+    count, tokens = len(query.golden), evidence.tokens
+    if len(tokens.position) != count or query.golden.dim() != 3 or context.golden.dim() != 3:
+        return None
+    shape = key.golden.shape
+    if value.golden.numel() != key.golden.numel() or context.golden.shape != query.golden.shape:
+        return None
+    seen = who_sees(tokens)
+    size = evidence.fact("query_pre_attn_scalar", query.golden.shape[-1])
+    core = Core(
+        query.candidate,
+        key.candidate,
+        value.candidate.reshape(shape),
+        context,
+        seen,
+        size**-0.5,
+    )
+    reads = (core.usual, seen, core.scale)
+    golden = attended(query.golden, (key.golden, value.golden.reshape(shape)), *reads)
+    return core if context.is_golden(golden) else None
+
+
+def who_sees(tokens: Tokens, ahead: int = 0) -> torch.Tensor:
+    """Return bool [token, token]: each sees those of its row up to itself, and ``ahead`` more."""
+    row, at = torch.tensor(tokens.sequence), torch.tensor(tokens.position)
+    return (row[:, None] == row) & (at[:, None] + ahead >= at)
+
+
+def hiding_first(seen: torch.Tensor, tokens: Tokens) -> torch.Tensor:
+    """Return who sees whom, bool [token, token], where padded rows do not show their first token.
+
+    That is what comes of a mask that is moved by one along keys which begin with padding.
+    """
+    firsts = [
+        at == 0 and row in tokens.padded
+        for row, at in zip(tokens.sequence, tokens.position, strict=True)
+    ]
+    return seen & ~torch.tensor(firsts)
+
+
+def attended(
+    query: torch.Tensor,
+    cached: tuple[torch.Tensor, torch.Tensor],
+    reads: list[int],
+    seen: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """Return softmax(q k scale) v [token, head, channel] (Vaswani et al. 2017).
+
+    Head h of the queries [token, head, channel] reads group ``reads[h]`` of the ``cached`` keys and
+    values, both [token, group, channel], where bool [token, token] ``seen`` says so.
+    """
+    key, value = cached
+    scores = torch.einsum("qhc,khc->hqk", query, key[:, reads]) * scale
+    shares = scores.masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num()
+    return torch.einsum("hqk,khc->qhc", shares, value[:, reads])

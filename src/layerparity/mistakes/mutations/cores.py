@@ -1,0 +1,212 @@
+"""The attention core goes wrong: its heads, its scale, or what it reads in a decode step."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Any
+
+import torch
+from torch import nn
+
+from layerparity.anatomy.site import DECODE
+from layerparity.mistakes.block import find, lacking
+from layerparity.mistakes.fault import Surgery, WhyNot, everywhere
+from layerparity.mistakes.mutations.base import Mutation, mutation
+
+# A kernel as transformers calls it: module, query, key, value [batch, head, token, channel], mask.
+Attend = Callable[..., Any]
+
+
+def attend_with(block: nn.Module, surgery: Surgery, around: Callable[[Attend], Attend]) -> None:
+    """Let a block's attention use what ``around`` makes of its kernel.
+
+    It stands below whoever observes queries, keys and context.
+    """
+    attention = find(block, "self_attn")
+
+    def wrapped(exact: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(*args: Any, **named: Any) -> Any:
+            from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as KERNELS
+
+            name = attention.config._attn_implementation
+            eager = sys.modules[type(attention).__module__].eager_attention_forward
+            # The table's own entries come before those of its class.
+            KERNELS[name] = around(KERNELS.get(name, eager))
+            try:
+                return exact(*args, **named)
+            finally:
+                del KERNELS[name]
+
+        return forward
+
+    surgery.wrap(attention, wrapped)
+
+
+def foreseen_cores(draw: Random, block: nn.Module) -> Iterator[Mutation]:
+    """Yield attention cores wrong in a way that a rule was written for."""
+    yield _core(
+        "reads keys and values of groups in turn", _grouped_in_turn, ("gqa_layout",), _shares_keys
+    )
+    yield _core(
+        "reads the next group's keys and values", _next_group, ("gqa_layout",), _shares_keys
+    )
+    yield _core("swaps the first two groups", _two_groups_swapped, ("gqa_layout",), _shares_keys)
+    for head in draw.sample(range(8), 2):
+        yield _core(f"loses head {head}", _head_times(head, 0.0), ("one_head",))
+    yield _core("reads its cache a slot late in decoding", _late_slot, ("decode_cache",), _decodes)
+    yield _core("reads no newest key in decoding", _no_newest, ("decode_cache",), _decodes)
+
+
+def strange_cores(draw: Random, block: nn.Module) -> Iterator[Mutation]:
+    """Yield attention cores wrong in a way that no rule was written for."""
+    for factor in (0.5, 0.9, 0.99, 1.01, 1.1, 1.5):
+        yield _core(f"scales scores {factor:g} times", _scaled(factor))
+    yield _core("swaps two heads' contexts", _contexts_swapped)
+    yield _core("leaves the soft cap out", _without("softcap"), why_not=_has_cap)
+    yield _core("leaves the sinks out", _sinkless, why_not=_has_sinks)
+    yield _core("reads another group's values", _next_values, why_not=_shares_keys)
+    yield _core("gives out the token before's context", lambda usual: _after(usual, _delayed))
+    yield _core("averages over the heads", lambda usual: _after(usual, _averaged))
+
+
+def _core(
+    story: str,
+    around: Callable[[Attend], Attend],
+    true: tuple[str, ...] = (),
+    why_not: WhyNot = everywhere,
+) -> Mutation:
+    def plant(block: nn.Module, surgery: Surgery) -> None:
+        attend_with(block, surgery, around)
+
+    def lacks(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
+        return lacking(block, "self_attn.num_key_value_groups") or why_not(block, dtype, phase)
+
+    words = f"self_attn core {story}"
+    return mutation("core", words, "self_attn", size=1.0, why_not=lacks, plant=plant, true=true)
+
+
+def _shares_keys(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
+    config = find(block, "self_attn.config")
+    grouped = find(block, "self_attn.num_key_value_groups") or 1
+    return "" if grouped > 1 and config.num_key_value_heads > 1 else "heads share no keys here"
+
+
+def _decodes(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
+    return "" if phase == DECODE else "a prefill is right"
+
+
+def _has_cap(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
+    return "" if find(block, "self_attn.attn_logit_softcapping") else "this model has no soft cap"
+
+
+def _has_sinks(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
+    return lacking(block, "self_attn.sinks")
+
+
+def _regrouped(order: Callable[[int, int], list[int]]) -> Callable[[Attend], Attend]:
+    """Let query head h read the keys and values ``order(heads, groups)[h]``."""
+
+    def around(usual: Attend) -> Attend:
+        def attend(module: Any, query: Any, key: Any, value: Any, *rest: Any, **named: Any) -> Any:
+            chosen = order(query.shape[1], key.shape[1])
+            kept = module.num_key_value_groups
+            module.num_key_value_groups = 1
+            try:
+                return usual(module, query, key[:, chosen], value[:, chosen], *rest, **named)
+            finally:
+                module.num_key_value_groups = kept
+
+        return attend
+
+    return around
+
+
+_grouped_in_turn = _regrouped(lambda heads, groups: [h % groups for h in range(heads)])
+_next_group = _regrouped(
+    lambda heads, groups: [(h // (heads // groups) + 1) % groups for h in range(heads)]
+)
+_two_groups_swapped = _regrouped(
+    lambda heads, groups: [
+        {0: 1, 1: 0}.get(h // (heads // groups), h // (heads // groups)) for h in range(heads)
+    ]
+)
+
+
+def _next_values(usual: Attend) -> Attend:
+    return lambda module, query, key, value, *rest, **named: usual(
+        module, query, key, value.roll(1, 1), *rest, **named
+    )
+
+
+def _scaled(factor: float) -> Callable[[Attend], Attend]:
+    return lambda usual: (
+        lambda module, query, *rest, **named: usual(module, query * factor, *rest, **named)
+    )
+
+
+def _without(name: str) -> Callable[[Attend], Attend]:
+    return lambda usual: lambda *args, **named: usual(*args, **{**named, name: None})
+
+
+def _sinkless(usual: Attend) -> Attend:
+    def attend(module: Any, *args: Any, **named: Any) -> Any:
+        kept = module.sinks.data
+        module.sinks.data = torch.full_like(kept, torch.finfo(kept.dtype).min)
+        try:
+            return usual(module, *args, **named)
+        finally:
+            module.sinks.data = kept
+
+    return attend
+
+
+def _after(usual: Attend, change: Callable[[torch.Tensor], torch.Tensor]) -> Attend:
+    """Return a kernel whose context [batch, token, head, channel] is changed."""
+
+    def attend(*args: Any, **named: Any) -> Any:
+        context, *rest = usual(*args, **named)
+        return (change(context), *rest)
+
+    return attend
+
+
+def _head_times(head: int, factor: float) -> Callable[[Attend], Attend]:
+    def change(context: torch.Tensor) -> torch.Tensor:
+        own = torch.arange(context.shape[2]) == head % context.shape[2]
+        return torch.where(own.unsqueeze(-1), factor * context, context)
+
+    return lambda usual: _after(usual, change)
+
+
+def _contexts_swapped(usual: Attend) -> Attend:
+    return _after(usual, lambda each: each[:, :, [1, 0, *range(2, each.shape[2])]])
+
+
+def _delayed(context: torch.Tensor) -> torch.Tensor:
+    return context.roll(1, 1)
+
+
+def _averaged(context: torch.Tensor) -> torch.Tensor:
+    return context.mean(2, keepdim=True).expand_as(context).contiguous()
+
+
+def _late_slot(usual: Attend) -> Attend:
+    def attend(module: Any, query: Any, key: Any, value: Any, *rest: Any, **named: Any) -> Any:
+        if query.shape[2] == 1:
+            key, value = key.roll(1, 2), value.roll(1, 2)
+        return usual(module, query, key, value, *rest, **named)
+
+    return attend
+
+
+def _no_newest(usual: Attend) -> Attend:
+    def attend(module: Any, query: Any, key: Any, value: Any, *rest: Any, **named: Any) -> Any:
+        if query.shape[2] == 1:
+            # What no token wrote is zero; the newest is the last that is not.
+            written = key.abs().sum((0, 1, 3)).nonzero().flatten()
+            key = key.index_fill(2, written[-1:], 0.0)
+        return usual(module, query, key, value, *rest, **named)
+
+    return attend

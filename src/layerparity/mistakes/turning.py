@@ -1,0 +1,72 @@
+"""How queries or keys were turned, worked out from them before and after."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from layerparity.mistakes.cause import Evidence
+from layerparity.mistakes.values import Values, same
+
+
+@dataclass(frozen=True)
+class Turning:
+    """Heads before and after they were turned: float64 [token, head, channel] on both sides.
+
+    ``right`` says that the golden turns the first ``dims`` channels in halves.
+    """
+
+    before: Values
+    after: Values
+    dims: int
+
+    def turns(self, dims: int, neighbours: bool = False) -> bool:
+        """Say whether the candidate turned its first ``dims`` channels by any one angle a pair."""
+        made = turned_as(self.before.candidate, self.after.candidate, dims, neighbours)
+        return self.after.shows(made)
+
+
+def turning_of(evidence: Evidence) -> Turning | None:
+    """Return a failing rotation with its good input, where the golden is one by halves; or None."""
+    if evidence.part != "rotary" or len(evidence.good) != 1:
+        return None
+    before, after = evidence.values(evidence.good[0]), evidence.values(evidence.local)
+    if before is None or after is None or after.golden.dim() != 3:
+        return None
+    shape = after.golden.shape
+    if before.golden.numel() != after.golden.numel():
+        return None
+    before = Values(before.golden.reshape(shape), before.candidate.reshape(shape), before.step)
+    dims = evidence.fact("rotary_dim", shape[-1]) or shape[-1]
+    golden = turned_as(before.golden, after.golden, dims, False)
+    return Turning(before, after, dims) if after.is_golden(golden) else None
+
+
+def turned_as(
+    before: torch.Tensor, after: torch.Tensor, dims: int, neighbours: bool
+) -> torch.Tensor:
+    """Return heads [token, head, channel], turned by the angle a token and pair that fits best.
+
+    All heads share it. A pair is two channels half of ``dims`` apart, or two ``neighbours``.
+    """
+    pairs = [_pairs(each[..., :dims], neighbours) for each in (before, after)]
+    turn = (pairs[0].conj() * pairs[1]).sum(1, True) / pairs[0].abs().square().sum(1, True)
+    made = pairs[0] * turn
+    parts = (made.real, made.imag)
+    joined = torch.stack(parts, -1).flatten(-2) if neighbours else torch.cat(parts, -1)
+    return torch.cat([joined, before[..., dims:]], -1)
+
+
+def _pairs(values: torch.Tensor, neighbours: bool) -> torch.Tensor:
+    if neighbours:
+        return torch.complex(values[..., ::2].contiguous(), values[..., 1::2].contiguous())
+    left, right = values.chunk(2, dim=-1)
+    return torch.complex(left.contiguous(), right.contiguous())
+
+
+def same_angles(turning: Turning, rows: torch.Tensor) -> bool:
+    """Say whether the candidate turned the tokens that bool [token] names as the golden did."""
+    made = turned_as(turning.before.golden, turning.after.golden, turning.dims, False)
+    right = turning.after
+    return not bool(rows.any()) or same(right.candidate[rows], made[rows], right.limit)

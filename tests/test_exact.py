@@ -1,0 +1,286 @@
+"""Mistakes worked out from stored tensors: each gives the candidate's numbers, a near miss not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from bisections import evidence
+
+from layerparity.mistakes.catalogue import likeliest, suspected
+from layerparity.mistakes.cause import Evidence, Tokens
+from layerparity.mistakes.kernels import attended, hiding_first, who_sees
+from layerparity.mistakes.measured import LIMIT, share
+from layerparity.mistakes.norms import layer_normed, normed_by_head, rms_normed
+from layerparity.mistakes.ruled_out import ruled_out
+from layerparity.mistakes.values import Values, same
+
+TOKENS, HEADS, GROUPS, SIZE = 24, 4, 2, 8
+WIDTH = HEADS * SIZE
+STEP = float(torch.finfo(torch.float32).eps)
+FACTS = {"num_attention_heads": "4", "num_key_value_heads": "2", "head_dim": "8"}
+ROWS = Tokens((0,) * 14 + (1,) * 10, (*range(14), *range(10)), frozenset({1}))
+DRAW = torch.Generator().manual_seed(0)
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=DRAW, dtype=torch.float64)
+
+
+def pair(golden: torch.Tensor, candidate: torch.Tensor | None = None) -> Values:
+    """Values as a float32 run stores them; the candidate's are the golden's if none are given."""
+    sides = (golden, golden if candidate is None else candidate)
+    return Values(*(each.float().double() for each in sides), STEP)
+
+
+def seen(
+    component: str,
+    local: str,
+    values: Mapping[str, Values],
+    good: tuple[str, ...] = (),
+    **more: Any,
+) -> Evidence:
+    known = {"facts": FACTS, "tokens": ROWS, **more}
+    return evidence(component, local, {}, good=good, values=values.get, **known)
+
+
+def shown(found: Evidence) -> list[str]:
+    """Return the ids of the causes that give the candidate's numbers."""
+    return [each.id for each in suspected(found) if each.shown]
+
+
+# ---------------------------------------------------------------- any site
+OUT = drawn(TOKENS, WIDTH)
+GROUP = torch.arange(WIDTH) // SIZE == 2
+CHANNEL = torch.arange(WIDTH) == 5
+
+
+@pytest.mark.parametrize(
+    ("candidate", "expected"),
+    [
+        (1.3 * OUT, ["scale"]),
+        (OUT + drawn(1, WIDTH), ["offset"]),
+        (torch.where(GROUP, 0.5 * OUT, OUT), ["one_head"]),
+        (torch.where(CHANNEL, 0.5 * OUT, OUT), ["one_channel"]),
+        (OUT.bfloat16().double(), ["precision"]),
+        (OUT + 0.01 * drawn(TOKENS, WIDTH), []),
+        (torch.where(torch.arange(TOKENS)[:, None] == 3, 1.3 * OUT, OUT), []),
+        (torch.where(torch.arange(WIDTH) > 20, 0.5 * OUT, OUT), []),
+        (OUT.roll(1, 0), []),
+    ],
+)
+def test_a_site_s_own_numbers_show_what_is_wrong(
+    candidate: torch.Tensor, expected: list[str]
+) -> None:
+    local = "self_attn.q_proj:out"
+    assert shown(seen("self_attn.q_proj", local, {local: pair(OUT, candidate)})) == expected
+
+
+def test_one_token_that_does_not_fit_refutes_a_factor() -> None:
+    assert same(OUT, OUT * (1 + 1e-7), 1e-6)
+    spoilt = torch.where(torch.arange(TOKENS)[:, None] == 7, 1.001 * OUT, OUT)
+    assert not same(OUT, spoilt, 2.4e-4)
+
+
+# ---------------------------------------------------------------- routers
+LOGITS, BIAS = drawn(TOKENS, 8), 2 * drawn(8)
+
+
+def routed(score: str, divided: bool = True, biased: bool = True, factor: float = 1.0) -> Any:
+    scores = {"sigmoid": LOGITS.sigmoid(), "softmax": LOGITS.softmax(-1)}[score]
+    chosen = (scores + (BIAS if biased else 0)).topk(3, dim=-1).indices.sort(-1).values
+    weights = scores.gather(-1, chosen)
+    return chosen, factor * (weights / weights.sum(-1, True) if divided else weights)
+
+
+def router(golden: Any, candidate: Any) -> Evidence:
+    sites = {
+        "mlp.gate:logits": pair(LOGITS),
+        "mlp.gate:choices": pair(golden[0].double(), candidate[0].double()),
+        "mlp.gate:weights": pair(golden[1], candidate[1]),
+    }
+    return seen("mlp.gate", "mlp.gate:weights", sites)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "expected"),
+    [
+        (routed("softmax"), ["router_softmax"]),
+        (routed("sigmoid", divided=False), ["router_topk_not_normalised"]),
+        (routed("sigmoid", biased=False), ["router_bias_dropped"]),
+        (routed("sigmoid", factor=2.5), ["scale"]),
+        ((routed("sigmoid")[0], torch.ones(TOKENS, 3)), ["routing_weights_masked"]),
+        ((routed("sigmoid")[0], routed("sigmoid")[1] ** 2), []),
+        ((routed("sigmoid")[0].roll(1, 0), routed("sigmoid")[1]), []),
+    ],
+)
+def test_a_router_is_worked_out_from_its_logits(candidate: Any, expected: list[str]) -> None:
+    assert shown(router(routed("sigmoid"), candidate)) == expected
+
+
+def test_a_model_without_a_bias_has_none_to_drop() -> None:
+    plain = routed("softmax", biased=False)
+    other = (plain[0].roll(1, 0), plain[1].roll(1, 0))
+    for candidate in (plain, other, routed("softmax", divided=False, biased=False)):
+        assert "router_bias_dropped" not in shown(router(plain, candidate))
+    told = ruled_out(router(plain, (plain[0], plain[1] ** 2)))
+    assert any("divided by their sum or not" in each for each in told)
+
+
+# ---------------------------------------------------------------- norms
+GIVEN, WEIGHT = drawn(TOKENS, WIDTH), drawn(WIDTH).exp()
+RIGHT = rms_normed(GIVEN, 1e-6) * WEIGHT
+
+
+def norm(candidate: torch.Tensor, component: str = "self_attn.q_norm") -> Evidence:
+    sites = {"self_attn.q_proj:out": pair(GIVEN), f"{component}:out": pair(RIGHT, candidate)}
+    return seen(component, f"{component}:out", sites, good=("self_attn.q_proj:out",))
+
+
+@pytest.mark.parametrize(
+    ("candidate", "expected"),
+    [
+        (GIVEN, ["qk_norm_skipped"]),
+        (normed_by_head(GIVEN, 1e-6, HEADS) * WEIGHT, ["qk_norm_per_head"]),
+        (
+            rms_normed(GIVEN, 1e-6) * WEIGHT.view(HEADS, -1).mean(0).repeat(HEADS),
+            ["qk_norm_averaged"],
+        ),
+        (layer_normed(GIVEN, 1e-6) * WEIGHT, ["layer_norm_for_rms_norm"]),
+        (normed_by_head(GIVEN, 1e-6, 2) * WEIGHT, ["qk_norm_per_rank"]),
+        (RIGHT * (1 + 1e-3 * drawn(TOKENS, 1)), ["precision"]),
+        (RIGHT * (1 + 1e-3 * drawn(TOKENS, 1).abs()), []),
+        (GIVEN / GIVEN.abs().mean(-1, True) * WEIGHT, []),
+    ],
+)
+def test_a_norm_is_worked_out_from_its_input(candidate: torch.Tensor, expected: list[str]) -> None:
+    assert shown(norm(candidate)) == expected
+
+
+def test_a_layer_norm_is_known_at_any_norm() -> None:
+    other = layer_normed(GIVEN, 1e-6) * WEIGHT
+    assert shown(norm(other, "input_layernorm")) == ["layer_norm_for_rms_norm"]
+
+
+# ---------------------------------------------------------------- rotation
+def turned(heads: torch.Tensor, angles: torch.Tensor, dims: int, halves: bool = True) -> Any:
+    left, right = heads[..., :dims].chunk(2, -1)
+    if not halves:
+        left, right = heads[..., :dims:2], heads[..., 1:dims:2]
+    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+    both = (left * cos - right * sin, left * sin + right * cos)
+    made = torch.cat(both, -1) if halves else torch.stack(both, -1).flatten(-2)
+    return torch.cat([made, heads[..., dims:]], -1)
+
+
+def angles_of(positions: torch.Tensor, dims: int, base: float = 100.0) -> torch.Tensor:
+    return positions[:, None] / base ** (torch.arange(0, dims, 2) / dims)
+
+
+AT, PADDED = torch.tensor(ROWS.position).double(), torch.tensor(ROWS.sequence) == 1
+BEFORE, DIMS = drawn(TOKENS, HEADS, SIZE), 4
+
+
+@pytest.mark.parametrize(
+    ("candidate", "expected"),
+    [
+        (turned(BEFORE, angles_of(AT, DIMS, 50.0), DIMS), ["rotary"]),
+        (turned(BEFORE, angles_of(AT, DIMS), DIMS, halves=False), ["rotary"]),
+        (turned(BEFORE, angles_of(AT + 4 * PADDED, DIMS), DIMS), ["position_ids_wrong"]),
+        (BEFORE.roll(1, 1), []),
+    ],
+)
+def test_a_rotation_is_worked_out_from_its_input(
+    candidate: torch.Tensor, expected: list[str]
+) -> None:
+    golden = turned(BEFORE, angles_of(AT, DIMS), DIMS)
+    local = "self_attn:q_rotated"
+    sites = {"self_attn.q_norm:out": pair(BEFORE.flatten(1)), local: pair(golden, candidate)}
+    errors = (golden - candidate).flatten(1).norm(dim=1).tolist()
+    facts = {**FACTS, "rotary_dim": str(DIMS)}
+    good = ("self_attn.q_norm:out",)
+    found = seen("self_attn", local, sites, good, part="rotary", facts=facts, errors=errors)
+    assert shown(found) == expected
+
+
+# ---------------------------------------------------------------- attention
+QUERY, KEY, VALUE = drawn(TOKENS, HEADS, SIZE), *(drawn(TOKENS, GROUPS, SIZE) for _ in range(2))
+
+
+def attention(reads: list[int], ahead: int = 0, scale: float = 1.0) -> torch.Tensor:
+    return attended(QUERY, (KEY, VALUE), reads, who_sees(ROWS, ahead), scale * SIZE**-0.5)
+
+
+def moved_mask() -> torch.Tensor:
+    seen = hiding_first(who_sees(ROWS, 1), ROWS)
+    return attended(QUERY, (KEY, VALUE), [0, 0, 1, 1], seen, SIZE**-0.5)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "expected"),
+    [
+        (attention([0, 1, 0, 1]), ["gqa_layout"]),
+        (attention([1, 1, 0, 0]), ["gqa_layout"]),
+        (attention([0, 0, 1, 1], ahead=1), ["mask_off_by_one"]),
+        (moved_mask(), ["mask_off_by_one"]),
+        (attention([0, 0, 1, 1], scale=1.1), []),
+    ],
+)
+def test_attention_is_worked_out_from_its_queries(
+    candidate: torch.Tensor, expected: list[str]
+) -> None:
+    local = "self_attn:context"
+    sites = {
+        "self_attn:q_rotated": pair(QUERY),
+        "self_attn:k_rotated": pair(KEY),
+        "self_attn.v_proj:out": pair(VALUE.flatten(1)),
+        local: pair(attention([0, 0, 1, 1]), candidate),
+    }
+    found = seen("self_attn", local, sites, part="attention core")
+    assert shown(found) == expected
+    assert any("layout of key and value heads" in each for each in ruled_out(found))
+
+
+# ---------------------------------------------------------------- sums, fused projections
+@pytest.mark.parametrize(("times", "says"), [(2.0, ":in 2 times"), (0.0, ":in 0 times"), (1.0, "")])
+def test_a_residual_sum_is_worked_out_from_its_parts(times: float, says: str) -> None:
+    given, added = drawn(TOKENS, WIDTH), drawn(TOKENS, WIDTH)
+    out = pair(given + added, times * given + added)
+    sites = {":in": pair(given), "mlp:out": pair(added), ":out": out}
+    found = seen("", ":out", sites, good=(":in", "mlp:out"), part="residual add")
+    causes = [each for each in suspected(found) if each.id == "residual_sum"]
+    assert bool(causes) == bool(says)
+    assert all(says in each.sentence and each.shown for each in causes)
+
+
+def test_projections_that_give_out_each_other_s_channels_were_fused_so() -> None:
+    q, k, v = drawn(TOKENS, WIDTH), drawn(TOKENS, 16), drawn(TOKENS, 16)
+    names = [f"self_attn.{name}_proj:out" for name in "qkv"]
+
+    def found(fused: torch.Tensor) -> list[str]:
+        cut = fused.split([WIDTH, 16, 16], 1)
+        sites = {n: pair(a, b) for n, a, b in zip(names, (q, k, v), cut, strict=True)}
+        return shown(seen("self_attn.q_proj", names[0], sites))
+
+    assert "fused_qkv_order" in found(torch.cat([k, v, q], 1))
+    assert "fused_qkv_order" not in found(torch.cat([q.roll(1, 1), k, v], 1))
+    assert "fused_qkv_order" not in found(drawn(TOKENS, WIDTH + 32))
+
+
+# ---------------------------------------------------------------- how sure
+def test_a_share_is_that_of_the_rule_and_of_its_grade() -> None:
+    known = {"a": {"shown": (30, 30), "hints": (10, 0)}, "b": {"hints": (40, 4)}}
+    assert share(known, "a", "shown") > 0.97
+    assert share(known, "c", "shown") > 0.9
+    assert share(known, "a", "hints") < share(known, "b", "hints") < 0.15
+    assert share({}, "a", "shown") == 0.5
+
+
+def test_what_is_seldom_true_is_not_said() -> None:
+    far = {"rel_l2": 0.9, "pearson": 0.2}
+    found = evidence("mlp.experts", "mlp.experts:out", far)
+    assert suspected(found)[0].id in ("gate_up_swapped", "swiglu_bias_dropped")
+    assert all(each.confidence < LIMIT for each in suspected(found))
+    assert likeliest(found) == []
