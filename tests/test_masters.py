@@ -33,7 +33,15 @@ RELATIVE, ABSOLUTE = 1e-5, 1e-12
 
 
 def read(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
+    found: dict[str, Any] = json.loads(text, object_pairs_hook=once)
+    return found
+
+
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object whose names all stand once: of two, JSON would keep the last, silently."""
+    found = dict(pairs)
+    assert len(found) == len(pairs), f"a name stands twice among {[name for name, _ in pairs]}"
     return found
 
 
