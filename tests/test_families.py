@@ -324,7 +324,8 @@ def test_gpt_oss_through_the_door(cli: Callable[..., Ended], tmp_path: Path) -> 
     judged = cli("job=compare", *asked[2:], "golden=gold", "candidate=whole")
     assert judged.exit == 1, judged.out
     assert "layers.1.mlp.experts is the first wrong place" in " ".join(judged.out.split())
-    assert "(up + 1) * glu against up * glu" in " ".join(judged.out.split())
+    # Without a test on the tensors, that sentence is true too seldom to be said.
+    assert "no known cause fits" in " ".join(judged.out.split())
     shared = ("-m", "scope=single", "layer=0,2", "name=other-class")
     assert cli(*asked, *fault[:1], *shared).exit == 0
     half = cli("job=compare", *asked[2:], "golden=gold", "candidate=other-class")

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.site import DECODE, PREFILL, Place, Site
 from layerparity.ground.errors import UserError
 from layerparity.judge.guilty import Step
-from layerparity.judge.rows import by_token, has_tokens, real_tokens
 from layerparity.judge.sides import RunSet
 from layerparity.mistakes.cause import Evidence, Tokens, no_values
-from layerparity.mistakes.values import Values
 from layerparity.model.resolve import open_checkpoint
 from layerparity.record.guilt import Guilt
 from layerparity.record.source import Source
 from layerparity.record.verdict import Row, Verdict
 from layerparity.settings.config import ModelSettings
 
+if TYPE_CHECKING:
+    from layerparity.mistakes.values import Values
+
 _BEGIN: Step = (PREFILL, 0)
-# Elements of a site that hypotheses are tried on; of larger ones none is.
-_MOST = 1 << 26
 
 
 def evidence_of(
@@ -55,25 +51,10 @@ def evidence_of(
 
 
 def _values(guilt: Guilt, golden: RunSet, candidate: RunSet, local: str) -> Values | None:
-    """Return a site of the guilty block and pass on both sides; None where it is not stored."""
-    if guilt.site is None:
-        return None
-    site = guilt.site.beside(local)
-    left, right = golden.records.get(site), candidate.records.get(site)
-    if left is None or right is None or not has_tokens(left.record.axes):
-        return None
-    if (left.record.shape, left.record.axes) != (right.record.shape, right.record.axes):
-        return None
-    if math.prod(left.record.shape) > _MOST:
-        return None
-    rows = [by_token(own.source.load(own.record), own.record.axes) for own in (left, right)]
-    real = real_tokens(rows[0], left.source.mask if site.phase == PREFILL else None)
-    if real.shape != rows[0].shape[:2]:
-        return None
-    steps = [torch.finfo(each.dtype).eps for each in rows if each.is_floating_point()]
-    own_step = getattr(torch, right.source.manifest.dtype, torch.float32)
-    steps += [torch.finfo(own_step).eps] if own_step.is_floating_point else []
-    return Values(rows[0][real].double(), rows[1][real].double(), max(steps))
+    # A report gathers evidence as well, without tensors: torch would take a second of it.
+    from layerparity.judge.values import values_at
+
+    return values_at(guilt, golden, candidate, local)
 
 
 def stage_rows(verdict: Verdict, stage: Place, step: Step) -> dict[str, Row]:

@@ -1,0 +1,45 @@
+"""Values: the stored tensors that hypotheses on a cause are tried on."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from layerparity.anatomy.site import PREFILL
+from layerparity.judge.rows import by_token, has_tokens, real_tokens
+from layerparity.judge.sides import RunSet
+from layerparity.mistakes.values import Values
+from layerparity.record.guilt import Guilt
+
+# Elements of a site that hypotheses are tried on; of larger ones none is.
+_MOST = 1 << 26
+
+
+def values_at(guilt: Guilt, golden: RunSet, candidate: RunSet, local: str) -> Values | None:
+    """Return a site of the guilty block and pass on both sides; None where it is not stored.
+
+    So it is where nothing says how either side rounds: a site of whole numbers.
+    """
+    if guilt.site is None:
+        return None
+    site = guilt.site.beside(local)
+    left, right = golden.records.get(site), candidate.records.get(site)
+    if left is None or right is None or not has_tokens(left.record.axes):
+        return None
+    alike = (left.record.shape, left.record.axes) == (right.record.shape, right.record.axes)
+    if not alike or math.prod(left.record.shape) > _MOST:
+        return None
+    loaded = [own.source.load(own.record) for own in (left, right)]
+    steps = [torch.finfo(each.dtype).eps for each in loaded if each.is_floating_point()]
+    own_step = getattr(torch, right.source.manifest.dtype, torch.float32)
+    steps += [torch.finfo(own_step).eps] if own_step.is_floating_point else []
+    if not steps:
+        return None
+    # Types of eight bits cannot be picked from.
+    sides = zip(loaded, (left, right), strict=True)
+    rows = [by_token(each.double(), own.record.axes) for each, own in sides]
+    real = real_tokens(rows[0], left.source.mask if site.phase == PREFILL else None)
+    if real.shape != rows[0].shape[:2]:
+        return None
+    return Values(rows[0][real], rows[1][real], max(steps))
