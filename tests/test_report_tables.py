@@ -20,7 +20,9 @@ from report_samples import (
 from rich.console import Console
 from test_report import Page
 
-from layerparity.record.verdict import Breach, Outcome, Verdict
+from layerparity.anatomy.site import Kind, Site
+from layerparity.record.verdict import Breach, Outcome, Row, Verdict
+from layerparity.report.reasons import reason
 from layerparity.report.table import closing_table, per_site_table
 
 
@@ -138,3 +140,8 @@ def test_per_site_table_has_equal_columns_and_loses_no_value() -> None:
 
 def test_per_site_table_of_nothing_has_its_columns() -> None:
     assert per_site_table(judged([]))["site"] == []
+
+
+def test_an_exact_site_that_passes_has_no_reason() -> None:
+    site = Site.parse("embed_tokens:in")
+    assert reason(Row(site, Kind.EXACT, Outcome.PASS)) == ""

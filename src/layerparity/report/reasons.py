@@ -77,8 +77,8 @@ def reason(row: Row, most: int | None = None) -> str:
 
     Of the limits that it broke the first ``most`` are said, all by default, and the rest counted.
     """
-    if row.why is not None:
-        return reason_text(row.why)
+    if row.why is not None or not row.breaches:
+        return reason_text(row.why) if row.why is not None else ""
     said = row.breaches[:most]
     rest = len(row.breaches) - len(said)
     more = [f"{rest} more limit{'' if rest == 1 else 's'}"] if rest else []
