@@ -170,6 +170,10 @@ def test_a_fault_is_named_and_shown(run: Callable[..., Ended], store: Path) -> N
     answer = answer_of(comparison)
     assert answer is not None
     assert "taken over each head" in answer.cause
+    # By the same limits, judged again, it is shown as well.
+    assert run("job=judge").exit == 1
+    newest = max(store.rglob("verdict.json"), key=lambda path: path.stat().st_mtime)
+    assert Verdict.from_json(newest.read_text()).causes == comparison.causes
     portrait = comparison.portrait
     assert portrait is not None
     assert (portrait.site, portrait.unit) == ("layers.3.self_attn.q_norm:out", FLOOR)

@@ -31,7 +31,7 @@ def run(config: Config) -> Exit:
     before = stored_verdict(judged)
     golden = [kept for made in before.golden.made if (kept := store.get(made.named))]
     candidate = [kept for made in before.candidate.made if (kept := store.get(made.named))]
-    after = judge_again(before, config.tolerance, golden, settings_to_judge(config))
+    after = judge_again(before, config.tolerance, golden, settings_to_judge(config), candidate)
     changed = changed_rows(before, after)
     rows = [(str(new.site), old.outcome, new.outcome, reason(new)) for old, new in changed]
     keep_verdict(config, store, after, candidate, {"judged_again": judged.id})

@@ -39,13 +39,15 @@ def judge_again(
     tolerance: Tolerance,
     golden: Sequence[StoredRun] = (),
     settings: dict[str, Any] | None = None,
+    candidate: Sequence[StoredRun] = (),
 ) -> Verdict:
     """Return a verdict on the same numbers by another tolerance.
 
     Rows that were settled without numbers stay as they are. What they leave in doubt follows from
-    them, as in the first judgement. Causes want the runs of the ``golden``;
-    without them none is named. The portrait stays where it shows the same site. Raises UserError
-    where the tolerance counts other elements as similar than the stored numbers do.
+    them, as in the first judgement. Causes want the runs of the ``golden``, without them none is
+    named; and those of the ``candidate``, to be tried on both sides' tensors. The portrait stays
+    where it shows the same site. Raises UserError where the tolerance counts other elements as
+    similar than the stored numbers do.
     """
     _refuse_other_closeness(verdict, tolerance)
     rows = list(verdict.rows)
@@ -72,7 +74,8 @@ def judge_again(
         settings=verdict.settings if settings is None else settings,
     )
     if golden:
-        return with_guilt(again, open_side("golden", golden))
+        other = open_side("candidate", candidate) if candidate else None
+        return with_guilt(again, open_side("golden", golden), candidate=other)
     return replace(with_places(again), causes=(), ruled_out=())
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 
 import torch
 
 from layerparity.anatomy.site import PREFILL
+from layerparity.ground.errors import UserError
 from layerparity.judge.rows import by_token, has_tokens, real_tokens
 from layerparity.judge.sides import RunSet
 from layerparity.mistakes.values import Values
@@ -30,11 +32,14 @@ def values_at(guilt: Guilt, golden: RunSet, candidate: RunSet, local: str) -> Va
     alike = (left.record.shape, left.record.axes) == (right.record.shape, right.record.axes)
     if not alike or math.prod(left.record.shape) > _MOST:
         return None
-    loaded = [own.source.load(own.record) for own in (left, right)]
+    # A stored comparison is judged again without the tensors of its runs, too.
+    loaded = []
+    with suppress(UserError):
+        loaded = [own.source.load(own.record) for own in (left, right)]
     steps = [torch.finfo(each.dtype).eps for each in loaded if each.is_floating_point()]
     own_step = getattr(torch, right.source.manifest.dtype, torch.float32)
     steps += [torch.finfo(own_step).eps] if own_step.is_floating_point else []
-    if not steps:
+    if not loaded or not steps:
         return None
     # Types of eight bits cannot be picked from.
     sides = zip(loaded, (left, right), strict=True)

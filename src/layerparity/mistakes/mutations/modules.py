@@ -15,6 +15,8 @@ from layerparity.mistakes.mutations.base import Mutation, mutation
 from layerparity.mistakes.parts import parts
 from layerparity.numbers.arithmetic import Widen
 
+# Of a floating tensor [..., token, channel]: one of its shape.
+Change = Callable[[torch.Tensor], torch.Tensor]
 # Bits of the significand, the hidden one included, and the largest number.
 _BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 NARROW = {
@@ -121,11 +123,18 @@ def _without_float32(path: str) -> Mutation:
     return mutation("precision", story, path, size=2.0**-8, why_not=why_not, plant=plant)
 
 
-def wrong_output(path: str) -> Mutation:
-    """Return the mistake of a module, by its path in the block, whose output is off by noise.
+def given_out(
+    kind: str,
+    story: str,
+    path: str,
+    change: Change,
+    true: tuple[str, ...] = (),
+    *,
+    size: float = 1.0,
+) -> Mutation:
+    """Return the mistake of a module, by its path, whose output is what ``change`` makes of it.
 
-    The noise is the same for every token, so that it is a wrong function of what was fed, and of
-    the size `SIZE` times the output's own spread.
+    ``change`` takes and returns a floating tensor [..., token, channel] of one shape and dtype.
     """
 
     def why_not(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
@@ -135,16 +144,25 @@ def wrong_output(path: str) -> Mutation:
         def forward(*args: Any, **named: Any) -> Any:
             output = exact(*args, **named)
             if isinstance(output, tuple):
-                return (_disturbed(output[0]), *output[1:])
-            return _disturbed(output)
+                return (change(output[0]).to(output[0].dtype), *output[1:])
+            return change(output).to(output.dtype)
 
         return forward
 
     def plant(block: nn.Module, surgery: Surgery) -> None:
         surgery.wrap(block.get_submodule(path), around)
 
+    return mutation(kind, story, path, size=size, why_not=why_not, plant=plant, true=true)
+
+
+def wrong_output(path: str) -> Mutation:
+    """Return the mistake of a module, by its path in the block, whose output is off by noise.
+
+    The noise is the same for every token, so that it is a wrong function of what was fed, and of
+    the size `SIZE` times the output's own spread.
+    """
     story = f"{path} gives out something else"
-    return mutation("output", story, path, size=SIZE, why_not=why_not, plant=plant)
+    return given_out("output", story, path, _disturbed, size=SIZE)
 
 
 def _disturbed(value: torch.Tensor) -> torch.Tensor:

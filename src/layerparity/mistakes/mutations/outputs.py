@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from random import Random
-from typing import Any
 
 import torch
 from torch import nn
 
 from layerparity.mistakes.block import head_dim, lacking
-from layerparity.mistakes.fault import Surgery
-from layerparity.mistakes.mutations.base import HEAD_ROWS, Mutation, mutation
+from layerparity.mistakes.mutations.base import HEAD_ROWS, Mutation
+from layerparity.mistakes.mutations.modules import Change, given_out
 from layerparity.mistakes.parts import parts
 
-Change = Callable[[torch.Tensor], torch.Tensor]
 _FACTORS = (0.25, 0.5, 0.9, 0.98, 1.02, 1.1, 2.0, 4.0)
 
 
@@ -71,32 +69,6 @@ def modules_of(block: nn.Module) -> list[str]:
     # A router gives three tensors; what is no module of its own is no place to hook.
     kept = [path for path in dict.fromkeys(own) if path not in ("mlp.gate", "mlp.router")]
     return [path for path in kept if not lacking(block, path)]
-
-
-def given_out(
-    kind: str, story: str, path: str, change: Change, true: tuple[str, ...] = ()
-) -> Mutation:
-    """Return the mistake of a module, by its path, whose output is what ``change`` makes of it.
-
-    ``change`` takes and returns a floating tensor [..., token, channel] of one shape and dtype.
-    """
-
-    def why_not(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
-        return lacking(block, path)
-
-    def around(exact: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(*args: Any, **named: Any) -> Any:
-            output = exact(*args, **named)
-            if isinstance(output, tuple):
-                return (change(output[0]).to(output[0].dtype), *output[1:])
-            return change(output).to(output.dtype)
-
-        return forward
-
-    def plant(block: nn.Module, surgery: Surgery) -> None:
-        surgery.wrap(block.get_submodule(path), around)
-
-    return mutation(kind, story, path, size=1.0, why_not=why_not, plant=plant, true=true)
 
 
 def times(factor: float) -> Change:
