@@ -11,6 +11,7 @@ import argparse
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -68,7 +69,7 @@ def cases(folder: Path, dtypes: list[str]) -> list[Path]:
         for dtype in dtypes:
             file = folder / f"{name} {dtype}.pt"
             if not file.is_file():
-                torch.save(make_setting(name, keys, folder, dtype), file)
+                torch.save(asdict(make_setting(name, keys, folder, dtype)), file)
             files.append(file)
     return files
 
@@ -162,7 +163,8 @@ def main() -> None:
     conf = initialize_config_dir(str(shipped("conf").absolute()), version_base="1.3")
     with conf, tempfile.TemporaryDirectory() as temporary:
         for file in cases(options.folder or Path(temporary), options.dtypes):
-            setting = torch.load(file, weights_only=False)
+            setting = Setting(**torch.load(file, weights_only=True))
+            setting.blocks = [Block(**each) for each in setting.blocks]
             for name, index, sites in judged(setting):
                 broken = [
                     f"{local} {breach.metric} {breach.value:.3g}"

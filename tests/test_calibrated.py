@@ -175,8 +175,8 @@ def test_factors_of_tokens_fail_where_they_matter_and_clean_ways_show_none(name:
 def test_a_token_fails_that_stands_out_and_is_past_its_floor() -> None:
     clean = {"error_ratio": 0.9, "norm_ratio": 1.0, "outlier_index": 11.0}
     assert not LIMITS.breaches(Kind.REAL, {**clean, "outlier": 1.5, "outlier_z": 30.0})
-    assert not LIMITS.breaches(Kind.REAL, {**clean, "outlier": 7.9, "outlier_z": 15.3})
-    metrics = {**clean, "outlier": 3.1, "outlier_z": 26.0}
+    assert not LIMITS.breaches(Kind.REAL, {**clean, "outlier": 7.9, "outlier_z": 5.84})
+    metrics = {**clean, "outlier": 3.1, "outlier_z": 8.1}
     (said,) = LIMITS.breaches(Kind.REAL, metrics)
     assert (said.metric, said.group) == ("outlier", 11)
     assert breach_text(said, metrics).startswith("the error of token 11 stands out: 3.1 times")

@@ -78,6 +78,7 @@ KNOWN: dict[str, dict[str, Any]] = {
 EAGER = ("gemma2", "gpt_oss")
 NO_STATIC_CACHE = ("lfm2",)
 Make = Callable[[str], Path]
+Cli = Callable[..., Ended]
 
 
 @pytest.fixture(scope="module")
@@ -177,6 +178,29 @@ def test_components_are_fed_what_the_model_feeds_them(make: Make, made: Make, na
         alone.load(stage)
         output = alone.run(stage, block[local]).output
         assert torch.equal(output, block[f"{Site(stage, 'in').component}:out"])
+
+
+@pytest.mark.parametrize("name", ["gemma2", "granite"])
+def test_an_embedding_that_scales_rounds_and_is_judged_as_what_rounds(
+    cli: Cli, make: Make, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Gemma's factor itself is rounded to the type of a run: a copy would have to be equal."""
+    run = ("backend=gpu", "device_map=cpu", "threads=1")
+    run = (*run, "model=checkpoint", f"model.path={make(name)}")
+    golden = cli(*run, "dtype=float32", "inputs=random", "seq_len=20", "name=golden")
+    assert golden.exit == 0, golden.err
+    candidate = (*run, "dtype=bfloat16", "inputs=golden", "kind=candidate", "feed=chained")
+    assert cli(*candidate, "name=right").exit == 0
+    compared = cli("job=compare", "candidate=right")
+    assert compared.exit == 0, compared.out
+    rows = torch.nn.functional.embedding
+    monkeypatch.setattr(
+        torch.nn.functional, "embedding", lambda *args, **named: rows(*args, **named) * 1.03
+    )
+    assert cli(*candidate, "name=wrong").exit == 0
+    compared = cli("job=compare", "candidate=wrong")
+    assert compared.exit == 1, compared.out
+    assert "embed_tokens is the first wrong place" in compared.out
 
 
 def test_gpt_oss_shows_its_router_at_the_canonical_sites(make: Make) -> None:

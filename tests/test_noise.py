@@ -479,12 +479,24 @@ def test_one_token_of_a_long_prompt_stands_out(noise: bool) -> None:
 def test_a_token_stands_out_of_the_others_even_where_its_floor_is_nothing() -> None:
     errors = torch.ones(20, dtype=torch.float64)
     floors = errors.clone()
-    assert standing_out(errors, floors)[2] == 0
+    assert standing_out(errors, floors, 3)[2] == 0
     errors[7], floors[3] = 100.0, 0.0
-    index, ratio, z = standing_out(errors, floors)
+    index, ratio, z = standing_out(errors, floors, 3)
     assert (index, ratio) == (7, 10.0)
     assert z > 10
-    assert standing_out(torch.zeros_like(errors), floors) == (0, 0.0, 0.0)
+    assert standing_out(torch.zeros_like(errors), floors, 3) == (0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("freedom", [1, 3, 30])
+def test_a_floor_that_is_small_by_luck_makes_no_token_stand_out(freedom: int) -> None:
+    maker = torch.Generator().manual_seed(freedom)
+    largest = 0.0
+    for _ in range(100):
+        drawn = torch.randn(4, 256, freedom, generator=maker, dtype=torch.float64)
+        error, *floors = drawn.square().sum(-1)
+        largest = max(largest, standing_out(error, torch.stack(floors).amax(0), 3)[2])
+    # Floors that are taken for exact give 22 here where one number counts.
+    assert 2 < largest < CalibratedTolerance().outlier_z
 
 
 def test_a_golden_of_a_former_version_is_judged_by_what_it_holds() -> None:

@@ -10,7 +10,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from layerparity.anatomy.blocks import Blocks
-from layerparity.anatomy.site import PREFILL, Kind, Site
+from layerparity.anatomy.site import EMBEDDING, PREFILL, Kind, Site
 from layerparity.ground.errors import UserError
 from layerparity.judge.fingerprints import differs_at
 from layerparity.judge.sides import RunSet, SideRecord
@@ -88,7 +88,7 @@ def align(golden: RunSet, candidate: RunSet, blocks: Blocks) -> Alignment:
             outcome = Outcome.FAIL if wrong else Outcome.INCONCLUSIVE
             settled.append(Row(site, left.record.kind, outcome, why=misfit))
         else:
-            pairs.append(Pair(site, _kind(left, right), left, right))
+            pairs.append(Pair(site, _kind(left, right, golden), left, right))
     shared = golden.records.keys() & candidate.records.keys()
     if not shared or (refusals and not pairs):
         raise _nothing(golden, candidate, refusals)
@@ -213,14 +213,22 @@ def _other_shape(left: Record, right: Record) -> Reason:
     return Reason(ReasonKind.SHAPE, shapes)
 
 
-def _kind(golden: SideRecord, candidate: SideRecord) -> Kind:
-    """Return what the numbers of a site mean: a run's input that was fed or copied is exact."""
+def _kind(golden: SideRecord, candidate: SideRecord, goldens: RunSet) -> Kind:
+    """Return what the numbers of a site mean: a run's input that was fed or copied is exact.
+
+    ``goldens`` are all runs of the golden's side.
+    """
     if not candidate.source.proved or golden.record.kind is not Kind.REAL:
         return golden.record.kind
     manifest, site = candidate.source.manifest, candidate.record.site
-    # What a block takes from the embedding is copied rows, like the embedding's own output.
-    exact = is_feed(manifest, site) or computed_at(manifest, site).path == "embed_tokens"
-    return Kind.EXACT if exact else Kind.REAL
+    if is_feed(manifest, site):
+        return Kind.EXACT
+    computed = computed_at(manifest, site)
+    if computed.path != EMBEDDING:
+        return Kind.REAL
+    # What a block takes from the embedding are copied rows, unless the model scales them.
+    own = goldens.records.get(computed)
+    return own.record.kind if own is not None else Kind.EXACT
 
 
 def _nothing(golden: RunSet, candidate: RunSet, refusals: list[Reason]) -> UserError:

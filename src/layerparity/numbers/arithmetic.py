@@ -132,6 +132,9 @@ class Widen(Mode):
         """Run one operation, its floating dtypes and narrower operands made wide."""
         if func in _CASTS:
             return args[0].to(self.dtype)
+        if func is torch.nn.functional.embedding:
+            # Nothing that it is given is wide: what follows would not be either.
+            return func(*args, **named).to(self.dtype)
         args = [self._dtypes(each) for each in args]
         named = {key: self._dtypes(value) for key, value in named.items()}
         if self._meets(args) or self._meets(named.values()):

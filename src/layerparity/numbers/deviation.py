@@ -214,7 +214,9 @@ def _by_token(site: JudgedSite, sums: SiteSums, result: Deviation) -> None:
         result.metrics[name] = _root(shared, sums.squares.sum())
         result.metrics[f"{name}_ratio"] = factor_ratio(shared, error, share, floor)
     if min(count, width) >= FEWEST:
-        index, ratio, z = standing_out(sums.weighed, floors)
+        # Ways that agree to the bit are one.
+        ways = len(site.floor.tokens.unique(dim=0))
+        index, ratio, z = standing_out(sums.weighed, floors, ways)
         result.metrics |= {"outlier": ratio, "outlier_z": z, "outlier_index": float(index)}
 
 

@@ -42,13 +42,15 @@ def factor_ratio(of_candidate: float, error: float, share: float, floor: float) 
     return math.inf if of_candidate > 0 else 0.0
 
 
-def standing_out(errors: torch.Tensor, floors: torch.Tensor) -> tuple[int, float, float]:
+def standing_out(errors: torch.Tensor, floors: torch.Tensor, ways: int) -> tuple[int, float, float]:
     """Return the token whose error stands out most, its error over its floor, and how far in z.
 
-    ``errors`` and ``floors`` are squared, float64 [token]. The candidate's other tokens say how far
-    its errors scatter about the floors: as chi-squared numbers of some degrees of freedom, whose
-    cube root is nearly normal, with mean ``1 - a`` and variance ``a = 2 / (9 df)`` (Wilson and
-    Hilferty 1931).
+    ``errors`` and ``floors`` are squared, float64 [token]; the floors are of so many different
+    ``ways``. The candidate's other tokens say how far its errors scatter about the floors. A floor
+    scatters as well: where a token has few independent numbers, it may be small by luck, and the
+    token be right. So the ratio is that of two chi-squared numbers, and its cube root is judged by
+    both (Paulson 1942): with ``a = 2 / (9 df)`` of the error and ``b`` of the floor,
+    ``((1 - b) x - (1 - a)) / sqrt(b x^2 + a)``.
     """
     seen = torch.nonzero(floors > 0).flatten()
     ratio = errors[seen] / floors[seen]
@@ -58,8 +60,11 @@ def standing_out(errors: torch.Tensor, floors: torch.Tensor) -> tuple[int, float
     freedom = degrees_of_freedom(ratio)
     most = min(_MOST_FREEDOM, ratio.numel())
     freedom = most if math.isinf(freedom) else freedom * most / (freedom + most)
-    a = 2 / (9 * freedom)
+    # The ratios scatter by both.
+    a = 2 / (9 * freedom * (1 + 1 / ways))
+    b = a / ways
     worst = int(ratio.argmax())
-    # The median's own cube root is the mean's, and so stands for 1 - a.
-    z = (1 - a) * ((float(ratio[worst]) / common) ** (1 / 3) - 1) / math.sqrt(a)
+    # The median is where z is 0.
+    x = (float(ratio[worst]) / common) ** (1 / 3) * (1 - a) / (1 - b)
+    z = ((1 - b) * x - (1 - a)) / math.sqrt(b * x * x + a)
     return int(seen[worst]), math.sqrt(float(ratio[worst])), z

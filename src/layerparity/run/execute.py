@@ -231,7 +231,7 @@ class Execution:
             local = site.local if site.layer is not None else f"{stage}:{end}"
             if self.wanted(layer=site.layer, local=local):
                 tensors[site] = fed if end == "in" else output
-                specs[site] = end_spec(stage, end)
+                specs[site] = observed.specs.get(f"{stage}:{end}", end_spec(stage, end))
         for local, value in observed.tensors.items():
             site = inside(local)
             tensors[site], specs[site] = value, observed.specs[local]

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from layerparity.anatomy.family import COMPONENTS, EXPERTS
-from layerparity.anatomy.site import DECODE, PREFILL, Kind, Place, Site, within
+from layerparity.anatomy.family import COMPONENTS, EXPERTS, HIDDEN
+from layerparity.anatomy.site import DECODE, EMBEDDING, PREFILL, Kind, Place, Site, within
 from layerparity.numbers.clean import FLOOR, PLAIN, reference, wider
 from layerparity.numbers.floor import Floor, measure_floor
 from layerparity.numbers.token_sums import TokenLayout, heads_of, token_layout
@@ -127,7 +127,9 @@ class ReferenceRecorder:
         return tracks
 
     def _evaluate(self, tracks: Tracks, feed: str, record: StageRecord) -> None:
-        if record.stage == "embed_tokens":
+        embedded = Site(record.stage, "out").at_step(record.step)
+        if record.stage == EMBEDDING and record.specs.get(embedded) != HIDDEN:
+            # Rows that are copied have nothing to round.
             return
         choices = {
             site.local: value

@@ -48,7 +48,7 @@ class CalibratedTolerance:
     slope_token: float = key(0.0003, "size of a factor for each token, a fraction", least=0)
     slope_token_ratio: float = key(1.6, "such factors over those of clean ways", least=0)
     outlier: float = key(2.0, "error of one token over its floor, where it stands out", least=0)
-    outlier_z: float = key(25.0, "how far it stands out of the candidate's others", least=0)
+    outlier_z: float = key(8.0, "how far it stands out of the candidate's others", least=0)
     offset: float = key(0.3, "size of an offset, in noise floors", least=0)
     offset_z: float = key(8.0, "its significance in standard errors", least=0)
     calibration: str | None = key(

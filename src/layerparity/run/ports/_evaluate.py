@@ -96,9 +96,9 @@ class Evaluator(HfPort):
         router = Replay(
             None if told is None else told.flatten(0, 1), sizes_of(self.skeleton.config).experts
         )
-        given = given.to(self.dtype) if given.is_floating_point() else given
-        if self.way.perturbs:
-            given = perturbed(given, sum(stage.encode()))
+        if given.is_floating_point():
+            given = given.to(self.dtype)
+            given = perturbed(given, sum(stage.encode())) if self.way.perturbs else given
         with self.way.around(self.skeleton.config), router, ExitStack() as stack:
             attending = {}
             for path, tap in self._taps[stage]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from layerparity.anatomy.family import ATTENDED, CHOSEN_TOKENS, ROUTED, Tap
-from layerparity.anatomy.site import Place, Site, SiteSpec
+from layerparity.anatomy.family import ATTENDED, CHOSEN_TOKENS, HIDDEN, ROUTED, Tap
+from layerparity.anatomy.site import EMBEDDING, Place, Site, SiteSpec
 from layerparity.anatomy.sizes import sizes_of
 from layerparity.ground.errors import UserError
 from layerparity.ground.profile import Spent
@@ -241,6 +241,13 @@ class HfPort(Port):
         told = {ROUTED: self._call.choices, ATTENDED: self._call.attended}
         return {n: each[layer] for n, each in told.items() if n in shown and layer in each}
 
+    def _copies_rows(self) -> bool:
+        """Say whether the embedding hands its rows on as they are: some models scale them."""
+        from torch.nn import Embedding
+
+        plain = type(self.skeleton.module(EMBEDDING)) is Embedding
+        return plain and EMBEDDING not in self.assets.family.after
+
     def _prove(self, stages: Sequence[str]) -> None:
         """Refuse stages that would not compute what the model computes."""
         from layerparity.run.proof import check, prove
@@ -318,6 +325,8 @@ class HfPort(Port):
         tensors: dict[str, torch.Tensor] = {}
         specs: dict[str, SiteSpec] = {}
         unseen: dict[str, str] = {}
+        if stage == EMBEDDING and not self._copies_rows():
+            specs[f"{EMBEDDING}:out"] = HIDDEN
         for _, tap in self._taps[stage]:
             if tap.local not in seen:
                 unseen[tap.local] = f"{tap.module} gives no such tensor here"
