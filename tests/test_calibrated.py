@@ -216,6 +216,20 @@ def test_a_flip_at_a_tie_is_noise_and_another_is_not() -> None:
     assert not LIMITS.breaches(Kind.INDEX_SET, tied)
 
 
+def test_a_flip_at_a_tie_of_groups_is_noise_and_one_into_another_group_is_not() -> None:
+    """Two groups of two experts: the reference chooses from the first, at the first token nearly
+    from the other."""
+    values = torch.tensor([[0.9, 0.5, 0.0, 0.0], [0.9, 0.5, 0.0, 0.0]])
+    groups = torch.tensor([[1.4, 1.3999], [1.4, 1.1]])
+    golden, candidate = torch.tensor([[0, 1], [0, 1]]), torch.tensor([[2, 3], [2, 3]])
+    real = torch.ones(2, dtype=torch.bool)
+    found = flips(golden, candidate, scores(values, 1e-4), real, scores(groups, 1e-4))
+    assert (found["flips"], found["flips_outside_noise"]) == (2, 1)
+    assert found["tie_margin"] == pytest.approx(1e-4, rel=1e-2)
+    within = torch.tensor([[0, 3], [0, 3]])
+    assert flips(golden, within, scores(values, 1e-4), real)["flips_outside_noise"] == 2
+
+
 def test_padding_flips_count_for_nothing() -> None:
     values = torch.tensor([[0.9, 0.5, 0.1, 0.0]])
     chosen = torch.tensor([[0, 1]])

@@ -14,6 +14,7 @@ from conftest import Ended
 from folders import SHARED, _save
 from test_port_hf import HostBackend, padded_batch, run_all, stages
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 
 from layerparity.anatomy.family import Family, family_of
 from layerparity.anatomy.site import Site
@@ -23,6 +24,7 @@ from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.skeleton import Skeleton
 from layerparity.model.twin import twins
 from layerparity.record.manifest import SitePatterns
+from layerparity.record.verdict import FILE_NAME, Outcome, Verdict
 from layerparity.run import proof
 from layerparity.run.ports import hf
 from layerparity.run.ports.base import Assets, Call
@@ -218,6 +220,35 @@ def test_gpt_oss_shows_its_router_at_the_canonical_sites(make: Make) -> None:
         assert torch.allclose(block.tensors["mlp.gate:weights"], weights, atol=1e-6)
         assert block.tensors["mlp.experts:out"].shape == block.tensors["mlp:out"].shape
         assert not any("router" in local for local in block.tensors)
+
+
+def test_a_router_that_passes_groups_over_is_judged_by_its_scores(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DeepSeek-V3 chooses groups of experts first; what it passes over scores -Inf."""
+    run = ("backend=gpu", "device_map=cpu", "scope=range", "start=0", "end=1", "threads=1")
+    run = (*run, "model=checkpoint", f"model.path={make_model('deepseek_v3', tmp_path)}")
+    assert cli(*run, "dtype=bfloat16", "inputs=random", "seq_len=48").exit == 0
+    fed = (*run, "dtype=bfloat16", "inputs=golden", "kind=candidate")
+    assert cli(*fed, "port=clean", "port.name=backwards").exit == 0
+    compared = cli("job=compare")
+    assert compared.exit == 0, compared.out
+    choose = DeepseekV3TopkRouter.forward
+
+    def without_bias(router: DeepseekV3TopkRouter, hidden: torch.Tensor) -> Any:
+        own = router.e_score_correction_bias
+        router.e_score_correction_bias = torch.zeros_like(own)
+        chosen = choose(router, hidden)
+        router.e_score_correction_bias = own
+        return chosen
+
+    monkeypatch.setattr(DeepseekV3TopkRouter, "forward", without_bias)
+    assert cli(*fed).exit == 0
+    assert cli("job=compare").exit == 1
+    newest = max(tmp_path.rglob(FILE_NAME), key=lambda path: path.stat().st_mtime)
+    verdict = Verdict.from_json(newest.read_text(encoding="utf-8"))
+    (row,) = (each for each in verdict.rows if str(each.site) == "layers.1.mlp.gate:choices")
+    assert row.outcome is Outcome.FAIL
 
 
 def refused(port: hf.HfPort, scope: list[str]) -> str:

@@ -217,6 +217,17 @@ def test_only_the_routers_top_k_is_answered() -> None:
     assert torch.equal(replay.scores, scores)
 
 
+def test_a_router_that_chooses_groups_first_shows_their_scores() -> None:
+    scores = torch.tensor([[0.1, 0.4, 0.3, 0.2, 0.9, 0.0, 0.8, 0.0]])
+    with Replay(torch.tensor([[4, 6]]), 8) as replay:
+        groups = scores.view(1, 4, 2).topk(2).values.sum(-1)
+        groups.topk(2)
+        scores.masked_fill(scores < 0.5, -torch.inf).topk(2)
+        torch.rand(1, 2).topk(1)
+    assert torch.equal(replay.groups, groups)
+    assert replay.scores.isneginf().sum() == 6
+
+
 def test_a_listener_changes_nothing() -> None:
     scores = torch.tensor([[0.1, 0.4, 0.3, 0.2]])
     with Replay(None, 4) as listener:

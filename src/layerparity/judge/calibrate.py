@@ -103,7 +103,11 @@ class Calibration:
             floor = replace(wide.floor, tokens=tokens, real=None)
             wide = replace(wide, values=wide.values[:, -1:], floor=floor)
         ours, theirs = (each.reshape(real.numel(), -1).long() for each in (left, right))
-        found = flips(ours, theirs, wide, judged.flatten())
+        groups = self.references.at(
+            replace(site, end="group_scores"), pair.golden.source, pair.candidate.source
+        )
+        known = None if isinstance(groups, Reason) else groups
+        found = flips(ours, theirs, wide, judged.flatten(), known)
         few = _too_few(judged, real, wide.feed) if not found["flips_outside_noise"] else None
         return Calibrated(lacking=few) if few is not None else Calibrated(found)
 

@@ -109,31 +109,51 @@ def replayed(choices: SideRecord) -> bool:
 
 
 def flips(
-    golden: torch.Tensor, candidate: torch.Tensor, scores: SiteReference, mask: torch.Tensor
+    golden: torch.Tensor,
+    candidate: torch.Tensor,
+    scores: SiteReference,
+    mask: torch.Tensor,
+    groups: SiteReference | None = None,
 ) -> dict[str, float]:
     """Return how many tokens chose otherwise, and how many of them not for noise.
 
     ``golden`` and ``candidate`` are int64 [tokens, k]; ``scores`` what the reference chose from,
     [tokens, choices]; ``mask`` bool [tokens]. A flip is noise where every expert that was given up
-    for another stood within `TIE` standard errors of it in the reference.
+    for another stood within `TIE` standard errors of it in the reference. Where a router chooses
+    among ``groups`` of experts first, [tokens, group], a flip between two groups is one as well.
     """
+    wide, noise = _scores_with_noise(scores, mask)
+    of_groups = _scores_with_noise(groups, mask) if groups is not None else None
+    apart = ~sets_agree(golden, candidate) & mask
+    margin, outside = math.inf, 0
+    for token in torch.nonzero(apart).flatten().tolist():
+        gap, limit = _gap(golden[token], candidate[token], wide[token]), TIE * float(noise[token])
+        if gap > limit and of_groups is not None:
+            scores_of_groups, noise_of_groups = of_groups
+            size = wide.shape[-1] // scores_of_groups.shape[-1]
+            left, right = (each[token] // size for each in (golden, candidate))
+            gap = _gap(left, right, scores_of_groups[token])
+            limit = TIE * float(noise_of_groups[token])
+        margin = min(margin, gap)
+        outside += int(gap > limit)
+    metrics = {"flips": float(apart.sum()), "flips_outside_noise": float(outside)}
+    return metrics | ({"tie_margin": margin} if math.isfinite(margin) else {})
+
+
+def _scores_with_noise(
+    scores: SiteReference, mask: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the reference's scores, float64 [token, choice], and their noise, float64 [token]."""
     wide = scores.values.double().reshape(mask.numel(), -1)
     floors = scores.floor.tokens.double().amax(0)
     if scores.typical is not None:
         typical = scores.typical.of_tokens(wide.square().sum(1))
         freedom = min(scores.typical.freedom, wide.shape[-1])
         floors = scores.typical.raised_to_typical(floors, typical, freedom)
-    # A score of zero is no score: attention does not look ahead, and nothing rounds there.
+    # A score of zero is no score: attention does not look ahead, a router not into groups that it
+    # passed over, and nothing rounds there.
     noise = (floors / wide.ne(0).sum(1).clamp_min(1)).sqrt()
-    noise = torch.maximum(noise, noise[mask].mean())
-    apart = ~sets_agree(golden, candidate) & mask
-    margin, outside = math.inf, 0
-    for token in torch.nonzero(apart).flatten().tolist():
-        gap = _gap(golden[token], candidate[token], wide[token])
-        margin = min(margin, gap)
-        outside += int(gap > TIE * float(noise[token]))
-    metrics = {"flips": float(apart.sum()), "flips_outside_noise": float(outside)}
-    return metrics | ({"tie_margin": margin} if math.isfinite(margin) else {})
+    return wide, torch.maximum(noise, noise[mask].mean())
 
 
 def _gap(golden: torch.Tensor, candidate: torch.Tensor, scores: torch.Tensor) -> float:

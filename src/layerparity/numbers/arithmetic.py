@@ -171,7 +171,8 @@ class Replay(Mode):
     The router's own scores still weigh the experts. ``choices`` is int64 [token, k], or None to
     only listen; a top-k of another size, or over another number of scores than ``experts``, is
     somebody else's. ``scores`` is floating [token, expert], what the router would have chosen ``k``
-    from; None until it ran.
+    from; None until it ran. ``groups``, floating [token, group], are the scores of groups of
+    experts where the router chose among these before.
 
     Without a number of ``experts``, attention chooses among tokens: any top-k while a module runs
     that is `inside` it. A choice of -1, or one of fewer than ``k``, is none: the last one of the
@@ -182,6 +183,7 @@ class Replay(Mode):
         super().__init__()
         self.choices, self.experts = choices, experts
         self.scores: torch.Tensor | None = None
+        self.groups: torch.Tensor | None = None
         self.k = 0
         self._inside = False
 
@@ -209,6 +211,8 @@ class Replay(Mode):
         scores: torch.Tensor = args[0] if args else named["input"]
         k = int(args[1] if len(args) > 1 else named["k"])
         if not self._is_asked(scores, k):
+            if self._is_of_groups(scores):
+                self.groups = scores
             return func(*args, **named)
         self.scores, self.k = scores, k
         if self.choices is None:
@@ -218,6 +222,12 @@ class Replay(Mode):
         chosen = torch.where(chosen < 0, last, chosen)
         chosen = torch.cat([chosen, last.expand(*last.shape[:-1], k - chosen.shape[-1])], -1)
         return torch.return_types.topk((scores.gather(-1, chosen), chosen))
+
+    def _is_of_groups(self, scores: torch.Tensor) -> bool:
+        """Say whether a top-k is of as many ``scores`` for each token as there may be groups."""
+        if self.experts is None or self.scores is not None or scores.dim() != 2:
+            return False
+        return 1 < scores.shape[-1] < self.experts and self.experts % scores.shape[-1] == 0
 
     def _is_asked(self, scores: torch.Tensor, k: int) -> bool:
         """Say whether a top-k of so many ``scores`` is the router's."""

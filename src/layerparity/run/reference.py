@@ -228,7 +228,7 @@ def _by_site(record: StageRecord, observed: Observed) -> dict[Site, torch.Tensor
             tensors[site] = observed.tensors[site.local]
     for local, value in observed.tensors.items():
         path, _, end = local.partition(":")
-        if end == "scores" and owner.layer is not None:
+        if end in ("scores", "group_scores") and owner.layer is not None:
             tensors[Site(str(Place(owner.layer, path)), end, phase, step)] = value
     return tensors
 

@@ -30,6 +30,8 @@ def scores_at(choices: str) -> str:
 
 
 SCORES = scores_at(CHOICES)
+# Where those of groups of experts are shown, of routers that choose among these first.
+GROUP_SCORES = f"{CHOICES.partition(':')[0]}:group_scores"
 # What accelerate leaves on a module whose weights wait elsewhere.
 _HOOKED = ("_hf_hook", "_old_forward", "forward")
 
@@ -88,7 +90,8 @@ class Evaluator(HfPort):
         """Run a stage with another run's ``choices``, int64 [batch, token, k], by their site.
 
         ``given`` is [batch, token, channel] of any floating type. The scores that a router chose
-        from are observed as well, floating [batch, token, expert], beside its choices, at `SCORES`;
+        from are observed as well, floating [batch, token, expert], beside its choices, at `SCORES`,
+        0 where it could not choose; so are those of groups of experts, at `GROUP_SCORES`;
         those that attention chose from, [batch, token, token so far], are 0 where it may not look.
         """
         assert self._call is not None
@@ -106,9 +109,11 @@ class Evaluator(HfPort):
                     attending[tap.local] = own = Replay(choices.get(tap.local), None)
                     stack.enter_context(own.inside(self._modules[stage].get_submodule(path)))
             observed = self.run(stage, given)
-        if router.scores is not None:
-            scores = router.scores.detach().cpu()
-            observed.tensors[SCORES] = scores.reshape(self._call.batch, self._call.tokens, -1)
+        for local, shown in ((SCORES, router.scores), (GROUP_SCORES, router.groups)):
+            if shown is not None and router.scores is not None:
+                scores = shown.detach().cpu()
+                scores = scores.masked_fill(scores.isneginf(), 0.0)
+                observed.tensors[local] = scores.reshape(self._call.batch, self._call.tokens, -1)
         seen = visible(self._call)
         for local, own in attending.items():
             if own.scores is not None:
