@@ -313,6 +313,24 @@ def test_two_runs_of_one_experiment_are_said(tmp_path: Path) -> None:
     assert "same experiment" in warning_lines(compare(others[-1], twin))[0]
 
 
+def test_observing_other_sites_may_not_change_what_is_computed(tmp_path: Path) -> None:
+    few = SitePatterns("blocks", (":out",))
+
+    def seen(name: str, changed: float, capture: SitePatterns) -> list[str]:
+        tensors = sites()
+        tensors["layers.1:out"] = tensors["layers.1:out"] + changed
+        run = make_run(tmp_path / name, tensors, kind="candidate", capture=capture)
+        return warning_lines(compare(golden, replace(run, tags=golden.tags)))
+
+    golden = make_run(tmp_path / "golden", sites())
+    golden = replace(golden, tags={"version.torch": "2.9"})
+    (warning,) = seen("changed", 1e-6, few)
+    assert "yet layers.1:out is not equal to the bit (1 such): observing changes" in warning
+    assert "same experiment" in seen("equal", 0.0, few)[0]
+    own = RunFolder(golden.folder).read_manifest().capture
+    assert "same experiment" in seen("alike", 1e-6, own)[0]
+
+
 def test_no_run_at_all_is_refused(golden: StoredRun) -> None:
     with pytest.raises(UserError, match="no candidate run to compare: make one"):
         conclude([golden], [], FixedTolerance())

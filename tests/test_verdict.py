@@ -274,6 +274,9 @@ def test_every_caution_and_every_doubt_is_kept_as_data_and_said() -> None:
         "'<run>'.",
         "Both sides are the same experiment (<backend> on <device>, port <port>, <dtype>): that "
         "they agree shows only that it repeats itself.",
+        "Both sides are one experiment that observes other sites, and yet <site> is not equal to "
+        "the bit (<count> such): observing changes what is computed, or the runs had other numbers "
+        "of threads.",
         "The golden is a dump without fingerprints: nothing proves that both were fed the same "
         "inputs and had the same weights.",
         "The golden's inputs are synthetic: real ones may show other errors.",

@@ -62,7 +62,10 @@ def differs_at(golden: SideRecord, candidate: SideRecord, goldens: RunSet) -> Re
 
 
 def same_experiment(golden: RunSet, candidate: RunSet) -> list[Caution]:
-    """Return a caution where nothing that decides numbers differs between the sides."""
+    """Return a caution where nothing that decides numbers differs between the sides.
+
+    If they observe other sites, and what both show is not equal to the bit, it is that.
+    """
     if not (golden.proved and candidate.proved):
         return []
     left, right = ({each.fingerprint for each in side.manifests} for side in (golden, candidate))
@@ -70,6 +73,15 @@ def same_experiment(golden: RunSet, candidate: RunSet) -> list[Caution]:
     alike = {_experiment(source) for side in (golden, candidate) for source in side.sources}
     if left != right and (len(alike) > 1 or None in alike):
         return []
+    captures = [[each.capture for each in side.manifests] for side in (golden, candidate)]
+    apart = [
+        site
+        for site, own in golden.records.items()
+        if site in candidate.records and candidate.records[site].record.digest != own.record.digest
+    ]
+    if apart and captures[0] != captures[1]:
+        values = {"site": str(apart[0]), "count": len(apart)}
+        return [Caution(CautionKind.OBSERVING_CHANGES, values=values)]
     first = golden.manifests[0]
     values = {name: getattr(first, name) for name in ("backend", "device", "port", "dtype")}
     return [Caution(CautionKind.SAME_EXPERIMENT, values=values)]

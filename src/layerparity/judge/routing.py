@@ -128,14 +128,15 @@ def flips(
     margin, outside = math.inf, 0
     for token in torch.nonzero(apart).flatten().tolist():
         gap, limit = _gap(golden[token], candidate[token], wide[token]), TIE * float(noise[token])
-        if gap > limit and of_groups is not None:
+        if not gap <= limit and of_groups is not None:
             scores_of_groups, noise_of_groups = of_groups
             size = wide.shape[-1] // scores_of_groups.shape[-1]
             left, right = (each[token] // size for each in (golden, candidate))
             gap = _gap(left, right, scores_of_groups[token])
             limit = TIE * float(noise_of_groups[token])
         margin = min(margin, gap)
-        outside += int(gap > limit)
+        # Noise that is no number excuses nothing.
+        outside += int(not gap <= limit)
     metrics = {"flips": float(apart.sum()), "flips_outside_noise": float(outside)}
     return metrics | ({"tie_margin": margin} if math.isfinite(margin) else {})
 

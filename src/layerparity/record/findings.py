@@ -97,6 +97,7 @@ class CautionKind(StrEnum):
     DAMAGED_PROFILE = "damaged_profile"
     REPEATED_SITES = "repeated_sites"
     SAME_EXPERIMENT = "same_experiment"
+    OBSERVING_CHANGES = "observing_changes"
     NO_FINGERPRINTS = "no_fingerprints"
     SYNTHETIC_INPUTS = "synthetic_inputs"
     ROUNDING_UNKNOWN = "rounding_unknown"
@@ -114,6 +115,7 @@ CAUTION_VALUES = {
     CautionKind.DAMAGED_PROFILE: {"text"},
     CautionKind.REPEATED_SITES: {"count", "site", "run"},
     CautionKind.SAME_EXPERIMENT: {"backend", "device", "port", "dtype"},
+    CautionKind.OBSERVING_CHANGES: {"site", "count"},
     CautionKind.NO_FINGERPRINTS: set(),
     CautionKind.SYNTHETIC_INPUTS: set(),
     CautionKind.ROUNDING_UNKNOWN: {"tolerance"},

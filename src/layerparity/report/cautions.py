@@ -23,6 +23,9 @@ _CAUTIONS = {
     "newest counts, there '{run}'.",
     CautionKind.SAME_EXPERIMENT: "Both sides are the same experiment ({backend} on {device}, port "
     "{port}, {dtype}): that they agree shows only that it repeats itself.",
+    CautionKind.OBSERVING_CHANGES: "Both sides are one experiment that observes other sites, and "
+    "yet {site} is not equal to the bit ({count} such): observing changes what is computed, or the "
+    "runs had other numbers of threads.",
     CautionKind.NO_FINGERPRINTS: "The {side} is a dump without fingerprints: nothing proves that "
     "both were fed the same inputs and had the same weights.",
     CautionKind.SYNTHETIC_INPUTS: "The {side}'s inputs are synthetic: real ones may show other "
