@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from masters.adapter import conclude
+from masters.adapter import conclude, concluded, verdict_of
+from stories import Story, contradictions
 
 MASTERS = Path(__file__).resolve().parent / "masters"
 RUNS = MASTERS / "runs"
@@ -119,7 +120,7 @@ def exceptions() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_stored_comparison_ends_as_before(
+def test_a_stored_comparison_ends_as_before_and_contradicts_nothing(
     name: str, exceptions: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A golden names its model's configuration by a path from here.
@@ -127,7 +128,13 @@ def test_a_stored_comparison_ends_as_before(
     case = read(MASTERS / "expected" / f"{name}.json")
     golden, candidate, tolerance = (case.pop(key) for key in GIVEN)
     redefined = exceptions[EVERY]["metrics"]
-    found = conclude([RUNS / n for n in golden], [RUNS / n for n in candidate], tolerance)
+    sides = [[RUNS / each for each in side] for side in (golden, candidate)]
+    if golden:
+        verdict = verdict_of(*sides, tolerance)
+        found = concluded(verdict)
+        assert list(contradictions(Story(verdict))) == []
+    else:
+        found = conclude(*sides, tolerance)
     for row in (*case["rows"].values(), *found["rows"].values()):
         row["metrics"] = {k: v for k, v in row["metrics"].items() if k not in redefined}
         row["broken"] = [each for each in row["broken"] if each[0] not in redefined]

@@ -31,12 +31,24 @@ def conclude(
     """
     if not golden:
         return _weights(candidate)
+    return concluded(verdict_of(golden, candidate, tolerance))
+
+
+def verdict_of(
+    golden: Sequence[Path],
+    candidate: Sequence[Path],
+    tolerance: Mapping[str, Any],
+    *,
+    portrait: bool = False,
+) -> Verdict:
+    """Compare stored folders, as `conclude` does."""
     left, right = ([from_folder(folder) for folder in side] for side in (golden, candidate))
     judged_by = registry.load("judge.tolerances", tolerance["name"]).Settings(**tolerance)
-    return _concluded(compare(left, right, judged_by))
+    return compare(left, right, judged_by, portrait=portrait)
 
 
-def _concluded(verdict: Verdict) -> dict[str, Any]:
+def concluded(verdict: Verdict) -> dict[str, Any]:
+    """Return what a verdict comes to as plain values."""
     sites = {str(row.site): row for row in verdict.rows}
     first = verdict.where if verdict.outcome is Outcome.FAIL else ""
     return {
