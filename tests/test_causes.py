@@ -214,8 +214,17 @@ CASES = {
 }
 
 
-# What is shown on stored tensors alone: tests/test_exact.py has their cases.
+# What is shown on stored tensors alone: tests/test_exact.py and tests/test_exact_ports.py have
+# their cases.
 ON_TENSORS = {
+    "attention_bias_dropped",
+    "embedding_of_rank_0",
+    "expert_biases",
+    "first_experts_always",
+    "position_frozen_in_graph",
+    "rope_scaling_left_out",
+    "sinks_missing_in_window",
+    "vocabulary_padding_unmasked",
     "residual_sum",
     "layer_norm_for_rms_norm",
     "qk_norm_per_rank",

@@ -8,19 +8,22 @@ from random import Random
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from test_port_hf import EVERYTHING, HostBackend, padded_batch, run_all
 
 from layerparity.anatomy.block import SERIAL
 from layerparity.anatomy.family import family_of
+from layerparity.anatomy.site import EMBEDDING, HEAD, Place
 from layerparity.ground.errors import UserError
 from layerparity.mistakes.catalogue import catalogue, known_fault
-from layerparity.mistakes.fault import PHASES, Fault
+from layerparity.mistakes.fault import BLOCK, PHASES, Fault
 from layerparity.mistakes.mutations.draw import KINDS, Mutation, mutations
 from layerparity.mistakes.mutations.modules import precision
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.run.ports.base import Assets, Call, Observed
 from layerparity.run.ports.fault import FaultPort
 from layerparity.run.ports.hf import HfPort
+from layerparity.selftest.models import BLOCK as FP8_BLOCK
 from layerparity.selftest.models import make_fp8
 from layerparity.settings.config import Config, DType, RunKind
 
@@ -33,10 +36,20 @@ FAMILIES = [
     *((family, DType.float32) for family in ("gpt_oss", "qwen3_moe", "llama")),
 ]
 # Where in a pass each fault shows first: a decode step, or the prefill.
-IN_DECODE = {"rmsnorm_prefill_vs_decode"}
+IN_DECODE = {"rmsnorm_prefill_vs_decode", "position_frozen_in_graph"}
 # What a fault of a module that has no site of its own shows at first.
 SHOWN_AT = {"self_attn.o_proj": "self_attn:out"}
-FP8_ALONE = {"fp8_scale_ignored", "fp8_scale_inverted"}
+FP8_ALONE = {"fp8_scale_ignored", "fp8_scale_inverted", "fp8_scale_of_another_block"}
+# Only an architecture such as gpt_oss can have these.
+GPT_OSS_ALONE = {
+    "attention_bias_dropped",
+    "expert_biases_summed",
+    "rope_scaling_left_out",
+    "sinks_missing_in_window",
+    "swiglu_bias_dropped",
+}
+OUTSIDE = {"embedding_of_rank_0": EMBEDDING, "vocabulary_padding_unmasked": HEAD}
+IN_BLOCKS = sorted(set(catalogue()) - OUTSIDE.keys())
 
 Made = Callable[[str], Path]
 
@@ -69,10 +82,19 @@ def gpt_oss(folder: Path) -> Path:
     from transformers import GptOssConfig
 
     sizes = {"intermediate_size": 32, "num_local_experts": 4, "num_experts_per_tok": 2}
-    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
-    rope = {"rope_type": "default", "rope_theta": 1e4}
+    kinds = ["full_attention", "sliding_attention", "full_attention"]
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "truncate": False}
+    rope |= {"original_max_position_embeddings": 16}
     shared = {**folders.SHARED, **sizes, "sliding_window": 4}
-    return folders._save(GptOssConfig(**shared, layer_types=kinds, rope_parameters=rope), folder, 0)
+    folders._save(GptOssConfig(**shared, layer_types=kinds, rope_parameters=rope), folder, 0)
+    # What was made as zeros hides that it is lost.
+    held = load_file(folder / "model.safetensors")
+    seeded = torch.Generator().manual_seed(0)
+    for name, value in held.items():
+        if name.endswith(("bias", "sinks")):
+            held[name] = (0.1 * torch.randn(value.shape, generator=seeded)).to(value.dtype)
+    save_file(held, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 Good = dict[str, Observed]
@@ -137,7 +159,7 @@ def shows_in(fault: Fault, block: torch.nn.Module) -> str:
 @pytest.mark.parametrize(("family", "dtype"), FAMILIES)
 def test_each_fault_begins_at_its_component(made_too, good, family: str, dtype: DType) -> None:
     applied = []
-    for name in catalogue():
+    for name in IN_BLOCKS:
         try:
             port = FaultPort(assets(made_too(family), dtype), name, [LAYER])
             port.place([f"layers.{LAYER}"])
@@ -147,7 +169,8 @@ def test_each_fault_begins_at_its_component(made_too, good, family: str, dtype: 
         applied.append(name)
         phases = both_phases(port, good(family, dtype), LAYER)
         port.release(f"layers.{LAYER}")
-        reasons = [port.fault.why_not(port._block(LAYER), port.dtype, each) for each in PHASES]
+        block = port.skeleton.module(f"layers.{LAYER}")
+        reasons = [port.fault.why_not(block, port.dtype, each) for each in PHASES]
         decode_only = name in IN_DECODE
         assert [bool(each) for each in reasons] == [decode_only, False]
         for phase, mine, right in zip(PHASES, phases, good(family, dtype), strict=True):
@@ -156,15 +179,76 @@ def test_each_fault_begins_at_its_component(made_too, good, family: str, dtype: 
                 assert wrong == [], name
                 continue
             assert wrong, f"{name} changes nothing in {phase}"
-            assert starts_at(shows_in(port.fault, port._block(LAYER)), wrong[0]), (name, wrong)
-    missing = set(catalogue()) - set(applied)
+            assert starts_at(shows_in(port.fault, block), wrong[0]), (name, wrong)
+    missing = set(IN_BLOCKS) - set(applied)
     assert FP8_ALONE & missing == (set() if family.endswith("_fp8") else FP8_ALONE)
-    others = missing - FP8_ALONE
-    assert (others == {"swiglu_bias_dropped"}) == family.startswith("minimax_m2")
-    assert ("swiglu_bias_dropped" in applied) == (family == "gpt_oss")
+    assert (missing - FP8_ALONE == GPT_OSS_ALONE) == family.startswith("minimax_m2")
+    assert GPT_OSS_ALONE.intersection(applied) == (GPT_OSS_ALONE if family == "gpt_oss" else set())
 
 
-@pytest.mark.parametrize("name", sorted(FP8_ALONE))
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", sorted(OUTSIDE))
+def test_a_fault_outside_the_blocks_is_in_its_stage_alone(
+    made_too, good, name: str, dtype: DType
+) -> None:
+    right = good("minimax_m2", dtype)[0]
+    ids, call = padded_batch()
+    port = FaultPort(assets(made_too("minimax_m2"), dtype), name)
+    assert [str(place) for place in port.planted] == [OUTSIDE[name]]
+    port.place([EMBEDDING, f"layers.{LAYER}", HEAD])
+    assert port.assets.backend.warnings == []
+    call.cache = port.new_cache(call.batch, call.tokens + 1)
+    port.begin(call)
+    fed = {
+        EMBEDDING: ids,
+        f"layers.{LAYER}": right[f"layers.{LAYER - 1}"].output,
+        HEAD: right["norm"].output,
+    }
+    for stage, given in fed.items():
+        port.load(stage)
+        output = port.run(stage, given).output
+        assert torch.equal(output, right[stage].output) == (stage != OUTSIDE[name])
+        port.release(stage)
+    # What was taken out of a stage is gone.
+    port.fault = known_fault("qk_norm_skipped")
+    port.load(OUTSIDE[name])
+    again = port.run(OUTSIDE[name], fed[OUTSIDE[name]]).output
+    assert torch.equal(again, right[OUTSIDE[name]].output)
+
+
+def test_ids_past_rank_0_s_part_find_nothing(made_too) -> None:
+    given = assets(made_too("minimax_m2"), DType.float32)
+    ids = torch.tensor([[5, 155, 149, 150, 299]])
+    rows = []
+    for port in (HfPort(given), FaultPort(given, "embedding_of_rank_0")):
+        port.begin(Call(torch.ones(1, 5).long(), torch.arange(5)[None]))
+        port.load(EMBEDDING)
+        rows.append(port.run(EMBEDDING, ids).output[0])
+    right, wrong = rows
+    # Two ranks share 300 ids: both look for 0 to 149, and add up what they find.
+    assert torch.equal(wrong[0], right[0] + right[1])
+    assert torch.equal(wrong[2], right[2] + right[4])
+    assert not wrong[[1, 3, 4]].any()
+
+
+def test_scales_are_those_of_the_block_before(made_too) -> None:
+    given = assets(made_too("minimax_m2_fp8"), DType.float32)
+    held = []
+    for port in (HfPort(given), FaultPort(given, "fp8_scale_of_another_block", [LAYER])):
+        port.load(f"layers.{LAYER}")
+        block = port.skeleton.module(f"layers.{LAYER}")
+        held.append(block.self_attn.o_proj.weight.detach())
+    sound, faulty = held
+    blocks = [each.split(FP8_BLOCK) for each in (sound, faulty)]
+    factors = [(wrong / right)[right != 0] for right, wrong in zip(*blocks, strict=True)]
+    assert len(factors) > 1
+    # The scales of all blocks in a column, each used once: their quotients multiply to one.
+    column = [wrong[0, 0] / right[0, 0] for right, wrong in zip(*blocks, strict=True)]
+    assert torch.stack(column).prod().item() == pytest.approx(1.0, rel=1e-5)
+    assert all(float((each - 1).abs().min()) > 0 for each in factors)
+
+
+@pytest.mark.parametrize("name", ["fp8_scale_ignored", "fp8_scale_inverted"])
 def test_scales_are_dropped_or_inverted(made_too, name: str) -> None:
     given = assets(made_too("minimax_m2_fp8"), DType.float32)
     right, wrong = HfPort(given), FaultPort(given, name, [LAYER])
@@ -187,7 +271,7 @@ def test_scales_are_dropped_or_inverted(made_too, name: str) -> None:
 
 def test_other_layers_stay_as_they_are(made_too, good) -> None:
     right = good("minimax_m2", DType.bfloat16)
-    for name in sorted(set(catalogue()) - {"swiglu_bias_dropped"} - FP8_ALONE):
+    for name in sorted(set(IN_BLOCKS) - GPT_OSS_ALONE - FP8_ALONE):
         port = FaultPort(assets(made_too("minimax_m2"), DType.bfloat16), name, [LAYER])
         for mine, phase in zip(both_phases(port, right, 2), right, strict=True):
             assert changed(mine, phase["layers.2"]) == [], name
@@ -197,7 +281,7 @@ def test_other_layers_stay_as_they_are(made_too, good) -> None:
 def test_a_released_fault_is_gone(made_too, good) -> None:
     """The block that a fault was taken out of computes what it did before."""
     right = good("minimax_m2", DType.float32)
-    for name in sorted(set(catalogue()) - {"swiglu_bias_dropped"} - FP8_ALONE):
+    for name in sorted(set(IN_BLOCKS) - GPT_OSS_ALONE - FP8_ALONE):
         port = FaultPort(assets(made_too("minimax_m2"), DType.float32), name, [LAYER])
         port.load(f"layers.{LAYER}")
         port.release(f"layers.{LAYER}")
@@ -259,12 +343,13 @@ def test_positions_without_padding_are_right(made_too, capsys) -> None:
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ({}, "port.name=NAME, one of: bias_frozen_in_graph, "),
+        ({}, "port.name=NAME, one of: attention_bias_dropped, "),
         ({"name": "router_bias"}, "Did you mean 'router_bias_dropped'?"),
         ({"name": "qk_norm_skipped", "layers": [3]}, "port.layers=[3]: give some of the layers 0"),
         ({"name": "qk_norm_skipped", "layers": []}, "port.layers=[]"),
         ({"name": "qk_norm_skipped", "index": 1}, "use port.name=mutation"),
         ({"name": "mutation", "index": 9999}, "mutations of such a block, not 10000"),
+        ({"name": "embedding_of_rank_0", "layers": [0]}, "in no block: leave port.layers out"),
     ],
 )
 def test_mistakes_are_answered(made_too, keys: dict, says: str) -> None:
@@ -283,13 +368,18 @@ def test_a_faulty_run_is_no_golden(made_too) -> None:
 def test_where_a_fault_does_not_apply_it_says_why(made_too) -> None:
     given = assets(made_too("gpt_oss"), DType.float32)
     FaultPort(given, "swiglu_bias_dropped").place(["layers.0", "layers.1", "layers.2"])
-    expected = "at layers 0, 2: layers of class sliding_attention keep their (up + 1)"
+    expected = "at layers.0, layers.2: layers of class full_attention keep their (up + 1)"
     assert any(expected in line for line in given.backend.warnings)
+    FaultPort(given, "sinks_missing_in_window").place(["layers.0", "layers.1"])
+    assert "sinks_missing_in_window not at layers.0: layers of full" in given.backend.warnings[-1]
     with pytest.raises(UserError, match=r"nothing here: this block has no self_attn\.q_norm"):
         FaultPort(assets(made_too("llama"), DType.float32), "qk_norm_skipped").place(["layers.0"])
     given = assets(made_too("minimax_m2"), DType.float32)
     FaultPort(given, "qk_norm_skipped", [2]).place(["layers.0"])
-    assert given.backend.warnings == ["qk_norm_skipped: no layer of it is in the scope"]
+    assert given.backend.warnings == ["qk_norm_skipped: the scope has no layers.2"]
+    given = assets(made_too("minimax_m2"), DType.float32)
+    FaultPort(given, "embedding_of_rank_0").place(["layers.0"])
+    assert given.backend.warnings == ["embedding_of_rank_0: the scope has no embed_tokens"]
 
 
 def test_every_file_is_one_fault() -> None:
@@ -297,6 +387,9 @@ def test_every_file_is_one_fault() -> None:
         fault = known_fault(name)
         assert (fault.id, bool(fault.story), bool(fault.component)) == (name, True, True)
         assert bool(fault.never_loaded) <= fault.by_weights
+        outside = fault.stage if fault.stage != BLOCK else ""
+        assert outside == OUTSIDE.get(name, "")
+        assert not outside or fault.component == outside
 
 
 def tiny_block() -> torch.nn.Module:
@@ -325,9 +418,9 @@ def test_mutations_begin_at_their_component(made_too, good, dtype: DType) -> Non
     _, call = padded_batch()
     call.cache = port.new_cache(call.batch, call.tokens + 1)
     seen: dict[str, list[bool]] = {}
-    for each in mutations(5, 120, port._block(LAYER)):
+    for each in mutations(5, 120, port.skeleton.module(f"layers.{LAYER}")):
         port.fault = each
-        if port._reason(LAYER):
+        if port._reason(Place(LAYER)):
             assert each.kind == "precision"
             continue
         wrong = changed(mutated(port, call, right["layers.0"].output), right[f"layers.{LAYER}"])
@@ -346,17 +439,18 @@ def test_what_is_computed_in_float32_inside_a_16_bit_block_is_computed_in_16_bit
     right = good("minimax_m2", DType.bfloat16)[0]
     port = FaultPort(assets(made_too("minimax_m2"), DType.bfloat16), "mutation", [LAYER], seed=5)
     _, call = padded_batch()
-    inner = [each for each in precision(Random(0), port._block(LAYER)) if "float32" in each.story]
+    drawn = precision(Random(0), port.skeleton.module(f"layers.{LAYER}"))
+    inner = [each for each in drawn if "float32" in each.story]
     paths = {each.component for each in inner}
     assert paths >= {"input_layernorm", "self_attn", "self_attn.q_norm", "mlp.gate"}
     for each in inner:
         port.fault = each
-        assert not port._reason(LAYER)
+        assert not port._reason(Place(LAYER))
         wrong = changed(mutated(port, call, right["layers.0"].output), right[f"layers.{LAYER}"])
         assert wrong and starts_at(each.component, wrong[0]), (each.story, wrong)
     alone = FaultPort(assets(made_too("minimax_m2"), DType.float32), "mutation", [LAYER], seed=5)
     alone.fault = inner[0]
-    assert "computes everything in it" in alone._reason(LAYER)
+    assert "computes everything in it" in alone._reason(Place(LAYER))
 
 
 def mutated(port: FaultPort, call: Call, given: torch.Tensor) -> Observed:
@@ -371,4 +465,4 @@ def mutated(port: FaultPort, call: Call, given: torch.Tensor) -> Observed:
 def test_a_mutation_is_picked_by_seed_and_index(made_too) -> None:
     port = FaultPort(assets(made_too("minimax_m2"), DType.float32), "mutation", [2], 5, 9)
     assert isinstance(port.fault, Mutation)
-    assert port.fault.id == mutations(5, 10, port._block(2))[9].id
+    assert port.fault.id == mutations(5, 10, port.skeleton.module("layers.2"))[9].id

@@ -55,7 +55,13 @@ def test_every_fault_has_cells_in_every_setting() -> None:
     assert {cell.name for cell in cells} == set(catalogue())
     assert {"fp8_scale" in cell.name for cell in cells if cell.setting == HERE} == {False}
     assert {"fp8_scale" in cell.name for cell in cells if cell.setting == in_fp8} == {True}
-    assert {cell.layer for cell in cells} == {0, 3, 5}
+    assert {cell.layer for cell in cells if cell.place.stage.startswith("layers.")} == {0, 3, 5}
+    outside = {cell.name: cell for cell in cells if cell.layer is None}
+    assert {name: str(cell.place) for name, cell in outside.items()} == {
+        "embedding_of_rank_0": "embed_tokens",
+        "vocabulary_padding_unmasked": "lm_head",
+    }
+    assert not any(cell.clean or "port.layers" in cell.keys for cell in outside.values())
     assert "mutation" not in catalogue()
 
 
@@ -85,13 +91,29 @@ def test_clean_cells_have_no_layer() -> None:
         (Guilt(Place(3, "input_layernorm")), True, Ending.ELSEWHERE),
         (Guilt(Place(4, "self_attn.q_norm")), True, Ending.LATE),
         (Guilt(Place(2, "self_attn.q_norm")), True, Ending.ELSEWHERE),
-        (Guilt(Place(None, "lm_head")), True, Ending.ELSEWHERE),
+        (Guilt(Place(None, "lm_head")), True, Ending.LATE),
+        (Guilt(Place(None, "embed_tokens")), True, Ending.ELSEWHERE),
         (None, True, Ending.MISSED),
         (None, False, Ending.SAME),
     ],
 )
 def test_a_faulty_cell_ends(guilt: Guilt | None, changed: bool, expected: Ending) -> None:
     assert ending_of(FAULTY, guilt, changed, SERIAL) is expected
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        (Place(None, "norm"), Ending.NAMED),
+        (Place(None, "lm_head"), Ending.LATE),
+        (Place(5, "mlp"), Ending.ELSEWHERE),
+        (Place(None, "embed_tokens"), Ending.ELSEWHERE),
+    ],
+)
+def test_a_cell_outside_the_blocks_ends(place: Place, expected: Ending) -> None:
+    cell = GridCell(HERE, "a wrong norm", {}, None, "norm")
+    assert not cell.clean
+    assert ending_of(cell, Guilt(place), True, SERIAL) is expected
 
 
 def test_a_clean_cell_ends() -> None:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from layerparity.mistakes.values import Values
 
 _BEGIN: Step = (PREFILL, 0)
+# What stands among the model's rotary parameters, and beside its other settings in older ones.
+_ROTARY = ("rope_theta", "rope_type")
 
 
 def evidence_of(
@@ -79,7 +81,12 @@ def _by_local(values: dict[str, Any], stage: Place, step: Step) -> dict[str, Any
 def _facts(verdict: Verdict, golden: RunSet) -> dict[str, str]:
     """Return the model's plain settings, and in what the two runs were computed."""
     model = _model_of(golden.sources[0])
-    plain = {k: str(v) for k, v in model.items() if isinstance(v, (str, int, float, bool))}
+    nested = [model.get(name) or {} for name in ("rope_scaling", "rope_parameters")]
+    rotary = {k: v for each in nested if isinstance(each, dict) for k, v in each.items()}
+    # Older configurations call it ``type``.
+    rotary = {"rope_type": rotary.get("type"), **rotary}
+    values = {**{name: rotary.get(name) for name in _ROTARY}, **model}
+    plain = {k: str(v) for k, v in values.items() if isinstance(v, (str, int, float, bool))}
     if "head_dim" not in plain and model.get("num_attention_heads"):
         heads = int(model["num_attention_heads"])
         plain["head_dim"] = str(int(model.get("hidden_size", 0)) // heads)

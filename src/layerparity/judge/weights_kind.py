@@ -60,7 +60,7 @@ def _change(expected: WeightPrint, actual: WeightPrint) -> WeightFate:
         return WeightFate("changed_value", fate, sizes, lacks=SCALE)
     if averaged(expected, actual) and not cosine(expected, actual) > 0.99:
         return WeightFate("changed_value", Fate.AVERAGED, _spreads(expected, actual))
-    if not related(expected, actual):
+    if not related(expected, actual) and not summed(expected, actual):
         return never_loaded(expected, actual)
     change = relative_change(expected, actual)
     factor = actual.stats["l2"] / expected.stats["l2"] if expected.stats["l2"] else 0.0
@@ -127,6 +127,17 @@ def averaged(expected: WeightPrint, actual: WeightPrint) -> bool:
     # A mean is rounded where it is stored: half a step of bfloat16, at most.
     kept = abs(actual.stats["mean"] - mean) <= abs(mean) / 256
     return kept and actual.stats["std"] < 0.95 * spread
+
+
+def summed(expected: WeightPrint, actual: WeightPrint) -> bool:
+    """Return whether each row of a tensor is the sum of all rows, as far as its mean tells."""
+    rows, count = actual.shape[0] if actual.shape else 0, elements([actual])
+    if len(actual.shape) < 2 or rows < 2 or actual.shape != expected.shape:
+        return False
+    # Rows alike are rounded alike, each number by half a step of bfloat16 at most.
+    size = actual.stats["l2"] / math.sqrt(count)
+    room = size / 256 / math.sqrt(count / rows)
+    return abs(actual.stats["mean"] - rows * expected.stats["mean"]) <= room
 
 
 def same_values(expected: Sequence[WeightPrint], actual: Sequence[WeightPrint]) -> bool:

@@ -17,7 +17,7 @@ MUTATION = "mutation"
 WRONG_OUTPUT = "wrong_output"
 _KNOWN = "mistakes.known"
 # What says that something is wrong, and not by which mistake, comes after what does.
-_GENERAL = ("never_loaded", "scale", "weights_altered")
+_GENERAL = ("never_loaded", "offset", "rotary", "scale", "weights_altered")
 
 
 def catalogue() -> list[str]:

@@ -1,4 +1,4 @@
-"""One mistake that a port can make, and what plants it in a loaded block.
+"""One mistake that a port can make, and what plants it in a loaded stage.
 
 A fault's file is named after it and holds ``FAULT``.
 """
@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from layerparity.anatomy.site import DECODE, PREFILL
+from layerparity.anatomy.site import DECODE, PREFILL, Place
 
 PHASES = (PREFILL, DECODE)
+# What most faults are planted in; the others, in one stage outside the blocks.
+BLOCK = "block"
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,13 @@ class Quantised:
     """A weight stored in FP8: ``value`` is its place in the block, which can be written to.
 
     ``numbers`` are the stored ones, ``scales`` what each is multiplied by; float32, of its shape.
+    ``block`` counts the rows and the columns that share a scale.
     """
 
     value: torch.Tensor
     numbers: torch.Tensor
     scales: torch.Tensor
+    block: tuple[int, int]
 
 
 @dataclass
@@ -50,11 +54,12 @@ class Surgery:
     """What a fault is planted with: it remembers how a module was, so that it can be undone.
 
     Weights are changed in place and come back by loading them again. ``frozen`` holds weights, by
-    their path inside the block and in its shapes, that a compiled graph uses in place of its own.
-    ``quantised()`` gives the block's weights that are stored in FP8.
+    their path inside the stage and in its shapes, that a compiled graph uses in place of its own.
+    ``quantised()`` gives the stage's weights that are stored in FP8. ``layer`` is None outside the
+    blocks.
     """
 
-    layer: int
+    layer: int | None
     config: Any
     seed: int = 0
     frozen: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -81,7 +86,7 @@ class Surgery:
 
     def generator(self) -> torch.Generator:
         """Return a generator on the CPU that depends on the seed and the layer alone."""
-        return torch.Generator().manual_seed(1_000_003 * self.seed + self.layer)
+        return torch.Generator().manual_seed(1_000_003 * self.seed + (self.layer or 0))
 
     def undo(self) -> None:
         """Put every changed attribute back, the newest first."""
@@ -107,13 +112,14 @@ def nothing(block: nn.Module, surgery: Surgery) -> None:
 class Fault:
     """One mistake.
 
-    ``component`` is the first module of the block that it makes wrong, ``cause`` the cause that
-    should be named, ``by_weights`` whether the weights alone show it, ``quantised`` whether it
-    wants a checkpoint in FP8. ``why_not(block, dtype, phase)`` returns why it changes nothing
-    there, or nothing; the block may be on the meta device. ``plant(block, surgery)`` plants it in a
-    block whose weights are on the CPU. ``arguments`` returns what a faulty block is passed.
-    ``never_loaded`` are the weights, by their path in the block, that keep what they were
-    initialised with.
+    ``stage`` is what it is planted in: `BLOCK`, or ``embed_tokens``, ``norm`` or ``lm_head``.
+    ``component`` is the first module that it makes wrong, by its path in the block; outside the
+    blocks, the stage. ``cause`` is the cause that should be named, ``by_weights`` whether the
+    weights alone show it, ``quantised`` whether it wants a checkpoint in FP8. ``why_not(module,
+    dtype, phase)`` returns why it changes nothing there, or nothing; the module, a block or another
+    stage, may be on the meta device. ``plant(module, surgery)`` plants it in one whose weights are
+    on the CPU. ``arguments`` returns what a faulty block is passed. ``never_loaded`` are the
+    weights, by their path in the module, that keep what they were initialised with.
     """
 
     id: str
@@ -126,3 +132,10 @@ class Fault:
     plant: Plant = nothing
     arguments: ChangeArguments | None = None
     never_loaded: tuple[str, ...] = ()
+    stage: str = BLOCK
+
+    def places(self, layers: Iterable[int]) -> list[Place]:
+        """Return what it is planted in: the blocks of these layers, or its stage outside them."""
+        if self.stage == BLOCK:
+            return [Place(layer) for layer in layers]
+        return [Place(None, self.stage)]

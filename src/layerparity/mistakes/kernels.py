@@ -82,6 +82,22 @@ def core_of(evidence: Evidence) -> Core | None:
     return core if context.is_golden(golden) else None
 
 
+def stretched(context: Values) -> torch.Tensor | None:
+    """Return what each token and head of a context [token, head, channel] is multiplied by.
+
+    The factors are [token, head], None where the candidate's is not the golden's times factors that
+    differ: attention that weighs its tokens as it should, and all of them too much or too little.
+    """
+    if context.golden.dim() != 3:
+        return None
+    squares = context.golden.square().sum(-1).clamp(min=1e-300)
+    factors = (context.golden * context.candidate).sum(-1) / squares
+    heads = Values(context.golden.flatten(0, 1), context.candidate.flatten(0, 1), context.step)
+    alike = float(factors.max() - factors.min()) < context.limit
+    shown = heads.shows(factors.flatten()[:, None] * heads.golden)
+    return factors if shown and not alike else None
+
+
 def who_sees(tokens: Tokens, ahead: int = 0) -> torch.Tensor:
     """Return bool [token, token]: each sees those of its row up to itself, and ``ahead`` more."""
     row, at = torch.tensor(tokens.sequence), torch.tensor(tokens.position)

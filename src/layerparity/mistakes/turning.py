@@ -52,7 +52,21 @@ def turned_as(
     """
     pairs = [_pairs(each[..., :dims], neighbours) for each in (before, after)]
     turn = (pairs[0].conj() * pairs[1]).sum(1, True) / pairs[0].abs().square().sum(1, True)
-    made = pairs[0] * turn
+    return _turned(before, turn, dims, neighbours)
+
+
+def turned_by(before: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+    """Return heads [token, head, channel], turned in halves by ``angles`` [token, pair].
+
+    What channels no pair is left for stay as they are.
+    """
+    dims = 2 * angles.shape[-1]
+    return _turned(before, torch.polar(torch.ones_like(angles), angles).unsqueeze(1), dims, False)
+
+
+def _turned(before: torch.Tensor, turn: torch.Tensor, dims: int, neighbours: bool) -> torch.Tensor:
+    """Return heads [token, head, channel] whose pairs are multiplied by ``turn``, complex."""
+    made = _pairs(before[..., :dims], neighbours) * turn
     parts = (made.real, made.imag)
     joined = torch.stack(parts, -1).flatten(-2) if neighbours else torch.cat(parts, -1)
     return torch.cat([joined, before[..., dims:]], -1)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from layerparity.anatomy.site import Place
 from layerparity.mistakes.catalogue import MUTATION, WRONG_OUTPUT, known_fault
 from layerparity.selftest.models import FP8
 
@@ -43,8 +44,8 @@ class Setting:
 class GridCell:
     """One candidate: a setting, the port's keys, and what should be said of it.
 
-    ``component`` is empty for a clean candidate, ``layer`` None. ``drawn`` marks a fault that no
-    rule was written for.
+    ``layer`` is None outside the blocks; of a clean candidate, ``component`` is empty as well.
+    ``drawn`` marks a fault that no rule was written for.
     """
 
     setting: Setting
@@ -61,9 +62,14 @@ class GridCell:
         return self.name if self.layer is None else f"{self.name} at layer {self.layer}"
 
     @property
+    def place(self) -> Place:
+        """The first module that is wrong; of a clean candidate, none."""
+        return Place(self.layer, self.component)
+
+    @property
     def clean(self) -> bool:
         """Whether nothing is wrong with the candidate."""
-        return self.layer is None
+        return self.layer is None and not self.component
 
 
 def spread(layers: Sequence[int]) -> list[int]:
@@ -77,6 +83,7 @@ def fault_cells(
 ) -> Iterator[GridCell]:
     """Yield each fault in the first, the middle and the last block of every setting's model.
 
+    One outside the blocks has one place.
     ``layers`` counts the blocks of each model. The model in FP8 is there for the faults that only
     such a checkpoint can have: for the others it is the shipped one.
     """
@@ -85,9 +92,11 @@ def fault_cells(
         for setting in settings:
             if fault.quantised != (setting.model == FP8):
                 continue
-            for layer in spread(range(layers[setting.model])):
-                keys = {"port": "fault", "port.name": name, "port.layers": [layer]}
-                yield GridCell(setting, name, keys, layer, fault.component, fault.cause)
+            for place in fault.places(spread(range(layers[setting.model]))):
+                keys: Keys = {"port": "fault", "port.name": name}
+                if place.layer is not None:
+                    keys["port.layers"] = [place.layer]
+                yield GridCell(setting, name, keys, place.layer, fault.component, fault.cause)
 
 
 def module_cells(settings: Sequence[Setting], modules: dict[str, Modules]) -> Iterator[GridCell]:

@@ -32,6 +32,10 @@ _ALSO = {
     "fused_qkv_order": ("weights_altered",),
     "gate_up_swapped": ("weights_altered",),
     "rope_full_instead_of_partial": ("rotary",),
+    "rope_scaling_left_out": ("rotary",),
+    "position_frozen_in_graph": ("rotary",),
+    "attention_bias_dropped": ("never_loaded", "offset"),
+    "expert_biases_summed": ("weights_altered",),
 }
 
 
@@ -236,16 +240,16 @@ def _strange() -> dict[str, Draw]:
 
 
 def _catalogue(draw: Random, block: nn.Module) -> Iterator[Mutation]:
-    """Yield the known faults, except those of a checkpoint in FP8."""
+    """Yield the known faults of blocks, except those of a checkpoint in FP8."""
     from dataclasses import fields
 
     from layerparity.mistakes.catalogue import catalogue, known_fault
-    from layerparity.mistakes.fault import Fault
+    from layerparity.mistakes.fault import BLOCK, Fault
     from layerparity.mistakes.mutations.base import Mutation
 
     for name in catalogue():
         fault = known_fault(name)
-        if not fault.quantised:
+        if not fault.quantised and fault.stage == BLOCK:
             same = {each.name: getattr(fault, each.name) for each in fields(Fault)}
             true = (fault.cause, *_ALSO.get(name, ()))
             yield Mutation(**same, kind="known", size=1.0, true=true)

@@ -28,7 +28,7 @@ class Ending(StrEnum):
 class CellResult:
     """How a cell ended: the place that was named, the likeliest cause, and the isolated effect.
 
-    ``effect`` is the largest error ratio among the judged sites of the cell's block; ``by_sites``
+    ``effect`` is the largest error ratio among the judged sites of the cell's stage; ``by_sites``
     says whether the tensors alone, without the weights' prints, show that something is wrong.
     """
 
@@ -53,12 +53,13 @@ def ending_of(cell: GridCell, guilt: Guilt | None, changed: bool, block: Block) 
         return Ending.SILENT if changed else Ending.SAME
     if guilt is None:
         return Ending.MISSED if changed else Ending.SAME
-    if guilt.layer != cell.layer:
-        return Ending.LATE if (guilt.layer or -1) > (cell.layer or 0) else Ending.ELSEWHERE
+    if guilt.place.stage != cell.place.stage:
+        named, right = (each.site("out").pass_order() for each in (guilt.place, cell.place))
+        return Ending.LATE if named > right else Ending.ELSEWHERE
     if _same(guilt, cell.component):
         return Ending.NAMED
-    named, expected = (block.rank_of_module(each) for each in (guilt.component, cell.component))
-    return Ending.LATE if named >= expected else Ending.ELSEWHERE
+    ranks = [block.rank_of_module(each) for each in (guilt.component, cell.component)]
+    return Ending.LATE if ranks[0] >= ranks[1] else Ending.ELSEWHERE
 
 
 def upper_bound(events: int, trials: int, confidence: float = 0.95) -> float:

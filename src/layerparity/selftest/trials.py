@@ -95,7 +95,7 @@ class CellRunner:
         sides = open_side("golden", [golden]), open_side("candidate", [candidate])
         causes = likeliest(evidence_of(guilty, verdict, *sides)) if guilty is not None else []
         changed = any(row.metrics.get("max_abs_diff") or row.metrics.get("flips") for row in rows)
-        own = [row for row in rows if row.site.layer == cell.layer]
+        own = [row for row in rows if row.site.place.stage == cell.place.stage]
         block = verdict.blocks.block(cell.layer, {row.site.local for row in own})
         expected = cell
         if cell.component == "mlp.experts" and all(r.site.component != "mlp.experts" for r in own):

@@ -15,6 +15,9 @@ class DecodeCache:
         site = evidence.site
         if site is None or site.phase != DECODE or site.path.rpartition(".")[2] != "self_attn":
             return None
+        if evidence.failed("self_attn:q_rotated"):
+            # Queries never go through a cache.
+            return None
         text = "the cache is read or written at the wrong place, or its mask shows empty slots"
         sure = 0.8 if site.end in ("k_rotated", "context") else 0.55
         reasons = [f"{evidence.local} fails at decode step {site.step} and passes in the prefill"]

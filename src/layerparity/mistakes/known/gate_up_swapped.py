@@ -7,18 +7,18 @@ from torch import nn
 
 from layerparity.anatomy.site import within
 from layerparity.mistakes.block import find, lacking
-from layerparity.mistakes.cause import HINTS, SIGNS, WEIGHTS, Cause, Evidence
+from layerparity.mistakes.cause import HINTS, WEIGHTS, Cause, Evidence
 from layerparity.mistakes.fault import Fault, Surgery
 from layerparity.mistakes.parts import exchange, halves, weight_halves
 from layerparity.mistakes.shape import factor_share, percent
 from layerparity.record.weights import WeightFinding
 
-_DENSE = ("mlp.gate_proj.weight", "mlp.up_proj.weight")
+DENSE = ("mlp.gate_proj.weight", "mlp.up_proj.weight")
 
 
 def why_not(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
     """Return why the fault changes nothing here; or nothing."""
-    if not lacking(block, *_DENSE) or not lacking(block, "mlp.experts.gate_up_proj"):
+    if not lacking(block, *DENSE) or not lacking(block, "mlp.experts.gate_up_proj"):
         return ""
     return "this block has no gated MLP"
 
@@ -27,7 +27,7 @@ def plant(block: nn.Module, surgery: Surgery) -> None:
     """Swap the gate's and the up projection's weights, and their biases."""
     experts = find(block, "mlp.experts")
     if lacking(block, "mlp.experts.gate_up_proj"):
-        exchange(*(find(block, path).data for path in _DENSE))
+        exchange(*(find(block, path).data for path in DENSE))
         return
     exchange(*weight_halves(experts, experts.gate_up_proj.data))
     bias = getattr(experts, "gate_up_proj_bias", None)
@@ -46,8 +46,8 @@ FAULT = Fault(
 )
 
 
-# What checkpoints call the two halves, and the stack of both.
-_GATE, _UP, _BOTH = {"gate_proj", "w1"}, {"up_proj", "w3"}, "gate_up"
+# What checkpoints call the two halves.
+_GATE, _UP = {"gate_proj", "w1"}, {"up_proj", "w3"}
 
 
 class GateUpSwapped:
@@ -75,17 +75,16 @@ class GateUpSwapped:
         if pearson is not None:
             reasons.append(f"its correlation with the golden's is {pearson:.2f}")
         sure = 0.95 if moved else 0.6 if error is not None and error > 0.4 else 0.4
-        stacked = any(_BOTH in each.name for each in moved)
-        # Of a stack, another order is known, but not which.
-        grade = SIGNS if stacked else WEIGHTS if moved else HINTS
+        grade = WEIGHTS if moved else HINTS
         text = "gate and up are stacked the wrong way round: silu(up) * gate for silu(gate) * up"
         return Cause("gate_up_swapped", sure, text, reasons, moved, grade)
 
 
 def _swaps(finding: WeightFinding) -> bool:
-    """Say whether one half is where the other should be; another expert's is another mistake."""
-    if _BOTH in finding.name:
-        return True
+    """Say whether one half is where the other should be; another expert's is another mistake.
+
+    Of a stack of both, another order is known, but not which.
+    """
     own = set(finding.name.split("."))
     instead = {part for name in finding.holds for part in name.split(".")}
     return bool((own & _GATE and instead & _UP) or (own & _UP and instead & _GATE))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from layerparity.mistakes.cause import SHOWN, SIGNS, Cause, Evidence
-from layerparity.mistakes.kernels import core_of, hiding_first, who_sees
+from layerparity.mistakes.kernels import core_of, hiding_first, stretched, who_sees
 from layerparity.mistakes.shape import trend
 
 _FAILS = "queries, keys and values pass and the attention made of them fails"
@@ -32,6 +32,10 @@ class MaskOffByOne:
 def _by_trend(evidence: Evidence) -> Cause | None:
     """Return the cause where the context's error falls with the position."""
     if len(evidence.errors) < 4 or len(evidence.tokens.position) != len(evidence.errors):
+        return None
+    own = evidence.values(evidence.local)
+    if own is not None and stretched(own) is not None:
+        # Tokens that are weighed among each other as they should be are the right ones.
         return None
     falling = trend(evidence.errors, evidence.tokens.position)
     if falling > -0.4:

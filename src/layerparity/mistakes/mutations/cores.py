@@ -65,7 +65,8 @@ def strange_cores(draw: Random, block: nn.Module) -> Iterator[Mutation]:
         yield _core(f"scales scores {factor:g} times", _scaled(factor))
     yield _core("swaps two heads' contexts", _contexts_swapped)
     yield _core("leaves the soft cap out", _without("softcap"), why_not=_has_cap)
-    yield _core("leaves the sinks out", _sinkless, why_not=_has_sinks)
+    missing = ("sinks_missing_in_window",)
+    yield _core("leaves the sinks out", sinkless, missing, why_not=_has_sinks)
     yield _core("reads another group's values", _next_values, why_not=_shares_keys)
     yield _core("gives out the token before's context", lambda usual: _after(usual, _delayed))
     yield _core("averages over the heads", lambda usual: _after(usual, _averaged))
@@ -150,7 +151,9 @@ def _without(name: str) -> Callable[[Attend], Attend]:
     return lambda usual: lambda *args, **named: usual(*args, **{**named, name: None})
 
 
-def _sinkless(usual: Attend) -> Attend:
+def sinkless(usual: Attend) -> Attend:
+    """Return a kernel without the sinks that its module holds."""
+
     def attend(module: Any, *args: Any, **named: Any) -> Any:
         kept = module.sinks.data
         module.sinks.data = torch.full_like(kept, torch.finfo(kept.dtype).min)

@@ -39,7 +39,8 @@ def strange_routing(draw: Random, block: nn.Module) -> Iterator[Mutation]:
     yield _routed(block, "choice of the token before", _moved)
     yield _routed(block, "choice of the next expert", _next_expert)
     yield _routed(block, "choice of the worst experts", _worst)
-    yield _routed(block, "choice of the first experts always", _first)
+    first = "choice of the first experts always"
+    yield _routed(block, first, _first, "first_experts_always")
     expert = draw.randrange(8)
     yield _routed(block, f"choice without expert {expert}", _without(expert))
     yield _routed(block, "second choice lost", _weights(_second_lost))

@@ -92,7 +92,7 @@ def _bias_lost(path: str) -> Mutation:
         plant=plant,
         by_weights=True,
         never_loaded=(f"{path}.bias",),
-        true=("never_loaded", "offset"),
+        true=("never_loaded", "offset", "attention_bias_dropped"),
     )
 
 

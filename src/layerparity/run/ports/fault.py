@@ -27,7 +27,6 @@ from layerparity.settings.key import key
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
     from layerparity.machine.device import Placed
     from layerparity.mistakes.fault import Fault, Quantised, Surgery
@@ -52,9 +51,10 @@ class Settings:
 
 
 class PlantedPort(HfPort):
-    """transformers' modules with a fault planted in some blocks, after their weights are loaded.
+    """transformers' modules with a fault planted in some stages, after their weights are loaded.
 
-    ``fault`` is what is planted; `_choose` finds it among what the model's blocks allow.
+    ``fault`` is what is planted; `_choose` finds it among what the model's blocks allow. It stands
+    in the blocks of ``layers``, or in its own stage outside them.
     """
 
     def __init__(
@@ -65,25 +65,31 @@ class PlantedPort(HfPort):
         self.seed = seed
         self.fault = self._choose()
         self._surgeries: dict[str, Surgery] = {}
-        self._reasons: dict[tuple[str, int], str] = {}
+        self._reasons: dict[tuple[str, Place], str] = {}
 
     @abstractmethod
     def _choose(self) -> Fault:
         """Return what is planted; the skeleton's blocks are there, without weights."""
 
+    @property
+    def planted(self) -> list[Place]:
+        """The stages that have the fault, wherever it applies to them."""
+        return self.fault.places(sorted(self.layers))
+
     def place(self, stages: Sequence[str]) -> list[Placed]:
         """Place the stages; say where the fault does not apply. Raises UserError if nowhere."""
-        inside = {Place.parse(stage).layer for stage in stages}
-        reasons = {layer: self._reason(layer) for layer in self.layers if layer in inside}
+        inside = {Place.parse(stage).stage for stage in stages}
+        reasons = {each: self._reason(each) for each in self.planted if str(each) in inside}
         if not reasons:
             # One part of a sweep, or of a bisection, may well be right.
-            self.assets.backend.warnings.append(f"{self.fault.id}: no layer of it is in the scope")
+            where = ", ".join(map(str, self.planted))
+            self.assets.backend.warnings.append(f"{self.fault.id}: the scope has no {where}")
         elif all(reasons.values()):
             why = next(iter(reasons.values()))
             raise UserError(f"port.name={self.fault.id} changes nothing here: {why}.")
         for reason in sorted(set(reasons.values()) - {""}):
-            where = ", ".join(str(layer) for layer in sorted(reasons) if reasons[layer] == reason)
-            self.assets.backend.warnings.append(f"{self.fault.id} not at layers {where}: {reason}")
+            where = ", ".join(str(place) for place, why in reasons.items() if why == reason)
+            self.assets.backend.warnings.append(f"{self.fault.id} not at {where}: {reason}")
         return super().place(stages)
 
     def load(self, stage: str) -> dict[str, str]:
@@ -91,8 +97,8 @@ class PlantedPort(HfPort):
         hashes = super().load(stage)
         if stage not in self._surgeries:
             return hashes
-        block = Place.parse(stage).stage
-        lost = {self.skeleton.path(f"{block}.{name}") for name in self.fault.never_loaded}
+        whole = Place.parse(stage).stage
+        lost = {self.skeleton.path(f"{whole}.{name}") for name in self.fault.never_loaded}
         targets = self.skeleton.conversion.targets(hashes)
         return {name: digest for name, digest in hashes.items() if targets[name] not in lost}
 
@@ -106,9 +112,9 @@ class PlantedPort(HfPort):
     def frozen(self, stage: str) -> dict[str, torch.Tensor]:
         """Return the constants, of the weights' shapes, that the fault's graph holds for them."""
         surgery = self._surgeries.get(stage)
-        block = Place.parse(stage).stage
+        whole = Place.parse(stage).stage
         held = surgery.frozen if surgery is not None else {}
-        return {f"{block}.{path}": value for path, value in held.items()}
+        return {f"{whole}.{path}": value for path, value in held.items()}
 
     def begin(self, call: Call) -> None:
         """Prepare a pass; faulty blocks get the arguments their fault makes of it."""
@@ -116,9 +122,10 @@ class PlantedPort(HfPort):
         if self.fault.arguments is None:
             return
         before = list(self._arguments)
-        for layer in sorted(self.layers):
-            if not self._reason(layer):
-                self._arguments[layer] = self._change(layer, call)
+        for place in self.planted:
+            # Only blocks are passed any.
+            if place.layer is not None and not self._reason(place):
+                self._arguments[place.layer] = self._change(place.layer, call)
         if all(map(_equal, before, self._arguments)):
             console.note(f"{self.fault.story}: changes nothing in this pass.")
 
@@ -147,13 +154,14 @@ class PlantedPort(HfPort):
             before.undo()
         filled = super().fill(stage)
         place = Place.parse(stage)
+        whole = Place.parse(place.stage)
         # A stage may be a component of its block, without what the fault changes.
         touched = within(self.fault.component, place.module)
-        if place.layer in self.layers and touched and not self._reason(place.layer):
+        if whole in self.planted and touched and not self._reason(whole):
             surgery = Surgery(place.layer, self.skeleton.config, self.seed)
             surgery.quantised = partial(self._quantised, stage)
             self._surgeries[stage] = surgery
-            self.fault.plant(self._block(place.layer), surgery)
+            self.fault.plant(self.skeleton.module(str(whole)), surgery)
         return filled
 
     def _quantised(self, stage: str) -> Iterator[Quantised]:
@@ -164,32 +172,30 @@ class PlantedPort(HfPort):
         for name, parameter in self.skeleton.module(stage).named_parameters():
             pieces = self.skeleton.as_stored(checkpoint, f"{path}.{name}", parameter.data)
             for stored, value in pieces.items():
-                scales = checkpoint.scales(stored)
-                if scales is None:
+                held = checkpoint.scales(stored)
+                if held is None:
                     continue
                 numbers = read_tensor(checkpoint.tensors[stored].file, stored).float()
-                factors = read_tensor(scales.file, scales.name).float()
+                factors = read_tensor(held.file, held.name).float()
                 # Each number's own scale, of blocks that may be cut off at the edges.
                 rows, columns = checkpoint.block
                 wide = factors.repeat_interleave(rows, -2).repeat_interleave(columns, -1)
-                yield Quantised(value, numbers, wide[..., : numbers.shape[-2], : numbers.shape[-1]])
+                scales = wide[..., : numbers.shape[-2], : numbers.shape[-1]]
+                yield Quantised(value, numbers, scales, (rows, columns))
 
-    def _block(self, layer: int) -> nn.Module:
-        return self.skeleton.module(str(Place(layer)))
-
-    def _reason(self, layer: int) -> str:
-        """Return why the fault does not apply to a layer in any phase, or nothing."""
+    def _reason(self, place: Place) -> str:
+        """Return why the fault does not apply to a whole stage in any phase, or nothing."""
         from layerparity.mistakes.fault import PHASES
 
-        if (self.fault.id, layer) not in self._reasons:
-            block, dtype = self._block(layer), self.skeleton.dtype
-            # Asked once, of the sound block: a planted fault may hide what it applies to.
-            reasons = [self.fault.why_not(block, dtype, phase) for phase in PHASES]
+        if (self.fault.id, place) not in self._reasons:
+            module, dtype = self.skeleton.module(str(place)), self.skeleton.dtype
+            # Asked once, of the sound stage: a planted fault may hide what it applies to.
+            reasons = [self.fault.why_not(module, dtype, phase) for phase in PHASES]
             stored = {each.dtype for each in self.assets.checkpoint.weights.values()}
             if self.fault.quantised and not stored & set(weight_types.STORED):
                 reasons = ["the checkpoint holds no weights in FP8"]
-            self._reasons[self.fault.id, layer] = "" if "" in reasons else reasons[0]
-        return self._reasons[self.fault.id, layer]
+            self._reasons[self.fault.id, place] = "" if "" in reasons else reasons[0]
+        return self._reasons[self.fault.id, place]
 
 
 class FaultPort(PlantedPort):
@@ -212,6 +218,9 @@ class FaultPort(PlantedPort):
         self._asked = name, index, module
         chosen = range(count) if layers is None else layers
         super().__init__(assets, chosen, seed or 0, replay=replay)
+        if layers is not None and self.fault.places([]):
+            stage = self.fault.stage
+            raise UserError(f"{name} is a mistake of {stage}, in no block: leave port.layers out.")
 
     @classmethod
     def check(cls, config: Config, num_layers: int, **keys: Any) -> None:
@@ -246,7 +255,8 @@ class FaultPort(PlantedPort):
         from layerparity.mistakes.mutations.draw import mutations
 
         number = index or 0
-        drawn = mutations(self.seed, number + 1, self._block(min(self.layers)))
+        block = self.skeleton.module(str(Place(min(self.layers))))
+        drawn = mutations(self.seed, number + 1, block)
         chosen: Fault = drawn[number]
         return chosen
 
