@@ -311,6 +311,19 @@ def test_halves_that_changed_places_are_gate_and_up_in_any_mlp() -> None:
     assert {cause.id for cause in likeliest(dense)} == {"gate_up_swapped", "weights_altered"}
 
 
+def test_rows_of_both_halves_in_other_places_are_not_known_to_be_swapped() -> None:
+    both = ("layers.3.mlp.gate_proj", "layers.3.mlp.up_proj")
+    mixed = [
+        replace(moved("mlp", f"model.{each}.weight", ""), fate=Fate.MIXED_ROWS, holds=both)
+        for each in both
+    ]
+    dense = made("mlp", "mlp:out", {"rel_l2": 0.8}, findings=mixed)
+    stack = moved("mlp", "model.layers.3.mlp.experts.gate_up_proj", "")
+    stacked = made("mlp", "mlp:out", {"rel_l2": 0.8}, findings=[replace(stack, holds=())])
+    for found in (dense, stacked):
+        assert [cause.id for cause in likeliest(found)] == ["weights_altered"]
+
+
 def test_experts_in_another_order_are_not_gate_and_up() -> None:
     name = "model.layers.3.mlp.experts.0.w1.weight"
     shifted = [moved("mlp.experts", name, "experts.3.w1")]

@@ -11,7 +11,7 @@ from layerparity.mistakes.cause import HINTS, WEIGHTS, Cause, Evidence
 from layerparity.mistakes.fault import Fault, Surgery
 from layerparity.mistakes.parts import exchange, halves, weight_halves
 from layerparity.mistakes.shape import factor_share, percent
-from layerparity.record.weights import WeightFinding
+from layerparity.record.weights import Fate, WeightFinding
 
 DENSE = ("mlp.gate_proj.weight", "mlp.up_proj.weight")
 
@@ -83,8 +83,10 @@ class GateUpSwapped:
 def _swaps(finding: WeightFinding) -> bool:
     """Say whether one half is where the other should be; another expert's is another mistake.
 
-    Of a stack of both, another order is known, but not which.
+    Of a stack of both, and where rows of both are mixed, another order is known, but not which.
     """
+    if finding.fate is Fate.MIXED_ROWS:
+        return False
     own = set(finding.name.split("."))
     instead = {part for name in finding.holds for part in name.split(".")}
     return bool((own & _GATE and instead & _UP) or (own & _UP and instead & _GATE))
