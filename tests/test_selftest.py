@@ -14,16 +14,17 @@ import torch
 from conftest import ROOT, Ended
 
 from layerparity.anatomy.block import SERIAL
-from layerparity.anatomy.site import Place
+from layerparity.anatomy.site import Kind, Place, Site
 from layerparity.ground.errors import Exit
 from layerparity.mistakes.catalogue import catalogue
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.page_pool import PagePool
 from layerparity.record.guilt import Guilt
+from layerparity.record.verdict import Outcome, Row
 from layerparity.selftest.cells import GridCell, Setting, clean_cells, fault_cells, spread
 from layerparity.selftest.grid import modules_of
 from layerparity.selftest.models import BLOCK, FP8, make_model, quantise
-from layerparity.selftest.outcomes import CellResult, Ending, ending_of, upper_bound
+from layerparity.selftest.outcomes import CellResult, Ending, effect_of, ending_of, upper_bound
 from layerparity.selftest.table import (
     clean_table,
     fault_table,
@@ -167,6 +168,23 @@ def test_clean_variants_are_counted_by_what_they_are() -> None:
 def test_a_missed_fault_fails_the_self_test() -> None:
     assert summary([CellResult(FAULTY, Ending.MISSED)]).verdict == "fail"
     assert summary([CellResult(FAULTY, Ending.NAMED)]).verdict == "pass"
+    seen, hidden = (CellResult(FAULTY, Ending.MISSED, effect=each) for each in (2.0, 1.9))
+    assert summary([seen]).verdict == "fail"
+    assert fault_table([seen, hidden])[2][0][5:] == ("1", "0 of 0", "1", "0")
+    assert [row[3] for row in wrong_table([seen, hidden])[2]] == ["missed"]
+    assert summary([hidden]).verdict == "pass"
+
+
+def test_what_no_rounding_does_is_never_below_the_noise() -> None:
+    for metrics, effect in (
+        ({"error_ratio": 0.5}, 0.5),
+        ({"error_ratio": 0.5, "flips_outside_noise": 1}, 2.0),
+        ({"unequal": 3}, 2.0),
+        ({}, 0.0),
+    ):
+        assert (
+            effect_of(Row(Site("norm", "out"), Kind.REAL, Outcome.PASS, metrics=metrics)) == effect
+        )
 
 
 def test_unforeseen_faults_are_counted_by_effect() -> None:

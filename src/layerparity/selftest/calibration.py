@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from layerparity.selftest.corpus_runs import CaseResult
-from layerparity.selftest.outcomes import Ending
+from layerparity.selftest.outcomes import VISIBLE, Ending
 from layerparity.selftest.table import Summary, Table
 
 # Where shares are cut into bins; the first is wide, since little is printed there.
@@ -14,8 +14,6 @@ BINS = (0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.001)
 # What counts as sure enough to be acted on, and how often that has to be true.
 SURE = 0.7
 WANTED_TRUE = 0.95
-# From how many noise floors on a fault has to be found.
-VISIBLE = 2.0
 # How often layer and component have to be named where the effect is twice the floor.
 WANTED_NAMED = 0.98
 

@@ -19,22 +19,20 @@ from layerparity.mistakes.catalogue import suspected
 from layerparity.mistakes.fault import Fault
 from layerparity.record.manifest import WeightPrint
 from layerparity.record.stored_run import StoredRun, from_folder
-from layerparity.record.verdict import Row, Verdict
+from layerparity.record.verdict import Verdict
 from layerparity.run.ports.base import Assets
 from layerparity.run.ports.fault import PlantedPort
 from layerparity.run.steps import composed
 from layerparity.selftest.cells import GridCell, Setting
 from layerparity.selftest.corpus import Case, Corpus, Shape
 from layerparity.selftest.models import make_model, make_tokens
-from layerparity.selftest.outcomes import Ending, ending_of
+from layerparity.selftest.outcomes import Ending, effect_of, ending_of
 from layerparity.selftest.trials import make_in
 from layerparity.settings.config import Config, RunKind, ScopeKind, ScopeSettings
 
 _GENERATED = 2
 # What an attention and its last projection give out is one value.
 _ONE_VALUE = ("self_attn", "self_attn.o_proj")
-# What no rounding does, in metrics of a site.
-_BEYOND = ("flips_outside_noise", "nonfinite_disagreement")
 # An answer prints the likeliest cause and so many others.
 PRINTED = 4
 
@@ -203,16 +201,10 @@ def said_of(case: Case, verdict: Verdict) -> CaseResult:
         shown = guilty.layer == case.layer and local == "self_attn:out"
         ending = Ending.NAMED if shown else ending
     causes = tuple((each.id, each.confidence) for each in verdict.causes[:PRINTED])
-    effect = max((_effect(row) for row in own), default=0.0)
+    effect = max((effect_of(row) for row in own), default=0.0)
     return replace(
         _unsaid(case), ending=ending, named=str(guilty or ""), causes=causes, effect=effect
     )
-
-
-def _effect(row: Row) -> float:
-    """Return a site's error over its floor; what no rounding does is at least twice that."""
-    beyond = any(row.metrics.get(each) for each in _BEYOND)
-    return max(row.metrics.get("error_ratio", 0.0), 2.0 if beyond else 0.0)
 
 
 def true_component(case: Case, verdict: Verdict) -> str:

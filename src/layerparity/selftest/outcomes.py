@@ -8,7 +8,13 @@ from enum import StrEnum
 
 from layerparity.anatomy.block import Block
 from layerparity.record.guilt import Guilt
+from layerparity.record.verdict import Row
 from layerparity.selftest.cells import GridCell
+
+# From how many noise floors on a fault has to be found.
+VISIBLE = 2.0
+# What no rounding does, in metrics of a site.
+_BEYOND = ("flips_outside_noise", "nonfinite_disagreement", "unequal")
 
 
 class Ending(StrEnum):
@@ -40,6 +46,17 @@ class CellResult:
     note: str = ""
     phase: str = ""
     by_sites: bool = False
+
+    @property
+    def below_noise(self) -> bool:
+        """Whether nothing was named, and the fault does less than rounding may."""
+        return self.ending is Ending.MISSED and 0 < self.effect < VISIBLE
+
+
+def effect_of(row: Row) -> float:
+    """Return a site's error over its floor; what no rounding does is at least twice that."""
+    beyond = any(row.metrics.get(each) for each in _BEYOND)
+    return max(row.metrics.get("error_ratio", 0.0), VISIBLE if beyond else 0.0)
 
 
 def ending_of(cell: GridCell, guilt: Guilt | None, changed: bool, block: Block) -> Ending:

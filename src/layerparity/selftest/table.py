@@ -35,7 +35,8 @@ class Summary:
 
 def fault_table(results: Sequence[CellResult]) -> Table:
     """Return how often each fault of the catalogue was named, and as what."""
-    columns = ("fault", "component", "named", "late", "elsewhere", "missed", "cause named", "n/a")
+    counted = ("named", "late", "elsewhere", "missed", "cause named", "below the noise", "n/a")
+    columns = ("fault", "component", *counted)
     rows: list[tuple[str, ...]] = []
     known = [each for each in results if not each.cell.clean and not each.cell.drawn]
     for name in dict.fromkeys(each.cell.name for each in known):
@@ -49,8 +50,9 @@ def fault_table(results: Sequence[CellResult]) -> Table:
                 str(counts[Ending.NAMED]),
                 str(counts[Ending.LATE]),
                 str(counts[Ending.ELSEWHERE]),
-                str(counts[Ending.MISSED]),
+                str(sum(_missed(each) for each in own)),
                 f"{right} of {sum(bool(each.named) for each in own)}",
+                str(sum(each.below_noise for each in own)),
                 str(counts[Ending.SAME] + counts[Ending.NOT_HERE]),
             )
         )
@@ -105,7 +107,7 @@ def wrong_table(results: Sequence[CellResult]) -> Table:
     rows: list[tuple[str, ...]] = [
         (each.cell.called, each.cell.setting.label, each.phase, each.ending, each.named, each.note)
         for each in known
-        if not each.cell.drawn
+        if not each.cell.drawn and not each.below_noise
     ]
     return "Not as it should be", columns, rows
 
@@ -119,7 +121,7 @@ def summary(results: Sequence[CellResult]) -> Summary:
     counts = {
         "faults named": sum(each.ending is Ending.NAMED for each in known),
         "faults named late or elsewhere": sum(each.ending in _BAD[:2] for each in known),
-        "faults missed": sum(each.ending is Ending.MISSED for each in known),
+        "faults missed": sum(_missed(each) for each in known),
         "clean variants": differing,
         "false alarms": alarms,
     }
@@ -141,6 +143,11 @@ def summary(results: Sequence[CellResult]) -> Summary:
     bad = counts["faults missed"] or counts["faults named late or elsewhere"] or alarms
     kept = [table for table in tables if table[2]]
     return Summary("fail" if bad else "pass", counts, "\n".join(lines), kept)
+
+
+def _missed(result: CellResult) -> bool:
+    """Say whether nothing was named of a fault that does more than rounding may."""
+    return result.ending is Ending.MISSED and not result.below_noise
 
 
 def _variants(results: Sequence[CellResult]) -> dict[tuple[str, str], Ending]:

@@ -28,7 +28,7 @@ from layerparity.run.ports.base import Assets, Port
 from layerparity.run.prepare import plan_run, prepare
 from layerparity.run.steps import composed
 from layerparity.selftest.cells import GridCell, Setting
-from layerparity.selftest.outcomes import CellResult, Ending, ending_of
+from layerparity.selftest.outcomes import CellResult, Ending, effect_of, ending_of
 from layerparity.settings.config import Config
 
 _FIRST_SWAPPED = "mlp.gate_proj"
@@ -104,14 +104,13 @@ class CellRunner:
             inside = {node.module for node in block.nodes} & {_FIRST_SWAPPED}
             expected = replace(cell, component=next(iter(inside), "mlp"))
         ending = ending_of(expected, guilty, bool(changed or verdict.weights), block)
-        effects = (row.metrics.get("error_ratio", 0.0) for row in own)
         failed = next((row for row in rows if row.outcome is Outcome.FAIL), None)
         return CellResult(
             cell,
             ending,
             named=str(guilty or ""),
             cause=causes[0].id if causes else "",
-            effect=max(effects, default=0.0),
+            effect=max((effect_of(row) for row in own), default=0.0),
             note=f"{failed.site}: {reason(failed)}" if failed else "",
             phase=phase,
             by_sites=first_guilty(judged_of(replace(seen, weights=()))) is not None,
