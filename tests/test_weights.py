@@ -25,7 +25,7 @@ from layerparity.judge.conclude import conclude
 from layerparity.judge.tolerances.fixed import FixedTolerance
 from layerparity.judge.weights import weights_differ
 from layerparity.judge.weights_diff import diff_side, diff_weights
-from layerparity.judge.weights_kind import cosine, related, relative_change, same_values
+from layerparity.judge.weights_kind import altered, cosine, related, relative_change, same_values
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.prints import against, print_of
 from layerparity.model.weight_sketch import BUCKETS, CHUNK
@@ -512,3 +512,15 @@ def test_scales_that_one_side_lists_make_no_other_weights(tmp_path: Path, prints
     assert weights_differ(runs[0], runs[1], "layers.0") is None
     assert weights_differ(runs[1], runs[0], "layers.0.mlp") is None
     assert weights_differ(runs[1], runs[2], "layers.0") is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_that_became_their_sum_were_changed_and_others_never_loaded(
+    dtype: torch.dtype,
+) -> None:
+    draw = torch.Generator().manual_seed(3)
+    biases, others = (torch.randn(8, 96, generator=draw).to(dtype) for _ in range(2))
+    summed = biases.sum(0, keepdim=True).expand(8, -1).contiguous()
+    assert altered(print_of(biases), print_of(summed)).fate is Fate.CHANGED
+    for stranger in (others, others[:1].expand(8, -1).contiguous(), 3 * others):
+        assert altered(print_of(biases), print_of(stranger)).fate is Fate.UNRELATED

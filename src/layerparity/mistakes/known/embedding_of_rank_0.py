@@ -70,7 +70,7 @@ class RankZero:
             if _fits(out, ids, share, sums):
                 text = (
                     f"every rank looks ids up within rank 0's part of the vocabulary, {share} of "
-                    f"{vocabulary}: the rank was 0 when the graph was traced"
+                    f"{vocabulary}, as they do where the rank is 0 while the graph is traced"
                 )
                 reasons = [
                     f"ids from {share} on give zeros",

@@ -63,7 +63,7 @@ class Frozen:
             return None
         text = (
             "a decode step is rotated as position 0 is, not at all: its position is a constant of "
-            "the graph, or never gets there"
+            "the graph, or nothing is rotated there"
         )
         reasons = ["what goes into the rotation comes out, to rounding; the prefill's passes"]
         return Cause("position_frozen_in_graph", 0.95, text, reasons, grade=SHOWN)
