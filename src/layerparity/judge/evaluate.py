@@ -31,15 +31,20 @@ _WORTH_A_THREAD = 1 << 18
 class Measured:
     """A site's metrics by name, and the relative L2 error of each real token in batch-major order.
 
-    ``nothing`` is why there are none. ``profiles`` are the calibrated metrics by group, a value
-    each; ``lacking`` is why there are none of them.
+    ``nothing`` is why there are none. ``profiles`` are the calibrated metrics by group, float64
+    [group]; ``lacking`` is why there are none of them.
     """
 
     metrics: dict[str, float] = field(default_factory=dict)
     token_errors: list[float] = field(default_factory=list)
     nothing: Reason | None = None
-    profiles: dict[str, list[float]] = field(default_factory=dict)
+    profiles: dict[str, np.ndarray] = field(default_factory=dict)
     lacking: Reason | None = None
+
+    @property
+    def groups(self) -> dict[str, list[float]]:
+        """The profiles to four digits, as a comparison keeps them."""
+        return {name: shortened(values, 4) for name, values in self.profiles.items()}
 
 
 def measure(

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
+import numpy as np
 import torch
 
 from layerparity.numbers.arithmetic import one_thread
 from layerparity.numbers.clean_slopes import CleanSlopes
-from layerparity.numbers.decimals import shortened
 from layerparity.numbers.floor import TINY, Floor, group_floor, scales
 from layerparity.numbers.site_sums import apart_by_group, site_sums
 from layerparity.numbers.token_factors import factor_ratio, standing_out
@@ -42,8 +42,6 @@ _FLUSHED = torch.finfo(torch.float32).tiny
 # So few independent numbers, such as a router's two weights of a token, are off by chance; and so
 # few tokens' factors.
 _FEW = 8
-# Digits of a value in a profile.
-_DIGITS = 4
 # Experts whose variance is worked out at once.
 _AT_ONCE = 8
 TokenCount = TypeVar("TokenCount", float, torch.Tensor)
@@ -81,10 +79,13 @@ class JudgedSite:
 
 @dataclass
 class Deviation:
-    """Metrics by name, and profiles by grouping for whoever explains a failure: a value a group."""
+    """Metrics by name, and profiles by grouping for whoever explains a failure.
+
+    A profile is float64 [group].
+    """
 
     metrics: dict[str, float] = field(default_factory=dict)
-    profiles: dict[str, list[float]] = field(default_factory=dict)
+    profiles: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 def deviation(site: JudgedSite) -> Deviation:
@@ -222,7 +223,7 @@ def _note_worst(
         worst = int(ratio.argmax())
         result.metrics[f"error_ratio_{name}"] = float(ratio[worst])
         result.metrics[f"error_ratio_{name}_index"] = float(worst)
-        result.profiles[f"error_ratio {name}"] = shortened(ratio.numpy(), _DIGITS)
+        result.profiles[f"error_ratio {name}"] = ratio.numpy()
 
 
 def _by_token(site: JudgedSite, sums: SiteSums, result: Deviation) -> None:
@@ -310,7 +311,7 @@ def _note_slope(result: Deviation, name: str, slopes: Slopes, variance: torch.Te
     result.metrics[f"{name}_z"] = float(z[worst])
     if z.numel() > 1:
         result.metrics[f"{name}_index"] = float(worst)
-        result.profiles[name] = shortened(slope.numpy(), _DIGITS)
+        result.profiles[name] = slope.numpy()
 
 
 def _significance(slopes: Slopes, variance: torch.Tensor) -> torch.Tensor:
