@@ -140,7 +140,7 @@ def test_sums_by_expert_are_the_dense_ones(types: str) -> None:
     c, g, r = (each.double() for each in (given.candidate, given.golden, given.reference))
     sent = given.experts.double().T
     apart = sent @ ((c - g) * r * weight) - slope.unsqueeze(1) * (sent @ (r.square() * weight))
-    groups = token_sums.Sent.of(given.experts).each()
+    groups = token_sums.Sent.of(given.experts).groups(range(5))
     found = streamed.plain_apart(given.sides, weight, groups, slope)
     close(found, apart.square().sum(1))
     assert float(found[3]) == 0

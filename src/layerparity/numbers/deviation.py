@@ -272,14 +272,13 @@ def _of_experts(site: JudgedSite, sums: SiteSums, weight: torch.Tensor, sent: Se
         few = torch.where(sent.counts < FEWEST, torch.inf, 0.0)
         variance = site.clean.variance(WHOLE, left, noise, slopes.q) + few
         bound = _significance(slopes, variance)
-        groups, order = sent.each(), bound.argsort(descending=True).tolist()
+        order = bound.argsort(descending=True).tolist()
     most = 0.0
     for some in (order[start : start + _AT_ONCE] for start in range(0, len(order), _AT_ONCE)):
         # More variance means a lower z: nobody who is below the most now has the most.
         if bound[some[0]] == 0 or bound[some[0]] < most:
             break
-        chosen = [groups[each] for each in some]
-        apart = apart_by_group(site.sides, weight, chosen, slopes.slope[some])
+        apart = apart_by_group(site.sides, weight, sent.groups(some), slopes.slope[some])
         variance[some] += apart / slopes.q[some].square().clamp_min(TINY)
         most = max(most, float(_significance(slopes, variance)[some].max()))
     return _Experts(sent, slopes, variance)

@@ -169,9 +169,10 @@ class Sent:
         sums = torch.zeros(len(self.counts), dtype=torch.float64)
         return sums.index_add_(0, self.experts, values[self.tokens])
 
-    def each(self) -> tuple[torch.Tensor, ...]:
-        """Return the tokens of each expert, int64 [token of it]."""
-        return self.tokens.split(self.counts.tolist())
+    def groups(self, experts: Iterable[int]) -> list[torch.Tensor]:
+        """Return the tokens of each of some experts, int64 [token of it]."""
+        ends, counts = self.counts.cumsum(0).tolist(), self.counts.tolist()
+        return [self.tokens[ends[each] - counts[each] : ends[each]] for each in experts]
 
 
 @dataclass
