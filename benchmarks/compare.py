@@ -24,6 +24,7 @@ Clock = Callable[[], float]
 WIDTH = 4096
 SITE_ROWS = 1024
 AXES = ("batch", "token", "channel")
+METRICS = "every two-tensor metric"
 
 
 def read(golden: torch.Tensor, candidate: torch.Tensor) -> object:
@@ -47,13 +48,19 @@ def ours(golden: torch.Tensor, candidate: torch.Tensor) -> object:
 
 def ours_plain(golden: torch.Tensor, candidate: torch.Tensor) -> object:
     """The same without the compiled kernel."""
-    from layerparity.numbers import metric
+    return without_numba(lambda: ours(golden, candidate))
 
-    before, metric.find_spec = metric.find_spec, lambda name: None
+
+def without_numba(job: Callable[[], object]) -> object:
+    """Return what a job returns where numba is not found."""
+    from layerparity.numbers import metric, site_sums
+
+    before = metric.find_spec
+    metric.find_spec = site_sums.find_spec = lambda name: None
     try:
-        return ours(golden, candidate)
+        return job()
     finally:
-        metric.find_spec = before
+        metric.find_spec = site_sums.find_spec = before
 
 
 def sorting(golden: torch.Tensor, candidate: torch.Tensor) -> dict[str, float]:
@@ -142,10 +149,13 @@ def beside(rows: int, dtype: torch.dtype, repeats: int, clock: Clock) -> dict[st
         CleanSlopes(floor.slopes),
         2**-8,
     )
+    by_expert = replace(site, experts=routed)
     jobs = {
-        "every two-tensor metric": lambda: ours(golden, candidate),
+        METRICS: lambda: ours(golden, candidate),
         "reference, slopes by head and channel": lambda: deviation(site),
-        "the same and by 256 experts": lambda: deviation(replace(site, experts=routed)),
+        "the same, no numba": lambda: without_numba(lambda: deviation(site)),
+        "reference, slopes by head, channel and 256 experts": lambda: deviation(by_expert),
+        "with experts, no numba": lambda: without_numba(lambda: deviation(by_expert)),
         "noise floor of 3 clean ways (golden run)": lambda: measure_floor(
             named, given, reference, mask, laid
         ),
@@ -200,12 +210,14 @@ def table(found: dict[str, dict[str, float]]) -> str:
 
 
 def site_table(found: dict[str, dict[str, float]]) -> str:
-    """Return milliseconds by what is done and dtype."""
-    lines = ["| at one site | " + " | ".join(f"{dtype}, ms" for dtype in found) + " |"]
-    lines.append("|---|" + "---:|" * len(found))
+    """Return milliseconds by what is done and dtype, and how many times the metrics' they are."""
+    lines = ["| at one site | " + " | ".join(f"{dtype}, ms | times" for dtype in found) + " |"]
+    lines.append("|---|" + "---:|---:|" * len(found))
     for name in next(iter(found.values())):
-        cells = " | ".join(f"{spent[name]:.3g}" for spent in found.values())
-        lines.append(f"| {name} | {cells} |")
+        cells = []
+        for spent in found.values():
+            cells += [f"{spent[name]:.3g}", f"{spent[name] / spent[METRICS]:.2g}"]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

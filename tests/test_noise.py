@@ -15,7 +15,8 @@ from torch.nn.functional import linear
 
 from layerparity.anatomy.site import Kind, Site
 from layerparity.judge.tolerances.calibrated import CalibratedTolerance
-from layerparity.numbers import token_sums as streamed
+from layerparity.numbers import site_sums as streamed
+from layerparity.numbers import token_sums
 from layerparity.numbers.arithmetic import Product, backwards, sharded, strided
 from layerparity.numbers.clean import wider
 from layerparity.numbers.clean_slopes import CleanSlopes, SlopeSample
@@ -33,13 +34,13 @@ TYPES = {
     "fp32, fp64": (torch.float32, torch.float64),
     "fp64": (torch.float64, torch.float64),
 }
-SHAPES = [(1, 1, 0), (1, 64, 4), (40, 1, 0), (37, 96, 8), (3, 2 * streamed.PIECE + 5, 0)]
+SHAPES = [(1, 1, 0), (1, 64, 4), (40, 1, 0), (37, 96, 8), (3, 2 * token_sums.PIECE + 5, 0)]
 Change = Callable[[torch.Tensor], torch.Tensor]
 
 
-@pytest.fixture(params=[1, streamed.PIECE], ids=["a token at once", "usual pieces"])
+@pytest.fixture(params=[1, token_sums.PIECE], ids=["a token at once", "usual pieces"])
 def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streamed, "PIECE", request.param)
+    monkeypatch.setattr(token_sums, "PIECE", request.param)
     monkeypatch.setattr(streamed, "BLOCK", 16 * request.param)
 
 
@@ -88,7 +89,7 @@ def test_sums_are_the_dense_ones(shape: tuple[int, int, int], types: str) -> Non
     scale = scales(given.floor.elements)
     c, g, r = (each.double() for each in (given.candidate, given.golden, given.reference))
     before = [each.clone() for each in (given.candidate, given.golden, given.reference)]
-    found = streamed.site_sums(given.candidate, given.golden, given.reference, scale, given.layout)
+    found = streamed.plain_site_sums(given.sides, scale, given.layout)
     for each, old in zip((given.candidate, given.golden, given.reference), before, strict=True):
         assert torch.equal(each, old)
     for axis, error, square in (
@@ -107,7 +108,7 @@ def test_sums_are_the_dense_ones(shape: tuple[int, int, int], types: str) -> Non
 
 
 def _regressions_are_the_dense_ones(
-    found: streamed.SiteSums, difference: torch.Tensor, scaled: torch.Tensor, layout: TokenLayout
+    found: token_sums.SiteSums, difference: torch.Tensor, scaled: torch.Tensor, layout: TokenLayout
 ) -> None:
     products, squares = difference * scaled, scaled.square()
     close(found.products, products.sum(1), products.abs().sum(1))
@@ -139,8 +140,8 @@ def test_sums_by_expert_are_the_dense_ones(types: str) -> None:
     c, g, r = (each.double() for each in (given.candidate, given.golden, given.reference))
     sent = given.experts.double().T
     apart = sent @ ((c - g) * r * weight) - slope.unsqueeze(1) * (sent @ (r.square() * weight))
-    sides = (given.candidate, given.golden)
-    found = streamed.apart_by_expert(sides, given.reference, weight, given.experts, slope)
+    groups = token_sums.Sent.of(given.experts).groups(range(5))
+    found = streamed.plain_apart(given.sides, weight, groups, slope)
     close(found, apart.square().sum(1))
     assert float(found[3]) == 0
 

@@ -93,7 +93,7 @@ def conclude(
             *noisier(rows, left.dtypes, right.dtypes),
         ),
         token_errors={str(s): m.token_errors for s, m in measured.items() if m.token_errors},
-        profiles={str(s): measured[s].profiles for s in failed if measured[s].profiles},
+        profiles={str(s): measured[s].groups for s in failed if measured[s].profiles},
         settings=settings or {},
         blocks=blocks,
     )

@@ -18,6 +18,7 @@ from layerparity.judge.routing import replayed
 from layerparity.judge.rows import by_token, chunks, has_tokens, real_tokens
 from layerparity.judge.sides import RunSet, SideRecord
 from layerparity.numbers.closeness import CLOSE, Closeness
+from layerparity.numbers.decimals import shortened
 from layerparity.numbers.metric import FLOATING, Chunk, Stream
 from layerparity.numbers.metrics.sets import sets_agree
 from layerparity.record.reason import Reason, ReasonKind
@@ -30,15 +31,20 @@ _WORTH_A_THREAD = 1 << 18
 class Measured:
     """A site's metrics by name, and the relative L2 error of each real token in batch-major order.
 
-    ``nothing`` is why there are none. ``profiles`` are the calibrated metrics by group, a value
-    each; ``lacking`` is why there are none of them.
+    ``nothing`` is why there are none. ``profiles`` are the calibrated metrics by group, float64
+    [group]; ``lacking`` is why there are none of them.
     """
 
     metrics: dict[str, float] = field(default_factory=dict)
     token_errors: list[float] = field(default_factory=list)
     nothing: Reason | None = None
-    profiles: dict[str, list[float]] = field(default_factory=dict)
+    profiles: dict[str, np.ndarray] = field(default_factory=dict)
     lacking: Reason | None = None
+
+    @property
+    def groups(self) -> dict[str, list[float]]:
+        """The profiles to four digits, as a comparison keeps them."""
+        return {name: shortened(values, 4) for name, values in self.profiles.items()}
 
 
 def measure(
@@ -100,13 +106,7 @@ def token_errors(chunk: Chunk) -> list[float]:
     # A comparison holds one for every token of every site: six digits keep its file readable.
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(error == 0, 0.0, error / golden)
-        digits = 5 - np.floor(np.log10(ratio))
-        # Powers of ten up to 10^22 are exact, and so the quotient is the decimal's nearest float.
-        scale = 10.0 ** np.clip(digits, 0, 22)
-        short = np.round(ratio * scale) / scale
-    for odd in np.flatnonzero((ratio != 0) & ~((digits >= 0) & (digits <= 22))):
-        short[odd] = float(f"{ratio[odd]:.6g}")
-    return short.tolist()
+    return shortened(ratio, 6)
 
 
 def _load_both(pair: Pair) -> tuple[torch.Tensor, torch.Tensor]:

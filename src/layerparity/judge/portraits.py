@@ -19,6 +19,7 @@ from layerparity.judge.closeup import (
     worst_elements,
 )
 from layerparity.judge.rows import by_token, has_tokens, places, real_tokens
+from layerparity.numbers.decimals import shortened
 from layerparity.numbers.deviation import JudgedSite, deviation
 from layerparity.numbers.token_sums import CHANNEL, HEAD
 from layerparity.record.portrait import FLOOR, GOLDEN, Grouped, Portrait
@@ -138,8 +139,9 @@ def _groups(pair: Pair, calibration: Calibration, unit: str) -> dict[str, list[f
     if unit == FLOOR:
         calibrated = _calibrated(pair, calibration, (left, right), mask)
         profiles = {} if calibrated is None else deviation(calibrated).profiles
-        names = {name: profiles.get(f"error_ratio {name}", []) for name in _GROUPINGS}
-        return {name: values for name, values in names.items() if len(values) > 1}
+        named = {name: f"error_ratio {name}" for name in _GROUPINGS}
+        known = {name: profiles[each] for name, each in named.items() if each in profiles}
+        return {name: shortened(each, 4) for name, each in known.items() if each.size > 1}
     sides, _, _ = _plain((left, right), mask)
     golden = sides.golden.double()
     error = (sides.candidate.double() - golden).square().sum(0)
@@ -149,8 +151,7 @@ def _groups(pair: Pair, calibration: Calibration, unit: str) -> dict[str, list[f
     for name in laid.groupings:
         if name in _GROUPINGS:
             ratio = laid.sums(error, name) / laid.sums(size, name)
-            squares = ratio.nan_to_num(0.0, inf, inf).tolist()
-            groups[name] = [float(f"{sqrt(each):.4g}") for each in squares]
+            groups[name] = shortened(ratio.nan_to_num(0.0, inf, inf).sqrt().numpy(), 4)
     return groups
 
 

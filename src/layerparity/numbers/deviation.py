@@ -12,24 +12,25 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
+import numpy as np
 import torch
 
 from layerparity.numbers.arithmetic import one_thread
 from layerparity.numbers.clean_slopes import CleanSlopes
 from layerparity.numbers.floor import TINY, Floor, group_floor, scales
+from layerparity.numbers.site_sums import apart_by_group, site_sums
 from layerparity.numbers.token_factors import factor_ratio, standing_out
 from layerparity.numbers.token_sums import (
     CHANNEL,
     FEWEST,
     HEAD,
     WHOLE,
+    Sent,
     SiteSums,
     Slopes,
     TokenLayout,
-    apart_by_expert,
-    site_sums,
 )
 from layerparity.numbers.typical_floor import SHARED, TypicalFloor
 
@@ -41,6 +42,8 @@ _FLUSHED = torch.finfo(torch.float32).tiny
 # So few independent numbers, such as a router's two weights of a token, are off by chance; and so
 # few tokens' factors.
 _FEW = 8
+# Experts whose variance is worked out at once.
+_AT_ONCE = 8
 TokenCount = TypeVar("TokenCount", float, torch.Tensor)
 
 
@@ -68,22 +71,52 @@ class JudgedSite:
     experts: torch.Tensor | None = None
     typical: TypicalFloor | None = None
 
+    @property
+    def sides(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Candidate, golden and reference."""
+        return self.candidate, self.golden, self.reference
+
 
 @dataclass
 class Deviation:
-    """Metrics by name, and profiles by grouping for whoever explains a failure: a value a group."""
+    """Metrics by name, and profiles by grouping for whoever explains a failure.
+
+    A profile is float64 [group].
+    """
 
     metrics: dict[str, float] = field(default_factory=dict)
-    profiles: dict[str, list[float]] = field(default_factory=dict)
+    profiles: dict[str, np.ndarray] = field(default_factory=dict)
 
 
-@one_thread()
 def deviation(site: JudgedSite) -> Deviation:
     """Return everything that the calibrated tolerance judges at one site."""
+    with one_thread():
+        scale = scales(site.floor.elements)
+        sent = None if site.experts is None else Sent.of(site.experts)
+    # Sums are shared out to the threads that torch has; what is made of them is small.
+    sums = site_sums(site.sides, scale, site.layout)
+    experts = None if sent is None else _of_experts(site, sums, scale.square(), sent)
+    with one_thread():
+        return _judged(site, sums, scale, experts)
+
+
+class _Experts(NamedTuple):
+    """The slope over the tokens that each expert was sent, and its variance, float64 [expert].
+
+    The variance is beside that of the tokens.
+    """
+
+    sent: Sent
+    slopes: Slopes
+    variance: torch.Tensor
+
+
+def _judged(
+    site: JudgedSite, sums: SiteSums, scale: torch.Tensor, experts: _Experts | None
+) -> Deviation:
+    """Return what a site's sums say; ``scale`` is float64 [element]."""
     result = Deviation()
-    scale = scales(site.floor.elements)
-    sums = site_sums(site.candidate, site.golden, site.reference, scale, site.layout)
-    _ratios(site, sums, result)
+    _ratios(site, sums, None if experts is None else experts.sent, result)
     part = site.tokens.numel() / max(site.real, 1)
     by_element = sums.slopes[CHANNEL]
     for grouping in site.layout.groupings:
@@ -94,15 +127,15 @@ def deviation(site: JudgedSite) -> Deviation:
         clean = site.clean.variance(grouping, _left(error, slopes), noise, slopes.q)
         _note_slope(result, f"slope_{grouping}".removesuffix("_whole"), slopes, variance + clean)
     _by_token(site, sums, result)
-    if site.experts is not None:
-        _by_expert(site, sums, scale.square(), result)
+    if experts is not None:
+        _note_slope(result, "slope_expert", experts.slopes, experts.variance)
     ones = torch.full_like(sums.differences, site.tokens.numel())
     variance = _across(site.layout, WHOLE, sums.differences, ones, sums.offset)
     _note_slope(result, "offset", sums.offset, variance)
     return result
 
 
-def _ratios(site: JudgedSite, sums: SiteSums, result: Deviation) -> None:
+def _ratios(site: JudgedSite, sums: SiteSums, sent: Sent | None, result: Deviation) -> None:
     """Note the ratio of error to floor: of the whole site and of the worst group of each kind."""
     tokens, width = site.candidate.shape
     floors = site.floor.tokens[:, site.tokens].double()
@@ -133,12 +166,10 @@ def _ratios(site: JudgedSite, sums: SiteSums, result: Deviation) -> None:
     if HEAD in site.layout.groupings:
         per_head = [site.layout.sums(each, HEAD) for each in per_element]
         _note_worst(result, HEAD, per_head, tokens * width // site.layout.heads)
-    if site.experts is not None:
-        routed = site.experts.double()
-        sent = routed.sum(0)
-        groups = [each @ routed for each in per_token]
-        groups[1] = groups[1] * _of_few(sent.clamp_min(1))
-        _note_worst(result, "expert", groups, width * sent)
+    if sent is not None:
+        groups = [sent.sums(each) for each in per_token]
+        groups[1] = groups[1] * _of_few(sent.counts.double().clamp_min(1))
+        _note_worst(result, "expert", groups, width * sent.counts)
 
 
 def _total(
@@ -192,7 +223,7 @@ def _note_worst(
         worst = int(ratio.argmax())
         result.metrics[f"error_ratio_{name}"] = float(ratio[worst])
         result.metrics[f"error_ratio_{name}_index"] = float(worst)
-        result.profiles[f"error_ratio {name}"] = _rounded(ratio)
+        result.profiles[f"error_ratio {name}"] = ratio.numpy()
 
 
 def _by_token(site: JudgedSite, sums: SiteSums, result: Deviation) -> None:
@@ -225,21 +256,32 @@ def _left(errors: torch.Tensor, slopes: Slopes) -> torch.Tensor:
     return (errors - slopes.slope.square() * slopes.q).clamp_min(0)
 
 
-def _by_expert(site: JudgedSite, sums: SiteSums, weight: torch.Tensor, result: Deviation) -> None:
-    """Note the most significant slope among those over the tokens of each expert."""
-    assert site.experts is not None
-    routed = site.experts.double()
-    slopes = Slopes.start(routed.shape[1])
-    slopes.add(sums.products.unsqueeze(1) * routed, sums.squares.unsqueeze(1) * routed)
-    sides = (site.candidate, site.golden)
-    apart = apart_by_expert(sides, site.reference, weight, site.experts, slopes.slope)
-    variance = apart / slopes.q.square().clamp_min(TINY)
-    part = site.tokens.numel() / max(site.real, 1)
-    noise = group_floor(site.floor.elements, site.layout, WHOLE) * part * routed.mean(0)
-    left = _left(sums.weighed @ routed, slopes)
-    clean = site.clean.variance(WHOLE, left, noise, slopes.q)
-    few = torch.where(routed.sum(0) < FEWEST, torch.inf, 0.0)
-    _note_slope(result, "slope_expert", slopes, variance + clean + few)
+def _of_experts(site: JudgedSite, sums: SiteSums, weight: torch.Tensor, sent: Sent) -> _Experts:
+    """Return the experts' slopes; ``weight`` is float64 [element].
+
+    The variance is whole for each expert that may have the most significant slope. For the others,
+    the part that costs little to know is enough to tell that they have not.
+    """
+    with one_thread():
+        p, q = sums.products, sums.squares
+        pp, pq, qq = (sent.sums(each) for each in (p * p, p * q, q * q))
+        slopes = Slopes(sent.sums(p), sent.sums(q), pp, pq, qq, len(p))
+        share = sent.counts / max(site.real, 1)
+        noise = group_floor(site.floor.elements, site.layout, WHOLE) * share
+        left = _left(sent.sums(sums.weighed), slopes)
+        few = torch.where(sent.counts < FEWEST, torch.inf, 0.0)
+        variance = site.clean.variance(WHOLE, left, noise, slopes.q) + few
+        bound = _significance(slopes, variance)
+        order = bound.argsort(descending=True).tolist()
+    most = 0.0
+    for some in (order[start : start + _AT_ONCE] for start in range(0, len(order), _AT_ONCE)):
+        # More variance means a lower z: nobody who is below the most now has the most.
+        if bound[some[0]] == 0 or bound[some[0]] < most:
+            break
+        apart = apart_by_group(site.sides, weight, sent.groups(some), slopes.slope[some])
+        variance[some] += apart / slopes.q[some].square().clamp_min(TINY)
+        most = max(most, float(_significance(slopes, variance)[some].max()))
+    return _Experts(sent, slopes, variance)
 
 
 def _across(
@@ -262,22 +304,22 @@ def _note_slope(result: Deviation, name: str, slopes: Slopes, variance: torch.Te
 
     ``variance`` is what is to be added to that of the tokens, float64 [groups].
     """
-    slope = slopes.slope
-    error = (slopes.variance + variance).sqrt()
-    z = torch.where(slope == 0, 0.0, slope.abs() / error.clamp_min(TINY))
+    slope, z = slopes.slope, _significance(slopes, variance)
     worst = int(z.argmax())
     result.metrics[name] = float(slope[worst])
     result.metrics[f"{name}_z"] = float(z[worst])
     if z.numel() > 1:
         result.metrics[f"{name}_index"] = float(worst)
-        result.profiles[name] = _rounded(slope)
+        result.profiles[name] = slope.numpy()
+
+
+def _significance(slopes: Slopes, variance: torch.Tensor) -> torch.Tensor:
+    """Return each slope's z, float64 [group] as ``variance`` is, which adds to that of tokens."""
+    error = (slopes.variance + variance).sqrt()
+    return torch.where(slopes.slope == 0, 0.0, slopes.slope.abs() / error.clamp_min(TINY))
 
 
 def _root(error: torch.Tensor | float, floor: torch.Tensor) -> float:
     if float(floor) > 0:
         return math.sqrt(float(error) / float(floor))
     return math.inf if float(error) > 0 else 0.0
-
-
-def _rounded(values: torch.Tensor) -> list[float]:
-    return [float(f"{value:.4g}") for value in values.tolist()]

@@ -7,9 +7,10 @@ there are, nor on which of them was faster.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from layerparity.numbers.pair_sums import BINS, Moments, PairSums, most_steps
 _SLICE = 1 << 18
 _WORDS = {torch.float32: torch.uint32, torch.bfloat16: torch.uint16}
 _EXACT = torch.float16
+Result = TypeVar("Result")
 
 
 def takes(golden: torch.Tensor, candidate: torch.Tensor) -> bool:
@@ -63,8 +65,8 @@ class _Work(NamedTuple):
         step = max(1, _SLICE // min(width, kernel.SEGMENT))
         slices = -(-rows * parts // step)
         return cls(
-            _bits(golden),
-            _bits(candidate),
+            bits(golden),
+            bits(candidate),
             width,
             step,
             np.zeros((slices, 12)),
@@ -121,12 +123,16 @@ def _share_out(work: _Work) -> np.ndarray:
         counts[0] += counts[BINS:].sum()
         return counts[:BINS]
 
-    threads = min(torch.get_num_threads(), slices)
+    return sum(in_threads(run, slices), np.zeros(BINS, dtype=np.int64))
+
+
+def in_threads(run: Callable[[], Result], most: int) -> list[Result]:
+    """Return what ``run`` gives in each of the threads that torch has, of ``most`` at most."""
+    threads = min(torch.get_num_threads(), most)
     if threads <= 1:
-        return run()
+        return [run()]
     others = [_pool(torch.get_num_threads()).submit(run) for _ in range(threads - 1)]
-    own = run()
-    return sum((each.result() for each in others), own)
+    return [run(), *(each.result() for each in others)]
 
 
 @cache
@@ -134,6 +140,10 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="layerparity-metrics")
 
 
-def _bits(tensor: torch.Tensor) -> np.ndarray:
+def bits(tensor: torch.Tensor) -> np.ndarray:
+    """Return a tensor's bits, flat: uint16 of bfloat16, uint32 of float32 and of float16 as such.
+
+    ``tensor`` is of any shape.
+    """
     wide = tensor.float() if tensor.dtype is _EXACT else tensor
     return wide.contiguous().reshape(-1).view(_WORDS[wide.dtype]).numpy()

@@ -38,7 +38,7 @@ _TURN = np.uint16(ZEROS - 1)
 _inner = numba.njit(nogil=True)
 
 
-def _kept_on_disk(function: Callable[..., Any]) -> Any:
+def kept_on_disk(function: Callable[..., Any]) -> Any:
     """Compile a function once per machine: beside this file, or in the user's cache folder."""
     try:
         return numba.njit(nogil=True, cache=True)(function)
@@ -63,7 +63,7 @@ def _wide(word: Any) -> Any:
 
 
 @_inner
-def _value(word: Any) -> Any:
+def float_of(word: Any) -> Any:
     """Return the float32 that a word of bits stands for."""
     return np.uint32(wide(word)).view(np.float32)
 
@@ -100,8 +100,8 @@ def _sum(golden: Any, candidate: Any, bounds: Any, sums: Any, bins: Any) -> Any:
     similar, largest = 0, np.int64(0)
     for i in range(golden.size):
         # float64's difference rounded to float32, in one step: 53 bits are 2 x 24 + 2 or more.
-        narrow = np.float32(abs(_value(candidate[i]) - _value(golden[i])))
-        g, c = np.float64(_value(golden[i])), np.float64(_value(candidate[i]))
+        narrow = np.float32(abs(float_of(candidate[i]) - float_of(golden[i])))
+        g, c = np.float64(float_of(golden[i])), np.float64(float_of(candidate[i]))
         d = c - g
         gap = abs(d)
         gg += g * g
@@ -123,10 +123,10 @@ def _sum(golden: Any, candidate: Any, bounds: Any, sums: Any, bins: Any) -> Any:
 @_lanes
 def _about(golden: Any, candidate: Any, sums: Any) -> None:
     """Write means and moments about them of a segment that hardly varies, from its first pair."""
-    pivot, other = np.float64(_value(golden[0])), np.float64(_value(candidate[0]))
+    pivot, other = np.float64(float_of(golden[0])), np.float64(float_of(candidate[0]))
     sx = sy = xx = yy = xy = 0.0
     for i in range(golden.size):
-        x, y = np.float64(_value(golden[i])) - pivot, np.float64(_value(candidate[i])) - other
+        x, y = np.float64(float_of(golden[i])) - pivot, np.float64(float_of(candidate[i])) - other
         sx += x
         sy += y
         xx += x * x
@@ -226,7 +226,7 @@ def _tally(bins: Any, histogram: Any, golden: Any, candidate: Any, ahead: Any) -
         one[bins[i]] += 1
 
 
-@_kept_on_disk
+@kept_on_disk
 def measure(golden: Any, candidate: Any, layout: Any, bounds: Any, found: Any) -> None:
     """Measure a slice of two flat arrays of bits, uint32 for float32 and uint16 for bfloat16.
 

@@ -1,12 +1,11 @@
-"""Sum one site's errors and regressions by token and by group: whole, by head, by channel.
+"""Sums of one site's errors and regressions, by token and by group: whole, by head, by channel.
 
 Rounding is nearly independent of the value it rounds; a wrong factor is not. The slope through the
 origin of ``difference`` on ``reference`` is that factor, and its error is estimated from the
 tokens' own sums: values of one token are not independent of each other (cluster-robust variance,
 Liang and Zeger 1986, with the tokens as clusters).
 
-Tensors are read in pieces whose float64 values stay in a core's cache, whatever the size of the
-site: all that is kept are a few numbers for each token and each element.
+`site_sums` makes them from tensors.
 """
 
 from __future__ import annotations
@@ -15,17 +14,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
-from torch.nn.functional import embedding_bag
-
-from layerparity.numbers.token_factors import explained
 
 WHOLE, HEAD, CHANNEL = "whole", "head", "channel"
 # Clusters: of fewer, the variance itself is a guess.
 FEWEST = 16
 # Elements of a piece.
 PIECE = 1 << 16
-# Elements that are summed by expert at once, and such sums.
-BLOCK = 1 << 18
 _TINY = 1e-300
 
 
@@ -106,6 +100,18 @@ class Slopes:
         p, q, pp, pq, qq = torch.zeros(5, groups, dtype=torch.float64)
         return cls(p, q, pp, pq, qq)
 
+    @classmethod
+    def of(cls, p: torch.Tensor, q: torch.Tensor) -> Slopes:
+        """Return the sums of each token's P and Q, float64 [token, group]."""
+        slopes = cls.start(p.shape[1])
+        slopes.add(p, q)
+        return slopes
+
+    def scaled(self, weight: torch.Tensor) -> Slopes:
+        """Return the sums with each group's P and Q scaled by ``weight``, float64 [group]."""
+        pp, pq, qq = (each * weight.square() for each in (self.pp, self.pq, self.qq))
+        return Slopes(self.p * weight, self.q * weight, pp, pq, qq, self.tokens)
+
     def add(self, p: torch.Tensor, q: torch.Tensor) -> None:
         """Add each token's P and Q, float64 [token, group]."""
         self.p += p.sum(0)
@@ -141,6 +147,34 @@ def pieces(tokens: int, elements: int) -> Iterator[slice]:
         yield slice(start, start + step)
 
 
+@dataclass(frozen=True)
+class Sent:
+    """Which tokens each expert was sent: int64 ``tokens`` [pair], an expert's behind another's.
+
+    ``experts``, int64 [pair], are whose they are; ``counts``, int64 [expert], how many each has.
+    """
+
+    tokens: torch.Tensor
+    experts: torch.Tensor
+    counts: torch.Tensor
+
+    @classmethod
+    def of(cls, routed: torch.Tensor) -> Sent:
+        """Return what bool [token, expert] says."""
+        experts, tokens = routed.T.contiguous().nonzero(as_tuple=True)
+        return cls(tokens, experts, torch.bincount(experts, minlength=routed.shape[1]))
+
+    def sums(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the sums of values, float64 [token], over the tokens of each expert, [expert]."""
+        sums = torch.zeros(len(self.counts), dtype=torch.float64)
+        return sums.index_add_(0, self.experts, values[self.tokens])
+
+    def groups(self, experts: Iterable[int]) -> list[torch.Tensor]:
+        """Return the tokens of each of some experts, int64 [token of it]."""
+        ends, counts = self.counts.cumsum(0).tolist(), self.counts.tolist()
+        return [self.tokens[ends[each] - counts[each] : ends[each]] for each in experts]
+
+
 @dataclass
 class SiteSums:
     """Float64 sums over judged tokens of candidate c, golden g, reference r and scale s.
@@ -171,90 +205,3 @@ class SiteSums:
         error, square, p, q, weighed = torch.zeros(5, tokens, dtype=torch.float64)
         errors, all_squares, differences = torch.zeros(3, elements, dtype=torch.float64)
         return cls(error, square, errors, all_squares, p, q, differences, weighed)
-
-
-def site_sums(
-    candidate: torch.Tensor,
-    golden: torch.Tensor,
-    reference: torch.Tensor,
-    scale: torch.Tensor,
-    layout: TokenLayout,
-) -> SiteSums:
-    """Return the sums of three floating [token, element]; ``scale`` is float64 [element]."""
-    tokens, elements = candidate.shape
-    sums = SiteSums.start(tokens, elements)
-    sums.slopes = {each: Slopes.start(layout.size(each)) for each in layout.groupings}
-    sums.shared = dict.fromkeys([each for each in layout.groupings if each != CHANNEL], 0.0)
-    weight = scale.square()
-    for rows in pieces(tokens, elements):
-        c, g, r = (each[rows].double() for each in (candidate, golden, reference))
-        difference, off = c - g, c - r
-        shared, square = off * r, r.square()
-        error = off.square_()
-        sums.weighed[rows] = error @ weight
-        sums.error_tokens[rows], sums.square_tokens[rows] = error.sum(1), square.sum(1)
-        sums.error_elements += error.sum(0)
-        sums.own += float((g - r).square_().sum())
-        sums.differences += difference.sum(0)
-        offsets = (difference @ scale).unsqueeze(1)
-        sums.offset.add(offsets, torch.full_like(offsets, elements))
-        _regress(sums, rows, (difference.mul_(r), square, shared), weight, layout)
-    sums.differences *= scale
-    channels = sums.slopes[CHANNEL]
-    sums.square_elements += channels.q
-    # Until here the channels' terms are not weighed.
-    for name, factor in (("p", 1), ("q", 1), ("pp", 2), ("pq", 2), ("qq", 2)):
-        getattr(channels, name).mul_(weight**factor)
-    return sums
-
-
-def _regress(
-    sums: SiteSums,
-    rows: slice,
-    sides: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    weight: torch.Tensor,
-    layout: TokenLayout,
-) -> None:
-    """Add a piece's (c - g) r, r^2 and (c - r) r to the regressions; channels unweighed."""
-    products, squares, shared = sides
-    sums.slopes[CHANNEL].add(products, squares)
-    if HEAD in sums.slopes:
-        each = [layout.sums(values * weight, HEAD) for values in sides]
-        sums.slopes[HEAD].add(*each[:2])
-        sums.shared[HEAD] += float(explained(each[2], each[1]))
-        p, q, of_all = (values.sum(1) for values in each)
-    else:
-        p, q, of_all = products @ weight, squares @ weight, shared @ weight
-    sums.shared[WHOLE] += float(explained(of_all, q))
-    sums.products[rows], sums.squares[rows] = p, q
-    sums.slopes[WHOLE].add(p.unsqueeze(1), q.unsqueeze(1))
-
-
-def apart_by_expert(
-    difference: tuple[torch.Tensor, torch.Tensor],
-    reference: torch.Tensor,
-    weight: torch.Tensor,
-    routed: torch.Tensor,
-    slope: torch.Tensor,
-) -> torch.Tensor:
-    """Return the sum over elements of (P - slope Q)^2, P and Q summed over each expert's tokens.
-
-    ``difference`` is (candidate, golden), which are floating [token, element] like ``reference``;
-    ``weight`` is float64 [element], ``routed`` bool [token, expert], ``slope`` and the result
-    float64 [expert].
-    """
-    candidate, golden = difference
-    wide = max(1, BLOCK // max(1, *routed.shape))
-    _, sent = routed.T.nonzero(as_tuple=True)
-    counts = routed.sum(0)
-    # Each expert's tokens are added where they stand: a product would multiply the others by zero.
-    first = counts.cumsum(0) - counts
-    sums = torch.zeros_like(slope)
-    for start in range(0, reference.shape[1], wide):
-        columns = slice(start, start + wide)
-        c, g, r = (each[:, columns].double() for each in (candidate, golden, reference))
-        p = embedding_bag(sent, (c - g).mul_(r), first, mode="sum")
-        q = embedding_bag(sent, r.square(), first, mode="sum")
-        apart = (p - slope.unsqueeze(1) * q) * weight[columns]
-        sums += apart.square_().sum(1)
-    return sums

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -14,6 +15,7 @@ from layerparity.ground.files import (
     damaged,
     inside,
     read_tensor,
+    read_tensors,
     reading,
     tensor_digest,
     text_digest,
@@ -25,6 +27,8 @@ from layerparity.numbers.typical_floor import TypicalFloor
 from layerparity.record.folder import REFERENCE_INDEX, RunFolder, reference_file, refuse_altered
 
 ISOLATED, CHAINED = "isolated", "chained"
+# Bytes of a file that is read as a whole, and how many of those stay open.
+_SMALL, _OPEN = 1 << 22, 64
 
 
 @dataclass(frozen=True)
@@ -110,11 +114,16 @@ class ReferenceWriter:
 
 
 class StoredReferences:
-    """The references of a finished run, read lazily."""
+    """The references of a finished run, read lazily.
+
+    A site's take several tensors, and a floor is pooled over a file for each decode step: small
+    files are opened once for many of them.
+    """
 
     def __init__(self, folder: Path, digest: str) -> None:
         """Raises UserError where the index is damaged or not the one the manifest names."""
         self.folder = folder
+        self._opened = lru_cache(_OPEN)(self._open)
         self._entries: dict[tuple[str, str, Site], ReferenceEntry] = {}
         self._steps: dict[tuple[str, ...], list[ReferenceEntry]] = {}
         path = inside(folder, REFERENCE_INDEX)
@@ -158,10 +167,17 @@ class StoredReferences:
         return TypicalFloor.of(*torch.cat(errors, 1)) if errors else None
 
     def _read(self, entry: ReferenceEntry, name: str) -> torch.Tensor:
-        path = inside(self.folder, entry.file)
-        tensor = read_tensor(path, name)
+        path, tensors = self._opened(entry.file)
+        tensor = tensors[name] if name in tensors else read_tensor(path, name)
         refuse_altered(tensor, entry.hashes[name], name, path)
         return tensor
+
+    def _open(self, file: str) -> tuple[Path, dict[str, torch.Tensor]]:
+        """Return a file's path, and all of its tensors, mapped, where it is a small one."""
+        path = inside(self.folder, file)
+        with reading(path):
+            small = path.stat().st_size <= _SMALL
+        return path, read_tensors(path) if small else {}
 
 
 def _place(entry: ReferenceEntry) -> tuple[str, ...]:
