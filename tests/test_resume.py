@@ -70,8 +70,8 @@ def stopping(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int | None],
 @pytest.mark.parametrize(
     ("words", "notes", "resumed"),
     [
-        # Nine stages, and a note for each token.
-        ((*CPU, *SHORT, "generate.max_new_tokens=3"), 5, 2),
+        # Nine stages, and a note for each token: at the third one two steps wait for the last.
+        ((*CPU, *SHORT, "generate.max_new_tokens=4"), 6, 2),
         (("device_map=stream", *SHORT, "dtype=bfloat16", "capture=components"), 4, 2),
         (("backend=neuron", *SHORT, "generate.max_new_tokens=3"), 7, 1),
         (("backend=neuron", *SHORT, "device_map=stream", "generate.max_new_tokens=2"), 4, 2),

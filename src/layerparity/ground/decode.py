@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 Reader = Callable[[Any], Any]
+_PLAIN = (str, int, float, bool, type(None))
 _WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 
 
@@ -171,14 +172,15 @@ def encode(value: Any) -> Any:
 
     A dataclass becomes a dictionary of its fields, or text where it has a ``parse``.
     """
+    if type(value) in _PLAIN:
+        # Nearly all of what is written, and at once.
+        return value
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Mapping):
         return {key: encode(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [encode(each) for each in value]
-    if not is_dataclass(value):
-        return value
-    if hasattr(value, "parse"):
-        return str(value)
+    if not is_dataclass(value) or hasattr(value, "parse"):
+        return str(value) if is_dataclass(value) else value
     return {each.name: encode(getattr(value, each.name)) for each in fields(value)}

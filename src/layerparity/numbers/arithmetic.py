@@ -8,12 +8,21 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
 Operation = Callable[..., Any]
 # Of an input [..., channel] and a weight [row, channel], both floating: [..., row].
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+# Elements of a weight that are laid out anew at a time, and what its rows are then a multiple of:
+# fewer would be multiplied by another kernel, in another order.
+_PART, _ROWS = 1 << 22, 64
+# Tokens from which on a product does not depend on how its weight is laid out.
+_MANY = 8
+# Below this product of terms and rows torch multiplies batches by a loop of its own, which adds
+# otherwise. With zeros up to there it adds as a single product does, if so few terms are added.
+_FEWEST, _SHORT = 400, 8
 _CASTS = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16, torch.Tensor.double)
 
 
@@ -64,16 +73,56 @@ def sharded(shards: int) -> Product:
     return product
 
 
-def strided(shards: int) -> Product:
-    """Return a product of partial sums over every ``shards``-th term."""
+def strided(shards: int, by_row: bool = False) -> Product:
+    """Return a product of partial sums over every ``shards``-th term, each rounded.
+
+    ``by_row`` gives what each row of the input gives alone, inside `Apart`.
+    """
 
     def product(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         count = min(shards, input.shape[-1])
-        return _added(
-            linear(input[..., start::count], weight[..., start::count]) for start in range(count)
-        )
+        if input.shape[-1] % count:
+            return _added(
+                linear(input[..., start::count], weight[..., start::count])
+                for start in range(count)
+            )
+        tokens = input.reshape(-1, input.shape[-1])
+        terms = tokens.unflatten(-1, (-1, count)).permute(2, 0, 1).contiguous()
+        large = len(tokens) >= _MANY and weight.numel() >= _PART and weight.device.type == "cpu"
+        partial_sums = _shuffled if large and not by_row else _transposed
+        sums = [_added(partial_sums(terms, part)) for part in _parts(weight)]
+        return torch.cat(sums, -1).view(*input.shape[:-1], -1)
 
     return product
+
+
+def _parts(weight: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Return some rows at a time of a weight [row, channel]."""
+    return weight.split(max(1, _PART // weight.shape[-1] // _ROWS) * _ROWS)
+
+
+def _shuffled(terms: torch.Tensor, weight: torch.Tensor) -> Iterable[torch.Tensor]:
+    """Return the product [token, row] of each of ``terms`` [shard, token, term] and its weights.
+
+    ``weight`` is [row, channel]. A shard alone would read all of it for one term in so many: torch
+    knows the order of all as a shuffle of channels, for which it has fast code.
+    """
+    count, _, size = terms.shape
+    channels = weight.reshape(len(weight), -1, 1, 1).to(memory_format=torch.channels_last)
+    shards = torch.native_channel_shuffle(channels, size).reshape(-1, count, size)
+    return map(linear, terms, shards.unbind(1))
+
+
+def _transposed(terms: torch.Tensor, weight: torch.Tensor) -> Iterable[torch.Tensor]:
+    """Return what `_shuffled` does, of a weight that is small, or for rows that are apart."""
+    (count, tokens, size), rows = terms.shape, len(weight)
+    shards = weight.t().contiguous().view(size, count, rows).transpose(0, 1)
+    short = size * rows < _FEWEST
+    if rows == 1 or (size >= _SHORT if short else count * tokens * rows > _PART):
+        return map(torch.mm, terms, shards)
+    if short:
+        shards = functional.pad(shards, (0, -(-_FEWEST // size) - rows))
+    return torch.bmm(terms, shards)[..., :rows].unbind()
 
 
 def pairwise(shards: int) -> Product:
@@ -110,9 +159,48 @@ def accumulated(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 def _added(partials: Iterable[torch.Tensor]) -> torch.Tensor:
     total: torch.Tensor | None = None
     for partial in partials:
-        total = partial if total is None else total + partial
+        total = partial if total is None else total.add_(partial)
     assert total is not None
     return total
+
+
+class Apart(Mode):
+    """Compute each row by itself where others change how it rounds, as if they were not there.
+
+    A product of one row adds its terms in another order than one of several: float32's error is
+    about half as large. Of all elements, the last few are put through other instructions than those
+    before them.
+    """
+
+    def run(self, func: Operation, args: Sequence[Any], named: dict[str, Any]) -> Any:
+        """Run one operation, row by row where that rounds otherwise."""
+        if func in _GROUPED:
+            return _by_group(*args, **named)
+        if func not in _ROUNDING or args[0].dim() < 2:
+            return func(*args, **named)
+        if func in _PRODUCTS:
+            return torch.cat([func(row, *args[1:]) for row in args[0].split(1, -2)], -2)
+        rows = args[0].flatten(0, -2).split(1)
+        results = torch.cat([func(row, *args[1:], **named) for row in rows])
+        return results.view(*args[0].shape[:-1], -1)
+
+
+_PRODUCTS = {torch.mm, torch.bmm, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__}
+_CURVES = {torch.sigmoid, torch.Tensor.sigmoid, torch.tanh, torch.Tensor.tanh}
+_CURVES |= {functional.sigmoid, functional.silu, functional.gelu, torch.exp, torch.Tensor.exp}
+_ROUNDING = {linear, *_PRODUCTS, *_CURVES}
+# The one of torch 2.9, and that of later ones.
+_GROUPED = {getattr(torch, "_grouped_mm", None), getattr(functional, "grouped_mm", None)}
+
+
+def _by_group(input: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+    """Return [row, out]: each [row, channel] times [channel, out] of its expert.
+
+    ``offs`` [expert] says where each expert's rows end.
+    """
+    experts = torch.searchsorted(offs, torch.arange(len(input), device=offs.device), right=True)
+    rows = zip(input.split(1), experts.tolist(), strict=True)
+    return torch.cat([torch.mm(row, weight[expert]) for row, expert in rows])
 
 
 class Widen(Mode):
@@ -127,20 +215,44 @@ class Widen(Mode):
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
         self.dtype = dtype
+        self._room = torch.empty(0, dtype=dtype)
 
     def run(self, func: Operation, args: Sequence[Any], named: dict[str, Any]) -> Any:
         """Run one operation, its floating dtypes and narrower operands made wide."""
         if func in _CASTS:
             return args[0].to(self.dtype)
-        if func is torch.nn.functional.embedding:
+        if func is functional.embedding:
             # Nothing that it is given is wide: what follows would not be either.
             return func(*args, **named).to(self.dtype)
+        if func is linear and len(args) > 1 and args[0].dtype == self.dtype:
+            return self._linear(*args, **named)
         args = [self._dtypes(each) for each in args]
         named = {key: self._dtypes(value) for key, value in named.items()}
         if self._meets(args) or self._meets(named.values()):
             args = [self._wide(each) for each in args]
             named = {key: self._wide(value) for key, value in named.items()}
         return func(*args, **named)
+
+    def _linear(
+        self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Multiply [..., channel] by [row, channel], of which some rows are widened at a time.
+
+        They take the memory of those before: fresh memory, which the system clears first, took
+        longer than the product.
+        """
+        bias = None if bias is None else bias.to(self.dtype)
+        if weight.dtype == self.dtype:
+            return linear(input, weight, bias)
+        parts = _parts(weight)
+        if self._room.numel() < parts[0].numel() or self._room.device != weight.device:
+            self._room = torch.empty(parts[0].numel(), dtype=self.dtype, device=weight.device)
+        biases = [None] * len(parts) if bias is None else bias.split(len(parts[0]))
+        products = [
+            linear(input, self._room[: part.numel()].view(part.shape).copy_(part), own)
+            for part, own in zip(parts, biases, strict=True)
+        ]
+        return torch.cat(products, -1) if len(parts) > 1 else products[0]
 
     def _dtypes(self, value: Any) -> Any:
         if isinstance(value, torch.dtype) and value.is_floating_point:

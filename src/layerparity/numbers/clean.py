@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from layerparity.numbers.arithmetic import (
+    Apart,
     Linear,
     Product,
     Widen,
@@ -55,7 +56,8 @@ def perturbed(values: torch.Tensor, seed: int) -> torch.Tensor:
 class Way:
     """One clean computation: implementations, order of sums, input noise, or a wider type.
 
-    None leaves what the run itself uses.
+    None leaves what the run itself uses. ``by_row`` is the product of rows that are apart, where
+    it is not the ``product`` itself.
     """
 
     name: str
@@ -64,14 +66,21 @@ class Way:
     product: Product | None = None
     perturbs: bool = False
     wide: torch.dtype | None = None
+    by_row: Product | None = None
 
     @contextmanager
-    def around(self, config: Any) -> Iterator[None]:
-        """Compute this way inside; ``config`` is the model's transformers configuration."""
+    def around(self, config: Any, apart: bool = False) -> Iterator[None]:
+        """Compute this way inside; ``config`` is the model's transformers configuration.
+
+        Rows are computed ``apart`` where each is a decode step of its own.
+        """
+        product = (self.by_row if apart else None) or self.product
         with ExitStack() as stack:
+            if apart:
+                stack.enter_context(Apart())
             stack.enter_context(implementations(config, self.attention, self.experts))
-            if self.product is not None:
-                stack.enter_context(Linear(self.product))
+            if product is not None:
+                stack.enter_context(Linear(product))
             if self.wide is not None:
                 stack.enter_context(Widen(self.wide))
             yield
@@ -81,7 +90,13 @@ class Way:
 FLOOR = (
     Way("eager", attention="eager", experts="eager"),
     Way("perturbed", perturbs=True),
-    Way("32 strided shards", attention="eager", experts="eager", product=strided(32)),
+    Way(
+        "32 strided shards",
+        attention="eager",
+        experts="eager",
+        product=strided(32),
+        by_row=strided(32, by_row=True),
+    ),
 )
 PLAIN = Way("plain")
 # Others, which no floor is made from: whether they pass is a test of the floors.

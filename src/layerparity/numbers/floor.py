@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -43,16 +44,15 @@ class Floor:
 
 
 def scales(elements: torch.Tensor) -> torch.Tensor:
-    """Return 1 / standard error of each element up to a common factor, float64 [element].
+    """Return 1 / standard error of each element up to a common factor, float64 [..., element].
 
-    ``elements`` are a floor's, floating [way, element].
+    ``elements`` are a floor's, floating [..., way, element].
     """
-    mean = elements.double().mean(0)
-    least = _LEAST * float(mean.mean())
-    return (mean + least).rsqrt() if float(mean.sum()) > 0 else torch.ones_like(mean)
+    mean = elements.double().mean(-2)
+    least = _LEAST * mean.mean(-1, keepdim=True)
+    return torch.where(mean.sum(-1, keepdim=True) > 0, (mean + least).rsqrt(), 1.0)
 
 
-@one_thread()
 def measure_floor(
     ways: Mapping[str, torch.Tensor],
     golden: torch.Tensor,
@@ -65,28 +65,30 @@ def measure_floor(
     ``ways`` (by name), ``golden`` and ``reference`` are floating [batch * token, element];
     ``mask`` is bool [batch * token], true for real ones.
     """
-    shape = reference.shape
-    tokens = torch.zeros(len(ways), shape[0], dtype=torch.float64)
-    elements, products = torch.zeros(2, len(ways), shape[1], dtype=torch.float64)
-    squares = torch.zeros(shape[1], dtype=torch.float64)
-    by_token = torch.zeros(shape[0], dtype=torch.float64)
-    for rows in pieces(*shape):
-        # What picks the real rows, without a copy where it picks them all.
-        real = slice(None) if bool(mask[rows].all()) else mask[rows]
-        wide, own = reference[rows].double(), golden[rows].double()
-        square = wide.square()
-        squares += square[real].sum(0)
-        by_token[rows] = square.sum(1)
-        for index, way in enumerate(ways.values()):
-            value = way[rows].double()
-            error = (value - wide).square_()
-            tokens[index, rows] = error.sum(1)
-            elements[index] += error[real].sum(0)
-            products[index] += (value - own).mul_(wide)[real].sum(0)
-    slopes = _slopes(products, squares, elements, layout)
-    weighed, factors = _weighed(ways, reference, mask, scales(elements).square(), layout)
-    largest = torch.stack([tokens.amax(0), by_token])[:, mask]
-    return Floor(tuple(ways), tokens, elements, slopes, largest, weighed, factors)
+    one = {name: way.unsqueeze(0) for name, way in ways.items()}
+    (floor,) = measure_floors(one, golden.unsqueeze(0), reference.unsqueeze(0), mask, layout)
+    return floor
+
+
+@one_thread()
+def measure_floors(
+    ways: Mapping[str, torch.Tensor],
+    golden: torch.Tensor,
+    reference: torch.Tensor,
+    mask: torch.Tensor,
+    layout: TokenLayout,
+) -> list[Floor]:
+    """Return the floor of one site in each of several passes of one shape.
+
+    Shapes are those of `measure_floor`, with the passes in front; ``mask`` is that of each. Short
+    passes are measured together: of so few numbers an operation's call takes longer than the sum.
+    """
+    passes, rows, width = reference.shape
+    floors: list[Floor] = []
+    for some in pieces(passes, rows * len(ways) * width):
+        few = _Passes([way[some] for way in ways.values()], golden[some], reference[some], mask)
+        floors += few.floors(tuple(ways), layout)
+    return floors
 
 
 def group_floor(elements: torch.Tensor, layout: TokenLayout, grouping: str) -> torch.Tensor:
@@ -98,58 +100,102 @@ def group_floor(elements: torch.Tensor, layout: TokenLayout, grouping: str) -> t
     return layout.sums(scaled, grouping).amax(0)
 
 
+@dataclass
+class _Passes:
+    """Short passes of one site, or a long one: ``ways`` in order, shapes as in `measure_floors`."""
+
+    ways: list[torch.Tensor]
+    golden: torch.Tensor
+    reference: torch.Tensor
+    mask: torch.Tensor
+
+    def floors(self, names: tuple[str, ...], layout: TokenLayout) -> list[Floor]:
+        """Return the floor of each pass; ``names`` are those of the ways."""
+        (passes, rows, width), count = self.reference.shape, len(names)
+        tokens = torch.zeros(passes, count, rows, dtype=torch.float64)
+        elements, products = torch.zeros(2, passes, count, width, dtype=torch.float64)
+        squares = torch.zeros(passes, width, dtype=torch.float64)
+        by_token = torch.zeros(passes, rows, dtype=torch.float64)
+        for part, real, wide, values in self._pieces():
+            own = self.golden[:, part].double().unsqueeze(1)
+            square = wide.square()
+            squares += square[:, 0, real].sum(1)
+            by_token[:, part] = square[:, 0].sum(2)
+            error = (values - wide).square_()
+            tokens[:, :, part] = error.sum(3)
+            elements += error[:, :, real].sum(2)
+            products += values.sub_(own).mul_(wide)[:, :, real].sum(2)
+        slopes = _slopes(products, squares, elements, layout)
+        weighed, factors = self._weighed(scales(elements).square(), layout)
+        largest = torch.stack([tokens.amax(1), by_token], 1)[:, :, self.mask]
+        parts = zip(tokens, elements, slopes, largest, weighed, factors, strict=True)
+        return [Floor(names, *each) for each in parts]
+
+    def _weighed(
+        self, weight: torch.Tensor, layout: TokenLayout
+    ) -> tuple[torch.Tensor, list[dict[str, float]]]:
+        """Return each token's largest weighed floor, and what factors explain of a way's error.
+
+        The floors are float64 [pass, batch * token], and so is the ``weight`` [pass, element].
+        """
+        (passes, rows, _), count = self.reference.shape, len(self.ways)
+        errors = torch.zeros(passes, count, rows, dtype=torch.float64)
+        shared = {
+            each: torch.zeros(passes, count, dtype=torch.float64)
+            for each in layout.groupings
+            if each != CHANNEL
+        }
+        spread = weight[:, None, None]
+        for part, real, wide, values in self._pieces():
+            scaled = wide * spread
+            terms, squares = (values.sub_(wide) * scaled)[:, :, real], (wide * scaled)[:, :, real]
+            for grouping, parts in shared.items():
+                p, q = (layout.sums(each, grouping) for each in (terms, squares))
+                parts.add_(explained(p, q, dim=(2, 3)))
+            squared = values.square_().flatten(1, 2)
+            errors[:, :, part] = (squared @ weight.unsqueeze(2)).view(passes, count, -1)
+        total = errors[:, :, self.mask].sum(2).clamp_min(TINY)
+        shares = [(each / total).amax(1).tolist() for each in shared.values()]
+        factors = [dict(zip(shared, each, strict=True)) for each in zip(*shares, strict=True)]
+        return errors.amax(1), factors
+
+    def _pieces(self) -> Iterator[tuple[slice, Any, torch.Tensor, torch.Tensor]]:
+        """Yield some rows at a time: where they are, which are real, reference and ways.
+
+        The last two are float64 [pass, 1 or way, row, element]; what picks the real rows copies
+        none where it picks them all.
+        """
+        passes, rows, width = self.reference.shape
+        for part in pieces(rows, passes * len(self.ways) * width):
+            real = slice(None) if bool(self.mask[part].all()) else self.mask[part]
+            wide = self.reference[:, part].double().unsqueeze(1)
+            values = wide.new_empty(passes, len(self.ways), *wide.shape[2:])
+            for index, way in enumerate(self.ways):
+                values[:, index] = way[:, part]
+            yield part, real, wide, values
+
+
 def _slopes(
     products: torch.Tensor, squares: torch.Tensor, elements: torch.Tensor, layout: TokenLayout
-) -> dict[str, SlopeSample]:
-    """Return the slopes of the ways that differ from the golden, by grouping.
+) -> list[dict[str, SlopeSample]]:
+    """Return of each pass the slopes of the ways that differ from the golden, by grouping.
 
-    ``products`` are each way's sums over tokens of (way - golden) * reference, float64 [way,
-    element], ``squares`` those of reference^2, ``elements`` those of (way - reference)^2.
+    ``products`` are each way's sums over tokens of (way - golden) * reference, float64 [pass, way,
+    element], ``squares`` [pass, element] those of reference^2, ``elements`` [pass, way, element]
+    those of (way - reference)^2.
     """
-    weight = scales(elements).square()
-    # A way that is the golden to the bit is no other way.
-    other = (products != 0).any(1)
-    found = {}
+    weight = scales(elements).square().unsqueeze(1)
+    # A way that is the golden to the bit is no other way, and has no slope.
+    counts = (products != 0).any(2).sum(1)
+    found: dict[str, list[SlopeSample]] = {}
     for grouping in layout.groupings:
         p, q, error = (
             layout.sums(each * weight, grouping)
-            for each in (products[other], squares, elements[other])
+            for each in (products, squares.unsqueeze(1), elements)
         )
         size = q * error
         slopes = torch.where(size > 0, p.square() / size.clamp_min(TINY), 0.0)
         # Of several groups the largest: some always follow the reference more than others.
-        worst = slopes.amax(1)
-        mean = float(worst.mean()) if worst.numel() else 0.0
-        found[grouping] = SlopeSample(mean, worst.numel())
-    return found
-
-
-def _weighed(
-    ways: Mapping[str, torch.Tensor],
-    reference: torch.Tensor,
-    mask: torch.Tensor,
-    weight: torch.Tensor,
-    layout: TokenLayout,
-) -> tuple[torch.Tensor, dict[str, float]]:
-    """Return each token's largest weighed floor, and what factors explain of a way's error.
-
-    Shapes are those of `measure_floor`; ``weight`` is float64 [element].
-    """
-    errors = torch.zeros(len(ways), reference.shape[0], dtype=torch.float64)
-    groupings = [each for each in layout.groupings if each != CHANNEL]
-    shared = torch.zeros(len(groupings), len(ways), dtype=torch.float64)
-    for rows in pieces(*reference.shape):
-        wide, real = reference[rows].double(), mask[rows]
-        scaled = wide * weight
-        terms = wide * scaled
-        squares = [layout.sums(terms, each) for each in groupings]
-        for index, way in enumerate(ways.values()):
-            error = way[rows].double() - wide
-            torch.mul(error, scaled, out=terms)
-            for place, grouping in enumerate(groupings):
-                products = layout.sums(terms, grouping)
-                shared[place, index] += explained(products[real], squares[place][real])
-            errors[index, rows] = error.square_() @ weight
-    total = errors[:, mask].sum(1).clamp_min(TINY)
-    shares = (shared / total).amax(1).tolist()
-    return errors.amax(0), dict(zip(groupings, shares, strict=True))
+        means = (slopes.amax(2).sum(1) / counts.clamp_min(1)).tolist()
+        found[grouping] = [SlopeSample(*each) for each in zip(means, counts.tolist(), strict=True)]
+    return [dict(zip(found, each, strict=True)) for each in zip(*found.values(), strict=True)]

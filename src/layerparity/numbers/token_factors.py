@@ -20,13 +20,16 @@ _TINY = 1e-300
 _MOST_FREEDOM = 64
 
 
-def explained(products: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
-    """Return how much squared error one factor for each row explains, a float64 scalar.
+def explained(
+    products: torch.Tensor, squares: torch.Tensor, dim: tuple[int, ...] | None = None
+) -> torch.Tensor:
+    """Return how much squared error one factor for each row explains, summed over ``dim`` or all.
 
     ``products`` and ``squares`` are float64 [...]: each row's sums of error * reference and of
-    reference^2. The least squares of one factor take ``products^2 / squares`` off a row.
+    reference^2. The least squares of one factor take ``products^2 / squares`` off a row. The result
+    is float64.
     """
-    return (products.square() / squares.clamp_min(_TINY)).sum()
+    return (products.square() / squares.clamp_min(_TINY)).sum(dim)
 
 
 def factor_ratio(of_candidate: float, error: float, share: float, floor: float) -> float:

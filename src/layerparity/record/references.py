@@ -29,6 +29,8 @@ from layerparity.record.folder import REFERENCE_INDEX, RunFolder, reference_file
 ISOLATED, CHAINED = "isolated", "chained"
 # Bytes of a file that is read as a whole, and how many of those stay open.
 _SMALL, _OPEN = 1 << 22, 64
+# The tensors of a `Floor`, which some floors lack.
+_PARTS = ("tokens", "elements", "real", "weighed")
 
 
 @dataclass(frozen=True)
@@ -89,14 +91,13 @@ class ReferenceWriter:
         relative = reference_file(name, feed)
         everything: dict[str, torch.Tensor] = {}
         for site, (reference, floors) in references.items():
-            tensors = {str(site): reference.contiguous()}
+            called = str(site)
+            tensors = {called: reference.contiguous()}
             for dtype, floor in floors.items():
-                tensors[_part(site, dtype, "tokens")] = floor.tokens.contiguous()
-                tensors[_part(site, dtype, "elements")] = floor.elements.contiguous()
-                more = {"real": floor.real, "weighed": floor.weighed}
-                for part, tensor in more.items():
+                for part in _PARTS:
+                    tensor = getattr(floor, part)
                     if tensor is not None:
-                        tensors[_part(site, dtype, part)] = tensor.contiguous()
+                        tensors[_part(called, dtype, part)] = tensor.contiguous()
             hashes = {key: tensor_digest(tensor) for key, tensor in tensors.items()}
             kept = {
                 dtype: StoredFloor(each.ways, each.slopes, each.factors, each.spread)
@@ -109,8 +110,9 @@ class ReferenceWriter:
 
     def finish(self) -> str:
         """Write the index; return its hash, which the manifest keeps."""
-        rows = {"entries": encode(self.entries)}
-        return self._files.write_text(REFERENCE_INDEX, json.dumps(rows, indent=1))
+        # A line each: json's own indentation is made in Python, and took seconds.
+        rows = ",\n".join(json.dumps(encode(entry)) for entry in self.entries)
+        return self._files.write_text(REFERENCE_INDEX, f'{{"entries": [\n{rows}\n]}}\n')
 
 
 class StoredReferences:
@@ -185,6 +187,6 @@ def _place(entry: ReferenceEntry) -> tuple[str, ...]:
     return (entry.stage, entry.feed, entry.site.path, entry.site.end)
 
 
-def _part(site: Site, dtype: str, part: str) -> str:
+def _part(site: Site | str, dtype: str, part: str) -> str:
     """Return the name in the file of a floor's tensor, such as ``tokens`` or ``elements``."""
     return f"{site} {dtype} {part}"

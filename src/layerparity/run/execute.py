@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -66,7 +68,7 @@ class Execution:
         Raises UserError where the machine, or a limit, has no memory left.
         """
         self._result.profile.before = anonymous_bytes()
-        with self._peaks:
+        with self._peaks, _frozen():
             try:
                 self._passes()
             except BaseException as error:
@@ -264,7 +266,7 @@ class Execution:
             next_call = Call(mask, positions, call.cache, *self._told(step))
             self.port.begin(next_call)
             if self.references is not None:
-                self.references.begin_step(next_call)
+                self.references.begin_step(next_call, step)
             forced = self.inputs.given.get(Site("tokens", "out", DECODE, step - 1))
             token = rows[-1] if forced is None else forced.squeeze(-1)
             state = StageOutput(token, token)
@@ -281,6 +283,20 @@ class Execution:
             self._note(f"decode.{step}", {TOKENS: torch.cat(rows, dim=1)}, *self.stages)
             self.progress(f"token {step + 1}")
         return torch.cat(rows, dim=1)
+
+
+@contextmanager
+def _frozen() -> Iterator[None]:
+    """Let the garbage collector pass over what was there before.
+
+    It would look through all that torch and transformers made when they were imported, again and
+    again: each record that a run keeps calls for it.
+    """
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _chosen(step: int, token: torch.Tensor) -> tuple[Tensors, Specs]:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from layerparity.anatomy.site import DECODE, Place, SiteSpec
+from layerparity.record.folder import RunFolder
 from layerparity.record.progress import (
     Circumstances,
     FinishedStage,
@@ -21,7 +23,7 @@ from layerparity.record.progress import (
     remove_progress,
 )
 from layerparity.record.recorder import Recorder
-from layerparity.run.pass_result import PassResult
+from layerparity.run.pass_result import PassResult, StageRecord
 
 if TYPE_CHECKING:
     from layerparity.run.ports.base import Port
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 # Tensors of the state: what the last stage put out [batch, token, channel], and the tokens that
 # were generated, int64 [batch, token]. Those of chained ways have the way's name behind the third.
 CHAIN, TOKENS, _WAY = "chain", "tokens", "way "
+# Owner of what a stage was given in a decode step that is not evaluated yet.
+_GIVEN = "given"
 Tensors = dict[str, torch.Tensor]
 
 
@@ -153,8 +157,32 @@ class Journal:
         for key, tensor in kept.items():
             owner, stage, name = key.split("|", 2)
             cached.setdefault((owner, stage), {})[name] = tensor
+        given = {stage: each for (owner, stage), each in cached.items() if owner == _GIVEN}
+        self._wait_for(given)
         for (owner, stage), tensors in cached.items():
-            self._caching()[owner].refill(stage, tensors)
+            if owner != _GIVEN:
+                self._caching()[owner].refill(stage, tensors)
+
+    def _wait_for(self, given: Mapping[str, Tensors]) -> None:
+        """Let the references wait for what a stage was ``given``, by stage and decode step.
+
+        Where nothing is, all that waited before was evaluated.
+        """
+        if self.references is None:
+            return
+        if not given:
+            self.references.waiting.clear()
+        files = RunFolder(self.folder)
+        for stage, step, tensor in ((a, *each) for a, b in given.items() for each in b.items()):
+            tensors, specs = {}, {}
+            for record in self.recorder.records:
+                site = record.site
+                here = site.phase == DECODE and site.step == int(step)
+                if here and Place.parse(site.path).stage == stage:
+                    tensors[site] = files.read_tensor(record)
+                    specs[site] = SiteSpec(record.axes, record.kind)
+            waits = StageRecord(stage, tensor, True, tensors, specs, int(step))
+            self.references.wait_for(waits)
 
     def _cached(self, caching: Sequence[str]) -> Tensors | None:
         """Return what the stages put into caches, by owner, stage and name; None if unknown."""
@@ -165,4 +193,7 @@ class Journal:
                 if cached is None:
                     return None
                 tensors |= {f"{owner}|{stage}|{name}": each for name, each in cached.items()}
+        waiting = {} if self.references is None else self.references.waiting
+        for stage, records in waiting.items():
+            tensors[f"{_GIVEN}|{stage}|{records[-1].step}"] = records[-1].given
         return tensors

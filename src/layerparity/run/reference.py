@@ -4,45 +4,41 @@ The wider one is the reference: it says how far the golden itself is off. The cl
 right computations: they say how far one may be off. All take the golden's own input (isolated)
 and, where the golden is chained, their own (what rounding makes of a whole chain). Expert choices
 are the golden's in all of them.
+
+A decode step's input is the golden's, too, so none waits for another: a stage's steps are evaluated
+some at a time, as one pass over several tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from layerparity.anatomy.family import COMPONENTS, EXPERTS, HIDDEN
-from layerparity.anatomy.site import DECODE, EMBEDDING, PREFILL, Kind, Place, Site, within
-from layerparity.numbers.clean import FLOOR, PLAIN, reference, wider
-from layerparity.numbers.floor import Floor, measure_floor
+from layerparity.anatomy.site import EMBEDDING, Site, within
+from layerparity.numbers.clean import wider
+from layerparity.numbers.floor import Floor, measure_floors
 from layerparity.numbers.token_sums import TokenLayout, heads_of, token_layout
 from layerparity.record.references import CHAINED, ISOLATED, ReferenceWriter
 from layerparity.run.pass_result import StageRecord
-from layerparity.run.ports._evaluate import Evaluator
-from layerparity.run.ports.base import Call, Observed, Port
+from layerparity.run.ports._evaluate import StageCopy
+from layerparity.run.ports.base import Call, Port
+from layerparity.run.ways import REFERENCE, Key, Results, Ways
 
 if TYPE_CHECKING:
     from layerparity.run.ports.hf import HfPort
 
 GOLDEN = "golden"
-# What each way gave, by floating type and name, at each site.
-Results = dict[tuple[str, str], dict[Site, torch.Tensor]]
-
-
-@dataclass
-class Track:
-    """An evaluator, and what it last put out, floating [batch, token, channel], to feed itself."""
-
-    evaluator: Evaluator
-    state: torch.Tensor | None = None
-
-
-# By floating type and the name of the way, both of them as in `Results`.
-Tracks = dict[tuple[str, str], Track]
+# Decode steps that are evaluated together.
+TOGETHER = 32
+# Rotary tables that depend on how long a sequence is by now: the last step's are not the first's.
+_GROWING = ("dynamic", "longrope")
+# Reference and floors by floating type, of each site of a stage.
+References = dict[Site, tuple[torch.Tensor, dict[str, Floor]]]
 
 
 @dataclass
@@ -58,44 +54,56 @@ class ReferenceRecorder:
     chained: bool = True
     components: bool = True
     writer: ReferenceWriter = field(init=False)
+    # Decode steps that are not evaluated yet, by stage.
+    waiting: dict[str, list[StageRecord]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.writer = ReferenceWriter(self.folder)
-        self._sets = {ISOLATED: self._tracks()}
-        if self.chained:
-            self._sets[CHAINED] = self._tracks()
-        self._parts = self._tracks() if self.components else {}
+        self._copied = StageCopy()
+        self._isolated = Ways(self.port, self.dtypes, self._copied)
+        self._chain = Ways(self.port, self.dtypes, self._copied) if self.chained else None
+        self._parts = Ways(self.port, self.dtypes, self._copied) if self.components else None
         self._mask = torch.ones(0)
+        self._last, self._together, self._cached = 0, 1, False
 
     def begin(self, call: Call, cache_tokens: int) -> None:
         """Prepare the prefill. With ``cache_tokens`` the isolated evaluations keep caches."""
         self._mask = call.attention_mask.bool().flatten()
-        for feed, tracks in self._sets.items():
-            for track in tracks.values():
-                track.state = None
-                own = Call(call.attention_mask, call.position_ids)
-                if cache_tokens and feed == ISOLATED:
-                    own.cache = track.evaluator.new_cache(call.batch, cache_tokens)
-                track.evaluator.begin(own)
-        for track in self._parts.values():
-            track.evaluator.begin(Call(call.attention_mask, call.position_ids))
+        self._cached = cache_tokens > 0
+        # The prefill chooses the first of the new tokens.
+        self._last = cache_tokens - call.tokens - 1
+        self._isolated.begin(call, cache_tokens)
+        self._together = TOGETHER if call.batch == 1 and self._can_wait() else 1
+        for ways in (self._chain, self._parts):
+            if ways is not None:
+                ways.begin(call)
 
-    def begin_step(self, call: Call) -> None:
-        """Prepare a decode step, which only the isolated evaluations take."""
-        self._mask = torch.ones(call.batch * call.tokens, dtype=torch.bool)
-        for track in self._sets[ISOLATED].values():
-            track.evaluator.begin(
-                Call(call.attention_mask, call.position_ids, track.evaluator.cache)
-            )
+    def begin_step(self, call: Call, step: int) -> None:
+        """Prepare a decode step, and with the last one of several a pass over all of them."""
+        if self._is_last(step):
+            self._mask = torch.ones(call.batch, dtype=torch.bool)
+            back = torch.arange(-((step - 1) % self._together), 1)
+            self._isolated.begin_steps(Call(call.attention_mask, call.position_ids + back))
 
     def evaluate(self, record: StageRecord) -> None:
-        """Evaluate one stage in every way and store the floors; a decode step isolated only."""
-        feeds = self._sets if record.step is None else {ISOLATED: self._sets[ISOLATED]}
-        for feed, tracks in feeds.items():
-            self._evaluate(tracks, feed, record)
+        """Evaluate one stage in every way and store the floors; decode steps isolated only."""
+        embedded = Site(record.stage, "out").at_step(record.step)
+        if record.stage == EMBEDDING and record.specs.get(embedded) != HIDDEN:
+            # Rows that are copied have nothing to round.
+            return
         if record.step is None:
-            for part in self._components(record):
-                self._evaluate(self._parts, ISOLATED, part)
+            self._prefill(record)
+        else:
+            self.wait_for(record)
+            if self._is_last(record.step):
+                self._steps(self.waiting.pop(record.stage))
+        self._copied.forget()
+
+    def wait_for(self, record: StageRecord) -> None:
+        """Keep a decode step until it is evaluated with others."""
+        tensors = {site: tensor.clone() for site, tensor in record.tensors.items()}
+        kept = replace(record, given=record.given.clone(), tensors=tensors)
+        self.waiting.setdefault(record.stage, []).append(kept)
 
     def finish(self) -> str:
         """Write the index; return its hash."""
@@ -103,92 +111,137 @@ class ReferenceRecorder:
 
     def states(self) -> dict[str, torch.Tensor]:
         """Return what each chained way put out last, [batch, token, channel] on the CPU, by way."""
-        tracks = self._sets.get(CHAINED, {})
-        return {_way(key): t.state.cpu() for key, t in tracks.items() if t.state is not None}
+        states = self._chain.states if self._chain is not None else {}
+        return {_way(key): state.cpu() for key, state in states.items()}
 
     def go_on_from(self, states: Mapping[str, torch.Tensor]) -> None:
         """Take `states` of another process for what each chained way put out last."""
-        for key, track in self._sets.get(CHAINED, {}).items():
-            track.state = states.get(_way(key))
+        if self._chain is not None:
+            keys = {_way(key): key for key in self._chain.caching()}
+            self._chain.go_on_from({keys[name]: state for name, state in states.items()})
 
     def caching(self) -> dict[str, Port]:
-        """Return what keeps a cache of its own beside the port, by way."""
-        return {_way(key): track.evaluator for key, track in self._sets[ISOLATED].items()}
+        """Return what keeps a cache of its own beside the port, by way.
 
-    def _tracks(self) -> Tracks:
-        """Return a track for the reference and for each way in each floating type."""
-        own = _name(self.port.dtype)
-        tracks = {("", "reference"): Track(Evaluator(self.port, reference(self.port.dtype)))}
-        for dtype in self.dtypes:
-            ways = FLOOR if dtype == own else (PLAIN, *FLOOR)
-            narrow = None if dtype == own else getattr(torch, dtype)
-            for way in ways:
-                tracks[dtype, way.name] = Track(Evaluator(self.port, way, narrow))
-        return tracks
+        While decode steps wait, nothing was added to the caches.
+        """
+        caching = {} if self.waiting else self._isolated.caching()
+        return {_way(key): port for key, port in caching.items()}
 
-    def _evaluate(self, tracks: Tracks, feed: str, record: StageRecord) -> None:
-        embedded = Site(record.stage, "out").at_step(record.step)
-        if record.stage == EMBEDDING and record.specs.get(embedded) != HIDDEN:
-            # Rows that are copied have nothing to round.
+    def _can_wait(self) -> bool:
+        """Say whether a pass over several decode steps gives what each of them gives alone.
+
+        In a window that moves on, a step finds its keys at other places. Attention that chooses
+        tokens chooses from more at each step.
+        """
+        config = self.port.skeleton.config
+        plain = config._attn_implementation in ("eager", "sdpa")
+        moves = any(type(each).__name__ != "StaticLayer" for each in self._isolated.cache_layers())
+        return plain and not (moves or _tables_grow(config) or self.port.chooses_tokens())
+
+    def _is_last(self, step: int) -> bool:
+        """Say whether the decode steps that wait are evaluated with this one."""
+        return step % self._together == 0 or step == self._last
+
+    def _prefill(self, record: StageRecord) -> None:
+        """Evaluate a stage isolated, chained, and its components by themselves."""
+        (isolated,) = self._references(record, self._isolated.observe(record))
+        self._write(record, ISOLATED, isolated)
+        if self._chain is not None:
+            self._follow(self._chain, record, isolated)
+        for part in self._components(record):
+            assert self._parts is not None
+            (references,) = self._references(part, self._parts.observe(part))
+            self._write(part, ISOLATED, references)
+
+    def _follow(self, chain: Ways, record: StageRecord, isolated: References) -> None:
+        """Evaluate a stage of the chain, where that is another computation than the isolated one.
+
+        It is not where a chain begins: all are fed what the golden was. A cache makes it another,
+        of as many keys as it has room for.
+        """
+        fed = record.chained and bool(chain.states)
+        if not fed and not self._cached:
+            chain.go_on_from(self._isolated.states)
+            if record.chained:
+                self._write(record, CHAINED, isolated)
             return
-        choices = {
-            site.local: value
-            for site, value in record.tensors.items()
-            if site.layer is not None and record.specs[site].kind is Kind.INDEX_SET
-        }
-        results: Results = {}
-        for key, track in tracks.items():
-            track.evaluator.load(record.stage)
-            own = feed == CHAINED and record.chained and track.state is not None
-            given = track.state if own else record.given
-            assert given is not None
-            observed = track.evaluator.evaluate(record.stage, given, choices)
-            track.state = observed.output.detach()
-            track.evaluator.release(record.stage)
-            results[key] = _by_site(record, observed)
-            start = Site(record.stage, "in")
-            if own and start in record.tensors:
-                results[key][start] = given.cpu()
-        if feed == ISOLATED or record.chained:
-            self._keep(results, feed, record)
+        results = chain.observe(record, fed)
+        if record.chained:
+            (references,) = self._references(record, results)
+            self._write(record, CHAINED, references)
 
-    def _keep(self, results: Results, feed: str, record: StageRecord) -> None:
-        wide = results.pop(("", "reference"))
-        specs = record.specs
-        heads = heads_of((s.end, tuple(t.shape), specs[s].axes) for s, t in record.tensors.items())
-        references = {}
-        for site, value in wide.items():
-            axes = specs[site].axes if site in specs else EXPERTS.axes
-            layout = token_layout(tuple(value.shape), axes, site.local, heads)
-            floors = {}
-            for dtype in self.dtypes:
-                ways = {way: values[site] for (own, way), values in results.items() if own == dtype}
-                floors[dtype] = self._floor(layout, ways, value, record.tensors.get(site))
-            references[site] = (value, floors)
+    def _steps(self, records: list[StageRecord]) -> None:
+        """Evaluate decode steps of one stage as a pass over all their tokens."""
+        first, steps = records[0], [record.step for record in records]
+        tensors = {
+            site: torch.cat([each.tensors[site.at_step(each.step)] for each in records], 1)
+            for site in first.tensors
+        }
+        given = torch.cat([each.given for each in records], 1)
+        joined = replace(first, given=given, tensors=tensors)
+        results = self._isolated.observe(joined, steps=len(steps) > 1)
+        found = self._references(joined, results, steps)
+        for record, references in zip(records, found, strict=True):
+            self._write(record, ISOLATED, references)
+
+    def _write(self, record: StageRecord, feed: str, references: References) -> None:
         name = record.stage if record.step is None else f"{record.stage}.decode.{record.step}"
         self.writer.write(record.stage, feed, name, references)
 
-    def _floor(
+    def _references(
+        self, record: StageRecord, results: Results, steps: Sequence[int | None] = (None,)
+    ) -> list[References]:
+        """Return reference and floors of the prefill, or of each decode step that was evaluated.
+
+        ``record`` and ``results`` are [batch, token, ...], a token for each of the ``steps``.
+        """
+        specs = record.specs
+        heads = heads_of((s.end, tuple(t.shape), specs[s].axes) for s, t in record.tensors.items())
+        found: list[References] = [{} for _ in steps]
+        for site, value in results[REFERENCE].items():
+            axes = specs[site].axes if site in specs else EXPERTS.axes
+            layout = token_layout(tuple(value.shape), axes, site.local, heads)
+            values = [value] if record.step is None else value.split(1, 1)
+            for step, references, own in zip(steps, found, values, strict=True):
+                references[site.at_step(step)] = (own, {})
+            for dtype in self.dtypes:
+                ways = {w: values[site] for (own, w), values in results.items() if own == dtype}
+                golden = record.tensors.get(site)
+                floors = self._floors(layout, ways, value, golden, record.step is not None)
+                for step, references, floor in zip(steps, found, floors, strict=True):
+                    references[site.at_step(step)][1][dtype] = floor
+        return found
+
+    def _floors(
         self,
         layout: TokenLayout,
         ways: dict[str, torch.Tensor],
         wide: torch.Tensor,
         golden: torch.Tensor | None,
-    ) -> Floor:
-        """Return the floor of one site, of tensors [batch, token, ...] of any floating types."""
+        decoded: bool,
+    ) -> list[Floor]:
+        """Return the floor of one site, of tensors [batch, token, ...], or of each decode step."""
         if golden is None:
             # The router's scores are nobody's site: any clean computation stands for the golden.
             golden = next(iter(ways.values()))
         elif golden.dtype == next(iter(ways.values())).dtype:
             ways = {GOLDEN: golden, **ways}
-        flat = {name: value.reshape(-1, layout.elements) for name, value in ways.items()}
-        golden, wide = (each.reshape(-1, layout.elements) for each in (golden, wide))
-        return measure_floor(flat, golden, wide, self._mask, layout)
+
+        # Passes: the prefill is one, of all rows; each decode step is one, with a row a sequence.
+        steps = wide.shape[1] if decoded else 1
+
+        def rows(value: torch.Tensor) -> torch.Tensor:
+            ordered = value.transpose(0, 1) if decoded else value
+            return ordered.reshape(steps, -1, layout.elements)
+
+        flat = {name: rows(value) for name, value in ways.items()}
+        return measure_floors(flat, rows(golden), rows(wide), self._mask, layout)
 
     def _components(self, record: StageRecord) -> Iterator[StageRecord]:
         """Yield what the golden had at each component whose input it recorded."""
         block = Site(record.stage, "in")
-        if not self._parts or block.layer is None or block.component:
+        if self._parts is None or block.layer is None or block.component:
             return
         children = {name for name, _ in self.port.skeleton.module(record.stage).named_children()}
         measured = self.port.blocks().get(block.layer)
@@ -206,37 +259,19 @@ class ReferenceRecorder:
 
 def floor_dtypes(port: HfPort, asked: Sequence[str]) -> list[str]:
     """Return the floating types floors are made for: those asked for, or the run's and bfloat16."""
-    own = _name(port.dtype)
+    own = str(port.dtype).removeprefix("torch.")
     if asked:
         return list(dict.fromkeys(asked))
     return [own] if wider(port.dtype) is torch.float32 else [own, "bfloat16"]
 
 
-def _by_site(record: StageRecord, observed: Observed) -> dict[Site, torch.Tensor]:
-    """Return a way's floating tensors at the sites the golden kept, and its router's scores."""
-    owner = Site(record.stage, "in")
-    phase, step = (PREFILL, 0) if record.step is None else (DECODE, record.step)
-    tensors = {}
-    for site in record.tensors:
-        if record.specs[site].kind is not Kind.REAL or (
-            site.path == record.stage and site.end == "in"
-        ):
-            continue
-        if site.path == record.stage and site.end == "out" and site.local not in observed.tensors:
-            tensors[site] = observed.output.detach().cpu()
-        elif site.local in observed.tensors:
-            tensors[site] = observed.tensors[site.local]
-    for local, value in observed.tensors.items():
-        path, _, end = local.partition(":")
-        if end in ("scores", "group_scores") and owner.layer is not None:
-            tensors[Site(str(Place(owner.layer, path)), end, phase, step)] = value
-    return tensors
-
-
-def _way(key: tuple[str, str]) -> str:
+def _way(key: Key) -> str:
     """Return the name of a way in a floating type: ``bfloat16 plain``, and `` reference``."""
     return " ".join(key)
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _tables_grow(config: Any) -> bool:
+    """Say whether a transformers configuration's rotary tables depend on the tokens seen by now."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [rope, *(each for each in rope.values() if isinstance(each, dict))]
+    return any(each.get("rope_type") in _GROWING for each in kinds)

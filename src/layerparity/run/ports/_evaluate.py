@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from layerparity.anatomy.family import CHOSEN_TOKENS
+from layerparity.anatomy.site import Place
 from layerparity.anatomy.sizes import sizes_of
 from layerparity.ground.errors import UserError
 from layerparity.model.prints import offloaded
@@ -17,6 +18,7 @@ from layerparity.model.weight_types import stays_float32
 from layerparity.numbers.arithmetic import Replay
 from layerparity.numbers.clean import Way, perturbed
 from layerparity.run.ports._canonical import CHOICES, visible
+from layerparity.run.ports._observe import attention_by_query
 from layerparity.run.ports.base import Call, Observed
 from layerparity.run.ports.hf import HfPort
 
@@ -36,15 +38,50 @@ GROUP_SCORES = f"{CHOICES.partition(':')[0]}:group_scores"
 _HOOKED = ("_hf_hook", "_old_forward", "forward")
 
 
+class StageCopy:
+    """The copy of a loaded stage in another floating type: the last one that was made.
+
+    Ways of one type in turn share it. Two at a time would take the memory of two.
+    """
+
+    def __init__(self) -> None:
+        self._stage = ""
+        self._dtype: torch.dtype | None = None
+        self._module: nn.Module | None = None
+
+    def find(self, stage: str, dtype: torch.dtype) -> nn.Module | None:
+        """Return the copy of a stage, or of a component of what was copied; None for another."""
+        place, kept = Place.parse(stage), self._stage
+        if self._module is None or dtype != self._dtype or kept not in (stage, place.stage):
+            return None
+        return self._module if kept == stage else self._module.get_submodule(place.module)
+
+    def keep(self, stage: str, dtype: torch.dtype, module: nn.Module) -> None:
+        """Keep a copy in place of the one before."""
+        self._stage, self._dtype, self._module = stage, dtype, module
+
+    def forget(self) -> None:
+        """Keep none: the stage's weights may go."""
+        self._module = None
+
+
 class Evaluator(HfPort):
     """One way of computing what a port has loaded, with masks and a cache of its own.
 
     In the port's own floating type or a wider one the port's own modules run; for a narrower
-    ``dtype`` a stage is copied into it until it is forgotten, and so is one that is offloaded.
+    ``dtype`` a stage is copied into it, and so is one that is offloaded; ``copied`` is where the
+    evaluators of a port share such a copy, until it is forgotten.
     """
 
-    def __init__(self, port: HfPort, way: Way, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        port: HfPort,
+        way: Way,
+        dtype: torch.dtype | None = None,
+        copied: StageCopy | None = None,
+    ) -> None:
         self.__dict__.update(port.__dict__)
+        self._copied = copied or StageCopy()
         self.way = way
         self._narrow = dtype if dtype not in (None, port.skeleton.dtype) else None
         self._stages, self._taps, self._sent = {}, {}, {}
@@ -72,7 +109,13 @@ class Evaluator(HfPort):
         waits = any(value.is_meta for value in module.parameters())
         if self._narrow is not None or waits:
             # accelerate would make the copies it fetches in whatever type this way computes in.
-            module = self._copy(stage, module)
+            dtype = self._narrow or self.skeleton.dtype
+            found = self._copied.find(stage, dtype)
+            if found is None:
+                self._copied.forget()
+                found = self._copy(stage, module, dtype)
+                self._copied.keep(stage, dtype, found)
+            module = found
         # A module would be compiled by the backend; what sets the scale is computed as it is
         # written.
         self._stages[stage] = self._observed(stage, module).__call__
@@ -85,7 +128,11 @@ class Evaluator(HfPort):
         self._modules.pop(stage, None)
 
     def evaluate(
-        self, stage: str, given: torch.Tensor, choices: Mapping[str, torch.Tensor]
+        self,
+        stage: str,
+        given: torch.Tensor,
+        choices: Mapping[str, torch.Tensor],
+        steps: bool = False,
     ) -> Observed:
         """Run a stage with another run's ``choices``, int64 [batch, token, k], by their site.
 
@@ -93,6 +140,7 @@ class Evaluator(HfPort):
         from are observed as well, floating [batch, token, expert], beside its choices, at `SCORES`,
         0 where it could not choose; so are those of groups of experts, at `GROUP_SCORES`;
         those that attention chose from, [batch, token, token so far], are 0 where it may not look.
+        With ``steps`` each token is a decode step, and rounds as it would alone.
         """
         assert self._call is not None
         told = choices.get(CHOICES)
@@ -101,8 +149,14 @@ class Evaluator(HfPort):
         )
         if given.is_floating_point():
             given = given.to(self.dtype)
-            given = perturbed(given, sum(stage.encode())) if self.way.perturbs else given
-        with self.way.around(self.skeleton.config), router, ExitStack() as stack:
+            if self.way.perturbs:
+                passes = given.split(1, 1) if steps else (given,)
+                given = torch.cat([perturbed(each, sum(stage.encode())) for each in passes], 1)
+        with ExitStack() as stack:
+            stack.enter_context(self.way.around(self.skeleton.config, apart=steps))
+            if steps:
+                stack.enter_context(attention_by_query())
+            stack.enter_context(router)
             attending = {}
             for path, tap in self._taps[stage]:
                 if tap.spec is CHOSEN_TOKENS:
@@ -121,12 +175,12 @@ class Evaluator(HfPort):
                 observed.tensors[scores_at(local)] = scores.masked_fill(~seen, 0.0)
         return observed
 
-    def _copy(self, stage: str, module: nn.Module) -> nn.Module:
-        """Return a copy in this way's stored type; what the family keeps in float32 stays so.
+    def _copy(self, stage: str, module: nn.Module, dtype: torch.dtype) -> nn.Module:
+        """Return a copy in another stored type; what the family keeps in float32 stays so.
 
         Offloaded weights are fetched to where they run. Raises UserError where they do not fit.
         """
-        dtype, patterns = self._narrow or self.skeleton.dtype, self.skeleton.float32_patterns
+        patterns = self.skeleton.float32_patterns
         twin = _sharing(module)
         try:
             for path, part, name, value in _tensors(module):

@@ -161,3 +161,42 @@ def attention_interface(module: nn.Module, passing: Callable[[str, Any], Any]) -
         yield
     finally:
         INTERFACE.get_interface = look_up
+
+
+@contextmanager
+def attention_by_query() -> Iterator[None]:
+    """Let transformers' attention answer one token's queries at a time, as in a decode step.
+
+    Its kernels have another order of sums for a single query than for several.
+    """
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as INTERFACE
+
+    look_up = INTERFACE.get_interface
+
+    def wrapped(*args: Any, **kwargs: Any) -> Callable[..., Any]:
+        attend = look_up(*args, **kwargs)
+
+        def by_query(
+            owner: nn.Module,
+            query: torch.Tensor,
+            key: torch.Tensor,
+            value: torch.Tensor,
+            attention_mask: torch.Tensor | None = None,
+            *rest: Any,
+            **named: Any,
+        ) -> tuple[torch.Tensor, None]:
+            queries = query.split(1, 2)
+            masks = [None] * len(queries) if attention_mask is None else attention_mask.split(1, -2)
+            results = [
+                first_tensor(attend(owner, q, key, value, mask, *rest, **named))
+                for q, mask in zip(queries, masks, strict=True)
+            ]
+            return torch.cat(results, 1), None
+
+        return by_query
+
+    INTERFACE.get_interface = wrapped
+    try:
+        yield
+    finally:
+        INTERFACE.get_interface = look_up

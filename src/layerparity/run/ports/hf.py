@@ -213,6 +213,12 @@ class HfPort(Port):
         experts = sizes_of(skeleton.config).experts
         return ObservedStage(module, self._taps[stage], after, experts, choosers)
 
+    def chooses_tokens(self) -> bool:
+        """Say whether attention of a block of the scope chooses which tokens it looks at."""
+        blocks = (str(Place(layer, "")) for layer in self._kinds)
+        everywhere = (self._taps_of(block, lambda **site: True) for block in blocks)
+        return any(tap.spec is CHOSEN_TOKENS for taps in everywhere for _, tap in taps)
+
     def _routes(self, stage: str) -> bool:
         """Say whether a stage holds a router that shows its choices."""
         return any(tap.local == ROUTED for _, tap in self._taps_of(stage, lambda **site: True))

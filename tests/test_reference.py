@@ -1,0 +1,166 @@
+"""What a golden computes beside itself: the short ways give what the long ones do."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import astuple
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import ROOT, Ended
+from test_calibrated import folder_of
+from test_resume import save_random
+
+from layerparity.record.folder import RunFolder
+from layerparity.record.references import CHAINED, ISOLATED, StoredReferences
+from layerparity.run import reference
+from layerparity.run.ports._evaluate import Evaluator
+from layerparity.run.reference import ReferenceRecorder
+
+Cli = Callable[..., Ended]
+Made = Callable[[str], Path]
+Golden = Callable[[str], StoredReferences]
+HERE = ("backend=gpu", "device_map=cpu", "threads=1", "capture=components")
+PROMPT = (5, 6, 7, 8, 9, 10)
+
+
+@pytest.fixture
+def steps(cli: Cli, tmp_path: Path) -> Callable[[str], StoredReferences]:
+    """Return what makes a golden of five decode steps, and gives its references."""
+
+    def model(name: str) -> Path:
+        if name != "gpt_oss":
+            return ROOT / "checkpoints" / name
+        # Every other block sees a window of four tokens, which the prompt fills.
+        folder = tmp_path / "model"
+        if not folder.exists():
+            shutil.copytree(ROOT / "tests/masters/models/gpt_oss", folder)
+            config = json.loads((folder / "config.json").read_text())
+            (folder / "config.json").write_text(json.dumps({**config, "sliding_window": 4}))
+            save_random(folder)
+        return folder
+
+    def golden(name: str) -> StoredReferences:
+        (tmp_path / "tokens.json").write_text(json.dumps([PROMPT]))
+        words = (
+            *HERE, "model=checkpoint", f"model.path={model(name)}", "inputs=tokens",
+            "inputs.file=tokens.json", "generate.max_new_tokens=6", "reference.chained=false",
+            "reference.components=false",
+        )  # fmt: skip
+        ended = cli(*words)
+        assert ended.exit == 0, ended.err
+        return references(tmp_path)
+
+    return golden
+
+
+def references(tmp_path: Path) -> StoredReferences:
+    folder = folder_of(tmp_path, "golden")
+    return StoredReferences(folder, RunFolder(folder).read_manifest().reference)
+
+
+@pytest.mark.parametrize(("name", "together"), [("tiny_minimax_m2", True), ("gpt_oss", False)])
+def test_steps_together_are_what_each_is_alone(
+    steps: Golden, name: str, together: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three and two of them, to the bit; where windows move on, each is evaluated alone."""
+    evaluated: list[tuple[str, int]] = []
+    evaluate = Evaluator.evaluate
+
+    def counted(self, stage, given, *rest):
+        evaluated.append((stage, given.shape[1]))
+        return evaluate(self, stage, given, *rest)
+
+    monkeypatch.setattr(Evaluator, "evaluate", counted)
+    monkeypatch.setattr(reference, "TOGETHER", 1)
+    alone = steps(name)
+    assert {tokens for stage, tokens in evaluated if stage == "layers.1"} == {1, len(PROMPT)}
+    monkeypatch.setattr(reference, "TOGETHER", 3)
+    evaluated.clear()
+    joined = steps(name)
+    sizes = {2, 3} if together else {1}
+    assert {tokens for stage, tokens in evaluated if stage == "layers.1"} == {*sizes, len(PROMPT)}
+    found = {(e.stage, e.site): e for e in joined.entries()}
+    entries = {(e.stage, e.site): e for e in alone.entries()}
+    assert set(found) == set(entries)
+    assert {site.step for _, site in entries if site.phase == "decode"} == {1, 2, 3, 4, 5}
+    for key, entry in entries.items():
+        assert torch.equal(joined.reference(found[key]), alone.reference(entry)), str(key[1])
+        for dtype in entry.floors:
+            floor, own = joined.floor(found[key], dtype), alone.floor(entry, dtype)
+            assert floor is not None and own is not None and floor.ways == own.ways
+            torch.testing.assert_close(floor.tokens, own.tokens, rtol=1e-12, atol=0)
+            torch.testing.assert_close(floor.elements, own.elements, rtol=1e-12, atol=0)
+            torch.testing.assert_close(floor.weighed, own.weighed, rtol=1e-12, atol=0)
+            assert floor.factors == pytest.approx(own.factors, rel=1e-9)
+            slopes, others = ({n: astuple(s) for n, s in f.slopes.items()} for f in (floor, own))
+            for grouping, slope in slopes.items():
+                assert slope == pytest.approx(others[grouping], rel=1e-9)
+
+
+def test_rotary_tables_that_grow_are_not_shared_by_steps() -> None:
+    port = SimpleNamespace(skeleton=SimpleNamespace(config=SimpleNamespace()))
+    for rope, grows in (
+        ({"rope_type": "default"}, False),
+        ({"rope_type": "yarn"}, False),
+        ({"rope_type": "longrope"}, True),
+        ({"full_attention": {"rope_type": "dynamic"}, "sliding_attention": {}}, True),
+        (None, False),
+    ):
+        port.skeleton.config.rope_parameters = rope
+        assert reference._tables_grow(port.skeleton.config) is grows
+
+
+def test_the_begin_of_a_chain_is_evaluated_once(
+    cli: Cli, made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it would be by itself is what the isolated evaluation gave, and is stored as both."""
+    (tmp_path / "tokens.json").write_text(json.dumps([PROMPT]))
+    words = (
+        *HERE, "model=checkpoint", f"model.path={made('minimax_m2')}", "inputs=tokens",
+        "inputs.file=tokens.json", "reference.components=false", "reference.dtypes=[float32]",
+    )  # fmt: skip
+    evaluated: list[str] = []
+    evaluate = Evaluator.evaluate
+
+    def counted(self, stage, *rest, **named):
+        evaluated.append(stage)
+        return evaluate(self, stage, *rest, **named)
+
+    monkeypatch.setattr(Evaluator, "evaluate", counted)
+    assert cli(*words).exit == 0
+    once = references(tmp_path)
+    assert evaluated.count("layers.0") * 2 == evaluated.count("layers.1") == 8
+    begin = ReferenceRecorder.begin
+
+    def as_with_a_cache(self, *arguments):
+        begin(self, *arguments)
+        self._cached = True
+
+    monkeypatch.setattr(ReferenceRecorder, "begin", as_with_a_cache)
+    evaluated.clear()
+    assert cli(*words, "name=twice").exit == 0
+    assert evaluated.count("layers.0") == evaluated.count("layers.1") == 8
+    twice = references(tmp_path)
+    assert {e.feed for e in once.entries()} == {ISOLATED, CHAINED}
+    assert [e.hashes for e in once.entries()] == [e.hashes for e in twice.entries()]
+
+
+def test_blocks_that_are_fed_from_elsewhere_are_no_chain(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluated: list[str] = []
+    evaluate = Evaluator.evaluate
+
+    def counted(self, stage, *rest, **named):
+        evaluated.append(stage)
+        return evaluate(self, stage, *rest, **named)
+
+    monkeypatch.setattr(Evaluator, "evaluate", counted)
+    words = ("backend=gpu", "device_map=cpu", "scope=single", "layer=0", "inputs=random")
+    assert cli(*words, "seq_len=6", "reference.dtypes=[float32]").exit == 0
+    assert evaluated.count("layers.0") == 4

@@ -1,0 +1,257 @@
+"""The short ways to a golden's floors: the numbers are those of the long ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.functional import linear
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from layerparity.numbers import token_sums as streamed
+from layerparity.numbers.arithmetic import Apart, Linear, Widen, strided
+from layerparity.numbers.floor import Floor, measure_floor, measure_floors
+from layerparity.numbers.token_sums import TokenLayout
+from layerparity.run.ports._observe import attention_by_query
+
+HEADS, ELEMENTS = 4, 48
+TYPES = [torch.bfloat16, torch.float32]
+LEAST = 1e-4
+
+
+@pytest.fixture(params=[1, streamed.PIECE], ids=["a token at once", "usual pieces"])
+def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streamed, "PIECE", request.param)
+
+
+def plain_floor(
+    ways: list[torch.Tensor], golden: torch.Tensor, reference: torch.Tensor, mask: torch.Tensor
+) -> dict[str, list[float]]:
+    """Return what `Floor` has, number by number, of [token, element] each; slow."""
+    sites = [each.double().tolist() for each in (*ways, golden, reference)]
+    (*ways_, g, r), real = sites, [t for t, there in enumerate(mask.tolist()) if there]
+    tokens, every, heads = range(len(r)), range(ELEMENTS), range(HEADS)
+
+    def error(w: int, t: int, e: int) -> float:
+        return (ways_[w][t][e] - r[t][e]) ** 2
+
+    count = range(len(ways))
+    elements = [[math.fsum(error(w, t, e) for t in real) for e in every] for w in count]
+    mean = [math.fsum(each[e] for each in elements) / len(ways) for e in every]
+    least = LEAST * math.fsum(mean) / ELEMENTS
+    weight = [1 / (each + least) if sum(mean) > 0 else 1.0 for each in mean]
+    groups = {"whole": [every], "channel": [[e] for e in every]}
+    groups["head"] = [[e for e in every if e // (ELEMENTS // HEADS) == h] for h in heads]
+
+    def slope(w: int, group: list[int]) -> float:
+        each = [(t, e) for t in real for e in group]
+        p = math.fsum((ways_[w][t][e] - g[t][e]) * r[t][e] * weight[e] for t, e in each)
+        q = math.fsum(r[t][e] ** 2 * weight[e] for t, e in each)
+        size = q * math.fsum(elements[w][e] * weight[e] for e in group)
+        return p * p / size if size > 0 else 0.0
+
+    def factor(w: int, parts: list[list[int]]) -> float:
+        total = 0.0
+        for t in real:
+            for group in parts:
+                p = math.fsum((ways_[w][t][e] - r[t][e]) * r[t][e] * weight[e] for e in group)
+                q = math.fsum(r[t][e] ** 2 * weight[e] for e in group)
+                total += p * p / q if q > 0 else 0.0
+        whole = math.fsum(error(w, t, e) * weight[e] for t in real for e in every)
+        return total / whole if whole > 0 else 0.0
+
+    others = [w for w in count if any(ways_[w][t] != g[t] for t in real)]
+    found = {
+        "tokens": [math.fsum(error(w, t, e) for e in every) for w in count for t in tokens],
+        "elements": [each for row in elements for each in row],
+        "weighed": [
+            max(math.fsum(error(w, t, e) * weight[e] for e in every) for w in count) for t in tokens
+        ],
+        "ways": [len(others)],
+    }
+    for name, parts in groups.items():
+        worst = [max(slope(w, group) for group in parts) for w in others]
+        found[f"slope {name}"] = [math.fsum(worst) / len(worst) if worst else 0.0]
+    for name in ("whole", "head"):
+        found[f"factor {name}"] = [max(factor(w, groups[name]) for w in count)]
+    return found
+
+
+def numbers(floor: Floor) -> dict[str, list[float]]:
+    """Return a floor as `plain_floor` does."""
+    assert floor.weighed is not None
+    found = {
+        "tokens": floor.tokens.flatten().tolist(),
+        "elements": floor.elements.flatten().tolist(),
+        "weighed": floor.weighed.tolist(),
+        "ways": [floor.slopes["whole"].ways],
+    }
+    found |= {f"slope {name}": [each.square] for name, each in floor.slopes.items()}
+    return found | {f"factor {name}": [each] for name, each in floor.factors.items()}
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("tokens", [1, 5])
+@pytest.mark.usefixtures("pieces")
+def test_floors_of_passes_are_the_plain_ones(tokens: int, dtype: torch.dtype) -> None:
+    maker = torch.Generator().manual_seed(tokens)
+    shape, laid = (6, tokens, ELEMENTS), TokenLayout(ELEMENTS, HEADS)
+    reference = torch.randn(shape, generator=maker, dtype=torch.float64)
+    golden, *ways = (
+        (reference + 1e-2 * torch.randn(shape, generator=maker)).to(dtype) for _ in range(4)
+    )
+    # A pass in which nothing is, a way that is the golden, and one token that is padding.
+    for each in (reference, golden, *ways):
+        each[3] = 0
+    ways[1][5] = golden[5]
+    mask = torch.arange(tokens) != 3
+    floors = measure_floors(dict(zip("abc", ways, strict=True)), golden, reference, mask, laid)
+    for index, floor in enumerate(floors):
+        own = [way[index] for way in ways]
+        expected = plain_floor(own, golden[index], reference[index], mask)
+        found = numbers(floor)
+        assert set(found) == set(expected)
+        for name, values in expected.items():
+            assert found[name] == pytest.approx(values, rel=1e-9, abs=1e-300), (index, name)
+        alone = measure_floor(
+            dict(zip("abc", own, strict=True)), golden[index], reference[index], mask, laid
+        )
+        for name, values in numbers(alone).items():
+            assert found[name] == pytest.approx(values, rel=1e-12), (index, name)
+        assert floor.real is not None and alone.real is not None
+        torch.testing.assert_close(floor.real, alone.real)
+    assert [floor.slopes["whole"].ways for floor in floors] == [3, 3, 3, 0, 3, 2]
+
+
+def one_by_one(value: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Return partial sums over every 32nd term, a shard at a time, as `strided` was written."""
+    total = torch.zeros(*value.shape[:-1], len(weight), dtype=value.dtype)
+    for start in range(32):
+        total = total + linear(value[..., start::32], weight[:, start::32])
+    return total
+
+
+def pair(shape: tuple[int, int, int], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return an input [1, token, channel] and a weight [row, channel] of (token, channel, row)."""
+    tokens, terms, rows = shape
+    maker = torch.Generator().manual_seed(terms)
+    value = torch.randn(1, tokens, terms, generator=maker).to(dtype)
+    return value, torch.randn(rows, terms, generator=maker).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (1, 96, 64), (5, 96, 64), (40, 96, 520), (3, 1536, 777), (4, 90, 7), (3, 96, 1),
+        (5, 256, 16), (2, 3072, 1536), (9, 3072, 1536),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_strided_partial_sums_are_added_in_order(
+    shape: tuple[int, int, int], dtype: torch.dtype
+) -> None:
+    value, weight = pair(shape, dtype)
+    kept = value.clone(), weight.clone()
+    assert torch.equal(strided(32)(value, weight), one_by_one(value, weight))
+    assert torch.equal(value, kept[0]) and torch.equal(weight, kept[1])
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("shape", [(7, 96, 64), (6, 256, 16), (5, 1536, 3072)], ids=str)
+def test_strided_rows_that_are_apart_are_those_of_each(
+    shape: tuple[int, int, int], dtype: torch.dtype
+) -> None:
+    value, weight = pair(shape, dtype)
+    alone = [one_by_one(row.clone().view(1, 1, -1), weight) for row in value[0]]
+    with Apart(), Linear(strided(32, by_row=True)):
+        together = linear(value, weight)
+    assert torch.equal(together, torch.cat(alone, 1))
+
+
+def attend(value: torch.Tensor) -> torch.Tensor:
+    """Return what 3 tokens of 16 numbers say of [1, token, 16], each in turn."""
+    keys = torch.linspace(-1, 1, 48, dtype=value.dtype).view(1, 3, 16)
+    return torch.softmax(value @ keys.transpose(1, 2), -1) @ keys
+
+
+def by_expert(value: torch.Tensor) -> torch.Tensor:
+    """Return [1, token, 16] times the first of two experts' weights, as they are grouped."""
+    weight = torch.linspace(-1, 1, 512, dtype=value.dtype).view(2, 16, 16)
+    ends = torch.tensor([value.shape[1], value.shape[1]], dtype=torch.int32)
+    return torch._grouped_mm(value[0], weight, offs=ends).unsqueeze(0)
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda value: linear(value, torch.linspace(-1, 1, 320, dtype=value.dtype).view(20, 16)),
+        attend,
+        by_expert,
+        lambda value: functional.silu(value) * torch.sigmoid(value),
+        lambda value: value * torch.rsqrt(value.pow(2).mean(-1, keepdim=True)),
+    ],
+    ids=["linear", "attention", "experts", "curves", "a norm"],
+)
+def test_rows_that_are_apart_are_those_of_each(
+    compute: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    value = torch.randn(1, 23, 16, generator=torch.Generator().manual_seed(1))
+    with Apart():
+        together = compute(value)
+    alone = [compute(row.clone().view(1, 1, -1)) for row in value[0]]
+    assert torch.equal(together, torch.cat(alone, 1))
+
+
+def test_what_mixes_rows_is_left_alone() -> None:
+    value = torch.randn(1, 23, 16, generator=torch.Generator().manual_seed(1))
+    for mix in (lambda each: each.sum(1), torch.sum, lambda each: each.mean(dim=(0, 1))):
+        with Apart():
+            found = mix(value)
+        assert torch.equal(found, mix(value))
+
+
+def test_widened_weights_share_memory_and_nothing_else() -> None:
+    maker = torch.Generator().manual_seed(0)
+    value = torch.randn(3, 8, generator=maker, dtype=torch.float64)
+    weights = [torch.randn(n, 8, generator=maker).bfloat16() for n in (5, 9, 2)]
+    biases = [torch.randn(len(each), generator=maker).bfloat16() for each in weights]
+    with Widen(torch.float64):
+        found = [linear(value, weight) for weight in weights]
+        added = [linear(value, *each) for each in zip(weights, biases, strict=True)]
+    for plain, sums, weight, bias in zip(found, added, weights, biases, strict=True):
+        assert torch.equal(plain, linear(value, weight.double()))
+        assert torch.equal(sums, linear(value, weight.double(), bias.double()))
+
+
+def test_a_large_weight_is_widened_in_parts() -> None:
+    value, weight = pair((40, 3072, 1500), torch.bfloat16)
+    bias = torch.linspace(-1, 1, 1500).bfloat16()
+    with Widen(torch.float32):
+        found = linear(value.float(), weight, bias)
+    assert torch.equal(found, linear(value.float(), weight.float(), bias.float()))
+
+
+def test_attention_answers_one_query_at_a_time() -> None:
+    """A kernel multiplies one query by all keys in another order of sums than several."""
+    owner = nn.Module()
+    owner.is_causal = True
+    maker = torch.Generator().manual_seed(0)
+    query = torch.randn(1, 4, 23, 32, generator=maker)
+    key, value = torch.randn(2, 1, 4, 52, 32, generator=maker)
+    mask = torch.ones(1, 1, 23, 52, dtype=torch.bool).tril(29)
+
+    def attend(query: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        kernel = ALL_ATTENTION_FUNCTIONS.get_interface("sdpa", None)
+        return kernel(owner, query, key, value, mask, scaling=0.2)[0]
+
+    pairs = zip(query.split(1, 2), mask.split(1, 2), strict=True)
+    alone = torch.cat([attend(*each) for each in pairs], 1)
+    with attention_by_query():
+        assert torch.equal(attend(query, mask), alone)
+    # What it is for; and it is over.
+    assert not torch.equal(attend(query, mask), alone)
