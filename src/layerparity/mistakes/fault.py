@@ -51,7 +51,8 @@ class Surgery:
 
     Weights are changed in place and come back by loading them again. ``frozen`` holds weights, by
     their path inside the block and in its shapes, that a compiled graph uses in place of its own.
-    ``quantised()`` gives the block's weights that are stored in FP8.
+    ``quantised()`` gives the block's weights that are stored in FP8. ``drawn`` says that what was
+    planted is random, so that nobody else's mistake has the same numbers.
     """
 
     layer: int
@@ -59,6 +60,7 @@ class Surgery:
     seed: int = 0
     frozen: dict[str, torch.Tensor] = field(default_factory=dict)
     quantised: Callable[[], Iterable[Quantised]] = tuple
+    drawn: bool = field(default=False, init=False)
     _undo: list[Callable[[], None]] = field(default_factory=list)
 
     def set(self, owner: nn.Module, name: str, value: Any) -> None:
@@ -81,6 +83,7 @@ class Surgery:
 
     def generator(self) -> torch.Generator:
         """Return a generator on the CPU that depends on the seed and the layer alone."""
+        self.drawn = True
         return torch.Generator().manual_seed(1_000_003 * self.seed + self.layer)
 
     def undo(self) -> None:
@@ -113,7 +116,8 @@ class Fault:
     there, or nothing; the block may be on the meta device. ``plant(block, surgery)`` plants it in a
     block whose weights are on the CPU. ``arguments`` returns what a faulty block is passed.
     ``never_loaded`` are the weights, by their path in the block, that keep what they were
-    initialised with.
+    initialised with. ``says`` is the mistake as a sentence says it of one block, where that is not
+    the ``story``.
     """
 
     id: str
@@ -126,3 +130,9 @@ class Fault:
     plant: Plant = nothing
     arguments: ChangeArguments | None = None
     never_loaded: tuple[str, ...] = ()
+    says: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """What was done wrong, as a cause says it."""
+        return self.says or self.story

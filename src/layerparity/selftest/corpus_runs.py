@@ -14,6 +14,7 @@ from layerparity.ground.errors import UserError
 from layerparity.judge.conclude import conclude, judged_of
 from layerparity.judge.evidence import evidence_of
 from layerparity.judge.guilty import first_guilty
+from layerparity.judge.replays import with_replays
 from layerparity.judge.sides import open_side
 from layerparity.mistakes.catalogue import suspected
 from layerparity.mistakes.fault import Fault
@@ -22,6 +23,7 @@ from layerparity.record.stored_run import StoredRun, from_folder
 from layerparity.record.verdict import Row, Verdict
 from layerparity.run.ports.base import Assets
 from layerparity.run.ports.fault import PlantedPort
+from layerparity.run.replay import replays
 from layerparity.run.steps import composed
 from layerparity.selftest.cells import GridCell, Setting
 from layerparity.selftest.corpus import Case, Corpus, Shape
@@ -116,7 +118,10 @@ class CorpusRunner:
         if guilty is None:
             return said_of(case, verdict)
         sides = open_side("golden", [golden]), open_side("candidate", [from_folder(where)])
-        all_causes = suspected(evidence_of(guilty, verdict, *sides))
+        found = evidence_of(guilty, verdict, *sides)
+        with console.quiet():
+            found = with_replays(found, guilty, sides, verdict.blocks, replays)
+        all_causes = suspected(found)
         return replace(
             said_of(case, verdict),
             suspected=tuple((each.id, each.grade) for each in all_causes),
@@ -134,7 +139,7 @@ class CorpusRunner:
             config = replace(config, scope=alone, layer=case.layer)
         with console.quiet():
             candidate = make_in(where, config, self.store, lambda each: CasePort(each, case))
-            return conclude([golden], [candidate], self.tolerance)
+            return conclude([golden], [candidate], self.tolerance, replays=replays)
 
     def _believed(self, shape: Shape, dtype: str) -> tuple[Config, StoredRun]:
         """Return the golden of a shape and type, and the configuration it was made by."""

@@ -57,6 +57,7 @@ FAULT = Fault(
     cause="swiglu_bias_dropped",
     why_not=why_not,
     plant=plant,
+    says="the activation multiplies by up; the model's multiplies by (up + 1)",
 )
 
 
