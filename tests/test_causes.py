@@ -216,6 +216,7 @@ CASES = {
 
 # What is shown on stored tensors alone: tests/test_exact.py has their cases.
 ON_TENSORS = {
+    "channels_permuted",
     "residual_sum",
     "layer_norm_for_rms_norm",
     "qk_norm_per_rank",

@@ -122,16 +122,18 @@ def with_replays(
 ) -> Evidence:
     """Return evidence with what came of planting known mistakes in the golden's guilty block.
 
-    None is planted where weights explain the place or a cause is shown already, where only
-    decoding shows it, and where either side lacks the site. ``sides`` are golden and candidate.
+    None is planted where weights explain the place (that they are reordered does not say how) or a
+    cause is shown already, where only decoding shows it, and where either side lacks the site.
+    ``sides`` are golden and candidate.
     """
-    judge = _judge_of(guilt, *sides, blocks)
-    if judge is None or evidence.blamed or any(each.shown for each in suspected(evidence)):
+    judge, blamed = _judge_of(guilt, *sides, blocks), evidence.blamed
+    explained = any(each.what != "reordered" for each in blamed)
+    if judge is None or explained or any(each.shown for each in suspected(evidence)):
         return evidence
 
     def asked(fault: Fault) -> bool:
-        told = fault.by_weights and evidence.weights_compared
-        return not told and overlap(fault.component, guilt.component)
+        right = fault.by_weights and evidence.weights_compared and not blamed
+        return not right and overlap(fault.component, guilt.component)
 
     assert guilt.site is not None
     golden, candidate = (side.records[guilt.site].source for side in sides)

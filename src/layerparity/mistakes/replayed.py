@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from layerparity.record.stored_run import StoredRun
 
 
+# Of several mistakes that give the same numbers, how many are said.
+_NAMED = 3
+
+
 @dataclass(frozen=True)
 class Trial:
     """What a block of the golden gives in the prefill with one mistake in it; sound without one.
@@ -54,10 +58,11 @@ class Replayed:
         if not self.shown:
             return []
         each = list(dict.fromkeys(fault.sentence for fault in self.shown))
-        text = each[0]
+        text, more = each[0], len(each) - _NAMED
         if len(each) > 1:
-            more = "both" if len(each) == 2 else "all"
-            text = f"either {'; or '.join(each)}: {more} give these numbers"
+            others = f", or {more} more like these" if more > 0 else ""
+            all_of_them = "both" if len(each) == 2 else "all of them"
+            text = f"either {', or '.join(each[:_NAMED])}{others}: {all_of_them} give these numbers"
         reasons = ["planted in the golden's own block, it gives the candidate's numbers"]
         ids = tuple(dict.fromkeys(fault.cause for fault in self.shown))
         return [Cause(ids[0], 0.95, text, reasons, grade=SHOWN, alike=ids[1:])]

@@ -18,6 +18,7 @@ from layerparity.judge.replays import with_replays
 from layerparity.judge.sides import open_side
 from layerparity.mistakes.catalogue import suspected
 from layerparity.mistakes.fault import Fault
+from layerparity.record.guilt import Cause
 from layerparity.record.manifest import WeightPrint
 from layerparity.record.stored_run import StoredRun, from_folder
 from layerparity.record.verdict import Row, Verdict
@@ -124,7 +125,7 @@ class CorpusRunner:
         all_causes = suspected(found)
         return replace(
             said_of(case, verdict),
-            suspected=tuple((each.id, each.grade) for each in all_causes),
+            suspected=tuple((_named(each, case), each.grade) for each in all_causes),
         )
 
     def verdict(self, case: Case, where: Path) -> Verdict:
@@ -207,11 +208,16 @@ def said_of(case: Case, verdict: Verdict) -> CaseResult:
         local = guilty.site.local if guilty.site is not None else ""
         shown = guilty.layer == case.layer and local == "self_attn:out"
         ending = Ending.NAMED if shown else ending
-    causes = tuple((each.id, each.confidence) for each in verdict.causes[:PRINTED])
+    causes = tuple((_named(each, case), each.confidence) for each in verdict.causes[:PRINTED])
     effect = max((_effect(row) for row in own), default=0.0)
     return replace(
         _unsaid(case), ending=ending, named=str(guilty or ""), causes=causes, effect=effect
     )
+
+
+def _named(cause: Cause, case: Case) -> str:
+    """Return the rule of a cause; of one that may be another's as well, whichever is true."""
+    return next((each for each in (cause.id, *cause.alike) if each in case.true), cause.id)
 
 
 def _effect(row: Row) -> float:
