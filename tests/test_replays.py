@@ -17,17 +17,20 @@ from hydra.core.global_hydra import GlobalHydra
 from test_exact import pair, seen
 
 from layerparity.anatomy.block import SERIAL
-from layerparity.anatomy.site import Place
+from layerparity.anatomy.site import Place, within
 from layerparity.cli import search_path
 from layerparity.ground.resources import shipped
 from layerparity.judge.conclude import conclude
 from layerparity.judge.replays import HeldSite, ReplayJudge
 from layerparity.judge.tolerances.calibrated import CalibratedTolerance
 from layerparity.mistakes.catalogue import known_fault, suspected
-from layerparity.mistakes.fault import Fault
+from layerparity.mistakes.fault import Fault, Surgery
 from layerparity.mistakes.hypotheses import hypotheses
 from layerparity.mistakes.mutations.modules import wrong_output
 from layerparity.mistakes.replayed import Replayed, Trial
+from layerparity.model.architecture import read_config
+from layerparity.model.checkpoint import Checkpoint
+from layerparity.model.skeleton import Skeleton
 from layerparity.record.folder import RunFolder
 from layerparity.record.stored_run import StoredRun, from_folder
 from layerparity.record.verdict import Verdict
@@ -103,6 +106,29 @@ def test_a_planted_mistake_is_shown(
     ids = {name for each in causes for name in (each.id, *each.alike)}
     assert fault.cause in ids
     assert all(each.shown for each in verdict.causes)
+
+
+@pytest.mark.parametrize("path", ["self_attn.o_proj", ""])
+def test_weights_of_another_block_are_not_called_never_loaded(
+    runner: CorpusRunner, tmp_path: Path, path: str
+) -> None:
+    shape = SMALL["minimax_m2"]
+    runner._believed(shape, "bfloat16")
+    stored = Checkpoint(runner.folder / shape.name / shape.family)
+
+    def plant(block: torch.nn.Module, surgery: Surgery) -> None:
+        other = Skeleton(read_config(stored.config), torch.bfloat16, "sdpa", None)
+        other.load(stored, "layers.0")
+        held = dict(other.blocks[0].named_parameters())
+        for name, value in block.named_parameters():
+            if within(name, path):
+                value.data.copy_(held[name].data)
+
+    planted = replace(wrong_output(path or "mlp"), component=path, plant=plant)
+    verdict = runner.verdict(case(shape, "bfloat16", planted), tmp_path / "run")
+    (cause,) = verdict.causes
+    assert (cause.id, cause.shown) == ("loaded_elsewhere", True)
+    assert f"weights of {'.'.join(filter(None, ['layers.0', path]))}" in cause.sentence
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

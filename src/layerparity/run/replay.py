@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -36,8 +36,11 @@ _PORT = "hf"
 _KEYS = ("model", "attn_implementation", "experts_implementation")
 # The weights, a copy to put back, and what computing takes beside them.
 _TIMES_WEIGHTS = 3
-# So many seconds all mistakes may take, by what the sound block took.
-_PATIENCE = 300.0
+# So many seconds all mistakes may take, by what the sound block took: later ones are left out.
+_PATIENCE = 180.0
+# Numbers of a module's own weights that are looked for in other blocks, and how far away whole
+# blocks are looked for.
+_MOST, _NEAR = 1 << 26, 1
 
 
 class ReplayPort(PlantedPort):
@@ -77,11 +80,42 @@ class ReplayedBlock:
         quantised = any(each.dtype.startswith("F8") for each in stored)
         return [
             fault
-            for fault in hypotheses(self.block)
+            for fault in (*hypotheses(self.block), *self._of_other_blocks())
             if wanted(fault)
             and (quantised or not fault.quantised)
             and not fault.why_not(self.block, dtype, PREFILL)
         ]
+
+    def _of_other_blocks(self) -> Iterator[Fault]:
+        """Yield each module with the weights of another block's, and all of them at once."""
+        own, skeleton = self.place.layer or 0, self.port.skeleton
+        layers = sorted(range(len(skeleton.blocks)), key=lambda layer: abs(layer - own))[1:]
+        for path, module in self.block.named_modules():
+            held = dict(module.named_parameters(recurse=not path))
+            few = sum(each.numel() for each in held.values()) <= _MOST
+            for layer in layers if held else ():
+                near = few if path else abs(layer - own) <= _NEAR
+                other = skeleton.blocks[layer]
+                if near and _shapes(other, path, held) == [each.shape for each in held.values()]:
+                    yield self._loaded_from(layer, path, list(held))
+
+    def _loaded_from(self, layer: int, path: str, names: Sequence[str]) -> Fault:
+        """Return the mistake that a module's weights, by name, were loaded from another block."""
+        skeleton, checkpoint = self.port.skeleton, self.port.assets.checkpoint
+        stage = str(Place(layer, path))
+
+        def plant(block: nn.Module, surgery: Surgery) -> None:
+            skeleton.load(checkpoint, stage)
+            try:
+                other = skeleton.module(stage)
+                for name in names:
+                    held = block.get_submodule(path).get_parameter(name)
+                    held.data.copy_(other.get_parameter(name).data)
+            finally:
+                skeleton.unload(stage)
+
+        words = f"{path or 'the whole block'} was loaded with the weights of {stage}"
+        return Fault(stage, words, path, "loaded_elsewhere", by_weights=True, plant=plant)
 
     def trial(self, fault: Fault | None = None) -> Trial:
         """Return what the block gives with a mistake in it; its weights are sound afterwards."""
@@ -117,6 +151,15 @@ class ReplayedBlock:
         with torch.no_grad():
             for value, sound in zip(self._weights, self._sound, strict=True):
                 value.copy_(sound)
+
+
+def _shapes(block: nn.Module, path: str, names: Iterable[str]) -> list[torch.Size]:
+    """Return the shapes of a module's weights in another block; none where it has not all."""
+    try:
+        module = block.get_submodule(path)
+        return [module.get_parameter(name).shape for name in names]
+    except AttributeError:
+        return []
 
 
 def replays(
@@ -185,7 +228,8 @@ def _trials(loaded: ReplayedBlock, asked: Callable[[Fault], bool]) -> Iterator[T
     """Yield the sound block, then each mistake that does not break it, while patience lasts."""
     faults, began = loaded.asked(asked), time.monotonic()
     sound = loaded.trial()
-    if not faults or (time.monotonic() - began) * len(faults) > _PATIENCE:
+    faults = faults[: int(_PATIENCE / max(time.monotonic() - began, 1e-3))]
+    if not faults:
         return
     console.say(f"trying {len(faults)} known mistakes on {loaded.place}")
     yield sound
