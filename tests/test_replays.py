@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from bisections import evidence
@@ -23,6 +24,7 @@ from layerparity.ground.resources import shipped
 from layerparity.judge.conclude import conclude
 from layerparity.judge.replays import HeldSite, ReplayJudge
 from layerparity.judge.tolerances.calibrated import CalibratedTolerance
+from layerparity.judge.tolerances.fixed import FixedTolerance
 from layerparity.mistakes.catalogue import known_fault, suspected
 from layerparity.mistakes.fault import Fault, Surgery
 from layerparity.mistakes.hypotheses import hypotheses
@@ -106,6 +108,21 @@ def test_a_planted_mistake_is_shown(
     ids = {name for each in causes for name in (each.id, *each.alike)}
     assert fault.cause in ids
     assert all(each.shown for each in verdict.causes)
+
+
+def test_a_dump_is_held_against_them_as_well(runner: CorpusRunner, tmp_path: Path) -> None:
+    shape, name = SMALL["gpt_oss"], "swiglu_bias_dropped"
+    runner.verdict(case(shape, "float32", found(shape, name)), tmp_path / "run")
+    files, dump = RunFolder(tmp_path / "run"), tmp_path / "dump"
+    dump.mkdir()
+    names = {}
+    for index, record in enumerate(files.read_manifest().records):
+        np.save(dump / f"{index}.npy", files.read_tensor(record).numpy())
+        names[str(index)] = str(record.site)
+    (dump / "names.json").write_text(json.dumps(names))
+    golden = golden_of(runner, "gpt_oss")
+    verdict = conclude([golden], [from_folder(dump)], FixedTolerance(), replays=replays)
+    assert [(each.id, each.shown) for each in verdict.causes] == [(name, True)]
 
 
 @pytest.mark.parametrize("path", ["self_attn.o_proj", ""])

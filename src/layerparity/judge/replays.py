@@ -136,8 +136,11 @@ def with_replays(
         return not right and overlap(fault.component, guilt.component)
 
     assert guilt.site is not None
-    golden, candidate = (side.records[guilt.site].source for side in sides)
-    trials = replays(golden.run, Place(guilt.layer), candidate.manifest.dtype, asked)
+    golden, candidate = (side.records[guilt.site] for side in sides)
+    # A dump says of each tensor alone in what it was computed.
+    whole = candidate.source.manifest.dtype if candidate.source.proved else ""
+    dtype = whole or candidate.record.dtype
+    trials = replays(golden.source.run, Place(guilt.layer), dtype, asked)
     shown: list[Fault] = []
     tried: set[str] = set()
     for trial in trials:

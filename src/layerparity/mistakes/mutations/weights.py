@@ -110,7 +110,7 @@ def _slip(part: Part, size: float, at: tuple[int | None, int | None, int | None]
             part.view(block)[where] *= 1 + size
 
     place = (expert or 0, row or 0, column or 0)
-    true = ("one_channel",) if row is not None else ()
+    true: tuple[str, ...] = ("one_channel",) if row is not None else ()
     true += ("one_expert",) if expert is not None else ()
     true = ("scale",) if at == (None, None, None) else true
     return of_weight("slip", " ".join(words), part, size=size, place=place, plant=plant, true=true)
