@@ -28,7 +28,7 @@ from layerparity.judge.tolerances.fixed import FixedTolerance
 from layerparity.mistakes.catalogue import known_fault, suspected
 from layerparity.mistakes.fault import Fault, Surgery
 from layerparity.mistakes.hypotheses import hypotheses
-from layerparity.mistakes.mutations.modules import wrong_output
+from layerparity.mistakes.mutations.modules import given_out, wrong_output
 from layerparity.mistakes.replayed import Replayed, Trial
 from layerparity.model.architecture import read_config
 from layerparity.model.checkpoint import Checkpoint
@@ -103,11 +103,10 @@ def test_a_planted_mistake_is_shown(
 ) -> None:
     fault = found(SMALL[family], name)
     verdict = runner.verdict(case(SMALL[family], dtype, fault), tmp_path / "run")
-    causes = [each for each in verdict.causes if each.shown]
-    assert causes, verdict.where
-    ids = {name for each in causes for name in (each.id, *each.alike)}
-    assert fault.cause in ids
-    assert all(each.shown for each in verdict.causes)
+    (cause,) = verdict.causes
+    assert cause.shown
+    # It, and no other of some thirty that were planted: only what has the same numbers is like it.
+    assert (cause.id, cause.alike, cause.sentence) == (fault.cause, (), fault.sentence)
 
 
 def test_a_dump_is_held_against_them_as_well(runner: CorpusRunner, tmp_path: Path) -> None:
@@ -153,12 +152,11 @@ def test_a_mistake_that_nobody_knows_stays_unnamed(
     runner: CorpusRunner, tmp_path: Path, dtype: str
 ) -> None:
     for module in ("mlp.experts", "input_layernorm"):
-        planted = case(SMALL["minimax_m2"], dtype, wrong_output(module))
-        verdict = runner.verdict(planted, tmp_path / module)
+        strange = given_out("strange", f"{module} squared", module, lambda x: x * x.abs())
+        verdict = runner.verdict(case(SMALL["minimax_m2"], dtype, strange), tmp_path / module)
         assert verdict.guilty is not None
         assert verdict.guilty.component == module
-        # A constant for all tokens is added there: that much is known without a replay.
-        assert {each.id for each in verdict.causes} <= {"offset"}, verdict.causes
+        assert verdict.causes == ()
 
 
 def golden_of(runner: CorpusRunner, family: str) -> StoredRun:
