@@ -92,10 +92,12 @@ def case(shape: Shape, dtype: str, fault: Fault) -> Case:
     [
         ("gpt_oss", "swiglu_bias_dropped"),
         ("gpt_oss", "heads 1 and 2 exchanged"),
+        ("gpt_oss", "window 6"),
         ("minimax_m2", "gate_up_swapped"),
         ("minimax_m2", "input_layernorm epsilon 0.1"),
-        ("minimax_m2", "mlp.experts gelu"),
-        ("gemma2", "gqa_layout 0"),
+        ("minimax_m2", "mlp.experts relu"),
+        ("gpt_oss", "gqa_layout 0"),
+        ("gemma2", "scaling 1"),
     ],
 )
 def test_a_planted_mistake_is_shown(
