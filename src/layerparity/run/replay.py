@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 _PORT = "hf"
 # Of what a golden was made with, what its block needs here. Its machine may have been another.
 _KEYS = ("model", "attn_implementation", "experts_implementation")
-# The weights, a copy to put back, and what computing takes beside them.
-_TIMES_WEIGHTS = 3
+# The weights, a copy to put back, another block's, and what computing takes beside them.
+_TIMES_WEIGHTS = 4
 # So many seconds all mistakes may take, by what the sound block took: later ones are left out.
 _PATIENCE = 180.0
 # Numbers of a module's own weights that are looked for in other blocks, and how far away whole
@@ -75,15 +75,19 @@ class ReplayedBlock:
         """Return the wanted mistakes that change something in the prefill of this block."""
         from layerparity.mistakes.hypotheses import hypotheses
 
-        dtype, stored = self.port.skeleton.dtype, self.port.assets.checkpoint.weights.values()
+        stored = self.port.assets.checkpoint.weights.values()
         quantised = any(each.dtype.startswith("F8") for each in stored)
-        return [
-            fault
-            for fault in (*hypotheses(self.block), *self._of_other_blocks())
-            if wanted(fault)
-            and (quantised or not fault.quantised)
-            and not fault.why_not(self.block, dtype, PREFILL)
-        ]
+        every = (*hypotheses(self.block), *self._of_other_blocks())
+        asked = [each for each in every if wanted(each) and (quantised or not each.quantised)]
+        return [each for each in asked if self._changes(each)]
+
+    def _changes(self, fault: Fault) -> bool:
+        """Say whether a mistake changes something in the prefill of this block."""
+        try:
+            return not fault.why_not(self.block, self.port.skeleton.dtype, PREFILL)
+        except Exception:
+            # A mistake made for another kind of block is no mistake of this one.
+            return False
 
     def _of_other_blocks(self) -> Iterator[Fault]:
         """Yield each module with the weights of another block's, and all of them at once."""
@@ -236,6 +240,6 @@ def _trials(loaded: ReplayedBlock, asked: Callable[[Fault], bool]) -> Iterator[T
         try:
             trial = loaded.trial(fault)
         except Exception:  # noqa: S112
-            # A mistake made for another kind of block is no mistake of this one.
+            # So is one that breaks it.
             continue
         yield trial
