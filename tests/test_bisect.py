@@ -356,6 +356,33 @@ def test_chained_strategies_agree_with_the_scan(run: Cli, store: Path, strategy:
     assert record(store)["guilt"]["place"] == "layers.3.self_attn.q_norm"  # type: ignore[index]
 
 
+SILENT = """
+from layerparity.mistakes.catalogue import known_fault
+from layerparity.run.ports.fault import PlantedPort
+
+
+class Port(PlantedPort):
+    def __init__(self, assets, replay=False):
+        super().__init__(assets, [3])
+
+    def _choose(self):
+        return known_fault("gate_up_swapped")
+
+    def effective_weights(self, stage):
+        return {}
+"""
+
+
+def test_known_mistakes_are_planted_in_the_place_that_was_found(run: Cli, store: Path) -> None:
+    Path("silent_port.py").write_text(SILENT)
+    ended = run("job=bisect", "golden=the-golden", "port._target_=silent_port.Port")
+    assert ended.exit == 1, ended.out + ended.err
+    # In one block, once, whatever the search compared before.
+    assert len(re.findall(r"^trying \d+ known mistakes on layers\.3$", ended.out, re.M)) == 1
+    assert re.search(r"^cause     shown \(\d+%\): gate and up halves stacked", ended.out, re.M)
+    assert [each["id"] for each in record(store)["causes"]] == ["gate_up_swapped"]  # type: ignore
+
+
 def test_a_bisection_s_own_runs_are_not_the_latest(cli: Cli, tmp_path: Path) -> None:
     def run(*arguments: str) -> Ended:
         return cli(*CPU, f"tracking.folder={tmp_path / 'runs'}", *arguments)

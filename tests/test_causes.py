@@ -225,6 +225,7 @@ ON_TENSORS = {
     "rope_scaling_left_out",
     "sinks_missing_in_window",
     "vocabulary_padding_unmasked",
+    "channels_permuted",
     "residual_sum",
     "layer_norm_for_rms_norm",
     "qk_norm_per_rank",

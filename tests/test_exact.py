@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -267,6 +268,74 @@ def test_projections_that_give_out_each_other_s_channels_were_fused_so() -> None
     assert "fused_qkv_order" in found(torch.cat([k, v, q], 1))
     assert "fused_qkv_order" not in found(torch.cat([q.roll(1, 1), k, v], 1))
     assert "fused_qkv_order" not in found(drawn(TOKENS, WIDTH + 32))
+    # Two alone may have been put in each other's place as well.
+    assert found(torch.cat([q, v, k], 1)) == ["projections_exchanged"]
+
+
+@pytest.mark.parametrize(
+    ("order", "says"),
+    [
+        ([1, 0, *range(2, WIDTH)], "channel 0 holds 1, 1 holds 0"),
+        ([*range(8), *range(16, 24), *range(8, 16), *range(24, 32)], "head 1 holds 2, 2 holds 1"),
+        ([0, 0, *range(2, WIDTH)], ""),
+        ([*range(WIDTH)], ""),
+    ],
+)
+def test_channels_in_another_order_are_found(order: list[int], says: str) -> None:
+    local = "self_attn.q_proj:out"
+    found = suspected(seen("self_attn.q_proj", local, {local: pair(OUT, OUT[:, order])}))
+    texts = [each.sentence for each in found if each.id == "channels_permuted" and each.shown]
+    assert bool(texts) == bool(says)
+    assert all(says in each for each in texts)
+
+
+def test_half_of_two_heads_that_is_lost_is_not_one_head() -> None:
+    local, half = "self_attn.k_proj:out", torch.arange(16) < 8
+    two = drawn(TOKENS, 16)
+
+    def heads(factor: float) -> list[str]:
+        candidate = torch.where(half, two, factor * two)
+        return shown(seen("self_attn.k_proj", local, {local: pair(two, candidate)}))
+
+    assert heads(0.5) == ["one_head"]
+    assert heads(0.0) == []
+
+
+# ---------------------------------------------------------------- the cache
+def cached(candidate: torch.Tensor, tokens: int = 2) -> Evidence:
+    """A decode step's keys, read from the cache, of a head that is turned in its first half."""
+    before = KEY[:tokens]
+    sites = {
+        "self_attn.k_norm:out": pair(before),
+        "self_attn:k_rotated": pair(before, candidate),
+    }
+    local, facts = "self_attn:k_rotated", {**FACTS, "rotary_dim": "4"}
+    found = evidence(
+        "self_attn",
+        local,
+        phase="decode",
+        step=1,
+        part="rotary",
+        good=("self_attn.k_norm:out",),
+        profiles={local: {"slope_channel": [-1.0] * 16}},
+        facts=facts,
+        values=sites.get,
+    )
+    right = evidence("self_attn", "", passed=[local]).rows
+    return replace(found, other_phase=right)
+
+
+def test_a_cache_row_of_zeros_is_named_and_is_no_rotation() -> None:
+    causes = suspected(cached(torch.zeros_like(KEY[:2])))
+    assert causes[0].id == "decode_cache"
+    assert causes[0].shown
+    assert "decode step 1 holds zeros (sequence 0, 1)" in causes[0].sentence
+    assert "rope_full_instead_of_partial" not in {each.id for each in causes}
+    other = suspected(cached(drawn(*KEY[:2].shape)))
+    assert "rope_full_instead_of_partial" not in {each.id for each in other}
+    assert not any(each.shown for each in other)
+    turned = torch.cat([-KEY[:2, :, 4:], KEY[:2, :, :4]], -1)
+    assert "rope_full_instead_of_partial" in {each.id for each in suspected(cached(turned))}
 
 
 # ---------------------------------------------------------------- how sure

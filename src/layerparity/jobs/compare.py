@@ -42,6 +42,7 @@ def run(config: Config) -> Exit:
     from layerparity.judge.conclude import conclude
     from layerparity.judge.model_limits import with_limits
     from layerparity.report.keep import keep_verdict
+    from layerparity.run.replay import replays
     from layerparity.run.steps import settings_to_judge
 
     with obstacles_in_words(), console.counting("sites") as count:
@@ -53,6 +54,7 @@ def run(config: Config) -> Exit:
             settings=settings_to_judge(config),
             unfinished=unfinished_sweeps(store, candidate),
             portrait=True,
+            replays=replays,
         )
     keep_verdict(config, store, verdict, candidate)
     return verdict.exit

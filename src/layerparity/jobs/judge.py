@@ -23,6 +23,7 @@ def run(config: Config) -> Exit:
     from layerparity.judge.again import changed_rows, judge_again, stored_verdict
     from layerparity.report.keep import KIND, keep_verdict
     from layerparity.report.reasons import reason
+    from layerparity.run.replay import replays
     from layerparity.run.steps import settings_to_judge
     from layerparity.tracking.store import open_store
 
@@ -31,7 +32,10 @@ def run(config: Config) -> Exit:
     before = stored_verdict(judged)
     golden = [kept for made in before.golden.made if (kept := store.get(made.named))]
     candidate = [kept for made in before.candidate.made if (kept := store.get(made.named))]
-    after = judge_again(before, config.tolerance, golden, settings_to_judge(config), candidate)
+    settings = settings_to_judge(config)
+    after = judge_again(
+        before, config.tolerance, golden, settings, candidate=candidate, replays=replays
+    )
     changed = changed_rows(before, after)
     rows = [(str(new.site), old.outcome, new.outcome, reason(new)) for old, new in changed]
     keep_verdict(config, store, after, candidate, {"judged_again": judged.id})

@@ -13,6 +13,7 @@ from layerparity.judge.decide import decide, outcome_of
 from layerparity.judge.routing import skip_ties
 from layerparity.judge.sides import open_side
 from layerparity.judge.tolerances.base import Tolerance
+from layerparity.mistakes.replayed import Replays
 from layerparity.record.findings import CautionKind
 from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import COMPARE_AGAIN, FILE_NAME, Row, Verdict
@@ -39,15 +40,17 @@ def judge_again(
     tolerance: Tolerance,
     golden: Sequence[StoredRun] = (),
     settings: dict[str, Any] | None = None,
+    *,
     candidate: Sequence[StoredRun] = (),
+    replays: Replays | None = None,
 ) -> Verdict:
     """Return a verdict on the same numbers by another tolerance.
 
     Rows that were settled without numbers stay as they are. What they leave in doubt follows from
     them, as in the first judgement. Causes want the runs of the ``golden``, without them none is
-    named; and those of the ``candidate``, to be tried on both sides' tensors. The portrait stays
-    where it shows the same site. Raises UserError where the tolerance counts other elements as
-    similar than the stored numbers do.
+    named; those of the ``candidate``, to be tried on both sides' tensors; and ``replays``, to be
+    tried on the golden's block. The portrait stays where it shows the same site. Raises UserError
+    where the tolerance counts other elements as similar than the stored numbers do.
     """
     _refuse_other_closeness(verdict, tolerance)
     rows = list(verdict.rows)
@@ -75,7 +78,8 @@ def judge_again(
     )
     if golden:
         other = open_side("candidate", candidate) if candidate else None
-        return with_guilt(again, open_side("golden", golden), candidate=other)
+        left = open_side("golden", golden)
+        return with_guilt(again, left, candidate=other, replays=replays)
     return replace(with_places(again), causes=(), ruled_out=())
 
 

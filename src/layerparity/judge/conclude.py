@@ -28,6 +28,7 @@ from layerparity.judge.sides import RunSet, open_side
 from layerparity.judge.tolerances.base import Tolerance
 from layerparity.judge.weights import silent_sides, weight_findings
 from layerparity.mistakes.catalogue import likeliest
+from layerparity.mistakes.replayed import Replays
 from layerparity.mistakes.ruled_out import ruled_out
 from layerparity.numbers.closeness import Closeness
 from layerparity.record.findings import Caution, CautionKind, UnfinishedSweep
@@ -49,13 +50,15 @@ def conclude(
     settings: dict[str, Any] | None = None,
     unfinished: Sequence[UnfinishedSweep] = (),
     portrait: bool = False,
+    replays: Replays | None = None,
 ) -> Verdict:
     """Return the verdict on the union of some runs against the union of others.
 
     Either side holds runs, or folders of dumps, oldest first: where two hold one site the last
     counts. ``progress`` is called with (sites done, sites to do, site). ``settings`` are the keys
     of the command; ``unfinished`` names sweeps of the candidate that did not finish: what they lack
-    is a doubt. ``portrait`` adds a portrait of the guilty site. Raises UserError where the runs
+    is a doubt. ``portrait`` adds a portrait of the guilty site. ``replays`` computes the golden's
+    guilty block again with known mistakes. Raises UserError where the runs
     cannot be compared, or the golden cannot be believed.
     """
     left, right = open_side("golden", golden), open_side("candidate", candidate)
@@ -97,7 +100,7 @@ def conclude(
         settings=settings or {},
         blocks=blocks,
     )
-    verdict = with_guilt(verdict, left, candidate=right)
+    verdict = with_guilt(verdict, left, candidate=right, replays=replays)
     return _with_portrait(verdict, aligned, calibration) if portrait else verdict
 
 
@@ -198,15 +201,21 @@ def with_guilt(
     stage: Place | None = None,
     *,
     candidate: RunSet | None = None,
+    replays: Replays | None = None,
 ) -> Verdict:
     """Return a verdict that names the first wrong place and its likeliest causes, if any.
 
     With a ``stage``, a block or a module outside the blocks, it is the first one there. With the
-    ``candidate``'s runs causes are tried on their tensors.
+    ``candidate``'s runs causes are tried on their tensors, with ``replays`` also on the golden's
+    block.
     """
     verdict = with_places(verdict, stage)
     guilty = verdict.guilty
     found = evidence_of(guilty, verdict, golden, candidate) if guilty is not None else None
+    if found is not None and guilty is not None and candidate is not None and replays is not None:
+        from layerparity.judge.replays import with_replays
+
+        found = with_replays(found, guilty, (golden, candidate), verdict.blocks, replays)
     causes = likeliest(found) if found is not None else ()
     # What does not fit is told where nothing does.
     tried = ruled_out(found) if found is not None and not causes else ()

@@ -27,10 +27,15 @@ def values_at(guilt: Guilt, golden: RunSet, candidate: RunSet, local: str) -> Va
         return None
     site = guilt.site.beside(local)
     left, right = golden.records.get(site), candidate.records.get(site)
-    if left is None or right is None or not has_tokens(left.record.axes):
+    if left is None or right is None:
         return None
-    alike = (left.record.shape, left.record.axes) == (right.record.shape, right.record.axes)
-    if not alike or math.prod(left.record.shape) > _MOST:
+    # The axes of a dump are guessed: those of a run count.
+    dumps = [each for each in (left, right) if not each.source.proved]
+    axes = right.record.axes if left in dumps else left.record.axes
+    alike = left.record.shape == right.record.shape and (
+        bool(dumps) or left.record.axes == right.record.axes
+    )
+    if not alike or not has_tokens(axes) or math.prod(left.record.shape) > _MOST:
         return None
     # A stored comparison is judged again without the tensors of its runs, too.
     loaded = []
@@ -42,8 +47,7 @@ def values_at(guilt: Guilt, golden: RunSet, candidate: RunSet, local: str) -> Va
     if not loaded or not steps:
         return None
     # Types of eight bits cannot be picked from.
-    sides = zip(loaded, (left, right), strict=True)
-    rows = [by_token(each.double(), own.record.axes) for each, own in sides]
+    rows = [by_token(each.double(), axes) for each in loaded]
     real = real_tokens(rows[0], left.source.mask if site.phase == PREFILL else None)
     if real.shape != rows[0].shape[:2]:
         return None

@@ -148,9 +148,10 @@ def _fate(
         lost = WeightFate("missing", Fate.MISSING)
         return lost if case.loaded else WeightFate("never_loaded", Fate.NEVER_LOADED)
     assert expected is not None
-    if not case.loaded:
-        return never_loaded(expected, actual)
+    # Values that stand elsewhere in the checkpoint were loaded, from there.
     owner = None if is_constant(actual) else owners.get(actual.digest)
+    if not case.loaded and owner in (None, case.name):
+        return never_loaded(expected, actual)
     if owner is not None and owner != case.name:
         what = "reordered" if owner in wrong else "loaded_twice"
         return WeightFate(what, Fate.ANOTHER, holds=(owner,))

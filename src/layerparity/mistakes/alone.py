@@ -39,8 +39,12 @@ def alone(evidence: Evidence, group: str) -> Seen | None:
     seen = _one(errors, sizes, own.limit, group)
     if seen is None or group == "channel":
         return seen
+    worst = int(errors.argmax())
+    if len(errors) == 2 and not bool(own.candidate.reshape(channels.shape)[:, worst].any()):
+        # One of two that gives nothing is as well half of a weight that was lost.
+        return None
     # Where a few of its channels are wrong, they are, and not the head.
-    inside = channels[:, int(errors.argmax())].norm(dim=0)
+    inside = channels[:, worst].norm(dim=0)
     most = bool((inside > _OTHERS * inside.max()).double().mean() >= _MOST_CHANNELS)
     return seen if most else None
 

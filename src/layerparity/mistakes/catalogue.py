@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from layerparity.ground import registry
 from layerparity.ground.errors import UserError, nearest
+from layerparity.record.guilt import HINTS, SIGNS
 
 if TYPE_CHECKING:
     from layerparity.mistakes.cause import Cause, Evidence, Rule
@@ -15,20 +16,20 @@ if TYPE_CHECKING:
 # The names under which a port plants a mistake that is drawn, or makes one module wrong.
 MUTATION = "mutation"
 WRONG_OUTPUT = "wrong_output"
-_KNOWN = "mistakes.known"
+KNOWN = "mistakes.known"
 # What says that something is wrong, and not by which mistake, comes after what does.
 _GENERAL = ("never_loaded", "offset", "rotary", "scale", "weights_altered")
 
 
 def catalogue() -> list[str]:
     """Return the ids of the known faults, sorted; none is imported."""
-    return registry.holding(_KNOWN, "FAULT")
+    return registry.holding(KNOWN, "FAULT")
 
 
 def known_fault(name: str) -> Fault:
     """Return a known fault. Raises UserError with the nearest id where there is none."""
     check_fault(name)
-    fault: Fault = registry.load(_KNOWN, name).FAULT
+    fault: Fault = registry.load(KNOWN, name).FAULT
     return fault
 
 
@@ -43,18 +44,20 @@ def check_fault(name: str) -> None:
 
 def rules() -> dict[str, Rule]:
     """Return the rules that recognise a known bug, by the name of its file."""
-    names = registry.holding(_KNOWN, "RULE")
-    return {name: registry.load(_KNOWN, name).RULE for name in names}
+    names = registry.holding(KNOWN, "RULE")
+    return {name: registry.load(KNOWN, name).RULE for name in names}
 
 
 def suspected(evidence: Evidence) -> list[Cause]:
     """Return every cause that a rule sees in the evidence, likely or not, the surest first.
 
-    How sure it is was measured: how often such a cause was true of faulty runs.
+    How sure it is was measured: how often such a cause was true of faulty runs. What a mistake
+    that was planted showed is one of them, and what it refuted none.
     """
     from layerparity.mistakes.measured import LIMIT, share_of
 
-    judged = (rule.judge(evidence) for rule in rules().values())
+    judged = [rule.judge(evidence) for rule in rules().values()]
+    judged = [*evidence.replayed.causes, *(c for c in judged if not _refuted(c, evidence))]
     causes = [
         replace(
             each,
@@ -71,6 +74,13 @@ def suspected(evidence: Evidence) -> list[Cause]:
         return rare, general, -cause.confidence, cause.id
 
     return sorted(causes, key=order)
+
+
+def _refuted(cause: Cause | None, evidence: Evidence) -> bool:
+    """Say whether replays leave nothing of a cause that rests on what errors look like."""
+    if cause is None or cause.grade not in (SIGNS, HINTS):
+        return False
+    return bool(evidence.replayed.shown) or cause.id in evidence.replayed.refuted
 
 
 def likeliest(evidence: Evidence) -> list[Cause]:

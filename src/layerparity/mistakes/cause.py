@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from layerparity.anatomy.site import Site, overlap, within
+from layerparity.mistakes.replayed import Replayed
 from layerparity.record.guilt import HINTS, SHOWN, SIGNS, WEIGHTS, Cause
 from layerparity.record.verdict import Outcome, Row
 from layerparity.record.weights import WeightFinding
@@ -47,6 +48,7 @@ class Evidence:
     the checkpoint's tensors that the golden used there, none where it does not say. ``good`` are
     the addresses of the values that the guilty site is computed from, which pass; ``values`` gives
     a site's tensors on both sides, of the guilty pass, or None where they are not at hand.
+    ``replayed`` is what came of planting known mistakes in the golden's block.
     """
 
     component: str
@@ -65,6 +67,7 @@ class Evidence:
     tensors: frozenset[str] = frozenset()
     good: tuple[str, ...] = ()
     values: Callable[[str], Values | None] = no_values
+    replayed: Replayed = field(default_factory=Replayed)
 
     @property
     def local(self) -> str:

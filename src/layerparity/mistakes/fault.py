@@ -56,7 +56,8 @@ class Surgery:
     Weights are changed in place and come back by loading them again. ``frozen`` holds weights, by
     their path inside the stage and in its shapes, that a compiled graph uses in place of its own.
     ``quantised()`` gives the stage's weights that are stored in FP8. ``layer`` is None outside the
-    blocks.
+    blocks. ``drawn`` says that what was planted is random, so that nobody else's mistake has the
+    same numbers.
     """
 
     layer: int | None
@@ -64,6 +65,7 @@ class Surgery:
     seed: int = 0
     frozen: dict[str, torch.Tensor] = field(default_factory=dict)
     quantised: Callable[[], Iterable[Quantised]] = tuple
+    drawn: bool = field(default=False, init=False)
     _undo: list[Callable[[], None]] = field(default_factory=list)
 
     def set(self, owner: nn.Module, name: str, value: Any) -> None:
@@ -86,6 +88,7 @@ class Surgery:
 
     def generator(self) -> torch.Generator:
         """Return a generator on the CPU that depends on the seed and the layer alone."""
+        self.drawn = True
         return torch.Generator().manual_seed(1_000_003 * self.seed + (self.layer or 0))
 
     def undo(self) -> None:
@@ -119,7 +122,8 @@ class Fault:
     dtype, phase)`` returns why it changes nothing there, or nothing; the module, a block or another
     stage, may be on the meta device. ``plant(module, surgery)`` plants it in one whose weights are
     on the CPU. ``arguments`` returns what a faulty block is passed. ``never_loaded`` are the
-    weights, by their path in the module, that keep what they were initialised with.
+    weights, by their path in the module, that keep what they were initialised with. ``says`` is
+    the mistake as a sentence says it of one block, where that is not the ``story``.
     """
 
     id: str
@@ -133,6 +137,12 @@ class Fault:
     arguments: ChangeArguments | None = None
     never_loaded: tuple[str, ...] = ()
     stage: str = BLOCK
+    says: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """What was done wrong, as a cause says it."""
+        return self.says or self.story
 
     def places(self, layers: Iterable[int]) -> list[Place]:
         """Return what it is planted in: the blocks of these layers, or its stage outside them."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from layerparity.mistakes.cause import Evidence
-from layerparity.mistakes.values import Values, same
+from layerparity.mistakes.values import Values, best_factor, same
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,25 @@ def _pairs(values: torch.Tensor, neighbours: bool) -> torch.Tensor:
         return torch.complex(values[..., ::2].contiguous(), values[..., 1::2].contiguous())
     left, right = values.chunk(2, dim=-1)
     return torch.complex(left.contiguous(), right.contiguous())
+
+
+def keeps_lengths(evidence: Evidence, dims: int) -> bool:
+    """Say whether the candidate's pairs may be turned ones: each as long as it was, by one factor.
+
+    Pairs are those of its first ``dims`` channels in halves. One token is enough; where its
+    numbers are not at hand, they may be.
+    """
+    if len(evidence.good) != 1:
+        return True
+    before, after = evidence.values(evidence.good[0]), evidence.values(evidence.local)
+    if before is None or after is None or after.golden.dim() != 3:
+        return True
+    if before.golden.numel() != after.golden.numel():
+        return True
+    was = _pairs(before.candidate.reshape(after.golden.shape)[..., :dims], False).abs()
+    now = _pairs(after.candidate[..., :dims], False).abs()
+    factor = best_factor(was, now)
+    return factor > 0 and bool((now - factor * was).norm() <= 2 * after.limit * now.norm())
 
 
 def same_angles(turning: Turning, rows: torch.Tensor) -> bool:

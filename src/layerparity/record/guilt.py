@@ -102,7 +102,8 @@ class Cause:
     ``findings`` on the weights are reasons, too; the others are in the rule's own words. ``grade``
     is what it rests on: ``shown`` where the mistake, worked out from stored tensors, gives the
     candidate's numbers to rounding; ``weights`` where the weights' prints say it; ``signs`` and
-    ``hints`` where the errors look like it, more and less.
+    ``hints`` where the errors look like it, more and less. ``alike`` are further rules' ids whose
+    mistakes give the same numbers: it is one of them.
     """
 
     id: str
@@ -111,6 +112,7 @@ class Cause:
     reasons: Sequence[str] = ()
     findings: Sequence[WeightFinding] = ()
     grade: str = ""
+    alike: tuple[str, ...] = ()
 
     @property
     def shown(self) -> bool:

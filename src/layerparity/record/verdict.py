@@ -28,7 +28,9 @@ from layerparity.record.reason import Reason
 from layerparity.record.side import Side
 from layerparity.record.weights import WeightFinding
 
-VERSION = 4
+# Since 5 a cause may have further ones that are like it.
+VERSION = 5
+OLDEST = 4
 FILE_NAME = "verdict.json"
 COMPARE_AGAIN = "compare the runs again"
 
@@ -212,7 +214,7 @@ class Verdict:
                     f"{source} was written by a newer layerparity (version {version}; this one "
                     f"reads up to {VERSION}): update layerparity."
                 )
-            if version < VERSION:
+            if version < OLDEST:
                 raise UserError(
                     f"{source} was written by an older layerparity (version {version}): compare "
                     "the runs again."

@@ -26,6 +26,7 @@ from layerparity.settings.config import Config, RunKind
 from layerparity.tracking.links import say_link
 
 if TYPE_CHECKING:
+    from layerparity.record.stored_run import StoredRun
     from layerparity.tracking.active import ActiveRun
 
 _SHOWN = {
@@ -166,9 +167,11 @@ def _descended(bench: Bench, result: SearchResult) -> tuple[Verdict, str]:
     decoding = verdict is not None and verdict.guilty is not None and verdict.guilty.decoding
     closer = bench.decoding(place.layer) if decoding else bench.alone(place.layer)
     if closer is not None:
-        again = with_guilt(closer, open_side("golden", bench.golden), place)
-        # Where it is the same place, its causes were tried on the run's tensors.
-        closer = closer if again.guilty == closer.guilty else again
+        from layerparity.run.replay import replays
+
+        golden, candidate = _sides_of(closer, bench)
+        sides = open_side("golden", golden), open_side("candidate", candidate)
+        closer = with_guilt(closer, sides[0], place, candidate=sides[1], replays=replays)
         if closer.guilty is not None or verdict is None or verdict.guilty is None:
             return closer, ""
     assert verdict is not None
@@ -181,11 +184,16 @@ def _as_reported(verdict: Verdict, bench: Bench) -> Verdict:
     verdict = replace(verdict, settings=settings_to_judge(bench.config))
     if verdict.guilty is None:
         return verdict
+    return portrayed(verdict, *_sides_of(verdict, bench))
+
+
+def _sides_of(verdict: Verdict, bench: Bench) -> tuple[list[StoredRun], list[StoredRun]]:
+    """Return the golden's and the candidate's runs of a verdict."""
     golden, candidate = (
         [bench.store.find(made.named)[0] for made in side.made]
         for side in (verdict.golden, verdict.candidate)
     )
-    return portrayed(verdict, golden, candidate)
+    return golden, candidate
 
 
 def _log(active: ActiveRun, conclusion: Conclusion) -> None:

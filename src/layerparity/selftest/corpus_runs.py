@@ -14,14 +14,17 @@ from layerparity.ground.errors import UserError
 from layerparity.judge.conclude import conclude, judged_of
 from layerparity.judge.evidence import evidence_of
 from layerparity.judge.guilty import first_guilty
+from layerparity.judge.replays import with_replays
 from layerparity.judge.sides import open_side
 from layerparity.mistakes.catalogue import suspected
 from layerparity.mistakes.fault import Fault
+from layerparity.record.guilt import Cause
 from layerparity.record.manifest import WeightPrint
 from layerparity.record.stored_run import StoredRun, from_folder
 from layerparity.record.verdict import Verdict
 from layerparity.run.ports.base import Assets
 from layerparity.run.ports.fault import PlantedPort
+from layerparity.run.replay import replays
 from layerparity.run.steps import composed
 from layerparity.selftest.cells import GridCell, Setting
 from layerparity.selftest.corpus import Case, Corpus, Shape
@@ -114,10 +117,13 @@ class CorpusRunner:
         if guilty is None:
             return said_of(case, verdict)
         sides = open_side("golden", [golden]), open_side("candidate", [from_folder(where)])
-        all_causes = suspected(evidence_of(guilty, verdict, *sides))
+        found = evidence_of(guilty, verdict, *sides)
+        with console.quiet():
+            found = with_replays(found, guilty, sides, verdict.blocks, replays)
+        all_causes = suspected(found)
         return replace(
             said_of(case, verdict),
-            suspected=tuple((each.id, each.grade) for each in all_causes),
+            suspected=tuple((_named(each, case), each.grade) for each in all_causes),
         )
 
     def verdict(self, case: Case, where: Path) -> Verdict:
@@ -132,7 +138,7 @@ class CorpusRunner:
             config = replace(config, scope=alone, layer=case.layer)
         with console.quiet():
             candidate = make_in(where, config, self.store, lambda each: CasePort(each, case))
-            return conclude([golden], [candidate], self.tolerance)
+            return conclude([golden], [candidate], self.tolerance, replays=replays)
 
     def _believed(self, shape: Shape, dtype: str) -> tuple[Config, StoredRun]:
         """Return the golden of a shape and type, and the configuration it was made by."""
@@ -200,11 +206,16 @@ def said_of(case: Case, verdict: Verdict) -> CaseResult:
         local = guilty.site.local if guilty.site is not None else ""
         shown = guilty.layer == case.layer and local == "self_attn:out"
         ending = Ending.NAMED if shown else ending
-    causes = tuple((each.id, each.confidence) for each in verdict.causes[:PRINTED])
+    causes = tuple((_named(each, case), each.confidence) for each in verdict.causes[:PRINTED])
     effect = max((effect_of(row) for row in own), default=0.0)
     return replace(
         _unsaid(case), ending=ending, named=str(guilty or ""), causes=causes, effect=effect
     )
+
+
+def _named(cause: Cause, case: Case) -> str:
+    """Return the rule of a cause; of one that may be another's as well, whichever is true."""
+    return next((each for each in (cause.id, *cause.alike) if each in case.true), cause.id)
 
 
 def true_component(case: Case, verdict: Verdict) -> str:

@@ -14,6 +14,7 @@ from layerparity.ground.errors import UserError
 from layerparity.judge.conclude import conclude, judged_of
 from layerparity.judge.evidence import evidence_of
 from layerparity.judge.guilty import first_guilty
+from layerparity.judge.replays import with_replays
 from layerparity.judge.sides import open_side
 from layerparity.mistakes.catalogue import likeliest
 from layerparity.record.folder import RunFolder
@@ -26,6 +27,7 @@ from layerparity.run import open_backend, write
 from layerparity.run.fingerprint import fingerprint_of
 from layerparity.run.ports.base import Assets, Port
 from layerparity.run.prepare import plan_run, prepare
+from layerparity.run.replay import replays
 from layerparity.run.steps import composed
 from layerparity.selftest.cells import GridCell, Setting
 from layerparity.selftest.outcomes import CellResult, Ending, effect_of, ending_of
@@ -93,7 +95,12 @@ class CellRunner:
         guilty = first_guilty(judged_of(seen))
         # A cause may be told by what the other phase shows, as in a user's comparison.
         sides = open_side("golden", [golden]), open_side("candidate", [candidate])
-        causes = likeliest(evidence_of(guilty, verdict, *sides)) if guilty is not None else []
+        causes = []
+        if guilty is not None:
+            found = evidence_of(guilty, verdict, *sides)
+            with console.quiet():
+                found = with_replays(found, guilty, sides, verdict.blocks, replays)
+            causes = likeliest(found)
         changed = any(row.metrics.get("max_abs_diff") or row.metrics.get("flips") for row in rows)
         own = [row for row in rows if row.site.place.stage == cell.place.stage]
         block = verdict.blocks.block(cell.layer, {row.site.local for row in own})

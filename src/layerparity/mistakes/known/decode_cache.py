@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from layerparity.anatomy.site import DECODE
-from layerparity.mistakes.cause import HINTS, SIGNS, Cause, Evidence
+from layerparity.mistakes.cause import HINTS, SHOWN, SIGNS, Cause, Evidence
 from layerparity.record.verdict import Outcome
 
 
@@ -21,10 +21,28 @@ class DecodeCache:
         text = "the cache is read or written at the wrong place, or its mask shows empty slots"
         sure = 0.8 if site.end in ("k_rotated", "context") else 0.55
         reasons = [f"{evidence.local} fails at decode step {site.step} and passes in the prefill"]
+        lost = _lost_rows(evidence)
+        if lost:
+            rows = ", ".join(map(str, lost[:8]))
+            text = (
+                f"the cache row of decode step {site.step} holds zeros (sequence {rows}): the new "
+                "key was not written where it is read"
+            )
+            seen = [*reasons[:1], "the key is right before it goes into the cache"]
+            return Cause("decode_cache", 0.95, text, seen, grade=SHOWN)
         before = evidence.other_phase.get(evidence.local)
         passes = before is not None and before.outcome is Outcome.PASS
         grade = SIGNS if sure > 0.6 else HINTS
         return Cause("decode_cache", sure, text, reasons, grade=grade) if passes else None
+
+
+def _lost_rows(evidence: Evidence) -> list[int]:
+    """Return the sequences whose newest key is read from the cache as zeros, and was none."""
+    own = evidence.values(evidence.local) if evidence.local.endswith("k_rotated") else None
+    if own is None or not evidence.good:
+        return []
+    gone = ~own.candidate.flatten(1).any(1) & own.golden.flatten(1).any(1)
+    return [row for row, is_gone in enumerate(gone.tolist()) if is_gone]
 
 
 RULE = DecodeCache()

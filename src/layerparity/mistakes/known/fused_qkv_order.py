@@ -56,6 +56,12 @@ class FusedOrder:
         reasons = [f"{', '.join(failing)} fail on a good input"] if failing else []
         share = _found_elsewhere(evidence)
         if share is not None and share >= _MOST:
+            pair = _exchanged(evidence)
+            if pair:
+                # Whether they were fused in another order or put in each other's place is one.
+                named = f"{pair[0]} and {pair[1]} give out each other's numbers: exchanged, or cut "
+                named += "from a stack of another order"
+                return Cause("projections_exchanged", 0.95, named, reasons, moved, SHOWN)
             reasons.append("their channels are those of another of the three, to rounding")
             return Cause("fused_qkv_order", 0.95, text, reasons, moved, SHOWN)
         # One alone, in another order, was not cut from a stack in the wrong place.
@@ -63,6 +69,20 @@ class FusedOrder:
         if not moved or len(wrong) < 2 or share is not None:
             return None
         return Cause("fused_qkv_order", 0.9, text, reasons, moved, WEIGHTS)
+
+
+def _exchanged(evidence: Evidence) -> tuple[str, str] | None:
+    """Return the two of q, k and v that give out each other's numbers, the third its own."""
+    stored = {name: evidence.values(f"self_attn.{name}:out") for name in NAMES}
+    known = {name: each for name, each in stored.items() if each is not None}
+    right = [name for name, each in known.items() if each.is_golden(each.candidate)]
+    pair = [name for name in known if name not in right]
+    if len(pair) != 2 or len(right) != 1:
+        return None
+    one, other = (known[name] for name in pair)
+    if one.golden.shape != other.golden.shape:
+        return None
+    return (pair[0], pair[1]) if one.shows(other.golden) and other.shows(one.golden) else None
 
 
 def _found_elsewhere(evidence: Evidence) -> float | None:

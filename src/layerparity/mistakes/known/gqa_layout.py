@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
+from torch import nn
+
+from layerparity.mistakes.block import lacking
 from layerparity.mistakes.cause import SHOWN, SIGNS, Cause, Evidence
+from layerparity.mistakes.fault import Fault, Surgery
 from layerparity.mistakes.kernels import core_of
+from layerparity.mistakes.mutations.cores import (
+    Attend,
+    attend_with,
+    grouped_in_turn,
+    next_group,
+    shares_keys,
+    two_groups_swapped,
+)
 from layerparity.mistakes.shape import outliers
 
 _TEXT = "query heads attend to the wrong key and value head: the GQA layout is another"
@@ -52,3 +66,30 @@ def _by_slopes(evidence: Evidence) -> Cause | None:
 
 
 RULE = GqaLayout()
+
+# Layouts that ports have had, tried on cores whose numbers are not worked out here.
+_LAYOUTS = {
+    "query heads read the groups of keys and values in turn (the model's read them in runs)": (
+        grouped_in_turn
+    ),
+    "each query head reads the next group's keys and values": next_group,
+    "the first two groups of keys and values stand in each other's place": two_groups_swapped,
+}
+
+
+def tries(block: nn.Module) -> Iterator[Fault]:
+    """Yield other layouts of a block's key and value heads."""
+    if lacking(block, "self_attn.num_key_value_groups"):
+        return
+    for index, (words, around) in enumerate(_LAYOUTS.items()):
+        yield _layout(f"gqa_layout {index}", words, around)
+
+
+def _layout(name: str, words: str, around: Callable[[Attend], Attend]) -> Fault:
+    def plant(block: nn.Module, surgery: Surgery) -> None:
+        attend_with(block, surgery, around)
+
+    return Fault(name, words, "self_attn", "gqa_layout", why_not=shares_keys, plant=plant)
+
+
+TRIES = tries

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
 from layerparity.mistakes.cause import SIGNS, WEIGHTS, Cause, Evidence
+from layerparity.mistakes.fault import Fault, Surgery
 
 # A correlation below this is no relation.
 _UNRELATED = 0.2
@@ -52,3 +58,28 @@ def _spread_of_weights(evidence: Evidence) -> float | None:
 
 
 RULE = NeverLoaded()
+
+
+def tries(block: nn.Module) -> Iterator[Fault]:
+    """Yield each norm's weight, and each bias, of a block as its initialisation leaves it."""
+    for path, _ in block.named_parameters():
+        module, _, name = path.rpartition(".")
+        if name == "bias" or name.endswith("_bias"):
+            yield _left(path, 0.0)
+        elif name == "weight" and "norm" in module.rpartition(".")[2]:
+            # Some norms count their weights from 1.
+            yield _left(path, 1.0)
+            yield _left(path, 0.0)
+
+
+def _left(path: str, value: float) -> Fault:
+    def plant(block: nn.Module, surgery: Surgery) -> None:
+        with torch.no_grad():
+            block.get_parameter(path).fill_(value)
+
+    words = f"it is as if {path} were {value:g} everywhere: never loaded, or left out"
+    module, name = path.rpartition(".")[0], f"{path} {value:g}"
+    return Fault(name, words, module, "never_loaded", by_weights=True, plant=plant)
+
+
+TRIES = tries

@@ -15,7 +15,7 @@ from layerparity.mistakes.fault import Fault, Pass
 from layerparity.mistakes.known.rotary import growth_reasons
 from layerparity.mistakes.rotary_tables import no_plain_tables, parameters, rotated_width, tables
 from layerparity.mistakes.shape import blocks_of, percent
-from layerparity.mistakes.turning import turning_of
+from layerparity.mistakes.turning import keeps_lengths, turning_of
 
 
 def why_not(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
@@ -57,7 +57,8 @@ class FullRope:
         if not beyond or max(beyond) < 0.01:
             return None
         turning = turning_of(evidence)
-        if turning is not None and not turning.turns(width):
+        refuted = turning is not None and not turning.turns(width)
+        if refuted or not keeps_lengths(evidence, width):
             return None
         text = f"all {width} channels of a head are rotated; the model rotates the first {rotary}"
         return Cause(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from layerparity.mistakes.block import config_of, find, lacking
 from layerparity.mistakes.cause import HINTS, Cause, Evidence
@@ -57,6 +59,7 @@ FAULT = Fault(
     cause="swiglu_bias_dropped",
     why_not=why_not,
     plant=plant,
+    says="the activation multiplies by up (the model's by up + 1)",
 )
 
 
@@ -90,3 +93,46 @@ class SwigluVariant:
 
 
 RULE = SwigluVariant()
+
+_OTHERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "gelu": functional.gelu,
+    "tanh gelu": lambda values: functional.gelu(values, approximate="tanh"),
+    "silu": functional.silu,
+    "relu": functional.relu,
+    "mish": functional.mish,
+    "no activation": lambda values: values,
+}
+# What is beyond any value, and so no limit.
+_NONE = 1e30
+
+
+def tries(block: nn.Module) -> Iterator[Fault]:
+    """Yield a block's MLP with other activations, and without its limit and its alpha."""
+    for path in ("mlp.experts", "mlp"):
+        activation = find(block, f"{path}.act_fn")
+        if activation is not None:
+            for name, other in _OTHERS.items():
+                yield _activated(path, name, other)
+            return
+    if not lacking(block, "mlp.experts.limit"):
+        yield _set("limit", _NONE, "the activation's limit is left out")
+    if not lacking(block, "mlp.experts.alpha"):
+        yield _set("alpha", 1.0, "the activation's alpha is left out")
+
+
+def _activated(path: str, name: str, other: Callable[[torch.Tensor], torch.Tensor]) -> Fault:
+    def plant(block: nn.Module, surgery: Surgery) -> None:
+        surgery.wrap(find(block, f"{path}.act_fn"), lambda _: other)
+
+    words = f"the activation is {name} (the model's is another)"
+    return Fault(f"{path} {name}", words, path, "swiglu_bias_dropped", plant=plant)
+
+
+def _set(name: str, value: float, words: str) -> Fault:
+    def plant(block: nn.Module, surgery: Surgery) -> None:
+        surgery.set(find(block, "mlp.experts"), name, value)
+
+    return Fault(f"experts {name}", words, "mlp.experts", "swiglu_bias_dropped", plant=plant)
+
+
+TRIES = tries

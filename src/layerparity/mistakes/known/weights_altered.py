@@ -18,8 +18,7 @@ class WeightsAltered:
         first = findings[0]
         text = f"{first.name} is in the graph {_HOW.get(first.what, 'altered')}: "
         if first.what == "loaded_twice" and first.holds:
-            # What is there twice is the tensor whose values stand in the place of another's.
-            text = f"{first.holds[0]} is in the graph twice, also in the place of {first.name}: "
+            text = f"{first.name} was loaded from {first.holds[0]}: "
         text += "the weight conversion is wrong"
         return Cause("weights_altered", 0.8, text, findings=findings, grade=WEIGHTS)
 

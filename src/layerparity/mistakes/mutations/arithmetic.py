@@ -129,7 +129,7 @@ def _unweighted(path: str) -> Mutation:
             norm.weight.fill_(own)
 
     words = f"{path} has no weight"
-    true = ("weights_altered", "bias_frozen_in_graph")
+    true = ("weights_altered", "bias_frozen_in_graph", "never_loaded")
     return mutation(
         "norm", words, path, size=1.0, why_not=why_not, plant=plant, by_weights=True, true=true
     )

@@ -53,7 +53,7 @@ def _epsilon(path: str, epsilon: float) -> Mutation:
         surgery.set(norm, epsilon_name(norm), epsilon)
 
     story = f"{path} epsilon {epsilon:g}"
-    why_not, true = needs(path), ("scale",)
+    why_not, true = needs(path), ("scale", "norm_epsilon")
     return mutation("constant", story, path, size=epsilon, why_not=why_not, plant=plant, true=true)
 
 

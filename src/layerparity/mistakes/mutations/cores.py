@@ -47,12 +47,10 @@ def attend_with(block: nn.Module, surgery: Surgery, around: Callable[[Attend], A
 def foreseen_cores(draw: Random, block: nn.Module) -> Iterator[Mutation]:
     """Yield attention cores wrong in a way that a rule was written for."""
     yield _core(
-        "reads keys and values of groups in turn", _grouped_in_turn, ("gqa_layout",), _shares_keys
+        "reads keys and values of groups in turn", grouped_in_turn, ("gqa_layout",), shares_keys
     )
-    yield _core(
-        "reads the next group's keys and values", _next_group, ("gqa_layout",), _shares_keys
-    )
-    yield _core("swaps the first two groups", _two_groups_swapped, ("gqa_layout",), _shares_keys)
+    yield _core("reads the next group's keys and values", next_group, ("gqa_layout",), shares_keys)
+    yield _core("swaps the first two groups", two_groups_swapped, ("gqa_layout",), shares_keys)
     for head in draw.sample(range(8), 2):
         yield _core(f"loses head {head}", _head_times(head, 0.0), ("one_head",))
     yield _core("reads its cache a slot late in decoding", _late_slot, ("decode_cache",), _decodes)
@@ -62,12 +60,13 @@ def foreseen_cores(draw: Random, block: nn.Module) -> Iterator[Mutation]:
 def strange_cores(draw: Random, block: nn.Module) -> Iterator[Mutation]:
     """Yield attention cores wrong in a way that no rule was written for."""
     for factor in (0.5, 0.9, 0.99, 1.01, 1.1, 1.5):
-        yield _core(f"scales scores {factor:g} times", _scaled(factor))
-    yield _core("swaps two heads' contexts", _contexts_swapped)
-    yield _core("leaves the soft cap out", _without("softcap"), why_not=_has_cap)
+        yield _core(f"scales scores {factor:g} times", scaled(factor))
+    permuted = ("channels_permuted",)
+    yield _core("swaps two heads' contexts", _contexts_swapped, permuted)
+    yield _core("leaves the soft cap out", without("softcap"), ("attention_option",), has_cap)
     missing = ("sinks_missing_in_window",)
     yield _core("leaves the sinks out", sinkless, missing, why_not=_has_sinks)
-    yield _core("reads another group's values", _next_values, why_not=_shares_keys)
+    yield _core("reads another group's values", _next_values, why_not=shares_keys)
     yield _core("gives out the token before's context", lambda usual: _after(usual, _delayed))
     yield _core("averages over the heads", lambda usual: _after(usual, _averaged))
 
@@ -88,7 +87,8 @@ def _core(
     return mutation("core", words, "self_attn", size=1.0, why_not=lacks, plant=plant, true=true)
 
 
-def _shares_keys(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
+def shares_keys(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
+    """Return why a block's heads share no keys, of which there are several; or nothing."""
     config = find(block, "self_attn.config")
     grouped = find(block, "self_attn.num_key_value_groups") or 1
     return "" if grouped > 1 and config.num_key_value_heads > 1 else "heads share no keys here"
@@ -98,7 +98,8 @@ def _decodes(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
     return "" if phase == DECODE else "a prefill is right"
 
 
-def _has_cap(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
+def has_cap(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
+    """Return why a block has no soft cap on its scores; or nothing."""
     return "" if find(block, "self_attn.attn_logit_softcapping") else "this model has no soft cap"
 
 
@@ -124,11 +125,11 @@ def _regrouped(order: Callable[[int, int], list[int]]) -> Callable[[Attend], Att
     return around
 
 
-_grouped_in_turn = _regrouped(lambda heads, groups: [h % groups for h in range(heads)])
-_next_group = _regrouped(
+grouped_in_turn = _regrouped(lambda heads, groups: [h % groups for h in range(heads)])
+next_group = _regrouped(
     lambda heads, groups: [(h // (heads // groups) + 1) % groups for h in range(heads)]
 )
-_two_groups_swapped = _regrouped(
+two_groups_swapped = _regrouped(
     lambda heads, groups: [
         {0: 1, 1: 0}.get(h // (heads // groups), h // (heads // groups)) for h in range(heads)
     ]
@@ -141,13 +142,15 @@ def _next_values(usual: Attend) -> Attend:
     )
 
 
-def _scaled(factor: float) -> Callable[[Attend], Attend]:
+def scaled(factor: float) -> Callable[[Attend], Attend]:
+    """Return what multiplies a kernel's scores."""
     return lambda usual: (
         lambda module, query, *rest, **named: usual(module, query * factor, *rest, **named)
     )
 
 
-def _without(name: str) -> Callable[[Attend], Attend]:
+def without(name: str) -> Callable[[Attend], Attend]:
+    """Return what takes an option, such as a soft cap, from a kernel."""
     return lambda usual: lambda *args, **named: usual(*args, **{**named, name: None})
 
 

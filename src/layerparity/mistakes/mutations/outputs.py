@@ -55,7 +55,8 @@ def strange_outputs(draw: Random, block: nn.Module) -> Iterator[Mutation]:
             "squared in size": lambda x: x * x.abs() / _spread(x),
         }
         for words, change in changes.items():
-            yield given_out("strange", f"{path} output {words}", path, change)
+            true = ("channels_permuted",) if words == "shifted by one channel" else ()
+            yield given_out("strange", f"{path} output {words}", path, change, true)
     for path in HEAD_ROWS:
         size = head_dim(block)
         if not lacking(block, path) and size:

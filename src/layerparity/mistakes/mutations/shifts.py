@@ -18,6 +18,7 @@ from layerparity.mistakes.mutations.base import (
     mutation,
     of_weight,
 )
+from layerparity.mistakes.mutations.weights import ORDERED
 from layerparity.mistakes.parts import Part, parts
 from layerparity.mistakes.rotary_tables import no_plain_tables, parameters, tables
 
@@ -59,7 +60,8 @@ def _roll(part: Part, what: str, axis: int, by: int, steps: int) -> Mutation:
             view.copy_(view.roll(steps, axis))
 
     story = f"{part.name} {what} shifted by {by:+d}"
-    return of_weight("shift", story, part, size=1.0, place=(0, 0, 0), plant=plant)
+    true = ORDERED.get((what, axis), ())
+    return of_weight("shift", story, part, size=1.0, place=(0, 0, 0), plant=plant, true=true)
 
 
 def _top_k(by: int) -> Mutation:
@@ -119,7 +121,7 @@ def _mask(
     story: str, change: Callable[[torch.Tensor], torch.Tensor], true: tuple[str, ...] = ()
 ) -> Mutation:
     def arguments(given: Mapping[str, Any], each: Pass) -> dict[str, Any]:
-        return {**given, "attention_mask": change(_additive(given.get("attention_mask"), each))}
+        return {**given, "attention_mask": change(additive(given.get("attention_mask"), each))}
 
     return _changed(f"mask {story}", arguments, true=true)
 
@@ -137,7 +139,7 @@ def _changed(
     )
 
 
-def _additive(mask: torch.Tensor | None, each: Pass) -> torch.Tensor:
+def additive(mask: torch.Tensor | None, each: Pass) -> torch.Tensor:
     """Return a mask [batch, 1, token, seen] as what is added to scores: 0, or the least number."""
     least = torch.finfo(each.dtype).min
     if mask is None:

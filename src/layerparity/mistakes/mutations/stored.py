@@ -42,7 +42,7 @@ def strange_stored(draw: Random, block: nn.Module) -> Iterator[Mutation]:
         if min(rows, columns) > 1:
             yield _written(part, "transposed in its first square", _transposed)
         if columns > 1:
-            yield _written(part, "its rows reversed", _flipped(1))
+            yield _written(part, "its rows reversed", _flipped(1), ("channels_permuted",))
             yield _written(part, "its columns reversed", _flipped(2))
             yield _written(part, "its second half lost", _half_lost)
             yield _written(part, "rounded to eight levels", _levels)
@@ -143,4 +143,7 @@ def _exchanged(left: Part, right: Part) -> Mutation:
     def write(block: nn.Module, surgery: Surgery, view: torch.Tensor) -> None:
         exchange(view, right.view(block))
 
-    return _written(left, f"exchanged with {right.name}", write)
+    names = {part.name.rpartition(".")[2] for part in (left, right)}
+    true = ("projections_exchanged",) if names < {"q_proj", "k_proj", "v_proj"} else ()
+    true = ("gate_up_swapped",) if names == {"gate_proj", "up_proj"} else true
+    return _written(left, f"exchanged with {right.name}", write, true)

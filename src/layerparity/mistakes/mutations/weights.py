@@ -16,6 +16,12 @@ from layerparity.mistakes.parts import Part, exchange, parts
 _EVERY = slice(None)
 # The rule that is true of one group of a weight that is wrong, by what the group is called.
 _ONE = {"expert": "one_expert", "head": "one_head", "channel": "one_channel"}
+# The rule that is true of a weight's groups in another order, by what they are and their axis.
+ORDERED = {
+    ("channels", 1): ("channels_permuted",),
+    ("heads", 1): ("channels_permuted",),
+    ("heads", 2): ("heads_exchanged",),
+}
 # Places in each weight where neighbours are exchanged.
 TIMES = 3
 FACTORS = (-1.0, 0.0, 0.5, 0.9, 0.97, 0.99, 0.997, 0.999)
@@ -104,7 +110,8 @@ def _slip(part: Part, size: float, at: tuple[int | None, int | None, int | None]
             part.view(block)[where] *= 1 + size
 
     place = (expert or 0, row or 0, column or 0)
-    true = ("one_channel",) if row is not None else ("one_expert",) if expert is not None else ()
+    true: tuple[str, ...] = ("one_channel",) if row is not None else ()
+    true += ("one_expert",) if expert is not None else ()
     true = ("scale",) if at == (None, None, None) else true
     return of_weight("slip", " ".join(words), part, size=size, place=place, plant=plant, true=true)
 
@@ -123,6 +130,7 @@ def _swap(part: Part, what: str, axis: int, first: int, size: int) -> Mutation:
     last[axis] = start + 2 * size - 1
     story = f"{part.name} {what} {first} and {first + 1} swapped"
     place, true = (last[0], last[1], last[2]), tuple(_ONE[x] for x in _ONE if f"{x}s" == what)
+    true += ORDERED.get((what, axis), ())
     return of_weight("swap", story, part, size=1.0, place=place, plant=plant, true=true)
 
 

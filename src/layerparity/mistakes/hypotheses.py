@@ -1,0 +1,22 @@
+"""Hypotheses: the mistakes that are planted in a golden's block to see whose numbers they give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from torch import nn
+
+from layerparity.ground import registry
+from layerparity.mistakes.catalogue import KNOWN, catalogue, known_fault
+from layerparity.mistakes.fault import Fault
+
+# What a known bug's file may hold beside its ``FAULT``: other mistakes that its cause is true of.
+Tries = Callable[[nn.Module], Iterator[Fault]]
+
+
+def hypotheses(block: nn.Module) -> list[Fault]:
+    """Return the known faults, and what known bugs' files try beside them, on a block."""
+    tries: list[Tries] = [
+        registry.load(KNOWN, name).TRIES for name in registry.holding(KNOWN, "TRIES")
+    ]
+    return [*map(known_fault, catalogue()), *(each for make in tries for each in make(block))]

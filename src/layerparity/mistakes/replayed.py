@@ -1,0 +1,68 @@
+"""Replays: a golden's block computed again with known mistakes planted in it, one at a time.
+
+Who makes the runs offers them, who judges asks for them, and neither knows the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from layerparity.anatomy.site import Place
+from layerparity.record.guilt import SHOWN, Cause
+
+if TYPE_CHECKING:
+    import torch
+
+    from layerparity.mistakes.fault import Fault
+    from layerparity.record.stored_run import StoredRun
+
+
+# Of several mistakes that give the same numbers, how many are said.
+_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a block of the golden gives in the prefill with one mistake in it; sound without one.
+
+    ``tensors`` are [batch, token, ...] on the CPU in canonical layout, by address in the block.
+    What was ``drawn`` at random is nobody else's: it refutes nothing.
+    """
+
+    fault: Fault | None
+    tensors: Mapping[str, torch.Tensor]
+    drawn: bool = False
+
+
+class Replays(Protocol):
+    """Computes a golden's block again, sound at first, then with each mistake that is asked for."""
+
+    def __call__(
+        self, golden: StoredRun, block: Place, dtype: str, asked: Callable[[Fault], bool]
+    ) -> Iterator[Trial]:
+        """Yield the trials of a block in a floating type; none where the block cannot be had."""
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What replays came to: mistakes that give the candidate's numbers, and causes that do not."""
+
+    shown: tuple[Fault, ...] = ()
+    refuted: frozenset[str] = frozenset()
+
+    @property
+    def causes(self) -> list[Cause]:
+        """The one cause that was shown; several mistakes that give the same numbers are one."""
+        if not self.shown:
+            return []
+        each = list(dict.fromkeys(fault.sentence for fault in self.shown))
+        text, more = each[0], len(each) - _NAMED
+        if len(each) > 1:
+            others = f", or {more} more like these" if more > 0 else ""
+            all_of_them = "both" if len(each) == 2 else "all of them"
+            text = f"either {', or '.join(each[:_NAMED])}{others}: {all_of_them} give these numbers"
+        reasons = ["planted in the golden's own block, it gives the candidate's numbers"]
+        ids = tuple(dict.fromkeys(fault.cause for fault in self.shown))
+        return [Cause(ids[0], 0.95, text, reasons, grade=SHOWN, alike=ids[1:])]
