@@ -155,6 +155,8 @@ def _cautions(golden: RunSet, candidate: RunSet, tolerance: Tolerance) -> tuple[
     """Return what a reader should know of the two sides, and of what judges them."""
     sides = (("golden", golden), ("candidate", candidate))
     cautions = [replace(each, side=role) for role, side in sides for each in side.cautions]
+    if any(manifest.values_of for manifest in golden.manifests):
+        cautions.append(Caution(CautionKind.OWN_VALUES, "candidate"))
     cautions += same_experiment(golden, candidate)
     for role, side in sides:
         if not side.proved:
@@ -237,8 +239,8 @@ def with_places(verdict: Verdict, stage: Place | None = None) -> Verdict:
 
 def judged_of(verdict: Verdict) -> Judged:
     """Return what the first wrong place is looked for in."""
-    chained = verdict.candidate.only_feed != "isolated"
-    return Judged(verdict.rows, verdict.weights, verdict.blocks, chained)
+    chained, own = verdict.feed != "isolated", verdict.on_own_values
+    return Judged(verdict.rows, verdict.weights, verdict.blocks, chained, own)
 
 
 def portrayed(

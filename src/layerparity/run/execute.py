@@ -17,6 +17,7 @@ from layerparity.record.manifest import Feed, SitePatterns
 from layerparity.record.recorder import Recorder
 from layerparity.run.inputs.base import Inputs
 from layerparity.run.journal import CHAIN, TOKENS, Journal
+from layerparity.run.own_values import OwnValues
 from layerparity.run.pass_result import PassResult, Specs, StageOutput, StageRecord, Tensors
 from layerparity.run.ports.base import Call, Observed, Port
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 # The next token is a choice like a router's: near a tie, rounding decides.
 NEW_TOKENS = SiteSpec(("batch", "token", "choice"), Kind.INDEX_SET)
 # How a manifest calls where a stage's own values came from, by the source of the inputs.
-_FED_FROM = {"golden": "golden", "random": "random"}
+_FED_FROM = {each: each for each in ("golden", "candidate", "random")}
 _NO_MEMORY = (
     "memory ran out at {stage}: raise the limit (ulimit, container) or free some, use fewer tokens "
     "(seq_len=, inputs.batch=), or reference.make=false in a golden run."
@@ -82,7 +83,7 @@ class Execution:
     def _passes(self) -> None:
         """Run the prefill, and a decode step for each further token."""
         mask, positions = self.inputs.attention_mask, self.inputs.position_ids
-        call = Call(mask, positions, None, *self._told(None))
+        call = self._call(mask, positions, None)
         room = call.tokens + self.max_new_tokens if self.max_new_tokens else 0
         if room:
             call.cache = self.port.new_cache(call.batch, room)
@@ -241,13 +242,20 @@ class Execution:
             self._result.skipped[str(inside(local))] = reason
         return tensors, specs
 
-    def _told(self, step: int | None) -> Iterator[dict[int, torch.Tensor]]:
-        """Yield what a pass is told for routers, then for attention: [batch, token, k] by layer."""
+    def _call(self, mask: torch.Tensor, positions: torch.Tensor, step: int | None) -> Call:
+        """Return a pass, with what its blocks are told to choose, and what goes on at their sites.
+
+        ``mask`` is int64 [batch, tokens so far], ``positions`` int64 [batch, token].
+        """
         layers = {Site(stage, "in").layer for stage in self.stages}
         values = self.inputs.given
-        for local in (ROUTED, ATTENDED):
+
+        def told(local: str) -> dict[int, torch.Tensor]:
             sites = {n: Site.inside(n, local).at_step(step) for n in layers if n is not None}
-            yield {layer: values[site] for layer, site in sites.items() if site in values}
+            return {layer: values[site] for layer, site in sites.items() if site in values}
+
+        own = OwnValues(self.inputs.own, step)
+        return Call(mask, positions, None, told(ROUTED), told(ATTENDED), own)
 
     def _generate(self, call: Call, rows: list[torch.Tensor]) -> torch.Tensor:
         """Decode greedily, every step captured; return the new tokens [batch, new tokens].
@@ -263,7 +271,8 @@ class Execution:
         for step in range(len(rows), self.max_new_tokens):
             mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
             positions = mask.sum(-1, keepdim=True) - 1
-            next_call = Call(mask, positions, call.cache, *self._told(step))
+            next_call = self._call(mask, positions, step)
+            next_call.cache = call.cache
             self.port.begin(next_call)
             if self.references is not None:
                 self.references.begin_step(next_call, step)

@@ -19,7 +19,7 @@ from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.resolve import open_checkpoint
 from layerparity.record.manifest import SitePatterns
 from layerparity.run import goldens, needs, open_backend, open_port, typed_keys
-from layerparity.run.inputs import _replay
+from layerparity.run.inputs import _replay, candidate
 from layerparity.run.inputs.base import Inputs, Request
 from layerparity.run.scope import Scope, num_layers_of, scope_of
 from layerparity.settings.config import Config, FeedMode, RunKind
@@ -94,10 +94,12 @@ def prepare(plan: RunPlan, backend: Backend, store: Store) -> Prepared:
         stages=scope.stages,
         sites_of=plan.sites_of,
         golden=lambda reference: goldens.golden_for(store, reference, plan.checkpoint, request),
+        candidate=lambda name: store.find(name or goldens.LATEST, kind=RunKind.candidate.value),
         refuse_large=lambda *size: needs.refuse_beyond_memory(request, *size),
     )
     inputs: Inputs = registry.load("run.inputs", config.inputs.name).prepare(config.inputs, request)
-    if inputs.source in ("prompt", "tokens") and scope.stages[0] == "layers.0":
+    embeds = inputs.source in ("prompt", "tokens") or candidate.TOKENS in inputs.given
+    if embeds and scope.stages[0] == "layers.0":
         scope = scope.with_embedding()
     typed_keys.refuse_unused(backend, inputs)
     _replay.refuse_unfed(config, inputs)
@@ -109,6 +111,9 @@ def prepare(plan: RunPlan, backend: Backend, store: Store) -> Prepared:
     config = replace(config, feed=inputs.feed)
     capture = config.capture
     wanted = SitePatterns(capture.name, tuple(capture.include), tuple(capture.exclude))
+    if inputs.capture is not None and inputs.capture.include:
+        # Every value that is replaced is one that is seen.
+        wanted = inputs.capture
     console.say(
         f"{config.kind.value} run of {config.model.name}, {scope.describe()}, on "
         f"{backend.name} ({backend.device_label}), {config.dtype.value}, capture={wanted.name}\n"

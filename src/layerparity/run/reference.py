@@ -73,7 +73,9 @@ class ReferenceRecorder:
         # The prefill chooses the first of the new tokens.
         self._last = cache_tokens - call.tokens - 1
         self._isolated.begin(call, cache_tokens)
-        self._together = TOGETHER if call.batch == 1 and self._can_wait() else 1
+        # What a step is fed in place of its own values is that of one step.
+        alone = call.batch > 1 or bool(call.fed) or not self._can_wait()
+        self._together = 1 if alone else TOGETHER
         for ways in (self._chain, self._parts):
             if ways is not None:
                 ways.begin(call)
@@ -83,7 +85,7 @@ class ReferenceRecorder:
         if self._is_last(step):
             self._mask = torch.ones(call.batch, dtype=torch.bool)
             back = torch.arange(-((step - 1) % self._together), 1)
-            self._isolated.begin_steps(Call(call.attention_mask, call.position_ids + back))
+            self._isolated.begin_steps(replace(call, position_ids=call.position_ids + back))
 
     def evaluate(self, record: StageRecord) -> None:
         """Evaluate one stage in every way and store the floors; decode steps isolated only."""

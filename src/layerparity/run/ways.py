@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,6 +37,7 @@ class Ways:
 
     def __init__(self, port: HfPort, dtypes: Sequence[str], copied: StageCopy) -> None:
         """``dtypes`` are those that floors are made for, by torch's names."""
+        self._port = port
         own = str(port.dtype).removeprefix("torch.")
         self._tracks = {REFERENCE: _Track(Evaluator(port, reference(port.dtype), None, copied))}
         for dtype in dtypes:
@@ -49,7 +50,7 @@ class Ways:
         """Prepare the prefill; with ``cache_tokens`` keep caches of so many tokens."""
         for track in self._tracks.values():
             track.state = None
-            own = Call(call.attention_mask, call.position_ids)
+            own = replace(call, cache=None, choices={}, attended={})
             if cache_tokens:
                 own.cache = track.evaluator.new_cache(call.batch, cache_tokens)
             track.evaluator.begin(own)
@@ -57,9 +58,8 @@ class Ways:
     def begin_steps(self, call: Call) -> None:
         """Prepare a pass over further tokens, which goes on from the caches."""
         for track in self._tracks.values():
-            track.evaluator.begin(
-                Call(call.attention_mask, call.position_ids, track.evaluator.cache)
-            )
+            own = replace(call, cache=track.evaluator.cache, choices={}, attended={})
+            track.evaluator.begin(own)
 
     def observe(self, record: StageRecord, chained: bool = False, steps: bool = False) -> Results:
         """Evaluate a stage in every way, of the golden's input or, ``chained``, each of its own.
@@ -70,7 +70,7 @@ class Ways:
             site.local: value
             for site, value in record.tensors.items()
             if site.layer is not None and record.specs[site].kind is Kind.INDEX_SET
-        }
+        } | self._port.told(record.stage)
         start = Site(record.stage, "in")
         results: Results = {}
         for key, track in self._tracks.items():
