@@ -98,8 +98,10 @@ class CellRunner:
         causes = []
         if guilty is not None:
             found = evidence_of(guilty, verdict, *sides)
-            with console.quiet():
-                found = with_replays(found, guilty, sides, verdict.blocks, replays)
+            if not cell.drawn:
+                # A mistake that was drawn has no known cause to be named.
+                with console.quiet():
+                    found = with_replays(found, guilty, sides, verdict.blocks, replays)
             causes = likeliest(found)
         changed = any(row.metrics.get("max_abs_diff") or row.metrics.get("flips") for row in rows)
         own = [row for row in rows if row.site.place.stage == cell.place.stage]
