@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -238,12 +238,38 @@ def test_experts_that_are_left_out_do_not_stand_out(
     monkeypatch.setattr(
         judged, "apart_by_group", lambda *all: asked.append(len(all[2])) or original(*all)
     )
-    lazy = deviation(given)
-    few, asked[:] = sum(asked), []
-    monkeypatch.setattr(judged, "_AT_ONCE", 60)
-    whole = deviation(given)
-    assert few < sum(asked) == 60
-    assert lazy.metrics == whole.metrics
+    found = {}
+    for at_once in (1, 8, 60):
+        asked.clear()
+        monkeypatch.setattr(judged, "_AT_ONCE", at_once)
+        found[at_once] = deviation(given).metrics, sum(asked)
+    # With one at a time a single expert too few would show.
+    assert found[1][1] < found[60][1] == 60
+    assert found[1][0] == found[8][0] == found[60][0]
+
+
+def test_an_expert_that_is_off_in_one_element_hides_none_that_is_off_in_all() -> None:
+    given = site(4)
+    routed = torch.zeros(given.real, 2, dtype=torch.bool)
+    routed[:100, 0] = routed[100:200, 1] = True
+    maker = torch.Generator().manual_seed(4)
+    golden = torch.randn(given.real, 128, generator=maker).sign().bfloat16()
+    candidate = golden.clone()
+    # All tokens agree on the first one's slope, and its elements do not.
+    candidate[:100, 5] *= 1.5
+    candidate[100:200] *= 1 + 0.03 * torch.rand(100, 128, generator=maker).bfloat16()
+    given = replace(
+        given, candidate=candidate, golden=golden, reference=golden.float(), experts=routed
+    )
+    given.clean = CleanSlopes()
+    found = {}
+    for at_once in (1, 2):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(judged, "_AT_ONCE", at_once)
+            found[at_once] = deviation(given).metrics
+    assert found[1] == found[2]
+    assert found[1]["slope_expert_index"] == 1
+    assert 5 < found[1]["slope_expert_z"] < 1e4
 
 
 def test_numbers_are_shortened_as_they_are_printed() -> None:
