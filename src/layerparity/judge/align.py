@@ -221,14 +221,17 @@ def _kind(golden: SideRecord, candidate: SideRecord, goldens: RunSet) -> Kind:
     if not candidate.source.proved or golden.record.kind is not Kind.REAL:
         return golden.record.kind
     manifest, site = candidate.source.manifest, candidate.record.site
-    if is_feed(manifest, site):
+    # What a golden was fed of a candidate's own values is the candidate's, bit by bit.
+    left = golden.source.manifest
+    own = bool(left.values_of) and site.end == "in" and is_feed(left, site)
+    if own or is_feed(manifest, site):
         return Kind.EXACT
     computed = computed_at(manifest, site)
     if computed.path != EMBEDDING:
         return Kind.REAL
     # What a block takes from the embedding are copied rows, unless the model scales them.
-    own = goldens.records.get(computed)
-    return own.record.kind if own is not None else Kind.EXACT
+    copied = goldens.records.get(computed)
+    return copied.record.kind if copied is not None else Kind.EXACT
 
 
 def _nothing(golden: RunSet, candidate: RunSet, refusals: list[Reason]) -> UserError:

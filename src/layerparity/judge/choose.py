@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 Runs = Sequence[StoredRun]
 # How many runs of a kind are looked at.
 LIMIT = 50
+# What a run's tag ``inputs`` says of one that was fed a candidate's own values.
+OWN = "candidate"
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,8 @@ def _find_side(
 def _finished_sets(store: Store, kind: RunKind) -> list[Runs]:
     """Return the finished runs of a kind, newest first, each sweep as one set.
 
-    Those that a job made for itself, such as a bisection, are named by their ids only.
+    Those that a job made for itself, such as a bisection, are named by their ids only; so are
+    goldens that were fed a candidate's own values.
     """
     sets: list[Runs] = []
     sweeps: set[str] = set()
@@ -143,7 +146,7 @@ def _finished_sets(store: Store, kind: RunKind) -> list[Runs]:
             if not sets:
                 console.say(f"passed over: {run.name} ({run.id[:8]}) is {run.status}")
             continue
-        if run.parent in sweeps:
+        if run.parent in sweeps or (kind is RunKind.golden and run.tags.get("inputs") == OWN):
             continue
         if run.parent is None:
             sets.append([run])

@@ -152,6 +152,8 @@ def _cautions(golden: RunSet, candidate: RunSet, tolerance: Tolerance) -> tuple[
     """Return what a reader should know of the two sides, and of what judges them."""
     sides = (("golden", golden), ("candidate", candidate))
     cautions = [replace(each, side=role) for role, side in sides for each in side.cautions]
+    if any(manifest.values_of for manifest in golden.manifests):
+        cautions.append(Caution(CautionKind.OWN_VALUES, "candidate"))
     cautions += same_experiment(golden, candidate)
     for role, side in sides:
         if not side.proved:
@@ -228,8 +230,9 @@ def with_places(verdict: Verdict, stage: Place | None = None) -> Verdict:
 
 def judged_of(verdict: Verdict) -> Judged:
     """Return what the first wrong place is looked for in."""
-    chained = verdict.candidate.only_feed != "isolated"
-    return Judged(verdict.rows, verdict.weights, verdict.blocks, chained)
+    own = verdict.on_own_values
+    chained = verdict.candidate.only_feed != "isolated" and not own
+    return Judged(verdict.rows, verdict.weights, verdict.blocks, chained, own)
 
 
 def portrayed(

@@ -12,7 +12,7 @@ from pathlib import Path
 from layerparity.anatomy.site import Site, overlap
 from layerparity.ground.errors import UserError
 from layerparity.judge.sides import RunSet, SideRecord
-from layerparity.judge.stages import chain_to, is_feed
+from layerparity.judge.stages import chain_to, is_feed, stage_of
 from layerparity.judge.weights import weights_differ
 from layerparity.record.findings import Caution, CautionKind
 from layerparity.record.manifest import Feed, Manifest
@@ -26,6 +26,8 @@ _NO_FLAGS = ("max_new_tokens",)
 
 def refuse_strangers(golden: RunSet, candidate: RunSet) -> None:
     """Raise UserError unless all runs are of one model and one set of inputs, and no run is both.
+
+    A golden that was fed a candidate's own values judges no other.
 
     Inputs are compared by name (token ids, attention mask, position ids), as far as both have them.
     """
@@ -44,6 +46,14 @@ def refuse_strangers(golden: RunSet, candidate: RunSet) -> None:
                 f"'{proved[0].run.name}' and '{other.run.name}' cannot be compared: "
                 f"{differing}. Make both from one model and one set of inputs."
             )
+    judged = {each for manifest in golden.manifests for each in manifest.values_of}
+    others = [each for each in candidate.sources if each.manifest.content not in judged]
+    if judged and others:
+        name, other = golden.sources[0].run.name, others[0].run
+        raise UserError(
+            f"'{name}' was fed another candidate's own values, and judges that one alone: use "
+            f"job.own_inputs=true candidate={other.reference} for one of '{other.name}'."
+        )
 
 
 def differs_at(golden: SideRecord, candidate: SideRecord, goldens: RunSet) -> Reason | None:
@@ -55,6 +65,10 @@ def differs_at(golden: SideRecord, candidate: SideRecord, goldens: RunSet) -> Re
     """
     if not (golden.source.proved and candidate.source.proved):
         return None
+    if golden.source.manifest.values_of:
+        # Each of its values was computed from the candidate's own.
+        stage = stage_of(candidate.source.manifest, candidate.record.site)
+        return weights_differ(golden.source, candidate.source, stage) if stage else None
     feed, passed = chain_to(candidate.source.manifest, candidate.record.site)
     if feed is None:
         return Reason(ReasonKind.FEED_UNKNOWN, {"stage": passed[0]})

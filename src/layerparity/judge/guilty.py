@@ -21,13 +21,15 @@ Rows = Mapping[str, Row]
 class Judged:
     """What is looked at: rows, findings on weights, the blocks' structure, and how blocks were fed.
 
-    ``chained`` says that each stage was fed the one before it.
+    ``chained`` says that each stage was fed the one before it, ``own`` that each value was judged
+    on the candidate's own values before it: then what fails goes wrong by itself.
     """
 
     rows: Sequence[Row]
     weights: Sequence[WeightFinding] = ()
     blocks: Blocks = field(default_factory=Blocks)
     chained: bool = False
+    own: bool = False
 
     def stages(self) -> list[Place]:
         """Return the blocks and the stages outside them, in the order of a forward pass."""
@@ -146,7 +148,7 @@ def _in_phase(judged: Judged, stage: Place, steps: Sequence[Step]) -> Guilt | No
     shown = []
     for rows in by_step.values():
         outside = stage.layer is None
-        one = _outside(judged, stage, rows) if outside else _inside(block, stage, rows)
+        one = _outside(judged, stage, rows) if outside else _inside(judged, block, stage, rows)
         shown += [one] if one is not None else []
     if not shown:
         return None
@@ -159,12 +161,16 @@ def _in_phase(judged: Judged, stage: Place, steps: Sequence[Step]) -> Guilt | No
     return replace(guilt, phases=phases, first_step=first_step)
 
 
-def _inside(block: Block, stage: Place, rows: Rows) -> Guilt | None:
-    """Return what is guilty in a block by one pass: the first site of those with good inputs."""
+def _inside(judged: Judged, block: Block, stage: Place, rows: Rows) -> Guilt | None:
+    """Return what is guilty in a block by one pass: the first site of those with good inputs.
+
+    On the candidate's own values every site has good inputs.
+    """
     seen = seen_in(rows)
     failing = {local for local, row in rows.items() if row.outcome is Outcome.FAIL}
     order = sorted(failing - {":in"}, key=lambda local: (block.rank(local), local))
-    roots = [each for each in order if failing.isdisjoint(block.origin(each, seen).inputs)]
+    bad = set() if judged.own else failing
+    roots = [each for each in order if bad.isdisjoint(block.origin(each, seen).inputs)]
     if not roots:
         return None
     first = blame(block, roots[0], seen)

@@ -130,7 +130,12 @@ class References:
 
 
 def feed_of(candidate: Manifest, golden: Manifest, stage: str, site: Site) -> str:
-    """Return how a candidate's stage was fed: what the golden had there, or its own chain."""
+    """Return how a candidate's stage was fed: what the golden had there, or its own chain.
+
+    A golden of a candidate's own values had what the candidate did.
+    """
+    if golden.values_of:
+        return ISOLATED
     for feed in candidate.feeds:
         if feed.stage == stage and (feed.site.phase, feed.site.step) == (site.phase, site.step):
             return ISOLATED if golden.hash_at(feed.site) == feed.digest else CHAINED

@@ -78,11 +78,13 @@ class Routing:
     def _apart(self, choices: Site) -> torch.Tensor | None:
         """Return bool [batch, token], true at real tokens for which the two sides chose otherwise.
 
-        None where one of them shows no choice of its own, or they chose different numbers.
+        None where one of them shows no choice of its own, or computed with the other's, or they
+        chose different numbers.
         """
         if choices not in self._seen:
             left, right = self.golden.records[choices], self.candidate.records.get(choices)
-            if right is None or left.record.shape != right.record.shape or replayed(right):
+            alike = right is None or replayed(right) or left.source.manifest.values_of
+            if right is None or alike or left.record.shape != right.record.shape:
                 self._seen[choices] = None
             else:
                 self._seen[choices] = _apart(left, right)

@@ -104,6 +104,7 @@ class CautionKind(StrEnum):
     REPEATED_TENSOR = "repeated_tensor"
     UNCHANGED_STEP = "unchanged_step"
     NOISIER = "noisier"
+    OWN_VALUES = "own_values"
 
 
 # The names of the values that each kind has. ``file`` is a name map, ``text`` what a file's reader
@@ -122,6 +123,7 @@ CAUTION_VALUES = {
     CautionKind.REPEATED_TENSOR: {"count", "site", "other"},
     CautionKind.UNCHANGED_STEP: {"count", "site", "other"},
     CautionKind.NOISIER: {"site", "blocks", "times"},
+    CautionKind.OWN_VALUES: set(),
 }
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Any
 
 from layerparity.anatomy.blocks import BlockKind
 from layerparity.anatomy.site import DECODE, Kind, Site
+from layerparity.ground.files import text_digest
 
 # Of all files in a run's folder. 2 kept a number of its own in the references' index as well; until
 # 3 the numerics held the capture as text, and no file of text had its hash. Since `OWN_KEYS` the
 # rotated keys of a decode step are its own: they were those of the prompt's first token. Since 6
-# references hold samples of clean slopes.
-SCHEMA = 6
+# references hold samples of clean slopes. Since 7 a golden may have been fed a candidate's values.
+SCHEMA = 7
 OLDEST = 2
 OWN_KEYS = 5
 _FIRST_KEYS = "an older version stored those of the prompt's first token: make the run again"
@@ -43,7 +45,8 @@ class Record:
 class Feed:
     """What one stage was fed: the site it took values from, their hash before any cast, the source.
 
-    ``source`` is ``chain`` (the stage before it), ``golden``, ``tokens`` or ``random``.
+    ``source`` is ``chain`` (the stage before it), ``golden``, ``candidate``, ``tokens`` or
+    ``random``.
     """
 
     stage: str
@@ -125,7 +128,8 @@ class Manifest:
     """Everything a comparison needs to know of a run beside its tensors.
 
     ``capture`` says which sites were asked for. ``files`` are the hashes of the folder's files of
-    text by name. ``schema`` is that of the whole folder.
+    text by name. ``schema`` is that of the whole folder. ``values_of`` is the `content` of the
+    candidates that a golden was fed at every site they recorded: it judges them alone.
     """
 
     model: ModelPrint
@@ -151,7 +155,13 @@ class Manifest:
     layer_experts: dict[int, int] = field(default_factory=dict)
     blocks: tuple[BlockKind, ...] = ()
     files: dict[str, str] = field(default_factory=dict)
+    values_of: tuple[str, ...] = ()
     schema: int = SCHEMA
+
+    @cached_property
+    def content(self) -> str:
+        """The hash of all that the run recorded: sites and values."""
+        return text_digest("\n".join(sorted(f"{r.site} {r.digest}" for r in self.records)))
 
     def record(self, site: Site) -> Record | None:
         """Return the record of a site, or None where the run holds none."""

@@ -21,7 +21,7 @@ from layerparity.ground.errors import Exit, UserError
 from layerparity.ground.files import reading
 from layerparity.ground.parse import parse_json
 from layerparity.numbers.closeness import CLOSE, Closeness
-from layerparity.record.findings import Caution, Coverage, UnfinishedSweep
+from layerparity.record.findings import Caution, CautionKind, Coverage, UnfinishedSweep
 from layerparity.record.guilt import Cause, Guilt
 from layerparity.record.portrait import Portrait
 from layerparity.record.reason import Reason
@@ -167,6 +167,11 @@ class Verdict:
         """How many sites ended in each way."""
         found = Counter(row.outcome for row in self.rows)
         return {each.value: found[each] for each in Outcome}
+
+    @property
+    def on_own_values(self) -> bool:
+        """Whether each site was judged on the candidate's own values directly before it."""
+        return any(each.kind is CautionKind.OWN_VALUES for each in self.cautions)
 
     @property
     def where(self) -> str:

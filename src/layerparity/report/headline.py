@@ -191,6 +191,8 @@ def side_facts(side: Side) -> list[tuple[str, str]]:
 
 def feed_note(verdict: Verdict) -> str:
     """Say what later failures mean under the candidate's feed; empty where it is unknown."""
+    if verdict.on_own_values:
+        return "Every site was computed from the candidate's own values, so an error is its own."
     return {
         "isolated": "Every block was fed the golden's own input, so an error is the block's own.",
         "chained": "Each block was fed by the block before it, so what follows the first "

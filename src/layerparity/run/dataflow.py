@@ -6,8 +6,8 @@ Whatever then comes out different before it is put back is computed from that va
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import nn
 
 from layerparity.anatomy.block import ATTENTION_CORE, RESIDUAL, ROTARY, Block, Node
 from layerparity.anatomy.family import Tap
-from layerparity.run.ports._observe import attention_interface, first_tensor
+from layerparity.run.ports._observe import first_tensor, watched
 
 # How far below a block a value is still a site of its own: children, and their children.
 _DEEPEST = 2
@@ -46,8 +46,9 @@ class _Pass:
     disturbed: str = ""
     moved: set[str] = field(default_factory=set)
 
-    def meet(self, local: str, value: torch.Tensor) -> torch.Tensor:
+    def meet(self, tap: Tap, value: torch.Tensor) -> torch.Tensor:
         """Note a value [batch, token, ...] as it passes by; return what goes on in its place."""
+        local = tap.local
         if not self.holds:
             self.calls[local] = self.calls.get(local, 0) + 1
             self.clean[local] = value.clone()
@@ -70,7 +71,9 @@ def measure(
     """
     seen = _Pass()
     probes = _probes(block, taps)
-    with torch.no_grad(), _watched(block, probes, seen):
+    with torch.no_grad(), ExitStack() as stack:
+        for tap in probes:
+            stack.enter_context(watched(block.get_submodule(tap.module), tap, seen.meet))
         seen.clean[":in"] = given.clone()
         seen.clean[":out"] = first_tensor(block(given.clone(), **arguments))
         seen.clean = {n: v for n, v in seen.clean.items() if seen.calls.get(n, 1) == 1}
@@ -107,54 +110,6 @@ def _probes(block: nn.Module, taps: Sequence[Tap]) -> list[Tap]:
         if not shown and f"{name}:out" not in known:
             probes.append(Tap(f"{name}:out", name))
     return probes
-
-
-@contextmanager
-def _watched(block: nn.Module, probes: Sequence[Tap], seen: _Pass) -> Iterator[None]:
-    """Let every probe's value pass by ``seen``, which may put another in its place."""
-    with ExitStack() as stack:
-        for tap in probes:
-            module = block.get_submodule(tap.module)
-            if tap.attention is not None:
-                stack.enter_context(attention_interface(module, _at_attention(tap, seen)))
-            elif tap.of_input:
-                hook = _at_input(tap, seen)
-                stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
-            else:
-                stack.callback(module.register_forward_hook(_at_output(tap, seen)).remove)
-        yield
-
-
-def _at_attention(tap: Tap, seen: _Pass) -> Callable[[str, Any], Any]:
-    return lambda name, value: seen.meet(tap.local, value) if name == tap.attention else value
-
-
-def _at_input(tap: Tap, seen: _Pass) -> Callable[..., Any]:
-    def hook(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        if args:
-            if isinstance(args[0], torch.Tensor):
-                return (seen.meet(tap.local, args[0]), *args[1:]), named
-        else:
-            first = next(iter(named), "")
-            if isinstance(named.get(first), torch.Tensor):
-                return args, {**named, first: seen.meet(tap.local, named[first])}
-        return None
-
-    return hook
-
-
-def _at_output(tap: Tap, seen: _Pass) -> Callable[..., Any]:
-    def hook(_: nn.Module, __: Any, output: Any) -> Any:
-        if isinstance(output, torch.Tensor):
-            return None if tap.pick else seen.meet(tap.local, output)
-        place = tap.pick or 0
-        if isinstance(output, tuple) and place < len(output):
-            value = output[place]
-            if isinstance(value, torch.Tensor):
-                return (*output[:place], seen.meet(tap.local, value), *output[place + 1 :])
-        return None
-
-    return hook
 
 
 def _disturbed(value: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ from layerparity.record.manifest import Feed, SitePatterns
 from layerparity.record.recorder import Recorder
 from layerparity.run.inputs.base import Inputs
 from layerparity.run.journal import CHAIN, TOKENS, Journal
+from layerparity.run.own_values import OwnValues
 from layerparity.run.pass_result import PassResult, Specs, StageOutput, StageRecord, Tensors
 from layerparity.run.ports.base import Call, Observed, Port
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 # The next token is a choice like a router's: near a tie, rounding decides.
 NEW_TOKENS = SiteSpec(("batch", "token", "choice"), Kind.INDEX_SET)
 # How a manifest calls where a stage's own values came from, by the source of the inputs.
-_FED_FROM = {"golden": "golden", "random": "random"}
+_FED_FROM = {each: each for each in ("golden", "candidate", "random")}
 _NO_MEMORY = (
     "memory ran out at {stage}: raise the limit (ulimit, container) or free some, use fewer tokens "
     "(seq_len=, inputs.batch=), or reference.make=false in a golden run."
@@ -80,7 +81,7 @@ class Execution:
     def _passes(self) -> None:
         """Run the prefill, and a decode step for each further token."""
         mask, positions = self.inputs.attention_mask, self.inputs.position_ids
-        call = Call(mask, positions, None, *self._told(None))
+        call = Call(mask, positions, None, *self._told(None), OwnValues(self.inputs.own, None))
         room = call.tokens + self.max_new_tokens if self.max_new_tokens else 0
         if room:
             call.cache = self.port.new_cache(call.batch, room)
@@ -261,7 +262,8 @@ class Execution:
         for step in range(len(rows), self.max_new_tokens):
             mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
             positions = mask.sum(-1, keepdim=True) - 1
-            next_call = Call(mask, positions, call.cache, *self._told(step))
+            own = OwnValues(self.inputs.own, step)
+            next_call = Call(mask, positions, call.cache, *self._told(step), own)
             self.port.begin(next_call)
             if self.references is not None:
                 self.references.begin_step(next_call)

@@ -71,6 +71,7 @@ def fingerprint_of(prepared: Prepared) -> str:
                 "inputs": prepared.inputs.hashes(),
                 "given": sorted(str(site) for site in prepared.inputs.given),
                 "origin": prepared.inputs.origin,
+                **({"own": prepared.inputs.values_of} if prepared.inputs.values_of else {}),
                 "stages": prepared.scope.stages,
                 "kind": config.kind.value,
                 "dtype": config.dtype.value,

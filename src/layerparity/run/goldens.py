@@ -29,14 +29,14 @@ MENTIONED = 3
 
 
 @dataclass(frozen=True, eq=False)
-class StoredGolden:
-    """A stored golden run and its manifest; files are fetched when they are read."""
+class RecordedRun:
+    """A stored run whose values may be fed, and its manifest; files are fetched when read."""
 
     run: Any
     manifest: Manifest
 
     @classmethod
-    def of(cls, run: Any) -> StoredGolden:
+    def of(cls, run: Any) -> RecordedRun:
         """Open a run by its manifest. Raises UserError where it has none that can be read."""
         return cls(run, run.read_manifest())
 
@@ -158,7 +158,10 @@ def _obstacle(
 ) -> str | None:
     """Return why runs cannot feed the scope: empty if they can, None if nobody would ask."""
     try:
-        manifests = [StoredGolden.of(run).manifest for run in runs]
+        manifests = [RecordedRun.of(run).manifest for run in runs]
+        if any(manifest.values_of for manifest in manifests):
+            # What it computed from a candidate's values, no other run should start from.
+            return None
         strange = [m for m in manifests if m.model.config_digest != checkpoint.config_digest]
         if strange or lacks(manifests, request):
             return None

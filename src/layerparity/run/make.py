@@ -122,9 +122,10 @@ def _references(prepared: Prepared, port: Port, folder: Path) -> ReferenceRecord
 
     asked = [dtype.value for dtype in config.reference.dtypes]
     dtypes = floor_dtypes(port, asked)
-    return ReferenceRecorder(
-        port, folder, dtypes, config.reference.chained, config.reference.components
-    )
+    # A golden of a candidate's own values judges that one, fed and split as this one is.
+    others = not prepared.inputs.values_of
+    chained, components = config.reference.chained, config.reference.components
+    return ReferenceRecorder(port, folder, dtypes, others and chained, others and components)
 
 
 def execute(

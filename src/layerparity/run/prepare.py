@@ -94,6 +94,7 @@ def prepare(plan: RunPlan, backend: Backend, store: Store) -> Prepared:
         stages=scope.stages,
         sites_of=plan.sites_of,
         golden=lambda reference: goldens.golden_for(store, reference, plan.checkpoint, request),
+        candidate=lambda name: store.find(name or goldens.LATEST, kind=RunKind.candidate.value),
         refuse_large=lambda *size: needs.refuse_beyond_memory(request, *size),
     )
     inputs: Inputs = registry.load("run.inputs", config.inputs.name).prepare(config.inputs, request)
@@ -109,6 +110,9 @@ def prepare(plan: RunPlan, backend: Backend, store: Store) -> Prepared:
     config = replace(config, feed=inputs.feed)
     capture = config.capture
     wanted = SitePatterns(capture.name, tuple(capture.include), tuple(capture.exclude))
+    if inputs.capture is not None and inputs.capture.include:
+        # Every value that is replaced is one that is seen.
+        wanted = inputs.capture
     console.say(
         f"{config.kind.value} run of {config.model.name}, {scope.describe()}, on "
         f"{backend.name} ({backend.device_label}), {config.dtype.value}, capture={wanted.name}\n"

@@ -9,7 +9,7 @@ are the golden's in all of them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,19 +73,19 @@ class ReferenceRecorder:
         for feed, tracks in self._sets.items():
             for track in tracks.values():
                 track.state = None
-                own = Call(call.attention_mask, call.position_ids)
+                own = replace(call, cache=None, choices={}, attended={})
                 if cache_tokens and feed == ISOLATED:
                     own.cache = track.evaluator.new_cache(call.batch, cache_tokens)
                 track.evaluator.begin(own)
         for track in self._parts.values():
-            track.evaluator.begin(Call(call.attention_mask, call.position_ids))
+            track.evaluator.begin(replace(call, cache=None, choices={}, attended={}))
 
     def begin_step(self, call: Call) -> None:
         """Prepare a decode step, which only the isolated evaluations take."""
         self._mask = torch.ones(call.batch * call.tokens, dtype=torch.bool)
         for track in self._sets[ISOLATED].values():
             track.evaluator.begin(
-                Call(call.attention_mask, call.position_ids, track.evaluator.cache)
+                replace(call, cache=track.evaluator.cache, choices={}, attended={})
             )
 
     def evaluate(self, record: StageRecord) -> None:
@@ -135,7 +135,7 @@ class ReferenceRecorder:
             site.local: value
             for site, value in record.tensors.items()
             if site.layer is not None and record.specs[site].kind is Kind.INDEX_SET
-        }
+        } | self.port.told(record.stage)
         results: Results = {}
         for key, track in tracks.items():
             track.evaluator.load(record.stage)

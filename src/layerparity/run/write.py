@@ -123,6 +123,7 @@ def manifest_of(
         layer_experts=experts,
         reference=result.reference,
         blocks=kinds_of(result.blocks),
+        values_of=prepared.inputs.values_of,
     )
 
 

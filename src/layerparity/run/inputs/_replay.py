@@ -39,9 +39,11 @@ def refuse_unfed(config: Config, inputs: Inputs) -> None:
 def choices(manifest: Manifest, request: Request) -> list[Record]:
     """Return what a run recorded of the choices that the scope's routers are to repeat.
 
+    A golden that is fed a candidate's values repeats its choices as well.
     The tokens it chose are among them: another token's routing would mean nothing.
     """
-    if not replays(request.config):
+    own = request.config.inputs.name == "candidate"
+    if not (replays(request.config) or own):
         return []
     layers = {site.layer for site in _blocks(request)}
     wanted = {str(site) for site in _sites(request, layers, ROUTED, ATTENDED)}

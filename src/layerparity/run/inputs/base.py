@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from layerparity.anatomy.block import Block
+    from layerparity.record.manifest import SitePatterns
     from layerparity.settings.config import Config
 
 
@@ -30,7 +31,8 @@ class Request:
     ``stages`` are the scope's, in order; ``sites_of`` names the sites that hold what a stage is
     fed, the likeliest first, by what was measured of its block where that is known; ``golden``
     finds the stored golden runs that a name means, or the newest that fit for None: one run, the
-    finished children of a sweep, or none. ``refuse_large`` is told sequences, and tokens of each,
+    finished children of a sweep, or none; ``candidate`` does so for candidates, of which the newest
+    counts. ``refuse_large`` is told sequences, and tokens of each,
     before a batch of them is made: it raises UserError where no memory holds it. It is also told
     what to do about it, where that is not simply to use fewer.
     """
@@ -41,6 +43,7 @@ class Request:
     stages: tuple[str, ...]
     sites_of: Callable[[str, Block | None], Sequence[Site]]
     golden: Callable[[str | None], Sequence[Any]]
+    candidate: Callable[[str | None], Sequence[Any]] = lambda reference: ()
     refuse_large: Callable[..., None] = lambda sequences, tokens, cure="": None
 
     @property
@@ -77,6 +80,9 @@ class Inputs:
     values stages are fed from outside, by site: ids, or floating [batch, token, channel]. ``feed``
     says whether each block is given its own values, or what the block before it put out. ``runs``
     are the ids (or folders) of the runs that recorded them, ``sites`` where they did so, by stage.
+    ``own`` are a candidate's values inside blocks, floating [batch, token, ...] by site, that a
+    golden goes on from; ``values_of`` identify what that candidate recorded, and ``capture`` is
+    which sites it was asked for.
     """
 
     source: str
@@ -91,6 +97,9 @@ class Inputs:
     runs: tuple[str, ...] = ()
     feed: FeedMode = FeedMode.chained
     sites: Mapping[str, Site] = field(default_factory=dict)
+    own: Mapping[Site, torch.Tensor] = field(default_factory=dict)
+    values_of: tuple[str, ...] = ()
+    capture: SitePatterns | None = None
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return what the run keeps of its inputs, each int64 [batch, token]."""

@@ -14,7 +14,7 @@ from layerparity.model.checkpoint import config_digest
 from layerparity.record.folder import MANIFEST, RunFolder
 from layerparity.record.manifest import Manifest, Record
 from layerparity.run.goldens import (
-    StoredGolden,
+    RecordedRun,
     lacks,
     names_of,
     newest_first,
@@ -58,7 +58,7 @@ def from_runs(runs: Sequence[Any], request: Request) -> Inputs:
     fed different tokens, or lack a site or a choice that is to be repeated.
     """
     runs = newest_first(runs)
-    sources = [StoredGolden.of(run) for run in runs]
+    sources = [RecordedRun.of(run) for run in runs]
     digest = config_digest(request.model)
     for source in sources:
         if source.manifest.model.config_digest != digest:
@@ -85,42 +85,20 @@ def from_runs(runs: Sequence[Any], request: Request) -> Inputs:
     _, fed = recorded.records[recorded.sites[request.stages[0]]]
     # A golden may come from a machine with more memory.
     request.refuse_large(*fed.shape[:2], "make a golden with")
-    return _inputs(recorded, request, feed)
+    return inputs_of(recorded, request, feed)
 
 
-class RecordedInputs(Mapping[Site, "torch.Tensor"]):
+class RecordedTensors(Mapping[Site, "torch.Tensor"]):
     """Recorded tensors by site, read from disk, and proved, each time one is asked for.
 
-    Values are floating [batch, token, channel], int64 [batch, token] of tokens, and [batch, token,
-    k] of choices. ``sites`` are those of the stages' inputs, by stage. ``used`` are the runs that
-    they come from, ``holders`` all that hold a site.
+    ``records`` say which run holds a site, and where.
     """
 
-    def __init__(self, sources: Sequence[StoredGolden], request: Request, feed: FeedMode) -> None:
-        self.records: dict[Site, tuple[StoredGolden, Record]] = {}
-        self.sites: dict[str, Site] = {}
-        self.holders: list[StoredGolden] = []
-        chained = feed is FeedMode.chained
-        stages = request.stages[:1] if chained else request.stages
-        for source in sources:
-            records = []
-            for stage in stages:
-                record = recorded_input(source.manifest, request, stage)
-                if record is not None:
-                    records.append(record)
-                    # The newest comes first.
-                    self.sites.setdefault(stage, record.site)
-            records += [] if chained else _steps(source.manifest, request)
-            records += _replay.choices(source.manifest, request)
-            for record in records:
-                self.records.setdefault(record.site, (source, record))
-            if records:
-                self.holders.append(source)
+    def __init__(self, records: Mapping[Site, tuple[RecordedRun, Record]]) -> None:
+        self.records = dict(records)
         for source, record in self.records.values():
             # Refused here, before anything runs.
             inside(source.folder, record.file)
-        chosen = [source for source, _ in self.records.values()]
-        self.used = [source for source in self.holders if source in chosen]
 
     def __contains__(self, site: object) -> bool:
         # Nothing is read to say it.
@@ -137,6 +115,39 @@ class RecordedInputs(Mapping[Site, "torch.Tensor"]):
         return len(self.records)
 
 
+class RecordedInputs(RecordedTensors):
+    """What runs recorded of the inputs of a scope's stages.
+
+    Values are floating [batch, token, channel], int64 [batch, token] of tokens, and [batch, token,
+    k] of choices. ``sites`` are those of the stages' inputs, by stage. ``used`` are the runs that
+    they come from, ``holders`` all that hold a site.
+    """
+
+    def __init__(self, sources: Sequence[RecordedRun], request: Request, feed: FeedMode) -> None:
+        found: dict[Site, tuple[RecordedRun, Record]] = {}
+        self.sites: dict[str, Site] = {}
+        self.holders: list[RecordedRun] = []
+        chained = feed is FeedMode.chained
+        stages = request.stages[:1] if chained else request.stages
+        for source in sources:
+            records = []
+            for stage in stages:
+                record = recorded_input(source.manifest, request, stage)
+                if record is not None:
+                    records.append(record)
+                    # The newest comes first.
+                    self.sites.setdefault(stage, record.site)
+            records += [] if chained else _steps(source.manifest, request)
+            records += _replay.choices(source.manifest, request)
+            for record in records:
+                found.setdefault(record.site, (source, record))
+            if records:
+                self.holders.append(source)
+        super().__init__(found)
+        chosen = [source for source, _ in found.values()]
+        self.used = [source for source in self.holders if source in chosen]
+
+
 def golden_command(request: Request) -> str:
     """Return the command that makes the golden run this scope needs."""
     extra = " capture=components" if request.config.component else ""
@@ -146,7 +157,7 @@ def golden_command(request: Request) -> str:
     return f"python run.py backend=gpu device_map=cpu scope=full{model}{extra}"
 
 
-def _inputs(recorded: RecordedInputs, request: Request, feed: FeedMode) -> Inputs:
+def inputs_of(recorded: RecordedInputs, request: Request, feed: FeedMode) -> Inputs:
     """Return recorded values as one batch, its mask, positions and tokens those of their run."""
     used, names = recorded.used, names_of([source.run for source in recorded.used])
     folder, listed = RunFolder(used[0].folder), used[0].manifest.inputs
@@ -177,7 +188,7 @@ def _inputs(recorded: RecordedInputs, request: Request, feed: FeedMode) -> Input
     )
 
 
-def _refuse_mixed(sources: Sequence[StoredGolden]) -> None:
+def _refuse_mixed(sources: Sequence[RecordedRun]) -> None:
     """Raise UserError unless all runs that hold the scope's inputs were fed one batch."""
     first = sources[0]
     for other in sources[1:]:
@@ -190,7 +201,7 @@ def _refuse_mixed(sources: Sequence[StoredGolden]) -> None:
             )
 
 
-def _feed_of(sources: Sequence[StoredGolden], request: Request) -> FeedMode:
+def _feed_of(sources: Sequence[RecordedRun], request: Request) -> FeedMode:
     """Return how blocks are fed: isolated, unless the command says otherwise.
 
     Where no run recorded the decode steps, blocks are chained. Raises UserError where the command

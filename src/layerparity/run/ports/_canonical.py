@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 CHOICES = ROUTED
 # Among a stage's arguments: the choices it repeats, by site.
 REPLAYED = "replayed_choices"
+# And what it is `Fed` at its sites.
+FED = "fed_values"
 WEIGHTS = "mlp.gate:weights"
 
 
@@ -31,15 +33,18 @@ def laid_out(tap: Tap, value: torch.Tensor, call: Call) -> torch.Tensor:
     [batch, head, token, channel], and keys of all that is cached: of these, the pass's own are
     shown, as attention reads them.
     """
-    if tap.attention in ("query", "key"):
-        value = value.transpose(1, 2)
-        if tap.attention == "key":
-            value = value[:, newest(call, value.shape[1])]
-    elif value.dim() == 4 and (tap.heads_first or value.shape[1] != call.tokens):
-        value = value.transpose(1, 2)
-    elif value.dim() == 2:
-        value = value.reshape(call.batch, call.tokens, -1)
-    return value.contiguous()
+    shown = by_token(tap, value, call.batch, call.tokens)
+    if tap.attention == "key":
+        shown = shown[:, newest(call, shown.shape[1])]
+    return shown.contiguous()
+
+
+def by_token(tap: Tap, value: torch.Tensor, batch: int, tokens: int) -> torch.Tensor:
+    """Return a view of what a tap saw, [batch, token, ...]; of keys, all that are cached."""
+    heads_first = tap.heads_first or value.shape[1] != tokens
+    if tap.attention in ("query", "key") or (value.dim() == 4 and heads_first):
+        return value.transpose(1, 2)
+    return value.unflatten(0, (batch, tokens)) if value.dim() == 2 else value
 
 
 def newest(call: Call, held: int) -> slice:

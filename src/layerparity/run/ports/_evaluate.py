@@ -121,6 +121,14 @@ class Evaluator(HfPort):
                 observed.tensors[scores_at(local)] = scores.masked_fill(~seen, 0.0)
         return observed
 
+    def fed(self, stage: str) -> dict[str, torch.Tensor]:
+        """Return what goes on at a stage's sites, in this way's type, and disturbed if it does."""
+        fed = {local: value.to(self.dtype) for local, value in super().fed(stage).items()}
+        if not self.way.perturbs:
+            return fed
+        # What a fused kernel goes on with was never rounded as it was recorded.
+        return {n: perturbed(v, sum(f"{stage} {n}".encode())) for n, v in fed.items()}
+
     def _copy(self, stage: str, module: nn.Module) -> nn.Module:
         """Return a copy in this way's stored type; what the family keeps in float32 stays so.
 

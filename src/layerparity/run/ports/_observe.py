@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,7 +14,11 @@ from torch import nn
 from layerparity.anatomy.family import ROUTED, Tap
 from layerparity.model.arguments import CACHE_NAMES
 from layerparity.numbers.arithmetic import Replay
-from layerparity.run.ports._canonical import REPLAYED, own_choices
+from layerparity.run.ports._canonical import FED, REPLAYED, own_choices
+from layerparity.run.ports._fed import Fed, called_again
+
+# What is told a value at a tap, of any shape, and returns what goes on.
+Meet = Callable[[Tap, torch.Tensor], torch.Tensor]
 
 
 class ObservedStage(nn.Module):
@@ -52,11 +57,13 @@ class ObservedStage(nn.Module):
         ``given`` and the output are floating [batch, token, channel], ids int64 [batch, token] at
         the embedding; what taps saw is as the module gave it. Among the arguments, `REPLAYED` tells
         what to choose, int64 [batch, token, k] by site; what would have been chosen is seen at
-        `own_choices` of the site, int64 [batch * token, k], or [batch, token, k] of tokens.
+        `own_choices` of the site, int64 [batch * token, k], or [batch, token, k] of tokens. `FED`
+        is what goes on in place of what taps see.
         """
-        seen: dict[str, torch.Tensor] = {}
         arguments = dict(arguments)
         told: dict[str, torch.Tensor] = arguments.pop(REPLAYED, {})
+        leading = {local for _, tap in self.taps for local in tap.follows}
+        noted = _Seen(arguments.pop(FED, None), leading)
         if "past_key_values" in arguments:
             # A module may have another name for the cache.
             taken = inspect.signature(self.module.forward).parameters
@@ -64,13 +71,17 @@ class ObservedStage(nn.Module):
             arguments[own] = arguments.pop("past_key_values")
         with ExitStack() as stack:
             for path, tap in self.taps:
-                stack.enter_context(_watch(self.module.get_submodule(path), tap, seen))
+                module = self.module.get_submodule(path)
+                if noted.fed is not None and tap.local in leading:
+                    stack.enter_context(noted.lead(module, tap))
+                stack.enter_context(watched(module, tap, noted.meet))
             replays = self._replays(told, stack)
             output = first_tensor(self.module(given, **arguments))
         for local, replay in replays.items():
             if replay.scores is not None:
-                seen[own_choices(local)] = replay.scores.topk(replay.k, dim=-1).indices
-        return output if self.after is None else self.after(output), seen
+                chosen = replay.scores.topk(replay.k, dim=-1).indices
+                noted.tensors[own_choices(local)] = chosen
+        return output if self.after is None else self.after(output), noted.tensors
 
     def _replays(self, told: Mapping[str, torch.Tensor], stack: ExitStack) -> dict[str, Replay]:
         """Let the stage choose what it is told to while ``stack`` is open."""
@@ -90,44 +101,103 @@ def first_tensor(output: Any) -> torch.Tensor:
     return output[0] if isinstance(output, tuple) else output
 
 
+@dataclass
+class _Seen:
+    """What taps saw in one pass, by local site; what they were ``fed`` goes on in its place.
+
+    ``leading`` are the taps whose value others of the same call of their module are made from.
+    """
+
+    fed: Fed | None
+    leading: set[str]
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def meet(self, tap: Tap, value: torch.Tensor) -> torch.Tensor:
+        """Note a value as the module gave it; return what goes on."""
+        # A copy: what follows may write into the tensor, or hand it on as its own output.
+        self.tensors[tap.local] = value.clone()
+        return value if self.fed is None else self.fed.instead_of(tap, value)
+
+    def lead(self, module: nn.Module, tap: Tap) -> AbstractContextManager[None]:
+        """Let what a module makes of its own value be made of the one it is fed."""
+
+        def hook(_: nn.Module, args: Any, named: Any, output: Any) -> Any:
+            assert self.fed is not None
+            value = picked(tap, output)
+            instead = value if value is None else self.fed.instead_of(tap, value)
+            if value is None or instead is value:
+                return None
+            again = called_again(module, (args, named), value, instead)
+            # The tap itself comes next, and shows what was computed.
+            return None if again is None else put(tap, again, value)
+
+        return _removed(module.register_forward_hook(hook, with_kwargs=True))
+
+
 @contextmanager
-def _watch(module: nn.Module, tap: Tap, seen: dict[str, torch.Tensor]) -> Iterator[None]:
+def watched(module: nn.Module, tap: Tap, meet: Meet) -> Iterator[None]:
+    """Let a tap's value pass by ``meet``, whose answer goes on in its place.
+
+    An answer that is the value itself leaves all as it is.
+    """
     if tap.attention is not None:
-
-        def passing(name: str, value: Any) -> Any:
-            if name == tap.attention:
-                _note(seen, tap, value)
-            return value
-
-        with attention_interface(module, passing):
+        with attention_interface(
+            module, lambda name, value: meet(tap, value) if name == tap.attention else value
+        ):
             yield
         return
-    if tap.of_input:
+
+    def at_input(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         # The first argument, however it was passed.
-        handle = module.register_forward_pre_hook(
-            lambda _, args, named: _note(seen, tap, next(iter((*args, *named.values())), None)),
-            with_kwargs=True,
-        )
+        name = None if args else next(iter(named), None)
+        value = args[0] if args else named.get(name)
+        if not isinstance(value, torch.Tensor):
+            return None
+        answer = meet(tap, value)
+        if answer is value:
+            return None
+        return ((answer, *args[1:]), named) if name is None else (args, {**named, name: answer})
+
+    def at_output(_: nn.Module, __: Any, output: Any) -> Any:
+        value = picked(tap, output)
+        if value is None:
+            return None
+        answer = meet(tap, value)
+        # A hook that returns a value replaces the module's output.
+        return None if answer is value else put(tap, output, answer)
+
+    if tap.of_input:
+        handle = module.register_forward_pre_hook(at_input, with_kwargs=True)
     else:
-        handle = module.register_forward_hook(lambda _, __, output: _note(seen, tap, output))
+        handle = module.register_forward_hook(at_output)
+    with _removed(handle):
+        yield
+
+
+def picked(tap: Tap, output: Any) -> torch.Tensor | None:
+    """Return the tensor of a module's output that a tap shows, or None."""
+    if isinstance(output, tuple):
+        place = tap.pick or 0
+        output = output[place] if place < len(output) else None
+    elif tap.pick:
+        return None
+    return output if isinstance(output, torch.Tensor) else None
+
+
+def put(tap: Tap, output: Any, value: torch.Tensor) -> Any:
+    """Return a module's output with another tensor where the tap shows one."""
+    if not isinstance(output, tuple):
+        return value
+    place = tap.pick or 0
+    return (*output[:place], value, *output[place + 1 :])
+
+
+@contextmanager
+def _removed(handle: Any) -> Iterator[None]:
     try:
         yield
     finally:
         handle.remove()
-
-
-def _note(seen: dict[str, torch.Tensor], tap: Tap, value: Any) -> None:
-    # Returns nothing on purpose: a hook that returns a value replaces the module's output.
-    if isinstance(value, tuple):
-        picked = tap.pick if tap.pick is not None else 0
-        if picked >= len(value):
-            return
-        value = value[picked]
-    elif tap.pick:
-        return
-    if isinstance(value, torch.Tensor):
-        # A copy: what follows may write into the tensor, or hand it on as its own output.
-        seen[tap.local] = value.clone()
 
 
 @contextmanager

@@ -46,7 +46,9 @@ class Call:
     passes, or None for a pass without one. ``choices`` are the experts that each block's router is
     told to choose, int64 [batch, token, k], by layer; without an entry a router chooses itself.
     ``attended`` are the tokens that each block's attention is told to look at, in the same form; -1
-    is none.
+    is none. ``fed`` are by layer the values, floating [batch, token, ...] by their site inside the
+    block, that go on there in place of what is computed; of rotated keys those of former passes
+    come first.
     """
 
     attention_mask: torch.Tensor
@@ -54,6 +56,7 @@ class Call:
     cache: Any = None
     choices: Mapping[int, torch.Tensor] = field(default_factory=dict)
     attended: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    fed: Mapping[int | None, Mapping[str, torch.Tensor]] = field(default_factory=dict)
 
     @property
     def batch(self) -> int:

@@ -14,6 +14,7 @@ from layerparity.model.architecture import read_config
 from layerparity.model.layer_classes import classes_of
 from layerparity.model.skeleton import Skeleton
 from layerparity.run.ports._canonical import (
+    FED,
     REPLAYED,
     after_of,
     chosen_tokens,
@@ -176,9 +177,14 @@ class HfPort(Port):
             # What a golden recorded may be wider, or narrower, than this run.
             given = given.to(self.dtype)
         sent = backend.send(stage, given)
-        told = self._told(stage)
+        told, fed = self.told(stage), self.fed(stage)
         if told:
             arguments = {**arguments, REPLAYED: backend.send(stage, told)}
+        if fed:
+            from layerparity.run.ports._fed import Fed
+
+            values, mask = backend.send(stage, (fed, self._call.attention_mask))
+            arguments = {**arguments, FED: Fed(values, mask, self._call.tokens)}
         runnable = self._stages[stage]
         if isinstance(runnable, torch.nn.Module):
             runnable = self._stages[stage] = backend.compile(runnable, (sent, arguments))
@@ -231,11 +237,21 @@ class HfPort(Port):
             taps += measured.taps
         return taps_within(place, taps, wanted)
 
-    def _told(self, stage: str) -> dict[str, torch.Tensor]:
+    def fed(self, stage: str) -> dict[str, torch.Tensor]:
+        """Return what goes on at a stage's sites, floating [batch, token, ...]: another run's own.
+
+        Empty where each value goes on as it is computed.
+        """
+        assert self._call is not None
+        own = self._call.fed.get(Site(stage, "in").layer, {})
+        shown = (tap.local for _, tap in self._taps[stage])
+        return {local: own[local] for local in shown if local in own}
+
+    def told(self, stage: str) -> dict[str, torch.Tensor]:
         """Return what a stage has to choose, int64 [batch, token, k] by site."""
         assert self._call is not None
         layer = Site(stage, "in").layer
-        if not self.replay or layer is None:
+        if not (self.replay or self._call.fed) or layer is None:
             return {}
         shown = {tap.local for _, tap in self._taps_of(stage, lambda **site: True)}
         told = {ROUTED: self._call.choices, ATTENDED: self._call.attended}

@@ -1,0 +1,118 @@
+"""inputs=candidate: a golden is fed what a candidate recorded, stage by stage and at every site.
+
+Each value of the golden is then computed from the candidate's own values directly before it, so
+that a comparison judges one operation at a time. Where a candidate recorded no sites inside a
+block, the golden goes on by itself from what the block was fed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from layerparity.anatomy.site import Kind, Site
+from layerparity.ground.errors import UserError
+from layerparity.model.checkpoint import config_digest
+from layerparity.record.manifest import Record
+from layerparity.run import open_port
+from layerparity.run.goldens import RecordedRun, lacks, names_of, newest_first
+from layerparity.run.inputs.base import Inputs, Request
+from layerparity.run.inputs.golden import RecordedInputs, RecordedTensors, inputs_of
+from layerparity.settings.config import Config, FeedMode, RunKind
+from layerparity.settings.key import key
+
+
+@dataclass
+class Settings:
+    """conf/inputs/candidate.yaml: the candidate whose values are fed; null: the newest."""
+
+    name: str = "candidate"
+    run: str | None = key(
+        None, "the candidate whose recorded values are fed: id, name or folder; null: the newest"
+    )
+
+
+def prepare(settings: Settings, request: Request) -> Inputs:
+    """Return what a candidate recorded of the scope, to feed a golden with.
+
+    Raises UserError for a run that is no golden by port=hf, and for a candidate that is a dump, of
+    another model or dtype, or that recorded no input of a stage.
+    """
+    _refuse_others(request.config)
+    runs = newest_first(request.candidate(settings.run))
+    dumps = [run for run in runs if not (run.id or run.files.is_run)]
+    if dumps:
+        raise UserError(
+            f"{dumps[0].name} is a folder of dumps, and inputs=candidate is fed by a run: make one "
+            "with a port (docs/ports.md)."
+        )
+    sources = [RecordedRun.of(run) for run in runs]
+    _refuse_unlike(sources, request)
+    manifests = [source.manifest for source in sources]
+    lacking = lacks(manifests, request)
+    if lacking:
+        raise UserError(
+            f"Candidate {names_of(runs)} did not store {request.site_of(lacking)}, which "
+            f"{lacking} is fed: make it with capture=components, or choose a scope that it ran."
+        )
+    recorded = RecordedInputs(sources, request, FeedMode.isolated)
+    own = RecordedTensors(_inside_blocks(sources, request))
+    inputs = inputs_of(recorded, request, FeedMode.isolated)
+    return replace(
+        inputs,
+        source="candidate",
+        chosen=f"the own values of candidate {names_of(runs)}",
+        own=own,
+        values_of=tuple(source.manifest.content for source in recorded.used),
+        origin=" ".join(sorted(source.manifest.content for source in recorded.used)),
+        capture=manifests[0].capture,
+    )
+
+
+def _refuse_others(config: Config) -> None:
+    """Raise UserError unless the run is an isolated golden, computed as port=hf computes it."""
+    if config.kind is not RunKind.golden:
+        raise UserError("inputs=candidate makes a golden: use backend=gpu, or add kind=golden.")
+    port = open_port.label(config.port)
+    if port != "hf":
+        raise UserError(f"inputs=candidate feeds the sites of port=hf alone, not of {port}.")
+    if getattr(config.backend, "compile", False):
+        raise UserError(
+            "inputs=candidate replaces values inside blocks, and compiled ones have no inside: "
+            "use backend.compile=false."
+        )
+    if config.feed is FeedMode.chained:
+        raise UserError("inputs=candidate feeds each block its own values: leave feed out.")
+
+
+def _refuse_unlike(sources: Sequence[RecordedRun], request: Request) -> None:
+    """Raise UserError where a candidate is of another model, or was computed in another type."""
+    asked = request.config.dtype.value
+    for source in sources:
+        manifest, name = source.manifest, source.run.name
+        if manifest.model.config_digest != config_digest(request.model):
+            raise UserError(f"Candidate {name} is of another model: {manifest.model.name}.")
+        if manifest.dtype != asked:
+            raise UserError(
+                f"Candidate {name} computed in {manifest.dtype}, and a golden of its own values "
+                f"would round them to {asked}: add dtype={manifest.dtype}."
+            )
+
+
+def _inside_blocks(
+    sources: Sequence[RecordedRun], request: Request
+) -> dict[Site, tuple[RecordedRun, Record]]:
+    """Return what was recorded between the ends of the scope's blocks, each from the newest run.
+
+    Steps beyond those that are generated are left out.
+    """
+    layers = {Site(stage, "in").layer for stage in request.stages} - {None}
+    steps = max(request.config.generate.max_new_tokens, 1)
+    found: dict[Site, tuple[RecordedRun, Record]] = {}
+    for source in sources:
+        for record in source.manifest.records:
+            site = record.site
+            inside = site.layer in layers and site.local not in (":in", ":out")
+            if inside and record.kind is Kind.REAL and site.step < steps:
+                found.setdefault(site, (source, record))
+    return found
