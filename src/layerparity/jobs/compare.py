@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from layerparity.ground import console
@@ -18,6 +19,11 @@ class Settings:
     """conf/job/compare.yaml; the name maps are for folders of dumps."""
 
     name: str = "compare"
+    own_inputs: bool = key(
+        False,
+        "judge each site on the candidate's own values before it, by a golden that is fed them: "
+        "made now, or reused",
+    )
     golden_names: str | None = key(None, "name map of a folder of dumps, a JSON file")
     candidate_names: str | None = key(None, "name map of a folder of dumps, a JSON file")
 
@@ -26,13 +32,18 @@ def run(config: Config) -> Exit:
     """Compare two runs, or two sets of runs; return the exit status of the verdict."""
     if config.what is What.weights:
         return check_weights(config)
-    from layerparity.judge.choose import chosen_sides, unfinished_sweeps
+    from layerparity.judge.choose import PassedOver, chosen_sides, unfinished_sweeps
     from layerparity.report.refusals import obstacles_in_words, passed_over_text
+    from layerparity.run.own_golden import own_golden
     from layerparity.tracking.store import open_store
 
     store = open_store(config.tracking)
-    with obstacles_in_words():
-        golden, candidate, passed_over = chosen_sides(config, store)
+    passed_over: Sequence[PassedOver] = ()
+    if config.job.own_inputs:
+        golden, candidate = own_golden(config, store)
+    else:
+        with obstacles_in_words():
+            golden, candidate, passed_over = chosen_sides(config, store)
     for each in passed_over[:_MENTIONED]:
         console.say(f"passed over: {passed_over_text(each)}")
     for side, runs in (("golden:   ", golden), ("candidate:", candidate)):

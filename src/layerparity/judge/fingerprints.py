@@ -47,12 +47,12 @@ def refuse_strangers(golden: RunSet, candidate: RunSet) -> None:
                 f"{differing}. Make both from one model and one set of inputs."
             )
     judged = {each for manifest in golden.manifests for each in manifest.values_of}
-    others = [each for each in candidate.sources if each.manifest.content not in judged]
-    if judged and others:
-        name, other = golden.sources[0].run.name, others[0].run
+    strange = next((s.run for s in candidate.sources if s.manifest.content not in judged), None)
+    if judged and strange is not None:
         raise UserError(
-            f"'{name}' was fed another candidate's own values, and judges that one alone: use "
-            f"job.own_inputs=true candidate={other.reference} for one of '{other.name}'."
+            f"'{golden.sources[0].run.name}' was fed another candidate's own values, and judges "
+            f"that one alone: for '{strange.name}' use python run.py job=compare "
+            f"job.own_inputs=true candidate={strange.reference}."
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -81,7 +81,7 @@ class Execution:
     def _passes(self) -> None:
         """Run the prefill, and a decode step for each further token."""
         mask, positions = self.inputs.attention_mask, self.inputs.position_ids
-        call = Call(mask, positions, None, *self._told(None), OwnValues(self.inputs.own, None))
+        call = self._call(mask, positions, None)
         room = call.tokens + self.max_new_tokens if self.max_new_tokens else 0
         if room:
             call.cache = self.port.new_cache(call.batch, room)
@@ -240,13 +240,20 @@ class Execution:
             self._result.skipped[str(inside(local))] = reason
         return tensors, specs
 
-    def _told(self, step: int | None) -> Iterator[dict[int, torch.Tensor]]:
-        """Yield what a pass is told for routers, then for attention: [batch, token, k] by layer."""
+    def _call(self, mask: torch.Tensor, positions: torch.Tensor, step: int | None) -> Call:
+        """Return a pass, with what its blocks are told to choose, and what goes on at their sites.
+
+        ``mask`` is int64 [batch, tokens so far], ``positions`` int64 [batch, token].
+        """
         layers = {Site(stage, "in").layer for stage in self.stages}
         values = self.inputs.given
-        for local in (ROUTED, ATTENDED):
+
+        def told(local: str) -> dict[int, torch.Tensor]:
             sites = {n: Site.inside(n, local).at_step(step) for n in layers if n is not None}
-            yield {layer: values[site] for layer, site in sites.items() if site in values}
+            return {layer: values[site] for layer, site in sites.items() if site in values}
+
+        own = OwnValues(self.inputs.own, step)
+        return Call(mask, positions, None, told(ROUTED), told(ATTENDED), own)
 
     def _generate(self, call: Call, rows: list[torch.Tensor]) -> torch.Tensor:
         """Decode greedily, every step captured; return the new tokens [batch, new tokens].
@@ -262,8 +269,8 @@ class Execution:
         for step in range(len(rows), self.max_new_tokens):
             mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
             positions = mask.sum(-1, keepdim=True) - 1
-            own = OwnValues(self.inputs.own, step)
-            next_call = Call(mask, positions, call.cache, *self._told(step), own)
+            next_call = self._call(mask, positions, step)
+            next_call.cache = call.cache
             self.port.begin(next_call)
             if self.references is not None:
                 self.references.begin_step(next_call)

@@ -17,15 +17,15 @@ _KEYS = "k_rotated"
 class OwnValues(Mapping["int | None", Mapping[str, "torch.Tensor"]]):
     """What was recorded inside blocks in one pass: floating [batch, token, ...] by local site.
 
-    ``values`` are read from disk when a layer is asked for; only one layer's are held. ``step`` is
-    the decode step, None in the prefill. Before the rotated keys of a step stand those of the
-    passes before it, as far back as they were recorded without a gap.
+    Those of ``recorded`` are read from disk when a layer is asked for; only one layer's are held.
+    ``step`` is the decode step, None in the prefill. Before the rotated keys of a step stand those
+    of the passes before it, as far back as they were recorded without a gap.
     """
 
-    def __init__(self, values: Mapping[Site, torch.Tensor], step: int | None) -> None:
-        self.values, self.step = values, step
+    def __init__(self, recorded: Mapping[Site, torch.Tensor], step: int | None) -> None:
+        self.recorded = recorded
         self._sites: dict[int | None, list[Site]] = {}
-        for site in values:
+        for site in recorded:
             if site.pass_step == Site("", "").at_step(step).pass_step:
                 self._sites.setdefault(site.layer, []).append(site)
         self._held: tuple[int | None, dict[str, torch.Tensor]] = (None, {})
@@ -47,13 +47,13 @@ class OwnValues(Mapping["int | None", Mapping[str, "torch.Tensor"]]):
         import torch
 
         if site.end != _KEYS or site.phase == PREFILL:
-            return self.values[site]
-        parts = [self.values[site]]
+            return self.recorded[site]
+        parts = [self.recorded[site]]
         first = Site(site.path, site.end)
         for step in reversed(range(site.step)):
             # A first step's token is the last of the prefill.
             before = first.at_step(step or None)
-            if before not in self.values:
+            if before not in self.recorded:
                 break
-            parts.insert(0, self.values[before])
+            parts.insert(0, self.recorded[before])
         return torch.cat(parts, dim=1)

@@ -44,7 +44,7 @@ _noted: set[str] = set()
 
 
 def make(store: Store, parent: str, settings: Settings, apart: bool = False) -> StoredRun:
-    """Make a run with these keys under a parent, or reuse one; say so in a line.
+    """Make a run with these keys under a parent, if it has one, or reuse one; say so in a line.
 
     ``apart`` says that the steps of the job differ in their keys: what a process can hold only once
     is then run in one of its own. Raises UserError where it cannot.
@@ -61,7 +61,7 @@ def make(store: Store, parent: str, settings: Settings, apart: bool = False) -> 
     what = f"{config.kind.value} run of {where}, {config.feed.value}, capture={config.capture.name}"
     began, before = time.monotonic(), store.counted()
     own_process = apart and open_backend.abilities(config).settings_once
-    with brief(what), typed_keys.step(()), _under(parent):
+    with brief(what), typed_keys.step(()), _under(parent or None):
         stored = store.get(_apart.make(settings) if own_process else run.make(config))
     assert stored is not None, "a run that was just made can be found"
     spent = time.monotonic() - began
@@ -148,13 +148,14 @@ def command(settings: Settings) -> str:
 
 
 @contextmanager
-def _under(parent: str) -> Iterator[None]:
-    """Let runs be made as children of a parent."""
-    before = os.environ.get(PARENT_VARIABLE)
-    os.environ[PARENT_VARIABLE] = parent
+def _under(parent: str | None) -> Iterator[None]:
+    """Let runs be made as children of a parent, or of none."""
+    before = os.environ.pop(PARENT_VARIABLE, None)
     try:
+        if parent is not None:
+            os.environ[PARENT_VARIABLE] = parent
         yield
     finally:
-        os.environ.pop(PARENT_VARIABLE)
+        os.environ.pop(PARENT_VARIABLE, None)
         if before is not None:
             os.environ[PARENT_VARIABLE] = before

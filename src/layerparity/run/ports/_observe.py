@@ -124,8 +124,10 @@ class _Seen:
         def hook(_: nn.Module, args: Any, named: Any, output: Any) -> Any:
             assert self.fed is not None
             value = picked(tap, output)
-            instead = value if value is None else self.fed.instead_of(tap, value)
-            if value is None or instead is value:
+            if value is None:
+                return None
+            instead = self.fed.instead_of(tap, value)
+            if instead is value:
                 return None
             again = called_again(module, (args, named), value, instead)
             # The tap itself comes next, and shows what was computed.
@@ -149,14 +151,14 @@ def watched(module: nn.Module, tap: Tap, meet: Meet) -> Iterator[None]:
 
     def at_input(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         # The first argument, however it was passed.
-        name = None if args else next(iter(named), None)
-        value = args[0] if args else named.get(name)
+        name, value = next(iter(named.items()), ("", None))
+        value = args[0] if args else value
         if not isinstance(value, torch.Tensor):
             return None
         answer = meet(tap, value)
         if answer is value:
             return None
-        return ((answer, *args[1:]), named) if name is None else (args, {**named, name: answer})
+        return ((answer, *args[1:]), named) if args else (args, {**named, name: answer})
 
     def at_output(_: nn.Module, __: Any, output: Any) -> Any:
         value = picked(tap, output)

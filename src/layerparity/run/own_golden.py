@@ -1,0 +1,54 @@
+"""Make the golden that is fed a candidate's own values, from the candidate's own keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from layerparity.ground.errors import UserError
+from layerparity.record.folder import CONFIG
+from layerparity.run import open_backend, steps
+from layerparity.run.goldens import LATEST
+from layerparity.settings.command_keys import settings_of
+from layerparity.settings.config import Config, RunKind
+
+if TYPE_CHECKING:
+    from layerparity.record.stored_run import StoredRun
+    from layerparity.tracking.store import Store
+
+# What a golden shares with the candidate whose values it is fed.
+_SHARED = ("model", "dtype", "scope", "layer", "start", "end", "component", "generate")
+# What the command may say of a golden: where it runs, and what it computes beside itself.
+_OWN = ("attn_implementation", "backend", "device_map", "experts_implementation", "max_memory",
+        "model", "offload_folder", "reference", "threads", "tracking")  # fmt: skip
+
+
+def own_golden(config: Config, store: Store) -> tuple[Sequence[StoredRun], Sequence[StoredRun]]:
+    """Return the goldens fed a candidate's own values, made or reused, and the candidate's runs.
+
+    Each run of a sweep has a golden of its own. Raises UserError where the command names a golden
+    as well, where a candidate kept no keys, and where its values cannot be fed.
+    """
+    if config.golden is not None:
+        raise UserError(
+            "golden= would do nothing: job.own_inputs=true makes a golden of the candidate's own "
+            "values. Leave one of them out."
+        )
+    candidate = store.find(config.candidate or LATEST, kind=RunKind.candidate.value)
+    return [_golden_of(run, config, store) for run in candidate], candidate
+
+
+def _golden_of(run: StoredRun, config: Config, store: Store) -> StoredRun:
+    stored = run.files.read_config() if run.id or run.files.is_run else None
+    if not stored:
+        raise UserError(
+            f"'{run.name}' kept no {CONFIG}: make the golden with inputs=candidate inputs.run=, "
+            "and the model, scope and dtype of the candidate."
+        )
+    shared = {k: v for k, v in settings_of(stored).items() if k.partition(".")[0] in _SHARED}
+    own = {k: v for k, v in steps.own_settings(config).items() if k.partition(".")[0] in _OWN}
+    if any(key.partition(".")[0] == "model" for key in own):
+        shared = {k: v for k, v in shared.items() if k.partition(".")[0] != "model"}
+    here = {} if open_backend.affinity(config).score > 1 else {"device_map": "cpu"}
+    fed = {"kind": "golden", "inputs": "candidate", "inputs.run": run.reference}
+    return steps.make(store, "", {**shared, **here, **own, **fed})
