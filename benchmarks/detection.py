@@ -11,8 +11,9 @@ import argparse
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from detection_cases import CLEAN, ELSEWHERE, Block, Setting, make_setting
@@ -32,6 +33,9 @@ from layerparity.settings import config
 ROOT = Path(__file__).resolve().parents[1]
 EXPERTS = ("mlp.experts:out", "mlp:out")
 LIMITS = CalibratedTolerance()
+# Beside the columns of blocks that are fed the golden's input.
+OWN = " on its own inputs"
+ENDS = ("", ELSEWHERE)
 # A metric that counts only together with another: by its name, the metric of the size.
 SIGNIFICANCE = {
     "error_ratio": "", "error_ratio_head": "", "error_ratio_channel": "", "error_ratio_expert": "",
@@ -61,12 +65,12 @@ def settings(folder: Path) -> dict[str, dict[str, object]]:
     return found
 
 
-def cases(folder: Path, dtypes: list[str]) -> list[Path]:
-    """Return the files of all settings, made where they are missing."""
+def cases(folder: Path, dtypes: list[str], names: list[str]) -> list[Path]:
+    """Return the files of the named settings, or of all, made where they are missing."""
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     for name, keys in settings(folder).items():
-        for dtype in dtypes:
+        for dtype in dtypes if name in names or not names else ():
             file = folder / f"{name} {dtype}.pt"
             if not file.is_file():
                 torch.save(asdict(make_setting(name, keys, folder, dtype)), file)
@@ -152,20 +156,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, help="where the tensors are kept")
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
+    parser.add_argument("--settings", nargs="+", default=[], help="some settings alone, by name")
     parser.add_argument("--details", action="store_true", help="print what is not as it should be")
     options = parser.parse_args()
     torch.set_num_threads(1)
     config.register()
     search_path.register()
     found: dict[str, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
-    largest: dict[str, tuple[float, str]] = {}
-    false, seen = set(), set()
+    largest: dict[str, dict[str, tuple[float, str]]] = {"": {}, OWN: {}}
+    false: dict[str, set[tuple[str, str]]] = {"": set(), OWN: set()}
+    seen: dict[str, set[tuple[str, str]]] = {"": set(), OWN: set()}
     conf = initialize_config_dir(str(shipped("conf").absolute()), version_base="1.3")
     with conf, tempfile.TemporaryDirectory() as temporary:
-        for file in cases(options.folder or Path(temporary), options.dtypes):
+        for file in cases(options.folder or Path(temporary), options.dtypes, options.settings):
             setting = Setting(**torch.load(file, weights_only=True))
-            setting.blocks = [Block(**each) for each in setting.blocks]
-            for name, index, sites in judged(setting):
+            setting.blocks = [_read(each) for each in setting.blocks]
+            for how, name, index, sites in (
+                (how, *each) for how, part in _ways_to_judge(setting) for each in judged(part)
+            ):
                 broken = [
                     f"{local} {breach.metric} {breach.value:.3g}"
                     for local, metrics in sites.items()
@@ -173,16 +181,31 @@ def main() -> None:
                 ]
                 what = f"{setting.name} {setting.dtype}"
                 if name.startswith(CLEAN):
-                    seen.add((what, name))
-                    false |= {(what, name)} if broken else set()
-                    _note_largest(largest, sites, what)
+                    seen[how].add((what, name))
+                    false[how] |= {(what, name)} if broken else set()
+                    _note_largest(largest[how], sites, what)
                 else:
-                    found[name][setting.dtype].append(bool(broken))
+                    found[name][setting.dtype + how].append(bool(broken))
                 if options.details and bool(broken) == name.startswith(CLEAN):
-                    print(f"{what}, block {index}, {name}: {broken or 'nothing'}")
-    print(f"{len(seen)} clean candidates, {len(false)} false alarms\n")
-    print(clean_table(largest))
+                    print(f"{what}, block {index}, {name}{how}: {broken or 'nothing'}")
+    for how in ("", OWN):
+        print(f"{len(seen[how])} clean candidates{how}, {len(false[how])} false alarms\n")
+        print(clean_table(largest[how]))
     print(mistake_table(found, options.dtypes))
+
+
+def _ways_to_judge(setting: Setting) -> Iterator[tuple[str, Setting]]:
+    """Yield a setting as it is, then each candidate's with blocks that were fed its own values."""
+    yield "", setting
+    names = dict.fromkeys(name for block in setting.blocks for name in block.own)
+    for name in names:
+        blocks = [block.own[name] for block in setting.blocks if name in block.own]
+        yield OWN, replace(setting, blocks=blocks)
+
+
+def _read(raw: Any) -> Block:
+    """Return a block as it was stored, as plain values."""
+    return Block(**{**raw, "own": {name: _read(each) for name, each in raw["own"].items()}})
 
 
 def _note_largest(
@@ -207,8 +230,8 @@ def clean_table(largest: dict[str, tuple[float, str]]) -> str:
 
 
 def mistake_table(found: dict[str, dict[str, list[bool]]], dtypes: list[str]) -> str:
-    """Return in how many blocks each mistake is seen, by floating type and implementation."""
-    columns = [(dtype, end) for dtype in dtypes for end in ("", ELSEWHERE)]
+    """Return in how many blocks each mistake is seen, by type, golden and implementation."""
+    columns = [(dtype + how, end) for dtype in dtypes for how in ("", OWN) for end in ENDS]
     lines = [f"| mistake | {' | '.join(dtype + end for dtype, end in columns)} |"]
     lines.append("|---|" + "---|" * len(columns))
     for name in sorted(each for each in found if not each.endswith(ELSEWHERE)):

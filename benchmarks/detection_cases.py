@@ -27,6 +27,8 @@ from layerparity.run.ports._evaluate import Evaluator
 from layerparity.run.ports.base import Call
 
 SIZES = (0.001, 0.003, 0.01)
+# In so many blocks of a setting, candidates are judged on their own values as well.
+OWN_BLOCKS = 2
 # Weights that slip, by what they are called in a report.
 SLIPS = (
     "input_layernorm",
@@ -46,6 +48,8 @@ class Block:
 
     ``ways`` are the clean ways that a floor is made from, ``candidates`` what is judged, by name;
     a name that begins with ``clean`` is right. ``axes`` name a site's axes, ``shapes`` its shape.
+    ``own`` is the same block computed anew for one candidate, from that one's own values at every
+    site, by the candidate's name.
     """
 
     golden: Sites
@@ -55,6 +59,7 @@ class Block:
     axes: dict[str, tuple[str, ...]]
     shapes: dict[str, tuple[int, ...]]
     choices: torch.Tensor | None = None
+    own: dict[str, Block] = field(default_factory=dict)
 
 
 @dataclass
@@ -225,40 +230,52 @@ def make_setting(name: str, keys: dict[str, Any], folder: Path, dtype: str) -> S
             port.load(stage)
             seen = port.run(stage, state)
             if stage.startswith("layers."):
-                setting.blocks.append(_block(port, stage, state, seen, call))
+                few = len(setting.blocks) < OWN_BLOCKS
+                setting.blocks.append(_block(port, stage, state, seen, call, own=few))
             state = seen.output.detach().clone()
             port.release(stage)
     return setting
 
 
-def _block(port: Any, stage: str, given: torch.Tensor, seen: Any, call: Call) -> Block:
+def _block(
+    port: Any, stage: str, given: torch.Tensor, seen: Any, call: Call, *, own: bool
+) -> Block:
     specs = {k: v for k, v in seen.specs.items() if v.kind is Kind.REAL and k in seen.tensors}
     choices = seen.tensors.get("mlp.gate:choices")
     told = {} if choices is None else {"mlp.gate:choices": choices}
-    golden = _flat(seen, specs)
-    module = port.skeleton.module(stage)
+    module, layer = port.skeleton.module(stage), int(stage.split(".")[1])
 
-    def compute(
-        way: Way, plant: Callable[[Surgery], None], around: AbstractContextManager[Any]
-    ) -> Sites:
-        evaluator, surgery = Evaluator(port, way), Surgery(0, port.skeleton.config)
-        evaluator.begin(call)
-        plant(surgery)
+    def compute(one: Candidate, fed: Sites | None = None) -> Any:
+        evaluator, surgery = Evaluator(port, one.way), Surgery(0, port.skeleton.config)
+        evaluator.begin(replace(call, fed={layer: fed} if fed else {}))
+        one.plant(surgery)
         try:
             evaluator.load(stage)
-            with around:
-                return _flat(evaluator.evaluate(stage, given, told), specs)
+            with one.around():
+                return evaluator.evaluate(stage, given, told)
         finally:
             surgery.undo()
 
-    wide = compute(reference(port.dtype), _nothing, nullcontext())
-    ways = {way.name: compute(way, _nothing, nullcontext()) for way in FLOOR}
-    judged = {
-        each.name: compute(each.way, each.plant, each.around()) for each in candidates(module)
-    }
+    def right(way: Way, fed: Sites | None = None) -> Sites:
+        return _flat(compute(Candidate(way.name, way, _nothing), fed), specs)
+
     axes = {local: spec.axes for local, spec in specs.items()}
     shapes = {local: tuple(seen.tensors[local].shape) for local in specs}
-    return Block(golden, wide, ways, judged, axes, shapes, choices)
+
+    def made(golden: Sites, fed: Sites | None = None) -> Block:
+        ways = {way.name: right(way, fed) for way in FLOOR}
+        wide = right(reference(port.dtype), fed)
+        return Block(golden, wide, ways, {}, axes, shapes, choices)
+
+    block = made(_flat(seen, specs))
+    for each in candidates(module):
+        observed = compute(each)
+        block.candidates[each.name] = flat = _flat(observed, specs)
+        if own:
+            fed = {local: observed.tensors[local] for local in specs}
+            block.own[each.name] = alone = made(right(PLAIN, fed), fed)
+            alone.candidates[each.name] = flat
+    return block
 
 
 def _flat(seen: Any, specs: Any) -> Sites:
