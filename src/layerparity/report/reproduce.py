@@ -79,12 +79,14 @@ def shown_again(verdict: Verdict, site: Site) -> list[tuple[str, str]]:
     again["name"] = name_alone(site.path, site.phase != PREFILL)
     pairs = [(purpose, _command({**again, **stored}))]
     if golden.named:
-        sides = {"golden": golden.named, "candidate": again["name"]}
-        pairs.append(("Its comparison", _compare(verdict, sides)))
+        # A golden of one candidate's own values judges no other.
+        own = verdict.on_own_values
+        sides = {"job.own_inputs": True} if own else {"golden": golden.named}
+        pairs.append(("Its comparison", _compare(verdict, {**sides, "candidate": again["name"]})))
     return pairs
 
 
-def _compare(verdict: Verdict, sides: dict[str, str]) -> str:
+def _compare(verdict: Verdict, sides: dict[str, Any]) -> str:
     runs = {
         "job.golden_names": verdict.golden.made[0],
         "job.candidate_names": verdict.candidate.made[0],
