@@ -125,6 +125,22 @@ def test_chained_it_agrees_wherever_a_chain_is_judged(compared: Compared, dtype:
     assert {row.site.phase for row in open_rows} == {DECODE}
 
 
+def test_chained_it_agrees_on_its_own_values_at_every_site(
+    compared: Compared, cli: Cli, store: Path, kept: Callable[[str], StoredRun]
+) -> None:
+    """With its own routing, where it is padded, and in decode steps: nothing is left open."""
+    compared("minimax_m2", "bfloat16", "feed=chained")
+    own = ("job=compare", "job.own_inputs=true", "candidate=second", "device_map=cpu")
+    ended = cli(f"tracking.folder={store}", *own, "name=own")
+    assert ended.exit == 0, ended.out + ended.err
+    verdict = Verdict.read(next(kept("own").folder.rglob("verdict.json")))
+    assert verdict.on_own_values
+    assert verdict.counts["pass"] == verdict.total
+    passed = shown(verdict)
+    assert [*passed] == STEPS
+    assert all(each == passed[PREFILL, 0] for each in passed.values())
+
+
 @pytest.mark.parametrize(
     ("mistake", "where", "also"),
     [

@@ -230,8 +230,7 @@ def with_places(verdict: Verdict, stage: Place | None = None) -> Verdict:
 
 def judged_of(verdict: Verdict) -> Judged:
     """Return what the first wrong place is looked for in."""
-    own = verdict.on_own_values
-    chained = verdict.candidate.only_feed != "isolated" and not own
+    chained, own = verdict.feed != "isolated", verdict.on_own_values
     return Judged(verdict.rows, verdict.weights, verdict.blocks, chained, own)
 
 

@@ -55,7 +55,7 @@ def portrait_of(verdict: Verdict, aligned: Alignment, calibration: Calibration) 
         if chosen.site is not None
         else Portrait(str(chosen.place), GOLDEN)
     )
-    chained = verdict.candidate.only_feed != "isolated" and not verdict.on_own_values
+    chained = verdict.feed != "isolated"
     floors = _local_floors(pairs, calibration) if chained else {}
     load = _load(pairs, chosen.place)
     return replace(portrait, instead=chosen.instead, load=load, local_floors=floors)

@@ -174,6 +174,11 @@ class Verdict:
         return any(each.kind is CautionKind.OWN_VALUES for each in self.cautions)
 
     @property
+    def feed(self) -> str:
+        """How blocks were judged: isolated, chained, or empty; on its own values each alone."""
+        return "isolated" if self.on_own_values else self.candidate.only_feed
+
+    @property
     def where(self) -> str:
         """The first wrong place: the module of wrong weights, else the site that shows it."""
         if self.guilty is not None and self.guilty.weights is not None:

@@ -197,7 +197,7 @@ def feed_note(verdict: Verdict) -> str:
         "isolated": "Every block was fed the golden's own input, so an error is the block's own.",
         "chained": "Each block was fed by the block before it, so what follows the first "
         "failure may only be inherited.",
-    }.get(verdict.candidate.only_feed, "")
+    }.get(verdict.feed, "")
 
 
 def first_failure(verdict: Verdict) -> Row | None:

@@ -142,7 +142,7 @@ def figures(columns: Columns, verdict: Verdict) -> list[Figure]:
             "error",
             "Error by layer",
             shown.title,
-            shown.words + _FED.get(verdict.candidate.only_feed, ""),
+            shown.words + _FED.get(verdict.feed, ""),
             error_by_layer(columns, verdict),
         ),
         Figure(

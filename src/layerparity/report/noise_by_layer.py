@@ -55,7 +55,7 @@ def accumulated_error(columns: Columns, verdict: Verdict) -> str:
     rows = _rows(columns, BLOCK_OUT)
     errors = _values(rows, _candidate)
     floors = _values(rows, lambda row: row.metrics["floor_rel_l2"])
-    if verdict.candidate.only_feed == "isolated":
+    if verdict.feed == "isolated":
         curves = [Curve("the candidate's local errors, added up", _grown(errors), 1)]
     else:
         clean = Curve("clean computations, chained", floors, 4, True)

@@ -19,7 +19,7 @@ from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.resolve import open_checkpoint
 from layerparity.record.manifest import SitePatterns
 from layerparity.run import goldens, needs, open_backend, open_port, typed_keys
-from layerparity.run.inputs import _replay
+from layerparity.run.inputs import _replay, candidate
 from layerparity.run.inputs.base import Inputs, Request
 from layerparity.run.scope import Scope, num_layers_of, scope_of
 from layerparity.settings.config import Config, FeedMode, RunKind
@@ -98,7 +98,8 @@ def prepare(plan: RunPlan, backend: Backend, store: Store) -> Prepared:
         refuse_large=lambda *size: needs.refuse_beyond_memory(request, *size),
     )
     inputs: Inputs = registry.load("run.inputs", config.inputs.name).prepare(config.inputs, request)
-    if inputs.source in ("prompt", "tokens") and scope.stages[0] == "layers.0":
+    embeds = inputs.source in ("prompt", "tokens") or candidate.TOKENS in inputs.given
+    if embeds and scope.stages[0] == "layers.0":
         scope = scope.with_embedding()
     typed_keys.refuse_unused(backend, inputs)
     _replay.refuse_unfed(config, inputs)

@@ -10,16 +10,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from layerparity.anatomy.site import Kind, Site
+from layerparity.anatomy.site import EMBEDDING, Kind, Site
 from layerparity.ground.errors import UserError
 from layerparity.model.checkpoint import config_digest
 from layerparity.record.manifest import Record
-from layerparity.run import open_port
+from layerparity.run import open_backend, open_port
 from layerparity.run.goldens import RecordedRun, lacks, names_of, newest_first
 from layerparity.run.inputs.base import Inputs, Request
 from layerparity.run.inputs.golden import RecordedInputs, RecordedTensors, inputs_of
 from layerparity.settings.config import Config, FeedMode, RunKind
 from layerparity.settings.key import key
+
+TOKENS = Site(EMBEDDING, "in")
 
 
 @dataclass
@@ -40,6 +42,11 @@ def prepare(settings: Settings, request: Request) -> Inputs:
     """
     _refuse_others(request.config)
     runs = newest_first(request.candidate(settings.run))
+    if not runs:
+        raise UserError(
+            "There is no candidate run whose values could be fed: make one first, with "
+            "kind=candidate capture=components."
+        )
     dumps = [run for run in runs if not (run.id or run.files.is_run)]
     if dumps:
         raise UserError(
@@ -49,6 +56,9 @@ def prepare(settings: Settings, request: Request) -> Inputs:
     sources = [RecordedRun.of(run) for run in runs]
     _refuse_unlike(sources, request)
     manifests = [source.manifest for source in sources]
+    if request.stages[0] == "layers.0" and any(each.record(TOKENS) for each in manifests):
+        # A candidate whose blocks begin with the first was given tokens, and embedded them.
+        request = replace(request, stages=(EMBEDDING, *request.stages))
     lacking = lacks(manifests, request)
     if lacking:
         raise UserError(
@@ -57,14 +67,15 @@ def prepare(settings: Settings, request: Request) -> Inputs:
         )
     recorded = RecordedInputs(sources, request, FeedMode.isolated)
     own = RecordedTensors(_inside_blocks(sources, request))
-    inputs = inputs_of(recorded, request, FeedMode.isolated)
+    used = [source for source, _ in (*recorded.records.values(), *own.records.values())]
+    contents = tuple(sorted({source.manifest.content for source in used}))
     return replace(
-        inputs,
+        inputs_of(recorded, request, FeedMode.isolated),
         source="candidate",
         chosen=f"the own values of candidate {names_of(runs)}",
         own=own,
-        values_of=tuple(source.manifest.content for source in recorded.used),
-        origin=" ".join(sorted(source.manifest.content for source in recorded.used)),
+        values_of=contents,
+        origin=" ".join(contents),
         capture=manifests[0].capture,
     )
 
@@ -76,6 +87,11 @@ def _refuse_others(config: Config) -> None:
     port = open_port.label(config.port)
     if port != "hf":
         raise UserError(f"inputs=candidate feeds the sites of port=hf alone, not of {port}.")
+    if not open_backend.abilities(config).references:
+        raise UserError(
+            f"inputs=candidate makes a golden with references, and backend={config.backend.name} "
+            "makes none: use backend=gpu, on the CPU with device_map=cpu."
+        )
     if getattr(config.backend, "compile", False):
         raise UserError(
             "inputs=candidate replaces values inside blocks, and compiled ones have no inside: "
