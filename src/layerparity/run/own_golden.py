@@ -39,6 +39,8 @@ def own_golden(config: Config, store: Store) -> tuple[Sequence[StoredRun], Seque
 
 
 def _golden_of(run: StoredRun, config: Config, store: Store) -> StoredRun:
+    if not run.finished:
+        raise UserError(f"Run '{run.name}' is {run.status.lower()}: wait for it, or run it again.")
     stored = run.files.read_config() if run.id or run.files.is_run else None
     if not stored:
         raise UserError(
