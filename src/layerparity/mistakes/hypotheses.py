@@ -8,7 +8,7 @@ from torch import nn
 
 from layerparity.ground import registry
 from layerparity.mistakes.catalogue import KNOWN, catalogue, known_fault
-from layerparity.mistakes.fault import Fault
+from layerparity.mistakes.fault import BLOCK, Fault
 
 # What a known bug's file may hold beside its ``FAULT``: other mistakes that its cause is true of.
 Tries = Callable[[nn.Module], Iterator[Fault]]
@@ -19,4 +19,5 @@ def hypotheses(block: nn.Module) -> list[Fault]:
     tries: list[Tries] = [
         registry.load(KNOWN, name).TRIES for name in registry.holding(KNOWN, "TRIES")
     ]
-    return [*map(known_fault, catalogue()), *(each for make in tries for each in make(block))]
+    known = (fault for fault in map(known_fault, catalogue()) if fault.stage == BLOCK)
+    return [*known, *(each for make in tries for each in make(block))]
