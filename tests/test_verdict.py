@@ -290,6 +290,8 @@ def test_every_caution_and_every_doubt_is_kept_as_data_and_said() -> None:
         "The candidate is noisier than the golden: at <site> its error against the reference is at "
         "least <times> times the golden's in all <blocks> blocks. Sums in several parts do that, "
         "and so does a narrower type.",
+        "Every site is judged on the golden's own values: the golden computed it from what the "
+        "golden recorded directly before it, so that what fails goes wrong there.",
         "The candidate's port does not say what weights its graph holds.",
         "only dense layers were compared; moe (layers 2..4) never",
         "layer 2: experts 0..2, 7 were never exercised, and nothing shows that their weights are "
