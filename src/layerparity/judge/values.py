@@ -21,7 +21,8 @@ _MOST = 1 << 26
 def values_at(guilt: Guilt, golden: RunSet, candidate: RunSet, local: str) -> Values | None:
     """Return a site of the guilty block and pass on both sides; None where it is not stored.
 
-    So it is where nothing says how either side rounds: a site of whole numbers.
+    So it is where nothing says how either side rounds, a site of whole numbers; and where a number
+    is not finite.
     """
     if guilt.site is None:
         return None
@@ -44,10 +45,10 @@ def values_at(guilt: Guilt, golden: RunSet, candidate: RunSet, local: str) -> Va
     steps = [torch.finfo(each.dtype).eps for each in loaded if each.is_floating_point()]
     own_step = getattr(torch, right.source.manifest.dtype, torch.float32)
     steps += [torch.finfo(own_step).eps] if own_step.is_floating_point else []
-    if not loaded or not steps:
-        return None
     # Types of eight bits cannot be picked from.
     rows = [by_token(each.double(), axes) for each in loaded]
+    if not rows or not steps or not all(bool(each.isfinite().all()) for each in rows):
+        return None
     real = real_tokens(rows[0], left.source.mask if site.phase == PREFILL else None)
     if real.shape != rows[0].shape[:2]:
         return None

@@ -22,10 +22,11 @@ class ExpertBiases:
         if any(each is None for each in stored):
             return None
         own, choices, weights = (each for each in stored if each is not None)
-        if own.golden.dim() != 2 or len(own.golden) != len(choices.golden):
+        alike = choices.candidate.shape == weights.candidate.shape
+        if own.golden.dim() != 2 or len(own.golden) != len(choices.golden) or not alike:
             return None
-        chosen = choices.candidate.long()
-        shares = torch.zeros(len(chosen), int(chosen.max()) + 1, dtype=own.golden.dtype)
+        experts, chosen = choices.candidate.unique(return_inverse=True)
+        shares = torch.zeros(len(chosen), len(experts), dtype=own.golden.dtype)
         shares.scatter_(1, chosen, weights.candidate)
         shares = shares[:, shares.any(0)]
         off = own.candidate - own.golden
