@@ -181,6 +181,6 @@ def encode(value: Any) -> Any:
         return {key: encode(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [encode(each) for each in value]
-    if not is_dataclass(value) or hasattr(value, "parse"):
-        return str(value) if is_dataclass(value) else value
-    return {each.name: encode(getattr(value, each.name)) for each in fields(value)}
+    if is_dataclass(value) and not hasattr(value, "parse"):
+        return {each.name: encode(getattr(value, each.name)) for each in fields(value)}
+    return str(value) if is_dataclass(value) else value

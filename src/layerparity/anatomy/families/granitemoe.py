@@ -1,7 +1,18 @@
-"""Granite MoE: multiplied and divided where Granite is."""
+"""Granite MoE: multiplied and divided where Granite is; its MLP and router have names of its own."""
 
 from dataclasses import replace
 
 from layerparity.anatomy.families import granite
+from layerparity.anatomy.family import SHARED_TAPS
 
-FAMILY = replace(granite.FAMILY, model_type="granitemoe")
+_NAMES = {
+    "mlp": "block_sparse_moe",
+    "mlp.gate": "block_sparse_moe.router",
+    "mlp.experts": "block_sparse_moe.experts",
+}
+
+FAMILY = replace(
+    granite.FAMILY,
+    model_type="granitemoe",
+    taps=tuple(replace(tap, module=_NAMES.get(tap.module, tap.module)) for tap in SHARED_TAPS),
+)

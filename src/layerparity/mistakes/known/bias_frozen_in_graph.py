@@ -73,8 +73,9 @@ class FrozenConstant:
         if not findings:
             return None
         text = (
-            f"{findings[0].name} was baked into the compiled graph before the checkpoint was "
-            "loaded, and never updated: make it an input of the graph, or load before tracing"
+            f"{findings[0].name} holds one number everywhere: it was never filled from the "
+            "checkpoint, or a compiled graph took it for a constant before it was (make it an "
+            "input of the graph, or load before tracing)"
         )
         return Cause("bias_frozen_in_graph", 0.9, text, findings=findings, grade=WEIGHTS)
 
