@@ -42,6 +42,8 @@ _FLUSHED = torch.finfo(torch.float32).tiny
 # So few independent numbers, such as a router's two weights of a token, are off by chance; and so
 # few tokens' factors.
 _FEW = 8
+# One token in so many, those with the largest errors, says nothing of factors.
+_ODD = 16
 # Experts whose variance is worked out at once.
 _AT_ONCE = 8
 TokenCount = TypeVar("TokenCount", float, torch.Tensor)
@@ -238,12 +240,15 @@ def _by_token(site: JudgedSite, sums: SiteSums, result: Deviation) -> None:
     floors = floors.clamp_min(0) + (LEAST * site.epsilon) ** 2 * sums.squares
     # A few squares are off from their mean by chance, those of the clean ways like these.
     chance = 1 + _FEW / count
-    error, floor = float(sums.weighed.sum()), float(floors.sum())
+    # One token whose error outweighs all others' has a factor by itself: that is no factor of each.
+    most = sums.weighed.argsort()[: count - count // _ODD]
+    error, floor = float(sums.weighed[most].sum()), float(floors[most].sum())
     for grouping, shared in sums.shared.items():
         name = f"slope_token_{grouping}".removesuffix("_whole")
         share = site.floor.factors.get(grouping, 0.0) * chance
-        result.metrics[name] = _root(shared, sums.squares.sum())
-        result.metrics[f"{name}_ratio"] = factor_ratio(shared, error, share, floor)
+        found = float(shared[most].sum())
+        result.metrics[name] = _root(found, sums.squares[most].sum())
+        result.metrics[f"{name}_ratio"] = factor_ratio(found, error, share, floor)
     if min(count, width) >= FEWEST:
         # Ways that agree to the bit are one.
         ways = len(site.floor.tokens.unique(dim=0))

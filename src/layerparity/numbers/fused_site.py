@@ -99,10 +99,10 @@ def _total(found: tuple[np.ndarray, ...], scale: torch.Tensor, layout: TokenLayo
     by_head = parts if parts.shape[2] == heads else parts.unflatten(-1, (heads, -1)).sum(-1)
     products, squares, shared = by_head.sum(-1)
     slopes = {WHOLE: Slopes.of(products.unsqueeze(1), squares.unsqueeze(1))}
-    explains = {WHOLE: float(explained(shared, squares))}
+    explains = {WHOLE: explained(shared.unsqueeze(1), squares.unsqueeze(1), dim=1)}
     if HEAD in layout.groupings:
         slopes[HEAD] = Slopes.of(by_head[0], by_head[1])
-        explains[HEAD] = float(explained(by_head[2], by_head[1]))
+        explains[HEAD] = explained(by_head[2], by_head[1], dim=1)
     slopes[CHANNEL] = Slopes(p, q, pp, pq, qq, len(square)).scaled(scale.square())
     offsets = offset.unsqueeze(1)
     return SiteSums(

@@ -71,7 +71,7 @@ def plain_site_sums(sides: Sides, scale: torch.Tensor, layout: TokenLayout) -> S
     tokens, elements = candidate.shape
     sums = SiteSums.start(tokens, elements)
     sums.slopes = {each: Slopes.start(layout.size(each)) for each in layout.groupings}
-    sums.shared = dict.fromkeys([each for each in layout.groupings if each != CHANNEL], 0.0)
+    sums.shared = {each: torch.zeros_like(sums.weighed) for each in sums.slopes if each != CHANNEL}
     weight = scale.square()
     for rows in pieces(tokens, elements):
         c, g, r = (each[rows].double() for each in (candidate, golden, reference))
@@ -106,11 +106,11 @@ def _regress(
     if HEAD in sums.slopes:
         each = [layout.sums(values * weight, HEAD) for values in sides]
         sums.slopes[HEAD].add(*each[:2])
-        sums.shared[HEAD] += float(explained(each[2], each[1]))
+        sums.shared[HEAD][rows] = explained(each[2], each[1], dim=1)
         p, q, of_all = (values.sum(1) for values in each)
     else:
         p, q, of_all = products @ weight, squares @ weight, shared @ weight
-    sums.shared[WHOLE] += float(explained(of_all, q))
+    sums.shared[WHOLE][rows] = explained(of_all.unsqueeze(1), q.unsqueeze(1), dim=1)
     sums.products[rows], sums.squares[rows] = p, q
     sums.slopes[WHOLE].add(p.unsqueeze(1), q.unsqueeze(1))
 

@@ -21,7 +21,7 @@ _MOST_FREEDOM = 64
 
 
 def explained(
-    products: torch.Tensor, squares: torch.Tensor, dim: tuple[int, ...] | None = None
+    products: torch.Tensor, squares: torch.Tensor, dim: int | tuple[int, ...] | None = None
 ) -> torch.Tensor:
     """Return how much squared error one factor for each row explains, summed over ``dim`` or all.
 

@@ -182,8 +182,8 @@ class SiteSums:
     ``error`` is (c - r)^2 and ``square`` r^2, by [token] and by [element]; ``own`` (g - r)^2 in
     all. ``slopes`` regress s (c - g) on s r by grouping, ``offset`` s (c - g) on 1. ``products``
     and ``squares``, [token], are the regression's P and Q, ``differences``, [element], s (c - g).
-    ``weighed``, [token], is (s (c - r))^2, of which one factor for each token (of each head)
-    explains ``shared``, by grouping.
+    ``weighed``, [token], is (s (c - r))^2, of which one factor for the token (of each head)
+    explains ``shared``, [token], by grouping.
     """
 
     error_tokens: torch.Tensor
@@ -194,7 +194,7 @@ class SiteSums:
     squares: torch.Tensor
     differences: torch.Tensor
     weighed: torch.Tensor
-    shared: dict[str, float] = field(default_factory=dict)
+    shared: dict[str, torch.Tensor] = field(default_factory=dict)
     slopes: dict[str, Slopes] = field(default_factory=dict)
     offset: Slopes = field(default_factory=lambda: Slopes.start(1))
     own: float = 0.0

@@ -1,4 +1,4 @@
-"""Granite MoE: multiplied and divided where Granite is; its MLP and router have names of its own."""
+"""Granite MoE: multiplied and divided where Granite is; MLP and router have their own names."""
 
 from dataclasses import replace
 
