@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import fields
 
 import numpy as np
@@ -69,14 +68,6 @@ def noisy(rows: int, width: int, noise: float = 1e-2) -> tuple[torch.Tensor, tor
     maker = torch.Generator().manual_seed(rows * width)
     golden = torch.randn(rows, width, generator=maker)
     return golden, golden + noise * torch.randn(rows, width, generator=maker)
-
-
-@pytest.fixture(params=[1, 2, 3])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=str)

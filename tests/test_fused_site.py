@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import fields, replace
 
 import numpy as np
@@ -90,14 +89,6 @@ def _slopes_agree(found: Slopes, plain: Slopes, p: torch.Tensor, q: torch.Tensor
     sizes = {"p": p, "q": q, "pp": p * p, "pq": p * q, "qq": q * q}
     for name, size in sizes.items():
         close(getattr(found, name), getattr(plain, name), size.sum(0), name)
-
-
-@pytest.fixture(params=[1, 2, 3])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("wide", WIDER, ids=str)

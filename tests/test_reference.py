@@ -115,8 +115,26 @@ def test_rotary_tables_that_grow_are_not_shared_by_steps() -> None:
         assert reference._tables_grow(port.skeleton.config) is grows
 
 
+@pytest.fixture
+def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The stages that were evaluated, once for each way."""
+    seen: list[str] = []
+    evaluate = Evaluator.evaluate
+
+    def counted(self, stage, *rest, **named):
+        seen.append(stage)
+        return evaluate(self, stage, *rest, **named)
+
+    monkeypatch.setattr(Evaluator, "evaluate", counted)
+    return seen
+
+
 def test_the_begin_of_a_chain_is_evaluated_once(
-    cli: Cli, made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli,
+    made: Made,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    evaluated: list[str],
 ) -> None:
     """What it would be by itself is what the isolated evaluation gave, and is stored as both."""
     (tmp_path / "tokens.json").write_text(json.dumps([PROMPT]))
@@ -124,14 +142,6 @@ def test_the_begin_of_a_chain_is_evaluated_once(
         *HERE, "model=checkpoint", f"model.path={made('minimax_m2')}", "inputs=tokens",
         "inputs.file=tokens.json", "reference.components=false", "reference.dtypes=[float32]",
     )  # fmt: skip
-    evaluated: list[str] = []
-    evaluate = Evaluator.evaluate
-
-    def counted(self, stage, *rest, **named):
-        evaluated.append(stage)
-        return evaluate(self, stage, *rest, **named)
-
-    monkeypatch.setattr(Evaluator, "evaluate", counted)
     assert cli(*words).exit == 0
     once = references(tmp_path)
     assert evaluated.count("layers.0") * 2 == evaluated.count("layers.1") == 8
@@ -150,17 +160,7 @@ def test_the_begin_of_a_chain_is_evaluated_once(
     assert [e.hashes for e in once.entries()] == [e.hashes for e in twice.entries()]
 
 
-def test_blocks_that_are_fed_from_elsewhere_are_no_chain(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    evaluated: list[str] = []
-    evaluate = Evaluator.evaluate
-
-    def counted(self, stage, *rest, **named):
-        evaluated.append(stage)
-        return evaluate(self, stage, *rest, **named)
-
-    monkeypatch.setattr(Evaluator, "evaluate", counted)
+def test_blocks_that_are_fed_from_elsewhere_are_no_chain(cli: Cli, evaluated: list[str]) -> None:
     words = ("backend=gpu", "device_map=cpu", "scope=single", "layer=0", "inputs=random")
     assert cli(*words, "seq_len=6", "reference.dtypes=[float32]").exit == 0
     assert evaluated.count("layers.0") == 4
