@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -181,6 +182,41 @@ def test_a_signal_is_not_lost_where_nothing_can_be_raised(number, monkeypatch):
     assert [type(each.exc_value) for each in others] == [ZeroDivisionError]
 
 
+class Signalled:
+    """A lock at whose taking or giving back a signal comes, as it may come at any step."""
+
+    def __init__(self, number: int, at: str) -> None:
+        self.lock, self.number, self.at = threading.Lock(), number, at
+        self.acquire, self.release = self.lock.acquire, self.lock.release
+
+    def __enter__(self) -> None:
+        self.lock.acquire()
+        self.come("__enter__")
+
+    def __exit__(self, *_: object) -> None:
+        self.come("__exit__")
+        self.lock.release()
+
+    def come(self, at: str) -> None:
+        if at == self.at:
+            self.at = ""
+            signal.raise_signal(self.number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("at", ["__enter__", "__exit__"])
+def test_a_signal_leaves_no_lock_taken(number, at):
+    """Else the thread that ends what is waited for waits itself, and the command with it."""
+    lock = Signalled(number, at)
+    condition = threading.Condition(lock)
+    stop = KeyboardInterrupt if number == signal.SIGINT else SystemExit
+    with pytest.raises(stop), terminable():
+        with condition:
+            pass
+        time.sleep(5)
+    assert not lock.lock.locked()
+
+
 class Failing:
     def __del__(self):
         raise ZeroDivisionError
@@ -198,6 +234,7 @@ def test_five_quick_ctrl_c_end_a_command_as_one(number, times, status, tmp_path)
     config = fresh_config(tmp_path / "mlruns")
     command = [sys.executable, str(ROOT / "run.py"), *COMMAND]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
+    environment["PYTHONFAULTHANDLER"] = "1"
     with subprocess.Popen(
         command,
         cwd=tmp_path,
@@ -210,7 +247,7 @@ def test_five_quick_ctrl_c_end_a_command_as_one(number, times, status, tmp_path)
         for _ in range(times):
             child.send_signal(number)
             time.sleep(0.05)
-        _, said = child.communicate(timeout=120)
+        said = ended(child)
     assert child.returncode == status, said
     assert "Traceback" not in said
     lines = [line for line in said.splitlines() if line.startswith("layerparity:")]
@@ -218,6 +255,15 @@ def test_five_quick_ctrl_c_end_a_command_as_one(number, times, status, tmp_path)
     (run,) = open_store(config).runs()
     assert run.status == "KILLED"
     assert list(tmp_path.glob("layerparity-*")) == []
+
+
+def ended(child):
+    """Return what a process said on stderr until it ended; one that hangs says where."""
+    try:
+        return child.communicate(timeout=120)[1]
+    except subprocess.TimeoutExpired:
+        child.send_signal(signal.SIGABRT)
+        raise AssertionError(child.communicate(timeout=60)[1]) from None
 
 
 def until(done, seconds=120):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import _thread
+import logging
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -31,6 +34,18 @@ _blocks: list[object] = []
 _raised: list[BaseException] = []
 # Long enough for Python to be out of what let nothing through.
 _AGAIN_S = 0.05
+# What is raised in these, on their first or last step, leaves a lock taken that nobody gives back:
+# a thread that writes waits for it, and whoever closes down waits for the thread.
+_LOCKING = frozenset(
+    each.__code__
+    for each in (
+        threading.Condition.__enter__,
+        threading.Condition.__exit__,
+        threading.Condition._acquire_restore,  # type: ignore[attr-defined]
+        logging.Handler.acquire,
+        logging.Handler.release,
+    )
+)
 
 
 def prepare_environment(timeout_s: int) -> None:
@@ -55,9 +70,9 @@ def terminable(for_good: bool = False) -> Iterator[None]:
 
     Ctrl-C is KeyboardInterrupt, the others SystemExit of 128 and the signal's number. Of nested
     blocks the outermost ends the ignoring; with ``for_good`` nobody does. What was ignored before,
-    such as SIGHUP under nohup, stays so. Where nothing can be raised, as in ``__del__``, it is
-    raised a moment later. Does nothing outside the main thread, where Python allows
-    no handlers.
+    such as SIGHUP under nohup, stays so. Where nothing can be raised, as in ``__del__``, or nothing
+    may be, as while a lock is taken, it is raised a moment later. Does nothing outside the main
+    thread, where Python allows no handlers.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -82,7 +97,11 @@ def terminable(for_good: bool = False) -> Iterator[None]:
             signal.signal(each, signal.SIG_IGN if stopped and for_good else handler)
 
 
-def _raise_once(number: int, _frame: FrameType | None) -> None:
+def _raise_once(number: int, frame: FrameType | None) -> None:
+    if _is_locking(frame):
+        # Not by `Thread`, which takes such locks itself.
+        _thread.start_new_thread(_send_again, (number,))
+        return
     # What closes down must not be cut short by an impatient second signal.
     for each in _ENDING:
         if signal.getsignal(each) is _raise_once:
@@ -102,7 +121,18 @@ def _raise_later(others: Callable[[Any], object], unraisable: Any) -> None:
         if signal.getsignal(each) is _ignore:
             signal.signal(each, _raise_once)
     number = signal.SIGINT if isinstance(stop, KeyboardInterrupt) else stop.code - 128
-    threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number)).start()
+    _thread.start_new_thread(_send_again, (number,))
+
+
+def _is_locking(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code not in _LOCKING:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _send_again(number: int) -> None:
+    time.sleep(_AGAIN_S)
+    os.kill(os.getpid(), number)
 
 
 def _ignore(_number: int, _frame: FrameType | None) -> None:
