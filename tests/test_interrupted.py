@@ -217,6 +217,33 @@ def test_a_signal_leaves_no_lock_taken(number, at):
     assert not lock.lock.locked()
 
 
+STARTED = """
+import signal, threading
+from concurrent.futures import ThreadPoolExecutor
+from layerparity.tracking.process import terminable
+
+wait = threading.Event.wait
+
+def interrupted(event, timeout=None):
+    threading.Event.wait = wait
+    wait(event, timeout)
+    signal.raise_signal(signal.SIGHUP)
+
+with terminable(for_good=True):
+    pool = ThreadPoolExecutor(1)
+    threading.Event.wait = interrupted  # Of the thread that a pool starts.
+    pool.submit(print, "done").result()
+    wait(threading.Event(), 60)
+"""
+
+
+def test_a_signal_while_a_pool_starts_its_thread_ends_the_process():
+    """Else Python waits at its end for a thread that nobody told to end."""
+    command = [sys.executable, "-c", STARTED]
+    ended = subprocess.run(command, timeout=60, text=True, stdout=subprocess.PIPE, check=False)
+    assert (ended.returncode, ended.stdout) == (128 + signal.SIGHUP, "done\n")
+
+
 class Failing:
     def __del__(self):
         raise ZeroDivisionError

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
@@ -34,14 +35,16 @@ _blocks: list[object] = []
 _raised: list[BaseException] = []
 # Long enough for Python to be out of what let nothing through.
 _AGAIN_S = 0.05
-# What is raised in these, on their first or last step, leaves a lock taken that nobody gives back:
-# a thread that writes waits for it, and whoever closes down waits for the thread.
-_LOCKING = frozenset(
+# Nothing is raised inside of these. It would leave a lock taken that nobody gives back, or a thread
+# of a pool that nobody knows and therefore nobody ends: the process waits for it for ever.
+_INDIVISIBLE = frozenset(
     each.__code__
     for each in (
         threading.Condition.__enter__,
         threading.Condition.__exit__,
         threading.Condition._acquire_restore,  # type: ignore[attr-defined]
+        threading.Thread.start,
+        ThreadPoolExecutor.submit,
         logging.Handler.acquire,
         logging.Handler.release,
     )
@@ -71,7 +74,7 @@ def terminable(for_good: bool = False) -> Iterator[None]:
     Ctrl-C is KeyboardInterrupt, the others SystemExit of 128 and the signal's number. Of nested
     blocks the outermost ends the ignoring; with ``for_good`` nobody does. What was ignored before,
     such as SIGHUP under nohup, stays so. Where nothing can be raised, as in ``__del__``, or nothing
-    may be, as while a lock is taken, it is raised a moment later. Does nothing outside the main
+    may be, as while a thread starts, it is raised a moment later. Does nothing outside the main
     thread, where Python allows no handlers.
     """
     if threading.current_thread() is not threading.main_thread():
@@ -98,8 +101,8 @@ def terminable(for_good: bool = False) -> Iterator[None]:
 
 
 def _raise_once(number: int, frame: FrameType | None) -> None:
-    if _is_locking(frame):
-        # Not by `Thread`, which takes such locks itself.
+    if _is_indivisible(frame):
+        # Not by `Thread`: this may be inside of one's start.
         _thread.start_new_thread(_send_again, (number,))
         return
     # What closes down must not be cut short by an impatient second signal.
@@ -124,8 +127,8 @@ def _raise_later(others: Callable[[Any], object], unraisable: Any) -> None:
     _thread.start_new_thread(_send_again, (number,))
 
 
-def _is_locking(frame: FrameType | None) -> bool:
-    while frame is not None and frame.f_code not in _LOCKING:
+def _is_indivisible(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code not in _INDIVISIBLE:
         frame = frame.f_back
     return frame is not None
 
