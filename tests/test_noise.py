@@ -19,7 +19,7 @@ from layerparity.numbers import site_sums as streamed
 from layerparity.numbers import token_sums
 from layerparity.numbers.arithmetic import Product, backwards, sharded, strided
 from layerparity.numbers.clean import wider
-from layerparity.numbers.clean_slopes import CleanSlopes, SlopeSample
+from layerparity.numbers.clean_slopes import ChainedSample, CleanSlopes, SlopeSample
 from layerparity.numbers.deviation import Deviation, JudgedSite, deviation
 from layerparity.numbers.floor import Floor, measure_floor, scales
 from layerparity.numbers.token_factors import standing_out
@@ -213,10 +213,29 @@ def test_a_way_that_is_the_golden_is_no_sample() -> None:
         {"golden": given.golden}, given.golden, given.reference, mask, given.layout
     )
     assert none.slopes["whole"] == SlopeSample(0.0, 0)
-    pooled = SlopeSample.pooled([SlopeSample(0.1, 3), SlopeSample(0.5, 1), SlopeSample(0.0, 0)])
+    seen = [SlopeSample(0.1, 3), SlopeSample(0.5, 1), SlopeSample(0.0, 0)]
+    pooled, chained = SlopeSample.pooled(seen), ChainedSample.pooled(seen)
     assert pooled == SlopeSample(pytest.approx(0.2), 4)
-    assert pooled.expected > pooled.square > 0
+    # The blocks of a chain show the same three ways.
+    assert chained == ChainedSample(pytest.approx(0.2), 3)
+    assert chained.expected > pooled.expected > pooled.square > 0
     assert SlopeSample.pooled([]) == SlopeSample(0.0, 0)
+    assert ChainedSample.pooled([]) == ChainedSample(0.0, 0)
+
+
+@pytest.mark.parametrize("ways", [1, 3, 4])
+def test_a_chains_slope_is_as_rarely_beyond_the_limit_of_few_ways_as_of_many(ways: int) -> None:
+    """Drawn: the squares of so few ways, and how often one more way is beyond the limit."""
+    torch.manual_seed(ways)
+    drawn = torch.randn(40_000_000 // (ways + 1), ways + 1)
+    square, slope = drawn[:, :-1].square().mean(1), drawn[:, -1].abs()
+    far = CalibratedTolerance().slope_z
+    due = math.erfc(far / math.sqrt(2))
+    beyond = slope > far * (square * ChainedSample(1.0, ways).expected).sqrt()
+    assert float(beyond.double().mean()) == pytest.approx(due, rel=0.2)
+    # As blocks that are apart are judged.
+    apart = slope > far * (square * SlopeSample(1.0, ways).expected).sqrt()
+    assert float(apart.double().mean()) > 20 * due
 
 
 def test_the_slope_of_a_candidate_without_error_is_no_sharper_than_the_floor() -> None:

@@ -10,7 +10,7 @@ import torch
 from layerparity.anatomy.site import Site
 from layerparity.judge.align import Pair
 from layerparity.judge.stages import computed_at, stage_of
-from layerparity.numbers.clean_slopes import CleanSlopes, SlopeSample
+from layerparity.numbers.clean_slopes import ChainedSample, CleanSlopes, SlopeSample
 from layerparity.numbers.floor import Floor
 from layerparity.numbers.typical_floor import TypicalFloor
 from layerparity.record.manifest import Manifest
@@ -117,11 +117,12 @@ class References:
                 for each in stored.entries()
                 if (each.site.local, each.site.phase, each.feed) == kind and dtype in each.floors
             ]
+            sample = ChainedSample if entry.feed == CHAINED else SlopeSample
             samples = {name for each in alike for name in each.slopes}
             largest = {name for each in alike for name in each.spread}
             self._slopes[key] = CleanSlopes(
                 {
-                    name: SlopeSample.pooled(f.slopes[name] for f in alike if name in f.slopes)
+                    name: sample.pooled(f.slopes[name] for f in alike if name in f.slopes)
                     for name in samples
                 },
                 {name: max(each.spread.get(name, 0.0) for each in alike) for name in largest},

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
+from scipy.special import ndtr, stdtrit
 
 from layerparity.numbers.token_sums import CHANNEL
 
 _FEW_WAYS = 4
+# The limit on a slope in standard errors: there few ways of a chain are to tell as much as many.
+_FAR = 4.0
 # No candidate is believed to have less than this part of the squared floor: one that computes as
 # the reference does has no error, and the golden's slope is still there.
 _LEAST = 0.25
@@ -49,6 +53,30 @@ class SlopeSample:
 
 
 @dataclass(frozen=True)
+class ChainedSample(SlopeSample):
+    """The slopes of ways that each go through a chain of blocks.
+
+    Each has a slope of its own there, which it keeps from block to block.
+    """
+
+    @classmethod
+    def pooled(cls, samples: Iterable[SlopeSample]) -> SlopeSample:
+        """Return the sample of several blocks: they show no more ways than one of them does."""
+        several = list(samples)
+        mean = SlopeSample.pooled(several).square
+        return cls(mean, max((each.ways for each in several), default=0))
+
+    @property
+    def expected(self) -> float:
+        """The squared slope to expect of one more clean way, in units of its error.
+
+        The mean square of few ways is enlarged by what Student's t asks beyond the normal
+        distribution where slopes are judged (Student 1908, Biometrika 6).
+        """
+        return self.square * _student(max(self.ways, 1))
+
+
+@dataclass(frozen=True)
 class CleanSlopes:
     """What slopes clean ways show at sites of a kind, by grouping.
 
@@ -73,3 +101,9 @@ class CleanSlopes:
             noise = torch.maximum(noise, least * floor)
             return self.samples[grouping].expected * noise / squares.clamp_min(_TINY)
         return self.largest.get(grouping, 0.0) ** 2 * floor / squares.clamp_min(_TINY)
+
+
+@cache
+def _student(ways: int) -> float:
+    """Return the square of Student's t over a normal's at the limit on slopes."""
+    return float((stdtrit(ways, ndtr(_FAR)) / _FAR) ** 2)
