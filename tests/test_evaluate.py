@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from layerparity.numbers.clean import FLOOR, OTHERS, PLAIN, Way, reference
 from layerparity.record.folder import RunFolder
+from layerparity.run.ports._canonical import CHOICES
 from layerparity.run.ports._evaluate import SCORES, Evaluator
 from layerparity.run.ports.base import Call, Observed
 from layerparity.run.ports.hf import HfPort
@@ -44,7 +45,7 @@ def evaluated(
     own = Evaluator(port, way, **named)
     own.begin(padded_batch()[1])
     own.load(stage)
-    return own.evaluate(stage, given, {})
+    return own.evaluate(stage, given, {})[stage]
 
 
 def ready(folder: Path, dtype: DType = DType.float32) -> tuple[HfPort, torch.Tensor]:
@@ -86,7 +87,7 @@ def test_nothing_narrow_is_computed_in_the_reference(made: Made, family: str, dt
     own.begin(padded_batch()[1])
     own.load("layers.0")
     with Spy(own.dtype) as spy:
-        observed = own.evaluate("layers.0", given, {})
+        observed = own.evaluate("layers.0", given, {})["layers.0"]
     assert spy.narrow == []
     assert spy.count > 30
     floating = [each for each in observed.tensors.values() if each.is_floating_point()]
@@ -115,7 +116,7 @@ def test_a_wide_llama_is_the_model_in_float64(made: Made) -> None:
     for stage in stages(port)[1:]:
         port.load(stage)
         own.load(stage)
-        state = own.evaluate(stage, state, {}).output
+        state = own.evaluate(stage, state, {})[stage].output
     assert state.dtype == torch.float64
     assert float((state - expected)[call.attention_mask.bool()].abs().max()) < 1e-12
 
@@ -210,11 +211,59 @@ def test_scores_and_replayed_choices(made: Made) -> None:
     own.begin(padded_batch()[1])
     own.load("layers.0")
     told = torch.tensor([0, 1]).expand(2, 7, 2)
-    observed = own.evaluate("layers.0", given, {"mlp.gate:choices": told})
+    observed = own.evaluate("layers.0", given, {"mlp.gate:choices": told})["layers.0"]
     assert torch.equal(observed.tensors["mlp.gate:choices"], told)
     scores = observed.tensors["mlp.gate:logits"].sigmoid()[..., :2]
     assert torch.allclose(observed.tensors["mlp.gate:weights"], scores / scores.sum(-1, True))
     assert observed.tensors[SCORES].shape == (2, 7, 4)
+
+
+PARTS = ("input_layernorm", "post_attention_layernorm", "mlp")
+
+
+@pytest.mark.parametrize("way", [reference(torch.float32), *FLOOR], ids=lambda way: way.name)
+@pytest.mark.parametrize("family", ["minimax_m2", "llama", "qwen3_moe"])
+def test_components_beside_their_block_are_what_they_are_alone(
+    made: Made, family: str, way: Way
+) -> None:
+    """Fed something else than the block has there, and told which experts to choose."""
+    port, given = ready(made(family))
+    own = Evaluator(port, way)
+    own.begin(padded_batch()[1])
+    own.load("layers.0")
+    plain = own.evaluate("layers.0", given, {})["layers.0"]
+    choices = {CHOICES: plain.tensors[CHOICES]} if CHOICES in plain.tensors else {}
+    block = own.evaluate("layers.0", given, choices)
+    others = {f"layers.0.{part}": 2 * given.roll(1, 1) for part in PARTS}
+    both = own.evaluate("layers.0", given, choices, beside=others)
+    assert set(both) == {"layers.0", *others}
+    apart = {"layers.0": block["layers.0"]}
+    for part, value in others.items():
+        port.load(part)
+        own.load(part)
+        apart |= own.evaluate(part, value, choices)
+    digits = 1e-12 if way.wide else 1e-5
+    for stage, alone in apart.items():
+        found = both[stage]
+        assert torch.allclose(found.output, alone.output, rtol=digits, atol=digits), stage
+        assert found.tensors.keys() == alone.tensors.keys()
+        for local, value in alone.tensors.items():
+            assert found.tensors[local].shape == value.shape, (stage, local)
+            near = torch.allclose(found.tensors[local], value, rtol=digits, atol=digits)
+            assert near, (stage, local)
+    assert not torch.allclose(both["layers.0.mlp"].output, block["layers.0"].tensors["mlp:out"])
+
+
+def test_a_component_that_takes_more_is_not_called_beside_its_block(made: Made) -> None:
+    port, given = ready(made("llama"))
+    own = Evaluator(port, FLOOR[0])
+    own.begin(padded_batch()[1])
+    own.load("layers.0")
+    alone = own.evaluate("layers.0", given, {})["layers.0"]
+    beside = {"layers.0.self_attn": given, "layers.0.mlp": given}
+    both = own.evaluate("layers.0", given, {}, beside=beside)
+    assert set(both) == {"layers.0", "layers.0.mlp"}
+    assert torch.equal(both["layers.0"].tensors["self_attn:out"], alone.tensors["self_attn:out"])
 
 
 def test_a_stack_of_experts_is_never_widened_whole(tmp_path: Path) -> None:

@@ -329,7 +329,10 @@ class Replay(Mode):
         self.scores, self.k = scores, k
         if self.choices is None:
             return func(*args, **named)
-        chosen = self.choices.to(scores.device).view(*scores.shape[:-1], -1)
+        chosen = self.choices.to(scores.device).flatten(0, -2)
+        # A router that is asked for several batches at once answers each of them so.
+        several = scores[..., 0].numel() // max(len(chosen), 1)
+        chosen = chosen.repeat(several, 1).view(*scores.shape[:-1], -1)
         last = chosen[..., -1:].clamp_min(0)
         chosen = torch.where(chosen < 0, last, chosen)
         chosen = torch.cat([chosen, last.expand(*last.shape[:-1], k - chosen.shape[-1])], -1)

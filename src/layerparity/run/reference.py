@@ -147,13 +147,19 @@ class ReferenceRecorder:
 
     def _prefill(self, record: StageRecord) -> None:
         """Evaluate a stage isolated, chained, and its components by themselves."""
-        (isolated,) = self._references(record, self._isolated.observe(record))
+        parts = list(self._components(record))
+        # Attention has masks and tables, and maybe a cache: it is called once for each input.
+        together = [part for part in parts if not self.port.takes_more(part.stage)]
+        results = self._isolated.observe(record, parts=together)
+        (isolated,) = self._references(record, results[record.stage])
         self._write(record, ISOLATED, isolated)
         if self._chain is not None:
             self._follow(self._chain, record, isolated)
-        for part in self._components(record):
+        for part in parts:
             assert self._parts is not None
-            (references,) = self._references(part, self._parts.observe(part))
+            if part.stage not in results:
+                results |= self._parts.observe(part)
+            (references,) = self._references(part, results[part.stage])
             self._write(part, ISOLATED, references)
 
     def _follow(self, chain: Ways, record: StageRecord, isolated: References) -> None:
@@ -170,7 +176,7 @@ class ReferenceRecorder:
             return
         results = chain.observe(record, fed)
         if record.chained:
-            (references,) = self._references(record, results)
+            (references,) = self._references(record, results[record.stage])
             self._write(record, CHAINED, references)
 
     def _steps(self, records: list[StageRecord]) -> None:
@@ -183,7 +189,7 @@ class ReferenceRecorder:
         given = torch.cat([each.given for each in records], 1)
         joined = replace(first, given=given, tensors=tensors)
         results = self._isolated.observe(joined, steps=len(steps) > 1)
-        found = self._references(joined, results, steps)
+        found = self._references(joined, results[joined.stage], steps)
         for record, references in zip(records, found, strict=True):
             self._write(record, ISOLATED, references)
 

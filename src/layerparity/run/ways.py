@@ -61,10 +61,18 @@ class Ways:
             own = replace(call, cache=track.evaluator.cache, choices={}, attended={})
             track.evaluator.begin(own)
 
-    def observe(self, record: StageRecord, chained: bool = False, steps: bool = False) -> Results:
+    def observe(
+        self,
+        record: StageRecord,
+        chained: bool = False,
+        steps: bool = False,
+        parts: Sequence[StageRecord] = (),
+    ) -> dict[str, Results]:
         """Evaluate a stage in every way, of the golden's input or, ``chained``, each of its own.
 
-        With ``steps`` each token of the record is a decode step.
+        With ``steps`` each token of the record is a decode step. ``parts`` are components of the
+        block, evaluated of the golden's input to each; what is returned by stage lacks a part that
+        was not called as one expects.
         """
         choices = {
             site.local: value
@@ -72,18 +80,21 @@ class Ways:
             if site.layer is not None and record.specs[site].kind is Kind.INDEX_SET
         } | self._port.told(record.stage)
         start = Site(record.stage, "in")
-        results: Results = {}
+        records = {each.stage: each for each in (record, *parts)}
+        results: dict[str, Results] = {stage: {} for stage in records}
         for key, track in self._tracks.items():
             given = track.state if chained else record.given
             assert given is not None
             track.evaluator.load(record.stage)
-            observed = track.evaluator.evaluate(record.stage, given, choices, steps)
-            track.state = observed.output.detach()
+            beside = {each.stage: each.given for each in parts}
+            found = track.evaluator.evaluate(record.stage, given, choices, steps, beside)
+            track.state = found[record.stage].output.detach()
             track.evaluator.release(record.stage)
-            results[key] = _by_site(record, observed)
+            for stage, observed in found.items():
+                results[stage][key] = _by_site(records[stage], observed)
             if chained and start in record.tensors:
-                results[key][start] = given.cpu()
-        return results
+                results[record.stage][key][start] = given.cpu()
+        return {stage: ways for stage, ways in results.items() if len(ways) == len(self._tracks)}
 
     @property
     def states(self) -> dict[Key, torch.Tensor]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,8 +18,9 @@ from layerparity.model.prints import offloaded
 from layerparity.model.weight_types import stays_float32
 from layerparity.numbers.arithmetic import Replay
 from layerparity.numbers.clean import Way, perturbed
+from layerparity.run.ports._beside import Beside
 from layerparity.run.ports._canonical import CHOICES, visible
-from layerparity.run.ports._observe import attention_by_query
+from layerparity.run.ports._observe import ObservedStage, attention_by_query
 from layerparity.run.ports.base import Call, Observed
 from layerparity.run.ports.hf import HfPort
 
@@ -86,6 +88,7 @@ class Evaluator(HfPort):
         self._narrow = dtype if dtype not in (None, port.skeleton.dtype) else None
         self._stages, self._taps, self._sent = {}, {}, {}
         self._modules: dict[str, nn.Module] = {}
+        self._beside: dict[str, Beside] = {}
         self._arguments, self._call = [], None
 
     @property
@@ -118,12 +121,21 @@ class Evaluator(HfPort):
             module = found
         # A module would be compiled by the backend; what sets the scale is computed as it is
         # written.
-        self._stages[stage] = self._observed(stage, module).__call__
+        self._stages[stage] = partial(self._computed, stage, self._observed(stage, module))
         self._modules[stage] = module
         return {}
 
+    def _computed(
+        self, stage: str, observed: ObservedStage, given: torch.Tensor, arguments: dict[str, Any]
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Return a stage's output and what its taps saw of its own input."""
+        output, seen = observed(given, arguments)
+        self._beside[stage].take_out(self._taps[stage], seen)
+        return output, seen
+
     def release(self, stage: str) -> None:
         """Forget the stage; its weights are the port's."""
+        self._beside.pop(stage, None)
         self._stages.pop(stage, None)
         self._modules.pop(stage, None)
 
@@ -133,47 +145,73 @@ class Evaluator(HfPort):
         given: torch.Tensor,
         choices: Mapping[str, torch.Tensor],
         steps: bool = False,
-    ) -> Observed:
+        beside: Mapping[str, torch.Tensor] | None = None,
+    ) -> dict[str, Observed]:
         """Run a stage with another run's ``choices``, int64 [batch, token, k], by their site.
 
         ``given`` is [batch, token, channel] of any floating type. The scores that a router chose
         from are observed as well, floating [batch, token, expert], beside its choices, at `SCORES`,
         0 where it could not choose; so are those of groups of experts, at `GROUP_SCORES`;
         those that attention chose from, [batch, token, token so far], are 0 where it may not look.
-        With ``steps`` each token is a decode step, and rounds as it would alone.
+        With ``steps`` each token is a decode step, and rounds as it would alone. ``beside`` is what
+        components of the block are given in the same call, like ``given`` and by their own stage.
+        Returns what was observed by stage; it lacks a component that could not be called so.
         """
         assert self._call is not None
-        told = choices.get(CHOICES)
-        router = Replay(
-            None if told is None else told.flatten(0, 1), sizes_of(self.skeleton.config).experts
+        told, module = choices.get(CHOICES), self._modules[stage]
+        experts = sizes_of(self.skeleton.config).experts
+        router = Replay(None if told is None else told.flatten(0, 1), experts)
+        parts = {Place.parse(part).module: part for part in beside or {}}
+        others = self._beside[stage] = Beside(
+            {path: self._given(part, (beside or {})[part]) for path, part in parts.items()}
         )
-        if given.is_floating_point():
-            given = given.to(self.dtype)
-            if self.way.perturbs:
-                passes = given.split(1, 1) if steps else (given,)
-                given = torch.cat([perturbed(each, sum(stage.encode())) for each in passes], 1)
+        attending = {}
         with ExitStack() as stack:
             stack.enter_context(self.way.around(self.skeleton.config, apart=steps))
             if steps:
                 stack.enter_context(attention_by_query())
             stack.enter_context(router)
-            attending = {}
             for path, tap in self._taps[stage]:
                 if tap.spec is CHOSEN_TOKENS:
                     attending[tap.local] = own = Replay(choices.get(tap.local), None)
-                    stack.enter_context(own.inside(self._modules[stage].get_submodule(path)))
-            observed = self.run(stage, given)
-        for local, shown in ((SCORES, router.scores), (GROUP_SCORES, router.groups)):
-            if shown is not None and router.scores is not None:
-                scores = shown.detach().cpu()
-                scores = scores.masked_fill(scores.isneginf(), 0.0)
-                observed.tensors[local] = scores.reshape(self._call.batch, self._call.tokens, -1)
-        seen = visible(self._call)
+                    stack.enter_context(own.inside(module.get_submodule(path)))
+            stack.enter_context(others.inside(module))
+            observed = {stage: self.run(stage, self._given(stage, given, steps))}
+        for path, output in others.outputs.items():
+            part = parts[path]
+            self._taps[part] = self._taps_of(part, self.assets.wanted)
+            seen = self.assets.backend.fetch(others.seen)
+            observed[part] = self._canonical(part, output, seen)
+        self._show_scores(router, list(observed.values()))
+        visibly = visible(self._call)
         for local, own in attending.items():
             if own.scores is not None:
-                scores = own.scores.detach().cpu()[..., : seen.shape[-1]]
-                observed.tensors[scores_at(local)] = scores.masked_fill(~seen, 0.0)
+                scores = own.scores.detach().cpu()[..., : visibly.shape[-1]]
+                observed[stage].tensors[scores_at(local)] = scores.masked_fill(~visibly, 0.0)
         return observed
+
+    def _given(self, stage: str, given: torch.Tensor, steps: bool = False) -> torch.Tensor:
+        """Return what a stage is given, in this way's type, and disturbed if it does that."""
+        if not given.is_floating_point():
+            return given
+        given = given.to(self.dtype)
+        if not self.way.perturbs:
+            return given
+        passes = given.split(1, 1) if steps else (given,)
+        return torch.cat([perturbed(each, sum(stage.encode())) for each in passes], 1)
+
+    def _show_scores(self, router: Replay, observed: Sequence[Observed]) -> None:
+        """Note the scores that a router chose from, of each input that it was given in one call."""
+        assert self._call is not None
+        rows = self._call.batch * self._call.tokens
+        for local, shown in ((SCORES, router.scores), (GROUP_SCORES, router.groups)):
+            if shown is None or router.scores is None:
+                continue
+            scores = shown.detach().cpu().flatten(0, -2)
+            scores = scores.masked_fill(scores.isneginf(), 0.0)
+            routed = [each for each in observed if CHOICES in each.tensors]
+            for each, own in zip(routed or observed, scores.split(rows), strict=False):
+                each.tensors[local] = own.reshape(self._call.batch, self._call.tokens, -1)
 
     def fed(self, stage: str) -> dict[str, torch.Tensor]:
         """Return what goes on at a stage's sites, in this way's type, and disturbed if it does."""

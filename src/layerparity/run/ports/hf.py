@@ -324,10 +324,14 @@ class HfPort(Port):
         cache = self._call.cache if self._call is not None else None
         return None if cache is None or place.layer is None else cache.device.layers[place.layer]
 
+    def takes_more(self, stage: str) -> bool:
+        """Say whether a stage is called with more than its input: masks, tables, a cache."""
+        place = Place.parse(stage)
+        return place.layer is not None and place.module in ("", "self_attn")
+
     def _arguments_of(self, stage: str) -> dict[str, Any]:
         layer = Site(stage, "in").layer
-        component = Site(stage, "in").component
-        if layer is None or component not in ("", "self_attn"):
+        if layer is None or not self.takes_more(stage):
             return {}
         arguments = self._arguments[layer]
         key = (
