@@ -230,13 +230,16 @@ def _loaded(
 def _trials(loaded: ReplayedBlock, asked: Callable[[Fault], bool]) -> Iterator[Trial]:
     """Yield the sound block, then each mistake that does not break it, while patience lasts."""
     faults, began = loaded.asked(asked), time.monotonic()
-    sound = loaded.trial()
-    faults = faults[: int(_PATIENCE / max(time.monotonic() - began, 1e-3))]
     if not faults:
         return
-    console.say(f"trying {len(faults)} known mistakes on {loaded.place}")
+    sound = loaded.trial()
+    took = max(time.monotonic() - began, 1e-3)
+    due = faults[: int(_PATIENCE / took)]
+    left = len(faults) - len(due)
+    over = f"; {left} more are not: a block takes {took:.1f} s, and {_PATIENCE:.0f} s are too few"
+    console.say(f"trying {len(due)} known mistakes on {loaded.place}{over if left else ''}")
     yield sound
-    for fault in faults:
+    for fault in due:
         try:
             trial = loaded.trial(fault)
         except Exception:  # noqa: S112

@@ -101,11 +101,6 @@ class Evaluator(HfPort):
         with self.way.around(self.skeleton.config):
             super().begin(call)
 
-    @property
-    def cache(self) -> Any:
-        """The cache of the pass that was begun, or None."""
-        return self._call.cache if self._call is not None else None
-
     def load(self, stage: str) -> dict[str, str]:
         """Take the stage as it is loaded; nothing is read."""
         module = self.skeleton.module(stage)

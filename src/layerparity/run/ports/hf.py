@@ -19,19 +19,18 @@ from layerparity.run.ports._canonical import (
     after_of,
     chosen_tokens,
     laid_out,
-    newest,
     own_choices,
     sort_routing,
     spec_of,
     taps_within,
 )
 from layerparity.run.ports.base import Assets, Call, Observed, Port
+from layerparity.run.ports.static_cache import HfCache
 from layerparity.settings.config import DType, FeedMode
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
-    from transformers.cache_utils import Cache
 
     from layerparity.anatomy.block import Block
     from layerparity.machine.device import Placed
@@ -294,35 +293,27 @@ class HfPort(Port):
 
         Empty where the stage keeps none, None for a cache that holds more than these.
         """
-        import torch
-
-        layer = self._cache_of(stage)
-        if layer is None or not layer.is_initialized:
+        place, cache = Place.parse(stage), self.cache
+        if cache is None or place.layer is None:
             return {}
-        if type(layer).__name__ not in ("StaticLayer", "StaticSlidingWindowLayer"):
-            return None
         assert self._call is not None
-        rows = newest(self._call, layer.max_cache_len)
-        places = torch.arange(rows.start, rows.stop)
-        places = self.assets.backend.send(stage, places)
-        parts = {"keys": layer.keys, "values": layer.values}
-        return self.assets.backend.fetch(
-            {name: part.index_select(2, places) for name, part in parts.items()}
-        )
+        backend = self.assets.backend
+        found = cache.newest(place.layer, self._call, lambda value: backend.send(stage, value))
+        return found and backend.fetch(found)
 
     def refill(self, stage: str, cached: Mapping[str, torch.Tensor]) -> None:
         """Put keys and values [batch, head, token, channel] into the cache, as the pass did."""
-        layer, backend = self._cache_of(stage), self.assets.backend
-        if layer is not None and cached:
+        place, backend = Place.parse(stage), self.assets.backend
+        if self.cache is not None and place.layer is not None and cached:
+            layer = self.cache.device.layers[place.layer]
             layer.update(*(backend.send(stage, cached[name]) for name in ("keys", "values")))
             # Lazy operations would become part of the next stage's graph.
             backend.fetch({})
 
-    def _cache_of(self, stage: str) -> Any:
-        """Return the part of the cache that is a block's, or None."""
-        place = Place.parse(stage)
-        cache = self._call.cache if self._call is not None else None
-        return None if cache is None or place.layer is None else cache.device.layers[place.layer]
+    @property
+    def cache(self) -> HfCache | None:
+        """The cache of the pass that was begun, or None."""
+        return self._call.cache if self._call is not None else None
 
     def takes_more(self, stage: str) -> bool:
         """Say whether a stage is called with more than its input: masks, tables, a cache."""
@@ -342,8 +333,8 @@ class HfPort(Port):
             # Blocks share their masks and tables: one copy on the device serves them all.
             self._sent[key] = self.assets.backend.send(stage, arguments)
         sent = dict(self._sent[key])
-        if self._call is not None and self._call.cache is not None:
-            sent["past_key_values"] = self._call.cache.device
+        if self.cache is not None:
+            sent["past_key_values"] = self.cache.device
         return sent
 
     def _canonical(self, stage: str, output: Any, seen: dict[str, torch.Tensor]) -> Observed:
@@ -369,33 +360,3 @@ class HfPort(Port):
             own = seen[own_choices(ROUTED)].sort(dim=-1).values
             tensors[ROUTED] = own.reshape(tensors[ROUTED].shape)
         return Observed(output, tensors, specs, unseen)
-
-
-class HfCache:
-    """transformers' static cache on the device, and a host-side twin that only counts tokens."""
-
-    def __init__(self, skeleton: Skeleton, max_tokens: int) -> None:
-        from transformers import StaticCache
-
-        self.device: Cache = StaticCache(config=skeleton.config, max_cache_len=max_tokens)
-        self.host: Cache = StaticCache(config=skeleton.config, max_cache_len=max_tokens)
-        if not all(hasattr(layer, "cumulative_length") for layer in self.host.layers):
-            raise UserError(
-                f"{skeleton.config.model_type} has blocks that keep no keys and values, and no "
-                "static cache for them: leave generate.max_new_tokens out."
-            )
-
-    def seen(self, call: Call) -> Cache:
-        """Return the host's twin as it stands before a pass, which its masks are made from.
-
-        Every block counts as cached what was seen before, whether or not the scope has it.
-        """
-        import torch
-
-        before = int(call.attention_mask.shape[-1]) - call.tokens
-        for twin in self.host.layers:
-            twin.cumulative_length = torch.tensor(before)
-            # A sliding window counts here, and beyond its own length.
-            twin.cumulative_length_int = before
-            twin.is_initialized = before > 0
-        return self.host
