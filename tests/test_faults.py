@@ -19,6 +19,7 @@ from layerparity.mistakes.catalogue import catalogue, known_fault
 from layerparity.mistakes.fault import BLOCK, PHASES, Fault
 from layerparity.mistakes.mutations.draw import KINDS, Mutation, mutations
 from layerparity.mistakes.mutations.modules import precision
+from layerparity.mistakes.mutations.shifts import masks
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.run.ports.base import Assets, Call, Observed
 from layerparity.run.ports.fault import FaultPort
@@ -451,6 +452,23 @@ def test_what_is_computed_in_float32_inside_a_16_bit_block_is_computed_in_16_bit
     alone = FaultPort(assets(made_too("minimax_m2"), DType.float32), "mutation", [LAYER], seed=5)
     alone.fault = inner[0]
     assert "computes everything in it" in alone._reason(Place(LAYER))
+
+
+def test_masks_are_wrong_alike_with_room_in_the_cache(made_too) -> None:
+    """Without padding transformers gives no mask, though the cache has room for more tokens."""
+    port = FaultPort(assets(made_too("minimax_m2"), DType.float32), "mutation", [LAYER], seed=5)
+    ids = torch.arange(5, 12)[None]
+    call = Call(torch.ones_like(ids), torch.arange(7)[None])
+    given = torch.randn(1, 7, port.skeleton.config.hidden_size)
+    for each in masks(Random(0), port.skeleton.module(f"layers.{LAYER}")):
+        port.fault = each
+        call.cache = None
+        port.begin(call)
+        port.load(f"layers.{LAYER}")
+        plain = port.run(f"layers.{LAYER}", given)
+        port.release(f"layers.{LAYER}")
+        with_room = mutated(port, call, given)
+        torch.testing.assert_close(with_room.output, plain.output)
 
 
 def mutated(port: FaultPort, call: Call, given: torch.Tensor) -> Observed:

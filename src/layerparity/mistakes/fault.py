@@ -25,7 +25,8 @@ class Pass:
 
     ``attention_mask`` is int64 [batch, seen token], 1 for real tokens; ``position_ids`` int64
     [batch, token]; both on the CPU. ``tables`` gives the model's own rotary tables (cos, sin) for
-    other position ids of the same shape.
+    other position ids of the same shape. ``keys`` counts those that attention meets: more than
+    tokens were seen where a cache of a fixed size has room for others.
     """
 
     attention_mask: torch.Tensor
@@ -33,6 +34,7 @@ class Pass:
     config: Any
     dtype: torch.dtype
     tables: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+    keys: int = 0
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from layerparity.mistakes.block import config_of, find, head_dim, lacking, needs
 from layerparity.mistakes.fault import ChangeArguments, Pass, Surgery, WhyNot
@@ -121,7 +122,11 @@ def _mask(
     story: str, change: Callable[[torch.Tensor], torch.Tensor], true: tuple[str, ...] = ()
 ) -> Mutation:
     def arguments(given: Mapping[str, Any], each: Pass) -> dict[str, Any]:
-        return {**given, "attention_mask": change(additive(given.get("attention_mask"), each))}
+        mask = change(additive(given.get("attention_mask"), each))
+        # transformers may leave out the mask though a cache has room for more tokens.
+        empty = max(each.keys - mask.shape[-1], 0)
+        least = torch.finfo(mask.dtype).min
+        return {**given, "attention_mask": functional.pad(mask, (0, empty), value=least)}
 
     return _changed(f"mask {story}", arguments, true=true)
 

@@ -142,7 +142,10 @@ class PlantedPort(HfPort):
 
         assert self.fault.arguments is not None
         skeleton = self.skeleton
-        this = Pass(call.attention_mask, call.position_ids, skeleton.config, skeleton.dtype, tables)
+        keys = 0 if self.cache is None else self.cache.device.layers[layer].max_cache_len
+        this = Pass(
+            call.attention_mask, call.position_ids, skeleton.config, skeleton.dtype, tables, keys
+        )
         return self.fault.arguments(self._arguments[layer], this)
 
     def fill(self, stage: str) -> dict[str, TensorHashes]:
