@@ -199,7 +199,7 @@ def test_a_flip_fails_and_its_token_leaves_the_weights_alone(
     assert choices.metrics == {"set_agreement": 0.9}
     assert (choices.outcome, why(choices)) == (
         Outcome.FAIL,
-        "expert sets differ at 10.00% of the tokens",
+        "what is chosen differs at 10.00% of the tokens",
     )
     assert row(found, "layers.0.mlp.gate:weights").outcome is Outcome.PASS
 

@@ -183,7 +183,7 @@ def test_an_exit_status_follows_the_outcome() -> None:
             "an offset of +0.5 noise floors, 12 standard errors",
         ),
         (Breach("flips_outside_noise", 26.0), {"flips": 29.0}, "26 of 29 flips are no ties"),
-        (Breach("set_agreement", 0.9), {}, "expert sets differ at 10.00% of the tokens"),
+        (Breach("set_agreement", 0.9), {}, "what is chosen differs at 10.00% of the tokens"),
         (Breach("unequal", 4.0), {}, "4 values are not equal to the bit"),
         (
             Breach("nonfinite_disagreement", 1.0),

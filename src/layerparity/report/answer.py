@@ -65,7 +65,7 @@ _NUMBERS = (
     ("error_ratio", "error against the reference {:.3g} times the floor of rounding"),
     ("rel_l2", "relative L2 error against the golden {:.2g}"),
     ("norm_ratio", "norm {:.4g} times the golden's"),
-    ("set_agreement", "expert sets are the golden's at {:.0%} of the tokens"),
+    ("set_agreement", "what is chosen is the golden's at {:.0%} of the tokens"),
 )
 _SURE = ((0.9, "very likely"), (0.7, "likely"), (0.4, "plausible"), (0.0, "a guess"))
 _OTHERS = 3

@@ -142,7 +142,7 @@ def breach_text(breach: Breach, metrics: dict[str, float]) -> str:
         "offset": f"an offset of {value:+.3g} noise floors, "
         f"{metrics.get('offset_z', math.nan):.3g} standard errors",
         "flips_outside_noise": f"{value:.0f} of {metrics.get('flips', 0.0):.0f} flips are no ties",
-        "set_agreement": f"expert sets differ at {1.0 - value:.2%} of the tokens",
+        "set_agreement": f"what is chosen differs at {1.0 - value:.2%} of the tokens",
         "unequal": f"{value:.0f} values are not equal to the bit",
         "nonfinite_disagreement": f"{value:.0f} values are NaN or Inf on one side only",
     }
