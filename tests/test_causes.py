@@ -363,6 +363,16 @@ def test_another_component_s_weight_silences_nothing(name: str) -> None:
     assert suspected(replace(case, findings=wrong)) == suspected(replace(case, findings=()))
 
 
+def test_heads_that_are_off_alike_in_halves_are_not_normed_by_head() -> None:
+    """As a rank's heads are, each of two ranks having normed its own."""
+    halves = [0.2 if head < 2 else -0.1 for head in range(4) for _ in range(8)]
+    metrics = {"norm_ratio": 0.82, "slope_channel_z": 50}
+    by_rank = suspected(made(*Q_NORM, metrics, profiles=slopes(channel=halves)))
+    by_head = suspected(made(*Q_NORM, metrics, profiles=slopes(channel=BY_HEAD)))
+    assert "qk_norm_per_head" in {cause.id for cause in by_head}
+    assert "qk_norm_per_head" not in {cause.id for cause in by_rank}
+
+
 def test_one_projection_in_another_order_is_not_said_to_be_fused_wrongly() -> None:
     seen = made(
         "self_attn.q_proj", "self_attn:out", {}, findings=[finding("reordered", "self_attn.q_proj")]

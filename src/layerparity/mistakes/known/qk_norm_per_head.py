@@ -66,8 +66,13 @@ def _by_variance(evidence: Evidence, text: str, reasons: list[str]) -> Cause | N
     """Return the cause where the slopes of a head's channels are alike, and those of heads not."""
     query = evidence.component.endswith("q_norm")
     heads = evidence.fact("num_attention_heads" if query else "num_key_value_heads")
-    between = between_heads(evidence.profile("channel"), heads)
+    slopes = evidence.profile("channel")
+    between = between_heads(slopes, heads)
     if between is None or between < BY_HEAD or evidence.blamed:
+        return None
+    shares = [count for count in range(2, heads) if heads % count == 0]
+    if any((between_heads(slopes, count) or 0.0) >= BY_HEAD for count in shares):
+        # So are several heads together: as a rank's own are, or all before and after a boundary.
         return None
     reasons.append(
         f"{between:.0%} of the variance of the channels' slopes is between heads: "
