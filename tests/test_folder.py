@@ -146,7 +146,9 @@ def as_before(run: Path, schema: dict[str, int], capture: str = "default: *") ->
     (run / names.MANIFEST).write_text(json.dumps(raw))
 
 
-@pytest.mark.parametrize("schema", [{"schema": 4}, {"schema": 3}, {"schema": 2}, {}], ids=str)
+@pytest.mark.parametrize(
+    "schema", [{"schema": 7}, {"schema": 4}, {"schema": 3}, {"schema": 2}, {}], ids=str
+)
 def test_a_folder_of_a_former_version_is_read(
     run: Path, whole: Path, schema: dict[str, int]
 ) -> None:

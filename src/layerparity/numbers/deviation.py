@@ -21,7 +21,7 @@ from layerparity.numbers.arithmetic import one_thread
 from layerparity.numbers.clean_slopes import CleanSlopes
 from layerparity.numbers.floor import TINY, Floor, group_floor, scales
 from layerparity.numbers.site_sums import apart_by_group, site_sums
-from layerparity.numbers.token_factors import factor_ratio, standing_out
+from layerparity.numbers.token_factors import FEW, factor_ratio, standing_out
 from layerparity.numbers.token_sums import (
     CHANNEL,
     FEWEST,
@@ -39,8 +39,7 @@ from layerparity.numbers.typical_floor import SHARED, TypicalFloor
 LEAST = 0.1
 # No number's error is below this: machines flush what is smaller to zero.
 _FLUSHED = torch.finfo(torch.float32).tiny
-# So few independent numbers, such as a router's two weights of a token, are off by chance; and so
-# few tokens' factors.
+# So few independent numbers, such as a router's two weights of a token, are off by chance.
 _FEW = 8
 # One token in so many, those with the largest errors, says nothing of factors.
 _ODD = 16
@@ -234,12 +233,12 @@ def _by_token(site: JudgedSite, sums: SiteSums, result: Deviation) -> None:
     Of few tokens neither is known well enough.
     """
     count, width = site.candidate.shape
-    if site.floor.weighed is None or count < _FEW:
+    if site.floor.weighed is None or count < FEW:
         return
     floors = site.floor.weighed[site.tokens]
     floors = floors.clamp_min(0) + (LEAST * site.epsilon) ** 2 * sums.squares
     # A few squares are off from their mean by chance, those of the clean ways like these.
-    chance = 1 + _FEW / count
+    chance = 1 + FEW / count
     # One token whose error outweighs all others' has a factor by itself: that is no factor of each.
     most = sums.weighed.argsort()[: count - count // _ODD]
     error, floor = float(sums.weighed[most].sum()), float(floors[most].sum())

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from layerparity.numbers.arithmetic import one_thread
 from layerparity.numbers.clean_slopes import SlopeSample
-from layerparity.numbers.token_factors import explained
+from layerparity.numbers.token_factors import FEW, explained
 from layerparity.numbers.token_sums import CHANNEL, TokenLayout, pieces
 
 # No channel is believed to be cleaner than this part of the site's mean square error: a channel
@@ -29,8 +29,12 @@ class Floor:
     ``slopes`` sample by grouping the slopes of (way - golden) on the reference. ``factors`` give by
     grouping the largest part of a way's error that one factor for each token (of each head)
     explains. ``real`` is float64 [2, real tokens]: each one's largest floor, and its reference's
-    square. Floors of former versions have a ``spread`` in place of slopes, factors and weighed:
-    the largest slope by grouping, in units of the floor.
+    square. Of fewer than `FEW` tokens there are no factors, and ``weighed`` is None.
+
+    The floors of several passes of one shape are one, with the passes in front of every shape;
+    its slopes are the sample of all of them, its factors the largest. Floors of former versions
+    have a ``spread`` in place of slopes, factors and weighed: the largest slope by grouping, in
+    units of the floor.
     """
 
     ways: tuple[str, ...]
@@ -41,6 +45,16 @@ class Floor:
     weighed: torch.Tensor | None = None
     factors: dict[str, float] = field(default_factory=dict)
     spread: dict[str, float] = field(default_factory=dict)
+
+    def of_pass(self, index: int) -> Floor:
+        """Return the floor of one of several passes; its slopes and factors are those of all."""
+        own: dict[str, Any] = {name: each[index] for name, each in self.tensors().items()}
+        return replace(self, **own)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return the tensors that it has, by name, in the shapes above."""
+        named = {name: getattr(self, name) for name in ("tokens", "elements", "real", "weighed")}
+        return {name: each for name, each in named.items() if each is not None}
 
 
 def scales(elements: torch.Tensor) -> torch.Tensor:
@@ -66,8 +80,8 @@ def measure_floor(
     ``mask`` is bool [batch * token], true for real ones.
     """
     one = {name: way.unsqueeze(0) for name, way in ways.items()}
-    (floor,) = measure_floors(one, golden.unsqueeze(0), reference.unsqueeze(0), mask, layout)
-    return floor
+    floors = measure_floors(one, golden.unsqueeze(0), reference.unsqueeze(0), mask, layout)
+    return floors.of_pass(0)
 
 
 @one_thread()
@@ -77,18 +91,18 @@ def measure_floors(
     reference: torch.Tensor,
     mask: torch.Tensor,
     layout: TokenLayout,
-) -> list[Floor]:
-    """Return the floor of one site in each of several passes of one shape.
+) -> Floor:
+    """Return the floors of one site in several passes of one shape, as one with passes in front.
 
     Shapes are those of `measure_floor`, with the passes in front; ``mask`` is that of each. Short
     passes are measured together: of so few numbers an operation's call takes longer than the sum.
     """
     passes, rows, width = reference.shape
-    floors: list[Floor] = []
+    floors = []
     for some in pieces(passes, rows * len(ways) * width):
         few = _Passes([way[some] for way in ways.values()], golden[some], reference[some], mask)
-        floors += few.floors(tuple(ways), layout)
-    return floors
+        floors.append(few.floors(tuple(ways), layout))
+    return floors[0] if len(floors) == 1 else _joined(floors)
 
 
 def group_floor(elements: torch.Tensor, layout: TokenLayout, grouping: str) -> torch.Tensor:
@@ -109,9 +123,9 @@ class _Passes:
     reference: torch.Tensor
     mask: torch.Tensor
 
-    def floors(self, names: tuple[str, ...], layout: TokenLayout) -> list[Floor]:
-        """Return the floor of each pass; ``names`` are those of the ways."""
-        (passes, rows, width), count = self.reference.shape, len(names)
+    def floors(self, names: tuple[str, ...], layout: TokenLayout) -> Floor:
+        """Return the floors, with the passes in front; ``names`` are those of the ways."""
+        (passes, rows, width), count = self.reference.shape, len(self.ways)
         tokens = torch.zeros(passes, count, rows, dtype=torch.float64)
         elements, products = torch.zeros(2, passes, count, width, dtype=torch.float64)
         squares = torch.zeros(passes, width, dtype=torch.float64)
@@ -126,14 +140,15 @@ class _Passes:
             elements += error[:, :, real].sum(2)
             products += values.sub_(own).mul_(wide)[:, :, real].sum(2)
         slopes = _slopes(products, squares, elements, layout)
-        weighed, factors = self._weighed(scales(elements).square(), layout)
-        largest = torch.stack([tokens.amax(1), by_token], 1)[:, :, self.mask]
-        parts = zip(tokens, elements, slopes, largest, weighed, factors, strict=True)
-        return [Floor(names, *each) for each in parts]
+        floor = Floor(names, tokens, elements, slopes)
+        floor.real = torch.stack([tokens.amax(1), by_token], 1)[:, :, self.mask]
+        if rows >= FEW:
+            floor.weighed, floor.factors = self._weighed(scales(elements).square(), layout)
+        return floor
 
     def _weighed(
         self, weight: torch.Tensor, layout: TokenLayout
-    ) -> tuple[torch.Tensor, list[dict[str, float]]]:
+    ) -> tuple[torch.Tensor, dict[str, float]]:
         """Return each token's largest weighed floor, and what factors explain of a way's error.
 
         The floors are float64 [pass, batch * token], and so is the ``weight`` [pass, element].
@@ -155,8 +170,7 @@ class _Passes:
             squared = values.square_().flatten(1, 2)
             errors[:, :, part] = (squared @ weight.unsqueeze(2)).view(passes, count, -1)
         total = errors[:, :, self.mask].sum(2).clamp_min(TINY)
-        shares = [(each / total).amax(1).tolist() for each in shared.values()]
-        factors = [dict(zip(shared, each, strict=True)) for each in zip(*shares, strict=True)]
+        factors = {name: float((each / total).max()) for name, each in shared.items()}
         return errors.amax(1), factors
 
     def _pieces(self) -> Iterator[tuple[slice, Any, torch.Tensor, torch.Tensor]]:
@@ -177,8 +191,8 @@ class _Passes:
 
 def _slopes(
     products: torch.Tensor, squares: torch.Tensor, elements: torch.Tensor, layout: TokenLayout
-) -> list[dict[str, SlopeSample]]:
-    """Return of each pass the slopes of the ways that differ from the golden, by grouping.
+) -> dict[str, SlopeSample]:
+    """Return the slopes of the ways that differ from the golden, of all passes, by grouping.
 
     ``products`` are each way's sums over tokens of (way - golden) * reference, float64 [pass, way,
     element], ``squares`` [pass, element] those of reference^2, ``elements`` [pass, way, element]
@@ -186,8 +200,8 @@ def _slopes(
     """
     weight = scales(elements).square().unsqueeze(1)
     # A way that is the golden to the bit is no other way, and has no slope.
-    counts = (products != 0).any(2).sum(1)
-    found: dict[str, list[SlopeSample]] = {}
+    count = int((products != 0).any(2).sum())
+    found: dict[str, SlopeSample] = {}
     for grouping in layout.groupings:
         p, q, error = (
             layout.sums(each * weight, grouping)
@@ -196,6 +210,19 @@ def _slopes(
         size = q * error
         slopes = torch.where(size > 0, p.square() / size.clamp_min(TINY), 0.0)
         # Of several groups the largest: some always follow the reference more than others.
-        means = (slopes.amax(2).sum(1) / counts.clamp_min(1)).tolist()
-        found[grouping] = [SlopeSample(*each) for each in zip(means, counts.tolist(), strict=True)]
-    return [dict(zip(found, each, strict=True)) for each in zip(*found.values(), strict=True)]
+        total = float(slopes.amax(2).sum())
+        found[grouping] = SlopeSample(total / max(count, 1), count)
+    return found
+
+
+def _joined(floors: Sequence[Floor]) -> Floor:
+    """Return floors of further passes each as one, with all passes in front."""
+    each = [floor.tensors() for floor in floors]
+    tensors: dict[str, Any] = {name: torch.cat([one[name] for one in each]) for name in each[0]}
+    slopes, factors = floors[0].slopes, floors[0].factors
+    return replace(
+        floors[0],
+        slopes={name: SlopeSample.pooled(one.slopes[name] for one in floors) for name in slopes},
+        factors={name: max(one.factors[name] for one in floors) for name in factors},
+        **tensors,
+    )

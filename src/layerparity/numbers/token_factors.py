@@ -18,6 +18,8 @@ _TINY = 1e-300
 # No token is believed to be worth more independent numbers than this, nor more than there are
 # tokens to tell it from.
 _MOST_FREEDOM = 64
+# Factors of fewer tokens than this are off by chance.
+FEW = 8
 
 
 def explained(

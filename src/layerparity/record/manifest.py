@@ -16,7 +16,8 @@ from layerparity.ground.files import text_digest
 # 3 the numerics held the capture as text, and no file of text had its hash. Since `OWN_KEYS` the
 # rotated keys of a decode step are its own: they were those of the prompt's first token. Since 6
 # references hold samples of clean slopes. Since 7 a golden may have been fed a candidate's values.
-SCHEMA = 7
+# Since 8 the references of decode steps that were evaluated together are stored together.
+SCHEMA = 8
 OLDEST = 2
 OWN_KEYS = 5
 _FIRST_KEYS = "an older version stored those of the prompt's first token: make the run again"

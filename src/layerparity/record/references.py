@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -29,8 +30,6 @@ from layerparity.record.folder import REFERENCE_INDEX, RunFolder, reference_file
 ISOLATED, CHAINED = "isolated", "chained"
 # Bytes of a file that is read as a whole, and how many of those stay open.
 _SMALL, _OPEN = 1 << 22, 64
-# The tensors of a `Floor`, which some floors lack.
-_PARTS = ("tokens", "elements", "real", "weighed")
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,9 @@ class ReferenceEntry:
     """One site's reference: the stage and feed it was computed in, its file, and the floors there.
 
     ``hashes`` are the hash of each tensor by its name in the file; ``floors`` are by floating type.
+    ``steps`` are the decode steps that were evaluated as one pass, isolated, whose values are
+    stored together, named after the first; ``site`` is that of one of them. The prefill has none,
+    nor has a step in folders before schema 8.
     """
 
     site: Site
@@ -59,6 +61,21 @@ class ReferenceEntry:
     file: str
     hashes: dict[str, str]
     floors: dict[str, StoredFloor] = field(default_factory=dict)
+    steps: tuple[int, ...] = ()
+
+    @property
+    def sites(self) -> list[Site]:
+        """The site at each of its decode steps, or in the prefill."""
+        return [self.site.at_step(step) for step in self.steps] or [self.site]
+
+    @property
+    def row(self) -> int:
+        """Where its own decode step stands among all of them."""
+        return self.steps.index(self.site.step)
+
+    def name(self, dtype: str = "", part: str = "") -> str:
+        """Return the name in the file of its values, or of a tensor of a floor, as ``tokens``."""
+        return " ".join([str(self.sites[0]), dtype, part] if part else [str(self.sites[0])])
 
 
 @dataclass(frozen=True)
@@ -82,28 +99,28 @@ class ReferenceWriter:
         feed: str,
         name: str,
         references: dict[Site, tuple[torch.Tensor, dict[str, Floor]]],
+        steps: Sequence[int] = (),
     ) -> None:
         """Store the references of one stage's sites, each with its floors by floating type.
 
-        Tensors are float32 or float64 in the shape of their site. Raises UserError where the disk
-        refuses.
+        Tensors are float32 or float64 in the shape of their site. With ``steps`` they are of these
+        decode steps, [batch, step, ...], floors have the steps in front, and sites are those of the
+        first step. Raises UserError where the disk refuses.
         """
         relative = reference_file(name, feed)
         everything: dict[str, torch.Tensor] = {}
         for site, (reference, floors) in references.items():
-            called = str(site)
-            tensors = {called: reference.contiguous()}
-            for dtype, floor in floors.items():
-                for part in _PARTS:
-                    tensor = getattr(floor, part)
-                    if tensor is not None:
-                        tensors[_part(called, dtype, part)] = tensor.contiguous()
-            hashes = {key: tensor_digest(tensor) for key, tensor in tensors.items()}
             kept = {
                 dtype: StoredFloor(each.ways, each.slopes, each.factors, each.spread)
                 for dtype, each in floors.items()
             }
-            self.entries.append(ReferenceEntry(site, stage, feed, relative, hashes, kept))
+            entry = ReferenceEntry(site, stage, feed, relative, {}, kept, tuple(steps))
+            tensors = {entry.name(): reference.contiguous()}
+            for dtype, floor in floors.items():
+                for part, tensor in floor.tensors().items():
+                    tensors[entry.name(dtype, part)] = tensor.contiguous()
+            entry.hashes.update({key: tensor_digest(tensor) for key, tensor in tensors.items()})
+            self.entries.append(entry)
             everything |= tensors
         if everything:
             self._files.write_tensors(relative, everything)
@@ -118,14 +135,15 @@ class ReferenceWriter:
 class StoredReferences:
     """The references of a finished run, read lazily.
 
-    A site's take several tensors, and a floor is pooled over a file for each decode step: small
-    files are opened once for many of them.
+    A site's take several tensors, and those of many decode steps lie in one: small files are opened
+    once for many of them, and each tensor is held against its hash when it is first read.
     """
 
     def __init__(self, folder: Path, digest: str) -> None:
         """Raises UserError where the index is damaged or not the one the manifest names."""
         self.folder = folder
         self._opened = lru_cache(_OPEN)(self._open)
+        self._right: set[tuple[str, str]] = set()
         self._entries: dict[tuple[str, str, Site], ReferenceEntry] = {}
         self._steps: dict[tuple[str, ...], list[ReferenceEntry]] = {}
         path = inside(folder, REFERENCE_INDEX)
@@ -134,44 +152,56 @@ class StoredReferences:
             if text_digest(text) != digest:
                 raise damaged(path, "it is not what the manifest names")
             index = decode(_Index, parse_json(text))
+        self._all = index.entries
         for entry in index.entries:
-            self._entries[entry.stage, entry.feed, entry.site] = entry
+            for site in entry.sites:
+                self._entries[entry.stage, entry.feed, site] = entry
             self._steps.setdefault(_place(entry), []).append(entry)
 
     def find(self, stage: str, feed: str, site: Site) -> ReferenceEntry | None:
         """Return the entry of a site as one stage computed it, or None."""
-        return self._entries.get((stage, feed, site))
+        entry = self._entries.get((stage, feed, site))
+        return replace(entry, site=site) if entry is not None and entry.steps else entry
 
     def entries(self) -> list[ReferenceEntry]:
-        """Return every entry."""
-        return list(self._entries.values())
+        """Return every entry once; of several decode steps, at the first."""
+        return list(self._all)
 
     def reference(self, entry: ReferenceEntry) -> torch.Tensor:
         """Return the values one precision wider, float32 or float64, in the shape of the site."""
-        return self._read(entry, str(entry.site))
+        values = self._read(entry, entry.name(), 1)
+        return values.narrow(1, entry.row, 1).contiguous() if entry.steps else values
 
     def floor(self, entry: ReferenceEntry, dtype: str) -> Floor | None:
         """Return the floor in a floating type, or None where none was made."""
-        floor = entry.floors.get(dtype)
-        if floor is None:
+        stored = entry.floors.get(dtype)
+        if stored is None:
             return None
-        tokens = self._read(entry, _part(entry.site, dtype, "tokens"))
-        elements = self._read(entry, _part(entry.site, dtype, "elements"))
-        name = _part(entry.site, dtype, "weighed")
+        tokens = self._read(entry, entry.name(dtype, "tokens"))
+        elements = self._read(entry, entry.name(dtype, "elements"))
+        name = entry.name(dtype, "weighed")
         weighed = self._read(entry, name) if name in entry.hashes else None
-        numbers = (dict(each) for each in (floor.factors, floor.spread))
-        return Floor(floor.ways, tokens, elements, dict(floor.slopes), None, weighed, *numbers)
+        numbers = (dict(each) for each in (stored.factors, stored.spread))
+        floor = Floor(stored.ways, tokens, elements, dict(stored.slopes), None, weighed, *numbers)
+        return floor.of_pass(entry.row) if entry.steps else floor
 
     def typical_floor(self, entry: ReferenceEntry, dtype: str) -> TypicalFloor | None:
         """Return one token's floor at a site, pooled over prefill and decode steps; or None."""
-        steps = [(each, _part(each.site, dtype, "real")) for each in self._steps[_place(entry)]]
-        errors = [self._read(each, name) for each, name in steps if name in each.hashes]
-        return TypicalFloor.of(*torch.cat(errors, 1)) if errors else None
+        names = [(each, each.name(dtype, "real")) for each in self._steps[_place(entry)]]
+        errors = [self._read(each, name) for each, name in names if name in each.hashes]
+        # Of several steps the steps are in front.
+        rows = [each.transpose(0, -2).flatten(1) for each in errors]
+        return TypicalFloor.of(*torch.cat(rows, 1)) if rows else None
 
-    def _read(self, entry: ReferenceEntry, name: str) -> torch.Tensor:
+    def _read(self, entry: ReferenceEntry, name: str, axis: int = 0) -> torch.Tensor:
+        """Return a tensor of any shape whose decode steps, where it has any, lie on an axis."""
         path, tensors = self._opened(entry.file)
         tensor = tensors[name] if name in tensors else read_tensor(path, name)
-        refuse_altered(tensor, entry.hashes[name], name, path)
+        if (entry.file, name) not in self._right:
+            refuse_altered(tensor, entry.hashes[name], name, path)
+            self._right.add((entry.file, name))
+        if entry.steps and tensor.shape[axis : axis + 1] != (len(entry.steps),):
+            raise damaged(path, f"{name} is not of {len(entry.steps)} decode steps")
         return tensor
 
     def _open(self, file: str) -> tuple[Path, dict[str, torch.Tensor]]:
@@ -185,8 +215,3 @@ class StoredReferences:
 def _place(entry: ReferenceEntry) -> tuple[str, ...]:
     """Return what an entry has in common with those of other steps."""
     return (entry.stage, entry.feed, entry.site.path, entry.site.end)
-
-
-def _part(site: Site | str, dtype: str, part: str) -> str:
-    """Return the name in the file of a floor's tensor, such as ``tokens`` or ``elements``."""
-    return f"{site} {dtype} {part}"

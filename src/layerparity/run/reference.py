@@ -151,7 +151,7 @@ class ReferenceRecorder:
         # Attention has masks and tables, and maybe a cache: it is called once for each input.
         together = [part for part in parts if not self.port.takes_more(part.stage)]
         results = self._isolated.observe(record, parts=together)
-        (isolated,) = self._references(record, results[record.stage])
+        isolated = self._references(record, results[record.stage])
         self._write(record, ISOLATED, isolated)
         if self._chain is not None:
             self._follow(self._chain, record, isolated)
@@ -159,8 +159,7 @@ class ReferenceRecorder:
             assert self._parts is not None
             if part.stage not in results:
                 results |= self._parts.observe(part)
-            (references,) = self._references(part, results[part.stage])
-            self._write(part, ISOLATED, references)
+            self._write(part, ISOLATED, self._references(part, results[part.stage]))
 
     def _follow(self, chain: Ways, record: StageRecord, isolated: References) -> None:
         """Evaluate a stage of the chain, where that is another computation than the isolated one.
@@ -176,12 +175,12 @@ class ReferenceRecorder:
             return
         results = chain.observe(record, fed)
         if record.chained:
-            (references,) = self._references(record, results[record.stage])
-            self._write(record, CHAINED, references)
+            self._write(record, CHAINED, self._references(record, results[record.stage]))
 
     def _steps(self, records: list[StageRecord]) -> None:
         """Evaluate decode steps of one stage as a pass over all their tokens."""
-        first, steps = records[0], [record.step for record in records]
+        first = records[0]
+        steps = [each.step for each in records if each.step is not None]
         tensors = {
             site: torch.cat([each.tensors[site.at_step(each.step)] for each in records], 1)
             for site in first.tensors
@@ -189,47 +188,45 @@ class ReferenceRecorder:
         given = torch.cat([each.given for each in records], 1)
         joined = replace(first, given=given, tensors=tensors)
         results = self._isolated.observe(joined, steps=len(steps) > 1)
-        found = self._references(joined, results[joined.stage], steps)
-        for record, references in zip(records, found, strict=True):
-            self._write(record, ISOLATED, references)
+        self._write(joined, ISOLATED, self._references(joined, results[joined.stage]), steps)
 
-    def _write(self, record: StageRecord, feed: str, references: References) -> None:
+    def _write(
+        self, record: StageRecord, feed: str, references: References, steps: Sequence[int] = ()
+    ) -> None:
         name = record.stage if record.step is None else f"{record.stage}.decode.{record.step}"
-        self.writer.write(record.stage, feed, name, references)
+        self.writer.write(record.stage, feed, name, references, steps)
 
-    def _references(
-        self, record: StageRecord, results: Results, steps: Sequence[int | None] = (None,)
-    ) -> list[References]:
-        """Return reference and floors of the prefill, or of each decode step that was evaluated.
+    def _references(self, record: StageRecord, results: Results) -> References:
+        """Return reference and floors of the prefill, or of decode steps that were evaluated.
 
-        ``record`` and ``results`` are [batch, token, ...], a token for each of the ``steps``.
+        ``record`` and ``results`` are [batch, token, ...], a token for each decode step.
         """
         specs = record.specs
         heads = heads_of((s.end, tuple(t.shape), specs[s].axes) for s, t in record.tensors.items())
-        found: list[References] = [{} for _ in steps]
+        found: References = {}
         for site, value in results[REFERENCE].items():
             axes = specs[site].axes if site in specs else EXPERTS.axes
             layout = token_layout(tuple(value.shape), axes, site.local, heads)
-            values = [value] if record.step is None else value.split(1, 1)
-            for step, references, own in zip(steps, found, values, strict=True):
-                references[site.at_step(step)] = (own, {})
+            floors = {}
             for dtype in self.dtypes:
                 ways = {w: values[site] for (own, w), values in results.items() if own == dtype}
                 golden = record.tensors.get(site)
-                floors = self._floors(layout, ways, value, golden, record.step is not None)
-                for step, references, floor in zip(steps, found, floors, strict=True):
-                    references[site.at_step(step)][1][dtype] = floor
+                floors[dtype] = self._floor(layout, ways, value, golden, record.step is not None)
+            found[site] = value, floors
         return found
 
-    def _floors(
+    def _floor(
         self,
         layout: TokenLayout,
         ways: dict[str, torch.Tensor],
         wide: torch.Tensor,
         golden: torch.Tensor | None,
         decoded: bool,
-    ) -> list[Floor]:
-        """Return the floor of one site, of tensors [batch, token, ...], or of each decode step."""
+    ) -> Floor:
+        """Return the floor of one site, of tensors [batch, token, ...].
+
+        Of decode steps it has the steps in front.
+        """
         if golden is None:
             # The router's scores are nobody's site: any clean computation stands for the golden.
             golden = next(iter(ways.values()))
@@ -244,7 +241,8 @@ class ReferenceRecorder:
             return ordered.reshape(steps, -1, layout.elements)
 
         flat = {name: rows(value) for name, value in ways.items()}
-        return measure_floors(flat, rows(golden), rows(wide), self._mask, layout)
+        floor = measure_floors(flat, rows(golden), rows(wide), self._mask, layout)
+        return floor if decoded else floor.of_pass(0)
 
     def _components(self, record: StageRecord) -> Iterator[StageRecord]:
         """Yield what the golden had at each component whose input it recorded."""
