@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from bisections import (
@@ -374,13 +376,29 @@ class Port(PlantedPort):
 
 
 def test_known_mistakes_are_planted_in_the_place_that_was_found(run: Cli, store: Path) -> None:
-    Path("silent_port.py").write_text(SILENT)
-    ended = run("job=bisect", "golden=the-golden", "port._target_=silent_port.Port")
+    Path("quiet_port.py").write_text(SILENT)
+    ended = run("job=bisect", "golden=the-golden", "port._target_=quiet_port.Port")
     assert ended.exit == 1, ended.out + ended.err
     # In one block, once, whatever the search compared before.
     assert len(re.findall(r"^trying \d+ known mistakes on layers\.3$", ended.out, re.M)) == 1
     assert re.search(r"^cause     shown \(\d+%\): gate and up halves stacked", ended.out, re.M)
     assert [each["id"] for each in record(store)["causes"]] == ["gate_up_swapped"]  # type: ignore
+
+
+@pytest.mark.parametrize(("patience", "tried"), [(0.5, 0), (3.0, 3)])
+def test_it_says_how_many_mistakes_there_is_time_for(
+    run: Cli, store: Path, monkeypatch: pytest.MonkeyPatch, patience: float, tried: int
+) -> None:
+    """On a machine whose every look at the clock takes a second."""
+    from layerparity.run import replay
+
+    monkeypatch.setattr(replay, "_PATIENCE", patience)
+    monkeypatch.setattr(replay, "time", SimpleNamespace(monotonic=itertools.count().__next__))
+    Path("quiet_port.py").write_text(SILENT)
+    ended = run("job=bisect", "golden=the-golden", "port._target_=quiet_port.Port")
+    assert ended.exit == 1, ended.out + ended.err
+    said = rf"^trying {tried} of \d+ known mistakes on layers\.3: one takes 1 s"
+    assert re.search(said, ended.out, re.M), ended.out
 
 
 def test_a_bisection_s_own_runs_are_not_the_latest(cli: Cli, tmp_path: Path) -> None:

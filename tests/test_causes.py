@@ -368,8 +368,10 @@ def test_heads_that_are_off_alike_in_halves_are_not_normed_by_head() -> None:
     halves = [0.2 if head < 2 else -0.1 for head in range(4) for _ in range(8)]
     metrics = {"norm_ratio": 0.82, "slope_channel_z": 50}
     by_rank = suspected(made(*Q_NORM, metrics, profiles=slopes(channel=halves)))
-    by_head = suspected(made(*Q_NORM, metrics, profiles=slopes(channel=BY_HEAD)))
-    assert "qk_norm_per_head" in {cause.id for cause in by_head}
+    # By chance most of the variance may lie between halves.
+    for heads in (BY_HEAD, [x for head in (0.4, 0.3, -0.3, -0.4) for x in [head] * 8]):
+        by_head = suspected(made(*Q_NORM, metrics, profiles=slopes(channel=heads)))
+        assert "qk_norm_per_head" in {cause.id for cause in by_head}
     assert "qk_norm_per_head" not in {cause.id for cause in by_rank}
 
 

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from layerparity.numbers.clean import FLOOR, OTHERS, PLAIN, Way, reference
 from layerparity.record.folder import RunFolder
+from layerparity.run.ports._beside import Beside
 from layerparity.run.ports._canonical import CHOICES
 from layerparity.run.ports._evaluate import SCORES, Evaluator
 from layerparity.run.ports.base import Call, Observed
@@ -252,6 +253,31 @@ def test_components_beside_their_block_are_what_they_are_alone(
             near = torch.allclose(found.tensors[local], value, rtol=digits, atol=digits)
             assert near, (stage, local)
     assert not torch.allclose(both["layers.0.mlp"].output, block["layers.0"].tensors["mlp:out"])
+
+
+class Twice(torch.nn.Module):
+    """Calls one module once, and then once more, as weights that are shared are."""
+
+    def __init__(self, calls: int) -> None:
+        super().__init__()
+        self.calls, self.part = calls, torch.nn.Linear(4, 4)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        for _ in range(self.calls):
+            values = self.part(values)
+        return values
+
+
+@pytest.mark.parametrize("calls", [0, 1, 2])
+def test_a_component_that_is_not_called_once_gives_nothing_beside(calls: int) -> None:
+    module, given = Twice(calls), torch.randn(2, 3, 4)
+    beside = Beside({"part": given + 1})
+    with beside.inside(module):
+        observed = module(given)
+    torch.testing.assert_close(observed, module(given))
+    assert list(beside.outputs) == ["part"] * (calls == 1)
+    if calls == 1:
+        torch.testing.assert_close(beside.outputs["part"], module.part(given + 1))
 
 
 def test_a_component_that_takes_more_is_not_called_beside_its_block(made: Made) -> None:

@@ -300,8 +300,20 @@ def test_a_large_model_is_proved_on_a_small_twin(kind: str) -> None:
     assert sum(each.numel() for each in skeleton.model.parameters()) > 2e9
     assert sum(each.numel() for each in next(twins(skeleton)).model.parameters()) < 3e7
     shown = proof.prove(skeleton, family_of(kind))
-    assert replace(shown, kinds={}) == proof.Proof()
+    assert replace(shown, kinds={}, apart=set()) == proof.Proof()
+    assert shown.apart >= {f"layers.{name}" for name in ("input_layernorm", "mlp")}
     assert shown.kinds and all(each.block.measured for each in shown.kinds.values())
+
+
+def test_a_component_that_mixes_tokens_is_not_given_two_batches() -> None:
+    """Doge's router views its logits [2, token, key]: two batches are no batch twice as long."""
+    for mixes in (False, True):
+        config = read_config(
+            {"model_type": "doge", "is_moe": mixes, "num_experts": 16, "num_experts_per_tok": 4}
+        )
+        shown = proof.prove(Skeleton(config, torch.float32, "eager", None), family_of("doge"))
+        assert ("layers.mlp" in shown.apart) is not mixes
+        assert "layers.input_layernorm" in shown.apart
 
 
 def test_a_twin_has_every_kind_of_block() -> None:

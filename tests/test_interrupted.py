@@ -217,6 +217,18 @@ def test_a_signal_leaves_no_lock_taken(number, at):
     assert not lock.lock.locked()
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_who_waits_for_a_lock_for_ever_can_be_ended(number):
+    """As a thread holds it that writes to a terminal that was stopped."""
+    lock = threading.Lock()
+    lock.acquire()
+    condition = threading.Condition(lock)
+    stop = KeyboardInterrupt if number == signal.SIGINT else SystemExit
+    threading.Timer(0.1, signal.pthread_kill, (threading.main_thread().ident, number)).start()
+    with pytest.raises(stop), terminable(), condition:
+        pass
+
+
 STARTED = """
 import signal, threading
 from concurrent.futures import ThreadPoolExecutor

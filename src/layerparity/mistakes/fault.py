@@ -25,8 +25,8 @@ class Pass:
 
     ``attention_mask`` is int64 [batch, seen token], 1 for real tokens; ``position_ids`` int64
     [batch, token]; both on the CPU. ``tables`` gives the model's own rotary tables (cos, sin) for
-    other position ids of the same shape. ``keys`` counts those that attention meets: more than
-    tokens were seen where a cache of a fixed size has room for others.
+    other position ids of the same shape. ``keys`` counts those that a cache of a fixed size
+    has room for, 0 without one.
     """
 
     attention_mask: torch.Tensor

@@ -15,7 +15,8 @@ from scipy.special import ndtr, stdtrit
 from layerparity.numbers.token_sums import CHANNEL
 
 _FEW_WAYS = 4
-# The limit on a slope in standard errors: there few ways of a chain are to tell as much as many.
+# The usual limit on slopes in standard errors (channels have another): there few ways of a chain
+# are to tell as much as many.
 _FAR = 4.0
 # No candidate is believed to have less than this part of the squared floor: one that computes as
 # the reference does has no error, and the golden's slope is still there.

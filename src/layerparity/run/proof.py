@@ -37,13 +37,15 @@ class Proof:
     """What a model's twin showed.
 
     ``alone`` are the kinds of stage (``layers``, ``layers.mlp``) that compute something else when
-    they are run by themselves; ``between`` pairs neighbours with something between them;
+    they are run by themselves, ``apart`` those components that give two batches in one call what
+    they give each; ``between`` pairs neighbours with something between them;
     ``unproved`` says why nothing could be shown, ``failed`` why stages cannot be run at all.
     ``kinds`` holds what was measured of one block of each class of layers; ``unmeasured`` says why
     a class is not among them.
     """
 
     alone: set[str] = field(default_factory=set)
+    apart: set[str] = field(default_factory=set)
     between: set[tuple[str, str]] = field(default_factory=set)
     unproved: str = ""
     failed: str = ""
@@ -72,7 +74,7 @@ def check(proof: Proof, model: str, stages: Sequence[str], chained: bool) -> lis
     """
     if proof.failed:
         raise UserError(f"{model} cannot be run by stages ({proof.failed}): {_OWN_PORT}.")
-    kinds = [_kind(stage) for stage in stages]
+    kinds = [kind_of(stage) for stage in stages]
     for kind in kinds:
         if kind in proof.alone:
             raise UserError(
@@ -145,18 +147,23 @@ def _compare(twin: Skeleton, family: Family, whole: Forward, mask: torch.Tensor)
     order = _stages(twin)
     follows = dict(zip(order, [*order[1:], "logits"], strict=True))
     wanted = {**whole.given, "logits": whole.logits}
+    mixing: set[str] = set()
     for stage, given in whole.given.items():
         layer = Site(stage, "in").layer
         inside = Site(stage, "in").component if layer is not None else ""
         named = arguments[layer] if layer is not None and inside in ("", "self_attn") else {}
         plain, _ = ObservedStage(twin.module(stage), [])(given, named)
+        if inside and inside != "self_attn":
+            kinds = proof.apart if _is_apart(twin.module(stage), given, plain) else mixing
+            kinds.add(kind_of(stage))
         if not _agree(plain, whole.output[stage], mask):
-            proof.alone.add(_kind(stage))
+            proof.alone.add(kind_of(stage))
         elif stage in follows:
             after = family.after.get(stage)
             passed = plain if after is None else after(plain, twin.config)
             if not _agree(passed, wanted[follows[stage]], mask):
-                proof.between.add((_kind(stage), _kind(follows[stage])))
+                proof.between.add((kind_of(stage), kind_of(follows[stage])))
+    proof.apart -= mixing
     for layer, kind in classes_of(twin).items():
         if kind in proof.kinds:
             continue
@@ -167,6 +174,22 @@ def _compare(twin: Skeleton, family: Family, whole: Forward, mask: torch.Tensor)
             # An architecture of the user's may not bear what is done to its values.
             proof.unmeasured = _first_line(error)
     return proof
+
+
+def _is_apart(module: torch.nn.Module, given: torch.Tensor, plain: torch.Tensor) -> bool:
+    """Say whether a module gives two inputs [batch, token, channel] in one call what it gives each.
+
+    ``plain`` is what it gives the first, alone.
+    """
+    stage, other = ObservedStage(module, []), given.roll(1, 1)
+    try:
+        both, alone = stage(torch.cat([given, other]), {})[0], stage(other, {})[0]
+    except Exception:
+        # An architecture of the user's: its module may take one batch alone.
+        return False
+    everywhere = torch.ones(given.shape[:2])
+    first, second = both.chunk(2)
+    return _agree(first, plain, everywhere) and _agree(second, alone, everywhere)
 
 
 def _forward(twin: Skeleton, ids: torch.Tensor, mask: torch.Tensor) -> Forward:
@@ -202,7 +225,7 @@ def _stages(twin: Skeleton) -> list[str]:
     return ["embed_tokens", *blocks, "norm", "lm_head"]
 
 
-def _kind(stage: str) -> str:
+def kind_of(stage: str) -> str:
     """Return a stage without its number: ``layers``, ``layers.mlp``, ``norm``."""
     return ".".join(part for part in stage.split(".") if not part.isdigit())
 

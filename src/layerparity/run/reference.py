@@ -146,10 +146,9 @@ class ReferenceRecorder:
         return step % self._together == 0 or step == self._last
 
     def _prefill(self, record: StageRecord) -> None:
-        """Evaluate a stage isolated, chained, and its components by themselves."""
+        """Evaluate a stage isolated and chained, and its components on the golden's inputs."""
         parts = list(self._components(record))
-        # Attention has masks and tables, and maybe a cache: it is called once for each input.
-        together = [part for part in parts if not self.port.takes_more(part.stage)]
+        together = [part for part in parts if self.port.takes_batches_apart(part.stage)]
         results = self._isolated.observe(record, parts=together)
         isolated = self._references(record, results[record.stage])
         self._write(record, ISOLATED, isolated)

@@ -235,9 +235,13 @@ def _trials(loaded: ReplayedBlock, asked: Callable[[Fault], bool]) -> Iterator[T
     sound = loaded.trial()
     took = max(time.monotonic() - began, 1e-3)
     due = faults[: int(_PATIENCE / took)]
-    left = len(faults) - len(due)
-    over = f"; {left} more are not: a block takes {took:.1f} s, and {_PATIENCE:.0f} s are too few"
-    console.say(f"trying {len(due)} known mistakes on {loaded.place}{over if left else ''}")
+    tried, why = str(len(due)), ""
+    if len(due) < len(faults):
+        tried += f" of {len(faults)}"
+        why = f": one takes {took:.0f} s, and all may take {_PATIENCE:.0f}"
+    console.say(f"trying {tried} known mistakes on {loaded.place}{why}")
+    if not due:
+        return
     yield sound
     for fault in due:
         try:

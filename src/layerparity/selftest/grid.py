@@ -221,7 +221,7 @@ def _decodes(checkpoint: Checkpoint) -> bool:
     from layerparity.anatomy.family import family_of
     from layerparity.model.architecture import read_config
     from layerparity.model.skeleton import Skeleton
-    from layerparity.run.ports.static_cache import HfCache
+    from layerparity.run.static_cache import HfCache
 
     attention = family_of(str(checkpoint.config["model_type"])).attention or "sdpa"
     skeleton = Skeleton(read_config(checkpoint.config), torch.float32, attention, "eager")

@@ -33,8 +33,11 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _blocks: list[object] = []
 # What the signals of this process raised.
 _raised: list[BaseException] = []
-# Long enough for Python to be out of what let nothing through.
-_AGAIN_S = 0.05
+# Long enough for Python to be out of what let nothing through; and how long to wait for that: who
+# waits longer for a lock may never get it.
+_AGAIN_S, _PATIENCE_S = 0.05, 2.0
+# When the first signal came that was put off, by time.monotonic().
+_put_off: list[float] = []
 # Nothing is raised inside of these. It would leave a lock taken that nobody gives back, or a thread
 # of a pool that nobody knows and therefore nobody ends: the process waits for it for ever.
 _INDIVISIBLE = frozenset(
@@ -102,9 +105,12 @@ def terminable(for_good: bool = False) -> Iterator[None]:
 
 def _raise_once(number: int, frame: FrameType | None) -> None:
     if _is_indivisible(frame):
-        # Not by `Thread`: this may be inside of one's start.
-        _thread.start_new_thread(_send_again, (number,))
-        return
+        _put_off.append(time.monotonic())
+        if _put_off[-1] - _put_off[0] < _PATIENCE_S:
+            # Not by `Thread`: this may be inside of one's start.
+            _thread.start_new_thread(_send_again, (number,))
+            return
+    _put_off.clear()
     # What closes down must not be cut short by an impatient second signal.
     for each in _ENDING:
         if signal.getsignal(each) is _raise_once:

@@ -43,6 +43,10 @@ FAULT = Fault(
 )
 
 
+# Of the variance between heads, what lies between shares of several where their heads are alike.
+_AS_MUCH = 0.95
+
+
 class PerHead:
     """A norm over each head by itself gives the candidate's numbers."""
 
@@ -71,8 +75,8 @@ def _by_variance(evidence: Evidence, text: str, reasons: list[str]) -> Cause | N
     if between is None or between < BY_HEAD or evidence.blamed:
         return None
     shares = [count for count in range(2, heads) if heads % count == 0]
-    if any((between_heads(slopes, count) or 0.0) >= BY_HEAD for count in shares):
-        # So are several heads together: as a rank's own are, or all before and after a boundary.
+    if any((between_heads(slopes, count) or 0.0) >= _AS_MUCH * between for count in shares):
+        # The heads of a share are off alike, as a rank's own are.
         return None
     reasons.append(
         f"{between:.0%} of the variance of the channels' slopes is between heads: "

@@ -122,11 +122,12 @@ def _mask(
     story: str, change: Callable[[torch.Tensor], torch.Tensor], true: tuple[str, ...] = ()
 ) -> Mutation:
     def arguments(given: Mapping[str, Any], each: Pass) -> dict[str, Any]:
-        mask = change(additive(given.get("attention_mask"), each))
-        # transformers may leave out the mask though a cache has room for more tokens.
-        empty = max(each.keys - mask.shape[-1], 0)
-        least = torch.finfo(mask.dtype).min
-        return {**given, "attention_mask": functional.pad(mask, (0, empty), value=least)}
+        mask = additive(given.get("attention_mask"), each)
+        # A cache has room for more tokens, whether or not transformers' mask has.
+        seen, keys = each.attention_mask.shape[1], max(each.keys, mask.shape[-1])
+        changed = change(mask[..., :seen])
+        least, empty = torch.finfo(mask.dtype).min, keys - changed.shape[-1]
+        return {**given, "attention_mask": functional.pad(changed, (0, empty), value=least)}
 
     return _changed(f"mask {story}", arguments, true=true)
 

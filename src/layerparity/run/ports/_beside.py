@@ -52,14 +52,19 @@ class Beside:
         def before(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
             given = self._given[path]
             value = args[0] if len(args) == 1 and not named else None
-            if called or not isinstance(value, torch.Tensor) or value.shape != given.shape:
+            if called:
+                # What its taps show is of the last call.
+                self._others.pop(path, None)
+                return None
+            if not isinstance(value, torch.Tensor) or value.shape != given.shape:
                 return None
             called.append(True)
             return (torch.cat([value, given.to(value.device, value.dtype)]),), named
 
         def after(_: nn.Module, __: Any, output: Any) -> Any:
-            if not called or path in self._others:
+            if len(called) != 1:
                 return None
+            called.append(False)
             own, self._others[path] = _halves(output)
             return own
 

@@ -205,7 +205,7 @@ class Evaluator(HfPort):
             scores = shown.detach().cpu().flatten(0, -2)
             scores = scores.masked_fill(scores.isneginf(), 0.0)
             routed = [each for each in observed if CHOICES in each.tensors]
-            for each, own in zip(routed or observed, scores.split(rows), strict=False):
+            for each, own in zip(routed or observed[:1], scores.split(rows), strict=False):
                 each.tensors[local] = own.reshape(self._call.batch, self._call.tokens, -1)
 
     def fed(self, stage: str) -> dict[str, torch.Tensor]:

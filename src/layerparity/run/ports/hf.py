@@ -25,7 +25,7 @@ from layerparity.run.ports._canonical import (
     taps_within,
 )
 from layerparity.run.ports.base import Assets, Call, Observed, Port
-from layerparity.run.ports.static_cache import HfCache
+from layerparity.run.static_cache import HfCache
 from layerparity.settings.config import DType, FeedMode
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ class HfPort(Port):
         self._filled: dict[str, dict[str, TensorHashes]] = {}
         self._taps: dict[str, list[tuple[str, Tap]]] = {}
         self._kinds: dict[int, Anatomised] = {}
+        self._apart: set[str] = set()
         self._arguments: list[dict[str, Any]] = []
         self._sent: dict[tuple[int, ...], Any] = {}
         self._call: Call | None = None
@@ -277,6 +278,7 @@ class HfPort(Port):
         proof = prove(self.skeleton, self.assets.family)
         model = self.skeleton.config.model_type
         self.assets.backend.warnings += check(proof, model, stages, chained)
+        self._apart = proof.apart
         layers = {Place.parse(stage).layer for stage in stages}
         self._kinds = {
             layer: proof.kinds[kind]
@@ -315,14 +317,19 @@ class HfPort(Port):
         """The cache of the pass that was begun, or None."""
         return self._call.cache if self._call is not None else None
 
-    def takes_more(self, stage: str) -> bool:
-        """Say whether a stage is called with more than its input: masks, tables, a cache."""
-        place = Place.parse(stage)
-        return place.layer is not None and place.module in ("", "self_attn")
+    def takes_batches_apart(self, stage: str) -> bool:
+        """Say whether a small model's component gives two batches in one call what it gives each.
+
+        Attention has masks and tables of one batch, and maybe a cache.
+        """
+        from layerparity.run.proof import kind_of
+
+        return kind_of(stage) in self._apart
 
     def _arguments_of(self, stage: str) -> dict[str, Any]:
         layer = Site(stage, "in").layer
-        if layer is None or not self.takes_more(stage):
+        component = Site(stage, "in").component
+        if layer is None or component not in ("", "self_attn"):
             return {}
         arguments = self._arguments[layer]
         key = (
