@@ -44,7 +44,7 @@ FAULT = Fault(
 
 
 # Of the variance between heads, what lies between shares of several where their heads are alike.
-_AS_MUCH = 0.95
+_AS_MUCH = 0.99
 
 
 class PerHead:
