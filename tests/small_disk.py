@@ -134,11 +134,15 @@ def _run(name: str, disk: Path, task: dict[str, object], limit: int = 0) -> tupl
     with tempfile.TemporaryFile("w+", dir=disk.parent, encoding="utf-8") as said:
         child = os.fork()
         if not child:
+            import torch
+
             os.dup2(said.fileno(), 2)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             if limit and not task["mounts"]:
                 _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
                 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+            # torch makes its threads again, for a fork has none: not two threads at once.
+            torch.set_num_threads(torch.get_num_threads())
             os._exit(_command(name, disk, bool(task["cache"])))
         _, status = os.waitpid(child, 0)
         said.seek(0)

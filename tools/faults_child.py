@@ -180,6 +180,9 @@ def carry_out(task: Task, said: list[Path]) -> None:
     os.chdir(task.folder)
     os.environ.update(task.environment)
     tempfile.tempdir = None
+    if torch := sys.modules.get("torch"):
+        # It makes its threads again, for a fork has none: not two threads at once.
+        torch.set_num_threads(torch.get_num_threads())
     _prepare(task)
     if task.call is not None:
         task.call(*task.words)
