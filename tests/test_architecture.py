@@ -19,7 +19,7 @@ ROOMS = {
     "mlflow": ("tracking",),
     "torch_xla": ("run/backends/_neuron", "machine"),
     "torch_neuronx": ("run/backends/_neuron", "machine"),
-    "neuronx_distributed": ("run/backends/_neuron", "machine"),
+    "neuronx_distributed": ("run/backends/_neuron", "run/nxdi", "machine"),
 }
 
 

@@ -89,7 +89,7 @@ def parallel_state() -> ParallelState | None:
     """
     if not looks_real("neuronx_distributed"):
         return None
-    _offer_fx()
+    offer_fx()
     try:
         return ParallelState(importlib.import_module(_PARALLEL_STATE))
     except ImportError as error:
@@ -110,7 +110,7 @@ def versions() -> dict[str, str]:
     }
 
 
-def _offer_fx() -> None:
+def offer_fx() -> None:
     """Give neuronx_distributed the class it inherits from, which transformers 5 dropped.
 
     Only its pipeline tracer would use it; without the name the whole package fails to import.

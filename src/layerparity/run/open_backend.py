@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from layerparity.ground import registry
+from layerparity.run import open_port
 
 if TYPE_CHECKING:
     from layerparity.machine.device import Affinity
@@ -24,6 +25,10 @@ def affinity(config: Config) -> Affinity:
 
 def abilities(config: Config) -> Abilities:
     """Return what the backend says that it can do; nothing heavy is imported."""
+    if open_port.ranks_device(config.port):
+        from layerparity.run.backends._ranks import ABILITIES
+
+        return ABILITIES
     abilities: Abilities = registry.load(BACKENDS, config.backend.name).abilities(config.backend)
     return abilities
 
@@ -33,6 +38,11 @@ def build(config: Config) -> Backend:
 
     Raises UserError for settings that it cannot take.
     """
+    device = open_port.ranks_device(config.port)
+    if device:
+        from layerparity.run.backends._ranks import from_config
+
+        return from_config(config, device)
     backend: Backend = registry.load(BACKENDS, config.backend.name).build(config.backend, config)
     return backend
 

@@ -53,7 +53,8 @@ def identity(chosen: Any) -> dict[str, Any]:
     """Return what tells a port apart in a fingerprint: every key, and the code of a user's own."""
     keys = keys_of(chosen)
     if _is_ours(keys["_target_"]):
-        return keys
+        sources = getattr(_resolve(keys["_target_"]), "sources", None)
+        return keys if sources is None else {**keys, "source": sources(keys)}
     module = sys.modules[_resolve(keys["_target_"]).__module__]
     file = getattr(module, "__file__", None)
     top = sys.modules[module.__name__.partition(".")[0]]
@@ -105,6 +106,12 @@ def build(chosen: Any, assets: Assets) -> Port:
             "layerparity.porting.Port."
         )
     return guarded(port, target, assets)
+
+
+def ranks_device(chosen: Any) -> str:
+    """Return what a port of ours computes on in processes of its own; else nothing."""
+    target = keys_of(chosen)["_target_"]
+    return str(getattr(_resolve(target), "device", "")) if _is_ours(target) else ""
 
 
 def is_ours(chosen: Any) -> bool:

@@ -31,13 +31,13 @@ def key(default: Default, help_text: str, **bounds: float) -> Default:
     """Return the dataclass field of a key: its default, and what it does, for --help and readers.
 
     ``bounds`` are those of a number: ``above``, or ``least`` and ``most``, which it may be itself.
-    A list may be a default: each instance gets its own.
+    A list or a dict may be a default: each instance gets its own.
     """
     assert set(bounds) <= {*_BOUNDS}, f"no such bounds: {bounds}"
     metadata = {_HELP: help_text, **bounds}
     field: Any = (
         dataclasses.field(default_factory=lambda: copy(default), metadata=metadata)
-        if isinstance(default, list)
+        if isinstance(default, list | dict)
         else dataclasses.field(default=default, metadata=metadata)
     )
     # As `dataclasses.field` itself: declared as the default's type, so that this is checked.

@@ -1,0 +1,130 @@
+"""Find what `port.model` names: an NxDI application, a model class, or a decoder layer.
+
+An application (``NeuronBaseForCausalLM``) knows its configuration, its converter and its model
+class. A model class or a layer is looked up among the applications of its module.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from layerparity.ground.errors import UserError, nearest
+from layerparity.run.nxdi import absent
+from layerparity.run.ranks.child import said
+
+CONVERTER = "convert_hf_to_neuron_state_dict"
+EXAMPLE = "port.model=their_package.modeling_their_model.NeuronTheirForCausalLM"
+
+
+@dataclass(frozen=True)
+class Application:
+    """An NxDI application class; ``layer`` is the decoder layer that was named, if one was."""
+
+    cls: Any
+    layer: Any = None
+
+    @property
+    def model(self) -> Any:
+        """The class of the model whose forward is compiled."""
+        return self.cls._model_cls
+
+    @property
+    def package(self) -> str:
+        """The top package that the application's base class is of."""
+        bases = [each.__module__ for each in self.cls.__mro__ if each.__module__ != "builtins"]
+        return next((each.partition(".")[0] for each in bases if ".models." in each), "")
+
+
+def import_named(target: str, paths: tuple[str, ...]) -> Application:
+    """Import what ``target`` names, from folders ``paths`` too. Raises UserError with the cure."""
+    for path in paths:
+        if not Path(path).is_dir():
+            raise UserError(f"port.path names {path}, which is no folder", "give its folder.")
+    sys.path[:0] = [str(Path(path).absolute()) for path in paths]
+    absent.install()
+    module_name, _, name = target.rpartition(".")
+    if not module_name:
+        raise UserError(f"port.model={target} is no dotted path", f"write {EXAMPLE}.")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and f"{module_name}.".startswith(f"{error.name}."):
+            raise UserError(
+                f"port.model={target}: there is no module '{error.name}'",
+                "name the folder that holds it in port.path=[...] or PYTHONPATH.",
+            ) from error
+        raise UserError(
+            f"port.model={target}: importing {module_name} {said(error)}",
+            "install what it imports, or name its folder in port.path=[...].",
+        ) from error
+    except Exception as error:
+        raise UserError(f"port.model={target}: importing {module_name} {said(error)}") from error
+    found = getattr(module, name, None)
+    if not inspect.isclass(found):
+        known = [each for each, value in vars(module).items() if inspect.isclass(value)]
+        raise UserError(
+            f"port.model={target}: {module_name} has no class '{name}'.{nearest(name, known)}"
+        )
+    application = _application_of(found, module)
+    absent.without_markers(application.package)
+    return application
+
+
+def _application_of(found: Any, module: ModuleType) -> Application:
+    """Return the application that a class is, or belongs to."""
+    if hasattr(found, "_model_cls") and hasattr(found, CONVERTER):
+        return Application(found)
+    known = [
+        each
+        for each in vars(module).values()
+        if inspect.isclass(each) and hasattr(each, "_model_cls") and hasattr(each, CONVERTER)
+    ]
+    own = [each for each in known if each.__module__ == module.__name__]
+    of_model = [each for each in own if each._model_cls is found]
+    if of_model:
+        return Application(of_model[0])
+    if len(own) != 1:
+        raise UserError(
+            f"port.model names {found.__name__}, and its module has {len(own)} applications with "
+            f"{CONVERTER} that it could belong to",
+            "name the application class itself.",
+        )
+    return Application(own[0], layer=found)
+
+
+def configured(
+    application: Application,
+    config: Mapping[str, Any],
+    neuron: Mapping[str, Any],
+) -> Any:
+    """Return the application's configuration of config.json's values and NeuronConfig's keys.
+
+    Raises UserError with what the configuration class says.
+    """
+    values = dict(config)
+    rope = values.get("rope_parameters") or {}
+    # transformers 5 nests what NxDI reads at the top.
+    values.setdefault("rope_theta", rope.get("rope_theta", 10000.0))
+    values.setdefault("pad_token_id", None)
+    if values["pad_token_id"] is None:
+        values["pad_token_id"] = 0
+    # NxDI loads its own weights from here, and nothing else is to be loaded.
+    values.pop("_name_or_path", None)
+    try:
+        config_class = application.cls.get_config_cls()
+        made = config_class.get_neuron_config_cls()(**neuron)
+        return config_class(made, **values)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"{application.cls.__name__}: its configuration {said(error)}",
+            "port.neuron_config and port.model_config take what it wants.",
+        ) from error

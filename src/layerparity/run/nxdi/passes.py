@@ -1,0 +1,84 @@
+"""One pass through an NxDI model of one block: masks, positions and cache as NxDI makes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from layerparity.run.ports.base import Call
+
+
+@dataclass(frozen=True)
+class NxdiPass:
+    """A prefill or a decode step. NxDI's rows begin with their first real token.
+
+    ``shifts`` is int64 [batch]: how many padded tokens stand before each row of the prefill.
+    ``positions`` are int64 [batch, token] of the turned rows, ``seen`` int64 [batch], how many
+    real tokens of each row there are with this pass.
+    """
+
+    batch: int
+    tokens: int
+    prefill: bool
+    shifts: torch.Tensor
+    positions: torch.Tensor
+    seen: torch.Tensor
+
+    def turned(self, value: torch.Tensor) -> torch.Tensor:
+        """Return [batch, token, ...] with the padding of each row behind its tokens."""
+        return _rolled(value, -self.shifts) if self.prefill else value
+
+    def back(self, value: torch.Tensor) -> torch.Tensor:
+        """Return [batch, token, ...] of turned rows as the run has them."""
+        return _rolled(value, self.shifts) if self.prefill else value
+
+    def through(self, model: Any, given: torch.Tensor, cache: Any) -> torch.Tensor:
+        """Run the model's one block on [batch, token, channel], with NxDI's cache if given."""
+        length = self.tokens if self.prefill else model.max_length
+        # The bucket that the pass is in, as NxDI's wrapper sets it.
+        model.n_positions = length
+        mask = torch.ones(self.batch, length, dtype=torch.int32)
+        if not self.prefill:
+            # What the cache holds; the new token is attended apart.
+            mask = (torch.arange(length)[None] < self.seen[:, None] - 1).to(torch.int32)
+        attended = model.create_attn_mask(mask, self.prefill, False, position_ids=self.positions)
+        after, model.norm = model.norm, nn.Identity()
+        try:
+            output, kept = model.get_model_output(
+                input_ids=torch.zeros(self.batch, self.tokens, dtype=torch.int64),
+                inputs_embeds=given,
+                attention_mask=attended,
+                position_ids=self.positions,
+                seq_ids=torch.arange(self.batch),
+                update_cache=cache is not None,
+                is_for_context_encoding=self.prefill,
+                padding_mask=model.create_padding_mask(self.positions),
+            )
+        finally:
+            model.norm = after
+        if cache is not None:
+            for parameter, value in zip(cache.past_key_values, kept, strict=True):
+                parameter.data = value
+        result: torch.Tensor = output
+        return result
+
+
+def pass_of(call: Call) -> NxdiPass:
+    """Return a call as NxDI takes it."""
+    prefill = call.tokens > 1 or call.attention_mask.shape[1] == call.tokens
+    mask = call.attention_mask
+    shifts = mask.argmax(1)
+    positions = call.position_ids
+    if prefill:
+        positions = torch.arange(call.tokens)[None].expand(call.batch, -1).contiguous()
+    return NxdiPass(call.batch, call.tokens, prefill, shifts, positions, mask.sum(1))
+
+
+def _rolled(value: torch.Tensor, shifts: torch.Tensor) -> torch.Tensor:
+    if not bool(shifts.any()):
+        return value
+    rows = [row.roll(int(shift), 0) for row, shift in zip(value, shifts, strict=True)]
+    return torch.stack(rows)

@@ -1,0 +1,181 @@
+"""A port whose stages run in rank processes: what they return is put together here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from layerparity.anatomy.site import Site
+from layerparity.ground.errors import UserError
+from layerparity.machine.device import Placed
+from layerparity.numbers.rank_shares import RankShare, Spread, merge
+from layerparity.record.ranks import Disagreement, RankRecord, Sharding
+from layerparity.run.backends._ranks import RanksBackend
+from layerparity.run.ports.base import Assets, Call, Observed, Port
+from layerparity.run.ranks.answers import Answer, observed_of
+from layerparity.run.ranks.child import imported
+from layerparity.run.ranks.group import RankGroup
+from layerparity.run.ranks.side import RankSide
+
+if TYPE_CHECKING:
+    import torch
+
+    from layerparity.record.manifest import WeightPrint
+
+
+class RanksPort(Port):
+    """Drives one `RankSide` a rank, in processes of their own, and gathers what they hold."""
+
+    # Dotted path of the class that each rank is, and what ranks compute on.
+    side: ClassVar[str]
+    device: ClassVar[str]
+
+    def __init__(self, assets: Assets, **keys: Any) -> None:
+        self.assets, self.keys = assets, keys
+        self.degree = assets.config.tp_degree
+        self.ranks = RankRecord(self.degree)
+        self.facts: dict[str, str] = {}
+        self._group: RankGroup | None = None
+        backend = assets.backend
+        assert isinstance(backend, RanksBackend)
+        backend.serve(self.close, lambda: self.facts)
+
+    @property
+    def group(self) -> RankGroup:
+        """The ranks' processes, started when they are first needed."""
+        if self._group is None:
+            config, wanted = self.assets.config, self.assets.wanted
+            side: type[RankSide] = imported(self.side)
+            group = RankGroup(
+                {
+                    "side": self.side,
+                    "keys": self.keys,
+                    "count": self.degree,
+                    "threads": self.threads(),
+                    "checkpoint": str(self.assets.checkpoint.folder.absolute()),
+                    "dtype": config.dtype.value,
+                    "wanted": asdict(wanted),
+                },
+                side.environment,
+            )
+            group.open()
+            self._group = group
+            self.facts = group.call("start")[0][0]["facts"]
+        return self._group
+
+    def threads(self) -> int:
+        """Return how many threads torch uses in each rank: they share the processors."""
+        import os
+
+        return max(1, len(os.sched_getaffinity(0)) // self.degree)
+
+    def close(self) -> None:
+        """End the ranks' processes."""
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+
+    def place(self, stages: Sequence[str]) -> list[Placed]:
+        """Have every rank check that it can run the stages."""
+        answers = self.group.call("place", stages=list(stages))
+        sizes = [answer["bytes"] for answer, _ in answers]
+        return [Placed(f"rank {rank}", tuple(stages), size) for rank, size in enumerate(sizes)]
+
+    def load(self, stage: str) -> dict[str, str]:
+        """Have every rank load its part; return the hashes that the first one saw."""
+        answers = self.group.call("load", stage=stage)
+        used: dict[str, str] = answers[0][0]["used"]
+        return used
+
+    def effective_weights(self, stage: str) -> dict[str, WeightPrint]:
+        """Return prints of what the ranks hold together of each stored tensor."""
+        return prints_of(self.group.call("held", stage=stage), self.assets, self.ranks)
+
+    def begin(self, call: Call) -> None:
+        """Have every rank prepare a pass."""
+        tensors = {"attention_mask": call.attention_mask, "position_ids": call.position_ids}
+        self.group.call("begin", tensors, cache=call.cache is not None)
+
+    def run(self, stage: str, given: torch.Tensor) -> Observed:
+        """Run one stage on every rank; gather its output [batch, token, channel] and its sites."""
+        answers = self.group.call("run", {"given": given.cpu()}, stage=stage)
+        seen = [observed_of(*answer) for answer in answers]
+        layer = Site(stage, "in").layer
+        outputs = [each.output for each in seen]
+        end = str(Site(stage, "out"))
+        output = self._gathered(end, outputs, [each.output_share for each in seen], "channel")
+        tensors, first = {}, seen[0]
+        unseen = {local: why for each in seen for local, why in each.unseen.items()}
+        for local, spec in first.specs.items():
+            if local in unseen:
+                continue
+            site = str(Site.inside(layer, local)) if layer is not None else f"{stage}:{local}"
+            shares = [each.shares[local] for each in seen]
+            axis = spec.axes[shares[0].dim]
+            parts = [each.tensors[local] for each in seen]
+            if any(each.spread is Spread.SPLIT for each in shares) and not any(
+                place >= 0 for each in shares for place in each.index
+            ):
+                unseen[local] = "none of the checkpoint's weights reached what computes it"
+                continue
+            tensors[local] = self._gathered(site, parts, shares, axis)
+        specs = {local: first.specs[local] for local in tensors}
+        return Observed(output, tensors, specs, unseen)
+
+    def _gathered(
+        self, site: str, parts: Sequence[torch.Tensor], shares: Sequence[RankShare], axis: str
+    ) -> torch.Tensor:
+        """Return a site's whole tensor, and note whose parts it is made of and who disagreed."""
+        try:
+            merged = merge(parts, shares)
+        except ValueError as error:
+            raise UserError(f"{site}: the ranks' parts do not fit together ({error})") from error
+        if shares[0].spread is Spread.SPLIT:
+            self.ranks.shardings[site] = Sharding.of(axis, [each.index for each in shares])
+        before = self.ranks.disagreements.get(site)
+        if merged.relative and (before is None or merged.relative > before.relative):
+            self.ranks.disagreements[site] = Disagreement(merged.relative, merged.ranks)
+        return merged.tensor
+
+    def new_cache(self, batch: int, max_tokens: int) -> Any:
+        """Have every rank make its cache; what is returned stands for all of them."""
+        self.group.call("new_cache", batch=batch, max_tokens=max_tokens)
+        return True
+
+    def release(self, stage: str) -> None:
+        """Have every rank forget a stage."""
+        self.group.call("release", stage=stage)
+
+
+def prints_of(
+    answers: Sequence[Answer], assets: Assets, ranks: RankRecord
+) -> dict[str, WeightPrint]:
+    """Return the prints of what ranks hold of stored tensors, by name.
+
+    Of a tensor that is the checkpoint's wherever a rank holds it, and that is held everywhere, the
+    checkpoint itself is printed. What no rank holds has no print.
+    """
+    import torch
+
+    from layerparity.model.prints import print_of
+
+    names = dict.fromkeys(name for told, _ in answers for name in told["held"])
+    prints = {}
+    for name in names:
+        told = [(each["held"].get(name), tensors) for each, tensors in answers]
+        own = [(each, tensors) for each, tensors in told if each is not None]
+        dtype = getattr(torch, own[0][0]["dtype"])
+        stored = assets.checkpoint.value(name, dtype)
+        covered = torch.zeros(stored.shape, dtype=torch.bool)
+        whole = torch.where(covered, stored, torch.zeros((), dtype=dtype))
+        for _, tensors in reversed(own):
+            mask = tensors[f"mask {name}"]
+            values = tensors.get(f"value {name}", stored)
+            covered |= mask
+            whole = torch.where(mask, values, whole)
+        wrong = tuple(r for r, (each, _) in enumerate(told) if each and each["differs"])
+        if wrong:
+            ranks.weights[name] = wrong
+        prints[name] = print_of(whole, own[0][0]["place"])
+    return prints

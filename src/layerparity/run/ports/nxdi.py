@@ -1,0 +1,84 @@
+"""port=nxdi: the user's own NxDI model, one process a rank, in NxD's CPU mode."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+from layerparity.ground.errors import UserError
+from layerparity.ground.files import text_digest
+from layerparity.run.ports._ranks import RanksPort
+from layerparity.run.ports.base import Assets
+from layerparity.settings.config import Config
+from layerparity.settings.key import key
+
+_EXAMPLE = "port.model=their_package.modeling_their_model.NeuronTheirForCausalLM"
+
+
+@dataclass
+class Settings:
+    """conf/port/nxdi.yaml: which class, where its sources are, and what its configuration gets."""
+
+    _target_: str = "layerparity.run.ports.nxdi.NxdiPort"
+    model: str | None = key(None, "an NxDI application, model or decoder layer: module.Class")
+    path: list[str] = key([], "folders of sources that are not installed: [nxd/src,nxdi/src]")
+    neuron_config: dict[str, Any] = key({}, "keys of its NeuronConfig: {fused_qkv: true}")
+    model_config: dict[str, Any] = key({}, "keys of its configuration beside config.json's")
+    names: dict[str, str] = key({}, "module of a block by its usual name: {mlp.gate: moe.router}")
+
+
+class NxdiPort(RanksPort):
+    """Builds, converts, loads and runs an NxDI model block by block, at any ``tp_degree``.
+
+    It runs on the CPU wherever it is, in NxD's CPU mode, with gloo's collectives.
+    """
+
+    side = "layerparity.run.nxdi.rank.NxdiRank"
+    device = "NxD's CPU mode, not Neuron"
+
+    def __init__(
+        self,
+        assets: Assets,
+        *,
+        model: str | None = None,
+        path: list[str] | None = None,
+        neuron_config: Mapping[str, Any] | None = None,
+        model_config: Mapping[str, Any] | None = None,
+        names: Mapping[str, str] | None = None,
+    ) -> None:
+        keys = {
+            "model": model,
+            "path": [str(Path(each).expanduser().absolute()) for each in path or ()],
+            "neuron_config": dict(neuron_config or {}),
+            "model_config": dict(model_config or {}),
+            "names": dict(names or {}),
+        }
+        super().__init__(assets, **keys)
+
+    @classmethod
+    def check(cls, config: Config, num_layers: int, **keys: Any) -> None:
+        """Refuse a missing class, and a backend whose runs are not judged."""
+        if not keys.get("model"):
+            raise UserError("port=nxdi runs a class of your own", f"name it with {_EXAMPLE}.")
+        if config.backend.name != "neuron":
+            raise UserError(
+                f"port=nxdi is not for backend={config.backend.name}", "use backend=neuron."
+            )
+
+    @classmethod
+    def sources(cls, keys: Mapping[str, Any]) -> str:
+        """Return the hash of the text of the model's whole package, and of NxD's."""
+        top = str(keys["model"]).partition(".")[0]
+        texts = []
+        for name in (top, "neuronx_distributed"):
+            spec = PathFinder.find_spec(name, [*keys.get("path", ()), str(Path.cwd()), *sys.path])
+            folders = list(spec.submodule_search_locations or ()) if spec is not None else []
+            files = [each for folder in folders for each in sorted(Path(folder).rglob("*.py"))]
+            if spec is not None and spec.origin and not folders:
+                files = [Path(spec.origin)]
+            texts += [each.read_text(encoding="utf-8", errors="replace") for each in files]
+        return text_digest("\n".join(texts))
