@@ -23,6 +23,7 @@ from layerparity.judge.evidence import evidence_of
 from layerparity.judge.fingerprints import refuse_strangers, same_experiment
 from layerparity.judge.guilty import Judged, guilty_in, guilty_places
 from layerparity.judge.probes import probe_cautions
+from layerparity.judge.ranks import replica_metric, with_ranks
 from layerparity.judge.routing import skip_ties
 from layerparity.judge.sides import RunSet, open_side
 from layerparity.judge.tolerances.base import Tolerance
@@ -69,7 +70,7 @@ def conclude(
     reports = progress or (lambda *_: None)
     close = tolerance.closeness
     measured = _evaluate(aligned, left, right, calibration, reports, close=close)
-    rows = _decide(aligned, measured, tolerance)
+    rows = _decide(aligned, measured, tolerance, right)
     weights = weight_findings(left, right, blocks)
     coverage = judged_coverage(exercised(rows, left, right), rows)
     layers = max(left.num_layers, right.num_layers)
@@ -134,7 +135,7 @@ def _evaluate(
 
 
 def _decide(
-    aligned: Alignment, measured: Mapping[Site, Measured], tolerance: Tolerance
+    aligned: Alignment, measured: Mapping[Site, Measured], tolerance: Tolerance, candidate: RunSet
 ) -> tuple[Row, ...]:
     """Return a row for every site that was asked for, in the order of a forward pass."""
     rows = list(aligned.settled)
@@ -143,7 +144,7 @@ def _decide(
         if of_site.nothing:
             row = Row(pair.site, pair.kind, Outcome.INCONCLUSIVE, why=of_site.nothing)
         else:
-            metrics = of_site.metrics
+            metrics = {**of_site.metrics, **replica_metric(candidate, pair.site)}
             outcome, breaches, why = decide(pair.kind, metrics, tolerance, of_site.lacking)
             row = Row(pair.site, pair.kind, outcome, breaches, why, metrics, of_site.lacking)
         rows.append(row)
@@ -213,6 +214,9 @@ def with_guilt(
     """
     verdict = with_places(verdict, stage)
     guilty = verdict.guilty
+    if guilty is not None and candidate is not None:
+        guilty = with_ranks(guilty, golden, candidate)
+        verdict = replace(verdict, guilty=guilty)
     found = evidence_of(guilty, verdict, golden, candidate) if guilty is not None else None
     if found is not None and guilty is not None and candidate is not None and replays is not None:
         from layerparity.judge.replays import with_replays

@@ -8,7 +8,7 @@ from layerparity.anatomy.site import Kind
 from layerparity.judge.tolerances.base import Tolerance
 from layerparity.record.findings import Doubt, UnfinishedSweep
 from layerparity.record.reason import Reason, ReasonKind
-from layerparity.record.verdict import Breach, Outcome, Row
+from layerparity.record.verdict import REPLICAS, Breach, Outcome, Row
 from layerparity.record.weights import WeightFinding
 
 _CONSTANTS = {"golden_constant", "candidate_constant"}
@@ -25,8 +25,12 @@ def decide(
     ``lacking`` is why a tolerance may lack what it judges by: then the site is inconclusive.
 
     A constant, such as a buffer that was never written to, has nothing to be judged by.
-    Exact sites and masks are judged by equality, NaN and Inf by agreement, whatever the tolerance.
+    Exact sites and masks are judged by equality, NaN and Inf by agreement, whatever the tolerance;
+    replicas that disagree fail.
     """
+    apart = _any(metrics, REPLICAS)
+    if apart:
+        return Outcome.FAIL, (*apart, *tolerance.breaches(kind, metrics)), None
     if kind in (Kind.EXACT, Kind.MASK):
         broken = _any(metrics, "unequal")
     else:

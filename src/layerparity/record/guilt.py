@@ -33,7 +33,8 @@ class Guilt:
     differ and no site fails. ``good`` are the site's inputs, which pass; ``unjudged`` those that
     were not judged, so that the fault may lie before them. ``also`` names the other places of the
     block that fail on good inputs. ``absorbed`` are tensors that differ though what they compute
-    passes. ``first_step`` is the first decode step that shows it.
+    passes. ``first_step`` is the first decode step that shows it. Of a run with ``degree`` ranks,
+    ``ranks`` are those at fault, where others are right.
     """
 
     place: Place
@@ -48,6 +49,8 @@ class Guilt:
     absorbed: tuple[str, ...] = ()
     phases: Phases = Phases.ANY
     first_step: int | None = None
+    ranks: tuple[int, ...] = ()
+    degree: int = 1
 
     def __str__(self) -> str:
         """Return the place with its part: ``layers.3.self_attn (rotary)``."""

@@ -11,13 +11,15 @@ from typing import Any
 from layerparity.anatomy.blocks import BlockKind
 from layerparity.anatomy.site import DECODE, Kind, Site
 from layerparity.ground.files import text_digest
+from layerparity.record.ranks import RankRecord
 
 # Of all files in a run's folder. 2 kept a number of its own in the references' index as well; until
 # 3 the numerics held the capture as text, and no file of text had its hash. Since `OWN_KEYS` the
 # rotated keys of a decode step are its own: they were those of the prompt's first token. Since 6
 # references hold samples of clean slopes. Since 7 a golden may have been fed a candidate's values.
-# Since 8 the references of decode steps that were evaluated together are stored together.
-SCHEMA = 8
+# Since 8 the references of decode steps that were evaluated together are stored together. Since 9 a
+# run of several ranks says which of them held what.
+SCHEMA = 9
 OLDEST = 2
 OWN_KEYS = 5
 _FIRST_KEYS = "an older version stored those of the prompt's first token: make the run again"
@@ -157,6 +159,7 @@ class Manifest:
     blocks: tuple[BlockKind, ...] = ()
     files: dict[str, str] = field(default_factory=dict)
     values_of: tuple[str, ...] = ()
+    ranks: RankRecord = field(default_factory=RankRecord)
     schema: int = SCHEMA
 
     @cached_property

@@ -28,8 +28,8 @@ from layerparity.record.reason import Reason
 from layerparity.record.side import Side
 from layerparity.record.weights import WeightFinding
 
-# Since 5 a cause may have further ones that are like it.
-VERSION = 5
+# Since 5 a cause may have further ones that are like it; since 6 a guilty place may have ranks.
+VERSION = 6
 OLDEST = 4
 FILE_NAME = "verdict.json"
 COMPARE_AGAIN = "compare the runs again"
@@ -50,6 +50,8 @@ JUDGED = (Outcome.PASS, Outcome.FAIL, Outcome.INCONCLUSIVE)
 DECIDED = (Outcome.PASS, Outcome.FAIL)
 
 
+# How far replicas of a site are apart that the candidate's ranks hold, over their norm.
+REPLICAS = "replicas_apart"
 # Metrics that grow with likeness: a limit on one is a floor. On all others it is a ceiling.
 SIMILARITIES = (
     "similarity_percentage",

@@ -105,13 +105,21 @@ def answer_of(
     evidence = [*_at_the_place(guilt, verdict), *_around_it(guilt, verdict), *reasons]
     evidence += [f"ruled out: {each}" for each in verdict.ruled_out]
     return Answer(
-        where=f"{guilt} is the {which} wrong place",
+        where=f"{guilt} is the {which} wrong place{_on_ranks(guilt)}",
         also=tuple(_also(verdict.further if further is None else further)),
         cause=causes[0] or "no known cause fits",
         others=tuple(causes[1 : 1 + _OTHERS]),
         evidence=tuple(dict.fromkeys(evidence)),
         next=shown,
     )
+
+
+def _on_ranks(guilt: Guilt) -> str:
+    """Return which ranks are at fault, where others are right."""
+    if not guilt.ranks:
+        return ""
+    many = "s" if len(guilt.ranks) > 1 else ""
+    return f", on rank{many} {ranges(guilt.ranks)} of {guilt.degree}"
 
 
 def _inherited(site: Site) -> str:

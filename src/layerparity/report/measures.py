@@ -263,6 +263,12 @@ MEASURES = (
         "NaN/Inf Δ",
         "Elements that are NaN or infinite on one side only, or differently.",
     ),
+    Measure(
+        "replicas_apart",
+        "replicas",
+        "The largest distance of two of the ranks' replicas of one tensor, over its norm.",
+        detail=True,
+    ),
     Measure("unequal", "unequal", "Elements that are not the same to the bit."),
     Measure(
         "set_agreement",

@@ -144,6 +144,7 @@ def breach_text(breach: Breach, metrics: dict[str, float]) -> str:
         "flips_outside_noise": f"{value:.0f} of {metrics.get('flips', 0.0):.0f} flips are no ties",
         "set_agreement": f"what is chosen differs at {1.0 - value:.2%} of the tokens",
         "unequal": f"{value:.0f} values are not equal to the bit",
+        "replicas_apart": f"the replicas that ranks hold of it differ by {value:.3%}",
         "nonfinite_disagreement": f"{value:.0f} values are NaN or Inf on one side only",
     }
     if name in plain:

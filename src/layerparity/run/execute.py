@@ -110,6 +110,7 @@ class Execution:
                 self._write("decode.0", self.stages[-1], *_chosen(0, rows[0]))
                 self._note("decode.0", {TOKENS: rows[0]})
             self._result.new_tokens = self._generate(call, rows)
+        self._result.ranks = self.port.rank_record()
         if self.references is not None:
             self._result.reference = self.references.finish()
         with self._result.profile.stages[self.stages[-1]].timing("store"):

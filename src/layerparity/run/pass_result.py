@@ -9,6 +9,7 @@ from layerparity.anatomy.block import Block
 from layerparity.anatomy.site import Site, SiteSpec
 from layerparity.ground.profile import RunProfile
 from layerparity.record.manifest import Feed, WeightPrint
+from layerparity.record.ranks import RankRecord
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +33,8 @@ class PassResult:
     ``weights`` are a hash by stage, ``tensors_used`` the digests by stage and stored name,
     ``effective`` prints of what the graph holds, likewise; ``skipped`` are reasons by site;
     ``new_tokens`` int64 [batch, new tokens]; ``reference`` the hash of the references' index;
-    ``devices`` the types of those that stages' outputs lay on, ``computed_on`` what the port says.
+    ``devices`` the types of those that stages' outputs lay on, ``computed_on`` what the port says;
+    ``ranks`` what its ranks held.
     """
 
     feeds: list[Feed] = field(default_factory=list)
@@ -46,6 +48,7 @@ class PassResult:
     devices: set[str] = field(default_factory=set)
     computed_on: str = ""
     blocks: dict[int, Block] = field(default_factory=dict)
+    ranks: RankRecord = field(default_factory=RankRecord)
 
 
 Tensors = dict[Site, "torch.Tensor"]

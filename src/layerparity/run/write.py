@@ -124,6 +124,7 @@ def manifest_of(
         reference=result.reference,
         blocks=kinds_of(result.blocks),
         values_of=prepared.inputs.values_of,
+        ranks=result.ranks,
     )
 
 

@@ -138,6 +138,10 @@ class RanksPort(Port):
             self.ranks.disagreements[site] = Disagreement(merged.relative, merged.ranks)
         return merged.tensor
 
+    def rank_record(self) -> RankRecord:
+        """Return which rank held what, and whose replicas disagreed."""
+        return self.ranks
+
     def new_cache(self, batch: int, max_tokens: int) -> Any:
         """Have every rank make its cache; what is returned stands for all of them."""
         self.group.call("new_cache", batch=batch, max_tokens=max_tokens)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.site import SiteSpec
 from layerparity.ground.profile import Spent
+from layerparity.record.ranks import RankRecord
 
 if TYPE_CHECKING:
     import torch
@@ -152,6 +153,10 @@ class Port(ABC):
         A graph that was compiled ahead takes and gives tensors of the CPU.
         """
         return ""
+
+    def rank_record(self) -> RankRecord:
+        """Return which rank held what, and whose replicas disagreed, of a port of several ranks."""
+        return RankRecord()
 
     def cached(self, stage: str) -> dict[str, torch.Tensor] | None:
         """Return what the last pass put into its cache at a stage, on the CPU, by names of its own.
