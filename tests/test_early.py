@@ -25,6 +25,7 @@ from layerparity.run.prepare import with_kind
 from layerparity.settings.config import Config, PromptSettings, RunKind
 
 # Several commands in one process, each as a user would type it.
+HF = {"_target_": "layerparity.run.ports.hf.HfPort"}
 PROBE = """
 import contextlib, io, json, sys
 sys.path.insert(0, {src!r})
@@ -144,15 +145,20 @@ def test_what_is_refused_early_is_what_is_looked_for_later(
 
 
 def test_a_port_of_the_users_own_is_not_imported_early() -> None:
-    open_port.check({"_target_": "no_such_module.Port"}, Config(), 6)
+    config = Config()
+    config.backend = registry.load("run.backends", "gpu").Settings()
+    config.port = {"_target_": "no_such_module.Port"}
+    open_port.check(config, 6)
+    config.port = {**HF, "nme": 1}
     with pytest.raises(UserError, match="takes"):
-        open_port.check({"_target_": "layerparity.run.ports.hf.HfPort", "nme": 1}, Config(), 6)
+        open_port.check(config, 6)
 
 
 @pytest.mark.parametrize("name", registry.names("run.backends"))
 def test_a_backend_file_tells_the_kind_it_makes(name: str) -> None:
     config = Config()
     config.backend = registry.load("run.backends", name).Settings()
+    config.port = HF
     made = open_backend.abilities(config).kind
     assert made is (RunKind.golden if name == "gpu" else RunKind.candidate)
     assert with_kind(config).kind is made
@@ -164,6 +170,7 @@ def test_what_takes_seconds_is_named_before(
 ) -> None:
     config = Config()
     config.backend = registry.load("run.backends", "neuron").Settings()
+    config.port = HF
     there = dict.fromkeys(("mlflow", "torch"))
     monkeypatch.setattr(terminal, "sys", SimpleNamespace(modules=there))
     terminal.say_loading(config)

@@ -43,7 +43,7 @@ def load_weights(plan: RunPlan) -> LoadedWeights:
     with open_backend.opened(plan.config) as backend:
         # Nothing is observed: what a graph holds does not depend on it.
         assets = Assets(checkpoint, plan.family, backend, plan.config, SitePatterns("nothing", ()))
-        port = open_port.build(plan.config.port, assets)
+        port = open_port.build(open_port.chosen_for(plan.config), assets)
         port.place(stages)
         for warning in backend.warnings:
             console.note(f"{warning}")

@@ -100,7 +100,8 @@ def build_port(prepared: Prepared, make: Callable[[Assets], Port] | None = None)
     assets = Assets(
         prepared.checkpoint, prepared.family, prepared.backend, prepared.config, prepared.wanted
     )
-    port = make(assets) if make is not None else open_port.build(prepared.config.port, assets)
+    chosen = open_port.chosen_for(prepared.config)
+    port = make(assets) if make is not None else open_port.build(chosen, assets)
     placed = port.place(prepared.scope.stages)
     for warning in prepared.backend.warnings:
         console.note(f"{warning}")

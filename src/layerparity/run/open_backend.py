@@ -25,7 +25,7 @@ def affinity(config: Config) -> Affinity:
 
 def abilities(config: Config) -> Abilities:
     """Return what the backend says that it can do; nothing heavy is imported."""
-    if open_port.ranks_device(config.port):
+    if open_port.ranks_device(config):
         from layerparity.run.backends._ranks import ABILITIES
 
         return ABILITIES
@@ -38,7 +38,7 @@ def build(config: Config) -> Backend:
 
     Raises UserError for settings that it cannot take.
     """
-    device = open_port.ranks_device(config.port)
+    device = open_port.ranks_device(config)
     if device:
         from layerparity.run.backends._ranks import from_config
 

@@ -16,11 +16,14 @@ from layerparity.anatomy.site import Site
 from layerparity.ground.errors import UserError, nearest
 from layerparity.ground.files import text_digest
 from layerparity.run.ports.base import Assets, Observed, Port
+from layerparity.settings.config import RunKind
 
 if TYPE_CHECKING:
     from layerparity.settings.config import Config
 
 _OURS = "layerparity."
+# transformers' modules in one process, and split over several.
+_WHOLE, _SPLIT = "layerparity.run.ports.hf.HfPort", "layerparity.run.ports._split.SplitPort"
 _EXAMPLE = "port._target_=their.module.Port"
 
 
@@ -66,9 +69,9 @@ def identity(chosen: Any) -> dict[str, Any]:
     return {**keys, "source": text_digest("\n".join(texts))}
 
 
-def check(chosen: Any, config: Config, num_layers: int) -> None:
+def check(config: Config, num_layers: int) -> None:
     """Refuse what a port of ours cannot be given; nothing heavy is imported. Raises UserError."""
-    keys = keys_of(chosen)
+    keys = chosen_for(config)
     target = keys.pop("_target_")
     if not _is_ours(target):
         # A user's own module may import anything: it is looked at when it is built.
@@ -108,10 +111,29 @@ def build(chosen: Any, assets: Assets) -> Port:
     return guarded(port, target, assets)
 
 
-def ranks_device(chosen: Any) -> str:
+def chosen_for(config: Config) -> dict[str, Any]:
+    """Return the keys of the port that runs a configuration.
+
+    transformers' modules are another class where they are split over processes. Raises UserError
+    for a golden run that is split.
+    """
+    keys = keys_of(config.port)
+    if config.tp_degree == 1 or config.backend.name != "gpu" or keys["_target_"] != _WHOLE:
+        return keys
+    if config.kind is RunKind.golden:
+        raise UserError(
+            f"A golden run is not split over {config.tp_degree} ranks: it is what split runs are "
+            "judged by",
+            "use tp_degree=1, and device_map=balanced for several GPUs.",
+        )
+    return {**keys, "_target_": _SPLIT}
+
+
+def ranks_device(config: Config) -> str:
     """Return what a port of ours computes on in processes of its own; else nothing."""
-    target = keys_of(chosen)["_target_"]
-    return str(getattr(_resolve(target), "device", "")) if _is_ours(target) else ""
+    target = chosen_for(config)["_target_"]
+    where = getattr(_resolve(target), "where", None) if _is_ours(target) else None
+    return "" if where is None else str(where(config))
 
 
 def is_ours(chosen: Any) -> bool:

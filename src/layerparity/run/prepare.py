@@ -77,7 +77,7 @@ def plan_run(config: Config) -> RunPlan:
     num_layers = num_layers_of(checkpoint.config)
     family = family_of(str(checkpoint.config.get("model_type")))
     scope = scope_of(config, num_layers, family)
-    open_port.check(config.port, config, num_layers)
+    open_port.check(config, num_layers)
     return RunPlan(config, checkpoint, family, num_layers, scope)
 
 

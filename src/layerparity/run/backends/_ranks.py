@@ -26,7 +26,7 @@ def from_config(config: Config, device: str) -> RanksBackend:
     streams = config.device_map.strategy == STREAM
     return RanksBackend(
         name=config.backend.name,
-        unused=() if streams else ("device_map",),
+        unused=() if streams or config.backend.name == "gpu" else ("device_map",),
         streams=streams,
         again=config.generate.max_new_tokens > 1,
         device=device,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -22,14 +23,14 @@ if TYPE_CHECKING:
     import torch
 
     from layerparity.record.manifest import WeightPrint
+    from layerparity.settings.config import Config
 
 
 class RanksPort(Port):
     """Drives one `RankSide` a rank, in processes of their own, and gathers what they hold."""
 
-    # Dotted path of the class that each rank is, and what ranks compute on.
+    # Dotted path of the class that each rank is.
     side: ClassVar[str]
-    device: ClassVar[str]
 
     def __init__(self, assets: Assets, **keys: Any) -> None:
         self.assets, self.keys = assets, keys
@@ -40,6 +41,11 @@ class RanksPort(Port):
         backend = assets.backend
         assert isinstance(backend, RanksBackend)
         backend.serve(self.close, lambda: self.facts)
+
+    @classmethod
+    @abstractmethod
+    def where(cls, config: Config) -> str:
+        """Return what the ranks of a run compute on, as its device."""
 
     @property
     def group(self) -> RankGroup:
@@ -150,6 +156,11 @@ class RanksPort(Port):
     def release(self, stage: str) -> None:
         """Have every rank forget a stage."""
         self.group.call("release", stage=stage)
+
+
+def ranks_text(count: int) -> str:
+    """Return a number of ranks in words."""
+    return f"{count} rank{'' if count == 1 else 's'}"
 
 
 def prints_of(

@@ -11,7 +11,7 @@ from typing import Any
 
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import text_digest
-from layerparity.run.ports._ranks import RanksPort
+from layerparity.run.ports._ranks import RanksPort, ranks_text
 from layerparity.run.ports.base import Assets
 from layerparity.settings.config import Config
 from layerparity.settings.key import key
@@ -38,7 +38,6 @@ class NxdiPort(RanksPort):
     """
 
     side = "layerparity.run.nxdi.rank.NxdiRank"
-    device = "NxD's CPU mode, not Neuron"
 
     def __init__(
         self,
@@ -58,6 +57,11 @@ class NxdiPort(RanksPort):
             "names": dict(names or {}),
         }
         super().__init__(assets, **keys)
+
+    @classmethod
+    def where(cls, config: Config) -> str:
+        """Return that it is the CPU that stands for Neuron."""
+        return f"NxD's CPU mode with {ranks_text(config.tp_degree)}, not Neuron"
 
     @classmethod
     def check(cls, config: Config, num_layers: int, **keys: Any) -> None:

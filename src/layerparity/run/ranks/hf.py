@@ -1,0 +1,215 @@
+"""One rank of a transformers model, its blocks split by transformers' own tensor parallel plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from layerparity.anatomy.site import Place
+from layerparity.anatomy.sizes import ModelSizes, sizes_of
+from layerparity.ground.errors import UserError
+from layerparity.machine.device import Placed
+from layerparity.machine.sharding import plan_of
+from layerparity.numbers.rank_shares import WHOLE, RankShare, Spread
+from layerparity.run.backends._export import mapped
+from layerparity.run.backends.base import Backend
+from layerparity.run.ports.base import Assets, Call
+from layerparity.run.ports.hf import HfPort
+from layerparity.run.ranks.side import Held, RankAssets, RankObserved, RankSide
+from layerparity.settings.config import Config, DType, FeedMode
+
+if TYPE_CHECKING:
+    from layerparity.run.static_cache import HfCache
+
+# By site, the width that all ranks have together, in heads or channels.
+_HEADS = {
+    "self_attn.q_proj:out": "heads",
+    "self_attn.k_proj:out": "kv_heads",
+    "self_attn.v_proj:out": "kv_heads",
+    "self_attn.q_norm:out": "heads",
+    "self_attn.k_norm:out": "kv_heads",
+    "self_attn:q_rotated": "heads",
+    "self_attn:k_rotated": "kv_heads",
+    "self_attn:context": "heads",
+}
+
+
+class HfRank(RankSide):
+    """Runs transformers' modules; `RankDevice` splits each block after its weights are loaded."""
+
+    environment: Mapping[str, str] = {"GLOO_SOCKET_IFNAME": "lo", "USE_TORCH_XLA": "0"}
+
+    def __init__(self, assets: RankAssets, *, cuda: bool, implementations: Mapping[str, Any]):
+        super().__init__(assets)
+        device = f"cuda:{assets.rank}" if cuda else "cpu"
+        self.backend = RankDevice(name="gpu", device=device, count=assets.count)
+        config = Config(dtype=DType(assets.dtype), feed=FeedMode.auto, **implementations)
+        own = Assets(assets.checkpoint, assets.family, self.backend, config, assets.wanted)
+        self.port = HfPort(own)
+        self._cache: HfCache | None = None
+
+    @classmethod
+    def prepare(cls, keys: Mapping[str, Any]) -> None:
+        """Import what every rank needs."""
+        import transformers.distributed.tensor_parallel
+        import transformers.modeling_utils  # noqa: F401
+
+    def start(self) -> dict[str, str]:
+        """Join the ranks through NCCL on GPUs, through gloo on the CPU."""
+        from torch.distributed.device_mesh import init_device_mesh
+
+        kind = torch.device(self.backend.device).type
+        if kind == "cuda":
+            torch.cuda.set_device(self.assets.rank)
+        library = "nccl" if kind == "cuda" else "gloo"
+        dist = torch.distributed
+        store = dist.FileStore(self.assets.rendezvous, self.assets.count)
+        dist.init_process_group(
+            library, store=store, rank=self.assets.rank, world_size=self.assets.count
+        )
+        self.backend.mesh = init_device_mesh(kind, (self.assets.count,), mesh_dim_names=("tp",))
+        return {"collectives": library}
+
+    def place(self, stages: Sequence[str]) -> int:
+        """Find the stages' tensors; return the bytes of all of them."""
+        return sum(each.bytes for each in self.port.place(stages))
+
+    def load(self, stage: str) -> dict[str, str]:
+        """Fill the stage's modules and split them; return what the checkpoint's tensors held."""
+        return self.port.load(stage)
+
+    def held(self, stage: str) -> dict[str, Held]:
+        """Return what the ranks hold together, of the first rank; every rank has to take part."""
+        skeleton, checkpoint = self.port.skeleton, self.assets.checkpoint
+        module, path = skeleton.module(stage), skeleton.path(stage)
+        found = {}
+        for name, each in (*module.named_parameters(), *module.named_buffers()):
+            gathered: torch.Tensor = each.full_tensor() if hasattr(each, "full_tensor") else each
+            if self.assets.rank:
+                continue
+            whole = gathered.detach().cpu()
+            for stored, value in skeleton.as_stored(checkpoint, f"{path}.{name}", whole).items():
+                differs = not torch.equal(value, checkpoint.value(stored, value.dtype))
+                mask = torch.ones(value.shape, dtype=torch.bool)
+                found[stored] = Held(value, mask, f"{stage}.{name}", differs)
+        return found
+
+    def new_cache(self, batch: int, max_tokens: int) -> None:
+        """Make transformers' static cache, of this rank's own heads."""
+        self._cache = self.port.new_cache(batch, max_tokens)
+
+    def begin(self, call: Call) -> None:
+        """Prepare a pass."""
+        self.port.begin(replace(call, cache=self._cache if call.cache else None))
+
+    def run(self, stage: str, given: torch.Tensor) -> RankObserved:
+        """Run one stage on [batch, token, channel], or ids int64 [batch, token]."""
+        observed = self.port.run(stage, given)
+        sizes, count = sizes_of(self.port.skeleton.config), self.assets.count
+        shares = {
+            local: share_of(local, value, sizes, self.assets.rank, count)
+            for local, value in observed.tensors.items()
+        }
+        tensors, specs = dict(observed.tensors), dict(observed.specs)
+        return RankObserved(
+            observed.output.cpu(), WHOLE, tensors, specs, shares, dict(observed.unseen)
+        )
+
+    def release(self, stage: str) -> None:
+        """Forget the stage's weights."""
+        self.port.release(stage)
+
+
+def share_of(
+    local: str, value: torch.Tensor, sizes: ModelSizes, rank: int, count: int
+) -> RankShare:
+    """Return which part of a site's tensor, [batch, token, ...], rank ``rank`` of ``count`` has."""
+    if local not in _HEADS:
+        return WHOLE
+    whole = getattr(sizes, _HEADS[local]) * (1 if value.dim() == 4 else sizes.head_dim)
+    own = int(value.shape[2])
+    if own * count != whole:
+        return WHOLE
+    return RankShare(Spread.SPLIT, 2, tuple(range(rank * own, rank * own + own)))
+
+
+@dataclass
+class RankDevice(Backend):
+    """One rank's device; a stage that is put there is split as transformers' plan says."""
+
+    device: str = "cpu"
+    count: int = 1
+    mesh: Any = None
+    _plan: dict[str, str] = field(default_factory=dict)
+
+    def open(self) -> None:
+        """Take nothing: the process group is joined by `HfRank.start`."""
+
+    def close(self) -> None:
+        """Give nothing back: the process ends."""
+
+    @property
+    def device_label(self) -> str:
+        """The device's name in torch."""
+        return self.device
+
+    def check(self, model: nn.Module) -> None:
+        """Refuse a model without a plan, and heads that the ranks cannot share evenly."""
+        config: Any = model.config
+        sizes = sizes_of(config)
+        self._plan = plan_of(config)
+        if not self._plan:
+            raise UserError(
+                f"tp_degree={self.count}: transformers has no tensor parallel plan for "
+                f"{config.model_type}",
+                "use tp_degree=1.",
+            )
+        split = {style for name, style in self._plan.items() if name.endswith(".k_proj")}
+        if "colwise" in split and (sizes.kv_heads % self.count or sizes.heads % self.count):
+            raise UserError(
+                f"tp_degree={self.count} does not divide {sizes.heads} attention heads and "
+                f"{sizes.kv_heads} KV heads, and transformers pads and replicates none",
+                "use a degree that does, or port.emulate_tp.",
+            )
+
+    def place(self, model: nn.Module, stages: Mapping[str, str]) -> list[Placed]:
+        """Place every stage on the rank's own device."""
+        sizes = {
+            stage: sum(
+                each.numel() * each.element_size()
+                for each in model.get_submodule(path).parameters()
+            )
+            for stage, path in stages.items()
+        }
+        return [Placed(self.device, tuple(stages), sum(sizes.values()))]
+
+    def put(self, stage: str, module: nn.Module) -> None:
+        """Move a stage's module to the device and split what the plan names in it."""
+        from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+
+        module.to(self.device)
+        place = Place.parse(stage)
+        if place.layer is None:
+            return
+        prefix = f"layers.*.{place.module}." if place.module else "layers.*."
+        inside = {name.removeprefix(prefix): style for name, style in self._plan.items()}
+        # A rule of a module is one of its own parameters as well.
+        plan = {
+            name: inside.get(name) or inside[name.rpartition(".")[0]]
+            for name, _ in module.named_parameters()
+            if name in inside or name.rpartition(".")[0] in inside
+        }
+        plan |= {name: inside[name] for name, _ in module.named_modules() if name in inside}
+        apply_tensor_parallelism(module, self.mesh, plan)
+
+    def send(self, stage: str, value: Any) -> Any:
+        """Return tensors of any shape and dtype, nested or not, on the device."""
+        return mapped(value, lambda tensor: tensor.to(self.device))
+
+    def fetch(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the tensors, of any shape and dtype, on the CPU."""
+        return {name: each.detach().cpu().contiguous() for name, each in tensors.items()}
