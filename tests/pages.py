@@ -26,6 +26,7 @@ NAMES = (
     "selftest",
     "sweeps",
     "experiments",
+    "seeds",
     "tracking",
     "ports",
     "profile",

@@ -124,6 +124,23 @@ def test_what_is_not_run_can_be_composed(own_files: None) -> None:
     assert [each for block in chosen for each in mistakes(block)] == []
 
 
+def test_the_commands_of_tables_compose(own_files: None) -> None:
+    """A cell that is a command of ours is one that can be typed."""
+    found = {}
+    for page in PAGES:
+        rows = (line for line in page.read_text(encoding="utf-8").splitlines() if line[:1] == "|")
+        cells_ = (cell.strip() for row in rows for cell in row.split(" | "))
+        found |= {cell.strip("|` "): page.name for cell in cells_ if cell.startswith("`python run")}
+    assert len(found) > 20
+    wrong = []
+    for text, page in found.items():
+        try:
+            composed(through_the_door(shlex.split(text)) or [])
+        except Exception as error:
+            wrong.append(f"{page}: {text}: {error}")
+    assert wrong == []
+
+
 def test_no_group_option_or_metric_is_left_out() -> None:
     readme, compare = ((ROOT / name).read_text() for name in ("README.md", "docs/compare.md"))
     for group in (*help_text.GROUPS, "job", "experiment"):
