@@ -15,6 +15,7 @@ NAMES = (
     "golden",
     "stream",
     "candidate",
+    "generation",
     "compare",
     "verdicts",
     "audit",

@@ -28,7 +28,7 @@ MODEL = json.loads((TINY / "config.json").read_text())
 
 def request(stages: tuple[str, ...] = ("embed_tokens",), **keys) -> Request:
     return Request(
-        config=Config(**keys),
+        config=Config(**{"port": {"_target_": "layerparity.run.ports.hf.HfPort"}, **keys}),
         model_folder=TINY,
         model=MODEL,
         stages=stages,

@@ -216,6 +216,11 @@ class RunFolder:
         pairs = [{"prompt": p, "generated": t} for p, t in zip(prompts, texts, strict=True)]
         self.write_text(NEW_TEXTS, json.dumps(pairs, indent=1, ensure_ascii=False))
 
+    def read_new_texts(self) -> list[str]:
+        """Return the prompts with what the run generated after each; empty where it has none."""
+        pairs: list[dict[str, str]] | None = self._read_json(NEW_TEXTS, list[dict[str, str]])
+        return [f"{pair.get('prompt', '')}|{pair.get('generated', '')}" for pair in pairs or ()]
+
     def write_warnings(self, lines: Sequence[str]) -> None:
         """Write what the backend warned of, for people to read."""
         self.write_text(WARNINGS, "\n".join(lines) + "\n")

@@ -50,6 +50,7 @@ def numerics(prepared: Prepared) -> dict[str, str]:
 def numerics_elsewhere(config: Config) -> dict[str, str]:
     """Return those settings of a run that are none of its backend's."""
     replayed = {"replay": "golden"} if replays(config) else {}
+    replayed |= {"forced": "golden"} if config.generate.forced else {}
     return {"max_new_tokens": str(config.generate.max_new_tokens), **replayed}
 
 

@@ -95,6 +95,7 @@ def prepare(plan: RunPlan, backend: Backend, store: Store) -> Prepared:
         sites_of=plan.sites_of,
         golden=lambda reference: goldens.golden_for(store, reference, plan.checkpoint, request),
         candidate=lambda name: store.find(name or goldens.LATEST, kind=RunKind.candidate.value),
+        run=store.find,
         refuse_large=lambda *size: needs.refuse_beyond_memory(request, *size),
     )
     inputs: Inputs = registry.load("run.inputs", config.inputs.name).prepare(config.inputs, request)

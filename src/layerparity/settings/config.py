@@ -139,6 +139,7 @@ class GenerateSettings:
     max_new_tokens: int = key(
         0, "tokens to generate greedily after the prompt; wants scope=full", least=0
     )
+    forced: bool = key(False, "decode the golden's tokens, also where blocks are chained")
 
 
 @dataclass

@@ -25,6 +25,12 @@ def replays(config: Config) -> bool:
 
 def refuse_unfed(config: Config, inputs: Inputs) -> None:
     """Raise UserError where a run is to repeat choices and no golden run feeds it."""
+    if config.generate.forced and inputs.source != "golden":
+        raise UserError(
+            "generate.forced=true decodes a golden run's tokens, and this run is fed "
+            f"{inputs.chosen}",
+            "use inputs=golden.",
+        )
     if not replays(config):
         return
     if config.kind.value == "golden":
@@ -39,14 +45,17 @@ def refuse_unfed(config: Config, inputs: Inputs) -> None:
 def choices(manifest: Manifest, request: Request) -> list[Record]:
     """Return what a run recorded of the choices that the scope's routers are to repeat.
 
-    A golden that is fed a candidate's values repeats its choices as well.
+    A golden that is fed a candidate's values repeats its choices as well. With
+    ``generate.forced`` the tokens alone are repeated.
     The tokens it chose are among them: another token's routing would mean nothing.
     """
-    own = request.config.inputs.name == "candidate"
-    if not (replays(request.config) or own):
+    routed = replays(request.config) or request.config.inputs.name == "candidate"
+    if not (routed or request.config.generate.forced):
         return []
     layers = {site.layer for site in _blocks(request)}
-    wanted = {str(site) for site in _sites(request, layers, ROUTED, ATTENDED)}
+    wanted = {
+        str(site) for site in _sites(request, layers, *((ROUTED, ATTENDED) if routed else ()))
+    }
     return [record for record in manifest.records if str(record.site) in wanted]
 
 

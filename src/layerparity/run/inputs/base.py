@@ -32,9 +32,9 @@ class Request:
     fed, the likeliest first, by what was measured of its block where that is known; ``golden``
     finds the stored golden runs that a name means, or the newest that fit for None: one run, the
     finished children of a sweep, or none; ``candidate`` does so for candidates, of which the newest
-    counts. ``refuse_large`` is told sequences, and tokens of each,
-    before a batch of them is made: it raises UserError where no memory holds it. It is also told
-    what to do about it, where that is not simply to use fewer.
+    counts, and ``run`` finds any run by its name. ``refuse_large`` is told sequences, and tokens of
+    each, before a batch of them is made: it raises UserError where no memory holds it. It is also
+    told what to do about it, where that is not simply to use fewer.
     """
 
     config: Config
@@ -44,6 +44,7 @@ class Request:
     sites_of: Callable[[str, Block | None], Sequence[Site]]
     golden: Callable[[str | None], Sequence[Any]]
     candidate: Callable[[str | None], Sequence[Any]] = lambda reference: ()
+    run: Callable[[str], Sequence[Any]] = lambda reference: ()
     refuse_large: Callable[..., None] = lambda sequences, tokens, cure="": None
 
     @property
