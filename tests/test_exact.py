@@ -338,6 +338,35 @@ def test_a_cache_row_of_zeros_is_named_and_is_no_rotation() -> None:
     assert "rope_full_instead_of_partial" in {each.id for each in suspected(cached(turned))}
 
 
+# ---------------------------------------------------------------- a router's weights
+def weighed(candidate: torch.Tensor, logits: torch.Tensor, chosen: torch.Tensor) -> Evidence:
+    """Return what is known of a bfloat16 router whose weights, [token, k], are the candidate's."""
+    own = logits.sigmoid().gather(-1, chosen)
+    exact = (own / own.sum(-1, keepdim=True)).bfloat16().double()
+    sides = {
+        "mlp.gate:logits": Values(logits, logits, 2**-7),
+        "mlp.gate:choices": Values(chosen.double(), chosen.double(), 2**-7),
+        "mlp.gate:weights": Values(exact, candidate.double(), 2**-7),
+    }
+    facts = {**FACTS, "dtype": "bfloat16"}
+    return seen("mlp.gate", "mlp.gate:weights", sides, facts=facts)
+
+
+def test_weights_that_are_divided_in_bfloat16_are_told() -> None:
+    """They are, to the bit, what a division in bfloat16 gives; other small factors are not."""
+    logits = drawn(64, 16)
+    chosen = logits.topk(4, -1).indices.sort(-1).values
+    own = logits.sigmoid().gather(-1, chosen).bfloat16()
+    divided = own / own.sum(-1, keepdim=True)
+    (cause,) = [each for each in suspected(weighed(divided, logits, chosen)) if each.shown]
+    assert cause.id == "precision"
+    assert "divided by their sum in bfloat16" in cause.sentence
+    wide = logits.sigmoid().gather(-1, chosen)
+    exact = wide / wide.sum(-1, keepdim=True)
+    slipped = exact * (1 + 0.002 * drawn(64, 1))
+    assert "precision" not in shown(weighed(slipped, logits, chosen))
+
+
 # ---------------------------------------------------------------- how sure
 def test_a_share_is_that_of_the_rule_and_of_its_grade() -> None:
     known = {"a": {"shown": (30, 30), "hints": (10, 0)}, "b": {"hints": (40, 4)}}

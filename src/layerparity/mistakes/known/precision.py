@@ -6,8 +6,10 @@ import math
 
 import torch
 
+from layerparity.mistakes.block import CHOICES, LOGITS, WEIGHTS
 from layerparity.mistakes.cause import HINTS, SHOWN, Cause, Evidence
 from layerparity.mistakes.norms import norm_check, one_factor_a_row
+from layerparity.mistakes.routers import GATES, SCORES
 from layerparity.mistakes.shape import factor_share, percent, spread
 
 # About the relative L2 error of one operation on values rounded to each type.
@@ -33,7 +35,7 @@ class Precision:
             text = f"a part is computed in, or rounded to, a narrower type: {narrow}"
             reasons = [f"every number of the candidate is one of {narrow}, and the golden's not"]
             return Cause("precision", 0.95, text, reasons, grade=SHOWN)
-        return _coarse_norm(evidence) or _unstructured(evidence)
+        return _coarse_norm(evidence) or _coarse_router(evidence) or _unstructured(evidence)
 
 
 def _narrower(evidence: Evidence) -> str:
@@ -69,6 +71,27 @@ def _coarse_norm(evidence: Evidence) -> Cause | None:
     text = "the norm's variance, or its root, is computed in a narrower type"
     reasons = [f"each token is right but for a factor of its own, up to {percent(largest)} off"]
     return Cause("precision", 0.9, text, reasons, grade=SHOWN)
+
+
+def _coarse_router(evidence: Evidence) -> Cause | None:
+    """Return the cause where the weights of chosen experts are divided in the run's narrow type."""
+    narrow = getattr(torch, evidence.facts.get("dtype", ""), None)
+    if narrow not in _NARROW or evidence.component not in GATES or evidence.local != WEIGHTS:
+        return None
+    stored = [evidence.values(local) for local in (LOGITS, CHOICES, WEIGHTS)]
+    if any(each is None for each in stored):
+        return None
+    logits, choices, weights = (each.candidate for each in stored if each is not None)
+    chosen, seen = choices.long(), evidence.values(WEIGHTS)
+    assert seen is not None
+    for name, score in SCORES.items():
+        own = score(logits).gather(-1, chosen).to(narrow)
+        if weights.shape == own.shape and seen.shows((own / own.sum(-1, keepdim=True)).double()):
+            kind = str(narrow).removeprefix("torch.")
+            text = f"the chosen experts' weights are divided by their sum in {kind}, not in float32"
+            reasons = [f"{name} of its own logits, divided in {kind}, gives its weights"]
+            return Cause("precision", 0.9, text, reasons, grade=SHOWN)
+    return None
 
 
 def _unstructured(evidence: Evidence) -> Cause | None:
