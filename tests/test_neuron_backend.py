@@ -177,11 +177,9 @@ class Twice(torch.nn.Module):
 
 
 def test_export_keeps_structure_and_never_confuses_arguments(exporting: Any) -> None:
-    from layerparity.run.backends._neuron.xla_export import StageGraph
-
     x, y = (exporting.send("norm", torch.full((2, 3), value)) for value in (1.0, 10.0))
     named = {"scale": 3.0, "nothing": None, "bias": x}
-    output, seen = StageGraph(Twice())(x, x, named)
+    output, seen = exporting.compile(Twice(), (x, x, named))(x, x, named)
     assert output.cpu().eq(5).all()
     assert list(seen) == ["same", "in", "bias"]
     assert seen["bias"].cpu().eq(2).all()

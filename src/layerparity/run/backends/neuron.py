@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from layerparity.ground.errors import UserError
 from layerparity.machine.device import Affinity
 from layerparity.machine.neuron import RuntimeChoice, detect
+from layerparity.run.backends._neuron.artefacts import ReuseCompiled
+from layerparity.run.backends._neuron.compiler_options import AutoCast, CompilerOptions
 from layerparity.run.backends._neuron.runtime import Compile
 from layerparity.run.backends.base import Abilities
 from layerparity.settings.key import key
@@ -24,14 +26,28 @@ if TYPE_CHECKING:
 class Settings:
     """conf/backend/neuron: which runtime, how stages are compiled, and bf16's intermediates.
 
-    ``excess_precision`` lets XLA:CPU keep float32 between fused bf16 operations.
+    ``excess_precision`` lets XLA:CPU keep float32 between fused bf16 operations. The options of
+    Neuron's compiler are recorded everywhere and change numbers on its devices alone.
     """
 
     name: str = "neuron"
     runtime: RuntimeChoice = key(
         RuntimeChoice.auto, "how to reach the device: auto takes what is there"
     )
-    compile: Compile = key(Compile.lazy, "lazy, or export to one graph")
+    compile: Compile = key(
+        Compile.lazy, "lazy; export to one graph a stage; trace: keep such graphs for other runs"
+    )
+    artefacts: str | None = key(
+        None, "folder of compile=trace's graphs; null: one beside the runs that are kept"
+    )
+    reuse_compiled: ReuseCompiled = key(
+        ReuseCompiled.auto, "compile=trace: load graphs that are there; only these; or none"
+    )
+    compiler_args: str | None = key(None, "words for Neuron's compiler, as on its command line")
+    auto_cast: AutoCast | None = key(None, "what Neuron's compiler may compute narrower")
+    opt_level: int | None = key(None, "Neuron's compiler: optimisation level", least=1, most=3)
+    target: str | None = key(None, "Neuron's compiler: the chip, such as trn2")
+    lnc: int | None = key(None, "Neuron: physical cores that are one logical core", least=1, most=2)
     excess_precision: bool = key(False, "let XLA compute 16-bit types wider between operations")
 
 
@@ -58,4 +74,11 @@ def build(settings: Settings, config: Config) -> Backend:
         raise UserError(machine.reason)
     from layerparity.run.backends._neuron.backend import from_config
 
-    return from_config(config, machine, Compile(settings.compile), settings.excess_precision)
+    options = CompilerOptions(
+        settings.compiler_args,
+        settings.auto_cast,
+        settings.opt_level,
+        settings.target,
+        settings.lnc,
+    )
+    return from_config(config, settings, machine, options)

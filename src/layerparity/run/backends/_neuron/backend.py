@@ -8,12 +8,14 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from layerparity.anatomy.sizes import sizes_of
+from layerparity.ground import console
 from layerparity.ground.errors import UserError
 from layerparity.machine import sharding
 from layerparity.machine.device import Affinity, Placed
@@ -29,36 +31,46 @@ from layerparity.machine.neuron import NEURON, STAND_IN
 from layerparity.model import static_experts
 from layerparity.run.backends._export import mapped
 from layerparity.run.backends._neuron import distributed
+from layerparity.run.backends._neuron.artefacts import ArtefactFolder, ReuseCompiled
+from layerparity.run.backends._neuron.compiler_options import CompilerOptions
 from layerparity.run.backends._neuron.runtime import Compile, Runtime
+from layerparity.run.backends._neuron.stage_graph import Graphs, StageGraph
 from layerparity.run.backends._neuron.xla import XlaRuntime
 from layerparity.run.backends.base import Backend
 
 if TYPE_CHECKING:
+    from layerparity.run.backends.neuron import Settings
     from layerparity.settings.config import Config
 
 
+# Where compiled graphs are kept, beside the runs, and where Neuron's compiler works in there.
+_FOLDER = "compiled"
+_WORK = "work"
 _GPU_ONLY = ("max_memory", "offload_folder", "threads")
 _ATTENTION = ("sdpa", "eager")
 _EXPERTS = (static_experts.NAME, "batched_mm", "eager")
 
 
 def from_config(
-    config: Config, machine: Affinity, compiled: Compile, excess_precision: bool
+    config: Config, settings: Settings, machine: Affinity, options: CompilerOptions
 ) -> NeuronBackend:
     """Return the backend for a machine that `detect` found; see `neuron.build`."""
     for key in _GPU_ONLY:
         if getattr(config, key) is not None:
             raise UserError(f"{key} is for backend=gpu", "leave it out with backend=neuron.")
-    exports = compiled is Compile.export
-    if exports and config.tp_degree > 1:
+    compiles = Compile(settings.compile)
+    if compiles is not Compile.lazy and config.tp_degree > 1:
         raise UserError(
-            "backend.compile=export runs unsharded", "use tp_degree=1, or compile=lazy."
+            f"backend.compile={compiles.value} runs unsharded", "use tp_degree=1, or compile=lazy."
         )
+    options.arguments()
     streams = config.device_map.strategy == STREAM
-    runtime = XlaRuntime(machine.device == NEURON, config.tp_degree, excess_precision)
+    runtime = XlaRuntime(
+        machine.device == NEURON, config.tp_degree, settings.excess_precision, options
+    )
     runtime.prepare()
     static_experts.register()
-    return NeuronBackend(
+    backend = NeuronBackend(
         name="neuron",
         attn_implementation=config.attn_implementation or "sdpa",
         experts_implementation=config.experts_implementation or static_experts.NAME,
@@ -66,8 +78,19 @@ def from_config(
         streams=streams,
         again=config.generate.max_new_tokens > 1,
         runtime=runtime,
-        exports=exports,
+        compiles=compiles,
     )
+    if compiles is Compile.trace:
+        kept = settings.artefacts or config.tracking.root / _FOLDER
+        folder = Path(kept).expanduser().resolve()
+        reuse = ReuseCompiled(settings.reuse_compiled)
+        backend.artefacts = ArtefactFolder(folder, reuse, backend.note)
+    for name, value in options.recorded().items() if not runtime.is_neuron else ():
+        backend.warnings.append(
+            f"backend.{name}={value} is for Neuron's compiler: on XLA:CPU it is recorded and "
+            "changes nothing."
+        )
+    return backend
 
 
 @dataclass
@@ -75,7 +98,9 @@ class NeuronBackend(Backend):
     """A Neuron machine or its stand-in; see `Backend` for what each method promises."""
 
     runtime: Runtime = field(kw_only=True)
-    exports: bool = False
+    compiles: Compile = Compile.lazy
+    artefacts: ArtefactFolder | None = None
+    _graphs: Graphs | None = None
     _stack: ExitStack | None = None
     _granted: distributed.Grant | None = None
     _plan: dict[str, str] = field(default_factory=dict)
@@ -164,8 +189,18 @@ class NeuronBackend(Backend):
         return {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
 
     def compile(self, module: nn.Module, arguments: Sequence[Any]) -> Callable[..., Any]:
-        """Return the module, or with ``compile=export`` the module as one graph."""
-        return self.runtime.export(module) if self.exports else module
+        """Return the module, or with ``compile=export`` or ``trace`` the module as one graph."""
+        if self.compiles is Compile.lazy:
+            return module
+        if self._graphs is None:
+            work = None if self.artefacts is None else self.artefacts.folder / _WORK
+            self._graphs = Graphs(self.runtime.graph_compiler(work), self.artefacts)
+        return StageGraph(module, self._graphs)
+
+    def note(self, text: str) -> None:
+        """Say a line, and keep it with what the run was warned of."""
+        console.note(text)
+        self.warnings.append(text)
 
     def counters(self) -> dict[str, Any]:
         """Return ``compiles``, ``aten_fallbacks`` and ``aten_names`` since `open`."""
@@ -176,8 +211,15 @@ class NeuronBackend(Backend):
         granted = self._granted
         if granted is None:
             return {}
+        kept = self.artefacts
+        counted = (
+            {"artefacts_compiled": str(kept.compiled), "artefacts_loaded": str(kept.loaded)}
+            if kept is not None
+            else {}
+        )
         return {
             **self.runtime.facts(),
+            **counted,
             "rank": str(granted.rank),
             "world_size": str(granted.world_size),
             "tp_granted": str(granted.tp_degree),
@@ -186,7 +228,7 @@ class NeuronBackend(Backend):
 
     def numerics(self) -> dict[str, str]:
         """Return the flags that change numbers and how stages are compiled."""
-        return {**self.runtime.numerics(), "compile": "export" if self.exports else "lazy"}
+        return {**self.runtime.numerics(), "compile": self.compiles.value}
 
 
 def _refuse_unless(key: str, value: str | None, known: tuple[str, ...]) -> None:

@@ -7,20 +7,28 @@ is one more file with one more subclass.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from layerparity.run.backends._neuron.artefacts import GraphCompiler
+
 
 class Compile(Enum):
-    """conf/backend's ``compile``. lazy: XLA's lazy tensors; export: one StableHLO graph a stage."""
+    """conf/backend's ``compile``: how stages become graphs.
+
+    lazy: XLA's lazy tensors; export: one StableHLO graph a stage; trace: one graph a stage by the
+    device's own compiler, kept for other runs.
+    """
 
     lazy = "lazy"
     export = "export"
+    trace = "trace"
 
 
 class Runtime(ABC):
@@ -66,8 +74,11 @@ class Runtime(ABC):
         """Compile and launch everything that is pending."""
 
     @abstractmethod
-    def export(self, module: nn.Module) -> Callable[..., Any]:
-        """Return a callable like the module that runs as one compiled graph."""
+    def graph_compiler(self, work: Path | None) -> GraphCompiler:
+        """Return what compiles whole stages; one that is asked with a folder may work there.
+
+        With a folder it is the device's own compiler, without one StableHLO's.
+        """
 
     @abstractmethod
     def counters(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The XLA flavour: torch_xla on Neuron devices, or on XLA:CPU as a stand-in.
 
-Only this file and ``xla_export`` import torch_xla (12 seconds). Modules run lazily: operations
+Only this file and ``stablehlo`` import torch_xla (12 seconds). Modules run lazily: operations
 pile up until `sync`, which compiles one graph for them; blocks of one shape share it.
 """
 
@@ -18,17 +18,31 @@ from typing import TYPE_CHECKING, Any
 from layerparity.ground.errors import UserError
 from layerparity.machine import neuron_packages
 from layerparity.machine.neuron import GET_XLA
+from layerparity.run.backends._neuron.compiler_options import (
+    CC_FLAGS,
+    LNC_VARIABLE,
+    CompilerOptions,
+)
 from layerparity.run.backends._neuron.runtime import Runtime
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
     from torch import nn
+
+    from layerparity.run.backends._neuron.artefacts import GraphCompiler
 
 
 _MESH_AXIS = "tensor"
 _FLAGS = "XLA_FLAGS"
 _COUNT = "CPU_NUM_DEVICES"
-_NUMERIC_VARIABLES = ("NEURON_CC_FLAGS", "NEURON_RT_STOCHASTIC_ROUNDING_EN", "XLA_USE_BF16")
+_NUMERIC_VARIABLES = (
+    CC_FLAGS,
+    LNC_VARIABLE,
+    "NEURON_RT_STOCHASTIC_ROUNDING_EN",
+    "XLA_USE_BF16",
+)
 
 # The user's own values, from before this file wrote to them.
 _given: dict[str, str | None] = {}
@@ -39,8 +53,15 @@ _started: dict[str, str | None] = {}
 class XlaRuntime(Runtime):
     """torch_xla's lazy tensors on one device, or on virtual CPU devices by SPMD."""
 
-    def __init__(self, is_neuron: bool, tp_degree: int, excess_precision: bool) -> None:
+    def __init__(
+        self,
+        is_neuron: bool,
+        tp_degree: int,
+        excess_precision: bool,
+        options: CompilerOptions | None = None,
+    ) -> None:
         self.is_neuron = is_neuron
+        self.options = options or CompilerOptions()
         self.tp_degree = tp_degree
         self.excess_precision = excess_precision
         self._device: torch.device | None = None
@@ -141,11 +162,15 @@ class XlaRuntime(Runtime):
 
         torch_xla.sync()
 
-    def export(self, module: nn.Module) -> Callable[..., Any]:
-        """Return a callable like the module that runs as one StableHLO graph."""
-        from layerparity.run.backends._neuron.xla_export import StageGraph
+    def graph_compiler(self, work: Path | None) -> GraphCompiler:
+        """Return ``torch_neuronx.trace`` on Neuron where it has a folder, else StableHLO."""
+        if self.is_neuron and work is not None:
+            from layerparity.run.backends._neuron.neff import NeffCompiler
 
-        return StageGraph(module, around=self._keep_counters)
+            return NeffCompiler(self.options, self.numerics(), work)
+        from layerparity.run.backends._neuron.stablehlo import StableHloCompiler
+
+        return StableHloCompiler(self.numerics(), self._keep_counters)
 
     def counters(self) -> dict[str, Any]:
         """Return torch_xla's compiles and ``aten::`` fallbacks since `start`."""
@@ -176,16 +201,20 @@ class XlaRuntime(Runtime):
 
     def numerics(self) -> dict[str, str]:
         """Return the flags that change numbers."""
-        flags = self._environment()[_FLAGS] or ""
-        found = {name: os.environ[name] for name in _NUMERIC_VARIABLES if name in os.environ}
-        return {**found, _FLAGS: " ".join(sorted(flags.split()))}
+        environment = self._environment()
+        flags = environment[_FLAGS] or ""
+        found = {name: environment.get(name, os.environ.get(name)) for name in _NUMERIC_VARIABLES}
+        given = {name: value for name, value in found.items() if value is not None}
+        options = {f"compiler.{name}": v for name, v in self.options.recorded().items()}
+        return {**given, **options, _FLAGS: " ".join(sorted(flags.split()))}
 
     def _environment(self) -> dict[str, str | None]:
         """Return the variables this runtime needs; None for one that must not be set."""
-        for name in (_FLAGS, _COUNT):
+        for name in (_FLAGS, _COUNT, CC_FLAGS):
             _given.setdefault(name, os.environ.get(name))
         if self.is_neuron:
-            return {"PJRT_DEVICE": "NEURON", _FLAGS: _given[_FLAGS]}
+            asked = self.options.variables(_given[CC_FLAGS])
+            return {"PJRT_DEVICE": "NEURON", _FLAGS: _given[_FLAGS], **asked}
         if self.spmd and _given[_COUNT] not in (None, str(self.tp_degree)):
             raise UserError(f"{_COUNT}={_given[_COUNT]} contradicts tp_degree", f"unset {_COUNT}.")
         return {

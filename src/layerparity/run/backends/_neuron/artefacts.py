@@ -1,0 +1,186 @@
+"""Keep compiled graphs in a folder by what they compute, and load them instead of compiling.
+
+A file holds a graph's bytes and where its inputs come from, as safetensors: reading one runs no
+code. torch_xla's own folders hold NumPy files that may be pickles, so they are not used.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import torch
+from blake3 import blake3
+
+from layerparity.ground.decode import decode
+from layerparity.ground.errors import UserError
+from layerparity.ground.files import read_tensors, reading, text_digest, whole_file, writing
+
+_HEADER, _PAYLOAD, _CONSTANT = "header", "payload", "constant."
+# What a file holds; another number is another form.
+_FORM = 1
+# Letters of a digest in a file's name, and of that of the versions.
+_LONG, _SHORT = 32, 12
+
+# Called with inputs of the graph, of any shape and dtype; returns its outputs, in order.
+Runner = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+
+
+class ReuseCompiled(Enum):
+    """conf/backend's ``reuse_compiled``: what is done about artefacts that are there, or are not.
+
+    auto loads those that are there; only compiles none; never loads none.
+    """
+
+    auto = "auto"
+    only = "only"
+    never = "never"
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A graph as a compiler made it: its bytes, and where each of its inputs comes from.
+
+    An input is an argument by its place, a state of the module by its name, or, as ``(n,)``, the
+    n-th of the ``constants`` that the compiler added.
+    """
+
+    payload: bytes
+    inputs: tuple[int | str | tuple[int], ...]
+    constants: tuple[torch.Tensor, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Header:
+    """What a file says of the graph in it; ``payload`` is the hash of its bytes."""
+
+    form: int
+    versions: dict[str, str]
+    payload: str
+    inputs: list[Any]
+
+
+class GraphCompiler(ABC):
+    """Make bytes of an exported program that can be kept, and run such bytes."""
+
+    @property
+    @abstractmethod
+    def versions(self) -> Mapping[str, str]:
+        """The compiler, and the packages whose versions decide what it makes."""
+
+    @property
+    @abstractmethod
+    def options(self) -> Mapping[str, str]:
+        """The settings that decide what it makes."""
+
+    @abstractmethod
+    def compile(self, program: Any, digest: str) -> Compiled:
+        """Compile a ``torch.export.ExportedProgram``. Raises UserError where it cannot."""
+
+    @abstractmethod
+    def runner(self, compiled: Compiled) -> Runner:
+        """Return what runs a graph that was compiled here or elsewhere."""
+
+
+@dataclass
+class ArtefactFolder:
+    """Compiled graphs of one compiler in one folder; what was made and loaded is counted.
+
+    ``say`` is told, in one line each, of files that cannot be used.
+    """
+
+    folder: Path
+    reuse: ReuseCompiled
+    say: Callable[[str], None]
+    compiled: int = field(default=0, init=False)
+    loaded: int = field(default=0, init=False)
+
+    def get(self, program: Any, digest: str, compiler: GraphCompiler) -> Compiled:
+        """Return the graph of a program with this digest: loaded, or compiled and kept.
+
+        Raises UserError where nothing may be compiled, and where the disk refuses.
+        """
+        digest = text_digest(json.dumps([digest, dict(compiler.options)], sort_keys=True))
+        versions = dict(compiler.versions)
+        release = text_digest(json.dumps(versions, sort_keys=True))
+        path = self.folder / f"{digest[:_LONG]}-{release[:_SHORT]}.safetensors"
+        found = self._load(path, versions) if self.reuse is not ReuseCompiled.never else None
+        if found is not None:
+            self.loaded += 1
+            return found
+        if self.reuse is ReuseCompiled.only:
+            raise UserError(
+                f"{self.folder} holds no compiled graph {path.stem}, and "
+                "backend.reuse_compiled=only compiles none",
+                "run once with backend.reuse_compiled=auto, or give the folder that has it as "
+                "backend.artefacts.",
+            )
+        made = compiler.compile(program, path.stem)
+        _write(path, made, versions)
+        self.compiled += 1
+        return made
+
+    def _load(self, path: Path, versions: dict[str, str]) -> Compiled | None:
+        """Return what a file holds; None, with a line, where it cannot be used."""
+        if path.is_file():
+            try:
+                return _read(path, versions)
+            except UserError as error:
+                self.say(f"{error.found}: the graph is compiled again.")
+                return None
+        for other in sorted(path.parent.glob(f"{path.name[:_LONG]}-*.safetensors")):
+            try:
+                theirs = _header(other).versions
+            except UserError:
+                continue
+            differ = sorted(k for k in {*theirs, *versions} if theirs.get(k) != versions.get(k))
+            said = ", ".join(f"{name} {theirs.get(name, 'missing')}" for name in differ)
+            self.say(f"{other} was compiled with {said}: the graph is compiled again.")
+            break
+        return None
+
+
+def _read(path: Path, versions: dict[str, str]) -> Compiled:
+    """Return what a file holds. Raises UserError where it is damaged, or not what its name says."""
+    header, tensors = _header(path), read_tensors(path)
+    with reading(path):
+        payload = tensors[_PAYLOAD].numpy().tobytes() if _PAYLOAD in tensors else b""
+        if header.form != _FORM or header.versions != versions:
+            raise ValueError("it is of another version")
+        if blake3(payload).hexdigest() != header.payload:
+            raise ValueError("its bytes are not those that were written")
+    inputs = tuple(tuple(each) if isinstance(each, list) else each for each in header.inputs)
+    constants = sorted(name for name in tensors if name.startswith(_CONSTANT))
+    return Compiled(payload, inputs, tuple(tensors[name] for name in constants))
+
+
+def _header(path: Path) -> _Header:
+    """Return a file's header. Raises UserError where there is none that can be read."""
+    stored = read_tensors(path, [_HEADER])[_HEADER]
+    with reading(path):
+        header: _Header = decode(_Header, json.loads(stored.numpy().tobytes()))
+    return header
+
+
+def _write(path: Path, made: Compiled, versions: dict[str, str]) -> None:
+    """Write a file that is either whole or absent. Raises UserError where the disk refuses."""
+    from safetensors.torch import save_file
+
+    payload = blake3(made.payload).hexdigest()
+    header = _Header(_FORM, versions, payload, list(made.inputs))
+    tensors = {
+        _HEADER: _bytes(json.dumps(asdict(header)).encode()),
+        _PAYLOAD: _bytes(made.payload),
+        **{f"{_CONSTANT}{n:04}": each.contiguous() for n, each in enumerate(made.constants)},
+    }
+    with writing(path), whole_file(path) as part:
+        save_file(tensors, part)
+
+
+def _bytes(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)

@@ -1,0 +1,82 @@
+"""Options of Neuron's compiler, as keys of a command: what is passed on, and what is recorded."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, fields
+from enum import Enum
+
+from layerparity.ground.errors import UserError
+
+# The runtime's own word for LNC; it must be what a graph was compiled for.
+LNC_VARIABLE = "NEURON_LOGICAL_NC_CONFIG"
+CC_FLAGS = "NEURON_CC_FLAGS"
+# How neuronx-cc writes each option, and its other spellings.
+_SPELLINGS = {
+    "auto_cast": ("--auto-cast",),
+    "opt_level": ("--optlevel", "-O"),
+    "target": ("--target",),
+    "lnc": ("--lnc", "-lnc", "--logical-nc-config"),
+}
+
+
+class AutoCast(Enum):
+    """conf/backend's ``auto_cast``: which float32 operations the compiler computes narrower."""
+
+    none = "none"
+    matmult = "matmult"
+    all = "all"
+
+
+@dataclass(frozen=True)
+class CompilerOptions:
+    """What a command asks of Neuron's compiler; None leaves its own default."""
+
+    compiler_args: str | None = None
+    auto_cast: AutoCast | None = None
+    opt_level: int | None = None
+    target: str | None = None
+    lnc: int | None = None
+
+    def recorded(self) -> dict[str, str]:
+        """Return the options that were given, by key, for the fingerprint."""
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {
+            name: str(value.value if isinstance(value, Enum) else value)
+            for name, value in given.items()
+            if value is not None
+        }
+
+    def arguments(self) -> list[str]:
+        """Return the words of neuronx-cc's command line. Raises UserError for one said twice."""
+        recorded = self.recorded()
+        try:
+            free = shlex.split(recorded.pop("compiler_args", ""))
+        except ValueError as error:
+            raise UserError(
+                f"backend.compiler_args cannot be split into words ({error})", "close its quotes."
+            ) from error
+        for name in recorded:
+            _refuse_twice(free, name, "backend.compiler_args")
+        return [*(f"{_SPELLINGS[name][0]}={value}" for name, value in recorded.items()), *free]
+
+    def variables(self, given: str | None) -> dict[str, str | None]:
+        """Return the environment of a process that compiles, after the user's own NEURON_CC_FLAGS.
+
+        Raises UserError where these already say what a key says.
+        """
+        arguments = self.arguments()
+        for name in self.recorded():
+            if name in _SPELLINGS:
+                _refuse_twice((given or "").split(), name, CC_FLAGS)
+        words = " ".join([*([given] if given else []), *(shlex.quote(each) for each in arguments)])
+        lnc = {} if self.lnc is None else {LNC_VARIABLE: str(self.lnc)}
+        return {CC_FLAGS: words or None, **lnc}
+
+
+def _refuse_twice(words: list[str], name: str, where: str) -> None:
+    """Raise UserError where words hold an option that a key gives as well."""
+    for word in words:
+        spelt = word.partition("=")[0]
+        if spelt in _SPELLINGS[name] or (name == "opt_level" and word.startswith("-O")):
+            raise UserError(f"backend.{name} and {where} both give {spelt}", "leave one out.")
