@@ -73,27 +73,54 @@ def llama(**keys: Any) -> Any:
     return config
 
 
+def qwen3_moe(experts: str = "static", **keys: Any) -> Any:
+    """Return a small Qwen3-MoE configuration with narrow experts."""
+    from transformers import Qwen3MoeConfig
+
+    sizes = {
+        "vocab_size": 64,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "moe_intermediate_size": 40,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+    }
+    config = Qwen3MoeConfig(**{**sizes, **keys})
+    config._attn_implementation = "sdpa"
+    config._experts_implementation = experts
+    return config
+
+
+def _classes(config: Any) -> tuple[Any, Any]:
+    """Return the classes of a configuration's decoder layer and of its rotary embedding."""
+    from transformers.models.llama import modeling_llama as llamas
+    from transformers.models.minimax_m2 import modeling_minimax_m2 as minimaxes
+    from transformers.models.qwen3_moe import modeling_qwen3_moe as qwens
+
+    return {
+        "llama": (llamas.LlamaDecoderLayer, llamas.LlamaRotaryEmbedding),
+        "minimax_m2": (minimaxes.MiniMaxM2DecoderLayer, minimaxes.MiniMaxM2RotaryEmbedding),
+        "qwen3_moe": (qwens.Qwen3MoeDecoderLayer, qwens.Qwen3MoeRotaryEmbedding),
+    }[config.model_type]
+
+
 def block(config: Any, index: int, dtype: torch.dtype = torch.float32) -> nn.Module:
     """Return one decoder block; its own update is about as large as its input."""
-    from transformers.models.llama.modeling_llama import LlamaDecoderLayer
-    from transformers.models.minimax_m2.modeling_minimax_m2 import MiniMaxM2DecoderLayer
-
-    kind = LlamaDecoderLayer if config.model_type == "llama" else MiniMaxM2DecoderLayer
     torch.manual_seed(index)
-    made = kind(config, index)
+    made: nn.Module = _classes(config)[0](config, index)
     for parameter in made.parameters():
         parameter.data.normal_(0, 0.2)
     if config.model_type == "minimax_m2":
-        made.mlp.e_score_correction_bias.copy_(8.5 + 0.3 * torch.randn(8))
+        made.mlp.e_score_correction_bias.copy_(8.5 + 0.3 * torch.randn(8))  # type: ignore
     return made.eval().requires_grad_(False).to(dtype)
 
 
 def given(config: Any, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, dict[str, Any]]:
     """Return hidden states [batch, token, channel] and a block's keyword arguments."""
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-    from transformers.models.minimax_m2.modeling_minimax_m2 import MiniMaxM2RotaryEmbedding
-
-    kind = LlamaRotaryEmbedding if config.model_type == "llama" else MiniMaxM2RotaryEmbedding
     torch.manual_seed(9)
     hidden = torch.randn(BATCH, TOKENS, config.hidden_size).to(dtype)
     positions = torch.arange(TOKENS).expand(BATCH, TOKENS)
@@ -101,7 +128,7 @@ def given(config: Any, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor
     return hidden, {
         "attention_mask": causal.expand(BATCH, 1, TOKENS, TOKENS).contiguous(),
         "position_ids": positions,
-        "position_embeddings": kind(config)(hidden, positions),
+        "position_embeddings": _classes(config)[1](config)(hidden, positions),
     }
 
 

@@ -1,7 +1,8 @@
 """Say which parameters tensor parallelism splits and along which dimension, or a refusal.
 
 transformers' own plan decides. XLA's partitioner keeps the meaning of a program whatever is split,
-so a plan here is about where weights lie, and the all-reduces follow from it.
+so a plan here is about where weights lie, and the all-reduces follow from it. What a degree does
+not divide is split all the same: XLA fills the last shards up.
 """
 
 from __future__ import annotations
@@ -17,39 +18,69 @@ from layerparity.ground.errors import UserError
 if TYPE_CHECKING:
     from torch import nn
 
-# Dimension of a linear layer's weight ([out, in]) that each style of the plan splits.
-_DIMENSION = {"colwise": 0, "rowwise": 1}
-_ATTENTION = {f"layers.*.self_attn.{each}_proj" for each in "qkvo"}
+# The dimension that each style of a plan splits, from the end: the last two of a linear layer's
+# weight, [out, in], and of experts stacked by width, [expert, out, in].
+_COLUMNS = ("colwise", "colwise_gather_output", "packed_colwise")
+_ROWS = ("rowwise", "rowwise_split_input", "packed_rowwise")
+# Experts stacked by number: whole ones, the first dimension.
+_NUMBER = "grouped_gemm"
+# Styles of modules whose weights, if they have any, stay whole.
+_WHOLE = (
+    "all_reduce",
+    "ep_dispatch_experts",
+    "mla_kv_a_proj",
+    "moe_identity_expert",
+    "moe_tp_experts",
+    "replicated_with_grad_allreduce",
+)
+_KNOWN = {*_COLUMNS, *_ROWS, _NUMBER, *_WHOLE}
+_KV = (".k_proj", ".v_proj")
 _WITHIN_MODEL = re.compile(r"(?:^|\.)(layers\.\d+(?:\..+)?)$")
 
 
-def check(config: Any, sizes: Mapping[str, int], tp_degree: int) -> None:
-    """Refuse a model or a degree that cannot be sharded. Raises UserError with the cure.
+def check(config: Any, tp_degree: int) -> None:
+    """Refuse a model that cannot be sharded. Raises UserError with the cure.
 
-    ``config`` is transformers' configuration of the whole model, ``sizes`` are what tensor
-    parallelism divides, by what a person calls it.
+    ``config`` is transformers' configuration of the whole model.
     """
     if tp_degree == 1:
         return
-    text = config.get_text_config()
-    plan = plan_of(config)
-    odd = sorted(set(plan.values()) - set(_DIMENSION))
-    if odd or not set(plan) >= _ATTENTION:
-        why = f"its plan also has {', '.join(odd)}" if odd else "it has no such plan"
+    model, plan = config.get_text_config().model_type, _plan_of(config)
+    odd = sorted(set(plan.values()) - _KNOWN)
+    if odd or not set(plan.values()) - {*_WHOLE}:
+        why = f"transformers' plan for it has {', '.join(odd)}" if odd else "it has no such plan"
         raise UserError(
-            f"tp_degree={tp_degree}: only models of the Llama family are sharded, and "
-            f"{text.model_type} is not one ({why})",
+            f"tp_degree={tp_degree}: models are sharded by transformers' tensor parallel plan, and "
+            f"{model} cannot be ({why})",
             "use tp_degree=1.",
         )
-    if any(size % tp_degree for size in sizes.values()):
-        has = ", ".join(f"{size} ({label})" for label, size in sizes.items())
-        fit = ", ".join(str(each) for each in common_divisors(*sizes.values()))
-        raise UserError(
-            f"tp_degree={tp_degree} does not divide all of {has}", f"use one that does: {fit}."
-        )
 
 
-def plan_of(config: Any) -> dict[str, str]:
+def plan_of(config: Any, kv_heads: int, tp_degree: int) -> dict[str, str]:
+    """Return what is split, by style: transformers' plan, less what is copied to every device.
+
+    Keys and values of fewer heads than fit the degree are copied, as on Neuron.
+    """
+    plan = _plan_of(config) if tp_degree > 1 else {}
+    copied = _KV if kv_heads % tp_degree else ()
+    return {k: style for k, style in plan.items() if style not in _WHOLE and not k.endswith(copied)}
+
+
+def notes(sizes: Mapping[str, int], tp_degree: int) -> list[str]:
+    """Return a line that says what the degree does not divide, if anything, and what is done.
+
+    ``sizes`` are what tensor parallelism divides, by what a person calls it.
+    """
+    odd = ", ".join(f"{size} {what}" for what, size in sizes.items() if size % tp_degree)
+    if not odd:
+        return []
+    return [
+        f"tp_degree={tp_degree} does not divide {odd}: XLA pads the last shards, and keys and "
+        "values whose heads do not divide are copied to every device."
+    ]
+
+
+def _plan_of(config: Any) -> dict[str, str]:
     """Return transformers' tensor parallel plan: a style for each ``layers.*.mlp.up_proj``."""
     return dict(config.get_text_config().base_model_tp_plan or {})
 
@@ -71,10 +102,22 @@ def split_dimensions(plan: Mapping[str, str], path: str, module: nn.Module) -> d
     styles = {re.compile(key.replace(".", r"\.").replace("*", r"\d+")): plan[key] for key in plan}
     dimensions: dict[str, int] = {}
     for name, parameter in module.named_parameters():
-        owner = name.rpartition(".")[0]
-        full = f"{inside[1]}.{owner}".rstrip(".")
-        style = next((s for pattern, s in styles.items() if pattern.fullmatch(full)), None)
-        # A row-parallel bias is added once, after the partial sums: it stays whole.
-        if style is not None and _DIMENSION[style] < parameter.dim():
-            dimensions[name] = _DIMENSION[style]
+        # A plan names linear layers, and stacked experts by the parameter itself.
+        full = f"{inside[1]}.{name}"
+        owner = full.rpartition(".")[0]
+        fits = (s for pattern, s in styles.items() if pattern.fullmatch(full))
+        style = next(fits, next((s for p, s in styles.items() if p.fullmatch(owner)), None))
+        dimension = None if style is None else _dimension(style, parameter.dim())
+        if dimension is not None:
+            dimensions[name] = dimension
     return dimensions
+
+
+def _dimension(style: str, dimensions: int) -> int | None:
+    """Return which of a parameter's dimensions a style splits; None where it stays whole."""
+    if style == _NUMBER:
+        return 0
+    if style in _COLUMNS:
+        return max(dimensions - 2, 0)
+    # A row-parallel bias is added once, after the partial sums: it stays whole.
+    return dimensions - 1 if dimensions > 1 else None

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from layerparity.ground.errors import UserError
 from layerparity.machine.device import Affinity
 from layerparity.machine.neuron import RuntimeChoice, detect
-from layerparity.run.backends._neuron.artefacts import ReuseCompiled
 from layerparity.run.backends._neuron.compiler_options import AutoCast, CompilerOptions
-from layerparity.run.backends._neuron.runtime import Compile
+from layerparity.run.backends._neuron.runtime import Compile, ReuseCompiled
 from layerparity.run.backends.base import Abilities
 from layerparity.settings.key import key
 

@@ -10,7 +10,6 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from blake3 import blake3
 from layerparity.ground.decode import decode
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import read_tensors, reading, text_digest, whole_file, writing
+from layerparity.run.backends._neuron.runtime import ReuseCompiled
 
 _HEADER, _PAYLOAD, _CONSTANT = "header", "payload", "constant."
 # What a file holds; another number is another form.
@@ -29,17 +29,6 @@ _LONG, _SHORT = 32, 12
 
 # Called with inputs of the graph, of any shape and dtype; returns its outputs, in order.
 Runner = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
-
-
-class ReuseCompiled(Enum):
-    """conf/backend's ``reuse_compiled``: what is done about artefacts that are there, or are not.
-
-    auto loads those that are there; only compiles none; never loads none.
-    """
-
-    auto = "auto"
-    only = "only"
-    never = "never"
 
 
 @dataclass(frozen=True)

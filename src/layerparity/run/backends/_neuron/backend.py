@@ -31,9 +31,9 @@ from layerparity.machine.neuron import NEURON, STAND_IN
 from layerparity.model import static_experts
 from layerparity.run.backends._export import mapped
 from layerparity.run.backends._neuron import distributed
-from layerparity.run.backends._neuron.artefacts import ArtefactFolder, ReuseCompiled
+from layerparity.run.backends._neuron.artefacts import ArtefactFolder
 from layerparity.run.backends._neuron.compiler_options import CompilerOptions
-from layerparity.run.backends._neuron.runtime import Compile, Runtime
+from layerparity.run.backends._neuron.runtime import Compile, ReuseCompiled, Runtime
 from layerparity.run.backends._neuron.stage_graph import Graphs, StageGraph
 from layerparity.run.backends._neuron.xla import XlaRuntime
 from layerparity.run.backends.base import Backend
@@ -149,26 +149,28 @@ class NeuronBackend(Backend):
                 f"tp_degree={self.runtime.tp_degree}: sharding is on XLA:CPU only for now",
                 "use tp_degree=1, or backend.runtime=xla_cpu.",
             )
-        sharding.check(config, sizes_of(config).divided, self.runtime.tp_degree)
+        sharding.check(config, self.runtime.tp_degree)
 
     def place(self, model: nn.Module, stages: Mapping[str, str]) -> list[Placed]:
         """Put every stage on the one device; with tp_degree > 1 its shards lie side by side."""
         config: Any = model.config
-        self._plan = sharding.plan_of(config) if self.runtime.tp_degree > 1 else {}
+        sizes, degree = sizes_of(config), self.runtime.tp_degree
+        self._plan = sharding.plan_of(config, sizes.kv_heads, degree)
+        self.warnings += sharding.notes(sizes.divided, degree)
         self._paths = dict(stages)
-        sizes = {}
+        weights = {}
         for stage, path in stages.items():
             module = model.get_submodule(path)
             tensors = (*module.parameters(), *module.buffers())
-            sizes[stage] = sum(each.numel() * each.element_size() for each in tensors)
+            weights[stage] = sum(each.numel() * each.element_size() for each in tensors)
         if self.streams:
-            held = sizes
+            held = weights
             if not self.runtime.is_neuron:
-                held = {stage: int(STAND_IN_COPIES * size) for stage, size in sizes.items()}
+                held = {stage: int(STAND_IN_COPIES * size) for stage, size in weights.items()}
             room = room_for_weights(free_host_memory())
             self.ahead = reads_ahead(held, room, again=self.again)
             self.warnings.append(stream_text(held, self.ahead, self.again))
-        return [Placed(self.device_label, tuple(stages), sum(sizes.values()))]
+        return [Placed(self.device_label, tuple(stages), sum(weights.values()))]
 
     def put(self, stage: str, module: nn.Module) -> None:
         """Move a stage's module to the device, in-place, and shard it where that was asked."""

@@ -31,6 +31,17 @@ class Compile(Enum):
     trace = "trace"
 
 
+class ReuseCompiled(Enum):
+    """conf/backend's ``reuse_compiled``: what is done about artefacts that are there, or are not.
+
+    auto loads those that are there; only compiles none; never loads none.
+    """
+
+    auto = "auto"
+    only = "only"
+    never = "never"
+
+
 class Runtime(ABC):
     """One way to run tensors on Neuron, or on what stands in for it."""
 

@@ -1,0 +1,359 @@
+"""Stages as compiled graphs that are kept: on XLA:CPU for real, on Neuron by a stand-in."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from neuron_blocks import Watched, block, command, given, minimax, rel_l2
+from safetensors import safe_open
+from torch import nn
+
+from layerparity.ground.errors import UserError
+from layerparity.mistakes.fault import Surgery
+from layerparity.mistakes.known.bias_frozen_in_graph import FAULT
+from layerparity.run.backends import neuron
+from layerparity.run.backends._export import exported
+from layerparity.run.backends._graph import graph_digest, unread_weights
+from layerparity.run.backends._neuron import stablehlo
+from layerparity.run.backends._neuron.artefacts import ArtefactFolder, Compiled
+from layerparity.run.backends._neuron.compiler_options import AutoCast, CompilerOptions
+from layerparity.run.backends._neuron.neff import NeffCompiler
+from layerparity.run.backends._neuron.runtime import Compile, ReuseCompiled
+from layerparity.run.backends._neuron.stage_graph import Graphs, StageGraph
+
+pytestmark = pytest.mark.skipif(
+    neuron.affinity().score == 0, reason=f"neuron: {neuron.affinity().reason}"
+)
+
+
+@pytest.fixture
+def tracing(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Open backends that keep their graphs in one folder, one after the other."""
+    opened = []
+
+    def make(**keys: Any) -> Any:
+        settings = neuron.Settings(compile=Compile.trace, artefacts=str(tmp_path / "kept"), **keys)
+        backend = neuron.build(settings, command())
+        backend.open()
+        opened.append(backend)
+        return backend
+
+    yield make
+    for backend in opened:
+        backend.close()
+
+
+def counted(backend: Any) -> tuple[int, int]:
+    """Return how many graphs were compiled, and how many loaded."""
+    facts = backend.facts()
+    return int(facts["artefacts_compiled"]), int(facts["artefacts_loaded"])
+
+
+def observe(backend: Any, index: int) -> dict[str, torch.Tensor]:
+    """Run a block of MiniMax-M2 through the backend, and fetch its output and sites."""
+    config = minimax("static")
+    hidden, arguments = given(config)
+    module = Watched(block(config, index))
+    backend.put(f"layers.{index}", module)
+    sent = (backend.send("layers.0", hidden), backend.send("layers.0", arguments))
+    output, seen = backend.compile(module, sent)(*sent)
+    fetched: dict[str, torch.Tensor] = backend.fetch({**seen, "out": output})
+    return fetched
+
+
+def test_blocks_of_a_shape_share_a_graph_that_holds_no_weight(
+    tracing: Callable[..., Any], tmp_path: Path
+) -> None:
+    first = tracing()
+    made = [observe(first, index) for index in range(2)]
+    assert counted(first) == (1, 0)
+    hidden, arguments = given(minimax())
+    for index, sites in enumerate(made):
+        with torch.no_grad():
+            golden, _ = Watched(block(minimax(), index))(hidden, arguments)
+        assert rel_l2(sites["out"] - hidden, golden - hidden) < 5e-6
+    (kept,) = (tmp_path / "kept").glob("*.safetensors")
+    weights = sum(each.numel() for each in block(minimax(), 0).parameters())
+    assert kept.stat().st_size < weights
+    with safe_open(kept, framework="pt") as file:
+        assert set(file.keys()) == {"header", "payload"}
+        header = bytes(file.get_tensor("header").tolist()).decode()
+    # Every weight is an input, the router's bias among them.
+    for name in (name for name, _ in block(minimax(), 0).state_dict().items()):
+        assert f'"inner.{name}"' in header
+    again = tracing(reuse_compiled=ReuseCompiled.only)
+    loaded = [observe(again, index) for index in range(2)]
+    assert counted(again) == (0, 1)
+    for ours, theirs in zip(made, loaded, strict=True):
+        assert all(torch.equal(ours[site], theirs[site]) for site in ours)
+    afresh = tracing(reuse_compiled=ReuseCompiled.never)
+    observe(afresh, 0)
+    assert counted(afresh) == (1, 0)
+
+
+class Scaled(nn.Module):
+    """A weight and a factor that is written into the graph."""
+
+    def __init__(self, factor: float = 2.0, sites: tuple[str, ...] = ("a",)) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.factor, self.sites = factor, sites
+
+    def forward(self, x: Any) -> Any:
+        product = x * self.weight * self.factor
+        return product, dict.fromkeys(self.sites, product + 1)
+
+
+def digest(module: nn.Module, *shape: int, dtype: torch.dtype = torch.float32) -> str:
+    module = module.to(dtype).requires_grad_(False)
+    return graph_digest(exported(module, (torch.ones(*shape, dtype=dtype),), "", ""))
+
+
+def test_a_graph_is_known_by_what_it_computes() -> None:
+    usual, other = digest(Scaled(), 2, 3), Scaled()
+    nn.init.zeros_(other.weight)
+    assert digest(other, 2, 3) == usual
+    changed = [
+        digest(Scaled(2.5), 2, 3),
+        digest(Scaled(sites=("b",)), 2, 3),
+        digest(Scaled(sites=("a", "b")), 2, 3),
+        digest(Scaled(), 4, 3),
+        digest(Scaled(), 2, 3, dtype=torch.bfloat16),
+    ]
+    assert len({usual, *changed}) == 6
+
+
+class Echo:
+    """A compiler that counts, so that what is kept can be seen without a device."""
+
+    def __init__(self, **options: str) -> None:
+        self.options = options
+        self.versions = {"torch_xla": "2.9.0"}
+
+    def compile(self, program: Any, digest: str) -> Compiled:
+        return Compiled(b"graph", (0, "weight", (0,)), (torch.arange(3),))
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> tuple[ArtefactFolder, list[str]]:
+    said: list[str] = []
+    return ArtefactFolder(tmp_path / "kept", ReuseCompiled.auto, said.append), said
+
+
+def test_what_is_kept_is_what_was_compiled(kept: tuple[ArtefactFolder, list[str]]) -> None:
+    folder, said = kept
+    echo: Any = Echo()
+    made, found = (folder.get(None, "d", echo) for _ in range(2))
+    assert (folder.compiled, folder.loaded, said) == (1, 1, [])
+    assert (found.payload, found.inputs) == (made.payload, made.inputs)
+    assert torch.equal(found.constants[0], made.constants[0])
+    folder.get(None, "other", echo)
+    folder.get(None, "d", Echo(opt_level="2"))  # type: ignore[arg-type]
+    assert folder.compiled == 3
+    assert not [each for each in folder.folder.iterdir() if each.suffix != ".safetensors"]
+
+
+@pytest.mark.parametrize("harm", ["cut", "empty", "payload", "no header", "form", "text"])
+def test_a_damaged_graph_is_compiled_again_with_a_line(
+    kept: tuple[ArtefactFolder, list[str]], harm: str
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder, said = kept
+    echo: Any = Echo()
+    folder.get(None, "d", echo)
+    (path,) = folder.folder.iterdir()
+    whole, tensors = path.read_bytes(), load_file(path)
+    if harm == "payload":
+        tensors["payload"][0] += 1
+    elif harm == "no header":
+        del tensors["header"]
+    elif harm == "form":
+        form = bytes(tensors["header"].tolist()).replace(b'"form": 1', b'"form": 2')
+        tensors["header"] = torch.tensor(list(form), dtype=torch.uint8)
+    if harm in ("payload", "no header", "form"):
+        save_file(tensors, path)
+    else:
+        path.write_bytes({"cut": whole[:-3], "empty": b"", "text": b"no tensors at all"}[harm])
+    assert folder.get(None, "d", echo).payload == b"graph"
+    assert (folder.compiled, folder.loaded) == (2, 0)
+    assert len(said) == 1
+    assert "is damaged" in said[0]
+    assert "\n" not in said[0]
+    assert path.read_bytes() == whole
+
+
+def test_a_graph_of_other_versions_is_compiled_again_and_both_stay(
+    kept: tuple[ArtefactFolder, list[str]],
+) -> None:
+    folder, said = kept
+    now: Any = Echo()
+    before: Any = Echo()
+    before.versions = {"torch_xla": "2.8.1"}
+    folder.get(None, "d", before)
+    folder.get(None, "d", now)
+    assert (folder.compiled, folder.loaded) == (2, 0)
+    assert len(said) == 1
+    assert "compiled with torch_xla 2.8.1: the graph is compiled again" in said[0]
+    folder.get(None, "d", before)
+    folder.get(None, "d", now)
+    assert (folder.compiled, folder.loaded) == (2, 2)
+
+
+def test_nothing_is_compiled_where_that_is_refused(tmp_path: Path) -> None:
+    folder = ArtefactFolder(tmp_path, ReuseCompiled.only, print)
+    with pytest.raises(UserError, match=r"holds no compiled graph .*reuse_compiled=auto"):
+        folder.get(None, "d", Echo())  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+
+
+class Frozen(nn.Module):
+    """A weight that its graph does not read: it has a constant of its own."""
+
+    def __init__(self, kind: str, value: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3), requires_grad=False)
+        constant = torch.full((3,), value)
+        if kind == "buffer":
+            self.register_buffer("baked", constant, persistent=False)
+        else:
+            self.baked = constant
+
+    def forward(self, x: Any) -> Any:
+        return x + self.baked.clone()
+
+
+@pytest.mark.parametrize("kind", ["buffer", "attribute"])
+def test_a_frozen_weight_is_found_before_anything_is_compiled(kind: str, tmp_path: Path) -> None:
+    folder = ArtefactFolder(tmp_path, ReuseCompiled.auto, print)
+    graphs = Graphs(Echo(), folder)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"does not read weight: .*baked, frozen with other"):
+        StageGraph(Frozen(kind, 0.0), graphs)(torch.ones(3))
+    assert folder.compiled == 0
+    program = exported(Frozen(kind, 1.0), (torch.ones(3),), "", "")
+    (found,) = unread_weights(program)
+    assert found.equal
+
+
+def test_the_known_bug_of_a_bias_frozen_as_zeros_is_found(tracing: Callable[..., Any]) -> None:
+    config = minimax("static")
+    whole = block(config, 0)
+    surgery = Surgery(0, config)
+    FAULT.plant(whole, surgery)
+    backend = tracing()
+    backend.put("layers.0", whole)
+    hidden, arguments = (backend.send("layers.0", each) for each in given(config))
+    module = Watched(whole)
+    with pytest.raises(UserError, match=r"does not read inner\.mlp\.e_score_correction_bias"):
+        backend.compile(module, (hidden, arguments))(hidden, arguments)
+    assert counted(backend) == (0, 0)
+
+
+def test_options_are_said_to_neurons_compiler_and_recorded() -> None:
+    asked = CompilerOptions("--model-type=transformer 'a b'", AutoCast.none, 2, "trn2", 1)
+    words = ["--auto-cast=none", "--optlevel=2", "--target=trn2", "--lnc=1"]
+    assert asked.arguments() == [*words, "--model-type=transformer", "a b"]
+    variables = asked.variables("--mine")
+    assert variables["NEURON_CC_FLAGS"].startswith("--mine --auto-cast=none")  # type: ignore[union-attr]
+    assert variables["NEURON_LOGICAL_NC_CONFIG"] == "1"
+    assert asked.recorded()["auto_cast"] == "none"
+    nothing = CompilerOptions()
+    assert (nothing.recorded(), nothing.arguments()) == ({}, [])
+    assert nothing.variables(None) == {"NEURON_CC_FLAGS": None}
+
+
+@pytest.mark.parametrize(
+    ("options", "given_flags", "said"),
+    [
+        (CompilerOptions("-O3", opt_level=2), None, "opt_level and backend.compiler_args both"),
+        (CompilerOptions("--lnc 2", lnc=2), None, "lnc and backend.compiler_args both"),
+        (CompilerOptions(opt_level=2), "--optlevel=1", "opt_level and NEURON_CC_FLAGS both"),
+        (CompilerOptions("'open"), None, "cannot be split"),
+    ],
+)
+def test_an_option_that_is_given_twice_is_refused(
+    options: CompilerOptions, given_flags: str | None, said: str
+) -> None:
+    with pytest.raises(UserError, match=said):
+        options.variables(given_flags)
+
+
+def test_options_enter_the_fingerprint_everywhere_and_say_where_they_do_nothing() -> None:
+    plain = neuron.build(neuron.Settings(), command())
+    asked = neuron.build(neuron.Settings(opt_level=2, auto_cast=AutoCast.all), command())
+    told = set(asked.numerics().items()) - set(plain.numerics().items())
+    assert told == {("compiler.opt_level", "2"), ("compiler.auto_cast", "all")}
+    assert asked.warnings[0].startswith("backend.auto_cast=all is for Neuron's compiler")
+    assert plain.warnings == []
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """A torch_neuronx whose ``trace`` has the documented signature and is torch's own tracer."""
+    calls: list[dict[str, Any]] = []
+
+    def trace(
+        func: Any,
+        example_inputs: Any,
+        *_: Any,
+        input_output_aliases: Any = None,
+        compiler_workdir: str | None = None,
+        compiler_args: Any = None,
+        partitioner_config: Any = None,
+        inline_weights_to_neff: bool = True,
+        cpu_backend: bool = False,
+    ) -> Any:
+        assert all(each.device.type == "cpu" for each in example_inputs)
+        if compiler_args == ["--fail"]:
+            raise RuntimeError("neuronx-cc ended with 70\nmore")
+        calls.append({"inputs": example_inputs, "args": compiler_args, "in": compiler_workdir})
+        return torch.jit.trace(func, example_inputs)
+
+    monkeypatch.setitem(sys.modules, "torch_neuronx", SimpleNamespace(trace=trace))  # type: ignore[arg-type]
+    return calls
+
+
+def test_on_neuron_a_stage_is_traced_with_its_weights_as_inputs(
+    traced: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """By a stand-in for ``torch_neuronx.trace``: what hardware does is not shown here."""
+    asked = CompilerOptions(opt_level=1)
+    config = minimax("static")
+    hidden, arguments = given(config)
+    folder = ArtefactFolder(tmp_path / "kept", ReuseCompiled.auto, print)
+    for index in range(2):
+        # Each time as another process would: nothing but the folder is shared.
+        graphs = Graphs(NeffCompiler(asked, {}, tmp_path / "work"), folder)
+        module = Watched(block(config, index))
+        output, seen = StageGraph(module, graphs)(hidden, arguments)
+        with torch.no_grad():
+            golden, sites = module(hidden, arguments)
+        assert rel_l2(output - hidden, golden - hidden) < 1e-6
+        assert set(seen) == set(sites)
+    assert (folder.compiled, folder.loaded) == (1, 1)
+    (call,) = traced
+    assert call["args"] == ["--optlevel=1"]
+    assert Path(call["in"]).parent == tmp_path / "work"
+    weights = {tuple(each.shape) for each in block(config, 0).parameters()}
+    assert weights <= {tuple(each.shape) for each in call["inputs"]}
+
+
+def test_what_neurons_compiler_refuses_is_one_line(
+    traced: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    compiler = NeffCompiler(CompilerOptions("--fail"), {}, tmp_path)
+    with pytest.raises(UserError, match=r"could not compile a stage \(neuronx-cc ended with 70\)"):
+        StageGraph(Scaled().requires_grad_(False), Graphs(compiler))(torch.ones(2, 3))
+
+
+def test_other_packages_are_other_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = stablehlo.StableHloCompiler({"XLA_FLAGS": "--a"})
+    assert set(compiler.versions) == {"torch", "torch_xla", "transformers"}
+    assert compiler.options == {"compiler": "StableHLO", "XLA_FLAGS": "--a"}
+    assert stablehlo.versions_of(("no-such-package",)) == {"no-such-package": "missing"}
