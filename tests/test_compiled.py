@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from neuron_blocks import Watched, block, command, given, minimax, rel_l2
+from neuron_blocks import Watched, block, command, given, llama, minimax, rel_l2
 from safetensors import safe_open
 from torch import nn
 
@@ -253,6 +253,61 @@ def test_the_known_bug_of_a_bias_frozen_as_zeros_is_found(tracing: Callable[...,
     with pytest.raises(UserError, match=r"does not read inner\.mlp\.e_score_correction_bias"):
         backend.compile(module, (hidden, arguments))(hidden, arguments)
     assert counted(backend) == (0, 0)
+
+
+class Step(nn.Module):
+    """A block as the port calls it: (given, arguments) to (output, sites)."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, hidden: Any, arguments: dict[str, Any]) -> Any:
+        return self.inner(hidden, **arguments), {"in": hidden.clone()}
+
+
+def decoded(stage: Callable[..., Any], send: Callable[[Any], Any]) -> torch.Tensor:
+    """Return what a block gives of 4 tokens and 2 more, one by one, with a static cache of 8."""
+    from transformers import StaticCache
+
+    config = llama(head_dim=32)
+    cache = StaticCache(config=config, max_cache_len=8)
+    hidden, named = given(config)
+    outputs = []
+    for first, last in ((0, 4), (4, 5), (5, 6)):
+        rows = torch.arange(first, last)
+        hides = torch.arange(8).unsqueeze(0) > rows.unsqueeze(1)
+        mask = torch.zeros(2, 1, last - first, 8).masked_fill(hides, torch.finfo().min)
+        tables = tuple(each[:, first:last] for each in named["position_embeddings"])
+        arguments = send({"attention_mask": mask, "position_embeddings": tables})
+        with torch.no_grad():
+            sent = send(hidden[:, first:last].contiguous())
+            output, _ = stage(sent, {**arguments, "past_key_values": cache})
+        outputs.append(output.cpu())
+    # A port reads what was put in: a lazy gather from it.
+    kept = cache.layers[1].keys.index_select(2, send(torch.tensor([5])))
+    return torch.cat([*outputs, kept.cpu().transpose(1, 2).flatten(2)[..., :64]], -2)
+
+
+def test_a_cache_goes_through_compiled_graphs(tracing: Callable[..., Any]) -> None:
+    """One graph for the prompt and one for every step after it."""
+    golden = decoded(Step(block(llama(head_dim=32), 1)), lambda value: value)
+    backend = tracing()
+    module = Step(block(llama(head_dim=32), 1))
+    backend.put("layers.1", module)
+    graph = backend.compile(module, ())
+    got = decoded(graph, lambda value: backend.send("layers.1", value))
+    assert rel_l2(got, golden) < 1e-6
+    assert counted(backend) == (2, 0)
+
+
+def test_a_cache_that_no_graph_can_take_is_refused() -> None:
+    from transformers import StaticCache
+
+    cache = StaticCache(config=llama(sliding_window=4, layer_types=None), max_cache_len=8)
+    graphs = Graphs(Echo())  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"compile=export takes the static cache of one block"):
+        StageGraph(Step(nn.Linear(2, 2)), graphs)(torch.ones(2), {"past_key_values": cache})
 
 
 def test_options_are_said_to_neurons_compiler_and_recorded() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
@@ -56,7 +56,12 @@ class StableHloCompiler(GraphCompiler):
         """Return what runs bytecode; inputs and outputs lie on the device."""
         import torch_xla
 
-        return lambda values: list(torch_xla._XLAC._run_stablehlo(compiled.payload, list(values)))
+        def run(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            outputs = torch_xla._XLAC._run_stablehlo(compiled.payload, list(values))
+            # They come without a layout, and a lazy gather from one of these aborts the process.
+            return [each.cpu().to(each.device) for each in outputs]
+
+        return run
 
 
 def _lower(program: Any) -> Compiled:

@@ -23,8 +23,9 @@ from layerparity.run.backends._neuron.artefacts import (
     GraphCompiler,
     Runner,
 )
+from layerparity.run.backends._neuron.cached_stage import CACHE, CachedStage, cache_among
 
-_NO_CACHE = "compile={} takes no cache: use generate.max_new_tokens=0 or backend.compile=lazy."
+_NO_CACHE = "compile={} takes no such cache: use generate.max_new_tokens=0 or compile=lazy."
 _NO_DATA = "use experts_implementation=static, or backend.compile=lazy."
 
 
@@ -39,14 +40,18 @@ class Graphs:
     folder: ArtefactFolder | None = None
     _ready: dict[str, tuple[Compiled, Runner]] = field(default_factory=dict, init=False)
 
+    @property
+    def mode(self) -> str:
+        """The value of backend.compile that makes such graphs."""
+        return "export" if self.folder is None else "trace"
+
     def bind(self, module: nn.Module, args: tuple[Any, ...]) -> Callable[[Sequence[Any]], Any]:
         """Return what runs a module's graph on the leaves of arguments like these.
 
         Raises UserError where the module cannot be one graph, and for one that holds a constant
         where another weight was loaded.
         """
-        mode = "export" if self.folder is None else "trace"
-        program = exported(module, _distinct(args), _NO_CACHE.format(mode), _NO_DATA)
+        program = exported(module, _distinct(args), _NO_CACHE.format(self.mode), _NO_DATA)
         refuse_written(program)
         refuse_frozen(program)
         digest = graph_digest(program)
@@ -86,8 +91,21 @@ class StageGraph:
         """Run the graph; returns what the module would, with tensors on the device.
 
         Arguments are tensors of any shape and dtype, plain values and nested containers of them, on
-        one device with the module. Raises UserError where the module cannot be one graph.
+        one device with the module. A static cache among the keyword arguments goes in and out as
+        tensors. Raises UserError where the module cannot be one graph.
         """
+        cache = cache_among(args)
+        if cache is None:
+            return self._run(self._module, args)
+        given, arguments = args
+        stage = CachedStage(self._module, cache, self._graphs.mode)
+        plain = {name: value for name, value in arguments.items() if name != CACHE}
+        result, state = self._run(stage, (given, plain, stage.state(given.device)))
+        stage.keep(state)
+        return result
+
+    def _run(self, module: nn.Module, args: tuple[Any, ...]) -> Any:
+        """Run a module's graph for arguments of these shapes."""
         leaves, spec = pytree.tree_flatten(args)
         shapes = [
             (tuple(each.shape), each.dtype) if isinstance(each, torch.Tensor) else each
@@ -95,7 +113,7 @@ class StageGraph:
         ]
         key = str((spec, shapes))
         if key not in self._bound:
-            self._bound[key] = self._graphs.bind(self._module, args)
+            self._bound[key] = self._graphs.bind(module, args)
         return self._bound[key](leaves)
 
 
