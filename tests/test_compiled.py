@@ -22,9 +22,13 @@ from layerparity.run.backends._export import exported
 from layerparity.run.backends._graph import graph_digest, unread_weights
 from layerparity.run.backends._neuron import stablehlo
 from layerparity.run.backends._neuron.artefacts import ArtefactFolder, Compiled
-from layerparity.run.backends._neuron.compiler_options import AutoCast, CompilerOptions
+from layerparity.run.backends._neuron.compiler_options import (
+    AutoCast,
+    Compile,
+    CompilerOptions,
+    ReuseCompiled,
+)
 from layerparity.run.backends._neuron.neff import NeffCompiler
-from layerparity.run.backends._neuron.runtime import Compile, ReuseCompiled
 from layerparity.run.backends._neuron.stage_graph import Graphs, StageGraph
 
 pytestmark = pytest.mark.skipif(

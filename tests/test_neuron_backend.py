@@ -22,7 +22,7 @@ from layerparity.machine import neuron as machines
 from layerparity.machine import sharding
 from layerparity.machine.neuron import RuntimeChoice
 from layerparity.run.backends import neuron
-from layerparity.run.backends._neuron.runtime import Compile
+from layerparity.run.backends._neuron.compiler_options import Compile
 
 TESTS = Path(__file__).parent
 pytestmark = pytest.mark.skipif(

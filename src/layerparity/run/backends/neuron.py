@@ -11,8 +11,13 @@ from typing import TYPE_CHECKING
 from layerparity.ground.errors import UserError
 from layerparity.machine.device import Affinity
 from layerparity.machine.neuron import RuntimeChoice, detect
-from layerparity.run.backends._neuron.compiler_options import AutoCast, CompilerOptions
-from layerparity.run.backends._neuron.runtime import Compile, ReuseCompiled
+from layerparity.run.backends._neuron.compiler_options import (
+    AutoCast,
+    Compilation,
+    Compile,
+    CompilerOptions,
+    ReuseCompiled,
+)
 from layerparity.run.backends.base import Abilities
 from layerparity.settings.key import key
 
@@ -80,4 +85,11 @@ def build(settings: Settings, config: Config) -> Backend:
         settings.target,
         settings.lnc,
     )
-    return from_config(config, settings, machine, options)
+    asked = Compilation(
+        Compile(settings.compile),
+        settings.excess_precision,
+        options,
+        settings.artefacts,
+        ReuseCompiled(settings.reuse_compiled),
+    )
+    return from_config(config, machine, asked)

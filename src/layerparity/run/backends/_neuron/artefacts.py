@@ -19,7 +19,7 @@ from blake3 import blake3
 from layerparity.ground.decode import decode
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import read_tensors, reading, text_digest, whole_file, writing
-from layerparity.run.backends._neuron.runtime import ReuseCompiled
+from layerparity.run.backends._neuron.compiler_options import ReuseCompiled
 
 _HEADER, _PAYLOAD, _CONSTANT = "header", "payload", "constant."
 # What a file holds; another number is another form.

@@ -32,14 +32,13 @@ from layerparity.model import static_experts
 from layerparity.run.backends._export import mapped
 from layerparity.run.backends._neuron import distributed
 from layerparity.run.backends._neuron.artefacts import ArtefactFolder
-from layerparity.run.backends._neuron.compiler_options import CompilerOptions
-from layerparity.run.backends._neuron.runtime import Compile, ReuseCompiled, Runtime
+from layerparity.run.backends._neuron.compiler_options import Compilation, Compile
+from layerparity.run.backends._neuron.runtime import Runtime
 from layerparity.run.backends._neuron.stage_graph import Graphs, StageGraph
 from layerparity.run.backends._neuron.xla import XlaRuntime
 from layerparity.run.backends.base import Backend
 
 if TYPE_CHECKING:
-    from layerparity.run.backends.neuron import Settings
     from layerparity.settings.config import Config
 
 
@@ -51,23 +50,20 @@ _ATTENTION = ("sdpa", "eager")
 _EXPERTS = (static_experts.NAME, "batched_mm", "eager")
 
 
-def from_config(
-    config: Config, settings: Settings, machine: Affinity, options: CompilerOptions
-) -> NeuronBackend:
+def from_config(config: Config, machine: Affinity, asked: Compilation) -> NeuronBackend:
     """Return the backend for a machine that `detect` found; see `neuron.build`."""
     for key in _GPU_ONLY:
         if getattr(config, key) is not None:
             raise UserError(f"{key} is for backend=gpu", "leave it out with backend=neuron.")
-    compiles = Compile(settings.compile)
-    if compiles is not Compile.lazy and config.tp_degree > 1:
+    if asked.mode is not Compile.lazy and config.tp_degree > 1:
         raise UserError(
-            f"backend.compile={compiles.value} runs unsharded", "use tp_degree=1, or compile=lazy."
+            f"backend.compile={asked.mode.value} runs unsharded",
+            "use tp_degree=1, or compile=lazy.",
         )
-    options.arguments()
+    asked.options.arguments()
     streams = config.device_map.strategy == STREAM
-    runtime = XlaRuntime(
-        machine.device == NEURON, config.tp_degree, settings.excess_precision, options
-    )
+    is_neuron = machine.device == NEURON
+    runtime = XlaRuntime(is_neuron, config.tp_degree, asked.excess_precision, asked.options)
     runtime.prepare()
     static_experts.register()
     backend = NeuronBackend(
@@ -78,14 +74,12 @@ def from_config(
         streams=streams,
         again=config.generate.max_new_tokens > 1,
         runtime=runtime,
-        compiles=compiles,
+        mode=asked.mode,
     )
-    if compiles is Compile.trace:
-        kept = settings.artefacts or config.tracking.root / _FOLDER
-        folder = Path(kept).expanduser().resolve()
-        reuse = ReuseCompiled(settings.reuse_compiled)
-        backend.artefacts = ArtefactFolder(folder, reuse, backend.note)
-    for name, value in options.recorded().items() if not runtime.is_neuron else ():
+    if asked.mode is Compile.trace:
+        folder = Path(asked.artefacts or config.tracking.root / _FOLDER).expanduser().resolve()
+        backend.artefacts = ArtefactFolder(folder, asked.reuse, backend.note)
+    for name, value in () if is_neuron else asked.options.recorded().items():
         backend.warnings.append(
             f"backend.{name}={value} is for Neuron's compiler: on XLA:CPU it is recorded and "
             "changes nothing."
@@ -98,7 +92,7 @@ class NeuronBackend(Backend):
     """A Neuron machine or its stand-in; see `Backend` for what each method promises."""
 
     runtime: Runtime = field(kw_only=True)
-    compiles: Compile = Compile.lazy
+    mode: Compile = Compile.lazy
     artefacts: ArtefactFolder | None = None
     _graphs: Graphs | None = None
     _stack: ExitStack | None = None
@@ -192,7 +186,7 @@ class NeuronBackend(Backend):
 
     def compile(self, module: nn.Module, arguments: Sequence[Any]) -> Callable[..., Any]:
         """Return the module, or with ``compile=export`` or ``trace`` the module as one graph."""
-        if self.compiles is Compile.lazy:
+        if self.mode is Compile.lazy:
             return module
         if self._graphs is None:
             work = None if self.artefacts is None else self.artefacts.folder / _WORK
@@ -230,7 +224,7 @@ class NeuronBackend(Backend):
 
     def numerics(self) -> dict[str, str]:
         """Return the flags that change numbers and how stages are compiled."""
-        return {**self.runtime.numerics(), "compile": self.compiles.value}
+        return {**self.runtime.numerics(), "compile": self.mode.value}
 
 
 def _refuse_unless(key: str, value: str | None, known: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Options of Neuron's compiler, as keys of a command: what is passed on, and what is recorded."""
+"""How stages are compiled: Neuron's compiler's options, and what becomes of compiled graphs."""
 
 from __future__ import annotations
 
@@ -18,6 +18,29 @@ _SPELLINGS = {
     "target": ("--target",),
     "lnc": ("--lnc", "-lnc", "--logical-nc-config"),
 }
+
+
+class Compile(Enum):
+    """conf/backend's ``compile``: how stages become graphs.
+
+    lazy: XLA's lazy tensors; export: one StableHLO graph a stage; trace: one graph a stage by the
+    device's own compiler, kept for other runs.
+    """
+
+    lazy = "lazy"
+    export = "export"
+    trace = "trace"
+
+
+class ReuseCompiled(Enum):
+    """conf/backend's ``reuse_compiled``: what is done about artefacts that are there, or are not.
+
+    auto loads those that are there; only compiles none; never loads none.
+    """
+
+    auto = "auto"
+    only = "only"
+    never = "never"
 
 
 class AutoCast(Enum):
@@ -72,6 +95,21 @@ class CompilerOptions:
         words = " ".join([*([given] if given else []), *(shlex.quote(each) for each in arguments)])
         lnc = {} if self.lnc is None else {LNC_VARIABLE: str(self.lnc)}
         return {CC_FLAGS: words or None, **lnc}
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """What a command asks of compiling: how, with which options, and where graphs are kept.
+
+    ``excess_precision`` lets XLA:CPU compute 16-bit types wider between operations; ``artefacts``
+    is a folder, or None for one beside the runs.
+    """
+
+    mode: Compile
+    excess_precision: bool
+    options: CompilerOptions
+    artefacts: str | None
+    reuse: ReuseCompiled
 
 
 def _refuse_twice(words: list[str], name: str, where: str) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,29 +16,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from layerparity.run.backends._neuron.artefacts import GraphCompiler
-
-
-class Compile(Enum):
-    """conf/backend's ``compile``: how stages become graphs.
-
-    lazy: XLA's lazy tensors; export: one StableHLO graph a stage; trace: one graph a stage by the
-    device's own compiler, kept for other runs.
-    """
-
-    lazy = "lazy"
-    export = "export"
-    trace = "trace"
-
-
-class ReuseCompiled(Enum):
-    """conf/backend's ``reuse_compiled``: what is done about artefacts that are there, or are not.
-
-    auto loads those that are there; only compiles none; never loads none.
-    """
-
-    auto = "auto"
-    only = "only"
-    never = "never"
 
 
 class Runtime(ABC):
