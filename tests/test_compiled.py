@@ -20,7 +20,7 @@ from layerparity.mistakes.known.bias_frozen_in_graph import FAULT
 from layerparity.run.backends import neuron
 from layerparity.run.backends._export import exported
 from layerparity.run.backends._graph import graph_digest, unread_weights
-from layerparity.run.backends._neuron import stablehlo
+from layerparity.run.backends._neuron import stablehlo, xla
 from layerparity.run.backends._neuron.artefacts import ArtefactFolder, Compiled
 from layerparity.run.backends._neuron.compiler_options import (
     AutoCast,
@@ -341,6 +341,19 @@ def test_an_option_that_is_given_twice_is_refused(
 ) -> None:
     with pytest.raises(UserError, match=said):
         options.variables(given_flags)
+
+
+def test_on_neuron_options_reach_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(xla, "_given", {})
+    monkeypatch.setenv("NEURON_CC_FLAGS", "--mine")
+    runtime = xla.XlaRuntime(True, 1, False, CompilerOptions(opt_level=2, lnc=2))
+    numerics = runtime.numerics()
+    assert numerics["NEURON_CC_FLAGS"] == "--mine --optlevel=2 --lnc=2"
+    assert numerics["NEURON_LOGICAL_NC_CONFIG"] == numerics["compiler.lnc"] == "2"
+    assert isinstance(runtime.graph_compiler(tmp_path), NeffCompiler)
+    assert isinstance(runtime.graph_compiler(None), stablehlo.StableHloCompiler)
 
 
 def test_options_enter_the_fingerprint_everywhere_and_say_where_they_do_nothing() -> None:
