@@ -315,7 +315,7 @@ def test_refuses_implementations_that_cannot_compile(lazy: Any) -> None:
 
 
 def plan_of(config: Any, degree: int = 2) -> dict[str, str]:
-    return sharding.plan_of(config, sizes_of(config).kv_heads, degree)
+    return sharding.split_plan(config, sizes_of(config).kv_heads, degree)
 
 
 def test_a_model_without_a_plan_is_refused_with_the_cure() -> None:

@@ -45,7 +45,7 @@ def check(config: Any, tp_degree: int) -> None:
     """
     if tp_degree == 1:
         return
-    model, plan = config.get_text_config().model_type, _plan_of(config)
+    model, plan = config.get_text_config().model_type, plan_of(config)
     odd = sorted(set(plan.values()) - _KNOWN)
     if odd or not set(plan.values()) - {*_WHOLE}:
         why = f"transformers' plan for it has {', '.join(odd)}" if odd else "it has no such plan"
@@ -56,12 +56,12 @@ def check(config: Any, tp_degree: int) -> None:
         )
 
 
-def plan_of(config: Any, kv_heads: int, tp_degree: int) -> dict[str, str]:
+def split_plan(config: Any, kv_heads: int, tp_degree: int) -> dict[str, str]:
     """Return what is split, by style: transformers' plan, less what is copied to every device.
 
     Keys and values of fewer heads than fit the degree are copied, as on Neuron.
     """
-    plan = _plan_of(config) if tp_degree > 1 else {}
+    plan = plan_of(config) if tp_degree > 1 else {}
     copied = _KV if kv_heads % tp_degree else ()
     return {k: style for k, style in plan.items() if style not in _WHOLE and not k.endswith(copied)}
 
@@ -80,7 +80,7 @@ def notes(sizes: Mapping[str, int], tp_degree: int) -> list[str]:
     ]
 
 
-def _plan_of(config: Any) -> dict[str, str]:
+def plan_of(config: Any) -> dict[str, str]:
     """Return transformers' tensor parallel plan: a style for each ``layers.*.mlp.up_proj``."""
     return dict(config.get_text_config().base_model_tp_plan or {})
 

@@ -149,7 +149,7 @@ class NeuronBackend(Backend):
         """Put every stage on the one device; with tp_degree > 1 its shards lie side by side."""
         config: Any = model.config
         sizes, degree = sizes_of(config), self.runtime.tp_degree
-        self._plan = sharding.plan_of(config, sizes.kv_heads, degree)
+        self._plan = sharding.split_plan(config, sizes.kv_heads, degree)
         self.warnings += sharding.notes(sizes.divided, degree)
         self._paths = dict(stages)
         weights = {}
