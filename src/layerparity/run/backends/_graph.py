@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import text_digest
 
-# Names that are longer than this are cut in a message.
+# So many constants are named in a message.
 _SHOWN = 3
 
 
