@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from layerparity import __version__
 from layerparity.ground.files import text_digest
 from layerparity.ground.resources import git_commit
+from layerparity.machine import neuron
 from layerparity.record.manifest import ModelPrint
 from layerparity.run import open_port
 from layerparity.run.inputs._replay import replays
@@ -18,7 +19,15 @@ from layerparity.settings.config import Config, RunKind
 if TYPE_CHECKING:
     from layerparity.run.prepare import Prepared
 
-VERSIONED = ("torch", "transformers", "accelerate", "safetensors", "mlflow", "torch_xla")
+VERSIONED = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "safetensors",
+    "mlflow",
+    "torch_xla",
+    *neuron.PACKAGES.values(),
+)
 
 
 def model_print(prepared: Prepared) -> ModelPrint:
@@ -42,6 +51,7 @@ def numerics(prepared: Prepared) -> dict[str, str]:
             config.experts_implementation or backend.experts_implementation
         ),
         "tp_degree": str(config.tp_degree),
+        **({"moe_ep_degree": str(config.moe_ep_degree)} if config.moe_ep_degree > 1 else {}),
         **numerics_elsewhere(config),
         **backend.numerics(),
     }
