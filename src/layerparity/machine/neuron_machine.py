@@ -165,7 +165,9 @@ def _runtime(root: Path) -> str:
         lines = entry.splitlines()
         if f"Package: {_RUNTIME}" in lines:
             return next((x.partition(": ")[2] for x in lines if x.startswith("Version: ")), "")
-    names = [each.name.removeprefix("libnrt.so.") for each in (root / _LIBRARIES).glob("libnrt.so.*")]
+    names = [
+        each.name.removeprefix("libnrt.so.") for each in (root / _LIBRARIES).glob("libnrt.so.*")
+    ]
     return max((name for name in names if _VERSION.fullmatch(name)), key=len, default="")
 
 

@@ -16,6 +16,7 @@ from layerparity.anatomy.sizes import ModelSizes
 from layerparity.plan.weights import StageWeight, WeightBytes
 
 _FUSED = ("qkv_proj", "Wqkv", "query_key_value")
+_ROUTERS = ("gate", "router")
 
 
 class Cause(StrEnum):
@@ -79,18 +80,17 @@ class Layout:
     def _kind(self, weight: StageWeight) -> str:
         """Return which rule of `_added` serves a tensor; empty where it is split evenly."""
         *_, module, kind = weight.name.split(".")
-        if module == "embed_tokens" or module == "lm_head":
+        if module in ("embed_tokens", "lm_head"):
             return module
         if module in ("q_proj", "k_proj", "v_proj", *_FUSED):
             return "fused" if module in _FUSED else module[0]
         if module == "o_proj" and kind != "bias":
             return "q"
-        router = self.sizes.experts and weight.shape == (self.sizes.experts, self.sizes.hidden)
-        return "whole" if len(weight.shape) < 2 or router else ""
+        return "whole" if len(weight.shape) < 2 or _is_router(weight) else ""
 
     @cached_property
     def _added(self) -> Mapping[str, Mapping[Cause, Fraction]]:
-        """What all cores together hold of a tensor beyond its bytes, by cause, as a part of them."""
+        """What all cores hold of a tensor beyond its bytes, as a part of them, by cause."""
         sizes, heads = self.sizes, self.heads
         query, kv = heads.padded_query - sizes.heads, heads.held_kv - sizes.kv_heads
         rows = sizes.heads + 2 * sizes.kv_heads
@@ -110,14 +110,16 @@ class Layout:
 
 def widths_of(sizes: ModelSizes, weights: Iterable[StageWeight]) -> Widths:
     """Return what must divide evenly of a scope's tensors; what none of them has is 0."""
-    inside = [weight for weight in weights if len(weight.shape) > 1]
+    inside = [weight for weight in weights if len(weight.shape) > 1 and not _is_router(weight)]
     expert = any(".experts" in weight.name for weight in inside)
-    dense = any(
-        ".mlp." in weight.name and ".experts" not in weight.name and sizes.intermediate in weight.shape
-        for weight in inside
-    )
+    mlps = [w for w in inside if ".mlp." in w.name and ".experts" not in w.name]
+    dense = any(sizes.intermediate in weight.shape for weight in mlps)
     return Widths(
         sizes.intermediate if dense else 0,
         sizes.expert_intermediate if expert else 0,
         sizes.experts if expert else 0,
     )
+
+
+def _is_router(weight: StageWeight) -> bool:
+    return weight.name.split(".")[-2] in _ROUTERS

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, replace
 from math import gcd
 from typing import Any
 
+from layerparity.anatomy.shards import Misfit
 from layerparity.ground.errors import UserError
 from layerparity.machine.max_memory import SHARE, SPREAD, WORK, room_for_weights, size_text
-from layerparity.anatomy.shards import Misfit
 from layerparity.plan.core_share import widths_of
 from layerparity.plan.deployments import CoreCost, Deployment, cost_of, degrees_of, deployments
 from layerparity.plan.devices import Devices

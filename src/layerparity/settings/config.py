@@ -235,7 +235,6 @@ class Config:
     reuse: bool = key(False, "take a finished run with the same fingerprint")
     resume: bool = key(False, "go on with an interrupted run of the same fingerprint")
 
-
     @property
     def moe_tp_degree(self) -> int:
         """Devices that each expert is split over: tp_degree / moe_ep_degree."""
