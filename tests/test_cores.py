@@ -14,7 +14,7 @@ from layerparity.anatomy.family import family_of
 from layerparity.anatomy.sizes import ModelSizes
 from layerparity.ground.errors import UserError
 from layerparity.machine.trainium import INSTANCES, instance_of, smallest_for
-from layerparity.plan.core_share import Cause, Layout, widths_of
+from layerparity.plan.core_share import CoreLayout, Surplus, widths_of
 from layerparity.plan.deployments import cost_of, degrees_of, deployments
 from layerparity.plan.devices import parse_devices
 from layerparity.plan.fit import cures, fit_of, problems_of
@@ -46,7 +46,7 @@ HELD = (
 
 
 def test_a_core_holds_its_heads_its_rows_and_what_is_whole() -> None:
-    layout = Layout(SIZES, 8)
+    layout = CoreLayout(SIZES, 8)
     held = {w.name: layout.bytes_of([w], "bfloat16").parameters // 2 for w in HELD}
     # 6 query heads become 8, one a core; each KV head is on 4 cores; 301 rows become 304.
     assert held["layers.0.self_attn.q_proj.weight"] == 8 * 32
@@ -59,19 +59,19 @@ def test_a_core_holds_its_heads_its_rows_and_what_is_whole() -> None:
     assert held["lm_head.weight"] == 304 // 8 * 32
     assert held["embed_tokens.weight"] == 301 * 32 // 8
     assert layout.cache_part() == Fraction(1, 2)
-    assert Layout(SIZES, 5).width == 35
+    assert CoreLayout(SIZES, 5).width == 35
 
 
 def test_causes_add_up_to_what_a_core_holds() -> None:
-    layout = Layout(SIZES, 8)
+    layout = CoreLayout(SIZES, 8)
     added = layout.added(HELD, "float32")
     even = sum(w.bytes("float32") for w in HELD) / 8
-    assert set(added) == {Cause.query, Cause.kv, Cause.vocabulary, Cause.whole}
+    assert set(added) == {Surplus.query, Surplus.kv, Surplus.vocabulary, Surplus.whole}
     assert abs(layout.bytes_of(HELD, "float32").all - even - sum(added.values())) < len(HELD) + 4
-    assert added[Cause.query] == (2 * 8 * 32 * 2 + 2 * 8) * 4 // 8
-    assert added[Cause.kv] == 6 * 8 * 32 * 2 * 4 // 8
-    assert Layout(SIZES, 1).added(HELD, "float32") == {}
-    assert Layout(SIZES, 1).bytes_of(HELD, "bfloat16") == WeightBytes(
+    assert added[Surplus.query] == (2 * 8 * 32 * 2 + 2 * 8) * 4 // 8
+    assert added[Surplus.kv] == 6 * 8 * 32 * 2 * 4 // 8
+    assert CoreLayout(SIZES, 1).added(HELD, "float32") == {}
+    assert CoreLayout(SIZES, 1).bytes_of(HELD, "bfloat16") == WeightBytes(
         sum(w.bytes("bfloat16") for w in HELD), 0
     )
 
@@ -80,7 +80,7 @@ def test_a_fused_projection_pays_for_both_kinds_of_heads() -> None:
     fused = weight("layers.0.self_attn.qkv_proj.weight", 80, 32)
     apart = [w for w in HELD if w.name.split(".")[-2] in ("q_proj", "k_proj", "v_proj")]
     apart = [w for w in apart if w.name.endswith("weight")]
-    layout = Layout(SIZES, 8)
+    layout = CoreLayout(SIZES, 8)
     assert layout.bytes_of([fused], "bfloat16") == layout.bytes_of(apart, "bfloat16")
     assert layout.added([fused], "bfloat16") == layout.added(apart, "bfloat16")
 
@@ -120,13 +120,13 @@ def test_minimax_m2_at_64_pays_for_16_heads_of_zeros_and_56_repeated_ones(ask: A
     cost = cost_of(ask(64))
     one = 128 * 3072 * 2 * 62
     # A sixty-fourth of 16 heads in q and o, and of 56 in k and v.
-    assert cost.added[Cause.query] == 16 * 2 * one // 64
-    assert cost.added[Cause.kv] == 56 * 2 * one // 64
+    assert cost.added[Surplus.query] == 16 * 2 * one // 64
+    assert cost.added[Surplus.kv] == 56 * 2 * one // 64
     assert cost.even == (457_379_497_984 + 62 * 256 * 4) // 64
     # A core has a KV head of its own, eight times an even part.
     assert cost.even_cache + cost.added_cache == 8 * cost.even_cache == 2 * 128 * 2048 * 2 * 62
     even = cost_of(ask(8))
-    assert (set(even.added), even.added_cache) == ({Cause.whole}, 0)
+    assert (set(even.added), even.added_cache) == ({Surplus.whole}, 0)
 
 
 def test_expert_groups_cost_a_core_the_same(ask: Any) -> None:

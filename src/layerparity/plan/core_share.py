@@ -19,7 +19,7 @@ _FUSED = ("qkv_proj", "Wqkv", "query_key_value")
 _ROUTERS = ("gate", "router")
 
 
-class Cause(StrEnum):
+class Surplus(StrEnum):
     """Why a core holds more than its even part."""
 
     query = "query heads of zeros"
@@ -30,7 +30,7 @@ class Cause(StrEnum):
 
 
 @dataclass(frozen=True)
-class Layout:
+class CoreLayout:
     """A model of some sizes over ``degree`` cores, ``ep`` groups of them by expert.
 
     Experts cost a core the same whichever way they are split.
@@ -65,9 +65,9 @@ class Layout:
             total += WeightBytes(held, 0) if weight.parameter else WeightBytes(0, held)
         return total
 
-    def added(self, weights: Iterable[StageWeight], dtype: str) -> dict[Cause, int]:
+    def added(self, weights: Iterable[StageWeight], dtype: str) -> dict[Surplus, int]:
         """Return by its cause how many bytes of some tensors a core holds beyond an even part."""
-        found = dict.fromkeys(Cause, Fraction())
+        found = dict.fromkeys(Surplus, Fraction())
         for weight in weights:
             for cause, part in self._added[self._kind(weight)].items():
                 found[cause] += weight.bytes(dtype) * part / self.degree
@@ -89,20 +89,20 @@ class Layout:
         return "whole" if len(weight.shape) < 2 or _is_router(weight) else ""
 
     @cached_property
-    def _added(self) -> Mapping[str, Mapping[Cause, Fraction]]:
+    def _added(self) -> Mapping[str, Mapping[Surplus, Fraction]]:
         """What all cores hold of a tensor beyond its bytes, as a part of them, by cause."""
         sizes, heads = self.sizes, self.heads
         query, kv = heads.padded_query - sizes.heads, heads.held_kv - sizes.kv_heads
         rows = sizes.heads + 2 * sizes.kv_heads
         grown = {
-            "q": {Cause.query: Fraction(query, sizes.heads)},
-            "k": {Cause.kv: Fraction(kv, sizes.kv_heads)},
-            "fused": {Cause.query: Fraction(query, rows), Cause.kv: Fraction(2 * kv, rows)},
-            "embed_tokens": {Cause.width: Fraction(self.width - sizes.hidden, sizes.hidden)},
+            "q": {Surplus.query: Fraction(query, sizes.heads)},
+            "k": {Surplus.kv: Fraction(kv, sizes.kv_heads)},
+            "fused": {Surplus.query: Fraction(query, rows), Surplus.kv: Fraction(2 * kv, rows)},
+            "embed_tokens": {Surplus.width: Fraction(self.width - sizes.hidden, sizes.hidden)},
             "lm_head": {
-                Cause.vocabulary: Fraction(self.vocabulary - sizes.vocabulary, sizes.vocabulary)
+                Surplus.vocabulary: Fraction(self.vocabulary - sizes.vocabulary, sizes.vocabulary)
             },
-            "whole": {Cause.whole: Fraction(self.degree - 1)},
+            "whole": {Surplus.whole: Fraction(self.degree - 1)},
             "": {},
         }
         return {**grown, "v": grown["k"]}

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from layerparity.anatomy.shards import Strategy
 from layerparity.ground import console
 from layerparity.machine.trainium import GIB
-from layerparity.plan.core_share import Layout
+from layerparity.plan.core_share import CoreLayout
 from layerparity.plan.deployments import CoreCost, Deployment
 from layerparity.plan.fit import FitReport
 from layerparity.plan.table import signed
@@ -36,7 +36,7 @@ def show_cores(report: FitReport) -> None:
     )
 
 
-def _head_rows(layout: Layout) -> Iterator[Row]:
+def _head_rows(layout: CoreLayout) -> Iterator[Row]:
     heads, degree = layout.heads, layout.degree
     zeros, query = heads.padded_query - heads.query, heads.padded_query
     how = ""

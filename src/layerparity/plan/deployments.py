@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from layerparity.machine.trainium import INSTANCES, Instance
-from layerparity.plan.core_share import Cause, widths_of
+from layerparity.plan.core_share import Surplus, widths_of
 from layerparity.plan.question import STREAM, Question
 from layerparity.plan.weights import StageWeight
 
@@ -19,7 +19,7 @@ class CoreCost:
     """
 
     even: int
-    added: dict[Cause, int]
+    added: dict[Surplus, int]
     even_cache: int
     added_cache: int
 

@@ -15,7 +15,7 @@ from layerparity.ground.errors import UserError
 from layerparity.machine.neuron_machine import instance_here
 from layerparity.machine.trainium import smallest_for
 from layerparity.model.resolve import open_checkpoint
-from layerparity.plan.core_share import Layout
+from layerparity.plan.core_share import CoreLayout
 from layerparity.plan.devices import Devices, cores_of, parse_devices, this_machine
 from layerparity.plan.weights import PlannedModel, WeightBytes, build, bytes_of
 from layerparity.run import open_backend
@@ -53,9 +53,9 @@ class Question:
     ep: int = 1
 
     @cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> CoreLayout:
         """How NxDI lays the model over ``degree`` cores."""
-        return Layout(self.model.sizes, self.degree, self.ep)
+        return CoreLayout(self.model.sizes, self.degree, self.ep)
 
     @cached_property
     def sizes(self) -> dict[str, WeightBytes]:

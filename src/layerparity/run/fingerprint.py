@@ -19,15 +19,7 @@ from layerparity.settings.config import Config, RunKind
 if TYPE_CHECKING:
     from layerparity.run.prepare import Prepared
 
-VERSIONED = (
-    "torch",
-    "transformers",
-    "accelerate",
-    "safetensors",
-    "mlflow",
-    "torch_xla",
-    *neuron.PACKAGES.values(),
-)
+VERSIONED = ("torch", "transformers", "accelerate", "safetensors", "mlflow", "torch_xla")
 
 
 def model_print(prepared: Prepared) -> ModelPrint:
@@ -103,9 +95,13 @@ def fingerprint_of(prepared: Prepared) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the packages that decide numbers; absent ones are left out."""
+    """Return the versions of the packages that decide numbers; absent ones are left out.
+
+    So are placeholders of AWS's packages, which compute nothing.
+    """
+    aws = [neuron.PACKAGES[name] for name, real in neuron.packages().items() if real]
     present = {}
-    for name in VERSIONED:
+    for name in (*VERSIONED, *aws):
         try:
             present[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
