@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from layerparity.anatomy.family import family_of
+from layerparity.anatomy.shards import Heads
 from layerparity.anatomy.sizes import ModelSizes
 from layerparity.ground.errors import UserError
 from layerparity.machine.trainium import INSTANCES, instance_of, smallest_for
@@ -136,6 +137,14 @@ def test_expert_groups_cost_a_core_the_same(ask: Any) -> None:
     assert 1024 not in degrees_of(wide)
 
 
+def test_a_degree_that_the_loader_refuses_is_not_proposed(ask: Any) -> None:
+    assert degrees_of(ask(64))[:8] == [1, 2, 4, 8, 16, 24, 32, 48]
+    assert Heads(48, 8, 12).converts
+    assert not any(Heads(48, 8, degree).converts for degree in (1, 4, 8, 64))
+    # Where each query head has its own KV head, there is no group to convert.
+    assert not Heads(40, 40, 32).converts
+
+
 def test_instances_by_lnc(ask: Any) -> None:
     question = ask(64)
     rows = {(r.instance.name, r.lnc): r for r in deployments(question, degrees_of(question))}
@@ -190,7 +199,7 @@ def test_what_does_not_fit_says_a_degree_that_does(ask: Any) -> None:
     [
         (64, 1, None),
         (12, 1, None),
-        (5, 1, "tp_degree=5 does not divide 1536 (intermediate size of an expert), which NxDI does not pad. Cure: tp_degree=4 or tp_degree=6."),  # noqa: E501
+        (5, 1, "tp_degree=5 does not divide 1536 (intermediate size of an expert), which NxDI does not pad. Cure: tp_degree=4 or tp_degree=8."),  # noqa: E501
         (48, 12, "moe_ep_degree=12 does not divide 256 (experts), which NxDI does not pad. Cure: moe_ep_degree=4."),  # noqa: E501
         (40, 4, "moe_tp_degree=10 does not divide 1536 (intermediate size of an expert), which NxDI does not pad. Cure: tp_degree=32 or tp_degree=48 with moe_ep_degree=4."),  # noqa: E501
     ],

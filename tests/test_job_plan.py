@@ -267,6 +267,8 @@ def test_cores_of_another_size_and_number(cli: Callable[..., Any]) -> None:
     old = cli(*REAL, "backend=neuron", "plan.devices=trn1.32xlarge", "tp_degree=12")
     assert old.exit == 1
     assert table_row(old.out, "KV heads")[4] == "converted to MHA: one for each query head"
+    assert "refuses their shapes; of a multiple of 8 it repeats them" in old.out
+    assert "NxDI takes tp_degree=1, 2, 4, 8, 16, 24, 32, 48, ... (" in old.out
     assert "Cure: tp_degree=32" in old.out
 
 

@@ -66,6 +66,16 @@ class Heads:
             return self.kv
         return self.degree if self.strategy is Strategy.replicate else self.padded_query
 
+    @property
+    def converts(self) -> bool:
+        """Whether each query head of a group gets a KV head of its own.
+
+        The library as it was read pads K and V by the number of KV heads of before, and refuses
+        the shape that comes of it.
+        """
+        grouped = self.kv not in (self.query, self.held_kv)
+        return grouped and self.strategy is Strategy.convert
+
     def queries_of(self, rank: int) -> tuple[int | None, ...]:
         """Return the canonical query head in each place of a rank; None is a head of zeros.
 

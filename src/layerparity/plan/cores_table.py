@@ -23,6 +23,11 @@ def show_cores(report: FitReport) -> None:
     by = f"tp_degree={degree}" if ep == 1 else f"tp_degree={degree}, moe_ep_degree={ep}"
     columns = ("size", "is", "becomes", "a core has", "how")
     console.table(f"NxDI's layout, {by}", columns, [*_head_rows(layout), *_other_rows(report)])
+    if layout.heads.converts:
+        console.say(
+            f"tp_degree={degree} converts to MHA: NxDI, as it was read, makes K and V too long "
+            f"and refuses their shapes; of a multiple of {layout.heads.kv} it repeats them"
+        )
     if cost is not None and degree > 1:
         _show_cost(cost)
     _show_instances(report.instances, report.question.dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from layerparity.anatomy.shards import Heads
 from layerparity.machine.trainium import INSTANCES, Instance
 from layerparity.plan.core_share import Surplus, widths_of
 from layerparity.plan.question import STREAM, Question
@@ -38,9 +39,17 @@ def cost_of(question: Question) -> CoreCost:
 
 
 def degrees_of(question: Question, least: int = 1) -> list[int]:
-    """Return every tp_degree that NxDI takes for a question's model, from ``least`` on."""
-    widths = widths_of(question.model.sizes, _weights(question))
-    return [degree for degree in widths.degrees(question.ep) if degree >= least]
+    """Return every tp_degree that NxDI takes for a question's model, from ``least`` on.
+
+    Those that convert groups of heads are left out: see `Heads.converts`.
+    """
+    sizes = question.model.sizes
+    divide = widths_of(sizes, _weights(question)).degrees(question.ep)
+    return [
+        degree
+        for degree in divide
+        if degree >= least and not Heads(sizes.heads, sizes.kv_heads, degree).converts
+    ]
 
 
 @dataclass(frozen=True)
