@@ -56,6 +56,7 @@ def settings(**changes: Any) -> Any:
         "backend": SimpleNamespace(name="gpu", compile=False),
         "device_map": SimpleNamespace(strategy="auto"),
         "model": model,
+        "port": {"_target_": "layerparity.run.ports.hf.HfPort"},
         "tracking": TrackingConfig(folder="mlruns"),
         "threads": None,
     }
