@@ -310,3 +310,11 @@ def test_no_run_splits_experts_by_number_yet(cli: Callable[..., Any]) -> None:
     assert ended.exit == 2
     assert "hf does not split experts by number" in ended.err
     assert "use moe_ep_degree=1; job=plan takes it." in ended.err
+
+
+def test_a_port_of_nxdi_is_planned_as_it_is_deployed(cli: Callable[..., Any]) -> None:
+    port = ("port=nxdi", "port.model=theirs.modeling.NeuronTheirs", "backend=neuron")
+    ended = cli(*REAL, *port, "tp_degree=64")
+    assert ended.exit == 0, ended.err
+    assert "on trn2.48xlarge, LNC 2" in ended.out
+    assert table_row(ended.out, "query heads")[2] == "64"

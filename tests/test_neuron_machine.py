@@ -54,7 +54,12 @@ def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict
         monkeypatch.delenv(name, raising=False)
 
     def look(degree: int = 1, **changes: Any) -> dict[str, Result]:
-        usual = {"backend": NEURON, "tp_degree": degree, "tracking": TrackingConfig()}
+        usual = {
+            "backend": NEURON,
+            "port": {"_target_": "layerparity.run.ports.hf.HfPort"},
+            "tp_degree": degree,
+            "tracking": TrackingConfig(),
+        }
         config: Any = SimpleNamespace(**{**usual, **changes})
         return {each.check: each for check in neuron_stack.CHECKS for each in check.look(config)}
 

@@ -135,7 +135,8 @@ def question_of(config: Config) -> Question:
             "add backend=neuron with backend.runtime=auto, or leave it.",
         )
     way = f"device_map={strategy}"
-    if abilities.one_device and strategy != STREAM:
+    one_device = abilities.one_device or nxdi
+    if one_device and strategy != STREAM:
         way = "every stage on one device"
     if nxdi and config.tp_degree > 1:
         how = f"laid over {config.tp_degree} cores as NxDI does"
@@ -154,8 +155,8 @@ def question_of(config: Config) -> Question:
         batch.sequences,
         batch.tokens,
         batch.new_tokens,
-        abilities.one_device,
-        config.tp_degree if abilities.one_device else 1,
+        one_device,
+        config.tp_degree if one_device else 1,
         nxdi,
         config.moe_ep_degree,
     )
