@@ -57,6 +57,7 @@ def settings(**changes: Any) -> Any:
         "device_map": SimpleNamespace(strategy="auto"),
         "model": model,
         "port": {"_target_": "layerparity.run.ports.hf.HfPort"},
+        "tp_degree": 1,
         "tracking": TrackingConfig(folder="mlruns"),
         "threads": None,
     }

@@ -193,6 +193,7 @@ def test_a_degree_that_splits_unevenly_counts(cli: Callable[..., Any]) -> None:
     ended = cli(*REAL, "plan.devices=8x80GB", "tp_degree=5")
     assert ended.exit == 1
     assert "tp_degree=5 does not split this model evenly: use one of 1, 2, 4, 8." in ended.out
+    assert "NxDI" not in ended.out
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from layerparity.machine import neuron, neuron_machine
 from layerparity.machine.neuron_defaults import CHANGES, changed_between, sdk_of
 from layerparity.machine.neuron_machine import instance_here, read_machine
 from layerparity.machine.trainium import instance_of
+from layerparity.settings.config import RunKind
 from layerparity.settings.tracking import TrackingConfig
 
 NEURON = SimpleNamespace(name="neuron", runtime=neuron.RuntimeChoice.auto)
@@ -58,6 +59,8 @@ def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict
             "backend": NEURON,
             "port": {"_target_": "layerparity.run.ports.hf.HfPort"},
             "tp_degree": degree,
+            "kind": RunKind.auto,
+            "device_map": SimpleNamespace(strategy="auto"),
             "tracking": TrackingConfig(),
         }
         config: Any = SimpleNamespace(**{**usual, **changes})

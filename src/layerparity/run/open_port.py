@@ -75,7 +75,7 @@ def check(config: Config, num_layers: int) -> None:
     target = keys.pop("_target_")
     if config.moe_ep_degree > 1 and not getattr(_resolve(target), "splits_experts", False):
         raise UserError(
-            f"moe_ep_degree={config.moe_ep_degree}: {label(chosen)} does not split experts by "
+            f"moe_ep_degree={config.moe_ep_degree}: {label(config.port)} does not split experts by "
             "number (a port that does says splits_experts = True)",
             "use moe_ep_degree=1; job=plan takes it.",
         )

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from layerparity.settings.config import Config
 
-# Its processes are its own, and what it makes is judged. It is deployed on Neuron cores.
-ABILITIES = Abilities(nxdi=True)
+# Its processes are its own, and what it makes is judged.
+ABILITIES = Abilities()
 
 
 def from_config(config: Config, device: str) -> RanksBackend:
