@@ -56,6 +56,8 @@ def settings(**changes: Any) -> Any:
         "backend": SimpleNamespace(name="gpu", compile=False),
         "device_map": SimpleNamespace(strategy="auto"),
         "model": model,
+        "port": {"_target_": "layerparity.run.ports.hf.HfPort"},
+        "tp_degree": 1,
         "tracking": TrackingConfig(folder="mlruns"),
         "threads": None,
     }

@@ -193,6 +193,7 @@ def test_a_degree_that_splits_unevenly_counts(cli: Callable[..., Any]) -> None:
     ended = cli(*REAL, "plan.devices=8x80GB", "tp_degree=5")
     assert ended.exit == 1
     assert "tp_degree=5 does not split this model evenly: use one of 1, 2, 4, 8." in ended.out
+    assert "NxDI" not in ended.out
 
 
 @pytest.mark.parametrize(
@@ -227,3 +228,94 @@ def test_tokens_of_a_file_make_the_batch(cli: Callable[..., Any]) -> None:
     assert "3 x 3 tokens" in ended.out
     ended = cli(*REAL, "plan.devices=8x80GB", 'prompt.texts=["a","b"]', "seq_len=7")
     assert "2 x 7 tokens" in ended.out
+
+
+def test_minimax_m2_as_it_is_deployed(cli: Callable[..., Any]) -> None:
+    """48 query heads padded to 64, 8 KV heads repeated to 64: sharded so on a trn2.48xlarge."""
+    ended = cli(*REAL, "backend=neuron", "tp_degree=64", "moe_ep_degree=4", "to=plan.json")
+    assert ended.exit == 0, ended.err
+    assert ended.out.endswith("FITS\n")
+    assert "on trn2.48xlarge, LNC 2: 64 logical cores of 24 GiB" in ended.out
+    assert "laid over 64 cores as NxDI does" in ended.out
+    zeros = "16 heads of zeros, 2 after the 6 of each KV head"
+    assert table_row(ended.out, "query heads")[1:] == ["48", "64", "1", zeros]
+    assert table_row(ended.out, "KV heads")[1:] == ["8", "64", "1", "each on 8 cores in a row"]
+    assert table_row(ended.out, "experts")[1:4] == ["256", "256", "64"]
+    assert table_row(ended.out, "intermediate size of an expert")[3] == "96"
+    assert table_row(ended.out, "vocabulary of the head")[3] == "3126"
+    assert table_row(ended.out, "KV heads repeated")[1] == "85,327,872"
+    assert "a core pays 207.39 MB of weights (2.9 %) and 56.89 MB of cache" in ended.out
+    assert table_row(ended.out, "trn1.32xlarge")[6:] == ["no: 32 cores", "tp_degree=32"]
+    # Machines of whole blocks, and what divides evenly, are of no use here.
+    assert "8xA100-80" not in ended.out
+    assert "does not split" not in ended.out
+    plan = json.loads(Path("plan.json").read_text())
+    assert (plan["schema"], plan["moe_ep_degree"], plan["machines"]) == (2, 4, [])
+    assert plan["core"]["added"]["KV heads repeated"] == 85_327_872
+    assert {(row["instance"], row["lnc"]) for row in plan["instances"] if row["fits"]} >= {
+        ("trn2.48xlarge", 2),
+        ("trn2-ultraserver", 2),
+    }
+    (share,) = plan["devices"]
+    assert (share["copies"], share["capacity"]) == (64, 24 * 2**30)
+
+
+def test_cores_of_another_size_and_number(cli: Callable[..., Any]) -> None:
+    half = cli(*REAL, "backend=neuron", "tp_degree=64", "plan.lnc=1", "dtype=float32")
+    assert half.exit == 1
+    assert "on trn2.48xlarge, LNC 1: 128 logical cores of 12 GiB" in half.out
+    assert "12.89GB of weights and is given 14.71GB. Cure: tp_degree=96" in half.out
+    old = cli(*REAL, "backend=neuron", "plan.devices=trn1.32xlarge", "tp_degree=12")
+    assert old.exit == 1
+    assert table_row(old.out, "KV heads")[4] == "converted to MHA: one for each query head"
+    assert "refuses their shapes; of a multiple of 8 it repeats them" in old.out
+    assert "NxDI takes tp_degree=1, 2, 4, 8, 16, 24, 32, 48, ... (" in old.out
+    assert "Cure: tp_degree=32" in old.out
+
+
+def test_what_the_stand_in_splits_it_splits_evenly(cli: Callable[..., Any]) -> None:
+    stand_in = cli(*REAL, "backend=neuron", "backend.runtime=xla_cpu", "tp_degree=64", "layer=0", "scope=single")  # fmt: skip # noqa: E501
+    assert "tp_degree=64 does not split this model evenly: use one of 1, 2, 4, 8." in stand_in.out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("tp_degree=64", "moe_ep_degree=3"), "moe_ep_degree=3 does not divide tp_degree=64"),
+        (("moe_ep_degree=3", "tp_degree=64"), "use moe_ep_degree=1, or tp_degree=66."),
+        (("tp_degree=64", "moe_ep_degree=0"), "give 1 or more."),
+        (("tp_degree=64", "plan.devices=trn1.32xlarge"), "give plan.devices=trn2.48xlarge, say."),
+        (("tp_degree=4", "plan.devices=trn1.32xlarge", "plan.lnc=2"), "use plan.lnc=1."),
+        (("tp_degree=4", "plan.lnc=3"), "use plan.lnc=1 or 2."),
+        (("tp_degree=4", "plan.devices=4x24GiB", "plan.lnc=2"), "plan.lnc=2 is for an instance"),
+        (("tp_degree=5000",), "more than any known Neuron machine has cores"),
+        (("backend=gpu", "plan.devices=trn2.48xlarge"), "add backend=neuron."),
+        (("backend=gpu", "plan.lnc=2"), "add backend=neuron plan.devices=trn2.48xlarge."),
+        (
+            ("backend=gpu", "plan.devices=8x80GB", "tp_degree=4", "moe_ep_degree=2"),
+            "moe_ep_degree=2 is for Neuron cores",
+        ),
+    ],
+)
+def test_mistakes_about_cores_are_answered(
+    cli: Callable[..., Any], words: tuple[str, ...], says: str
+) -> None:
+    ended = cli(*REAL, *(() if "backend=gpu" in words else ("backend=neuron",)), *words)
+    assert ended.exit == 2, ended.out + ended.err
+    assert says in ended.err
+    assert ended.err.count("\n") == 1
+
+
+def test_no_run_splits_experts_by_number_yet(cli: Callable[..., Any]) -> None:
+    ended = cli("tp_degree=4", "moe_ep_degree=2")
+    assert ended.exit == 2
+    assert "hf does not split experts by number" in ended.err
+    assert "use moe_ep_degree=1; job=plan takes it." in ended.err
+
+
+def test_a_port_of_nxdi_is_planned_as_it_is_deployed(cli: Callable[..., Any]) -> None:
+    port = ("port=nxdi", "port.model=theirs.modeling.NeuronTheirs", "backend=neuron")
+    ended = cli(*REAL, *port, "tp_degree=64")
+    assert ended.exit == 0, ended.err
+    assert "on trn2.48xlarge, LNC 2" in ended.out
+    assert table_row(ended.out, "query heads")[2] == "64"

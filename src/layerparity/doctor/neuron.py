@@ -44,7 +44,9 @@ def check_neuron(config: Config) -> Iterator[Result]:
 
 
 def _flavour(real: Mapping[str, bool]) -> Result:
-    versions = ", ".join(f"{name} {installed(neuron.PACKAGES[name]) or '?'}" for name in real)
+    # The XLA flavour is made for torch 2.9, the native one for 2.13 and later.
+    known = {"torch": installed("torch")} | {n: installed(neuron.PACKAGES[n]) for n in real}
+    versions = ", ".join(f"{name} {version or '?'}" for name, version in known.items())
     if "torch_neuronx" not in real:
         return problem("neuron flavour", f"{versions}, but no torch_neuronx", _GET)
     try:

@@ -21,13 +21,16 @@ class Settings:
 def run(config: Config) -> Exit:
     """Plan the scope over ``plan.devices``, or over this machine; exit 1 where it does not fit."""
     from layerparity.ground.files import write_text
-    from layerparity.plan import table
+    from layerparity.plan import cores_table, table
     from layerparity.plan.fit import fit_of, problems_of, record
     from layerparity.plan.question import question_of
 
     report = fit_of(question_of(config), config.tp_degree)
     table.show_placement(report.question, report.placement)
-    table.show_survey(report.machines, report.question.dtype)
+    if report.question.nxdi:
+        cores_table.show_cores(report)
+    else:
+        table.show_survey(report.machines, report.question.dtype)
     table.show_sharding(report)
     problems = problems_of(report)
     if config.to is not None:

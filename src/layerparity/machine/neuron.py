@@ -33,9 +33,9 @@ class RuntimeChoice(Enum):
     xla_cpu = "xla_cpu"
 
 
-def neuron_devices() -> int:
-    """Return the number of Neuron devices the driver shows."""
-    return len(list(DEVICE_FILES.glob("neuron[0-9]*")))
+def neuron_devices(folder: Path | None = None) -> int:
+    """Return the number of Neuron devices the driver shows, in ``/dev`` or another folder."""
+    return len(list((DEVICE_FILES if folder is None else folder).glob("neuron[0-9]*")))
 
 
 def detect(choice: RuntimeChoice = RuntimeChoice.auto) -> Affinity:

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 from layerparity.ground.errors import UserError
 from layerparity.machine.max_memory import parse_limits, size_text
+from layerparity.machine.trainium import GIB, INSTANCES, Instance, instance_of
 
 _ENTRY = re.compile(r"^(?:(?P<count>\d+)\s*x\s*)?(?P<size>[^:x]+)$", re.IGNORECASE)
 _MOST = 1024
 _FORMS = (
     "Write plan.devices=8x80GB, or 'plan.devices=\"2x80GB,1x40GB,cpu:500GB\"' with the memory "
-    "beside them."
+    "beside them, or plan.devices=trn2.48xlarge with backend=neuron."
 )
-GB, GIB = 10**9, 2**30
+GB = 10**9
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,7 @@ class Machine:
 
 # From the makers' data sheets, in their units: NVIDIA's "A100 Tensor Core GPU" (40 GB, 80 GB),
 # "H100 Tensor Core GPU" (80 GB, SXM) and "H200 Tensor Core GPU" (141 GB). A driver reports a few
-# per cent more, in powers of two, and keeps some of it. AWS's "Trn1 and Trn2 architecture" pages: a
-# Trainium chip has 2 cores and 32 GiB, a Trainium2 chip 8 physical cores and 96 GiB; trn1.32xlarge
-# has 16 chips (512 GiB), trn2.48xlarge 16 (1.5 TiB).
+# per cent more, in powers of two, and keeps some of it. Those of AWS are in `machine.trainium`.
 MACHINES = (
     Machine("8xA100-80", 8, 80 * GB),
     Machine("8xA100-40", 8, 40 * GB),
@@ -44,8 +43,11 @@ MACHINES = (
     Machine("6xH100", 6, 80 * GB),
     Machine("1xH200", 1, 141 * GB),
     Machine("8xH200", 8, 141 * GB),
-    Machine("trn2.48xlarge", 16, 96 * GIB, cores=8),
-    Machine("trn1.32xlarge", 16, 32 * GIB, cores=2),
+    *(
+        Machine(each.name, each.chips, each.each, each.cores)
+        for each in reversed(INSTANCES)
+        if each.name in ("trn2.48xlarge", "trn1.32xlarge")
+    ),
 )
 
 
@@ -53,15 +55,21 @@ MACHINES = (
 class Devices:
     """Bytes of each accelerator, and of the CPU's memory; what may be used, not what is built in.
 
-    ``pretended`` devices are those of ``plan.devices``.
+    ``pretended`` devices are those of ``plan.devices``. Where they are the logical cores of a
+    Neuron ``instance``, ``lnc`` physical ones make up each.
     """
 
     sizes: tuple[int, ...]
     cpu: int
     pretended: bool = False
+    instance: Instance | None = None
+    lnc: int = 0
 
     def describe(self) -> str:
         """Return the devices as a person would: ``2 of 80GB, 1 of 40GB``."""
+        if self.instance is not None:
+            many = f"{len(self.sizes)} logical cores of {self.sizes[0] / GIB:g} GiB"
+            return f"{self.instance.name}, LNC {self.lnc}: {many}"
         kinds = [
             f"{self.sizes.count(size)} of {size_text(size)}" for size in dict.fromkeys(self.sizes)
         ]
@@ -69,11 +77,20 @@ class Devices:
         return ", ".join([*kinds, *cpu])
 
 
-def parse_devices(text: str) -> Devices:
+def parse_devices(text: str, lnc: int | None = None) -> Devices:
     """Read ``8x80GB``, ``141GB``, ``2x80GB,1x40GB,cpu:500GB``; GB is 10^9 bytes and GiB 2^30.
 
-    Without ``cpu:`` there is no memory beside the devices. Raises UserError with the right form.
+    Without ``cpu:`` there is no memory beside the devices. ``trn2.48xlarge`` is its logical cores,
+    of ``lnc`` physical ones each. Raises UserError with the right form.
     """
+    instance = instance_of(text)
+    if instance is not None:
+        return cores_of(instance, lnc)
+    if lnc is not None:
+        raise UserError(
+            f"plan.lnc={lnc} is for an instance",
+            f"leave it out, or name one: plan.devices={INSTANCES[-1].name}.",
+        )
     sizes: list[int] = []
     cpu: int | None = None
     for part in (each.strip() for each in text.split(",")):
@@ -86,6 +103,16 @@ def parse_devices(text: str) -> Devices:
             raise _refusal(part)
         sizes += [_size(match["size"], part)] * count
     return Devices(tuple(sizes), cpu or 0, pretended=True)
+
+
+def cores_of(instance: Instance, lnc: int | None = None) -> Devices:
+    """Return an instance's logical cores; None is the LNC that it usually has.
+
+    Raises UserError for an LNC that it does not have.
+    """
+    lnc = instance.checked_lnc(lnc)
+    sizes = (instance.core_bytes(lnc),) * instance.logical_cores(lnc)
+    return Devices(sizes, 0, pretended=True, instance=instance, lnc=lnc)
 
 
 def this_machine(ask_gpus: bool) -> Devices:

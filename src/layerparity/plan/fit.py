@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import gcd
 from typing import Any
 
+from layerparity.anatomy.shards import Misfit
 from layerparity.ground.errors import UserError
 from layerparity.machine.max_memory import SHARE, SPREAD, WORK, room_for_weights, size_text
+from layerparity.plan.core_share import widths_of
+from layerparity.plan.deployments import CoreCost, Deployment, cost_of, degrees_of, deployments
 from layerparity.plan.devices import Devices
 from layerparity.plan.placement import Placement, place
 from layerparity.plan.question import STREAM, Question
@@ -19,7 +23,7 @@ from layerparity.plan.survey import Surveyed, survey
 from layerparity.plan.weights import ranges
 from layerparity.run.needs import ITEMSIZE
 
-SCHEMA = 1
+SCHEMA = 2
 _NARROW = "bfloat16"
 _FEWEST_TOKENS = 128
 # Past the first number of devices that is large enough, a few more make up for uneven blocks.
@@ -30,7 +34,9 @@ _TRIES = 12
 class FitReport:
     """Where a question's stages go, which machines hold it, and what does not split.
 
-    ``degree`` is the tp_degree asked for, ``degrees`` are those that divide the architecture.
+    ``degree`` is the tp_degree asked for, ``degrees`` are those that divide the architecture. Of
+    Neuron cores, over which NxDI lays it, they are those that NxDI takes; ``misfits`` is what the
+    asked one does not divide, ``cost`` what a core pays, and ``instances`` stand for ``machines``.
     """
 
     question: Question
@@ -40,15 +46,26 @@ class FitReport:
     sizes: Sequence[Divided]
     degrees: Sequence[int]
     degree: int = 1
+    misfits: Sequence[Misfit] = ()
+    cost: CoreCost | None = None
+    instances: Sequence[Deployment] = ()
 
 
 def fit_of(question: Question, degree: int) -> FitReport:
     """Place a question's stages, and hold its model against common machines and every tp_degree."""
-    sizes, fitting = question.model.sizes, degrees(question.model.sizes)
-    weights = (weight for each in question.model.weights.values() for weight in each)
+    sizes = question.model.sizes
+    weights = [weight for each in question.model.weights.values() for weight in each]
+    fitting = degrees_of(question) if question.nxdi else degrees(sizes)
     large = too_large(weights, question.dtype, fitting)
-    return FitReport(
-        question, place(question), survey(question), large, divided(sizes), fitting, degree
+    report = FitReport(question, place(question), (), large, divided(sizes), fitting, degree)
+    if not question.nxdi:
+        return replace(report, machines=survey(question))
+    least = max((row.degree or 0 for row in large), default=0)
+    return replace(
+        report,
+        misfits=widths_of(sizes, weights).misfits(degree, question.ep),
+        cost=cost_of(question),
+        instances=deployments(question, [each for each in fitting if each >= least]),
     )
 
 
@@ -57,7 +74,9 @@ def problems_of(report: FitReport) -> list[str]:
     problems, question, degree = [], report.question, report.degree
     if not report.placement.fits:
         problems.append(f"{why_not(report.placement)} Cure: {', or '.join(cures(question))}.")
-    if degree not in report.degrees:
+    for misfit in report.misfits:
+        problems.append(_refusal(misfit, report))
+    if not question.nxdi and degree not in report.degrees:
         known = ", ".join(map(str, report.degrees))
         problems.append(f"tp_degree={degree} does not split this model evenly: use one of {known}.")
     for row in report.too_large if question.one_device else ():
@@ -65,6 +84,20 @@ def problems_of(report: FitReport) -> list[str]:
             cure = f"use tp_degree={row.degree}" if row.degree else "no tp_degree clears it"
             problems.append(f"{row.name} is too large for the Neuron compiler: {cure}.")
     return problems
+
+
+def _refusal(misfit: Misfit, report: FitReport) -> str:
+    """Return that NxDI does not take a size, with the nearest degrees that it takes."""
+    ep, below = report.question.ep, [each for each in report.degrees if each < report.degree]
+    above = [each for each in report.degrees if each > report.degree]
+    near = " or ".join(f"tp_degree={each}" for each in (*below[-1:], *above[:1]))
+    cure = f"{near} with moe_ep_degree={ep}" if ep > 1 else near
+    if misfit.by == "moe_ep_degree" or not near:
+        cure = f"moe_ep_degree={gcd(misfit.size, ep)}"
+    return (
+        f"{misfit.by}={misfit.part} does not divide {misfit.size} ({misfit.what}), which NxDI does "
+        f"not pad. Cure: {cure}."
+    )
 
 
 def why_not(placement: Placement) -> str:
@@ -91,6 +124,7 @@ def record(report: FitReport, problems: Sequence[str]) -> dict[str, Any]:
     """Return a report for a file; all sizes are bytes."""
     question, size = report.question, report.question.model.bytes(report.question.dtype)
     shares, machines = report.placement.shares, report.machines
+    cost, instances = report.cost, report.instances
     return {
         "schema": SCHEMA,
         "fits": not problems,
@@ -101,11 +135,19 @@ def record(report: FitReport, problems: Sequence[str]) -> dict[str, Any]:
         "new_tokens": question.new_tokens,
         "device_map": question.strategy,
         "tp_degree": report.degree,
+        "moe_ep_degree": question.ep,
         "parameters": question.model.parameters,
         "parameter_bytes": size.parameters,
         "buffer_bytes": size.buffers,
         "devices": [asdict(each) | _ends(each.headroom, each.fits) for each in shares],
         "machines": [asdict(each) | _ends(each.headroom, each.fits) for each in machines],
+        "core": None if cost is None else asdict(cost),
+        "instances": [
+            {"instance": each.instance.name, "lnc": each.lnc, "cores": each.cores}
+            | {"each": each.each, "needed": each.needed, "smallest_tp_degree": each.smallest}
+            | _ends(each.headroom, each.fits)
+            for each in instances
+        ],
         "compiler": {"limit": LIMIT, "too_large": [asdict(each) for each in report.too_large]},
         "divisibility": [asdict(each) | {"divisors": each.divisors} for each in report.sizes],
         "tp_degrees": list(report.degrees),
@@ -123,6 +165,8 @@ def cures(question: Question) -> list[str]:
     """
     near = (text for text, change in _changes(question) if _fits(change))
     texts = [text for text in (next(near, None),) if text is not None]
+    if question.nxdi and not texts:
+        texts = list(_other_instance(question))
     if question.strategy != STREAM and _fits(replace(question, strategy=STREAM)):
         texts.append(f"device_map={STREAM}")
     return texts or [_last_resort(question)]
@@ -151,6 +195,10 @@ def _fits(question: Question) -> bool:
 
 def _changes(question: Question) -> Iterator[tuple[str, Question]]:
     yield from _other_limits(question)
+    if question.nxdi:
+        for degree in degrees_of(question, question.degree + 1):
+            if degree <= len(question.devices.sizes):
+                yield f"tp_degree={degree}", replace(question, degree=degree)
     for divisor in (2**power for power in range(1, 9)):
         tokens = question.tokens // divisor
         if tokens >= _FEWEST_TOKENS:
@@ -161,6 +209,15 @@ def _changes(question: Question) -> Iterator[tuple[str, Question]]:
         for text, change in _other_limits(narrow):
             yield f"dtype={_NARROW} {text}", change
     yield from _more_devices(question)
+
+
+def _other_instance(question: Question) -> Iterator[str]:
+    """Yield the first known instance that holds the model, with its smallest tp_degree."""
+    for row in deployments(question, degrees_of(question)):
+        if row.smallest is not None:
+            lnc = f" plan.lnc={row.lnc}" if row.lnc != row.instance.usual_lnc else ""
+            yield f"plan.devices={row.instance.name}{lnc} tp_degree={row.smallest}"
+            return
 
 
 def _other_limits(question: Question) -> Iterator[tuple[str, Question]]:

@@ -20,6 +20,7 @@ from layerparity.machine.max_memory import (
     parse_limits,
     room_for_weights,
 )
+from layerparity.machine.trainium import smallest_for
 from layerparity.plan.question import STREAM, Question
 from layerparity.plan.weights import WeightBytes
 
@@ -157,10 +158,7 @@ def _on_one_device(question: Question) -> tuple[Share, ...]:
         raise UserError("max_memory is for backend=gpu: leave it out with backend=neuron.")
     sizes, degree = question.devices.sizes[: question.degree], question.degree
     if sizes and len(sizes) < degree:
-        raise UserError(
-            f"tp_degree={degree} wants as many devices, and there are {len(sizes)}: give "
-            f"plan.devices={degree}x24GiB, say."
-        )
+        raise _too_few(question, len(sizes))
     streams, host = question.strategy == STREAM, room_for_weights(question.devices.cpu)
     if not sizes:
         alone = replace(question, degree=1)
@@ -171,6 +169,15 @@ def _on_one_device(question: Question) -> tuple[Share, ...]:
     smallest = sizes.index(min(sizes))
     share = replace(_whole(question, name, smallest), copies=degree)
     return streamed(question, share, host) if streams else (share,)
+
+
+def _too_few(question: Question, there: int) -> UserError:
+    larger = smallest_for(question.degree) if question.devices.instance is not None else None
+    cure = larger.name if larger is not None else f"{question.degree}x24GiB"
+    return UserError(
+        f"tp_degree={question.degree} wants as many devices, and there are {there}: give "
+        f"plan.devices={cure}, say."
+    )
 
 
 def _whole(question: Question, device: str, key: int | str) -> Share:

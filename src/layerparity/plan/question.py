@@ -12,8 +12,11 @@ from layerparity.anatomy.family import family_of
 from layerparity.anatomy.site import Site
 from layerparity.ground import console, registry
 from layerparity.ground.errors import UserError
+from layerparity.machine.neuron_machine import instance_here
+from layerparity.machine.trainium import smallest_for
 from layerparity.model.resolve import open_checkpoint
-from layerparity.plan.devices import Devices, parse_devices, this_machine
+from layerparity.plan.core_share import CoreLayout
+from layerparity.plan.devices import Devices, cores_of, parse_devices, this_machine
 from layerparity.plan.weights import PlannedModel, WeightBytes, build, bytes_of
 from layerparity.run import open_backend
 from layerparity.run.inputs.base import Request
@@ -32,7 +35,8 @@ _RANDOM = 32
 class Question:
     """Would it fit? ``new_tokens`` are generated after ``tokens``; every one is cached.
 
-    With ``one_device`` all stages are on one device, or split over ``degree`` of them.
+    With ``one_device`` all stages are on one device, or split over ``degree`` of them: evenly, or
+    with ``nxdi`` as that library lays a model over cores, with ``ep`` groups of them by expert.
     """
 
     model: PlannedModel
@@ -45,11 +49,20 @@ class Question:
     new_tokens: int = 0
     one_device: bool = False
     degree: int = 1
+    nxdi: bool = False
+    ep: int = 1
+
+    @cached_property
+    def layout(self) -> CoreLayout:
+        """How NxDI lays the model over ``degree`` cores."""
+        return CoreLayout(self.model.sizes, self.degree, self.ep)
 
     @cached_property
     def sizes(self) -> dict[str, WeightBytes]:
         """Each stage's weights on a device that holds it."""
         weights = self.model.weights
+        if self.nxdi:
+            return {s: self.layout.bytes_of(each, self.dtype) for s, each in weights.items()}
         return {stage: bytes_of(each, self.dtype, self.degree) for stage, each in weights.items()}
 
     @cached_property
@@ -61,13 +74,21 @@ class Question:
     def cache(self) -> dict[str, int]:
         """Bytes of each stage's keys and values."""
         tokens, item = self.tokens + self.new_tokens, ITEMSIZE[self.dtype]
-        sizes, batch = self.model.sizes, self.batch
-        return {
+        degree = 1 if self.nxdi else self.degree
+        cached = {
             stage: cache_bytes(
-                sizes, stage, batch=batch, tokens=tokens, itemsize=item, degree=self.degree
+                self.model.sizes,
+                stage,
+                batch=self.batch,
+                tokens=tokens,
+                itemsize=item,
+                degree=degree,
             )
             for stage in self.model.stages
         }
+        if not self.nxdi or self.degree == 1:
+            return cached
+        return {stage: int(size * self.layout.cache_part()) for stage, size in cached.items()}
 
     @cached_property
     def activations(self) -> dict[str, int]:
@@ -100,9 +121,26 @@ def question_of(config: Config) -> Question:
     batch = batch_of(config, values, scope.stages)
     strategy = config.device_map.strategy
     free = devices.describe() if devices.pretended else f"this machine: {devices.describe()} free"
+    if devices.instance is not None and config.plan.devices is None:
+        free += " (plan.devices= names another)"
+    # On a machine without Neuron, a command of one core is for the stand-in.
+    nxdi = abilities.nxdi and (config.tp_degree > 1 or devices.pretended)
+    if devices.instance is not None and not nxdi:
+        raise UserError(
+            f"plan.devices={devices.instance.name} is of Neuron cores", "add backend=neuron."
+        )
+    if config.moe_ep_degree > 1 and not nxdi:
+        raise UserError(
+            f"moe_ep_degree={config.moe_ep_degree} is for Neuron cores",
+            "add backend=neuron with backend.runtime=auto, or leave it.",
+        )
     way = f"device_map={strategy}"
-    if abilities.one_device and strategy != STREAM:
+    one_device = abilities.one_device or nxdi
+    if one_device and strategy != STREAM:
         way = "every stage on one device"
+    if nxdi and config.tp_degree > 1:
+        how = f"laid over {config.tp_degree} cores as NxDI does"
+        way = f"{way}, {how}" if strategy == STREAM else how
     console.say(
         f"plan of {config.model.name}, {scope.describe()}, {config.dtype.value}, on {free}\n"
         f"{batch.sequences} x {batch.tokens} tokens, {batch.new_tokens} to generate "
@@ -117,8 +155,10 @@ def question_of(config: Config) -> Question:
         batch.sequences,
         batch.tokens,
         batch.new_tokens,
-        abilities.one_device,
-        config.tp_degree if abilities.one_device else 1,
+        one_device,
+        config.tp_degree if one_device else 1,
+        nxdi,
+        config.moe_ep_degree,
     )
 
 
@@ -166,11 +206,28 @@ def batch_of(config: Config, model: Mapping[str, Any], stages: tuple[str, ...]) 
 
 
 def _devices(config: Config) -> Devices:
+    """Return the devices of ``plan.devices``, of this machine, or of the usual Neuron instance."""
+    lnc, abilities = config.plan.lnc, open_backend.abilities(config)
     if config.plan.devices is not None:
-        return parse_devices(config.plan.devices)
-    known = open_backend.abilities(config).memory_known
-    if not known and (fit := open_backend.affinity(config)).score > 1:
+        return parse_devices(config.plan.devices, lnc)
+    known, here = abilities.memory_known, open_backend.affinity(config).score > 1
+    if abilities.nxdi and here and (instance := instance_here()) is not None:
+        return cores_of(instance, lnc)
+    if not known and here:
         raise UserError(
-            f"A {fit.device} device does not say its memory: give plan.devices=16x96GiB, say."
+            "A Neuron device does not say its memory: give plan.devices=trn2.48xlarge, or what it "
+            "is."
+        )
+    if abilities.nxdi and config.tp_degree > 1:
+        usual = smallest_for(config.tp_degree, lnc)
+        if usual is None:
+            raise UserError(
+                f"tp_degree={config.tp_degree} is more than any known Neuron machine has cores",
+                "give a smaller one, or plan.devices=1024x24GiB.",
+            )
+        return cores_of(usual, lnc)
+    if lnc is not None:
+        raise UserError(
+            f"plan.lnc={lnc} is for Neuron cores", "add backend=neuron plan.devices=trn2.48xlarge."
         )
     return this_machine(known and config.device_map.strategy != "cpu")

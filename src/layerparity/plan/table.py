@@ -71,8 +71,8 @@ def show_survey(rows: Sequence[Surveyed], dtype: str) -> None:
             machine.name,
             f"{machine.count} x {console.bytes_text(machine.each)}",
             console.bytes_text(row.needed),
-            _signed(row.headroom),
-            "" if row.tightest is None else _signed(row.tightest),
+            signed(row.headroom),
+            "" if row.tightest is None else signed(row.tightest),
             f"yes{way}" if row.fits else "no",
             row.note,
         )
@@ -81,7 +81,7 @@ def show_survey(rows: Sequence[Surveyed], dtype: str) -> None:
 
 
 def show_sharding(report: FitReport) -> None:
-    """Print what the Neuron compiler would refuse, and what splits evenly."""
+    """Print what the Neuron compiler would refuse, and what splits evenly where nothing pads."""
     limit, large, degree = console.bytes_text(LIMIT), report.too_large, report.degree
     if large:
         rows = [
@@ -92,6 +92,8 @@ def show_sharding(report: FitReport) -> None:
         console.table(f"Above the Neuron compiler's {limit} for one tensor", columns, rows)
     else:
         console.say(f"No tensor is above the Neuron compiler's {limit}.")
+    if report.question.nxdi:
+        return
     columns = ("size", "is", f"tp_degree={degree} divides it", "divisors")
     sizes = []
     for size in report.sizes:
@@ -116,11 +118,12 @@ def _row(share: Share) -> tuple[str, ...]:
         console.bytes_text(share.cache),
         console.bytes_text(share.activations),
         capacity,
-        "waits" if share.waits else _signed(share.headroom),
+        "waits" if share.waits else signed(share.headroom),
     )
 
 
-def _signed(size: int) -> str:
+def signed(size: int) -> str:
+    """Return bytes as a person reads them, of which there may be less than none."""
     return f"{'-' if size < 0 else ''}{console.bytes_text(abs(size))}"
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from layerparity import __version__
 from layerparity.ground.files import text_digest
 from layerparity.ground.resources import git_commit
+from layerparity.machine import neuron
 from layerparity.record.manifest import ModelPrint
 from layerparity.run import open_port
 from layerparity.run.inputs._replay import replays
@@ -42,6 +43,7 @@ def numerics(prepared: Prepared) -> dict[str, str]:
             config.experts_implementation or backend.experts_implementation
         ),
         "tp_degree": str(config.tp_degree),
+        **({"moe_ep_degree": str(config.moe_ep_degree)} if config.moe_ep_degree > 1 else {}),
         **numerics_elsewhere(config),
         **backend.numerics(),
     }
@@ -93,9 +95,13 @@ def fingerprint_of(prepared: Prepared) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the packages that decide numbers; absent ones are left out."""
+    """Return the versions of the packages that decide numbers; absent ones are left out.
+
+    So are placeholders of AWS's packages, which compute nothing.
+    """
+    aws = [neuron.PACKAGES[name] for name, real in neuron.packages().items() if real]
     present = {}
-    for name in VERSIONED:
+    for name in (*VERSIONED, *aws):
         try:
             present[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from layerparity.ground import registry
@@ -25,11 +26,12 @@ def affinity(config: Config) -> Affinity:
 
 def abilities(config: Config) -> Abilities:
     """Return what the backend says that it can do; nothing heavy is imported."""
+    abilities: Abilities = registry.load(BACKENDS, config.backend.name).abilities(config.backend)
     if open_port.ranks_device(config):
         from layerparity.run.backends._ranks import ABILITIES
 
-        return ABILITIES
-    abilities: Abilities = registry.load(BACKENDS, config.backend.name).abilities(config.backend)
+        # What its processes compute is deployed on the devices of the backend.
+        return replace(ABILITIES, nxdi=abilities.nxdi)
     return abilities
 
 

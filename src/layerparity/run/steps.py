@@ -34,6 +34,7 @@ _COMPUTATION = (
     "experts_implementation",
     "max_memory",
     "model",
+    "moe_ep_degree",
     "port",
     "reference",
     "threads",

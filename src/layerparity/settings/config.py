@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from math import gcd
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
 
 from layerparity.ground import registry
+from layerparity.ground.errors import UserError
 from layerparity.settings.key import check_numbers, key, keys_of
 from layerparity.settings.tracking import TrackingConfig
 
@@ -168,9 +170,17 @@ class AuditSettings:
 
 @dataclass
 class PlanSettings:
-    """job=plan. ``devices`` are pretended, such as ``8x80GB``; None plans for this machine."""
+    """job=plan. ``devices`` are pretended, such as ``8x80GB``; None plans for this machine.
 
-    devices: str | None = key(None, "devices to pretend, such as 8x80GB; null: this machine's")
+    ``lnc`` is Neuron's logical NeuronCore configuration: physical cores in a logical one.
+    """
+
+    devices: str | None = key(
+        None, "devices to pretend: 8x80GB, or trn2.48xlarge; null: this machine's"
+    )
+    lnc: int | None = key(
+        None, "physical cores in a logical one, with trn2.48xlarge: 1 or 2; null: 2", least=1
+    )
 
 
 @dataclass
@@ -197,6 +207,9 @@ class Config:
     end: int | None = key(None, "the last block of scope=range")
     component: str | None = key(None, "one component alone, or a stage outside the blocks")
     tp_degree: int = key(1, "devices that each block is split over", least=1)
+    moe_ep_degree: int = key(
+        1, "groups of the tp_degree that each hold a part of the experts", least=1
+    )
     seq_len: int | None = key(
         None,
         "cut or pad prompts to so many tokens; random inputs' length",
@@ -222,6 +235,11 @@ class Config:
     reuse: bool = key(False, "take a finished run with the same fingerprint")
     resume: bool = key(False, "go on with an interrupted run of the same fingerprint")
 
+    @property
+    def moe_tp_degree(self) -> int:
+        """Devices that each expert is split over: tp_degree / moe_ep_degree."""
+        return self.tp_degree // self.moe_ep_degree
+
 
 def checked(composed: Any) -> Config:
     """Return a composed command as its schema, every number held against the bounds of its key.
@@ -231,6 +249,14 @@ def checked(composed: Any) -> Config:
     config = OmegaConf.to_object(composed)
     assert isinstance(config, Config), "the schema of a command is registered"
     check_numbers(config)
+    tp, ep = config.tp_degree, config.moe_ep_degree
+    if tp % ep:
+        least = -(-tp // ep) * ep
+        raise UserError(
+            f"moe_ep_degree={ep} does not divide tp_degree={tp}, and the experts' own degree "
+            "is the one over the other",
+            f"use moe_ep_degree={gcd(tp, ep)}, or tp_degree={least}.",
+        )
     return config
 
 

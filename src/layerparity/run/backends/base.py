@@ -30,7 +30,8 @@ class Abilities:
     every stage goes to one device, whatever device_map says. ``memory_known``: the free memory of
     its devices can be asked for, as of NVIDIA's. ``experts`` is the implementation of experts where
     none is asked for, ``libraries`` what it imports that takes seconds, and ``gpu_compiler`` the
-    package that compiled stages need on a GPU.
+    package that compiled stages need on a GPU. ``nxdi``: its devices are Neuron cores, over which
+    AWS's inference library lays a model; a plan pads and repeats as that library does.
     """
 
     kind: RunKind = RunKind.candidate
@@ -42,6 +43,7 @@ class Abilities:
     experts: str | None = None
     libraries: tuple[str, ...] = ()
     gpu_compiler: str = ""
+    nxdi: bool = False
 
 
 @dataclass

@@ -63,7 +63,12 @@ def affinity() -> Affinity:
 def abilities(settings: Settings) -> Abilities:
     """Return what XLA can do: it reads its flags and its number of devices once, as it starts."""
     return Abilities(
-        settings_once=True, one_device=True, experts="static", libraries=("torch_xla",)
+        settings_once=True,
+        one_device=True,
+        experts="static",
+        libraries=("torch_xla",),
+        # Who asks for the stand-in has this machine's XLA:CPU in mind, which splits evenly.
+        nxdi=RuntimeChoice(settings.runtime) is not RuntimeChoice.xla_cpu,
     )
 
 
