@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from layerparity.ground import registry
 from layerparity.run import open_port
+from layerparity.settings.config import RunKind
 
 if TYPE_CHECKING:
     from layerparity.machine.device import Affinity
@@ -28,10 +29,16 @@ def abilities(config: Config) -> Abilities:
     """Return what the backend says that it can do; nothing heavy is imported."""
     abilities: Abilities = registry.load(BACKENDS, config.backend.name).abilities(config.backend)
     if open_port.ranks_device(config):
-        from layerparity.run.backends._ranks import ABILITIES
-
-        # What its processes compute is deployed on the devices of the backend.
-        return replace(ABILITIES, nxdi=abilities.nxdi)
+        # Its processes are its own, and what it makes is judged.
+        return replace(
+            abilities,
+            kind=RunKind.candidate,
+            eager=False,
+            references=False,
+            settings_once=False,
+            libraries=(),
+            gpu_compiler="",
+        )
     return abilities
 
 
@@ -44,7 +51,7 @@ def build(config: Config) -> Backend:
     if device:
         from layerparity.run.backends._ranks import from_config
 
-        return from_config(config, device)
+        return from_config(config, device, mapped=open_port.maps_devices(config))
     backend: Backend = registry.load(BACKENDS, config.backend.name).build(config.backend, config)
     return backend
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.site import Site
+from layerparity.ground import registry
 from layerparity.ground.errors import UserError, nearest
 from layerparity.ground.files import text_digest
 from layerparity.run.ports.base import Assets, Observed, Port
@@ -124,7 +125,11 @@ def chosen_for(config: Config) -> dict[str, Any]:
     for a golden run that is split.
     """
     keys = keys_of(config.port)
-    if config.tp_degree == 1 or config.backend.name != "gpu" or keys["_target_"] != _WHOLE:
+    if config.tp_degree == 1 or keys["_target_"] != _WHOLE:
+        return keys
+    backend = registry.load("run.backends", config.backend.name)
+    # A backend that compiles shards in one process.
+    if not backend.abilities(config.backend).eager:
         return keys
     if config.kind is RunKind.golden:
         raise UserError(
@@ -140,6 +145,11 @@ def ranks_device(config: Config) -> str:
     target = chosen_for(config)["_target_"]
     where = getattr(_resolve(target), "where", None) if _is_ours(target) else None
     return "" if where is None else str(where(config))
+
+
+def maps_devices(config: Config) -> bool:
+    """Say whether the port that runs a configuration goes by ``device_map`` itself."""
+    return bool(getattr(_resolve(chosen_for(config)["_target_"]), "maps_devices", False))
 
 
 def is_ours(chosen: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from layerparity.machine.device import Placed, keep_torch_xla_out
 from layerparity.machine.max_memory import STREAM
-from layerparity.run.backends.base import Abilities, Backend
+from layerparity.run.backends.base import Backend
 
 if TYPE_CHECKING:
     import torch
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
     from layerparity.settings.config import Config
 
-# Its processes are its own, and what it makes is judged.
-ABILITIES = Abilities()
 
+def from_config(config: Config, device: str, *, mapped: bool) -> RanksBackend:
+    """Return the backend of a configuration; ``device`` is what the port computes on.
 
-def from_config(config: Config, device: str) -> RanksBackend:
-    """Return the backend of a configuration; ``device`` is what the port computes on."""
+    ``mapped`` says that the port goes by ``device_map``.
+    """
     keep_torch_xla_out()
     streams = config.device_map.strategy == STREAM
     return RanksBackend(
         name=config.backend.name,
-        unused=() if streams or config.backend.name == "gpu" else ("device_map",),
+        unused=() if streams or mapped else ("device_map",),
         streams=streams,
         again=config.generate.max_new_tokens > 1,
         device=device,

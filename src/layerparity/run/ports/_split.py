@@ -15,6 +15,7 @@ class SplitPort(RanksPort):
     """transformers' modules, split over ranks as transformers splits them."""
 
     side = "layerparity.run.ranks.hf.HfRank"
+    maps_devices = True
 
     @classmethod
     def check(cls, config: Config, num_layers: int, **keys: Any) -> None:
