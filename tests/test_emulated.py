@@ -349,9 +349,13 @@ def test_ranks_that_are_none_are_refused(keys: dict[str, Any], why: str) -> None
 
 
 def test_a_golden_is_not_split() -> None:
-    HfPort.check(Config(kind=RunKind.candidate, backend=Settings()), 3, emulate_tp=8)
+    candidate, golden = (
+        Config(kind=kind, backend=Settings(), port=HF)
+        for kind in (RunKind.candidate, RunKind.golden)
+    )
+    HfPort.check(candidate, 3, emulate_tp=8)
     with pytest.raises(UserError, match="add kind=candidate"):
-        HfPort.check(Config(kind=RunKind.golden, backend=Settings()), 3, emulate_tp=8)
+        HfPort.check(golden, 3, emulate_tp=8)
 
 
 def test_ranks_are_emulated_or_started(made: Made) -> None:
