@@ -214,8 +214,8 @@ CASES = {
 }
 
 
-# What is shown on stored tensors alone: tests/test_exact.py and tests/test_exact_ports.py have
-# their cases.
+# What is shown on stored tensors alone: tests/test_exact.py, tests/test_exact_ports.py and
+# tests/test_rank_faults.py have their cases.
 ON_TENSORS = {
     "attention_bias_dropped",
     "embedding_of_rank_0",
@@ -230,6 +230,7 @@ ON_TENSORS = {
     "layer_norm_for_rms_norm",
     "qk_norm_per_rank",
     "routing_weights_masked",
+    "weight_sliced_per_rank",
 }
 
 

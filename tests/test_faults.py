@@ -45,6 +45,7 @@ FP8_ALONE = {"fp8_scale_ignored", "fp8_scale_inverted", "fp8_scale_of_another_bl
 GPT_OSS_ALONE = {
     "attention_bias_dropped",
     "expert_biases_summed",
+    "o_proj_bias_per_rank",
     "rope_scaling_left_out",
     "sinks_missing_in_window",
     "swiglu_bias_dropped",

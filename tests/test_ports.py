@@ -163,7 +163,7 @@ def test_a_key_the_port_does_not_take(cli: Callable[..., Ended], own_port) -> No
     assert "It takes eps." in ended.err
     ended = cli(*CANDIDATE, "port.eps=1e-6")
     assert (ended.exit, "+port.eps=" in ended.err) == (2, True), ended.err
-    with pytest.raises(UserError, match=r"It takes replay\."):
+    with pytest.raises(UserError, match=r"It takes replay, emulate_tp, emulate_ep\."):
         open_port.build({"_target_": "layerparity.run.ports.hf.HfPort", "tiles": 1}, None)
 
 

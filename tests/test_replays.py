@@ -96,7 +96,16 @@ def case(shape: Shape, dtype: str, fault: Fault) -> Case:
         ("minimax_m2", "gate_up_swapped"),
         ("minimax_m2", "input_layernorm epsilon 0.1"),
         ("minimax_m2", "mlp.experts relu"),
-        ("gpt_oss", "gqa_layout 0"),
+        ("gpt_oss", "kv_heads_tiled"),
+        ("minimax_m2", "attention_not_reduced"),
+        ("minimax_m2", "o_proj of rank 1 of 2"),
+        ("minimax_m2", "o_proj of rank 3 of 4"),
+        ("minimax_m2", "experts_not_reduced"),
+        ("minimax_m2", "experts by number of rank 2 of 4"),
+        ("minimax_m2", "experts by width of rank 1 of 2"),
+        ("minimax_m2", "experts_of_next_rank"),
+        ("minimax_m2", "experts of rank 3 of 4"),
+        ("gemma2", "down_proj of rank 1 of 2"),
         ("gemma2", "scaling 1"),
     ],
 )
@@ -109,6 +118,27 @@ def test_a_planted_mistake_is_shown(
     assert cause.shown
     # It, and no other of some thirty that were planted: only what has the same numbers is like it.
     assert (cause.id, cause.alike, cause.sentence) == (fault.cause, (), fault.sentence)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["o_proj_bias_per_rank", "o_proj.bias of 8 ranks"])
+def test_what_says_more_than_a_shown_cause_comes_first(
+    runner: CorpusRunner, tmp_path: Path, name: str, dtype: str
+) -> None:
+    fault = found(SMALL["gpt_oss"], name)
+    first, second = runner.verdict(case(SMALL["gpt_oss"], dtype, fault), tmp_path / "run").causes
+    assert (first.id, first.sentence, first.shown) == (fault.cause, fault.sentence, True)
+    assert second.id == fault.refines == "offset"
+
+
+def test_another_constant_is_no_bias_of_each_rank(runner: CorpusRunner, tmp_path: Path) -> None:
+    def plant(block: Any, surgery: Surgery) -> None:
+        with torch.no_grad():
+            block.self_attn.o_proj.bias.add_(0.1)
+
+    fault = Fault("shifted", "", "self_attn.o_proj", "offset", plant=plant)
+    causes = runner.verdict(case(SMALL["gpt_oss"], "float32", fault), tmp_path / "run").causes
+    assert [each.id for each in causes] == ["offset"]
 
 
 def test_a_dump_is_held_against_them_as_well(runner: CorpusRunner, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from layerparity.judge.rows import by_token, has_tokens, real_tokens
 from layerparity.judge.sides import RunSet
 from layerparity.judge.values import values_at
 from layerparity.mistakes.block import CHOICES, WEIGHTS
-from layerparity.mistakes.catalogue import suspected
+from layerparity.mistakes.catalogue import catalogue, known_fault, suspected
 from layerparity.mistakes.cause import Evidence
 from layerparity.mistakes.fault import Fault
 from layerparity.mistakes.replayed import Replayed, Replays, Trial
@@ -123,17 +123,22 @@ def with_replays(
     """Return evidence with what came of planting known mistakes in the golden's guilty block.
 
     None is planted where weights explain the place (that they are reordered does not say how) or a
-    cause is shown already, where only decoding shows it, and where either side lacks the site.
-    ``sides`` are golden and candidate.
+    cause is shown already that no mistake refines, where only decoding shows it, and where either
+    side lacks the site. ``sides`` are golden and candidate.
     """
     judge, blamed = _judge_of(guilt, *sides, blocks), evidence.blamed
     explained = any(each.what != "reordered" for each in blamed)
-    if judge is None or explained or any(each.shown for each in suspected(evidence)):
+    if judge is None or explained:
         return evidence
+    known = {each.id for each in suspected(evidence) if each.shown}
 
     def asked(fault: Fault) -> bool:
         right = fault.by_weights and evidence.weights_compared and not blamed
-        return not right and overlap(fault.component, guilt.component)
+        told = not known or known == {fault.refines}
+        return told and not right and overlap(fault.component, guilt.component)
+
+    if known and not any(map(asked, map(known_fault, catalogue()))):
+        return evidence
 
     assert guilt.site is not None
     golden, candidate = (side.records[guilt.site] for side in sides)

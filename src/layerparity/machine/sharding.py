@@ -35,7 +35,8 @@ _WHOLE = (
 )
 _KNOWN = {*_COLUMNS, *_ROWS, _NUMBER, *_WHOLE}
 _KV = (".k_proj", ".v_proj")
-_WITHIN_MODEL = re.compile(r"(?:^|\.)(layers\.\d+(?:\..+)?)$")
+# Where in a path a block begins.
+WITHIN_MODEL = re.compile(r"(?:^|\.)(layers\.\d+(?:\..+)?)$")
 
 
 def check(config: Any, tp_degree: int) -> None:
@@ -96,7 +97,7 @@ def split_dimensions(plan: Mapping[str, str], path: str, module: nn.Module) -> d
 
     ``path`` is the module's path in the model, such as ``model.layers.3`` or ``layers.3.mlp``.
     """
-    inside = _WITHIN_MODEL.search(path)
+    inside = WITHIN_MODEL.search(path)
     if inside is None:
         return {}
     styles = {re.compile(key.replace(".", r"\.").replace("*", r"\d+")): plan[key] for key in plan}

@@ -125,7 +125,8 @@ class Fault:
     stage, may be on the meta device. ``plant(module, surgery)`` plants it in one whose weights are
     on the CPU. ``arguments`` returns what a faulty block is passed. ``never_loaded`` are the
     weights, by their path in the module, that keep what they were initialised with. ``says`` is
-    the mistake as a sentence says it of one block, where that is not the ``story``.
+    the mistake as a sentence says it of one block, where that is not the ``story``. ``refines`` is
+    a cause that stored tensors show of it, and that says less.
     """
 
     id: str
@@ -140,6 +141,7 @@ class Fault:
     never_loaded: tuple[str, ...] = ()
     stage: str = BLOCK
     says: str = ""
+    refines: str = ""
 
     @property
     def sentence(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import zip_longest
 
 from torch import nn
 
@@ -15,9 +16,13 @@ Tries = Callable[[nn.Module], Iterator[Fault]]
 
 
 def hypotheses(block: nn.Module) -> list[Fault]:
-    """Return the known faults, and what known bugs' files try beside them, on a block."""
+    """Return the known faults, and what known bugs' files try beside them, on a block.
+
+    The files take turns: where time runs out, each has had some of its own tried.
+    """
     tries: list[Tries] = [
         registry.load(KNOWN, name).TRIES for name in registry.holding(KNOWN, "TRIES")
     ]
     known = (fault for fault in map(known_fault, catalogue()) if fault.stage == BLOCK)
-    return [*known, *(each for make in tries for each in make(block))]
+    turns = zip_longest(*(make(block) for make in tries))
+    return [*known, *(each for turn in turns for each in turn if each is not None)]

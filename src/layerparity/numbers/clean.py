@@ -57,7 +57,8 @@ class Way:
     """One clean computation: implementations, order of sums, input noise, or a wider type.
 
     None leaves what the run itself uses. ``by_row`` is the product of rows that are apart, where
-    it is not the ``product`` itself.
+    it is not the ``product`` itself. ``ranks`` are those of tensor parallelism that a port emulates
+    which computes this way: what they share is the model's to say.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Way:
     perturbs: bool = False
     wide: torch.dtype | None = None
     by_row: Product | None = None
+    ranks: int | None = None
 
     @contextmanager
     def around(self, config: Any, apart: bool = False) -> Iterator[None]:
@@ -110,6 +112,9 @@ OTHERS = (
     Way("wide accumulation", product=accumulated, experts="eager"),
     Way("batched experts", experts="batched_mm"),
     Way("eager attention", attention="eager"),
+    Way("tp 2", ranks=2),
+    Way("tp 8", ranks=8),
+    Way("tp 64", ranks=64),
 )
 
 

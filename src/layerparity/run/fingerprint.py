@@ -14,6 +14,7 @@ from layerparity.machine import neuron
 from layerparity.record.manifest import ModelPrint
 from layerparity.run import open_port
 from layerparity.run.inputs._replay import replays
+from layerparity.run.ports import _emulated
 from layerparity.settings.config import Config, RunKind
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ def numerics_elsewhere(config: Config) -> dict[str, str]:
     """Return those settings of a run that are none of its backend's."""
     replayed = {"replay": "golden"} if replays(config) else {}
     replayed |= {"forced": "golden"} if config.generate.forced else {}
-    return {"max_new_tokens": str(config.generate.max_new_tokens), **replayed}
+    steps = {"max_new_tokens": str(config.generate.max_new_tokens)}
+    return {**steps, **replayed, **_emulated.numerics(config)}
 
 
 def fingerprint_of(prepared: Prepared) -> str:

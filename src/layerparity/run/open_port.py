@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _OURS = "layerparity."
 # transformers' modules in one process, and split over several.
 _WHOLE, _SPLIT = "layerparity.run.ports.hf.HfPort", "layerparity.run.ports._split.SplitPort"
+# What makes one process compute as several ranks do.
+_RANKS = ("emulate_tp", "emulate_ep")
 _EXAMPLE = "port._target_=their.module.Port"
 
 
@@ -38,7 +40,8 @@ def keys_of(chosen: Any) -> dict[str, Any]:
     if keys.get("replay") is False and not _is_ours(keys["_target_"]):
         # conf/port/hf.yaml's own, which a user's port is chosen over.
         del keys["replay"]
-    return keys
+    # Without ranks a port is what it was before it had them: to its user, and to its runs.
+    return {k: value for k, value in keys.items() if k not in _RANKS or value is not None}
 
 
 def label(chosen: Any) -> str:
@@ -130,6 +133,9 @@ def chosen_for(config: Config) -> dict[str, Any]:
     backend = registry.load("run.backends", config.backend.name)
     # A backend that compiles shards in one process.
     if not backend.abilities(config.backend).eager:
+        return keys
+    if not keys.keys().isdisjoint(_RANKS):
+        # Both at once is refused there.
         return keys
     if config.kind is RunKind.golden:
         raise UserError(

@@ -13,11 +13,11 @@ from layerparity.mistakes.kernels import core_of
 from layerparity.mistakes.mutations.cores import (
     Attend,
     attend_with,
-    grouped_in_turn,
     next_group,
     shares_keys,
     two_groups_swapped,
 )
+from layerparity.mistakes.ranks import tiled_over, tilings
 from layerparity.mistakes.shape import outliers
 
 _TEXT = "query heads attend to the wrong key and value head: the GQA layout is another"
@@ -42,7 +42,9 @@ class GqaLayout:
             f"heads 0 to {len(reads) - 1} read groups {', '.join(map(str, reads))} to rounding, "
             f"where they should read {', '.join(map(str, core.usual))}",
         ]
-        return Cause("gqa_layout", 0.95, _TEXT, reasons, grade=SHOWN)
+        over = tilings(len(reads), core.key.shape[1]).get(tuple(reads))
+        text = _TEXT if over is None else tiled_over(over)
+        return Cause("gqa_layout", 0.95, text, reasons, grade=SHOWN)
 
 
 def _by_slopes(evidence: Evidence) -> Cause | None:
@@ -69,9 +71,6 @@ RULE = GqaLayout()
 
 # Layouts that ports have had, tried on cores whose numbers are not worked out here.
 _LAYOUTS = {
-    "query heads read the groups of keys and values in turn (the model's read them in runs)": (
-        grouped_in_turn
-    ),
     "each query head reads the next group's keys and values": next_group,
     "the first two groups of keys and values stand in each other's place": two_groups_swapped,
 }

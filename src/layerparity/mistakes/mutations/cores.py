@@ -107,7 +107,7 @@ def _has_sinks(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
     return lacking(block, "self_attn.sinks")
 
 
-def _regrouped(order: Callable[[int, int], list[int]]) -> Callable[[Attend], Attend]:
+def regrouped(order: Callable[[int, int], list[int]]) -> Callable[[Attend], Attend]:
     """Let query head h read the keys and values ``order(heads, groups)[h]``."""
 
     def around(usual: Attend) -> Attend:
@@ -125,11 +125,11 @@ def _regrouped(order: Callable[[int, int], list[int]]) -> Callable[[Attend], Att
     return around
 
 
-grouped_in_turn = _regrouped(lambda heads, groups: [h % groups for h in range(heads)])
-next_group = _regrouped(
+grouped_in_turn = regrouped(lambda heads, groups: [h % groups for h in range(heads)])
+next_group = regrouped(
     lambda heads, groups: [(h // (heads // groups) + 1) % groups for h in range(heads)]
 )
-two_groups_swapped = _regrouped(
+two_groups_swapped = regrouped(
     lambda heads, groups: [
         {0: 1, 1: 0}.get(h // (heads // groups), h // (heads // groups)) for h in range(heads)
     ]

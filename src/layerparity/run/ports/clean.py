@@ -32,12 +32,12 @@ class CleanPort(HfPort):
 
         if not open_backend.abilities(assets.config).eager:
             raise UserError("port=clean computes eagerly: use backend=gpu device_map=cpu.")
-        super().__init__(assets, replay)
         known = {way.name: way for way in OTHERS}
         if name not in known:
             hint = nearest(name or "", known)
             raise UserError(f"port=clean wants port.name=NAME.{hint} Known: {', '.join(known)}.")
         self.way = known[name]
+        super().__init__(assets, replay, self.way.ranks)
 
     def begin(self, call: Call) -> None:
         """Prepare a pass as the way's implementations want it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.family import ATTENDED, CHOSEN_TOKENS, HIDDEN, ROUTED, Tap
@@ -13,6 +14,7 @@ from layerparity.ground.profile import Spent
 from layerparity.model.architecture import read_config
 from layerparity.model.layer_classes import classes_of
 from layerparity.model.skeleton import Skeleton
+from layerparity.run.ports import _emulated
 from layerparity.run.ports._canonical import (
     FED,
     REPLAYED,
@@ -26,7 +28,7 @@ from layerparity.run.ports._canonical import (
 )
 from layerparity.run.ports.base import Assets, Call, Observed, Port
 from layerparity.run.static_cache import HfCache
-from layerparity.settings.config import DType, FeedMode
+from layerparity.settings.config import Config, DType, FeedMode
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from layerparity.model.tensor_hashes import TensorHashes
     from layerparity.record.manifest import WeightPrint
     from layerparity.run.dataflow import Anatomised
+    from layerparity.run.ports._by_rank import Ranks
     from layerparity.run.ports._observe import ObservedStage
 
 
@@ -49,9 +52,22 @@ class HfPort(Port):
     """transformers' modules, on a skeleton that is filled one stage at a time.
 
     With ``replay`` every router chooses what the golden's did, where the pass says what that was.
+    With ``emulate_tp`` a stage is computed as so many tensor-parallel ranks would, of which
+    ``emulate_ep`` groups share the experts by number.
     """
 
-    def __init__(self, assets: Assets, replay: bool = False) -> None:
+    @classmethod
+    def check(cls, config: Config, num_layers: int, **keys: Any) -> None:
+        """Refuse ranks that cannot be emulated, whatever the model. Raises UserError."""
+        _emulated.check(config, keys)
+
+    def __init__(
+        self,
+        assets: Assets,
+        replay: bool = False,
+        emulate_tp: int | None = None,
+        emulate_ep: int | None = None,
+    ) -> None:
         import torch
 
         if not isinstance(replay, bool):
@@ -70,6 +86,11 @@ class HfPort(Port):
             experts,
             assets.family.float32_patterns,
         )
+        self.ranks: Ranks | None = None
+        if emulate_tp is not None:
+            from layerparity.run.ports._by_rank import Ranks
+
+            self.ranks = Ranks(self.skeleton.config, emulate_tp, emulate_ep or 1)
         self._stages: dict[str, Any] = {}
         self._filled: dict[str, dict[str, TensorHashes]] = {}
         self._taps: dict[str, list[tuple[str, Tap]]] = {}
@@ -189,7 +210,7 @@ class HfPort(Port):
         if isinstance(runnable, torch.nn.Module):
             runnable = self._stages[stage] = backend.compile(runnable, (sent, arguments))
         try:
-            with torch.no_grad():
+            with torch.no_grad(), self._as_ranks(stage):
                 output, seen = runnable(sent, arguments)
         except torch.OutOfMemoryError as error:
             raise UserError(
@@ -204,6 +225,12 @@ class HfPort(Port):
                 "can be replayed: use port.replay=false."
             )
         return self._canonical(stage, output, fetched)
+
+    def _as_ranks(self, stage: str) -> AbstractContextManager[None]:
+        """Return a block in which a stage computes as the ranks do that are emulated."""
+        if self.ranks is None:
+            return nullcontext()
+        return self.ranks.around(self.skeleton.module(stage), self.skeleton.path(stage))
 
     def _observed(self, stage: str, module: nn.Module) -> ObservedStage:
         from layerparity.run.ports._observe import ObservedStage
