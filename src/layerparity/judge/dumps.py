@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from layerparity.anatomy.site import Kind, Site
 from layerparity.ground.errors import UserError
-from layerparity.record.dump_files import Dumped, DumpFiles, find_tensors
+from layerparity.record.dump_files import Dumped, DumpFiles
 from layerparity.record.findings import Caution, CautionKind
 from layerparity.record.manifest import Manifest, ModelPrint, Record, SitePatterns
-from layerparity.record.name_map import find_map, match, read_map
+from layerparity.record.name_map import open_named
 from layerparity.record.source import Source
 from layerparity.record.stored_run import StoredRun
 
@@ -94,13 +94,10 @@ def open_dump(run: StoredRun) -> DumpSource:
     The map is ``run.names``, or names.json, names.yaml or names.yml in the folder. Raises UserError
     where it, or a tensor it names, cannot be used.
     """
-    folder = Path(run.folder)
-    path = find_map(folder, run.names)
-    tensors = find_tensors(folder)
-    source = DumpSource(run, match(read_map(path), tensors, path))
-    used = {id(tensor) for tensor in source._tensors.values()}
-    ignored = [tensor.names[0] for tensor in tensors if id(tensor) not in used]
-    if ignored:
-        values = {"file": path.name, "run": run.name, "count": len(ignored), "example": ignored[0]}
+    named = open_named(Path(run.folder), run.names)
+    source = DumpSource(run, named.sites)
+    if named.ignored:
+        values = {"count": len(named.ignored), "example": named.ignored[0]}
+        values |= {"file": named.map.name, "run": run.name}
         source.cautions = (Caution(CautionKind.UNNAMED_TENSORS, values=values),)
     return source

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -177,7 +177,7 @@ def _flat(name: str, held: object) -> Iterator[tuple[str, torch.Tensor]]:
 
     if isinstance(held, torch.Tensor):
         yield name, held.detach()
-    pairs = held.items() if isinstance(held, Mapping) else ()
+    pairs: Iterable[tuple[object, object]] = held.items() if isinstance(held, Mapping) else ()
     if isinstance(held, list | tuple):
         pairs = enumerate(held)
     for key, value in pairs:

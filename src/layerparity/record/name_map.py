@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from layerparity.anatomy.site import EMBEDDING, Site
 from layerparity.ground.errors import UserError, nearest
 from layerparity.ground.parse import parse_json, parse_yaml
-from layerparity.record.dump_files import Dumped
+from layerparity.record.dump_files import Dumped, find_tensors
 from layerparity.record.folder import MANIFEST
 
 FILES = ("names.json", "names.yaml", "names.yml")
@@ -17,6 +18,27 @@ EXAMPLE = '{"layer_{n}_output": "layers.{n}:out", "logits": "lm_head:out"}'
 # What the tokens that a model was fed are called elsewhere.
 ALSO_CALLED = {"input_ids": Site(EMBEDDING, "in")}
 _PLACE = re.compile(r"\\\{(\w+)\\\}")
+
+
+@dataclass(frozen=True)
+class NamedTensors:
+    """A dump's tensors by site, the map that says so, and the tensors that it does not name."""
+
+    sites: Mapping[Site, Dumped]
+    map: Path
+    ignored: Sequence[str]
+
+
+def open_named(folder: Path, names: Path | None) -> NamedTensors:
+    """Return a dump's tensors by site; its map is ``names``, or names.json (.yaml) in its folder.
+
+    Raises UserError where the map, or a tensor it names, cannot be used.
+    """
+    path = find_map(folder, names)
+    tensors = find_tensors(folder)
+    sites = match(read_map(path), tensors, path)
+    used = {id(tensor) for tensor in sites.values()}
+    return NamedTensors(sites, path, [t.names[0] for t in tensors if id(t) not in used])
 
 
 def find_map(folder: Path, given: Path | None) -> Path:
