@@ -27,13 +27,12 @@ def run(config: Config) -> Exit:
     folder = Path(config.job.folder).expanduser().absolute()
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}", "give the folder of the tensors.")
-    from layerparity.run import elsewhere, imported
+    from layerparity.run import imported
     from layerparity.tracking.links import say_link
     from layerparity.tracking.store import open_store
 
     names = Path(config.job.names).expanduser().absolute() if config.job.names else None
-    recorded = elsewhere.of_folder(folder, names)
-    run = imported.keep(recorded, config, open_store(config.tracking), again=config.reuse)
+    run = imported.keep(folder, names, config, open_store(config.tracking), again=config.reuse)
     say_link(run, config.tracking)
     console.say(f"judge it: python run.py job=compare job.own_inputs=true candidate={run.id[:8]}")
     return Exit.OK

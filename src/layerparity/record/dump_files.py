@@ -205,8 +205,11 @@ def _archive(path: Path) -> list[zipfile.ZipInfo]:
 
 
 def _refuse_large(path: Path, size: int) -> None:
-    """Raise UserError where so many bytes are more than this process can take."""
-    free = free_host_memory()
+    """Raise UserError where so many bytes are more than this process can take.
+
+    As many as the file itself has are mapped.
+    """
+    free = free_host_memory() if size > path.stat().st_size else size
     if size > free:
         raise UserError(
             f"{path} claims to unpack to {bytes_text(size)}, and {bytes_text(free)} of memory are "

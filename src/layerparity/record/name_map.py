@@ -48,7 +48,8 @@ def find_map(folder: Path, given: Path | None) -> Path:
     if path is None:
         raise UserError(
             f"{folder} has neither {MANIFEST}, which a finished run has, nor {FILES[0]}, which "
-            f"says what a dump's tensors are. Write one such as {EXAMPLE}"
+            f"says what a dump's tensors are. Write one such as {EXAMPLE}; what a compiled "
+            "NxDI model captured is kept as a run by job=capture."
         )
     if not path.is_file():
         raise UserError(f"There is no name map {path}. Write one such as {EXAMPLE}")
@@ -91,7 +92,7 @@ def match(names: Mapping[str, str], tensors: Sequence[Dumped], path: Path) -> di
             known = [known for tensor in tensors for known in tensor.names]
             raise UserError(f"{path}: no tensor is named '{name}'.{nearest(name, known)}")
         for tensor, numbers in hits:
-            site = _site(text, numbers, path)
+            site = site_of(text, numbers, path)
             if stands.setdefault(site, tensor) is not tensor:
                 raise UserError(
                     f"{path}: both {stands[site].names[0]} and {tensor.names[0]} claim {site}. "
@@ -117,12 +118,12 @@ def _hits(
     """Return the tensors that a name means, each with the numbers that ``{n}`` and the like are."""
     if "{" not in name:
         return [(tensor, {}) for tensor in by_end.get(name, [])]
-    fits = _pattern(name).fullmatch
+    fits = pattern_of(name).fullmatch
     matches = [(each, next(filter(None, map(fits, each.names)), None)) for each in tensors]
     return [(tensor, match.groupdict()) for tensor, match in matches if match is not None]
 
 
-def _pattern(name: str) -> re.Pattern[str]:
+def pattern_of(name: str) -> re.Pattern[str]:
     """Return what the tensors that a name means are called; ``{n}`` is one number throughout."""
     seen: set[str] = set()
 
@@ -134,7 +135,7 @@ def _pattern(name: str) -> re.Pattern[str]:
     return re.compile(rf"(?:.*/)?{_PLACE.sub(group, re.escape(name))}", re.ASCII)
 
 
-def _site(text: str, numbers: Mapping[str, str], path: Path) -> Site:
+def site_of(text: str, numbers: Mapping[str, str], path: Path) -> Site:
     """Return a map's site with the numbers that a tensor's name holds for ``{n}`` and the like."""
     filled = text
     for place, number in numbers.items():

@@ -15,6 +15,7 @@ from layerparity.ground import registry
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import text_digest
 from layerparity.record.dump_files import Dumped, DumpFiles
+from layerparity.record.findings import RankFinding
 from layerparity.record.name_map import open_named
 from layerparity.run import needs
 from layerparity.run.dump_layout import DumpLayout, spec_of
@@ -52,6 +53,7 @@ class Recorded:
     sequences: int = 0
     on_the_right: bool = False
     notes: Sequence[str] = ()
+    findings: tuple[RankFinding, ...] = ()
 
 
 class _DumpTensors(Mapping[Site, "torch.Tensor"]):
@@ -85,11 +87,6 @@ def of_dump(folder: Path, names: Path | None) -> Recorded:
         text_digest("\n".join([*stamps, *sorted(places)])),
         notes=notes if left else [],
     )
-
-
-def of_folder(folder: Path, names: Path | None) -> Recorded:
-    """Return what a folder of any known form holds, by a name map where it has one."""
-    return of_dump(folder, names)
 
 
 def stamp(path: Path) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from layerparity import __version__
@@ -23,6 +24,7 @@ from layerparity.record.manifest import Feed, Manifest, Record, SitePatterns
 from layerparity.record.recorder import Recorder
 from layerparity.record.stored_run import MANIFEST_TAG, StoredRun
 from layerparity.run import needs, reuse, typed_keys, write
+from layerparity.run.captures import is_capture
 from layerparity.run.dump_layout import DumpLayout, chained, packed, spec_of
 from layerparity.run.elsewhere import (
     CHOSEN,
@@ -31,12 +33,14 @@ from layerparity.run.elsewhere import (
     StepTokens,
     decode_steps,
     fed,
+    of_dump,
     tokens_of_steps,
     whole,
 )
 from layerparity.run.fingerprint import model_print
 from layerparity.run.inputs.base import Inputs
 from layerparity.run.prepare import RunPlan, plan_run
+from layerparity.run.rank_captures import of_captures
 from layerparity.settings.config import Config, DType, FeedMode, RunKind, ScopeKind
 
 if TYPE_CHECKING:
@@ -48,13 +52,18 @@ if TYPE_CHECKING:
 _LOOKED_AT = 3
 
 
-def keep(recorded: Recorded, config: Config, store: Store, again: bool = False) -> StoredRun:
-    """Keep what was recorded as a candidate run of the command's model, and return the run.
+def keep(
+    folder: Path, names: Path | None, config: Config, store: Store, again: bool = False
+) -> StoredRun:
+    """Keep a folder of tensors as a candidate run of the command's model, and return the run.
 
-    With ``again`` a run that holds the very same is taken. Raises UserError where nothing says what
-    the model was fed, and where no tensor fits the model.
+    It holds what a compiled NxDI model captured, or is a dump; ``names`` is its name map. With
+    ``again`` a run that holds the very same is taken. Raises UserError where nothing says what the
+    model was fed, and where no tensor fits the model.
     """
     plan = plan_run(replace(config, kind=RunKind.candidate))
+    captured = is_capture(folder)
+    recorded = of_captures(folder, names, plan, store) if captured else of_dump(folder, names)
     _refuse_strange(recorded, plan)
     steps = decode_steps(recorded)
     inputs = fed(recorded, plan, steps)
@@ -80,6 +89,8 @@ def keep(recorded: Recorded, config: Config, store: Store, again: bool = False) 
         files.write_inputs(inputs.tensors())
         if inputs.texts:
             files.write_prompts(inputs.texts)
+        if recorded.findings:
+            files.write_rank_findings(recorded.findings)
         files.write_effective_weights({stage: {} for stage in manifest.stages})
         files.write_config(write.params(plan.config))
         active.set_tags({MANIFEST_TAG: files.write_manifest(manifest)})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from layerparity.ground.errors import UserError
 from layerparity.record.folder import CONFIG
-from layerparity.run import elsewhere, imported, open_backend, steps
+from layerparity.run import imported, open_backend, steps
 from layerparity.run.goldens import LATEST
 from layerparity.settings.command_keys import settings_of
 from layerparity.settings.config import Config, RunKind
@@ -45,7 +45,7 @@ def _kept(run: StoredRun, config: Config, store: Store) -> StoredRun:
     if run.id or run.files.is_run:
         return run
     names = Path(config.job.candidate_names).absolute() if config.job.candidate_names else None
-    return imported.keep(elsewhere.of_folder(run.folder, names), config, store, again=True)
+    return imported.keep(run.folder, names, config, store, again=True)
 
 
 def _golden_of(run: StoredRun, config: Config, store: Store) -> StoredRun:
