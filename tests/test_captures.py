@@ -14,7 +14,6 @@ from chained_dump import PROMPT
 from conftest import Ended
 
 from layerparity.ground.errors import UserError
-from layerparity.record.findings import CautionKind
 from layerparity.record.verdict import Outcome, Verdict
 from layerparity.run.captures import read_captures
 from layerparity.settings.tracking import TrackingConfig
@@ -49,11 +48,6 @@ def judged(cli: Cli, store: Path, fed: tuple[str, ...]) -> Judge:
     return judge
 
 
-def of_ranks(verdict: Verdict) -> set[CautionKind]:
-    kinds = {each.kind for each in verdict.cautions}
-    return kinds & {CautionKind.RANKS_DISAGREE, CautionKind.NOT_REDUCED}
-
-
 def failing(verdict: Verdict) -> set[str]:
     return {str(row.site) for row in verdict.rows if row.outcome is Outcome.FAIL}
 
@@ -65,7 +59,6 @@ def test_a_clean_capture_passes_in_the_prefill_and_in_each_step(
     verdict = judged(capture(tmp_path / "capture", steps=1))
     assert failing(verdict) == set()
     assert verdict.outcome is Outcome.PASS, verdict.where
-    assert of_ranks(verdict) == set()
     passed = {row.site.local for row in verdict.rows if row.outcome is Outcome.PASS}
     assert passed >= {":out", "self_attn.k_norm:out", "self_attn.v_proj:out", "mlp.experts:out"}
     steps = {row.site.pass_step for row in verdict.rows if row.outcome is Outcome.PASS}
@@ -75,24 +68,21 @@ def test_a_clean_capture_passes_in_the_prefill_and_in_each_step(
 
 
 @pytest.mark.parametrize(
-    ("fault", "tp", "where", "found"),
+    ("fault", "tp", "where", "ranks"),
     [
-        ("norm per rank", 2, "layers.2.self_attn.q_norm", set()),
-        ("experts of another rank", 4, "layers.2.mlp", set()),
-        ("no reduction", 4, "layers.2.self_attn", {CautionKind.RANKS_DISAGREE}),
+        ("norm per rank", 2, "layers.2.self_attn.q_norm", ()),
+        ("experts of another rank", 4, "layers.2.mlp", ()),
+        ("no reduction", 4, "layers.2.self_attn:out", (1, 2, 3)),
     ],
 )
 def test_a_fault_of_one_layer_is_named(
-    judged: Judge, tmp_path: Path, fault: str, tp: int, where: str, found: set[CautionKind]
+    judged: Judge, tmp_path: Path, fault: str, tp: int, where: str, ranks: tuple[int, ...]
 ) -> None:
     verdict = judged(capture(tmp_path / "capture", tp, steps=0, fault=fault))
     assert verdict.where.startswith(where)
     assert not {site for site in failing(verdict) if site.startswith(("layers.0", "layers.1"))}
-    assert of_ranks(verdict) == found
-    if found:
-        (caution,) = [each for each in verdict.cautions if each.kind in found]
-        assert caution.values["ranks"] == "1, 2, 3"
-        assert str(caution.values["site"]).startswith("layers.2")
+    assert verdict.guilty is not None
+    assert (verdict.guilty.ranks, verdict.guilty.degree) == (ranks, tp)
 
 
 def test_a_golden_of_the_same_tokens_tells_that_no_rank_holds_the_sum(
@@ -103,8 +93,9 @@ def test_a_golden_of_the_same_tokens_tells_that_no_rank_holds_the_sum(
     folder = capture(tmp_path / "capture", steps=0, fault="no reduction", layers=())
     verdict = judged(folder, "golden=same-tokens")
     assert verdict.where == "layers.0.self_attn:out"
-    (lost,) = (each for each in verdict.cautions if each.kind is CautionKind.NOT_REDUCED)
-    assert lost.values["site"] == "layers.0.self_attn:out"
+    kept = open_store(TrackingConfig(folder=str(store))).find("captured")[0]
+    noted = (kept.folder / "warnings.txt").read_text(encoding="utf-8")
+    assert "at layers.0.self_attn:out adds up to the golden's, and none holds the sum" in noted
 
 
 def test_a_capture_of_one_rank_and_a_name_map(judged: Judge, tmp_path: Path) -> None:

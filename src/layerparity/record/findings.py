@@ -105,8 +105,6 @@ class CautionKind(StrEnum):
     UNCHANGED_STEP = "unchanged_step"
     NOISIER = "noisier"
     OWN_VALUES = "own_values"
-    RANKS_DISAGREE = "ranks_disagree"
-    NOT_REDUCED = "not_reduced"
 
 
 # The names of the values that each kind has. ``file`` is a name map, ``text`` what a file's reader
@@ -126,8 +124,6 @@ CAUTION_VALUES = {
     CautionKind.UNCHANGED_STEP: {"count", "site", "other"},
     CautionKind.NOISIER: {"site", "blocks", "times"},
     CautionKind.OWN_VALUES: set(),
-    CautionKind.RANKS_DISAGREE: {"site", "count", "ranks"},
-    CautionKind.NOT_REDUCED: {"site", "count"},
 }
 
 
@@ -145,19 +141,6 @@ class Caution:
 
     def __post_init__(self) -> None:
         check_values(self.kind, self.values, CAUTION_VALUES[self.kind])
-
-
-@dataclass(frozen=True)
-class RankFinding:
-    """What should be one tensor on all ranks, and is not, at a site of a run that ranks recorded.
-
-    ``ranks`` are those that differ from the first that should hold the same, by their relative L2
-    distance. Where it is ``summed`` nowhere, the terms of a sum stand in place of it.
-    """
-
-    site: str
-    ranks: dict[int, float]
-    summed: bool = True
 
 
 def check_values(kind: StrEnum, values: Mapping[str, Any], names: set[str]) -> None:

@@ -31,7 +31,6 @@ from layerparity.ground.files import (
 from layerparity.ground.parse import parse_json, parse_yaml
 from layerparity.ground.profile import RunProfile
 from layerparity.ground.secrets import redacted
-from layerparity.record.findings import RankFinding
 from layerparity.record.manifest import (
     OLDEST,
     OWN_KEYS,
@@ -55,7 +54,6 @@ EFFECTIVE_WEIGHTS = "effective_weights.json"
 PROFILE = "profile.json"
 NEW_TEXTS = "generated.json"
 WARNINGS = "warnings.txt"
-RANKS = "ranks.json"
 _TENSORS = "tensors"
 _REFERENCES = "reference"
 REFERENCE_INDEX = f"{_REFERENCES}/index.json"
@@ -222,15 +220,6 @@ class RunFolder:
         """Return the prompts with what the run generated after each; empty where it has none."""
         pairs: list[dict[str, str]] | None = self._read_json(NEW_TEXTS, list[dict[str, str]])
         return [f"{pair.get('prompt', '')}|{pair.get('generated', '')}" for pair in pairs or ()]
-
-    def write_rank_findings(self, findings: Sequence[RankFinding]) -> None:
-        """Write where ranks that should hold one tensor do not."""
-        self.write_text(RANKS, json.dumps([asdict(each) for each in findings], indent=1))
-
-    def read_rank_findings(self) -> list[RankFinding]:
-        """Return where ranks that should hold one tensor do not; empty where the run has none."""
-        findings: list[RankFinding] | None = self._read_json(RANKS, list[RankFinding])
-        return findings or []
 
     def write_warnings(self, lines: Sequence[str]) -> None:
         """Write what the backend warned of, for people to read."""

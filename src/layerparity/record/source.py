@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.site import overlap
-from layerparity.record.findings import Caution, CautionKind, RankFinding
+from layerparity.record.findings import Caution
 from layerparity.record.folder import EffectiveWeights, RunFolder, UsedWeights
 from layerparity.record.manifest import Manifest, Record
 from layerparity.record.stored_run import MANIFEST_TAG, StoredRun
@@ -82,7 +81,6 @@ class RunSource(Source):
         # From a server all of it is fetched: a comparison reads nearly every file.
         self.folder = RunFolder(run.folder)
         self.manifest = self.folder.read_manifest(run.tags.get(MANIFEST_TAG))
-        self.cautions = tuple(_of_ranks(self.folder.read_rank_findings()))
 
     def load(self, record: Record) -> torch.Tensor:
         """Return a record's tensor, mapped from its file, its bytes checked; see `Source.load`."""
@@ -115,13 +113,3 @@ class RunSource(Source):
     def mask(self) -> torch.Tensor | None:
         """Return the attention mask that the run was fed, as bool [batch, token]."""
         return self.folder.read_mask()
-
-
-def _of_ranks(findings: Sequence[RankFinding]) -> Iterator[Caution]:
-    """Yield what a reader should know of ranks that should hold one tensor, and do not."""
-    for kind, summed in ((CautionKind.NOT_REDUCED, False), (CautionKind.RANKS_DISAGREE, True)):
-        own = [each for each in findings if each.summed is summed]
-        if own:
-            values = {"site": own[0].site, "count": len(own)}
-            ranks = ", ".join(map(str, own[0].ranks))
-            yield Caution(kind, values={**values, "ranks": ranks} if summed else values)

@@ -40,10 +40,6 @@ _CAUTIONS = {
     CautionKind.NOISIER: "The candidate is noisier than the golden: at {site} its error against "
     "the reference is at least {times} times the golden's in all {blocks} blocks. Sums in several "
     "parts do that, and so does a narrower type.",
-    CautionKind.RANKS_DISAGREE: "The {side}'s ranks should hold one tensor at {site}, and rank "
-    "{ranks} holds another than the first ({count} such sites): the first rank's is judged.",
-    CautionKind.NOT_REDUCED: "What the {side}'s ranks hold at {site} adds up to the golden's, and "
-    "none holds the sum ({count} such sites): a reduction is missing. The first rank's is judged.",
     CautionKind.OWN_VALUES: "Every site is judged on the {side}'s own values: the golden computed "
     "it from what the {side} recorded directly before it, so that what fails goes wrong there.",
 }

@@ -15,8 +15,8 @@ from layerparity.ground import registry
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import text_digest
 from layerparity.record.dump_files import Dumped, DumpFiles
-from layerparity.record.findings import RankFinding
 from layerparity.record.name_map import open_named
+from layerparity.record.ranks import RankRecord
 from layerparity.run import needs
 from layerparity.run.dump_layout import DumpLayout, spec_of
 from layerparity.run.inputs import prompt
@@ -53,7 +53,7 @@ class Recorded:
     sequences: int = 0
     on_the_right: bool = False
     notes: Sequence[str] = ()
-    findings: tuple[RankFinding, ...] = ()
+    ranks: RankRecord = field(default_factory=RankRecord)
 
 
 class _DumpTensors(Mapping[Site, "torch.Tensor"]):

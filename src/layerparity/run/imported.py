@@ -89,8 +89,8 @@ def keep(
         files.write_inputs(inputs.tensors())
         if inputs.texts:
             files.write_prompts(inputs.texts)
-        if recorded.findings:
-            files.write_rank_findings(recorded.findings)
+        if recorded.notes:
+            files.write_warnings(recorded.notes)
         files.write_effective_weights({stage: {} for stage in manifest.stages})
         files.write_config(write.params(plan.config))
         active.set_tags({MANIFEST_TAG: files.write_manifest(manifest)})
@@ -240,6 +240,7 @@ def _manifest(
         records=records,
         layer_classes=classes,
         layer_experts=experts,
+        ranks=recorded.ranks,
     )
 
 

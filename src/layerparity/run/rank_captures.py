@@ -20,7 +20,7 @@ from layerparity.numbers.rank_parts import (
     sums_up,
 )
 from layerparity.record.dump_files import read_pt
-from layerparity.record.findings import RankFinding
+from layerparity.record.ranks import Disagreement, RankRecord, Sharding
 from layerparity.run.captures import Captures, read_captures
 from layerparity.run.dump_layout import DumpLayout, spec_of
 from layerparity.run.elsewhere import LOGITS, Recorded, fed, stamp
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from layerparity.run.prepare import RunPlan
     from layerparity.tracking.store import Store
 
+_MENTIONED = 3
 _REPLICATED = Split(PartKind.REPLICATED)
 
 
@@ -64,7 +65,14 @@ def of_captures(folder: Path, names: Path | None, plan: RunPlan, store: Store) -
             inputs.attention_mask, merged.sizes.head_dim, recorded.sequences, on_the_right=True
         )
         merged.tell_terms(_Golden(plan, store, inputs, layout))
-    return replace(recorded, findings=tuple(merged.findings), skipped=merged.skipped)
+    unsummed = [
+        f"what the ranks hold at {site} adds up to the golden's, and none holds the sum: a "
+        "reduction is missing"
+        for site in merged.unsummed
+    ]
+    return replace(
+        recorded, ranks=merged.record(plan), notes=[*recorded.notes, *unsummed[:_MENTIONED]]
+    )
 
 
 def _notes(captures: Captures) -> list[str]:
@@ -97,14 +105,16 @@ def _sequences(tensors: Mapping[Site, torch.Tensor]) -> int:
 class _Merged(Mapping[Site, "torch.Tensor"]):
     """Captured tensors by site, whole, of their own dtype; read when one is asked for.
 
-    ``findings`` say where ranks should hold one tensor and do not, ``skipped`` why a site is left
+    ``apart`` says where ranks should hold one tensor and do not, by sites of the prefill,
+    ``unsummed`` where they hold terms of a sum that was never made, ``skipped`` why a site is left
     out.
     """
 
     def __init__(self, captures: Captures, sizes: ModelSizes) -> None:
         self.captures, self.sizes = captures, sizes
         self.skipped: dict[str, str] = {}
-        self.findings: list[RankFinding] = []
+        self.apart: dict[Site, Disagreement] = {}
+        self.unsummed: list[Site] = []
         self.splits: dict[Site, Split] = {}
         self._unclear: dict[str, list[Site]] = {}
         self._alike: set[str] = set()
@@ -119,7 +129,7 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
         if not whole.is_floating_point():
             whole = whole.long()
         # What pads the vocabulary, so that ranks divide it, is nobody's token.
-        head = Site(site.path, site.end) == LOGITS
+        head = _plain(site) == LOGITS
         return whole[..., : self.sizes.vocabulary] if head else whole
 
     def __iter__(self) -> Iterator[Site]:
@@ -147,13 +157,13 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
         if any(part.dim() < 2 and part.numel() <= 1 for part in parts):
             self.skipped[str(site)] = "the module put nothing out: a placeholder was captured"
             return None
-        said = self.captures.splits.get(Site(site.path, site.end))
+        said = self.captures.splits.get(_plain(site))
         if said is not None:
             return said
         width, own = self._width(site), parts[0].shape[-1]
         if len(parts) == 1 or not parts[0].is_floating_point():
             return _REPLICATED
-        if own == width or (Site(site.path, site.end) == LOGITS and own > width):
+        if own == width or (_plain(site) == LOGITS and own > width):
             self._note_replicas(site, parts)
             return _REPLICATED
         return self._slices(site, parts, width)
@@ -162,11 +172,10 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
         """Return how slices of channels make up a site. Raises UserError where one is missing."""
         total = sum(part.shape[-1] for part in parts)
         split = found_slices(parts, (*parts[0].shape[:-1], width))
-        if split is None and Site(site.path, site.end) == LOGITS and total > width:
+        if split is None and _plain(site) == LOGITS and total > width:
             split = Split(PartKind.SHARDED)
         if split is not None and split.copies > 1:
-            others = apart(parts, split.copies)
-            self.findings += [RankFinding(str(site), others)] if others else []
+            self._note_apart(site, apart(parts, split.copies))
         if split is None and total < width:
             raise UserError(
                 f"{site}: {len(parts)} ranks hold {total} of {width} channels, so that one is "
@@ -184,8 +193,34 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
         if not others:
             self._alike.add(name)
             return
-        self.findings.append(RankFinding(str(site), others))
+        self._note_apart(site, others)
         self._unclear.setdefault(name, []).append(site)
+
+    def _note_apart(self, site: Site, others: Mapping[int, float]) -> None:
+        """Note the ranks whose replica is another than the first's, by the largest distance."""
+        plain = _plain(site)
+        before = self.apart.get(plain)
+        if others and (before is None or max(others.values()) > before.relative):
+            self.apart[plain] = Disagreement(max(others.values()), tuple(others))
+
+    def record(self, plan: RunPlan) -> RankRecord:
+        """Return what is known of the ranks, for a run's manifest."""
+        shardings = {}
+        for site, split in self.splits.items():
+            width = self._width(site)
+            if split.kind is not PartKind.SHARDED or split.axis != -1 or site.phase != PREFILL:
+                continue
+            axes = spec_of(plan.family, site).axes
+            heads = "head" in axes
+            size = width // self.sizes.head_dim if heads else width
+            count = len(self.captures.files[site]) // split.copies
+            # The last of them may have less, where ranks do not divide it.
+            each = -(-size // count)
+            shares = [range(n * each, min((n + 1) * each, size)) for n in range(count)]
+            held = [share for share in shares for _ in range(split.copies)]
+            shardings[str(site)] = Sharding.of("head" if heads else axes[-1], held)
+        disagreements = {str(site): each for site, each in self.apart.items()}
+        return RankRecord(self.captures.ranks, shardings, disagreements)
 
     def tell_terms(self, golden: _Golden) -> None:
         """Tell terms of a sum from replicas that disagree, where ranks differ at a site.
@@ -195,10 +230,10 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
         tell. Where terms add up to the golden's, and the ranks agree on what the block was fed and
         not on what it put out, the sum was never made, and each rank went on with its term.
         """
-        apart_at = {finding.site for finding in self.findings}
+        differing = set(self.apart)
         for name, sites in self._unclear.items():
             ends = [self._ends(site) for site in sites]
-            made = any(out in self.splits and str(out) not in apart_at for _, out in ends)
+            made = any(out in self.splits and _plain(out) not in differing for _, out in ends)
             if name not in self._alike and sites[0].layer is not None and made:
                 self._add_up(sites)
                 continue
@@ -206,21 +241,17 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
             lost = [
                 site
                 for site, (given, out) in zip(sites, ends, strict=True)
-                if site in terms and str(given) not in apart_at and str(out) in apart_at
+                if site in terms and _plain(given) not in differing and _plain(out) in differing
             ]
             if terms and not lost and name not in self._alike:
                 self._add_up(sites)
-            unmade = {str(site) for site in (terms if lost else ())}
-            self.findings = [
-                replace(each, summed=False) if each.site in unmade else each
-                for each in self.findings
-            ]
+            self.unsummed += terms if lost else []
 
     def _add_up(self, sites: Sequence[Site]) -> None:
         """Take what ranks hold at sites for terms of a sum, which need not be alike."""
         self.splits |= dict.fromkeys(sites, Split(PartKind.PARTIAL))
-        texts = {str(site) for site in sites}
-        self.findings = [each for each in self.findings if each.site not in texts]
+        for site in sites:
+            self.apart.pop(_plain(site), None)
 
     def _ends(self, site: Site) -> tuple[Site, Site]:
         """Return the sites of what a site's block was fed, and of what it put out."""
@@ -240,7 +271,7 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
     def _width(self, site: Site) -> int:
         """Return how wide the last axis of a whole tensor is, before heads are taken apart."""
         sizes = self.sizes
-        if Site(site.path, site.end) == LOGITS:
+        if _plain(site) == LOGITS:
             return sizes.vocabulary
         name = site.local if site.layer is not None else ""
         heads = {"q": sizes.heads, "k": sizes.kv_heads, "v": sizes.kv_heads}
@@ -251,6 +282,11 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
         }
         widths |= {"self_attn:context": sizes.heads * sizes.head_dim}
         return {**widths, "mlp.gate:logits": sizes.experts}.get(name, sizes.hidden)
+
+
+def _plain(site: Site) -> Site:
+    """Return a site as it is in the prefill."""
+    return Site(site.path, site.end)
 
 
 class _Golden:
