@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
@@ -93,11 +94,13 @@ def test_each_library_stays_in_its_room() -> None:
 
 
 def test_no_pickle_and_no_foreign_code() -> None:
-    forbidden = ("torch.load(", "pickle.load", "trust_remote_code=True", "allow_pickle=True")
+    """But a dump's, by torch's reader of weights alone, which knows tensors and containers."""
+    alone = r"torch\.load\((?![^)]*weights_only=True)"
+    forbidden = (alone, r"pickle\.load", "trust_remote_code=True", "allow_pickle=True")
     wrong = [
         f"{file.path}: {word}"
         for file in CODE.files.values()
         for word in forbidden
-        if word in file.text
+        if re.search(word, file.text)
     ]
     assert wrong == []

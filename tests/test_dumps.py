@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,8 @@ from layerparity.anatomy.site import Kind
 from layerparity.ground.errors import Exit, UserError
 from layerparity.judge.conclude import conclude
 from layerparity.judge.tolerances.fixed import FixedTolerance
+from layerparity.record import dump_files
+from layerparity.record.dump_files import read_npz, read_pt
 from layerparity.record.stored_run import StoredRun, from_folder
 from layerparity.record.verdict import Outcome, Verdict
 from layerparity.report.cautions import warning_lines
@@ -51,8 +54,15 @@ def dump(
     if form == "npy":
         for name, tensor in tensors.items():
             np.save(folder / f"{name}.npy", tensor.numpy())
-    else:
+    elif form == "safetensors":
         save_file(tensors, folder / "all.safetensors")
+    elif form == "npz":
+        np.savez_compressed(folder / "all.npz", **{k: v.numpy() for k, v in tensors.items()})
+    elif form == "pt":
+        torch.save({"step": 1, "sites": tensors}, folder / "all.pt")
+    else:
+        for name, tensor in tensors.items():
+            torch.save(tensor, folder / f"{name}.pt", _use_new_zipfile_serialization=form != "old")
     if names is not None:
         (folder / "names.json").write_text(json.dumps(names))
     return from_folder(folder)
@@ -62,7 +72,7 @@ def compare(golden: StoredRun, candidate: StoredRun) -> Verdict:
     return conclude([golden], [candidate], FixedTolerance())
 
 
-@pytest.mark.parametrize("form", ["npy", "safetensors"])
+@pytest.mark.parametrize("form", ["npy", "npz", "safetensors", "pt", "a .pt each", "old"])
 def test_a_dump_against_a_run(golden: StoredRun, tmp_path: Path, form: str) -> None:
     found = compare(golden, dump(tmp_path / "dump", values(), form=form))
     judged = {str(row.site) for row in found.rows if row.outcome is Outcome.PASS}
@@ -191,11 +201,76 @@ def test_a_map_that_is_no_yaml(golden: StoredRun, tmp_path: Path) -> None:
         compare(golden, run)
 
 
-def test_pickles_are_never_opened(golden: StoredRun, tmp_path: Path) -> None:
+class Evil:
+    """What a pickle can do where it is opened by torch.load alone."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return eval, ("open('opened', 'w').close()",)
+
+
+def test_no_code_of_a_pickle_runs(
+    golden: StoredRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     run = dump(tmp_path / "dump", {})
-    (run.folder / "layer_0_output.pt").write_bytes(b"\x80\x04.")
-    with pytest.raises(UserError, match=r"Pickles .* are never opened"):
+    for new in (True, False):
+        torch.save(Evil(), run.folder / "a.pt", _use_new_zipfile_serialization=new)
+        with pytest.raises(UserError, match=r"would run code.*torch\.save"):
+            compare(golden, run)
+    (run.folder / "a.pt").write_bytes(b"nonsense")
+    with pytest.raises(UserError, match="none at all, and is not opened"):
         compare(golden, run)
+    torch.save({"step": 3}, run.folder / "a.pt")
+    with pytest.raises(UserError, match=r"holds no tensor \(dict\): save tensors"):
+        compare(golden, run)
+    assert not (tmp_path / "opened").exists()
+
+
+def test_what_claims_more_than_there_is_memory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packed zeros, a number that poses as many, and a header that lies about what follows."""
+    monkeypatch.setattr(dump_files, "free_host_memory", lambda: 1 << 20)
+    np.savez_compressed(tmp_path / "a.npz", a=np.zeros(1 << 20))
+    with pytest.raises(UserError, match=r"claims to unpack to 8.*MB, and 1.*MB of memory are free"):
+        read_npz(tmp_path / "a.npz", "a")
+    torch.save(torch.zeros(1).expand(1 << 40), tmp_path / "b.pt")
+    with pytest.raises(UserError, match="claims to unpack to"):
+        read_pt(tmp_path / "b.pt")
+    with zipfile.ZipFile(tmp_path / "c.npz", "w") as archive, archive.open("a.npy", "w") as file:
+        np.lib.format.write_array_header_1_0(
+            file, {"descr": "<f8", "fortran_order": False, "shape": (1 << 40,)}
+        )
+    with pytest.raises(UserError, match="claims more than it holds"):
+        read_npz(tmp_path / "c.npz", "a")
+
+
+def test_tensors_in_lists_are_named_by_their_places(golden: StoredRun, tmp_path: Path) -> None:
+    whole = values()
+    run = dump(tmp_path / "dump", {}, {"pass/{n}/0": "layers.{n}:out", "1/1": "layers.1.mlp:out"})
+    blocks = [(whole[f"layer_{n}_output"], whole[f"layer_{n}_mlp"]) for n in range(2)]
+    torch.save(blocks, run.folder / "pass.pt")
+    found = compare(golden, run)
+    assert [str(row.site) for row in found.rows if row.metrics] == [
+        "layers.0:out",
+        "layers.1.mlp:out",
+        "layers.1:out",
+    ]
+
+
+@pytest.mark.parametrize("other", ["run", "dump"])
+def test_one_sequence_needs_no_axis_of_its_own(tmp_path: Path, other: str) -> None:
+    made = sites(batch=1)
+    golden = make_run(tmp_path / "golden", made)
+    bare = {f"layer_{n}_output": made[f"layers.{n}:out"][0] for n in range(2)}
+    names = {"layer_{n}_output": "layers.{n}:out"}
+    if other == "dump":
+        golden = dump(tmp_path / "g", {k: v[None] for k, v in bare.items()}, names)
+    found = compare(golden, dump(tmp_path / "dump", bare, names))
+    assert [str(row.site) for row in found.rows if row.metrics] == ["layers.0:out", "layers.1:out"]
+    assert found.outcome is not Outcome.FAIL
+    bare["layer_1_output"] = bare["layer_1_output"] * 1.1
+    assert compare(golden, dump(tmp_path / "off", bare, names)).where == "layers.1:out"
 
 
 def test_arrays_of_objects_are_never_unpickled(golden: StoredRun, tmp_path: Path) -> None:

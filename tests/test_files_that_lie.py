@@ -23,12 +23,13 @@ from layerparity.ground.parse import parse_json, parse_yaml
 from layerparity.ground.resources import shipped
 from layerparity.judge.again import stored_verdict
 from layerparity.judge.conclude import conclude
-from layerparity.judge.dumps import read_map, read_npy
 from layerparity.judge.tolerances.fixed import FixedTolerance
 from layerparity.model.architecture import read_config
 from layerparity.model.checkpoint import Checkpoint
+from layerparity.record.dump_files import read_npy
 from layerparity.record.folder import RunFolder
 from layerparity.record.manifest import Manifest
+from layerparity.record.name_map import read_map
 from layerparity.record.reason import Reason, ReasonKind
 from layerparity.record.stored_run import from_folder
 from layerparity.record.verdict import Outcome, Verdict

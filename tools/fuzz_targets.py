@@ -255,11 +255,15 @@ def _of_dumps(folder: Path) -> dict[str, Target]:
     from safetensors.torch import save
 
     from layerparity.ground.files import read_tensors
-    from layerparity.judge.dumps import read_map, read_npy
+    from layerparity.record.dump_files import read_npy, read_npz, read_pt
+    from layerparity.record.name_map import read_map
     from layerparity.run.inputs.tokens import read_rows
 
     npy = io.BytesIO()
     np.save(npy, np.arange(6).reshape(2, 3))
+    packed, saved = io.BytesIO(), io.BytesIO()
+    np.savez_compressed(packed, a=np.arange(6).reshape(2, 3))
+    torch.save({"a": torch.arange(6.0), "b": [torch.ones(2)]}, saved)
     place, names = folder / "dump", b'{"layer_{n}_output": "layers.{n}:out", "x": "norm:out"}'
     tensors = save({"input_ids": torch.arange(6).reshape(2, 3)})
     good = {
@@ -270,6 +274,8 @@ def _of_dumps(folder: Path) -> dict[str, Target]:
     made = {f"tokens {name}": _file(place, each, name, read_rows) for name, each in good.items()}
     return {
         "npy": _file(place, npy.getvalue(), "a.npy", read_npy),
+        "npz": _file(place, packed.getvalue(), "a.npz", lambda path: read_npz(path, "a")),
+        "pt": _file(place, saved.getvalue(), "a.pt", read_pt),
         "safetensors": _file(place, tensors, "a.safetensors", read_tensors),
         "names.json": _file(place, names, "names.json", read_map),
         "names.yaml": _file(place, b"a: norm:out\nb: lm_head:out\n", "names.yaml", read_map),

@@ -159,12 +159,17 @@ def _unrun_step(side: str, site: Site, covering: list[Manifest]) -> Reason | Non
 def _adopt(own: SideRecord, other: SideRecord) -> SideRecord:
     """Return a dump's record with the axes and kind of the other side's run; a run's as it is.
 
-    Of a dump only shape and dtype are known.
+    Of a dump only shape and dtype are known. One without an axis of sequences is a batch of one
+    where the other side is.
     """
-    unlike = len(own.record.shape) != len(other.record.shape)
-    if own.source.proved or not other.source.proved or unlike:
+    if own.source.proved:
         return own
-    record = replace(own.record, axes=other.record.axes, kind=other.record.kind)
+    record, theirs = own.record, other.record
+    alone = theirs.axes[:1] == ("batch",) and theirs.shape[:1] == (1,)
+    if alone and len(theirs.shape) == len(record.shape) + 1:
+        record = replace(record, shape=(1, *record.shape), axes=theirs.axes)
+    if other.source.proved and len(record.shape) == len(theirs.shape):
+        record = replace(record, axes=theirs.axes, kind=theirs.kind)
     return SideRecord(own.source, record)
 
 

@@ -90,7 +90,7 @@ class RunSet:
                     source.run.reference,
                     source.proved,
                     tuple(source.manifest.stages),
-                    settings_of(source.config),
+                    {} if source.manifest.elsewhere else settings_of(source.config),
                     str(source.run.names or ""),
                 )
                 for source in self.sources

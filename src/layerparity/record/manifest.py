@@ -162,6 +162,11 @@ class Manifest:
     ranks: RankRecord = field(default_factory=RankRecord)
     schema: int = SCHEMA
 
+    @property
+    def elsewhere(self) -> bool:
+        """Whether something else computed what the run holds: of its weights nothing is known."""
+        return not self.weights
+
     @cached_property
     def content(self) -> str:
         """The hash of all that the run recorded: sites and values."""

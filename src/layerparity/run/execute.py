@@ -255,8 +255,10 @@ class Execution:
             sites = {n: Site.inside(n, local).at_step(step) for n in layers if n is not None}
             return {layer: values[site] for layer, site in sites.items() if site in values}
 
-        own = OwnValues(self.inputs.own, step)
-        return Call(mask, positions, None, told(ROUTED), told(ATTENDED), own)
+        routed, attended = told(ROUTED), told(ATTENDED)
+        choosing = {*routed, *attended} if self.inputs.values_of else set()
+        own = OwnValues(self.inputs.own, step, choosing)
+        return Call(mask, positions, None, routed, attended, own)
 
     def _generate(self, call: Call, rows: list[torch.Tensor]) -> torch.Tensor:
         """Decode greedily, every step captured; return the new tokens [batch, new tokens].

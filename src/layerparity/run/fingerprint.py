@@ -18,12 +18,12 @@ from layerparity.run.ports import _emulated
 from layerparity.settings.config import Config, RunKind
 
 if TYPE_CHECKING:
-    from layerparity.run.prepare import Prepared
+    from layerparity.run.prepare import Prepared, RunPlan
 
 VERSIONED = ("torch", "transformers", "accelerate", "safetensors", "mlflow", "torch_xla")
 
 
-def model_print(prepared: Prepared) -> ModelPrint:
+def model_print(prepared: RunPlan) -> ModelPrint:
     """Return what identifies the run's model."""
     checkpoint = prepared.checkpoint
     return ModelPrint(

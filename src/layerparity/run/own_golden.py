@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from layerparity.ground.errors import UserError
 from layerparity.record.folder import CONFIG
-from layerparity.run import open_backend, steps
+from layerparity.run import imported, open_backend, steps
 from layerparity.run.goldens import LATEST
 from layerparity.settings.command_keys import settings_of
 from layerparity.settings.config import Config, RunKind
@@ -34,8 +35,17 @@ def own_golden(config: Config, store: Store) -> tuple[Sequence[StoredRun], Seque
             "golden= would do nothing: job.own_inputs=true makes a golden of the candidate's own "
             "values. Leave one of them out."
         )
-    candidate = store.find(config.candidate or LATEST, kind=RunKind.candidate.value)
+    found = store.find(config.candidate or LATEST, kind=RunKind.candidate.value)
+    candidate = [_kept(run, config, store) for run in found]
     return [_golden_of(run, config, store) for run in candidate], candidate
+
+
+def _kept(run: StoredRun, config: Config, store: Store) -> StoredRun:
+    """Return a run, or a folder of dumps kept as one: what its values were computed from is fed."""
+    if run.id or run.files.is_run:
+        return run
+    names = Path(config.job.candidate_names).absolute() if config.job.candidate_names else None
+    return imported.keep(run.folder, names, config, store, again=True)
 
 
 def _golden_of(run: StoredRun, config: Config, store: Store) -> StoredRun:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from layerparity.anatomy.site import PREFILL, Site
@@ -22,9 +22,15 @@ class OwnValues(Mapping["int | None", Mapping[str, "torch.Tensor"]]):
     of the passes before it, as far back as they were recorded without a gap.
     """
 
-    def __init__(self, recorded: Mapping[Site, torch.Tensor], step: int | None) -> None:
+    def __init__(
+        self,
+        recorded: Mapping[Site, torch.Tensor],
+        step: int | None,
+        told: Iterable[int] = (),
+    ) -> None:
+        """``told`` are layers that repeat choices of the run, whatever else it recorded in them."""
         self.recorded = recorded
-        self._sites: dict[int | None, list[Site]] = {}
+        self._sites: dict[int | None, list[Site]] = {layer: [] for layer in told}
         for site in recorded:
             if site.pass_step == Site("", "").at_step(step).pass_step:
                 self._sites.setdefault(site.layer, []).append(site)

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from layerparity.anatomy.site import EMBEDDING, Kind, Site
+from layerparity.anatomy.site import EMBEDDING, HEAD, NORM, Kind, Site
 from layerparity.ground.errors import UserError
+from layerparity.ground.quoting import typed
 from layerparity.model.checkpoint import config_digest
-from layerparity.record.manifest import Record
+from layerparity.record.manifest import Manifest, Record
 from layerparity.run import open_backend, open_port
-from layerparity.run.goldens import RecordedRun, lacks, names_of, newest_first
+from layerparity.run.goldens import RecordedRun, names_of, newest_first, recorded_input
 from layerparity.run.inputs.base import Inputs, Request
 from layerparity.run.inputs.golden import RecordedInputs, RecordedTensors, inputs_of
 from layerparity.settings.config import Config, FeedMode, RunKind
@@ -50,8 +51,8 @@ def prepare(settings: Settings, request: Request) -> Inputs:
     dumps = [run for run in runs if not (run.id or run.files.is_run)]
     if dumps:
         raise UserError(
-            f"{dumps[0].name} is a folder of dumps, and inputs=candidate is fed by a run: make one "
-            "with a port (docs/ports.md)."
+            f"{dumps[0].name} is a folder of dumps, and inputs=candidate is fed by a run: keep "
+            f"it as one by job=capture {typed('job.folder', str(dumps[0].folder))}."
         )
     sources = [RecordedRun.of(run) for run in runs]
     _refuse_unlike(sources, request)
@@ -59,7 +60,7 @@ def prepare(settings: Settings, request: Request) -> Inputs:
     if request.stages[0] == "layers.0" and any(each.record(TOKENS) for each in manifests):
         # A candidate whose blocks begin with the first was given tokens, and embedded them.
         request = replace(request, stages=(EMBEDDING, *request.stages))
-    lacking = lacks(manifests, request)
+    lacking = _lacking(manifests, request)
     if lacking:
         raise UserError(
             f"Candidate {names_of(runs)} did not store {request.site_of(lacking)}, which "
@@ -78,6 +79,21 @@ def prepare(settings: Settings, request: Request) -> Inputs:
         origin=" ".join(contents),
         capture=manifests[0].capture,
     )
+
+
+def _lacking(manifests: Sequence[Manifest], request: Request) -> str:
+    """Return the first stage whose input no run recorded and nothing else gives; '' for none.
+
+    The embedding copies rows, so that block 0 may go on from it; a head whose logits nobody
+    recorded is not judged, and may be fed the golden's own norm.
+    """
+    logits = any(each.record(Site(HEAD, "out")) for each in manifests)
+    for before, stage in zip(("", *request.stages), request.stages, strict=False):
+        copied = before == EMBEDDING and stage == "layers.0"
+        unjudged = before == NORM and stage == HEAD and not logits
+        if not (copied or unjudged or any(recorded_input(m, request, stage) for m in manifests)):
+            return stage
+    return ""
 
 
 def _refuse_others(config: Config) -> None:

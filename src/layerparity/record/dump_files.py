@@ -1,0 +1,236 @@
+"""Tensors that anything wrote: .safetensors, .npy, .npz and .pt files, read without running code.
+
+A file from elsewhere may claim any size. What it claims is held against the memory there is before
+anything of that size is made.
+"""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from layerparity.ground.console import bytes_text
+from layerparity.ground.errors import UserError, memory_ran_out
+from layerparity.ground.files import damaged, inside, read_tensors, reading, tensor_names
+from layerparity.machine.memory import free_host_memory
+
+if TYPE_CHECKING:
+    import torch
+
+SUFFIXES = (".npy", ".npz", ".pt", ".safetensors")
+CURE = "dump it again"
+_SAVE = "save tensors, or a dict, list or tuple of them, with torch.save"
+
+
+@dataclass(frozen=True)
+class Dumped:
+    """One tensor of a dump. ``key`` is its name in a file of several, empty where it is alone.
+
+    ``names`` are what a name map may call it, the fullest first: path and key, or the path alone
+    where the file holds nothing else.
+    """
+
+    path: Path
+    key: str
+    names: tuple[str, ...]
+
+
+def find_tensors(folder: Path) -> list[Dumped]:
+    """Return every tensor under a folder, sorted by file. Raises UserError where there is none."""
+    tensors: list[Dumped] = []
+    for path in sorted(folder.rglob("*")):
+        if path.suffix not in SUFFIXES or not path.is_file():
+            continue
+        relative = path.relative_to(folder)
+        inside(folder, relative.as_posix(), CURE)
+        stem = relative.with_suffix("").as_posix()
+        keys = [""] if path.suffix == ".npy" else _names(path)
+        alone = (stem,) if len(keys) == 1 else ()
+        tensors += [
+            Dumped(path, key, (f"{stem}/{key}", *alone) if key else (stem,)) for key in keys
+        ]
+    if not tensors:
+        raise UserError(
+            f"{folder} holds no tensor in a {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]} file: "
+            "save some with safetensors.torch.save_file, numpy.save or torch.save."
+        )
+    return tensors
+
+
+def _names(path: Path) -> list[str]:
+    """Return the names of a file's tensors; one that holds a bare tensor has an empty one."""
+    if path.suffix == ".safetensors":
+        return tensor_names(path, CURE)
+    if path.suffix == ".npz":
+        return list(_members(path))
+    return list(read_pt(path))
+
+
+class DumpFiles:
+    """Reads the tensors of a dump's files, on the CPU; a file that can be mapped is opened once.
+
+    An array of a .npz is unpacked each time it is asked for, so that one is held at a time.
+    """
+
+    def __init__(self, tensors: Mapping[Any, Dumped]) -> None:
+        self._keys: dict[Path, list[str]] = {}
+        for each in tensors.values():
+            self._keys.setdefault(each.path, []).append(each.key)
+        self._opened: dict[Path, dict[str, torch.Tensor]] = {}
+
+    def read(self, dumped: Dumped) -> torch.Tensor:
+        """Return a tensor as dumped, of its own shape and dtype. Raises UserError where damaged."""
+        path = dumped.path
+        if path.suffix == ".npy":
+            return read_npy(path)
+        if path.suffix == ".npz":
+            return read_npz(path, dumped.key)
+        if path not in self._opened:
+            pt = path.suffix == ".pt"
+            read = read_pt(path) if pt else read_tensors(path, self._keys[path], CURE)
+            self._opened[path] = read
+        return self._opened[path][dumped.key]
+
+
+def read_npy(path: Path) -> torch.Tensor:
+    """Return the array of a .npy file, of any shape and dtype, mapped. Raises UserError."""
+    import numpy as np
+
+    try:
+        # Copy-on-write: torch wants writable memory, and nobody writes to it.
+        return _tensor(np.lib.format.open_memmap(path, mode="c"))
+    except Exception as error:
+        # numpy evaluates the header as Python: a damaged one raises what it likes.
+        raise _no_numbers(path, error, "numpy.save") from error
+
+
+def read_npz(path: Path, name: str) -> torch.Tensor:
+    """Return an array of a .npz file, of any shape and dtype, unpacked. Raises UserError."""
+    import numpy as np
+
+    member = _members(path).get(name)
+    if member is None:
+        raise damaged(path, f"it holds no array '{name}'", CURE)
+    try:
+        with zipfile.ZipFile(path) as archive, archive.open(member) as file:
+            version = np.lib.format.read_magic(file)
+            header = np.lib.format.read_array_header_1_0
+            read = header if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, _, dtype = read(file)
+        # What a header claims is made at once, whatever follows it.
+        if prod(shape) * dtype.itemsize > member.file_size:
+            raise ValueError("its header claims more than it holds")
+        with zipfile.ZipFile(path) as archive, archive.open(member) as file:
+            return _tensor(np.lib.format.read_array(file, allow_pickle=False))
+    except Exception as error:
+        raise _no_numbers(path, error, "numpy.savez") from error
+
+
+def read_pt(path: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of a .pt file by name, of any shape and dtype; a bare one has none.
+
+    A tensor in a dict, list or tuple is named by its keys, with ``/`` between them; what is no
+    tensor is left out. They are mapped where torch wrote them so that they can be. Raises
+    UserError where a pickle needs code, or claims more than there is memory.
+    """
+    import torch
+
+    try:
+        packed = zipfile.is_zipfile(path)
+    except zipfile.BadZipFile as error:
+        raise damaged(path, error, CURE) from error
+    if packed:
+        _archive(path)
+    try:
+        held = torch.load(path, map_location="cpu", weights_only=True, mmap=packed)
+    except pickle.UnpicklingError as error:
+        raise UserError(
+            f"{path} is a pickle that would run code, or none at all, and is not opened",
+            f"{_SAVE}.",
+        ) from error
+    except Exception as error:
+        # Opcodes of a damaged pickle raise what they like.
+        raise _no_numbers(path, error, "torch.save") from error
+    try:
+        tensors = dict(_flat("", held))
+    except RecursionError as error:
+        raise damaged(path, "it holds itself", f"{_SAVE}") from error
+    if not tensors:
+        raise UserError(f"{path} holds no tensor ({type(held).__name__})", f"{_SAVE}.")
+    for name, tensor in tensors.items():
+        whole = tensor.layout is torch.strided and tensor.device.type == "cpu"
+        if not whole or tensor.is_quantized:
+            raise UserError(f"{path}: {name or 'it'} has no plain numbers", "dump it dense.")
+        # One number, seen again and again, may pose as more than any memory holds.
+        _refuse_large(path, tensor.numel() * tensor.element_size())
+    return tensors
+
+
+def _flat(name: str, held: object) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors that nested containers hold, each by the keys that lead to it."""
+    import torch
+
+    if isinstance(held, torch.Tensor):
+        yield name, held.detach()
+    pairs: Iterable[tuple[object, object]] = held.items() if isinstance(held, Mapping) else ()
+    if isinstance(held, list | tuple):
+        pairs = enumerate(held)
+    for key, value in pairs:
+        yield from _flat(f"{name}/{key}" if name else str(key), value)
+
+
+def _members(path: Path) -> dict[str, zipfile.ZipInfo]:
+    """Return what a .npz file holds, by the names of its arrays. Raises UserError."""
+    archive = _archive(path)
+    return {each.filename.removesuffix(".npy"): each for each in archive if not each.is_dir()}
+
+
+def _archive(path: Path) -> list[zipfile.ZipInfo]:
+    """Return the members of a zip file. Raises UserError where they are larger than the memory."""
+    with reading(path, CURE):
+        try:
+            with zipfile.ZipFile(path) as archive:
+                members = archive.infolist()
+        except (zipfile.BadZipFile, NotImplementedError) as error:
+            raise ValueError(error) from error
+    # What is not packed is as large as the file, and mapped.
+    packed = [each.file_size for each in members if each.compress_type != zipfile.ZIP_STORED]
+    _refuse_large(path, sum(packed))
+    return members
+
+
+def _refuse_large(path: Path, size: int) -> None:
+    """Raise UserError where so many bytes are more than this process can take.
+
+    As many as the file itself has are mapped.
+    """
+    free = free_host_memory() if size > path.stat().st_size else size
+    if size > free:
+        raise UserError(
+            f"{path} claims to unpack to {bytes_text(size)}, and {bytes_text(free)} of memory are "
+            "free",
+            "dump fewer tensors a file, as .safetensors, or check the file.",
+        )
+
+
+def _tensor(array: Any) -> torch.Tensor:
+    """Return a numeric numpy array of any shape as a tensor, in the machine's order of bytes."""
+    import torch
+
+    return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
+
+
+def _no_numbers(path: Path, error: Exception, saver: str) -> Exception:
+    """Return what is said of a file that cannot be read; the error itself where memory ran out."""
+    if memory_ran_out(error):
+        return error
+    said = " ".join(str(error).split())[:200]
+    return UserError(
+        f"{path} cannot be read as numbers ({said}). Save it again with {saver} from numeric "
+        "tensors; numpy has no bfloat16: save that as float32, or as .safetensors."
+    )

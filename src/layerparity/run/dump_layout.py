@@ -1,0 +1,119 @@
+"""Lay out what something else recorded as a run records it: [batch, token, ...], padding left."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+from layerparity.anatomy.family import Family, end_spec
+from layerparity.anatomy.site import Kind, Site, SiteSpec
+
+if TYPE_CHECKING:
+    import torch
+
+_CHOSEN = SiteSpec(("batch", "token", "choice"), Kind.INDEX_SET)
+
+
+def spec_of(family: Family, site: Site) -> SiteSpec:
+    """Return axes and kind of a site, as a run of this family records it."""
+    if site.path == "tokens":
+        return _CHOSEN
+    if site.layer is None or not site.component:
+        return end_spec(site.path, site.end)
+    taps = {tap.local: tap.spec for tap in family.taps}
+    kind = Kind.INDEX_SET if site.end == "choices" else Kind.REAL
+    return taps.get(site.local, SiteSpec(("batch", "token", "channel"), kind))
+
+
+@dataclass(frozen=True)
+class DumpLayout:
+    """The tokens that were fed: ``mask`` is int64 [batch, token], padded left.
+
+    ``head_dim`` is how many channels a head has, by which channels are taken apart where a site
+    shows heads. ``sequences`` is how many sequences a pass held with those that pad it, 0 for no
+    more than there are. Rows ``on_the_right`` are padded behind their tokens.
+    """
+
+    mask: torch.Tensor
+    head_dim: int = 0
+    sequences: int = 0
+    on_the_right: bool = False
+
+    @property
+    def rows(self) -> list[int]:
+        """How many real tokens each sequence has."""
+        return [int(count) for count in self.mask.sum(-1)]
+
+    def laid_out(self, tensor: torch.Tensor, spec: SiteSpec, step: int) -> torch.Tensor | str:
+        """Return a tensor in the axes of a site, or why it cannot be; its dtype is kept.
+
+        It may lack the axis of sequences, with their tokens one behind the other; hold sequences,
+        and tokens behind the real ones, that pad; and show heads as channels. Step 0 is the
+        prefill; each later one has a token.
+        """
+        import torch
+
+        batch, width = self.mask.shape
+        tensor = self._with_axes(tensor.detach(), spec, step)
+        if tensor.dim() != len(spec.axes):
+            return f"its shape {list(tensor.shape)} does not fit the axes {', '.join(spec.axes)}"
+        held, tokens = tensor.shape[0], tensor.shape[1]
+        if held < batch:
+            return f"it holds {held} sequences of {batch}"
+        if not step and tokens < max(self.rows):
+            return f"it holds {tokens} of {max(self.rows)} tokens"
+        if not (step or self.on_the_right) and tokens > width:
+            return f"it holds {tokens} tokens, and {width} were fed"
+        if step or not self.on_the_right:
+            return tensor[:batch, : 1 if step else width].contiguous()
+        laid = torch.zeros(batch, width, *tensor.shape[2:], dtype=tensor.dtype)
+        for row, count in enumerate(self.rows):
+            laid[row, width - count :] = tensor[row, :count]
+        return laid
+
+    def _with_axes(self, tensor: torch.Tensor, spec: SiteSpec, step: int) -> torch.Tensor:
+        """Return a tensor with the axes of heads and of sequences, as far as it is without."""
+        lacking = len(spec.axes) - tensor.dim()
+        one = self.head_dim
+        if "head" in spec.axes and lacking and one and tensor.shape[-1] % one == 0:
+            tensor, lacking = tensor.unflatten(-1, (-1, one)), lacking - 1
+        if lacking != 1:
+            return tensor
+        held = tensor.shape[0] if step else self.sequences or self.mask.shape[0]
+        # Of one sequence a single axis of tokens is left, however many there may have been.
+        return tensor.unflatten(0, (held if tensor.shape[0] % held == 0 else 1, -1))
+
+
+def chained(sites: Mapping[Site, torch.Tensor], layers: int) -> dict[Site, Site]:
+    """Return the inputs of blocks that were not recorded, and the output before each that was.
+
+    Both are one tensor.
+    """
+    found = {}
+    steps = {site.pass_step: site for site in sites}
+    for at in steps.values():
+        for layer in range(layers):
+            given = Site.inside(layer, ":in", at.phase, at.step)
+            before = f"layers.{layer - 1}" if layer else "embed_tokens"
+            source = Site(before, "out", at.phase, at.step)
+            if given not in sites and source in sites:
+                found[given] = source
+    return found
+
+
+def packed(values: torch.Tensor) -> str:
+    """Return the narrowest floating type that holds values exactly: what computed them, likely.
+
+    ``values`` are floating, of any shape.
+    """
+    import torch
+
+    own = str(values.dtype).removeprefix("torch.")
+    if values.dtype is not torch.float32 or not prod(values.shape):
+        return own
+    for narrow in (torch.bfloat16, torch.float16):
+        if torch.equal(values.to(narrow).to(values.dtype), values):
+            return str(narrow).removeprefix("torch.")
+    return own

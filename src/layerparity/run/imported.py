@@ -1,0 +1,271 @@
+"""Keep what something else recorded of a model as a candidate run, to be judged like any other.
+
+Whatever made it ran the whole model, from tokens on, in a chain. Such a run has no weights, and no
+proof of its inputs but what it was said to be fed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from layerparity import __version__
+from layerparity.anatomy.site import DECODE, HEAD, NORM, PREFILL, Site
+from layerparity.anatomy.sizes import sizes_of
+from layerparity.ground import console
+from layerparity.ground.errors import UserError
+from layerparity.ground.files import text_digest
+from layerparity.ground.resources import git_commit
+from layerparity.record.folder import RunFolder
+from layerparity.record.manifest import Feed, Manifest, Record, SitePatterns
+from layerparity.record.recorder import Recorder
+from layerparity.record.stored_run import MANIFEST_TAG, StoredRun
+from layerparity.run import needs, reuse, typed_keys, write
+from layerparity.run.captures import is_capture
+from layerparity.run.dump_layout import DumpLayout, chained, packed, spec_of
+from layerparity.run.elsewhere import (
+    CHOSEN,
+    FED,
+    Recorded,
+    StepTokens,
+    decode_steps,
+    fed,
+    of_dump,
+    tokens_of_steps,
+    whole,
+)
+from layerparity.run.fingerprint import model_print
+from layerparity.run.inputs.base import Inputs
+from layerparity.run.prepare import RunPlan, plan_run
+from layerparity.run.rank_captures import of_captures
+from layerparity.settings.config import Config, DType, FeedMode, RunKind, ScopeKind
+
+if TYPE_CHECKING:
+    import torch
+
+    from layerparity.tracking.store import Store
+
+# Blocks whose outputs say what they were computed in.
+_LOOKED_AT = 3
+
+
+def keep(
+    folder: Path, names: Path | None, config: Config, store: Store, again: bool = False
+) -> StoredRun:
+    """Keep a folder of tensors as a candidate run of the command's model, and return the run.
+
+    It holds what a compiled NxDI model captured, or is a dump; ``names`` is its name map. With
+    ``again`` a run that holds the very same is taken. Raises UserError where nothing says what the
+    model was fed, and where no tensor fits the model.
+    """
+    plan = plan_run(replace(config, kind=RunKind.candidate))
+    captured = is_capture(folder)
+    recorded = of_captures(folder, names, plan, store) if captured else of_dump(folder, names)
+    _refuse_strange(recorded, plan)
+    steps = decode_steps(recorded)
+    inputs = fed(recorded, plan, steps)
+    tokens = tokens_of_steps(recorded, plan, inputs, steps)
+    plan = replace(plan, config=_decided(recorded, plan, steps))
+    mark = _mark(recorded, plan, inputs)
+    before = reuse.reusable(store, mark) if again else None
+    if before is not None:
+        console.say(f"the same as run {before.name} ({before.id}), which is taken")
+        return before
+    for note in recorded.notes:
+        console.note(note)
+    name = config.name or f"{recorded.what}-{recorded.name}"
+    tags = _tags(recorded, plan, inputs, mark)
+    with store.start(name, RunKind.candidate.value, tags, write.params(plan.config)) as active:
+        files, recorder = RunFolder(active.folder), Recorder(active.folder)
+        skipped = _write(recorded, plan, inputs, tokens, recorder)
+        if not recorder.records:
+            why = next(iter(skipped.values()), "no site is named")
+            raise UserError(f"{recorded.name} holds nothing of {plan.config.model.name}: {why}.")
+        manifest = _manifest(recorded, plan, inputs, recorder.records, mark)
+        manifest.skipped = {**_unrecorded(manifest), **recorded.skipped, **skipped}
+        files.write_inputs(inputs.tensors())
+        if inputs.texts:
+            files.write_prompts(inputs.texts)
+        if recorded.notes:
+            files.write_warnings(recorded.notes)
+        files.write_effective_weights({stage: {} for stage in manifest.stages})
+        files.write_config(write.params(plan.config))
+        active.set_tags({MANIFEST_TAG: files.write_manifest(manifest)})
+    kept = store.get(str(active.id))
+    assert kept is not None, "a run that was just made can be found"
+    for site, why in {**recorded.skipped, **skipped}.items():
+        console.note(f"{site} is left out: {why}")
+    return kept
+
+
+def _refuse_strange(recorded: Recorded, plan: RunPlan) -> None:
+    """Raise UserError for a site that the model cannot have."""
+    stages = whole(plan)
+    for site in recorded.tensors:
+        if site.place.stage not in stages and site.path != CHOSEN.path:
+            name = plan.config.model.name
+            raise UserError(
+                f"{recorded.name}: {site} is none of its sites, for {name} has {stages[0]}, "
+                f"layers.0 to {stages[-3]}, {NORM} and {HEAD}",
+                "mend the name map, or name the model (model=).",
+            )
+
+
+def _unrecorded(manifest: Manifest) -> dict[str, str]:
+    """Return the sites that were recorded in other blocks or passes, and not in these."""
+    held = {record.site for record in manifest.records}
+    passes = {site.pass_step for site in held if site.path != CHOSEN.path}
+    layers = range(manifest.model.num_layers)
+    blocks = {site.local for site in held if site.layer is not None}
+    wanted = {Site.inside(n, local, *at) for local in blocks for n in layers for at in passes}
+    outside = {s for s in held if s.layer is None and s.path != CHOSEN.path}
+    wanted |= {Site(site.path, site.end, *at) for site in outside for at in passes}
+    return {str(site): "it was not recorded" for site in sorted(wanted - held)}
+
+
+def _decided(recorded: Recorded, plan: RunPlan, steps: int) -> Config:
+    """Return the command's keys as such a run stores them, for a golden of its own values.
+
+    The floating type is what its blocks' outputs can be held in, and the scope the blocks whose
+    inputs are there, unless the command says otherwise.
+    """
+    config = plan.config
+    if "dtype" not in set(typed_keys.keys()):
+        outputs = [s for s in recorded.tensors if s.layer is not None and s.local == ":out"]
+        held = (recorded.tensors[site] for site in sorted(outputs)[:_LOOKED_AT])
+        found = {packed(tensor) for tensor in held if tensor.is_floating_point()}
+        # Numbers that need more have been computed in more.
+        widest = max(found, key=lambda name: needs.ITEMSIZE.get(name, 0), default="float32")
+        console.note(f"{recorded.name} is taken to be computed in {widest} (dtype= says otherwise)")
+        config = replace(config, dtype=DType(widest))
+    if config.scope.kind is ScopeKind.full:
+        config = _scoped(recorded, plan, config)
+    more = steps + 1 if steps and config.scope.kind is ScopeKind.full else 0
+    return replace(config, generate=replace(config.generate, max_new_tokens=more))
+
+
+def _scoped(recorded: Recorded, plan: RunPlan, config: Config) -> Config:
+    """Return keys with the longest run of blocks whose inputs were recorded as their scope."""
+    inputs = {*recorded.tensors, *chained(recorded.tensors, plan.num_layers)}
+    # Block 0 goes on from the embedding, which copies rows.
+    fed = [n == 0 or Site.inside(n, ":in") in inputs for n in range(plan.num_layers)]
+    last = Site.inside(plan.num_layers - 1, ":out")
+    if all(fed) and (last in inputs or Site(NORM, "in") in inputs):
+        return config
+    runs = [range(at, _end(fed, at)) for at in range(len(fed)) if fed[at]]
+    longest = max(runs, key=len)
+    console.note(
+        f"{recorded.name} holds the inputs of some blocks alone: on its own values layers "
+        f"{longest[0]} to {longest[-1]} are judged, and no decode step. Record layers.N:out of "
+        "each block, or choose others by scope=range start= end="
+    )
+    kind = replace(config.scope, kind=ScopeKind.range)
+    return replace(config, scope=kind, start=longest[0], end=longest[-1])
+
+
+def _end(fed: Sequence[bool], start: int) -> int:
+    """Return the first place behind ``start`` that is false, or the end."""
+    return next((at for at in range(start, len(fed)) if not fed[at]), len(fed))
+
+
+def _write(
+    recorded: Recorded, plan: RunPlan, inputs: Inputs, tokens: StepTokens, recorder: Recorder
+) -> dict[str, str]:
+    """Write every tensor that fits its site, a stage at a time; return why others do not."""
+    sizes = sizes_of(plan.checkpoint.config)
+    layout = DumpLayout(
+        inputs.attention_mask, sizes.head_dim, recorded.sequences, recorded.on_the_right
+    )
+    assert inputs.token_ids is not None, "what ran elsewhere began with tokens"
+    ids = {FED: inputs.token_ids, **tokens.fed, **tokens.chosen}
+    taken = {site: site for site in recorded.tensors if site not in ids and site.path != "tokens"}
+    taken |= chained(recorded.tensors, plan.num_layers)
+    files: dict[str, dict[Site, Site]] = {}
+    for site in sorted({**taken, **dict.fromkeys(ids)}):
+        name = site.place.stage if site.phase == PREFILL else f"decode.{site.step}"
+        files.setdefault(name, {})[site] = taken.get(site, site)
+    skipped: dict[str, str] = {}
+    for name, sites in files.items():
+        tensors: dict[Site, torch.Tensor] = {}
+        for site, source in sites.items():
+            spec, step = spec_of(plan.family, site), site.step if site.phase == DECODE else 0
+            if site in ids:
+                tensors[site] = ids[site].clone()
+                continue
+            laid = layout.laid_out(recorded.tensors[source], spec, step)
+            if isinstance(laid, str):
+                skipped[str(site)] = laid
+            else:
+                tensors[site] = laid.clone()
+        recorder.write(name, tensors, {site: spec_of(plan.family, site) for site in tensors})
+    recorder.finish()
+    return skipped
+
+
+def _manifest(
+    recorded: Recorded, plan: RunPlan, inputs: Inputs, records: list[Record], mark: str
+) -> Manifest:
+    """Return the manifest of a run of the whole model, of which something else kept ``records``."""
+    from layerparity.model.layer_classes import layer_classes
+
+    config, stages = plan.config, whole(plan)
+    classes, experts = layer_classes(plan.checkpoint.config)
+    shown = {
+        r.site.local if r.site.layer is not None else f"{r.site.path}:{r.site.end}" for r in records
+    }
+    ends = {record.site: record.digest for record in records}
+    feeds = [
+        Feed(site.path, site, digest, "chain" if site.layer is not None or site.step else "tokens")
+        for site, digest in ends.items()
+        if site.end == "in" and site.path in stages
+    ]
+    return Manifest(
+        model=model_print(plan),
+        kind=RunKind.candidate.value,
+        backend=recorded.what,
+        device="",
+        port="",
+        dtype=config.dtype.value,
+        scope={"kind": "full"},
+        feed=FeedMode.chained.value,
+        fingerprint=mark,
+        stages=list(stages),
+        inputs=inputs.hashes(),
+        feeds=feeds,
+        numerics={"max_new_tokens": str(config.generate.max_new_tokens)},
+        capture=SitePatterns(recorded.what, tuple(sorted(shown))),
+        records=records,
+        layer_classes=classes,
+        layer_experts=experts,
+        ranks=recorded.ranks,
+    )
+
+
+def _mark(recorded: Recorded, plan: RunPlan, inputs: Inputs) -> str:
+    """Return the hash of all that determines what is kept."""
+    config = plan.config
+    decided = [config.dtype.value, config.scope.kind.value, config.start, config.end, config.layer]
+    model = [plan.checkpoint.config_digest, config.model.name]
+    parts = [__version__, recorded.what, recorded.identity, model, decided, inputs.hashes()]
+    return text_digest(json.dumps(parts, sort_keys=True))
+
+
+def _tags(recorded: Recorded, plan: RunPlan, inputs: Inputs, mark: str) -> dict[str, str]:
+    """Return the tags that such a run is found and told apart by."""
+    config = plan.config
+    return {
+        "backend": recorded.what,
+        "scope": "full",
+        "model": config.model.name,
+        "model_type": str(plan.checkpoint.config.get("model_type")),
+        "config_digest": plan.checkpoint.config_digest,
+        "dtype": config.dtype.value,
+        "feed": FeedMode.chained.value,
+        "inputs": inputs.source,
+        "fingerprint": mark,
+        "git_commit": git_commit(),
+        "synthetic": "false",
+    }

@@ -1,0 +1,179 @@
+"""A stand-in for a compiled NxDI model: what its ranks capture, from shards of our own making.
+
+Attention is split by heads (replicated where there are fewer KV heads than ranks), experts by their
+number, the head by the vocabulary. Weights and arithmetic are those of tests/second_port.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import second_port
+import torch
+from chained_dump import PROMPT, TINY
+from test_port_hf import EVERYTHING, HostBackend
+
+from layerparity.anatomy.family import family_of
+from layerparity.model.checkpoint import Checkpoint
+from layerparity.porting import Assets, Call
+from layerparity.settings.config import Config, DType
+
+FAULTS = ("norm per rank", "no reduction", "experts of another rank")
+Parts = list[torch.Tensor]
+Seen = Callable[[str, Parts], None]
+
+
+class Ranks:
+    """The model on ``tp`` ranks; ``fault`` is one of `FAULTS`, in ``layers`` (all, where empty)."""
+
+    def __init__(self, tp: int = 4, fault: str = "", layers: tuple[int, ...] = (2,)) -> None:
+        checkpoint = Checkpoint(TINY)
+        family, config = family_of("minimax_m2"), Config(dtype=DType.bfloat16)
+        self.port = second_port.Port(Assets(checkpoint, family, HostBackend(), config, EVERYTHING))
+        self.config, self.tp, self.fault, self.layers = checkpoint.config, tp, fault, layers
+        self.blocks = [f"layers.{n}" for n in range(self.config["num_hidden_layers"])]
+        for stage in ("embed_tokens", *self.blocks, "norm", "lm_head"):
+            self.port.load(stage)
+        self.caches: dict[tuple[str, int], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor, see: Seen) -> torch.Tensor:
+        """Run one pass over ids [1, token]; return the last token's logits [1, 1, vocabulary]."""
+        tokens = ids.shape[1]
+        self.port.begin(Call(mask, (mask.cumsum(-1) - 1)[:, -tokens:], None))
+        see("embed_tokens_input", [ids.int()] * self.tp)
+        states = [self.port.weights["embed_tokens"]["weight"][ids]] * self.tp
+        see("embed_tokens_output", states)
+        for block in self.blocks:
+            states = self._block(block, states, see)
+            see(f"{block}_output", states)
+        normed = [self.port._norm(x, self.port.weights["norm"]["weight"]) for x in states]
+        see("norm_output", normed)
+        head = self.port.weights["lm_head"]["weight"].chunk(self.tp, 0)
+        logits = [x[:, -1:] @ w.T for x, w in zip(normed, head, strict=True)]
+        see("lm_head_output", logits)
+        return torch.cat(logits, -1)
+
+    def _wrong(self, fault: str, block: str) -> bool:
+        layer = int(block.split(".")[1])
+        return self.fault == fault and (not self.layers or layer in self.layers)
+
+    def _reduced(self, parts: Parts) -> Parts:
+        total = sum(part.float() for part in parts)
+        return [total.to(parts[0].dtype)] * self.tp
+
+    def _block(self, block: str, states: Parts, see: Seen) -> Parts:
+        w = self.port.weights[block]
+        normed = [self.port._norm(x, w["input_layernorm.weight"]) for x in states]
+        see(f"{block}.input_layernorm_output", normed)
+        attended = self._attention(block, normed, w, see)
+        see(f"{block}.self_attn.o_proj.outputs", attended)
+        states = [x + y for x, y in zip(states, attended, strict=True)]
+        normed = [self.port._norm(x, w["post_attention_layernorm.weight"]) for x in states]
+        experts = self._reduced(self._experts(block, normed, w, see))
+        see(f"{block}.block_sparse_moe_output", experts)
+        return [x + y for x, y in zip(states, experts, strict=True)]
+
+    def _attention(self, block: str, normed: Parts, w: dict[str, torch.Tensor], see: Seen) -> Parts:
+        dim, kv = self.config["head_dim"], self.config["num_key_value_heads"]
+        copies = max(self.tp // kv, 1)
+        parts: dict[str, Parts] = {}
+        for each in "qkv":
+            rows = w[f"self_attn.{each}_proj.weight"]
+            slices = rows.chunk(self.tp if each == "q" else min(kv, self.tp), 0)
+            own = [slices[r if each == "q" else r // copies] for r in range(self.tp)]
+            parts[each] = [x @ s.T for x, s in zip(normed, own, strict=True)]
+            see(f"{block}.self_attn.qkv_proj.{each}_proj_output", parts[each])
+        for each, repeats in (("q", 1), ("k", copies)):
+            parts[each] = self._normed(
+                block, parts[each], w[f"self_attn.{each}_norm.weight"], repeats
+            )
+            see(f"{block}.self_attn.{each}_norm_output", parts[each])
+        out = w["self_attn.o_proj.weight"].chunk(self.tp, 1)
+        terms = []
+        for rank in range(self.tp):
+            heads = {n: p[rank].unflatten(-1, (-1, dim)) for n, p in parts.items()}
+            q, k = self.port._rotated(heads["q"]), self.port._rotated(heads["k"])
+            keys, values = self._cached(block, rank, k, heads["v"])
+            terms.append(self.port._attended(q, keys, values).flatten(2) @ out[rank].T)
+        return terms if self._wrong("no reduction", block) else self._reduced(terms)
+
+    def _normed(self, block: str, parts: Parts, weight: torch.Tensor, copies: int) -> Parts:
+        """Norm over all ranks' channels; with the fault each rank norms over its own."""
+        weights = [each for each in weight.chunk(self.tp // copies) for _ in range(copies)]
+        if self._wrong("norm per rank", block):
+            return [self.port._norm(x, g) for x, g in zip(parts, weights, strict=True)]
+        whole = torch.cat(parts[::copies], -1)
+        normed = self.port._norm(whole, weight).chunk(self.tp // copies, -1)
+        return [each for each in normed for _ in range(copies)]
+
+    def _cached(
+        self, block: str, rank: int, k: torch.Tensor, v: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        before = self.caches.get((block, rank))
+        both = (
+            (k, v)
+            if before is None
+            else tuple(torch.cat(pair, 1) for pair in zip(before, (k, v), strict=True))
+        )
+        self.caches[block, rank] = both
+        return both
+
+    def _experts(self, block: str, normed: Parts, w: dict[str, torch.Tensor], see: Seen) -> Parts:
+        w = {key.removeprefix("block_sparse_moe."): value for key, value in w.items()}
+        logits = [x @ w["gate.weight"].T for x in normed]
+        see(f"{block}.block_sparse_moe.router.linear_router_output", [x[0] for x in logits])
+        count = self.config["num_local_experts"] // self.tp
+        terms = []
+        for rank, (x, scored) in enumerate(zip(normed, logits, strict=True)):
+            scores = scored.float().sigmoid()
+            chosen = (scores + w["e_score_correction_bias"]).topk(
+                self.config["num_experts_per_tok"]
+            )
+            shares = scores.gather(-1, chosen.indices)
+            shares = shares / shares.sum(-1, keepdim=True)
+            total = torch.zeros_like(x)
+            for expert in range(rank * count, (rank + 1) * count):
+                held = expert
+                if rank == 1 and self._wrong("experts of another rank", block):
+                    held = expert + count
+                gate, down, up = (w[f"experts.{held}.w{i}.weight"] for i in (1, 2, 3))
+                share = (shares * (chosen.indices == expert)).sum(-1, keepdim=True)
+                inner = torch.nn.functional.silu(x @ gate.T) * (x @ up.T)
+                total += ((inner @ down.T) * share).to(x.dtype)
+            terms.append(total)
+        see(f"{block}.block_sparse_moe.expert_mlps_output", terms)
+        return terms
+
+
+def capture(
+    folder: Path,
+    tp: int = 4,
+    steps: int = 2,
+    bucket: int = 128,
+    fault: str = "",
+    layers: tuple[int, ...] = (2,),
+    leave_out: tuple[str, ...] = (),
+) -> Path:
+    """Write what the ranks capture, the prefill padded to a bucket; return the folder."""
+    ranks = Ranks(tp, fault, layers)
+    ids, mask = torch.tensor([PROMPT]), torch.ones(1, len(PROMPT), dtype=torch.int64)
+    for step in range(steps + 1):
+        phase = "tkg" if step else "cte"
+
+        def see(name: str, parts: Parts, at: str = f"{phase}_step_{step + 1}") -> None:
+            if name.endswith(leave_out):
+                return
+            axis = 0 if "linear_router" in name else 1
+            for rank, part in enumerate(parts):
+                where = folder / f"rank_{rank}" if tp > 1 else folder
+                where.mkdir(parents=True, exist_ok=True)
+                whole = at.startswith("cte") and part.shape[axis] > 1
+                room = [*part.shape]
+                room[axis] = bucket - part.shape[axis] if whole else 0
+                padded = torch.cat([part, torch.full(room, 7).to(part.dtype)], axis)
+                torch.save(padded, where / f"captured_tensors_{at}_module_{name}.pt")
+
+        logits = ranks.forward(ids, mask, see)
+        ids, mask = logits[:, -1].argmax(-1, keepdim=True), torch.cat([mask, mask[:, :1]], 1)
+    return folder

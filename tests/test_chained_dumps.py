@@ -1,0 +1,170 @@
+"""A dump is a chain of its own: judged on its own values, each block has a verdict of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from chained_dump import PROMPT, chain, write_dump
+from conftest import Ended
+
+from layerparity.record.verdict import Outcome, Verdict
+from layerparity.settings.tracking import TrackingConfig
+from layerparity.tracking.store import open_store
+
+Cli = Callable[..., Ended]
+FAULT = ("norm over each head", 2)
+PARTS = ("self_attn:out", "mlp:out", "mlp.gate:choices")
+AROUND = ("embed_tokens:in", "embed_tokens:out", "norm:out", "lm_head:out")
+
+
+def usual(site: str) -> bool:
+    """Say whether a dump of blocks' ends and components holds a site."""
+    local = site.partition("@")[0]
+    end = re.sub(r"layers\.\d+", "", local)
+    return local in AROUND or end == ":out" or end.removeprefix(".") in PARTS
+
+
+def ends(site: str) -> bool:
+    """Say whether a dump of blocks' outputs alone, and of the router's choices, holds a site."""
+    return usual(site) and not site.partition("@")[0].endswith(PARTS[:2])
+
+
+@pytest.fixture(scope="module")
+def clean() -> dict[str, torch.Tensor]:
+    return chain(steps=2)
+
+
+@pytest.fixture
+def judged(cli: Cli, store: Path) -> Callable[..., Verdict]:
+    """Return a function that judges a dump on its own values."""
+
+    def judge(folder: Path, *words: str) -> Verdict:
+        own = ("job=compare", "job.own_inputs=true", f"candidate={folder}", "name=judged")
+        ended = cli(f"tracking.folder={store}", *own, "device_map=cpu", *words)
+        assert ended.exit in (0, 1, 4), ended.err
+        run = open_store(TrackingConfig(folder=str(store))).find("judged")[0]
+        return Verdict.read(next(run.folder.rglob("verdict.json")))
+
+    return judge
+
+
+def test_a_clean_chain_passes_in_the_prefill_and_in_each_step(
+    judged: Callable[..., Verdict], clean: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    verdict = judged(write_dump(tmp_path / "dump", clean, usual))
+    # What it lacks is a word on its weights: nobody says what they were.
+    assert (verdict.counts["fail"], verdict.counts["inconclusive"]) == (0, 0), verdict.where
+    assert verdict.outcome is Outcome.PASS
+    passed = {row.site.pass_step for row in verdict.rows if row.outcome is Outcome.PASS}
+    assert passed == {("prefill", 0), *(("decode", step) for step in range(3))}
+    assert verdict.counts["pass"] > 90
+
+
+@pytest.mark.parametrize(
+    ("only", "keys", "where"),
+    [
+        (usual, (), "layers.2.self_attn:out"),
+        (ends, ("device_map=stream",), "layers.2.mlp.gate:choices"),
+    ],
+)
+def test_the_block_that_is_wrong_is_named(
+    judged: Callable[..., Verdict],
+    tmp_path: Path,
+    only: Callable[[str], bool],
+    keys: tuple[str, ...],
+    where: str,
+) -> None:
+    """Alone: the blocks behind it, in a chain with it, are right. Streamed, too."""
+    verdict = judged(write_dump(tmp_path / "dump", chain(wrong=FAULT), only), *keys)
+    assert verdict.where == where
+    failing = {row.site.layer for row in verdict.rows if row.outcome is Outcome.FAIL}
+    assert failing == {2}
+
+
+def test_a_plain_comparison_of_chains_cannot_tell(
+    cli: Cli, store: Path, clean: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    """By fixed limits a right chain in bfloat16 fails as a wrong one does."""
+    tokens = tmp_path / "ids.json"
+    tokens.write_text(json.dumps(PROMPT), encoding="utf-8")
+    where = f"tracking.folder={store}"
+    fed = ("inputs=tokens", f"inputs.file={tokens}", "dtype=bfloat16", "device_map=cpu")
+    assert cli(where, *fed, "reference.make=false", "name=plain-golden").exit == 0
+    dump = write_dump(tmp_path / "dump", clean, ends)
+    plain = ("job=compare", "golden=plain-golden", f"candidate={dump}", "tolerance=fixed")
+    ended = cli(where, *plain)
+    assert (ended.exit, "FAIL at layers." in ended.out) == (1, True), ended.out
+
+
+def test_a_dump_without_tokens_is_told_what_it_was_fed(
+    judged: Callable[..., Verdict],
+    cli: Cli,
+    store: Path,
+    clean: dict[str, torch.Tensor],
+    tmp_path: Path,
+) -> None:
+    tokens = tmp_path / "ids.json"
+    tokens.write_text(json.dumps(PROMPT), encoding="utf-8")
+    dump = write_dump(tmp_path / "dump", clean, lambda site: ends(site) and "tokens:in" not in site)
+    own = ("job=compare", "job.own_inputs=true", f"candidate={dump}", f"tracking.folder={store}")
+    ended = cli(*own)
+    assert (ended.exit, "Nothing says what dump was fed" in ended.err) == (2, True), ended.err
+    said = ("inputs=tokens", f"inputs.file={tokens}")
+    verdict = judged(dump, *said)
+    # A block's output alone is no proof of what is inside.
+    assert {row.outcome for row in verdict.rows if row.site.local == ":in"} == {Outcome.PASS}
+    assert verdict.counts["fail"] == 0
+    other = tmp_path / "others.json"
+    other.write_text(json.dumps(PROMPT[:-1]), encoding="utf-8")
+    dump = write_dump(tmp_path / "again", clean, ends)
+    ended = cli(*own[:2], f"candidate={dump}", own[3], "inputs=tokens", f"inputs.file={other}")
+    assert (ended.exit, "again was fed other tokens than" in ended.err) == (2, True), ended.err
+
+
+def test_blocks_whose_inputs_are_there_are_judged(
+    judged: Callable[..., Verdict], clean: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    """The longest run of them, without decode steps; the same dump is kept once."""
+    kept = ("embed_tokens:in", *(f"layers.{n}:out" for n in (1, 2, 3, 5)))
+    kept += tuple(f"layers.{n}.mlp.gate:choices" for n in range(6))
+    dump = write_dump(tmp_path / "dump", clean, lambda site: site.partition("@")[0] in kept)
+    for _ in range(2):
+        verdict = judged(dump)
+        assert verdict.counts["fail"] == 0
+        passed = {
+            row.site.layer for row in verdict.rows if row.site.local == ":out" and row.metrics
+        }
+        assert passed == {2, 3}
+
+
+def test_what_cannot_be_a_chain_is_refused(cli: Cli, store: Path, tmp_path: Path) -> None:
+    where = f"tracking.folder={store}"
+    capture = (where, "job=capture", f"job.folder={tmp_path / 'dump'}")
+    ids = torch.arange(3, 9)[None]
+    hidden = torch.zeros(1, 6, 96)
+    wrong = (
+        ({"embed_tokens:in": ids, "layers.0:out@decode.2": hidden}, "no step 1: record each step"),
+        ({"embed_tokens:in": ids, "layers.0:out@decode.1": hidden}, "in decode step 1: record"),
+        ({"embed_tokens:in": hidden}, "are no token ids"),
+        ({"embed_tokens:in": ids + 999}, "the vocabulary has 512"),
+        ({"embed_tokens:in": ids, "layers.9:out": hidden}, "layers.9:out is none of its sites"),
+    )
+    assert cli(where, "job=capture").exit == 2
+    assert "There is no folder" in cli(*capture).err
+    for tensors, cure in wrong:
+        folder = write_dump(tmp_path / "dump", tensors, lambda site: True)
+        ended = cli(*capture)
+        assert (ended.exit, cure in ended.err) == (2, True), ended.err
+        shutil.rmtree(folder)
+    write_dump(tmp_path / "dump", {"embed_tokens:in": ids, "layers.0:out": hidden[:, :4]}, bool)
+    ended = cli(*capture)
+    assert ended.exit == 0, ended.err
+    assert "layers.0:out is left out: it holds 4 of 6 tokens" in ended.out
+    fed = cli(where, "inputs=candidate", f"inputs.run={tmp_path / 'dump'}", "device_map=cpu")
+    assert (fed.exit, "job=capture job.folder=" in fed.err) == (2, True)
