@@ -32,7 +32,15 @@ NAMES = (
     "ports",
     "profile",
 )
-LAST = ("troubleshooting", "security", "benchmarks", "doctor", "install", "architecture")
+LAST = (
+    "trainium",
+    "troubleshooting",
+    "security",
+    "benchmarks",
+    "doctor",
+    "install",
+    "architecture",
+)
 PAGES = [
     ROOT / "README.md",
     *(ROOT / "docs" / f"{name}.md" for name in (*NAMES, *LAST)),
