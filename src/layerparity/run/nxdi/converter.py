@@ -33,8 +33,9 @@ class ElementOrigin:
     """Where the elements of one parameter come from.
 
     ``name`` holds the number of the stored tensor for each element, int32, -1 where it is padding
-    or was computed; ``place`` the element's place in that tensor, flattened, int32 (int64 where a stage has
-    2^31 of them), -1 likewise. Both have the parameter's shape. ``names`` are the stored tensors by number.
+    or was computed; ``place`` the element's place in that tensor, flattened, -1 likewise, int32
+    (int64 where a stage has 2^31 elements). Both have the parameter's shape. ``names`` are the
+    stored tensors by number.
     """
 
     name: torch.Tensor

@@ -59,6 +59,7 @@ def loaded(
     config: Any,
     stage: str,
     assets: RankAssets,
+    *,
     traces: Traces,
 ) -> StageWeights:
     """Fill a model of one stage from the checkpoint; return what it holds now.

@@ -153,7 +153,8 @@ class NxdiRank(RankSide):
             model.layers[0] = self.application.layer(config, 0).eval()
         if self.dtype != torch.float32:
             model.to(self.dtype)
-        weights = loaded(self.application, model, config, stage, self.assets, self._traces)
+        traces = self._traces
+        weights = loaded(self.application, model, config, stage, self.assets, traces=traces)
         module = model.layers[0] if layer is not None else getattr(model, stage)
         made = _Stage(model, module, weights, getattr(model, "kv_mgr", None))
         attention = Watched(module, self.names).module("self_attn") if layer is not None else None
