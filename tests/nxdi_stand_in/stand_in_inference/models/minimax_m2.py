@@ -81,12 +81,9 @@ class NeuronMiniMaxM2ForCausalLM(NeuronBaseForCausalLM):
                 raise ValueError(f"layer {layer} is not what was expected")
             if mistake == "converter_loses_a_tensor":
                 del state_dict[f"{attention}.k_proj.weight"]
-            for name, change in (
-                ("q", lambda x: heads.pad_queries(x, 0)),
-                ("k", heads.repeat_keys),
-            ):
-                norm = f"{attention}.{name}_norm.weight"
-                state_dict[norm] = change(state_dict[norm])
+            q_norm, k_norm = f"{attention}.q_norm.weight", f"{attention}.k_norm.weight"
+            state_dict[q_norm] = heads.pad_queries(state_dict[q_norm], 0)
+            state_dict[k_norm] = heads.repeat_keys(state_dict[k_norm], mistake == "kv_tiled")
             _stack_experts(state_dict, f"{moe}.", config.num_local_experts)
             router = f"{moe}.router"
             state_dict[f"{router}.linear_router.weight"] = state_dict.pop(f"{moe}.gate.weight")
