@@ -32,6 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LONGEST = (
     "test_docs.py",
     "test_neuron_run.py",
+    "test_nxdi.py",
     "test_stream.py",
     "test_bisect.py",
     "test_install.py",

@@ -113,13 +113,13 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
         if name.partition(".")[0] not in self.absent:
             return None
-        if "torch_xla" not in sys.modules and importlib.util.find_spec("torch_xla") is not None:
-            # Afterwards it has found out for itself that there is no Neuron here.
-            importlib.import_module("torch_xla")
-        elif name == _OF_TORCH_XLA and getattr(
-            sys.modules["torch_xla"].__spec__, "_initializing", False
-        ):
-            return None
+        if name == _OF_TORCH_XLA:
+            xla = sys.modules.get("torch_xla")
+            if xla is not None and getattr(xla.__spec__, "_initializing", False):
+                return None
+            if xla is None and importlib.util.find_spec("torch_xla") is not None:
+                # Afterwards it has found out for itself that there is no Neuron here.
+                importlib.import_module("torch_xla")
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:

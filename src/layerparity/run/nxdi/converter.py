@@ -22,6 +22,8 @@ _RADIX = 128
 # in 16,000. What so few elements of a parameter seem to come from is not believed.
 _PROOFS = (2654435761, 40503)
 _LEAST = 1e-3
+# Elements that are worked on at once.
+_CHUNK = 1 << 20
 
 Convert = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
 
@@ -31,8 +33,9 @@ class ElementOrigin:
     """Where the elements of one parameter come from.
 
     ``name`` holds the number of the stored tensor for each element, int32, -1 where it is padding
-    or was computed; ``place`` the element's place in that tensor, flattened, int64. Both have the
-    parameter's shape. ``names`` are the stored tensors by number.
+    or was computed; ``place`` the element's place in that tensor, flattened, -1 likewise, int32
+    (int64 where a stage has 2^31 elements). Both have the parameter's shape. ``names`` are the
+    stored tensors by number.
     """
 
     name: torch.Tensor
@@ -49,7 +52,8 @@ def trace(convert: Convert, stored: Mapping[str, torch.Tensor]) -> dict[str, Ele
     """Return the origin of every parameter that ``convert`` makes of the stored tensors.
 
     ``convert`` takes tensors by stored name, and returns this rank's by parameter; it is called
-    once for each digit. Tensors may have any floating type that holds whole numbers up to 128.
+    once for each digit, with tensors that it may change. They may have any floating type that holds
+    whole numbers up to 128.
     """
     names = tuple(stored)
     starts, total = {}, 0
@@ -59,17 +63,24 @@ def trace(convert: Convert, stored: Mapping[str, torch.Tensor]) -> dict[str, Ele
     digits = 1
     while _RADIX**digits < total:
         digits += 1
-    made: list[dict[str, torch.Tensor]] = []
+    made: dict[str, list[torch.Tensor]] = {}
     for power in (*range(digits), *(-1 - each for each in range(len(_PROOFS)))):
         numbered = {name: _digit(starts[name], tensor, power) for name, tensor in stored.items()}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            made.append(convert(numbered))
+            converted = convert(numbered)
+        for parameter in list(converted):
+            made.setdefault(parameter, []).append(_seen(converted.pop(parameter)))
     edges = torch.tensor([starts[name] for name in names])
     return {
-        parameter: _decoded([each[parameter] for each in made], total, edges, names)
-        for parameter in made[0]
+        parameter: _decoded(made.pop(parameter), total, edges, names) for parameter in list(made)
     }
+
+
+def _seen(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a converted tensor's digits, uint8: 1 to 128, and 0 for what is none."""
+    right = (tensor == tensor.round()) & (tensor >= 1) & (tensor <= _RADIX)
+    return torch.where(right, tensor, torch.zeros((), dtype=tensor.dtype)).to(torch.uint8)
 
 
 def _digit(start: int, tensor: torch.Tensor, power: int) -> torch.Tensor:
@@ -91,20 +102,28 @@ def _proof(numbers: torch.Tensor, factor: int) -> torch.Tensor:
 def _decoded(
     made: list[torch.Tensor], total: int, edges: torch.Tensor, names: tuple[str, ...]
 ) -> ElementOrigin:
-    digits = torch.stack([each.to(torch.float64).nan_to_num() for each in made])
-    right = ((digits == digits.round()) & (digits >= 1) & (digits <= _RADIX)).all(0)
-    whole = digits.clamp(1, _RADIX).long() - 1
-    powers = _RADIX ** torch.arange(len(made) - len(_PROOFS))
-    numbers = (whole[: -len(_PROOFS)] * powers.view(-1, *(1,) * made[0].dim())).sum(0)
-    for place, factor in enumerate(_PROOFS):
-        right &= _proof(numbers, factor) == whole[place - len(_PROOFS)]
-    right &= numbers < total
-    name = torch.bucketize(numbers, edges, right=True) - 1
-    counts = torch.bincount(name[right].reshape(-1), minlength=len(names))
-    right &= (counts >= _LEAST * right.numel())[name.clamp(0, len(names) - 1)]
-    nowhere = torch.full_like(numbers, -1)
-    places = torch.where(right, numbers - edges[name.clamp(0, len(names) - 1)], nowhere)
-    return ElementOrigin(torch.where(right, name, nowhere).to(torch.int32), places, names)
+    """Return the origin that a parameter's digits say, uint8 each, in the parameter's shape."""
+    name = torch.empty(made[0].shape, dtype=torch.int32)
+    narrow = total < 2**31
+    place = torch.empty(made[0].shape, dtype=torch.int32 if narrow else torch.int64)
+    flat = [each.reshape(-1) for each in made]
+    counts = torch.zeros(len(names), dtype=torch.int64)
+    # A real layer has billions of elements: their numbers are put together a few at a time.
+    for start in range(0, name.numel(), _CHUNK):
+        here = slice(start, start + _CHUNK)
+        digits = torch.stack([each[here].long() for each in flat]) - 1
+        powers = _RADIX ** torch.arange(len(made) - len(_PROOFS))
+        numbers = (digits[: -len(_PROOFS)] * powers[:, None]).sum(0)
+        right = (digits >= 0).all(0) & (numbers < total)
+        for proof, factor in enumerate(_PROOFS):
+            right &= _proof(numbers, factor) == digits[proof - len(_PROOFS)]
+        owner = (torch.bucketize(numbers, edges, right=True) - 1).clamp(0, len(names) - 1)
+        counts += torch.bincount(owner[right], minlength=len(names))
+        name.view(-1)[here] = torch.where(right, owner, -1).int()
+        place.view(-1)[here] = torch.where(right, numbers - edges[owner], -1).to(place.dtype)
+    for few in (counts.gt(0) & counts.lt(_LEAST * name.numel())).nonzero().flatten().tolist():
+        place[name == few], name[name == few] = -1, -1
+    return ElementOrigin(name, place, names)
 
 
 @dataclass(frozen=True)
@@ -144,7 +163,7 @@ def inverse(
             mask = (
                 torch.zeros(size, dtype=torch.bool) if before is None else before.mask.reshape(-1)
             )
-            at = places[here]
+            at = places[here].long()
             values[at] = held[here].to(values.dtype)
             mask[at] = True
             doubled = not torch.equal(values[at], held[here].to(values.dtype))

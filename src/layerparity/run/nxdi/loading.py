@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -54,7 +54,13 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def loaded(
-    application: Application, model: Any, config: Any, stage: str, assets: RankAssets
+    application: Application,
+    model: Any,
+    config: Any,
+    stage: str,
+    assets: RankAssets,
+    *,
+    traces: Traces,
 ) -> StageWeights:
     """Fill a model of one stage from the checkpoint; return what it holds now.
 
@@ -64,12 +70,13 @@ def loaded(
 
     checkpoint, rank = assets.checkpoint, assets.rank
     tied = bool(getattr(config, "tie_word_embeddings", False))
-    names = stage_names(checkpoint, stage, tied)
+    # In one order, wherever a block's tensors are stored.
+    names = sorted(stage_names(checkpoint, stage, tied), key=lambda name: renamed(name, stage))
     values, hashes = checkpoint.read(names)
     extras: list[str] = []
 
     def convert(stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        state = {renamed(name, stage): value.clone() for name, value in stored.items()}
+        state = {renamed(name, stage): value for name, value in stored.items()}
         for name in extras:
             state.setdefault(renamed(name, stage), checkpoint.value(name))
         # Its progress is of no interest, stage by stage.
@@ -85,16 +92,81 @@ def loaded(
     whose = f"{application.cls.__name__}'s converter"
     state = _converted(convert, values, extras, checkpoint, f"{whose}, for {stage}")
     model.load_state_dict(state, strict=False)
+    del state
     own = model.state_dict()
-    origins = {
-        parameter: origin
-        for parameter, origin in trace(convert, values).items()
-        if parameter in own and bool((origin.name >= 0).any())
-    }
+    form = StageForm.of(values, stage, extras, config)
+    origins = traces.of(form, own, values) or traces.kept(form, own, trace(convert, values))
     reached = {name for origin in origins.values() for name in origin.stored}
     used = {name: digest for name, digest in hashes.items() if name in reached}
     shapes = {name: value.shape for name, value in values.items()}
     return StageWeights({name: own[name] for name in origins}, used, origins, shapes)
+
+
+@dataclass(frozen=True)
+class StageForm:
+    """What the origin of a stage's elements depends on: all but their values.
+
+    ``names`` are stored, in one order for all blocks; ``form`` is equal for stages that a
+    converter treats alike: names in a model of one block, shapes, types and the configuration.
+    """
+
+    names: tuple[str, ...]
+    form: tuple[object, ...]
+
+    @classmethod
+    def of(
+        cls, values: Mapping[str, torch.Tensor], stage: str, extras: Sequence[str], config: Any
+    ) -> StageForm:
+        """Return the form of a stage of these stored tensors."""
+        tensors = [(renamed(n, stage), value.shape, value.dtype) for n, value in values.items()]
+        keys = {name: repr(each) for name, each in vars(config).items() if name != "neuron_config"}
+        return cls(tuple(values), (*tensors, *extras, *sorted(keys.items())))
+
+
+class Traces:
+    """The origins of stages' elements, kept: of blocks of one form, one trace serves all.
+
+    Only the last one is: a real block's takes eight bytes an element.
+    """
+
+    def __init__(self) -> None:
+        self._form: tuple[object, ...] | None = None
+        self._origins: dict[str, ElementOrigin] = {}
+
+    def of(
+        self,
+        form: StageForm,
+        parameters: Mapping[str, torch.Tensor],
+        values: Mapping[str, torch.Tensor],
+    ) -> dict[str, ElementOrigin] | None:
+        """Return what was traced of another stage of this form; None where it is not right here.
+
+        It is right if the ``parameters`` that were just loaded hold the stored ``values`` there.
+        """
+        if form.form != self._form:
+            return None
+        origins = {n: replace(each, names=form.names) for n, each in self._origins.items()}
+        shapes = {name: value.shape for name, value in values.items()}
+        for name, got in inverse(origins, parameters, shapes).items():
+            stored = values[name].to(got.values.dtype)
+            if got.doubled or not _same(got.values[got.mask], stored[got.mask]):
+                return None
+        return origins
+
+    def kept(
+        self,
+        form: StageForm,
+        parameters: Mapping[str, torch.Tensor],
+        traced: Mapping[str, ElementOrigin],
+    ) -> dict[str, ElementOrigin]:
+        """Keep what was traced of a form; return those parameters' that hold stored elements."""
+        self._form = form.form
+        self._origins = {
+            parameter: origin
+            for parameter, origin in traced.items()
+            if parameter in parameters and bool((origin.name >= 0).any())
+        }
+        return dict(self._origins)
 
 
 def _converted(
@@ -107,7 +179,8 @@ def _converted(
     """Convert a stage's values; what else the converter asks for is read and given to it."""
     for _ in range(_EXTRAS):
         try:
-            state: dict[str, torch.Tensor] = convert(dict(values))
+            own = {name: value.clone() for name, value in values.items()}
+            state: dict[str, torch.Tensor] = convert(own)
             return state
         except UserError:
             raise

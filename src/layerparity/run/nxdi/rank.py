@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ from layerparity.anatomy.site import EMBEDDING, HEAD, NORM, Site
 from layerparity.ground.errors import UserError
 from layerparity.run.nxdi import absent
 from layerparity.run.nxdi.application import Application, configured, import_named
-from layerparity.run.nxdi.loading import StageWeights, loaded
+from layerparity.run.nxdi.loading import StageWeights, Traces, loaded
 from layerparity.run.nxdi.passes import NxdiPass, pass_of
 from layerparity.run.nxdi.sites import SITES, RankLayout, Watched, channels_of, weights_of
 from layerparity.run.ports.base import Call
@@ -64,7 +65,11 @@ class NxdiRank(RankSide):
         self.names = dict(names or {})
         self.dtype: torch.dtype = getattr(torch, assets.dtype)
         self._stages: dict[str, _Stage] = {}
+        self._traces = Traces()
         self._sizes = (1, 8)
+        taps = {tap.local for tap in assets.family.taps}
+        # What no other implementation of the family shows has nothing to be compared with.
+        self._tapped = [local for local in SITES if local in taps]
         self._room = 0
         self._pass: NxdiPass | None = None
 
@@ -85,6 +90,8 @@ class NxdiRank(RankSide):
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=self.assets.count, skip_collective_init=True
         )
+        # Converters call gc.collect() for each expert; what is imported is no garbage.
+        gc.freeze()
         granted = parallel_state.get_tensor_model_parallel_size()
         if granted != self.assets.count:
             raise UserError(f"tp_degree={self.assets.count} was asked and {granted} granted")
@@ -146,7 +153,8 @@ class NxdiRank(RankSide):
             model.layers[0] = self.application.layer(config, 0).eval()
         if self.dtype != torch.float32:
             model.to(self.dtype)
-        weights = loaded(self.application, model, config, stage, self.assets)
+        traces = self._traces
+        weights = loaded(self.application, model, config, stage, self.assets, traces=traces)
         module = model.layers[0] if layer is not None else getattr(model, stage)
         made = _Stage(model, module, weights, getattr(model, "kv_mgr", None))
         attention = Watched(module, self.names).module("self_attn") if layer is not None else None
@@ -198,7 +206,7 @@ class NxdiRank(RankSide):
         )
         seen = dict(watched.seen)
         observed = RankObserved(now.back(output))
-        for local in SITES:
+        for local in self._tapped:
             if not self.assets.wanted(layer=layer, local=local):
                 continue
             shown = layout.canonical(local, seen[local]) if local in seen else None

@@ -26,9 +26,10 @@ class Settings:
     _target_: str = "layerparity.run.ports.nxdi.NxdiPort"
     model: str | None = key(None, "an NxDI application, model or decoder layer: module.Class")
     path: list[str] = key([], "folders of sources that are not installed: [nxd/src,nxdi/src]")
-    neuron_config: dict[str, Any] = key({}, "keys of its NeuronConfig: {fused_qkv: true}")
-    model_config: dict[str, Any] = key({}, "keys of its configuration beside config.json's")
-    names: dict[str, str] = key({}, "module of a block by its usual name: {mlp.gate: moe.router}")
+    # Mappings: what is typed as one, Hydra takes no new key for.
+    neuron_config: Any = key(None, "keys of its NeuronConfig: {fused_qkv: true}")
+    model_config: Any = key(None, "keys of its configuration beside config.json's")
+    names: Any = key(None, "module of a block by its usual name: {mlp.gate: moe.router}")
 
 
 class NxdiPort(RanksPort):
@@ -68,6 +69,12 @@ class NxdiPort(RanksPort):
         """Refuse a missing class, and a backend whose runs are not judged."""
         if not keys.get("model"):
             raise UserError("port=nxdi runs a class of your own", f"name it with {_EXAMPLE}.")
+        for name in ("neuron_config", "model_config", "names"):
+            given = keys.get(name)
+            if given is not None and not isinstance(given, Mapping):
+                raise UserError(
+                    f"port.{name}={given} is no mapping", f"write port.{name}={{key: value}}."
+                )
         if config.backend.name != "neuron":
             raise UserError(
                 f"port=nxdi is not for backend={config.backend.name}", "use backend=neuron."

@@ -12,7 +12,8 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from layerparity.run.ranks import wire
 
 START = "start.json"
 SOCKET = "socket"
+# Bytes that the path of a socket may have, on Linux.
+_LONGEST = 107
 
 
 def main(folder: Path) -> int:
@@ -71,8 +74,23 @@ def _refuse(folder: Path, start: Mapping[str, Any], why: str) -> int:
     return Exit.USER
 
 
+@contextmanager
+def address(folder: Path) -> Iterator[str]:
+    """Give the path of a folder's socket, in a form that is short enough for one."""
+    path = str(folder / SOCKET)
+    if len(os.fsencode(path)) <= _LONGEST:
+        yield path
+        return
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        yield f"/proc/self/fd/{opened}/{SOCKET}"
+    finally:
+        os.close(opened)
+
+
 def _connected(folder: Path, start: Mapping[str, Any]) -> Connection:
-    return Client(str(folder / SOCKET), "AF_UNIX", authkey=bytes.fromhex(start["key"]))
+    with address(folder) as path:
+        return Client(path, "AF_UNIX", authkey=bytes.fromhex(start["key"]))
 
 
 def _forked(folder: Path, start: Mapping[str, Any], side: Any, rank: int) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from layerparity.ground.errors import UserError
 from layerparity.machine import owner
 from layerparity.run.ranks import wire
-from layerparity.run.ranks.child import SOCKET, START
+from layerparity.run.ranks.child import START, address
 
 if TYPE_CHECKING:
     import torch
@@ -52,7 +52,7 @@ class RankGroup:
         """Start the processes and wait until all of them are there. Raises UserError if not."""
         self._folder = Path(self._stack.enter_context(owner.temporary()))
         key = secrets.token_bytes(32)
-        path = str(self._folder / SOCKET)
+        path = self._stack.enter_context(address(self._folder))
         listener = self._stack.enter_context(Listener(path, "AF_UNIX", self.count, authkey=key))
         here = [each or str(Path.cwd()) for each in sys.path]
         start = {

@@ -1,0 +1,1 @@
+"""A stand-in of NeuronX Distributed: as much of its interface as port=nxdi uses, over gloo."""

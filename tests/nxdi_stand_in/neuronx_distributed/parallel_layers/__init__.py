@@ -1,0 +1,1 @@
+"""Layers that ranks share, and who the ranks are."""

@@ -1,0 +1,29 @@
+"""Collectives of the ranks that share a tensor."""
+
+from __future__ import annotations
+
+import torch
+from torch import distributed
+
+from neuronx_distributed.parallel_layers.parallel_state import (
+    get_tensor_model_parallel_group,
+    get_tensor_model_parallel_size,
+)
+
+
+def reduce_from_tensor_model_parallel_region(part: torch.Tensor) -> torch.Tensor:
+    """Return the sum over the ranks."""
+    total = part.clone(memory_format=torch.contiguous_format)
+    if get_tensor_model_parallel_size() > 1:
+        distributed.all_reduce(total, group=get_tensor_model_parallel_group())
+    return total
+
+
+def gather_from_tensor_model_parallel_region(part: torch.Tensor) -> torch.Tensor:
+    """Return the ranks' parts side by side in the last dimension."""
+    count = get_tensor_model_parallel_size()
+    if count == 1:
+        return part
+    parts = [torch.empty_like(part) for _ in range(count)]
+    distributed.all_gather(parts, part.contiguous(), group=get_tensor_model_parallel_group())
+    return torch.cat(parts, -1)

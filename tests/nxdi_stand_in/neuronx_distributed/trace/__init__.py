@@ -1,0 +1,1 @@
+"""How a checkpoint comes to the ranks."""

@@ -1,0 +1,1 @@
+"""A stand-in of NeuronX Distributed Inference: two right models, with mistakes to switch on."""

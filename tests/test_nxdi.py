@@ -1,0 +1,218 @@
+"""port=nxdi: models of a stand-in of NxDI, sharded over rank processes, against a golden.
+
+The stand-in is in tests/nxdi_stand_in; its mistakes are switched on by a key of its NeuronConfig.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import folders
+import pytest
+from conftest import ROOT, Ended
+
+from layerparity.anatomy.family import TAPS
+from layerparity.anatomy.site import DECODE, PREFILL
+from layerparity.record.stored_run import StoredRun
+from layerparity.record.verdict import Outcome, Verdict
+from layerparity.settings.tracking import TrackingConfig
+from layerparity.tracking.store import open_store
+
+Ran = Callable[..., Ended]
+Judged = Callable[..., Verdict]
+STAND_IN = Path(__file__).resolve().parent / "nxdi_stand_in"
+CLASSES = "stand_in_inference.models."
+MINIMAX = f"{CLASSES}minimax_m2.NeuronMiniMaxM2ForCausalLM"
+LLAMA = f"{CLASSES}llama.NeuronLlamaForCausalLM"
+# Rows of other lengths: the shorter one is padded on the left, which NxDI never does.
+ROWS = [[*range(20, 32)], [7, 90, 41, 12, 13, 200, 33]]
+BLOCK = ("scope=single", "layer=0", "generate.max_new_tokens=0")
+STEPS = {(PREFILL, 0), (DECODE, 1), (DECODE, 2), (DECODE, 3)}
+# Two blocks; a vocabulary that eight ranks can share.
+TWO = {"num_hidden_layers": 2, "vocab_size": 320}
+MODELS: dict[str, Callable[[Path], Path]] = {
+    "tiny": lambda _: ROOT / "checkpoints/tiny_minimax_m2",
+    "small": lambda folder: folders.minimax_m2(folder, **TWO),
+    "llama": lambda folder: folders.llama(folder, **TWO),
+    "biased": lambda folder: with_biases(folders.llama(folder, **TWO, attention_bias=True)),
+}
+
+
+def with_biases(folder: Path) -> Path:
+    """Give a checkpoint biases that matter: transformers begins with zeros."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    maker = torch.Generator().manual_seed(5)
+    for name, value in tensors.items():
+        if name.endswith(".bias"):
+            tensors[name] = torch.randn(value.shape, generator=maker).to(value.dtype) * 0.2
+    save_file(tensors, file, metadata={"format": "pt"})
+    return folder
+
+
+@pytest.fixture
+def kept(store: Path) -> Callable[[str], StoredRun]:
+    """Return a function that gives the stored run of a name."""
+    return lambda name: open_store(TrackingConfig(folder=str(store))).find(name)[0]
+
+
+@pytest.fixture
+def ran(cli: Ran, store: Path) -> Ran:
+    """Return a function that runs a model of the stand-in; its golden is made when first asked."""
+    (store / "rows.json").write_text(json.dumps(ROWS), encoding="utf-8")
+
+    def run(model: str, dtype: str, *words: str, cls: str = MINIMAX) -> Ended:
+        folder = store / model
+        path = folder if folder.is_dir() else MODELS[model](folder)
+        both = (f"tracking.folder={store}", f"model.path={path}", f"dtype={dtype}")
+        both += ("capture=components", "generate.max_new_tokens=4")
+        golden = f"{model}-{dtype}"
+        if not (store / golden).exists():
+            fed = ("inputs=tokens", f"inputs.file={store / 'rows.json'}", "device_map=cpu")
+            ended = cli(*both, *fed, "reference.components=false", f"name={golden}")
+            assert ended.exit == 0, ended.err
+            (store / golden).touch()
+        own = ("backend=neuron", "port=nxdi", f"port.model={cls}", f"port.path=[{STAND_IN}]")
+        return cli(*both, *own, "kind=candidate", f"golden={golden}", "name=sharded", *words)
+
+    return run
+
+
+@pytest.fixture
+def judged(cli: Ran, ran: Ran, store: Path, kept: Callable[[str], StoredRun]) -> Judged:
+    """Return a function that runs a model of the stand-in and gives the verdict on it."""
+
+    def judge(model: str, dtype: str, *words: str, cls: str = MINIMAX) -> Verdict:
+        ended = ran(model, dtype, *words, cls=cls)
+        assert ended.exit == 0, ended.err
+        pair = (f"golden={model}-{dtype}", "candidate=sharded", "name=judged")
+        cli(f"tracking.folder={store}", "job=compare", *pair)
+        return Verdict.read(next(kept("judged").folder.rglob("verdict.json")))
+
+    return judge
+
+
+def wrong(mistake: str) -> str:
+    return f"port.neuron_config={{mistake: {mistake}}}"
+
+
+@pytest.mark.parametrize("degree", [1, 2, 4, 8])
+def test_a_right_model_passes_at_every_degree(judged: Judged, degree: int) -> None:
+    """Key heads are replicated from 4 ranks on, query heads padded for 8; one row is padded."""
+    verdict = judged("tiny", "float32", f"tp_degree={degree}")
+    assert verdict.outcome is Outcome.PASS, verdict.where
+    assert verdict.whole.outcome is Outcome.PASS
+    passed: dict[tuple[str, int], set[str]] = {}
+    for row in verdict.rows:
+        if row.site.layer is not None and row.metrics:
+            passed.setdefault(row.site.pass_step, set()).add(row.site.local)
+    assert set(passed) == STEPS
+    ours = {tap.local for tap in TAPS} | {":in", ":out"}
+    assert all(each == ours for each in passed.values())
+
+
+@pytest.mark.parametrize(
+    ("model", "dtype", "degree", "cls"),
+    [
+        ("small", "bfloat16", 2, MINIMAX),
+        ("llama", "float32", 4, LLAMA),
+        ("biased", "bfloat16", 2, LLAMA),
+    ],
+)
+def test_rounding_and_tied_heads_are_no_mistake(
+    judged: Judged, model: str, dtype: str, degree: int, cls: str
+) -> None:
+    verdict = judged(model, dtype, f"tp_degree={degree}", cls=cls)
+    assert verdict.outcome is Outcome.PASS, verdict.where
+
+
+@pytest.mark.parametrize(
+    ("mistake", "degree", "where"),
+    [
+        ("per_rank_norm", 2, "layers.0.self_attn.q_norm"),
+        ("kv_tiled", 4, "layers.0.self_attn"),
+        ("experts_shifted", 2, "layers.0.mlp.experts"),
+        ("missing_reduction", 2, "layers.0.self_attn"),
+        ("norm_sliced", 2, "layers.0.post_attention_layernorm"),
+        ("embedding_of_rank_0", 2, "embed_tokens"),
+        ("bias_deleted", 2, "layers.0.mlp.gate"),
+        ("converter_loses_a_tensor", 2, "layers.0.self_attn.k_proj"),
+    ],
+)
+def test_a_mistake_of_sharding_is_named(
+    judged: Judged, mistake: str, degree: int, where: str
+) -> None:
+    verdict = judged("small", "float32", f"tp_degree={degree}", wrong(mistake))
+    assert verdict.outcome is Outcome.FAIL
+    assert verdict.where.partition(":")[0] == where
+
+
+def test_a_bias_that_every_rank_adds_is_named(judged: Judged) -> None:
+    verdict = judged("biased", "float32", "tp_degree=2", wrong("bias_on_each_rank"), cls=LLAMA)
+    assert (verdict.outcome, verdict.where) == (Outcome.FAIL, "layers.0.self_attn:out")
+
+
+def test_one_rank_alone_has_no_mistake_of_sharding(judged: Judged) -> None:
+    """At tp 1 a norm over each rank's heads is right: only ranks show it."""
+    verdict = judged("small", "float32", wrong("per_rank_norm"))
+    assert verdict.outcome is Outcome.PASS, verdict.where
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((wrong("converter_raises"),), "layer 0 is not what was expected"),
+        ((wrong("needs_kernel"),), "neuronxcc.nki.kernels.flash_fwd, which is not installed here"),
+        (("tp_degree=5",), "2 key heads cannot be replicated to tp_degree=5"),
+        (("port.neuron_config=fused",), "write port.neuron_config={key: value}"),
+        (("port.neuron_config={fused: true}",), "unexpected keyword argument 'fused'"),
+        (
+            ("scope=single", "layer=0", "component=mlp", "generate.max_new_tokens=0"),
+            "leave component out",
+        ),
+        ((f"port.path=[{STAND_IN}/none]",), "none, which is no folder"),
+        (("port.model=nothing.here.Class",), "there is no module 'nothing'"),
+        (("port.model=Class",), "is no dotted path"),
+        ((f"port.model={CLASSES}llama.NeuronLama",), "has no class 'NeuronLama'"),
+        (("port.model=stand_in_inference.modules.moe.MoE",), "name the application class itself"),
+        (("port.model=null",), "port=nxdi runs a class of your own"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_with_the_reason(
+    ran: Ran, words: tuple[str, ...], said: str
+) -> None:
+    ended = ran("small", "float32", *words)
+    assert (ended.exit, len(ended.err.strip().splitlines())) == (2, 1), ended.err
+    assert said in ended.err
+
+
+def test_a_rank_that_dies_ends_the_run(ran: Ran, kept: Callable[[str], StoredRun]) -> None:
+    began = time.monotonic()
+    ended = ran("small", "float32", "tp_degree=4", wrong("rank_dies"))
+    assert time.monotonic() - began < 60
+    assert ended.exit == 2
+    assert "rank 1 of 4 died in run" in ended.err
+    assert kept("sharded").status == "FAILED"
+    assert not ranks_alive()
+
+
+def ranks_alive() -> list[str]:
+    """Return the command lines of rank processes that this process's commands left behind."""
+    import os
+
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if b"layerparity.run.ranks.child" in words and int(parent) in (1, os.getpid()):
+            found.append(" ".join(word.decode() for word in words))
+    return found

@@ -1,0 +1,124 @@
+"""Rank processes are started together, answer in lock step, and end together."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT
+
+from layerparity.ground.errors import UserError
+from layerparity.numbers.rank_shares import merge
+from layerparity.record.manifest import SitePatterns
+from layerparity.run.ranks.answers import observed_of
+from layerparity.run.ranks.group import RankGroup
+
+
+@contextmanager
+def opened(count: int = 2, **keys: str) -> Iterator[RankGroup]:
+    group = RankGroup(
+        {
+            "side": "rank_side.Side",
+            "keys": keys,
+            "count": count,
+            "threads": 1,
+            "checkpoint": str(ROOT / "checkpoints/tiny_minimax_m2"),
+            "dtype": "float32",
+            "wanted": asdict(SitePatterns("default", ("*",))),
+        },
+        {},
+    )
+    try:
+        group.open()
+        yield group
+    finally:
+        group.close()
+
+
+def processes(group: RankGroup) -> list[int]:
+    return [int(answer["facts"]["process"]) for answer, _ in group.call("start")]
+
+
+def alive(process: int) -> bool:
+    """Say whether a process still runs in five seconds; one that nobody has buried does not."""
+    until = time.monotonic() + 5
+    while time.monotonic() < until:
+        try:
+            state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+        if state in "ZX":
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def test_ranks_answer_in_their_order_and_end_with_the_group() -> None:
+    with opened(3) as group:
+        folder, ranks = group._folder, processes(group)
+        assert [answer["facts"]["rank"] for answer, _ in group.call("start")] == ["0", "1", "2"]
+        assert [a["used"] for a, _ in group.call("load", stage="fine")] == [
+            {"fine.weight": "digest"}
+        ] * 3
+        given = torch.arange(24.0).view(1, 4, 6)
+        seen = [
+            observed_of(*each) for each in group.call("run", {"given": given}, stage="layers.0")
+        ]
+        merged = merge([each.output for each in seen], [each.output_share for each in seen])
+        assert torch.equal(merged.tensor, given * 2)
+        assert seen[0].unseen == {"x": "y"}
+    assert not any(alive(each) for each in ranks)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("stage", "said"),
+    [
+        ("raise", "rank 1 of 2 raised ValueError: rank 1 cannot do this (rank_side.py:"),
+        ("die", "rank 1 of 2 died in load, and the others were ended (its last line: out of luck)"),
+    ],
+)
+def test_a_rank_that_fails_ends_those_that_wait_for_it(stage: str, said: str) -> None:
+    began = time.monotonic()
+    with opened() as group:
+        ranks = processes(group)
+        with pytest.raises(UserError) as error:
+            group.call("load", stage=stage)
+        assert said in str(error.value)
+        assert not any(alive(each) for each in ranks)
+    assert time.monotonic() - began < 60
+
+
+def test_what_a_rank_refuses_is_said_as_it_says_it() -> None:
+    with opened() as group:
+        with pytest.raises(UserError, match=r"rank 1 refuses: ask another\."):
+            group.call("load", stage="refuse")
+        assert group._connections == []
+
+
+def test_what_cannot_be_prepared_is_refused_before_ranks_are_there() -> None:
+    with (
+        pytest.raises(UserError, match=r"not today: and this is the cure\."),
+        opened(prepare="not today"),
+    ):
+        pass
+
+
+def test_a_long_path_of_temporary_folders_is_no_hindrance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The path of a socket has 107 bytes at most."""
+    deep = tmp_path / ("d" * 90) / ("e" * 90)
+    deep.mkdir(parents=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    before = len([*Path("/proc/self/fd").iterdir()])
+    with opened(1) as group:
+        assert len(processes(group)) == 1
+    assert list(deep.iterdir()) == []
+    assert len([*Path("/proc/self/fd").iterdir()]) == before
