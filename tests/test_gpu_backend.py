@@ -400,7 +400,7 @@ def test_bad_words_are_refused_on_building():
 
 
 def test_tensor_parallel_is_refused():
-    with pytest.raises(UserError, match=r"tp_degree=2: .*neuron backend for now: use tp_degree=1"):
+    with pytest.raises(UserError, match=r"tp_degree=2: only port=hf is split .*: use tp_degree=1"):
         build("cpu", tp_degree=2).check(on_meta(llama))
     build("cpu", tp_degree=1).check(on_meta(llama))
 

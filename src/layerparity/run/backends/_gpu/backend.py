@@ -116,9 +116,8 @@ class GpuBackend(Backend):
         """Refuse tensor parallelism."""
         if self.tp_degree > 1:
             raise UserError(
-                f"tp_degree={self.tp_degree}: tensor parallel runs are only on the neuron backend "
-                "for now",
-                "use tp_degree=1, and device_map=balanced for several GPUs.",
+                f"tp_degree={self.tp_degree}: only port=hf is split over ranks on backend=gpu",
+                "use tp_degree=1, or port=hf.",
             )
 
     def place(self, model: nn.Module, stages: Mapping[str, str]) -> list[Placed]:
