@@ -159,7 +159,7 @@ def test_a_wrong_candidate_fails_and_names_the_site(run: Cli, store: Path, tmp_p
         (["model=checkpoint", "model.path=nowhere"], "No checkpoint folder"),
         (["model=minimax_m2"], "without weights"),
         (["device_map=cuda:9"], "device_map=cpu"),
-        (["tp_degree=2"], "tp_degree=1"),
+        (["tp_degree=2", "kind=golden"], "tp_degree=1"),
         (["feed=isolated", "inputs=prompt"], "feed=isolated"),
         (["inputs=golden", "golden=no-such-run", "kind=candidate"], "no-such-run"),
         (["job=compare", "golden=nothing", "candidate=the-golden"], "no run 'nothing'"),

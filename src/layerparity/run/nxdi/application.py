@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from layerparity.ground.errors import UserError, nearest
+from layerparity.model.architecture import read_config
 from layerparity.run.nxdi import absent
 from layerparity.run.ranks.child import said
 
@@ -108,18 +109,19 @@ def configured(
 
     Raises UserError with what the configuration class says.
     """
-    values = dict(config)
-    rope = values.get("rope_parameters") or {}
-    # transformers 5 nests what NxDI reads at the top.
-    values.setdefault("rope_theta", rope.get("rope_theta", 10000.0))
-    values.setdefault("pad_token_id", None)
-    if values["pad_token_id"] is None:
+    values = {**_beyond(config), **config}
+    if values.get("pad_token_id") is None:
         values["pad_token_id"] = 0
     # NxDI loads its own weights from here, and nothing else is to be loaded.
     values.pop("_name_or_path", None)
     try:
         config_class = application.cls.get_config_cls()
         made = config_class.get_neuron_config_cls()(**neuron)
+        known = read_config(config)
+        # One of another name today: num_experts, which transformers 5 writes as num_local_experts.
+        for name in config_class.get_required_attributes(object.__new__(config_class)):
+            if name not in values and hasattr(known, name):
+                values[name] = getattr(known, name)
         return config_class(made, **values)
     except UserError:
         raise
@@ -128,3 +130,16 @@ def configured(
             f"{application.cls.__name__}: its configuration {said(error)}",
             "port.neuron_config and port.model_config take what it wants.",
         ) from error
+
+
+def _beyond(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what transformers 4 had at the top of a configuration, and 5 nests or leaves out."""
+    rope = config.get("rope_parameters") or {}
+    scaled = rope.get("rope_type", "default") != "default"
+    return {
+        "rope_theta": rope.get("rope_theta", 10000.0),
+        "rope_scaling": dict(rope) if scaled else None,
+        "output_attentions": False,
+        "output_hidden_states": False,
+        "use_return_dict": True,
+    }

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from layerparity.model.checkpoint import Checkpoint
 
 _PREFIX = "model."
+_FIRST = "layers.0."
 # Tensors outside the stage that a converter may ask for before it gives up.
 _EXTRAS = 8
 
@@ -186,7 +187,10 @@ def _converted(
             raise
         except KeyError as error:
             asked = str(error.args[0]) if error.args else ""
-            name = next((n for n in (f"{_PREFIX}{asked}", asked) if n in checkpoint.tensors), None)
+            # The block stands first in the model: what it lacks itself is no other block's.
+            mine = asked.startswith(_FIRST)
+            known = () if mine else (f"{_PREFIX}{asked}", asked)
+            name = next((each for each in known if each in checkpoint.tensors), None)
             if name is None or name in extras:
                 raise UserError(
                     f"{what}, wants '{asked}', which the checkpoint does not hold",

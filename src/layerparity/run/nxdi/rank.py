@@ -123,7 +123,12 @@ class NxdiRank(RankSide):
             "torch_dtype": self.dtype,
             **self.neuron,
         }
-        return configured(self.application, {**self.values, "num_hidden_layers": layers}, neuron)
+        values = {**self.values, "num_hidden_layers": layers}
+        if layers:
+            # A block needs no vocabulary, and one that the ranks cannot share would refuse it.
+            size, count = int(values["vocab_size"]), self.assets.count
+            values["vocab_size"] = -(-size // count) * count
+        return configured(self.application, values, neuron)
 
     def new_cache(self, batch: int, max_tokens: int) -> None:
         """Let the blocks that are built from now on have NxDI's own cache."""

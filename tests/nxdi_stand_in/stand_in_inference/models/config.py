@@ -38,6 +38,10 @@ class InferenceConfig:
 
     required: tuple[str, ...] = ()
 
+    def get_required_attributes(self) -> list[str]:
+        """Return the names that a configuration has to have."""
+        return list(self.required)
+
     def __init__(self, neuron_config: NeuronConfig, **values: Any) -> None:
         self.neuron_config = neuron_config
         vars(self).update(values)
