@@ -102,6 +102,21 @@ def test_code_that_a_golden_folder_names_is_not_started(
     assert ended.err.count("\n") == 1
 
 
+@pytest.mark.parametrize("key", ["model", "path"])
+def test_a_model_that_a_golden_folder_names_is_not_imported(
+    cli: Callable[..., Any], golden: Path, key: str
+) -> None:
+    """port=nxdi is ours, and what it imports is not."""
+    Path("evil.py").write_text(EVIL)
+    named = {"model": "evil.Port", "path": [str(Path.cwd())]}
+    target = {"_target_": "layerparity.run.ports.nxdi.NxdiPort"}
+    spoil(golden, port={**target, key: named[key]})
+    ended = cli("job=bisect", *CPU, f"golden={golden}", *FAULT)
+    assert (ended.exit, Path("ran").exists()) == (2, False), ended.out + ended.err
+    assert f"port.{key}=" in ended.err
+    assert ended.err.count("\n") == 1
+
+
 def test_a_golden_folder_s_own_keys_of_hydra_are_not_composed(golden: Path) -> None:
     spoil(golden, hydra={"launcher": {"_target_": "os.system"}}, made_up={"_target_": "os.system"})
     config = yaml.safe_load((golden / "config.yaml").read_text())

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 Settings = dict[str, Any]
 _PORT = "port._target_"
+# Keys that name code: a port of one's own, and what port=nxdi imports and where it looks for it.
+_CODE = (_PORT, "port.model", "port.path")
 # The keys, by their groups, that say what a run computes, on whatever machine it is.
 _COMPUTATION = (
     "attn_implementation",
@@ -121,13 +123,16 @@ def stored_settings(run: StoredRun, asked: Config) -> Settings:
     if not config:
         raise UserError(f"Run {run.name} kept no {CONFIG}: make a golden run with this version.")
     settings = settings_of(config)
-    port = settings.get(_PORT)
-    if port is not None and port != open_port.keys_of(asked.port)["_target_"]:
-        raise UserError(
-            f"Run {run.name} was made by the port {port}. A port is code, and only a command may "
-            f"name it: make a golden of all components yourself with {_PORT}={port} "
-            "kind=golden capture=components, and name it with golden=."
-        )
+    mine = open_port.keys_of(asked.port)
+    for name in _CODE:
+        code = settings.get(name)
+        if code not in (None, [], mine.get(name.partition(".")[2])):
+            what = f"the port {code}" if name == _PORT else f"{name}={code}"
+            raise UserError(
+                f"Run {run.name} was made by {what}. A port is code, and only a command may name "
+                f"it: make a golden of all components yourself with {typed(name, code)} "
+                "kind=golden capture=components, and name it with golden=."
+            )
     return {key: value for key, value in settings.items() if _is_computation(key)}
 
 
