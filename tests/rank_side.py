@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from layerparity.ground.errors import UserError
-from layerparity.numbers.rank_shares import RankShare, Spread
+from layerparity.numbers.rank_parts import PartKind, RankShare
 from layerparity.run.ports.base import Call
 from layerparity.run.ranks.side import RankObserved, RankSide
 
@@ -57,7 +57,7 @@ class Side(RankSide):
         half = given.shape[-1] // self.assets.count
         index = range(self.assets.rank * half, (self.assets.rank + 1) * half)
         return RankObserved(
-            given[..., list(index)] * 2, RankShare(Spread.SPLIT, 2, tuple(index)), unseen={"x": "y"}
+            given[..., list(index)] * 2, RankShare(PartKind.SHARDED, 2, tuple(index)), unseen={"x": "y"}
         )
 
     def new_cache(self, batch: int, max_tokens: int) -> None:

@@ -14,7 +14,7 @@ import torch
 from conftest import ROOT
 
 from layerparity.ground.errors import UserError
-from layerparity.numbers.rank_shares import merge
+from layerparity.numbers.rank_parts import merge
 from layerparity.record.manifest import SitePatterns
 from layerparity.run.ranks.answers import observed_of
 from layerparity.run.ranks.group import RankGroup

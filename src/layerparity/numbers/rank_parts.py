@@ -1,10 +1,13 @@
 """Put together what the ranks of a split model hold of one tensor, and find out how it is split.
 
-Pure functions on tensors: which rank they are of is their place in the sequence.
+A part is the whole (a replica), a slice of it along one dimension, or one term of a sum. Which rank
+a part is of is its place in the sequence.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -23,6 +26,23 @@ class PartKind(StrEnum):
 
 
 @dataclass(frozen=True)
+class RankShare:
+    """Which part of a tensor one rank holds.
+
+    Of slices, ``index`` says for each position along dimension ``dim`` where it stands in the
+    whole; -1 is padding, which is left out.
+    """
+
+    kind: PartKind = PartKind.REPLICATED
+    dim: int = 0
+    index: tuple[int, ...] = ()
+
+
+WHOLE = RankShare()
+TERM = RankShare(PartKind.PARTIAL)
+
+
+@dataclass(frozen=True)
 class Split:
     """How a tensor lies on ranks: sharded along ``axis``, each slice on ``copies`` ranks in a row.
 
@@ -33,57 +53,139 @@ class Split:
     axis: int = -1
     copies: int = 1
 
+    def shares(self, parts: Sequence[torch.Tensor]) -> list[RankShare]:
+        """Return which part each rank's tensor is, of any shape: slices follow each other."""
+        if self.kind is not PartKind.SHARDED:
+            return [RankShare(self.kind)] * len(parts)
+        shares: list[RankShare] = []
+        start = 0
+        for slice_, part in enumerate(parts[:: self.copies]):
+            end = start + part.shape[self.axis]
+            share = RankShare(self.kind, self.axis, tuple(range(start, end)))
+            shares += [share] * min(self.copies, len(parts) - slice_ * self.copies)
+            start = end
+        return shares
 
-def merge(
-    parts: Sequence[torch.Tensor], kind: PartKind, axis: int = -1, copies: int = 1
-) -> torch.Tensor:
-    """Return the whole tensor, of the parts' dtype.
 
-    ``parts`` are of any shape and dtype, alike but for the size along ``axis``, in the order of the
-    ranks. Of replicas the first rank's counts; terms are added up in float64.
+@dataclass(frozen=True)
+class Merged:
+    """A whole tensor, and what its replicas say to each other.
+
+    ``relative`` is the largest distance of two replicas over the norm of the first, 0 where all
+    are equal to the bit; ``ranks`` are those that disagree with most others, all that disagree
+    where no side has more.
+    """
+
+    tensor: torch.Tensor
+    relative: float = 0.0
+    ranks: tuple[int, ...] = ()
+
+
+def merge(parts: Sequence[torch.Tensor], shares: Sequence[RankShare]) -> Merged:
+    """Return the whole of the ranks' ``parts``, of any shape and of the first one's dtype.
+
+    Of replicas the first rank's counts; terms are added up in float64. Raises ValueError for parts
+    that do not make up a whole.
     """
     import torch
 
-    if kind is PartKind.REPLICATED:
-        return parts[0]
-    if kind is PartKind.SHARDED:
-        return torch.cat(list(parts[::copies]), dim=axis)
-    total = torch.zeros(parts[0].shape, dtype=torch.float64)
-    for part in parts:
-        total += part
-    return total.to(parts[0].dtype)
+    first = shares[0]
+    if any((each.kind, each.dim) != (first.kind, first.dim) for each in shares):
+        raise ValueError("the ranks' parts are not of one kind")
+    if first.kind is not PartKind.SHARDED and len({each.shape for each in parts}) > 1:
+        what = "terms" if first.kind is PartKind.PARTIAL else "replicas"
+        raise ValueError(f"{what} have the shapes {[list(each.shape) for each in parts]}")
+    if first.kind is PartKind.PARTIAL:
+        return Merged(_total(parts).to(parts[0].dtype))
+    if first.kind is PartKind.REPLICATED:
+        return _agreed(parts[0].clone(), [(rank, each, None) for rank, each in enumerate(parts)], 0)
+    size = 1 + max(max(each.index, default=-1) for each in shares)
+    missing = set(range(size)) - {place for each in shares for place in each.index}
+    if missing:
+        raise ValueError(f"no rank holds position {min(missing)} of {size}")
+    held = []
+    for rank, (part, share) in enumerate(zip(parts, shares, strict=True)):
+        index = torch.tensor(share.index, dtype=torch.int64)
+        real = (index >= 0).nonzero().flatten()
+        held.append((rank, part.index_select(first.dim, real), index[real]))
+    shape = list(parts[0].shape)
+    shape[first.dim] = size
+    return _agreed(parts[0].new_zeros(shape), held, first.dim)
+
+
+def _total(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the sum of parts of one shape and any dtype, float64."""
+    total = parts[0].double()
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+def _agreed(
+    whole: torch.Tensor,
+    held: Sequence[tuple[int, torch.Tensor, torch.Tensor | None]],
+    dim: int,
+) -> Merged:
+    """Fill ``whole`` from what ranks hold, the first one first, and compare what comes later."""
+    import torch
+
+    owner = torch.full((whole.shape[dim] if whole.dim() else 1,), -1)
+    everything = torch.arange(len(owner))
+    agreeing: Counter[int] = Counter()
+    apart: list[tuple[int, int]] = []
+    worst = 0.0
+    for rank, part, index in held:
+        places = everything if index is None else index
+        fresh = owner[places] < 0
+        if whole.dim() and bool(fresh.any()):
+            whole.index_copy_(dim, places[fresh], part.index_select(dim, fresh.nonzero().flatten()))
+        owners = sorted(set(owner[places[~fresh]].tolist()))
+        owner[places[fresh]] = rank
+        if not owners:
+            continue
+        before = whole.index_select(dim, places) if whole.dim() else whole
+        relative = distance(part, before)
+        worst = max(worst, relative)
+        agreeing.update(() if relative else owners)
+        apart += [(rank, each) for each in owners] if relative else []
+    others = Counter(each for _, each in apart)
+    odd: set[int] = set()
+    for rank, each in apart:
+        # The side that more ranks are on is believed; of two that stand alone, neither is.
+        mine, theirs = 1 + agreeing[each], others[each]
+        odd |= {rank} if mine > theirs else {each} if theirs > mine else {rank, each}
+    return Merged(whole, worst, tuple(sorted(odd)))
+
+
+def distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Return ``||one - other|| / ||other||``; 0 where both are equal, NaN at the same places.
+
+    Any shape and dtype; infinite where only one of them is finite, where ``other`` is zero, and
+    where their shapes differ.
+    """
+    import torch
+
+    if one.shape != other.shape:
+        return math.inf
+    if torch.equal(torch.nan_to_num(one), torch.nan_to_num(other)) and torch.equal(
+        one.isnan(), other.isnan()
+    ):
+        return 0.0
+    wide = torch.float64
+    apart = (one.to(wide) - other.to(wide)).norm().item()
+    size = other.to(wide).norm().item()
+    ratio = apart / size if size else math.inf
+    return math.inf if math.isnan(ratio) else ratio
 
 
 def apart(parts: Sequence[torch.Tensor], copies: int = 0) -> dict[int, float]:
     """Return the ranks whose part is not to the bit that of the rank they are a replica of.
 
-    Each with its relative L2 distance; ``copies`` ranks in a row hold one part, 0: all do.
+    Each with its distance; ``copies`` ranks in a row hold one part of any shape, 0: all do.
     """
-    import torch
-
     step = copies or len(parts)
-    found = {}
-    for rank, part in enumerate(parts):
-        first = parts[rank - rank % step]
-        if part.shape != first.shape or not torch.equal(part, first):
-            found[rank] = _distance(part, first)
-    return found
-
-
-def found_kind(parts: Sequence[torch.Tensor], whole: torch.Tensor) -> Split | None:
-    """Return how the parts make up a whole tensor that is about theirs; None where they do not.
-
-    Sizes that add up along one axis are slices, on several ranks each where they add up to a
-    multiple. Of parts of the whole's own shape, equal ones are replicas; unequal ones are terms
-    where their sum is nearer to the whole than any of them is.
-    """
-    import torch
-
-    if all(part.shape == whole.shape for part in parts):
-        if len(parts) == 1 or all(torch.equal(part, parts[0]) for part in parts):
-            return Split(PartKind.REPLICATED)
-        return Split(PartKind.PARTIAL if sums_up(parts, whole) else PartKind.REPLICATED)
-    return found_slices(parts, tuple(whole.shape))
+    found = {rank: distance(part, parts[rank - rank % step]) for rank, part in enumerate(parts)}
+    return {rank: relative for rank, relative in found.items() if relative}
 
 
 def found_slices(parts: Sequence[torch.Tensor], whole: Sequence[int]) -> Split | None:
@@ -105,14 +207,7 @@ def found_slices(parts: Sequence[torch.Tensor], whole: Sequence[int]) -> Split |
 
 
 def sums_up(parts: Sequence[torch.Tensor], whole: torch.Tensor) -> bool:
-    """Say whether the sum of parts is nearer to a whole tensor than any part: they are terms."""
-    total = merge(parts, PartKind.PARTIAL)
-    return _distance(total, whole) < min(_distance(part, whole) for part in parts)
-
-
-def _distance(left: torch.Tensor, right: torch.Tensor) -> float:
-    """Return the relative L2 distance of two tensors; inf where their shapes differ."""
-    if left.shape != right.shape:
-        return float("inf")
-    norm = float(right.double().norm())
-    return float((left.double() - right.double()).norm()) / (norm or 1.0)
+    """Say whether parts of a whole tensor's shape sum nearer to it than any part is: are terms."""
+    wide = whole.double()
+    off = (_total(parts).to(parts[0].dtype).double() - wide).norm()
+    return bool(off < min((part.double() - wide).norm() for part in parts))

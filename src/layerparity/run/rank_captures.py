@@ -124,8 +124,18 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
                 self.splits[site] = split
 
     def __getitem__(self, site: Site) -> torch.Tensor:
-        split = self.splits[site]
-        whole = merge(self.parts(site), split.kind, split.axis, split.copies)
+        parts, split = self.parts(site), self.splits[site]
+        if split.kind is PartKind.REPLICATED:
+            # Whether replicas agree was noted before.
+            whole = parts[0]
+        else:
+            try:
+                whole = merge(parts, split.shares(parts)).tensor
+            except ValueError as error:
+                raise UserError(
+                    f"{site}: the ranks' parts do not fit together ({error})",
+                    "say in a name map (job.names=) how they are split.",
+                ) from error
         if not whole.is_floating_point():
             whole = whole.long()
         # What pads the vocabulary, so that ranks divide it, is nobody's token.

@@ -16,7 +16,7 @@ from torch import nn
 
 from layerparity.anatomy.family import CHOICES, EXPERTS, HEADS, HIDDEN, ROUTED
 from layerparity.anatomy.site import SiteSpec
-from layerparity.numbers.rank_shares import SUM, WHOLE, RankShare, Spread
+from layerparity.numbers.rank_parts import TERM, WHOLE, PartKind, RankShare
 from layerparity.run.nxdi.converter import ElementOrigin
 
 # What NxDI's models call a module of a block, by its canonical name; the first that exists counts.
@@ -206,7 +206,7 @@ class RankLayout:
             return self._of_heads(local, value)
         if value.numel() % (self.batch * self.tokens):
             return None
-        share = SUM if local == "mlp.experts:out" and self.partial else WHOLE
+        share = TERM if local == "mlp.experts:out" and self.partial else WHOLE
         return Shown(value.reshape(self.batch, self.tokens, -1), spec, share)
 
     def _of_heads(self, local: str, value: torch.Tensor) -> Shown | None:
@@ -220,7 +220,7 @@ class RankLayout:
             return None
         if by_head or local == "self_attn:context":
             return self._heads(flat, channels)
-        return Shown(flat, HIDDEN, RankShare(Spread.SPLIT, 2, tuple(channels.tolist())))
+        return Shown(flat, HIDDEN, RankShare(PartKind.SHARDED, 2, tuple(channels.tolist())))
 
     def _heads(self, flat: torch.Tensor, channels: torch.Tensor) -> Shown:
         """Return [batch, token, head, channel], the channels of each head in canonical order."""
@@ -229,7 +229,7 @@ class RankLayout:
         order = torch.where(places >= 0, places % self.head_dim, torch.arange(self.head_dim))
         values = values.gather(-1, order.argsort(-1).expand(values.shape))
         heads = torch.where(places[:, 0] >= 0, places[:, 0] // self.head_dim, -1)
-        return Shown(values, HEADS, RankShare(Spread.SPLIT, 2, tuple(heads.tolist())))
+        return Shown(values, HEADS, RankShare(PartKind.SHARDED, 2, tuple(heads.tolist())))
 
 
 def channels_of(

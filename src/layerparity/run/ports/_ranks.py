@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from layerparity.anatomy.site import Site
 from layerparity.ground.errors import UserError
 from layerparity.machine.device import Placed
-from layerparity.numbers.rank_shares import RankShare, Spread, merge
+from layerparity.numbers.rank_parts import PartKind, RankShare, merge
 from layerparity.record.ranks import Disagreement, RankRecord, Sharding
 from layerparity.run.backends._ranks import RanksBackend
 from layerparity.run.ports.base import Assets, Call, Observed, Port
@@ -120,7 +120,7 @@ class RanksPort(Port):
             shares = [each.shares[local] for each in seen]
             axis = spec.axes[shares[0].dim]
             parts = [each.tensors[local] for each in seen]
-            if any(each.spread is Spread.SPLIT for each in shares) and not any(
+            if any(each.kind is PartKind.SHARDED for each in shares) and not any(
                 place >= 0 for each in shares for place in each.index
             ):
                 unseen[local] = "none of the checkpoint's weights reached what computes it"
@@ -137,7 +137,7 @@ class RanksPort(Port):
             merged = merge(parts, shares)
         except ValueError as error:
             raise UserError(f"{site}: the ranks' parts do not fit together ({error})") from error
-        if shares[0].spread is Spread.SPLIT:
+        if shares[0].kind is PartKind.SHARDED:
             self.ranks.shardings[site] = Sharding.of(axis, [each.index for each in shares])
         before = self.ranks.disagreements.get(site)
         if merged.relative and (before is None or merged.relative > before.relative):

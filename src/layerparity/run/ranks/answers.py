@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from layerparity.anatomy.family import family_of
 from layerparity.anatomy.site import Kind, SiteSpec
 from layerparity.model.checkpoint import Checkpoint
-from layerparity.numbers.rank_shares import WHOLE, RankShare, Spread
+from layerparity.numbers.rank_parts import WHOLE, PartKind, RankShare
 from layerparity.record.manifest import SitePatterns
 from layerparity.run.ports.base import Call
 from layerparity.run.ranks.side import RankAssets, RankObserved, RankSide
@@ -115,4 +115,4 @@ def observed_of(header: Mapping[str, Any], tensors: Tensors) -> RankObserved:
 
 
 def _share(raw: Mapping[str, Any]) -> RankShare:
-    return RankShare(Spread(raw["spread"]), raw["dim"], tuple(raw["index"]))
+    return RankShare(PartKind(raw["kind"]), raw["dim"], tuple(raw["index"]))

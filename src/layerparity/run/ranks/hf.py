@@ -14,7 +14,7 @@ from layerparity.anatomy.sizes import ModelSizes, sizes_of
 from layerparity.ground.errors import UserError
 from layerparity.machine.device import Placed
 from layerparity.machine.sharding import plan_of
-from layerparity.numbers.rank_shares import WHOLE, RankShare, Spread
+from layerparity.numbers.rank_parts import WHOLE, PartKind, RankShare
 from layerparity.run.backends._export import mapped
 from layerparity.run.backends.base import Backend
 from layerparity.run.ports.base import Assets, Call
@@ -134,7 +134,7 @@ def share_of(
     own = int(value.shape[2])
     if own * count != whole:
         return WHOLE
-    return RankShare(Spread.SPLIT, 2, tuple(range(rank * own, rank * own + own)))
+    return RankShare(PartKind.SHARDED, 2, tuple(range(rank * own, rank * own + own)))
 
 
 @dataclass

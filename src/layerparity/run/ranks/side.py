@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.site import SiteSpec
-from layerparity.numbers.rank_shares import WHOLE, RankShare
+from layerparity.numbers.rank_parts import WHOLE, RankShare
 
 if TYPE_CHECKING:
     import torch
