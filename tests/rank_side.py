@@ -57,7 +57,9 @@ class Side(RankSide):
         half = given.shape[-1] // self.assets.count
         index = range(self.assets.rank * half, (self.assets.rank + 1) * half)
         return RankObserved(
-            given[..., list(index)] * 2, RankShare(PartKind.SHARDED, 2, tuple(index)), unseen={"x": "y"}
+            given[..., list(index)] * 2,
+            RankShare(PartKind.SHARDED, 2, tuple(index)),
+            unseen={"x": "y"},
         )
 
     def new_cache(self, batch: int, max_tokens: int) -> None:

@@ -16,11 +16,11 @@ from hydra.core.global_hydra import GlobalHydra
 from test_port_hf import EVERYTHING, HostBackend, padded_batch, port_of, run_all
 
 from layerparity.anatomy.family import family_of
+from layerparity.anatomy.shards import Heads, spans
 from layerparity.cli import search_path
 from layerparity.ground.errors import UserError
 from layerparity.ground.resources import shipped
 from layerparity.judge.conclude import conclude
-from layerparity.machine.shares import head_shares, spans
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import Outcome
@@ -55,19 +55,19 @@ def emulating(folder: Path, dtype: DType, tp: int, ep: int | None = None, **keys
 # ---------------------------------------------------------------- what each rank holds
 def test_heads_are_laid_out_as_on_neuron() -> None:
     # MiniMax-M2 on 64 cores: 8 KV heads on 8 ranks each, 6 query heads and 2 of zeros on these.
-    shares = head_shares(48, 8, 64)
+    shares = Heads(48, 8, 64).shares()
     held = [share.reads for share in shares]
     assert held[:9] == [(0,)] * 6 + [(), (), (1,)]
     assert sum(share.end - share.first for share in shares) == 48
-    assert [share.reads for share in head_shares(48, 8, 4)] == [
+    assert [share.reads for share in Heads(48, 8, 4).shares()] == [
         tuple(kv for kv in (2 * rank, 2 * rank + 1) for _ in range(6)) for rank in range(4)
     ]
     # Neither divides the other: each rank has the KV heads that its query heads read.
-    uneven = head_shares(6, 3, 4)
+    uneven = Heads(6, 3, 4).shares()
     assert [share.reads for share in uneven] == [(0, 0), (1, 1), (2, 2), ()]
-    crossing = head_shares(6, 2, 4)[0]
+    crossing = Heads(6, 2, 4).shares()[0]
     assert crossing.reads == (0, 0)
-    assert [each.even for each in head_shares(9, 3, 2)] == [False, False]
+    assert [each.even for each in Heads(9, 3, 2).shares()] == [False, False]
 
 
 def test_a_width_that_does_not_divide_ends_early() -> None:
@@ -216,7 +216,7 @@ def test_sinks_and_masks_of_heads_go_with_their_heads() -> None:
     INTERFACE["of_this_test"] = attend
     try:
         heads = torch.arange(4.0).view(1, 4, 1, 1)
-        with attention_by_rank({id(owner): head_shares(4, 2, 4)}, 4):
+        with attention_by_rank({id(owner): Heads(4, 2, 4).shares()}, 4):
             found = INTERFACE.get_interface("of_this_test", None)(
                 owner, heads, heads[:, :2], heads[:, :2], heads.expand(1, 4, 1, 3)
             )

@@ -16,10 +16,10 @@ import pytest
 import torch
 from neuron_blocks import Watched, block, command, given, llama, minimax, qwen3_moe, rel_l2
 
+from layerparity.anatomy import split_plan
 from layerparity.anatomy.sizes import sizes_of
 from layerparity.ground.errors import UserError
 from layerparity.machine import neuron as machines
-from layerparity.machine import sharding
 from layerparity.machine.neuron import RuntimeChoice
 from layerparity.run.backends import neuron
 from layerparity.run.backends._neuron.compiler_options import Compile
@@ -315,58 +315,58 @@ def test_refuses_implementations_that_cannot_compile(lazy: Any) -> None:
 
 
 def plan_of(config: Any, degree: int = 2) -> dict[str, str]:
-    return sharding.split_plan(config, sizes_of(config).kv_heads, degree)
+    return split_plan.split_plan(config, sizes_of(config).kv_heads, degree)
 
 
 def test_a_model_without_a_plan_is_refused_with_the_cure() -> None:
     for config in (llama(), minimax(), qwen3_moe()):
-        sharding.check(config, 64)
+        split_plan.check(config, 64)
     bare = llama()
     bare.base_model_tp_plan = None
-    sharding.check(bare, 1)
+    split_plan.check(bare, 1)
     with pytest.raises(
         UserError, match=r"llama cannot be \(it has no such plan\): use tp_degree=1"
     ):
-        sharding.check(bare, 2)
+        split_plan.check(bare, 2)
     bare.base_model_tp_plan = {"layers.*.mlp.up_proj": "sideways"}
     with pytest.raises(UserError, match=r"plan for it has sideways"):
-        sharding.check(bare, 2)
+        split_plan.check(bare, 2)
 
 
 def test_what_a_degree_does_not_divide_is_said() -> None:
     sizes = sizes_of(llama(num_attention_heads=8, num_key_value_heads=2)).divided
-    assert sharding.notes(sizes, 1) == sharding.notes(sizes, 2) == []
-    (said,) = sharding.notes(sizes, 4)
+    assert split_plan.notes(sizes, 1) == split_plan.notes(sizes, 2) == []
+    (said,) = split_plan.notes(sizes, 4)
     assert said.startswith("tp_degree=4 does not divide 2 KV heads: ")
-    (said,) = sharding.notes(sizes, 5)
+    (said,) = split_plan.notes(sizes, 5)
     assert "8 attention heads, 2 KV heads, 96 intermediate size" in said
 
 
 def test_the_plan_says_what_is_split() -> None:
     plan, whole = plan_of(llama()), block(llama(), 0)
-    split = sharding.split_dimensions(plan, "model.layers.0", whole)
+    split = split_plan.split_dimensions(plan, "model.layers.0", whole)
     assert split["self_attn.q_proj.weight"] == split["self_attn.q_proj.bias"] == 0
     assert split["self_attn.o_proj.weight"] == split["mlp.down_proj.weight"] == 1
     assert "self_attn.o_proj.bias" not in split
     assert "input_layernorm.weight" not in split
-    part = sharding.split_dimensions(plan, "layers.0.mlp", whole.mlp)
+    part = split_plan.split_dimensions(plan, "layers.0.mlp", whole.mlp)
     assert part == {
         name.removeprefix("mlp."): way for name, way in split.items() if name.startswith("mlp.")
     }
-    alone = sharding.split_dimensions(plan, "model.layers.11.mlp.up_proj", whole.mlp.up_proj)
+    alone = split_plan.split_dimensions(plan, "model.layers.11.mlp.up_proj", whole.mlp.up_proj)
     assert alone == {"weight": 0, "bias": 0}
-    assert sharding.split_dimensions(plan, "model.embed_tokens", whole.mlp.up_proj) == {}
+    assert split_plan.split_dimensions(plan, "model.embed_tokens", whole.mlp.up_proj) == {}
 
 
 def test_keys_and_values_of_too_few_heads_are_copied() -> None:
-    split = sharding.split_dimensions(plan_of(llama(), 4), "layers.0", block(llama(), 0))
+    split = split_plan.split_dimensions(plan_of(llama(), 4), "layers.0", block(llama(), 0))
     assert "self_attn.q_proj.weight" in split
     assert not {"self_attn.k_proj.weight", "self_attn.v_proj.bias"} & set(split)
 
 
 def test_experts_are_split_by_width_or_by_number_as_the_plan_says() -> None:
     whole = block(minimax("static"), 0)
-    split = sharding.split_dimensions(plan_of(minimax()), "layers.0", whole)
+    split = split_plan.split_dimensions(plan_of(minimax()), "layers.0", whole)
     # Stacked weights are [expert, 2 * width, hidden] and [expert, hidden, width].
     assert (split["mlp.experts.gate_up_proj"], split["mlp.experts.down_proj"]) == (1, 2)
     assert not {"mlp.gate.weight", "self_attn.q_norm.weight"} & set(split)
@@ -377,7 +377,7 @@ def test_experts_are_split_by_width_or_by_number_as_the_plan_says() -> None:
     }
     config = minimax()
     config.base_model_tp_plan = by_number
-    split = sharding.split_dimensions(plan_of(config), "layers.0", whole)
+    split = split_plan.split_dimensions(plan_of(config), "layers.0", whole)
     assert split == {"mlp.experts.gate_up_proj": 0, "mlp.experts.down_proj": 0}
 
 

@@ -1,8 +1,8 @@
-"""Say how NxDI lays heads, experts and a vocabulary over the ranks of a tp_degree.
+"""Say which heads, experts and rows of a vocabulary each rank of a tp_degree holds.
 
 The rules are those of AWS's neuronx-distributed-inference, ``modules/attention/gqa.py`` (which
 heads are padded and which repeated) and ``modules/moe``; numbers go in and numbers come out, so
-that a plan, a port and a reader of shards share them.
+that a plan, a port, ranks that are emulated and a reader of shards share them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import groupby
 
 from layerparity.ground.errors import UserError
 
@@ -27,6 +28,37 @@ class Strategy(StrEnum):
 def padded(size: int, degree: int) -> int:
     """Return the smallest multiple of ``degree`` that is not below ``size``."""
     return -(-size // degree) * degree
+
+
+def spans(size: int, ranks: int) -> list[tuple[int, int]]:
+    """Return where each rank's part of ``size`` begins and ends; the last ones may be empty.
+
+    A size that does not divide is filled up with zeros at its end, which no sum shows.
+    """
+    each = padded(size, ranks) // ranks
+    return [(min(rank * each, size), min((rank + 1) * each, size)) for rank in range(ranks)]
+
+
+@dataclass(frozen=True)
+class HeadShare:
+    """The query heads that one rank holds, as ``first`` and ``end``, and what each of them reads.
+
+    ``reads`` is the key and value head of each. A rank whose heads are all padding holds none.
+    """
+
+    first: int
+    end: int
+    reads: tuple[int, ...]
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """The key and value heads that the rank holds, each once."""
+        return tuple(head for head, _ in groupby(self.reads))
+
+    @property
+    def even(self) -> bool:
+        """Whether as many query heads read each of the key and value heads."""
+        return len({len(list(run)) for _, run in groupby(self.reads)}) <= 1
 
 
 @dataclass(frozen=True)
@@ -96,9 +128,42 @@ class Heads:
         group = self.query // self.kv
         return tuple(each // group if each < self.query else None for each in places)
 
+    def shares(self) -> list[HeadShare]:
+        """Return what each rank holds, heads of zeros left out."""
+        group, shares = self.query // self.kv, []
+        for rank in range(self.degree):
+            held = [each for each in self.queries_of(rank) if each is not None]
+            first, end = (held[0], held[-1] + 1) if held else (self.query, self.query)
+            reads = tuple(each // group for each in range(first, end))
+            shares.append(HeadShare(first, end, reads))
+        return shares
+
     def _places(self, rank: int, heads: int) -> range:
         each = heads // self.degree
         return range(rank * each, (rank + 1) * each)
+
+
+@dataclass(frozen=True)
+class ExpertGroups:
+    """``experts`` by number on ``groups`` groups of ``degree`` ranks; within a group by width.
+
+    moe_ep_degree is the number of groups, moe_tp_degree that of the ranks in one. Ranks in a row
+    are of one group, as in NxD's ``initialize_model_parallel``. ``groups`` divides both others.
+    """
+
+    experts: int
+    degree: int
+    groups: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that hold parts of the same experts."""
+        return self.degree // self.groups
+
+    def held_by(self, rank: int) -> range:
+        """Return the experts that a rank holds a part of, or all of each."""
+        first, end = spans(self.experts, self.groups)[rank // self.ranks]
+        return range(first, end)
 
 
 @dataclass(frozen=True)

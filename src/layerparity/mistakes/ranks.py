@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from layerparity.machine.shares import head_shares, spans
+from layerparity.anatomy.shards import Heads, spans
 from layerparity.mistakes.block import config_of, find
 from layerparity.mistakes.fault import Surgery
 
@@ -48,7 +48,7 @@ def tilings(heads: int, kv_heads: int) -> dict[tuple[int, ...], int]:
     for degree in (heads, *DEGREES):
         if kv_heads == heads or degree <= kv_heads or degree % kv_heads:
             continue
-        shares = enumerate(head_shares(heads, kv_heads, degree))
+        shares = enumerate(Heads(heads, kv_heads, degree).shares())
         reads = tuple(rank % kv_heads for rank, share in shares for _ in share.reads)
         if reads != usual:
             found.setdefault(reads, degree)
@@ -67,7 +67,7 @@ def o_proj_span(block: nn.Module, degree: int, rank: int) -> Span:
     """Return the inputs of ``o_proj`` that a rank holds: the channels of its query heads."""
     heads, kv_heads = heads_of(block)
     width = find(block, "self_attn.o_proj").weight.shape[1] // heads
-    share = head_shares(heads, kv_heads, degree)[rank]
+    share = Heads(heads, kv_heads, degree).shares()[rank]
     return share.first * width, share.end * width
 
 

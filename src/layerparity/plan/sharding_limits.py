@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from math import gcd
 
 from layerparity.anatomy.sizes import ModelSizes
-from layerparity.machine.sharding import common_divisors
 from layerparity.plan.weights import StageWeight, ranges
 
 # neuronx-cc refuses a single tensor of more than 4 GB. Where it draws the line between 4 * 10^9 and
 # 2^32 is not said, so the smaller is taken.
 LIMIT = 4 * 10**9
+
+
+def common_divisors(*numbers: int) -> list[int]:
+    """Return every number that divides all of them, ascending."""
+    largest = reduce(gcd, numbers)
+    return [each for each in range(1, largest + 1) if largest % each == 0]
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from layerparity.anatomy.shards import spans
 from layerparity.anatomy.site import DECODE, PREFILL, Site
 from layerparity.anatomy.sizes import ModelSizes, sizes_of
 from layerparity.ground.errors import UserError
@@ -225,8 +226,7 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
             size = width // self.sizes.head_dim if heads else width
             count = len(self.captures.files[site]) // split.copies
             # The last of them may have less, where ranks do not divide it.
-            each = -(-size // count)
-            shares = [range(n * each, min((n + 1) * each, size)) for n in range(count)]
+            shares = [range(*span) for span in spans(size, count)]
             held = [share for share in shares for _ in range(split.copies)]
             shardings[str(site)] = Sharding.of("head" if heads else axes[-1], held)
         disagreements = {str(site): each for site, each in self.apart.items()}

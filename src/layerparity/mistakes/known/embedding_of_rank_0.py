@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from layerparity.anatomy.shards import padded
 from layerparity.anatomy.site import EMBEDDING
 from layerparity.mistakes.cause import SHOWN, Cause, Evidence
 from layerparity.mistakes.fault import Fault, Surgery
@@ -26,7 +27,7 @@ def plant(module: nn.Module, surgery: Surgery) -> None:
     """Sum what each rank finds at an id: the row of its own share, or nothing from its end on."""
     table: Any = module
     exact = module.forward
-    share = -(-len(table.weight) // _RANKS)
+    share = padded(len(table.weight), _RANKS) // _RANKS
 
     def forward(ids: torch.Tensor) -> torch.Tensor:
         # What the model computes of a row (a scale) is linear in it.
@@ -66,7 +67,7 @@ class RankZero:
         vocabulary = evidence.fact("vocab_size")
         # Of a dump no size is known.
         for ranks in range(2, min(_MOST_RANKS, vocabulary) + 1):
-            share = -(-vocabulary // ranks)
+            share = padded(vocabulary, ranks) // ranks
             sums = _summed(ids, known, share, vocabulary)
             if _fits(out, ids, share, sums):
                 text = (

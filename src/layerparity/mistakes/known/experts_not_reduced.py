@@ -7,7 +7,7 @@ from functools import partial
 
 from torch import nn
 
-from layerparity.machine.shares import spans
+from layerparity.anatomy.shards import spans
 from layerparity.mistakes.block import find, lacking, needs
 from layerparity.mistakes.fault import Fault, Plant, Surgery
 from layerparity.mistakes.ranks import (

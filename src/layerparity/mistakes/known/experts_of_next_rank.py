@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from layerparity.machine.shares import spans
+from layerparity.anatomy.shards import spans
 from layerparity.mistakes.block import find, lacking
 from layerparity.mistakes.fault import Fault, Plant, Surgery
 from layerparity.mistakes.ranks import ranks_of, shift_experts

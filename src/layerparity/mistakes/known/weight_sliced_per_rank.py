@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from layerparity.machine.shares import spans
+from layerparity.anatomy.shards import spans
 from layerparity.mistakes.block import LOGITS, find, needs
 from layerparity.mistakes.cause import SHOWN, Cause, Evidence
 from layerparity.mistakes.fault import Fault, Surgery

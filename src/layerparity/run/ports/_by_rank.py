@@ -6,7 +6,6 @@ the order of the ranks, rank 0 first, as one part of a ring's all-reduce is; the
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -14,10 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from layerparity.anatomy.shards import ExpertGroups, Heads, HeadShare, spans
 from layerparity.anatomy.sizes import sizes_of
+from layerparity.anatomy.split_plan import WITHIN_MODEL, plan_of, style_of
 from layerparity.ground.errors import UserError
-from layerparity.machine.sharding import WITHIN_MODEL, plan_of
-from layerparity.machine.shares import HeadShare, head_shares, spans
 from layerparity.run.ports._shard import (
     Forward,
     Spans,
@@ -41,18 +40,15 @@ class Ranks:
 
     def __init__(self, config: Any, count: int, groups: int = 1) -> None:
         self.count, self.groups = count, groups
-        self.styles = {
-            re.compile(key.replace(".", r"\.").replace("*", r"\d+")): style
-            for key, style in plan_of(config).items()
-        }
+        self.plan = plan_of(config)
         sizes = sizes_of(config)
         self.heads, self.experts = sizes.heads, sizes.experts
         self._refuse(config.get_text_config().model_type, max(sizes.divided.values()))
-        self.shares = head_shares(sizes.heads, sizes.kv_heads, count)
+        self.shares = Heads(sizes.heads, sizes.kv_heads, count).shares()
 
     def _refuse(self, model: str, most: int) -> None:
         """Raise UserError with the cure where a model cannot be shared so."""
-        if not self.styles:
+        if not self.plan:
             raise UserError(
                 f"transformers has no tensor-parallel plan for {model}: leave port.emulate_tp out."
             )
@@ -90,7 +86,7 @@ class Ranks:
             yield
 
     def _style(self, path: str) -> str:
-        return next((s for pattern, s in self.styles.items() if pattern.fullmatch(path)), "")
+        return style_of(self.plan, path)
 
     def _forward(self, path: str, module: nn.Module) -> Forward | None:
         """Return how ranks compute a module of a path such as ``layers.0.mlp.down_proj``."""
@@ -145,14 +141,14 @@ class Ranks:
                 "by width: leave port.emulate_tp out."
             )
         styles = {name: self._style(f"{path}.{name}") for name in module._parameters}
-        number = self.experts // self.groups
-        held = [(group * number, number) for group in range(self.groups)]
+        shared = ExpertGroups(self.experts, self.count, self.groups)
+        held = [shared.held_by(group * shared.ranks) for group in range(self.groups)]
 
         def forward(hidden: torch.Tensor, *routing: torch.Tensor) -> torch.Tensor:
             return added(
-                type(module).forward(share, hidden, *among(routing, first, number))
-                for first, number in held
-                for share in expert_shares(module, styles, first, number, self.count // self.groups)
+                type(module).forward(share, hidden, *among(routing, own.start, len(own)))
+                for own in held
+                for share in expert_shares(module, styles, own.start, len(own), shared.ranks)
             )
 
         return forward

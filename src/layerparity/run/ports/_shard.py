@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.nn.functional import linear, pad
 
+from layerparity.anatomy.shards import HeadShare, spans
 from layerparity.anatomy.sizes import EXPERT_KEYS
-from layerparity.machine.shares import HeadShare, spans
 from layerparity.mistakes.parts import halves
 from layerparity.run.ports._observe import first_tensor
 

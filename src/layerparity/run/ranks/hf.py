@@ -11,9 +11,9 @@ from torch import nn
 
 from layerparity.anatomy.site import Place
 from layerparity.anatomy.sizes import ModelSizes, sizes_of
+from layerparity.anatomy.split_plan import plan_of
 from layerparity.ground.errors import UserError
 from layerparity.machine.device import Placed
-from layerparity.machine.sharding import plan_of
 from layerparity.numbers.rank_parts import WHOLE, PartKind, RankShare
 from layerparity.run.backends._export import mapped
 from layerparity.run.backends.base import Backend

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from layerparity.anatomy import split_plan
 from layerparity.anatomy.sizes import sizes_of
 from layerparity.ground import console
 from layerparity.ground.errors import UserError
-from layerparity.machine import sharding
 from layerparity.machine.device import Affinity, Placed
 from layerparity.machine.max_memory import (
     STAND_IN_COPIES,
@@ -143,14 +143,14 @@ class NeuronBackend(Backend):
                 f"tp_degree={self.runtime.tp_degree}: sharding is on XLA:CPU only for now",
                 "use tp_degree=1, or backend.runtime=xla_cpu.",
             )
-        sharding.check(config, self.runtime.tp_degree)
+        split_plan.check(config, self.runtime.tp_degree)
 
     def place(self, model: nn.Module, stages: Mapping[str, str]) -> list[Placed]:
         """Put every stage on the one device; with tp_degree > 1 its shards lie side by side."""
         config: Any = model.config
         sizes, degree = sizes_of(config), self.runtime.tp_degree
-        self._plan = sharding.split_plan(config, sizes.kv_heads, degree)
-        self.warnings += sharding.notes(sizes.divided, degree)
+        self._plan = split_plan.split_plan(config, sizes.kv_heads, degree)
+        self.warnings += split_plan.notes(sizes.divided, degree)
         self._paths = dict(stages)
         weights = {}
         for stage, path in stages.items():
@@ -171,7 +171,7 @@ class NeuronBackend(Backend):
         if self.runtime.tp_degree > 1 and not self._plan:
             raise UserError("tp_degree > 1 needs port=hf, which knows what to shard.")
         path = self._paths.get(stage, stage)
-        shards = sharding.split_dimensions(self._plan, path, module)
+        shards = split_plan.split_dimensions(self._plan, path, module)
         self.runtime.move(module, shards)
         self._sharded[stage] = len(shards)
 

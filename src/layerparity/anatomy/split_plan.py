@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import reduce
-from math import gcd
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from layerparity.ground.errors import UserError
@@ -86,10 +85,17 @@ def plan_of(config: Any) -> dict[str, str]:
     return dict(config.get_text_config().base_model_tp_plan or {})
 
 
-def common_divisors(*numbers: int) -> list[int]:
-    """Return every number that divides all of them, ascending."""
-    largest = reduce(gcd, numbers)
-    return [each for each in range(1, largest + 1) if largest % each == 0]
+def style_of(plan: Mapping[str, str], path: str) -> str:
+    """Return a plan's style of a module or parameter such as ``layers.0.mlp.up_proj``, or ''.
+
+    A plan has one entry for all blocks, ``layers.*.mlp.up_proj``.
+    """
+    return next((plan[key] for key in plan if _pattern(key).fullmatch(path)), "")
+
+
+@cache
+def _pattern(key: str) -> re.Pattern[str]:
+    return re.compile(key.replace(".", r"\.").replace("*", r"\d+"))
 
 
 def split_dimensions(plan: Mapping[str, str], path: str, module: nn.Module) -> dict[str, int]:
@@ -100,15 +106,12 @@ def split_dimensions(plan: Mapping[str, str], path: str, module: nn.Module) -> d
     inside = WITHIN_MODEL.search(path)
     if inside is None:
         return {}
-    styles = {re.compile(key.replace(".", r"\.").replace("*", r"\d+")): plan[key] for key in plan}
     dimensions: dict[str, int] = {}
     for name, parameter in module.named_parameters():
         # A plan names linear layers, and stacked experts by the parameter itself.
         full = f"{inside[1]}.{name}"
-        owner = full.rpartition(".")[0]
-        fits = (s for pattern, s in styles.items() if pattern.fullmatch(full))
-        style = next(fits, next((s for p, s in styles.items() if p.fullmatch(owner)), None))
-        dimension = None if style is None else _dimension(style, parameter.dim())
+        style = style_of(plan, full) or style_of(plan, full.rpartition(".")[0])
+        dimension = _dimension(style, parameter.dim()) if style else None
         if dimension is not None:
             dimensions[name] = dimension
     return dimensions
