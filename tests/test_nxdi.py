@@ -182,6 +182,10 @@ def test_one_rank_alone_has_no_mistake_of_sharding(judged: Judged) -> None:
         ((f"port.model={CLASSES}llama.NeuronLama",), "has no class 'NeuronLama'"),
         (("port.model=stand_in_inference.modules.moe.MoE",), "name the application class itself"),
         (("port.model=null",), "port=nxdi runs a class of your own"),
+        (
+            ("tp_degree=2", "port.neuron_config={moe_ep_degree: 2}"),
+            "leave it out there and give moe_ep_degree=2",
+        ),
     ],
 )
 def test_what_cannot_be_run_is_refused_with_the_reason(
@@ -216,3 +220,25 @@ def ranks_alive() -> list[str]:
         if b"layerparity.run.ranks.child" in words and int(parent) in (1, os.getpid()):
             found.append(" ".join(word.decode() for word in words))
     return found
+
+
+# ---------------------------------------------------------------- experts by number
+def near(verdict: Verdict) -> float:
+    return max(row.metrics["rel_l2"] for row in verdict.rows if "rel_l2" in row.metrics)
+
+
+def test_experts_shared_by_number_pass(judged: Judged) -> None:
+    """Four ranks: two groups of two, and four of one."""
+    for ep in (2, 4):
+        verdict = judged("small", "float32", "tp_degree=4", f"moe_ep_degree={ep}")
+        assert verdict.outcome is Outcome.PASS, verdict.where
+        assert near(verdict) < 2e-6
+
+
+def test_a_rank_with_the_next_ones_experts_is_named(judged: Judged) -> None:
+    words = ("tp_degree=4", "moe_ep_degree=2", wrong("experts_of_next_rank"))
+    verdict = judged("small", "float32", *words)
+    assert verdict.outcome is Outcome.FAIL
+    assert verdict.where.partition(":")[0] == "layers.0.mlp.experts"
+    assert verdict.guilty is not None
+    assert (verdict.guilty.ranks, verdict.guilty.degree) == ((2, 3), 4)

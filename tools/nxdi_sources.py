@@ -1,6 +1,7 @@
 """Run the real sources' MiniMax-M2 through port=nxdi at several degrees, and tell what is found.
 
 python tools/nxdi_sources.py --nxd NXD/src --nxdi NXDI/src [--site FOLDER] [--tp 1,2,4,8]
+    [--ep 1]
 
 NXD and NXDI are folders that hold neuronx_distributed and neuronx_distributed_inference, SITE one
 with what they import (boto3, tenacity, einops). Nothing of them is kept here. The shipped
@@ -87,6 +88,7 @@ def main() -> int:
     parser.add_argument("--nxdi", type=Path, required=True, help="of ..._inference")
     parser.add_argument("--site", type=Path, help="folder of what they import")
     parser.add_argument("--tp", default="1,2,4,8", help="degrees")
+    parser.add_argument("--ep", default="1", help="groups that share experts by number")
     parser.add_argument("--model", default=MODEL, help="the application: module.Class")
     parser.add_argument("--expect", choices=EXPECTED, default="pass")
     given = parser.parse_args()
@@ -101,7 +103,8 @@ def main() -> int:
             sys.exit(refused)
         print(f"{'tp':>3}  {'sites passed':<14}  {'verdict':<12}  first wrong place; cause")
         for degree in (int(each) for each in given.tp.split(",")):
-            told = line(store, degree, f"port.model={given.model}", f"port.path=[{path}]")
+            own = (f"port.model={given.model}", f"port.path=[{path}]", f"moe_ep_degree={given.ep}")
+            told = line(store, degree, *own)
             right &= told.as_expected(given.expect)
             where = "; ".join(each for each in (told.where, told.cause) if each) or "-"
             print(f"{degree:>3}  {told.sites:<14}  {told.verdict:<12}  {where}", flush=True)

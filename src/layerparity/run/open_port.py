@@ -77,20 +77,19 @@ def check(config: Config, num_layers: int) -> None:
     """Refuse what a port of ours cannot be given; nothing heavy is imported. Raises UserError."""
     keys = chosen_for(config)
     target = keys.pop("_target_")
+    # A user's own module may import anything: it is looked at when it is built.
+    if _is_ours(target):
+        make = _resolve(target)
+        _check_keys(target, make, keys)
+        refuse = getattr(make, "check", None)
+        if refuse is not None:
+            refuse(config, num_layers, **keys)
     if config.moe_ep_degree > 1 and not getattr(_resolve(target), "splits_experts", False):
         raise UserError(
             f"moe_ep_degree={config.moe_ep_degree}: {label(config.port)} does not split experts by "
             "number (a port that does says splits_experts = True)",
             "use moe_ep_degree=1; job=plan takes it.",
         )
-    if not _is_ours(target):
-        # A user's own module may import anything: it is looked at when it is built.
-        return
-    make = _resolve(target)
-    _check_keys(target, make, keys)
-    refuse = getattr(make, "check", None)
-    if refuse is not None:
-        refuse(config, num_layers, **keys)
 
 
 def build(chosen: Any, assets: Assets) -> Port:

@@ -7,11 +7,14 @@ on an opened backend, its inputs chosen.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import gcd
 from typing import TYPE_CHECKING
 
 from layerparity.anatomy.block import Block
 from layerparity.anatomy.family import Family, family_of
+from layerparity.anatomy.shards import Widths
 from layerparity.anatomy.site import Site
+from layerparity.anatomy.sizes import ModelSizes, sizes_of
 from layerparity.ground import console, registry
 from layerparity.ground.errors import UserError
 from layerparity.machine.memory import refuse_small_limits
@@ -78,7 +81,28 @@ def plan_run(config: Config) -> RunPlan:
     family = family_of(str(checkpoint.config.get("model_type")))
     scope = scope_of(config, num_layers, family)
     open_port.check(config, num_layers)
+    _refuse_uneven_experts(config, sizes_of(checkpoint.config))
     return RunPlan(config, checkpoint, family, num_layers, scope)
+
+
+def _refuse_uneven_experts(config: Config, sizes: ModelSizes) -> None:
+    """Refuse groups of ranks that experts, or the width of each, are not divided by. UserError."""
+    tp, ep = config.tp_degree, config.moe_ep_degree
+    if ep > 1 and not sizes.experts:
+        raise UserError(
+            f"moe_ep_degree={ep} shares experts by number, and this model has none",
+            "use moe_ep_degree=1.",
+        )
+    widths = Widths(0, sizes.expert_intermediate, sizes.experts)
+    misfits = widths.misfits(tp, ep) if ep > 1 else []
+    if misfits:
+        # Their number comes last, and has to be right first.
+        misfit, near = misfits[-1], max(widths.degrees(ep, tp), default=0)
+        degrees = f"tp_degree={near} with moe_ep_degree={ep}"
+        raise UserError(
+            f"{misfit.by}={misfit.part} does not divide {misfit.size} ({misfit.what})",
+            f"use {degrees if near else f'moe_ep_degree={gcd(sizes.experts, ep)}'}.",
+        )
 
 
 def prepare(plan: RunPlan, backend: Backend, store: Store) -> Prepared:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _PREFIX = "model."
 _FIRST = "layers.0."
+_EXPERT = re.compile(r"\.experts\.(\d+)\.", re.ASCII)
 # Tensors outside the stage that a converter may ask for before it gives up.
 _EXTRAS = 8
 
@@ -40,13 +42,22 @@ class StageWeights:
     origins: dict[str, ElementOrigin]
     shapes: dict[str, torch.Size]
 
-    def held(self, checkpoint: Checkpoint) -> dict[str, Held]:
-        """Return what this rank's parameters hold of each stored tensor."""
+    def held(self, checkpoint: Checkpoint, experts: range) -> dict[str, Held]:
+        """Return what this rank's parameters hold of each stored tensor.
+
+        Of the ``experts`` that are the rank's own it must hold something; where it holds nothing of
+        one, that differs.
+        """
         found = {}
         for name, got in inverse(self.origins, self.parameters, self.shapes).items():
             stored = checkpoint.value(name, got.values.dtype)
             differs = got.doubled or not _same(got.values[got.mask], stored[got.mask])
             found[name] = Held(got.values, got.mask, got.parameter, differs)
+        for name, shape in self.shapes.items():
+            expert = _EXPERT.search(name)
+            if expert is not None and int(expert[1]) in experts and name not in found:
+                nothing = torch.zeros(shape, dtype=torch.bool)
+                found[name] = Held(nothing, nothing, "", True)
         return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,9 +11,11 @@ import torch
 from torch import nn
 
 from layerparity.anatomy.family import ROUTED
+from layerparity.anatomy.shards import ExpertGroups, padded
 from layerparity.anatomy.site import EMBEDDING, HEAD, NORM, Site
+from layerparity.anatomy.sizes import sizes_of
 from layerparity.ground.errors import UserError
-from layerparity.run.nxdi import absent
+from layerparity.run.nxdi import absent, groups
 from layerparity.run.nxdi.application import Application, configured, import_named
 from layerparity.run.nxdi.loading import StageWeights, Traces, loaded
 from layerparity.run.nxdi.passes import NxdiPass, pass_of
@@ -57,12 +58,15 @@ class NxdiRank(RankSide):
         neuron_config: Mapping[str, Any] | None = None,
         model_config: Mapping[str, Any] | None = None,
         names: Mapping[str, str] | None = None,
+        expert_groups: int = 1,
     ) -> None:
         super().__init__(assets)
         self.application: Application = import_named(model, tuple(path))
         self.neuron = dict(neuron_config or {})
         self.values = {**assets.checkpoint.config, **(model_config or {})}
         self.names = dict(names or {})
+        count = sizes_of(assets.checkpoint.config).experts
+        self.experts = ExpertGroups(count, assets.count, expert_groups)
         self.dtype: torch.dtype = getattr(torch, assets.dtype)
         self._stages: dict[str, _Stage] = {}
         self._traces = Traces()
@@ -79,22 +83,8 @@ class NxdiRank(RankSide):
         import_named(keys["model"], tuple(keys.get("path") or ()))
 
     def start(self) -> dict[str, str]:
-        """Join the ranks through gloo, then NxD's groups. Raises UserError for another degree."""
-        from neuronx_distributed.parallel_layers import parallel_state
-
-        dist = torch.distributed
-        store = dist.FileStore(self.assets.rendezvous, self.assets.count)
-        dist.init_process_group(
-            "gloo", store=store, rank=self.assets.rank, world_size=self.assets.count
-        )
-        parallel_state.initialize_model_parallel(
-            tensor_model_parallel_size=self.assets.count, skip_collective_init=True
-        )
-        # Converters call gc.collect() for each expert; what is imported is no garbage.
-        gc.freeze()
-        granted = parallel_state.get_tensor_model_parallel_size()
-        if granted != self.assets.count:
-            raise UserError(f"tp_degree={self.assets.count} was asked and {granted} granted")
+        """Join the other ranks. Raises UserError where fewer are granted than were asked for."""
+        groups.join(self.assets, self.experts)
         return {"nxd_cpu_mode": "gloo"}
 
     def place(self, stages: Sequence[str]) -> int:
@@ -123,11 +113,14 @@ class NxdiRank(RankSide):
             "torch_dtype": self.dtype,
             **self.neuron,
         }
+        if self.experts.groups > 1:
+            neuron["moe_tp_degree"] = self.experts.ranks
+            neuron["moe_ep_degree"] = self.experts.groups
         values = {**self.values, "num_hidden_layers": layers}
         if layers:
             # A block needs no vocabulary, and one that the ranks cannot share would refuse it.
             size, count = int(values["vocab_size"]), self.assets.count
-            values["vocab_size"] = -(-size // count) * count
+            values["vocab_size"] = padded(size, count)
         return configured(self.application, values, neuron)
 
     def new_cache(self, batch: int, max_tokens: int) -> None:
@@ -169,7 +162,8 @@ class NxdiRank(RankSide):
 
     def held(self, stage: str) -> dict[str, Held]:
         """Return what this rank's parameters hold of the stage's stored tensors."""
-        return self._stages[stage].weights.held(self.assets.checkpoint)
+        own = self.experts.held_by(self.assets.rank) if self.experts.groups > 1 else range(0)
+        return self._stages[stage].weights.held(self.assets.checkpoint, own)
 
     def release(self, stage: str) -> None:
         """Forget a stage's model."""

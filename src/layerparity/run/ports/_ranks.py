@@ -89,10 +89,9 @@ class RanksPort(Port):
         return [Placed(f"rank {rank}", tuple(stages), size) for rank, size in enumerate(sizes)]
 
     def load(self, stage: str) -> dict[str, str]:
-        """Have every rank load its part; return the hashes that the first one saw."""
+        """Have every rank load its part; return the hashes of what one of them used."""
         answers = self.group.call("load", stage=stage)
-        used: dict[str, str] = answers[0][0]["used"]
-        return used
+        return {name: digest for told, _ in answers for name, digest in told["used"].items()}
 
     def effective_weights(self, stage: str) -> dict[str, WeightPrint]:
         """Return prints of what the ranks hold together of each stored tensor."""
@@ -179,7 +178,12 @@ def prints_of(
     prints = {}
     for name in names:
         told = [(each["held"].get(name), tensors) for each, tensors in answers]
-        own = [(each, tensors) for each, tensors in told if each is not None]
+        wrong = tuple(r for r, (each, _) in enumerate(told) if each and each["differs"])
+        if wrong:
+            ranks.weights[name] = wrong
+        own = [(each, tensors) for each, tensors in told if each is not None and each["place"]]
+        if not own:
+            continue
         dtype = getattr(torch, own[0][0]["dtype"])
         stored = assets.checkpoint.value(name, dtype)
         covered = torch.zeros(stored.shape, dtype=torch.bool)
@@ -189,8 +193,5 @@ def prints_of(
             values = tensors.get(f"value {name}", stored)
             covered |= mask
             whole = torch.where(mask, values, whole)
-        wrong = tuple(r for r, (each, _) in enumerate(told) if each and each["differs"])
-        if wrong:
-            ranks.weights[name] = wrong
         prints[name] = print_of(whole, own[0][0]["place"])
     return prints

@@ -39,6 +39,7 @@ class NxdiPort(RanksPort):
     """
 
     side = "layerparity.run.nxdi.rank.NxdiRank"
+    splits_experts = True
 
     def __init__(
         self,
@@ -56,6 +57,7 @@ class NxdiPort(RanksPort):
             "neuron_config": dict(neuron_config or {}),
             "model_config": dict(model_config or {}),
             "names": dict(names or {}),
+            "expert_groups": assets.config.moe_ep_degree,
         }
         super().__init__(assets, **keys)
 
@@ -75,6 +77,13 @@ class NxdiPort(RanksPort):
                 raise UserError(
                     f"port.{name}={given} is no mapping", f"write port.{name}={{key: value}}."
                 )
+        own = (keys.get("neuron_config") or {}).get("moe_ep_degree", config.moe_ep_degree)
+        if own != config.moe_ep_degree:
+            raise UserError(
+                f"port.neuron_config says moe_ep_degree={own}, and the run moe_ep_degree="
+                f"{config.moe_ep_degree}",
+                f"leave it out there and give moe_ep_degree={own}.",
+            )
         if config.backend.name != "neuron":
             raise UserError(
                 f"port=nxdi is not for backend={config.backend.name}", "use backend=neuron."

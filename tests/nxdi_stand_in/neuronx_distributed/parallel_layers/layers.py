@@ -18,24 +18,31 @@ from neuronx_distributed.parallel_layers.parallel_state import (
 )
 
 
-def parted(shape: tuple[int, ...], dim: int, dtype: torch.dtype) -> nn.Parameter:
-    """Return a parameter that holds this rank's part of ``shape`` along ``dim``."""
-    count = get_tensor_model_parallel_size()
+def parted(
+    shape: tuple[int, ...], dim: int, dtype: torch.dtype, count: int | None = None
+) -> nn.Parameter:
+    """Return a parameter that holds this rank's part of ``shape`` along ``dim``, one of ``count``.
+
+    Without a number, all ranks share it.
+    """
+    count = count or get_tensor_model_parallel_size()
     if shape[dim] % count:
         raise AssertionError(f"{shape[dim]} is not divisible by {count} ranks")
     own = [size // count if place == dim else size for place, size in enumerate(shape)]
     # What is not loaded later must not be right by luck.
     parameter = nn.Parameter((torch.randn(own) * 0.02).to(dtype), requires_grad=False)
-    set_tensor_model_parallel_attributes(parameter, dim)
+    set_tensor_model_parallel_attributes(parameter, dim, count=count)
     return parameter
 
 
-def set_tensor_model_parallel_attributes(parameter: Any, dim: int, stride: int = 1) -> None:
+def set_tensor_model_parallel_attributes(
+    parameter: Any, dim: int, stride: int = 1, count: int | None = None
+) -> None:
     """Say of a parameter that ranks share it, along which dimension, in how many strides."""
     parameter.tensor_model_parallel = True
     parameter.partition_dim = dim
     parameter.partition_stride = stride
-    parameter.num_partitions = get_tensor_model_parallel_size()
+    parameter.num_partitions = count or get_tensor_model_parallel_size()
 
 
 class ColumnParallelLinear(nn.Module):

@@ -26,10 +26,20 @@ class NeuronConfig:
 
 
 class MoENeuronConfig(NeuronConfig):
-    """How a model with experts is deployed; ``normalize`` divides their weights by the sum."""
+    """How a model with experts is deployed; ``normalize`` divides their weights by the sum.
 
-    def __init__(self, normalize_top_k_affinities: bool = True, **keys: Any) -> None:
+    ``moe_ep_degree`` groups of ``moe_tp_degree`` ranks share the experts by number.
+    """
+
+    def __init__(
+        self,
+        normalize_top_k_affinities: bool = True,
+        moe_tp_degree: int = 1,
+        moe_ep_degree: int = 1,
+        **keys: Any,
+    ) -> None:
         super().__init__(**keys)
+        self.moe_tp_degree, self.moe_ep_degree = moe_tp_degree, moe_ep_degree
         self.normalize_top_k_affinities = normalize_top_k_affinities
 
 

@@ -1,10 +1,15 @@
-"""A mixture of experts: each rank has a part of the width of every expert."""
+"""A mixture of experts: each rank has a part of the width of every expert, or of some of them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from neuronx_distributed.modules.moe.moe_process_group import (
+    get_moe_ep_group,
+    init_tensor_expert_parallel_moe_process_groups,
+)
+from neuronx_distributed.parallel_layers import parallel_state
 from neuronx_distributed.parallel_layers.layers import (
     parted,
     set_tensor_model_parallel_attributes,
@@ -35,14 +40,25 @@ class Router(nn.Module):
 
 
 class GatedProjections(nn.Module):
-    """The weights of all experts, stacked: gate beside up, and down."""
+    """The weights of a rank's experts, stacked: gate beside up, and down.
 
-    def __init__(self, experts: int, size: int, width: int, dtype: torch.dtype) -> None:
+    ``ranks`` share the width of each.
+    """
+
+    def __init__(
+        self, experts: int, size: int, width: int, dtype: torch.dtype, ranks: int | None
+    ) -> None:
         super().__init__()
         self.gate_up_proj, self.down_proj = nn.Module(), nn.Module()
-        self.gate_up_proj.weight = parted((experts, size, 2 * width), 2, dtype)
-        set_tensor_model_parallel_attributes(self.gate_up_proj.weight, 2, stride=2)
-        self.down_proj.weight = parted((experts, width, size), 1, dtype)
+        gate_up = parted((experts, size, 2 * width), 2, dtype, ranks)
+        set_tensor_model_parallel_attributes(gate_up, 2, stride=2, count=ranks)
+        self.gate_up_proj.weight = gate_up
+        self.down_proj.weight = parted((experts, width, size), 1, dtype, ranks)
+
+    def mark_expert_parallel(self, distribution: list[list[int]] | None) -> None:
+        """Say that the ranks share these experts by number, and of a distribution, how."""
+        for each in self.parameters():
+            each.expert_model_parallel, each.expert_distribution = True, distribution
 
 
 class ExpertMLPs(nn.Module):
@@ -50,15 +66,33 @@ class ExpertMLPs(nn.Module):
 
     def __init__(self, config: Any) -> None:
         super().__init__()
-        neuron = config.neuron_config
+        neuron, count = config.neuron_config, config.num_local_experts
+        tp, ep = neuron.moe_tp_degree, neuron.moe_ep_degree
         self.shifted = neuron.mistake == "experts_shifted"
         self.normalize = neuron.normalize_top_k_affinities
+        self.local = list(range(count))
+        if ep > 1:
+            init_tensor_expert_parallel_moe_process_groups(tp, ep, tp, ep)
+            part = parallel_state.get_expert_parallel_rank_from_global_rank(
+                get_tensor_model_parallel_rank(), get_moe_ep_group()
+            )
+            self.local = parallel_state.get_experts_for_expert_parallel_rank(part, count, ep)
         self.mlp_op = GatedProjections(
-            config.num_local_experts,
+            len(self.local),
             config.hidden_size,
             config.intermediate_size,
             neuron.torch_dtype,
+            tp if ep > 1 else None,
         )
+        if ep > 1:
+            parts = [
+                parallel_state.get_experts_for_expert_parallel_rank(each, count, ep)
+                for each in range(ep)
+            ]
+            wrong = neuron.mistake == "experts_of_next_rank"
+            # The second group loads what the one behind it should.
+            moved = [parts[0], parts[2 % ep], *parts[2:]]
+            self.mlp_op.mark_expert_parallel(moved if wrong else None)
 
     def get_expert_affinities_masked(
         self, expert_affinities: torch.Tensor, expert_index: torch.Tensor
@@ -78,6 +112,7 @@ class ExpertMLPs(nn.Module):
         weights = self.get_expert_affinities_masked(expert_affinities, expert_index)
         if self.shifted and get_tensor_model_parallel_rank() == 1:
             weights = weights.roll(1, -1)
+        weights = weights[:, self.local]
         both = torch.einsum("th,ehw->etw", hidden_states, self.mlp_op.gate_up_proj.weight)
         gate, up = both.chunk(2, -1)
         inner = functional.silu(gate) * up
