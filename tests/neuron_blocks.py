@@ -23,6 +23,7 @@ def command(**keys: Any) -> SimpleNamespace:
     device_map = SimpleNamespace(strategy="auto")
     usual = {
         "tp_degree": 1,
+        "moe_ep_degree": 1,
         "device_map": device_map,
         "generate": SimpleNamespace(max_new_tokens=0),
         **dict.fromkeys(unset),

@@ -306,11 +306,32 @@ def test_mistakes_about_cores_are_answered(
     assert ended.err.count("\n") == 1
 
 
-def test_no_run_splits_experts_by_number_yet(cli: Callable[..., Any]) -> None:
-    ended = cli("tp_degree=4", "moe_ep_degree=2")
+def test_a_port_of_ones_own_says_that_it_splits_experts_by_number(cli: Callable[..., Any]) -> None:
+    own = "port._target_=second_port.Port"
+    ended = cli(own, "backend=neuron", "tp_degree=4", "moe_ep_degree=2")
     assert ended.exit == 2
-    assert "hf does not split experts by number" in ended.err
+    assert "does not split experts by number (a port that does says splits" in ended.err
     assert "use moe_ep_degree=1; job=plan takes it." in ended.err
+
+
+@pytest.mark.parametrize(
+    ("tp", "ep", "says"),
+    [
+        (6, 3, "moe_ep_degree=3 does not divide 16 (experts): use moe_ep_degree=1."),
+        (
+            24,
+            2,
+            "moe_tp_degree=12 does not divide 32 (intermediate size of an expert): use ",
+        ),
+    ],
+)
+def test_a_run_refuses_what_experts_do_not_divide(
+    cli: Callable[..., Any], tp: int, ep: int, says: str
+) -> None:
+    ended = cli("backend=neuron", f"tp_degree={tp}", f"moe_ep_degree={ep}")
+    assert ended.exit == 2
+    assert says in ended.err
+    assert ended.err.count("\n") == 1
 
 
 def test_a_port_of_nxdi_is_planned_as_it_is_deployed(cli: Callable[..., Any]) -> None:

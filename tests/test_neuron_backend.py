@@ -381,6 +381,15 @@ def test_experts_are_split_by_width_or_by_number_as_the_plan_says() -> None:
     assert split == {"mlp.experts.gate_up_proj": 0, "mlp.experts.down_proj": 0}
 
 
+def test_what_groups_of_devices_share_is_stacked_experts() -> None:
+    whole = block(minimax("static"), 0)
+    stacked = {"mlp.experts.gate_up_proj", "mlp.experts.down_proj"}
+    assert split_plan.experts_in(minimax(), "model.layers.0", whole) == stacked
+    inside = split_plan.experts_in(minimax(), "layers.0.mlp", whole.mlp)
+    assert inside == {name.removeprefix("mlp.") for name in stacked}
+    assert split_plan.experts_in(llama(), "layers.0", block(llama(), 0)) == set()
+
+
 def test_one_process_has_one_degree_and_one_set_of_flags(lazy: Any) -> None:
     with pytest.raises(UserError, match=r"XLA already runs.*command of its own"):
         neuron.build(neuron.Settings(), command(tp_degree=2))
@@ -414,8 +423,8 @@ from neuron_blocks import block, command, given, llama, minimax, qwen3_moe, rel_
 from layerparity.run.backends import neuron
 from layerparity.ground.errors import UserError
 
-degree = int(sys.argv[1])
-backend = neuron.build(neuron.Settings(), command(tp_degree=degree))
+degree, groups = map(int, sys.argv[1:])
+backend = neuron.build(neuron.Settings(), command(tp_degree=degree, moe_ep_degree=groups))
 backend.open()
 import torch_xla
 from transformers import AutoModelForCausalLM
@@ -425,7 +434,7 @@ by_number = qwen3_moe()
 plan = {**by_number.base_model_tp_plan, "layers.*.mlp.experts.gate_up_proj": "grouped_gemm"}
 by_number.base_model_tp_plan = {**plan, "layers.*.mlp.experts.down_proj": "grouped_gemm"}
 configs = {"llama": llama(), "minimax": minimax("static"), "qwen": qwen3_moe()}
-if degree == 4:
+if groups == 1 and degree == 4:
     configs |= {"odd": odd, "number": by_number}
 told = {"errors": {}, "compiles": {}, "notes": {}}
 for name, config in configs.items():
@@ -465,8 +474,8 @@ print(json.dumps(told))
 """
 
 
-@pytest.mark.parametrize("degree", [2, 4, 8])
-def test_spmd_tensor_parallel_agrees_with_the_unsharded_block(degree: int) -> None:
+@pytest.mark.parametrize(("degree", "groups"), [(2, 1), (4, 1), (8, 1), (4, 2)])
+def test_spmd_tensor_parallel_agrees_with_the_unsharded_block(degree: int, groups: int) -> None:
     """Families by their plans, sizes that do not divide, and experts by number, for real."""
     # torch_xla wrote some variables of this process; the other one starts without them.
     ours = ("PJRT_", "XLA_", "CPU_NUM_DEVICES", "TF_CPP_MIN_LOG_LEVEL")
@@ -475,7 +484,7 @@ def test_spmd_tensor_parallel_agrees_with_the_unsharded_block(degree: int) -> No
     # Compiles faster; what is split is decided before.
     environment["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
     ended = subprocess.run(
-        [sys.executable, "-c", SPMD, str(degree)],
+        [sys.executable, "-c", SPMD, str(degree), str(groups)],
         env=environment,
         check=False,
         capture_output=True,
@@ -487,7 +496,7 @@ def test_spmd_tensor_parallel_agrees_with_the_unsharded_block(degree: int) -> No
     told = json.loads(ended.stdout.splitlines()[-1])
     for name, error in told["errors"].items():
         assert error < (2e-6 if "float32" in name else 2e-2), name
-    more = {"odd": 1, "number": 1} if degree == 4 else {}
+    more = {"odd": 1, "number": 1} if (degree, groups) == (4, 1) else {}
     # One graph for both blocks of a type.
     assert told["compiles"] == {"llama": 1, "minimax": 2 if degree == 2 else 1, "qwen": 1, **more}
     assert len(told["errors"]) == 2 * sum(told["compiles"].values())
@@ -496,11 +505,12 @@ def test_spmd_tensor_parallel_agrees_with_the_unsharded_block(degree: int) -> No
     assert llamas["self_attn.q_proj.weight"] == [64 // degree, 64]
     assert llamas["self_attn.o_proj.weight"] == [64, 64 // degree]
     assert llamas["self_attn.k_proj.bias"] == [16 if degree == 2 else 32]
-    assert minimaxes["mlp.experts.gate_up_proj"] == [8, 96 // degree, 64]
-    assert minimaxes["mlp.experts.down_proj"] == [8, 64, 48 // degree]
+    width = degree // groups
+    assert minimaxes["mlp.experts.gate_up_proj"] == [8 // groups, 96 // width, 64]
+    assert minimaxes["mlp.experts.down_proj"] == [8 // groups, 64, 48 // width]
     assert minimaxes["self_attn.q_norm.weight"] == [64]
     assert bool(told["notes"]["minimax"]) is (degree > 2)
-    if degree == 4:
+    if (degree, groups) == (4, 1):
         assert "does not divide 6 attention heads, 3 KV heads: XLA pads" in str(told["notes"])
     assert told["facts"]["tp_granted"] == told["facts"]["xla_devices"] == str(degree)
     assert int(told["facts"]["sharded_parameters"]) > 0

@@ -55,16 +55,31 @@ def test_the_shipped_model_split_over_four_ranks_passes_whole(
     assert tags["fact.collectives"] == "gloo"
 
 
-@pytest.mark.parametrize(("model", "dtype"), [("llama", "bfloat16"), ("qwen3_moe", "float32")])
+@pytest.mark.parametrize(
+    ("model", "dtype", "words"),
+    [
+        ("llama", "bfloat16", ()),
+        ("qwen3_moe", "float32", ()),
+        # Each rank has half of the experts, whole ones.
+        ("qwen3_moe", "float32", ("moe_ep_degree=2",)),
+    ],
+)
 def test_heads_of_ranks_are_put_together(
-    cli: Cli, made: Callable[[str], Path], tmp_path: Path, model: str, dtype: str
+    cli: Cli,
+    made: Callable[[str], Path],
+    tmp_path: Path,
+    model: str,
+    dtype: str,
+    words: tuple[str, ...],
 ) -> None:
     """A rank shows its own heads; the whole has those of all ranks in their order."""
     given = (f"model.path={made(model)}", f"dtype={dtype}", "scope=single", "layer=1")
     golden = ("device_map=cpu", "capture=components", "name=golden", "reference.components=false")
     assert cli(f"tracking.folder={tmp_path}", *given, *golden, "inputs=random").exit == 0
-    verdict = judged(cli, tmp_path, *given, "tp_degree=2", "inputs=golden")
+    verdict = judged(cli, tmp_path, *given, "tp_degree=2", *words, "inputs=golden")
     assert verdict.outcome is Outcome.PASS, verdict.where
+    errors = [row.metrics["rel_l2"] for row in verdict.rows if "rel_l2" in row.metrics]
+    assert dtype != "float32" or max(errors) < LIMIT
     shared = kept(tmp_path, "split").read_manifest().ranks.shardings
     queries = shared["layers.1.self_attn:q_rotated"]
     assert queries.axis == "head"
@@ -88,6 +103,12 @@ def test_what_cannot_be_split_is_refused(
     believed = cli(*base, "tp_degree=2", "kind=golden")
     assert believed.exit == 2
     assert "golden" in believed.err
+    grouped = cli(*base, "tp_degree=4", "moe_ep_degree=2")
+    assert grouped.exit == 2
+    assert "by number, or by width, and not by both: use moe_ep_degree=4, or 1." in grouped.err
+    dense = cli(*base, "tp_degree=2", "moe_ep_degree=2")
+    assert dense.exit == 2
+    assert "shares experts by number, and this model has none: use moe_ep_degree=1." in dense.err
     replayed = cli(*base, "tp_degree=2", "port.replay=true")
     assert replayed.exit == 2
     assert "one process" in replayed.err

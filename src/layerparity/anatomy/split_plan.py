@@ -23,13 +23,14 @@ _COLUMNS = ("colwise", "colwise_gather_output", "packed_colwise")
 _ROWS = ("rowwise", "rowwise_split_input", "packed_rowwise")
 # Experts stacked by number: whole ones, the first dimension.
 _NUMBER = "grouped_gemm"
+# Styles of modules that hold stacked experts.
+_EXPERTS = ("ep_dispatch_experts", "moe_tp_experts")
 # Styles of modules whose weights, if they have any, stay whole.
 _WHOLE = (
+    *_EXPERTS,
     "all_reduce",
-    "ep_dispatch_experts",
     "mla_kv_a_proj",
     "moe_identity_expert",
-    "moe_tp_experts",
     "replicated_with_grad_allreduce",
 )
 _KNOWN = {*_COLUMNS, *_ROWS, _NUMBER, *_WHOLE}
@@ -115,6 +116,21 @@ def split_dimensions(plan: Mapping[str, str], path: str, module: nn.Module) -> d
         if dimension is not None:
             dimensions[name] = dimension
     return dimensions
+
+
+def experts_in(config: Any, path: str, module: nn.Module) -> set[str]:
+    """Return the parameters inside ``module`` that are stacked experts, [expert, ...], by name.
+
+    ``path`` is the module's path in the model, such as ``model.layers.3``.
+    """
+    inside = WITHIN_MODEL.search(path)
+    plan = {key: style for key, style in plan_of(config).items() if style in _EXPERTS}
+    names = (name for name, _ in module.named_parameters())
+    return {
+        name
+        for name in names
+        if inside and style_of(plan, f"{inside[1]}.{name}".rpartition(".")[0])
+    }
 
 
 def _dimension(style: str, dimensions: int) -> int | None:

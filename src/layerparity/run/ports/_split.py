@@ -16,10 +16,17 @@ class SplitPort(RanksPort):
 
     side = "layerparity.run.ranks.hf.HfRank"
     maps_devices = True
+    splits_experts = True
 
     @classmethod
     def check(cls, config: Config, num_layers: int, **keys: Any) -> None:
-        """Refuse the golden's routing: ranks are not told of it."""
+        """Refuse the golden's routing, which ranks are not told of, and some groups of experts."""
+        if config.moe_ep_degree not in (1, config.tp_degree):
+            raise UserError(
+                f"moe_ep_degree={config.moe_ep_degree}: transformers shares experts among all "
+                f"{config.tp_degree} ranks of tp_degree by number, or by width, and not by both",
+                f"use moe_ep_degree={config.tp_degree}, or 1.",
+            )
         if keys.get("replay"):
             raise UserError("port.replay=true runs in one process", "use tp_degree=1.")
 
@@ -41,7 +48,10 @@ class SplitPort(RanksPort):
             "attn_implementation": config.attn_implementation,
             "experts_implementation": config.experts_implementation,
         }
-        super().__init__(assets, cuda=cards > 0, implementations=implementations)
+        by_number = config.moe_ep_degree > 1
+        super().__init__(
+            assets, cuda=cards > 0, implementations=implementations, by_number=by_number
+        )
 
 
 def _cards(config: Config) -> int:

@@ -56,6 +56,9 @@ class HfPort(Port):
     ``emulate_ep`` groups share the experts by number.
     """
 
+    # Where the backend splits blocks in one process.
+    splits_experts = True
+
     @classmethod
     def check(cls, config: Config, num_layers: int, **keys: Any) -> None:
         """Refuse ranks that cannot be emulated, whatever the model. Raises UserError."""

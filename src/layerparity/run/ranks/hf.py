@@ -43,10 +43,19 @@ class HfRank(RankSide):
 
     environment: Mapping[str, str] = {"GLOO_SOCKET_IFNAME": "lo", "USE_TORCH_XLA": "0"}
 
-    def __init__(self, assets: RankAssets, *, cuda: bool, implementations: Mapping[str, Any]):
+    def __init__(
+        self,
+        assets: RankAssets,
+        *,
+        cuda: bool,
+        implementations: Mapping[str, Any],
+        by_number: bool = False,
+    ) -> None:
         super().__init__(assets)
         device = f"cuda:{assets.rank}" if cuda else "cpu"
-        self.backend = RankDevice(name="gpu", device=device, count=assets.count)
+        self.backend = RankDevice(
+            name="gpu", device=device, count=assets.count, by_number=by_number
+        )
         config = Config(dtype=DType(assets.dtype), feed=FeedMode.auto, **implementations)
         own = Assets(assets.checkpoint, assets.family, self.backend, config, assets.wanted)
         self.port = HfPort(own)
@@ -139,12 +148,17 @@ def share_of(
 
 @dataclass
 class RankDevice(Backend):
-    """One rank's device; a stage that is put there is split as transformers' plan says."""
+    """One rank's device; a stage that is put there is split as transformers' plan says.
+
+    ``by_number`` shares experts as its plan of expert parallelism says: whole ones.
+    """
 
     device: str = "cpu"
     count: int = 1
+    by_number: bool = False
     mesh: Any = None
     _plan: dict[str, str] = field(default_factory=dict)
+    _experts: dict[str, str] = field(default_factory=dict)
 
     def open(self) -> None:
         """Take nothing: the process group is joined by `HfRank.start`."""
@@ -168,6 +182,15 @@ class RankDevice(Backend):
                 f"{config.model_type}",
                 "use tp_degree=1.",
             )
+        if self.by_number:
+            self._experts = dict(config.get_text_config().base_model_ep_plan or {})
+            if not self._experts:
+                raise UserError(
+                    f"moe_ep_degree={self.count}: transformers has no expert parallel plan for "
+                    f"{config.model_type}",
+                    "use moe_ep_degree=1.",
+                )
+            self._plan = {k: v for k, v in self._plan.items() if k not in self._experts}
         split = {style for name, style in self._plan.items() if name.endswith(".k_proj")}
         if "colwise" in split and (sizes.kv_heads % self.count or sizes.heads % self.count):
             raise UserError(
@@ -189,6 +212,7 @@ class RankDevice(Backend):
 
     def put(self, stage: str, module: nn.Module) -> None:
         """Move a stage's module to the device and split what the plan names in it."""
+        from transformers.distributed.expert_parallel import apply_expert_parallelism
         from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
         module.to(self.device)
@@ -205,6 +229,11 @@ class RankDevice(Backend):
         }
         plan |= {name: inside[name] for name, _ in module.named_modules() if name in inside}
         apply_tensor_parallelism(module, self.mesh, plan)
+        known = {name for name, _ in (*module.named_parameters(), *module.named_modules())}
+        owned = {name.removeprefix(prefix): style for name, style in self._experts.items()}
+        by_number = {name: style for name, style in owned.items() if name in known}
+        if by_number:
+            apply_expert_parallelism(module, self.mesh, self.mesh, by_number)
 
     def send(self, stage: str, value: Any) -> Any:
         """Return tensors of any shape and dtype, nested or not, on the device."""

@@ -63,7 +63,13 @@ def from_config(config: Config, machine: Affinity, asked: Compilation) -> Neuron
     asked.options.arguments()
     streams = config.device_map.strategy == STREAM
     is_neuron = machine.device == NEURON
-    runtime = XlaRuntime(is_neuron, config.tp_degree, asked.excess_precision, asked.options)
+    runtime = XlaRuntime(
+        is_neuron,
+        config.tp_degree,
+        asked.excess_precision,
+        asked.options,
+        config.moe_ep_degree,
+    )
     runtime.prepare()
     static_experts.register()
     backend = NeuronBackend(
@@ -98,6 +104,7 @@ class NeuronBackend(Backend):
     _stack: ExitStack | None = None
     _granted: distributed.Grant | None = None
     _plan: dict[str, str] = field(default_factory=dict)
+    _config: Any = None
     _paths: dict[str, str] = field(default_factory=dict)
     _sharded: dict[str, int] = field(default_factory=dict)
 
@@ -149,6 +156,7 @@ class NeuronBackend(Backend):
         """Put every stage on the one device; with tp_degree > 1 its shards lie side by side."""
         config: Any = model.config
         sizes, degree = sizes_of(config), self.runtime.tp_degree
+        self._config = config
         self._plan = split_plan.split_plan(config, sizes.kv_heads, degree)
         self.warnings += split_plan.notes(sizes.divided, degree)
         self._paths = dict(stages)
@@ -172,7 +180,8 @@ class NeuronBackend(Backend):
             raise UserError("tp_degree > 1 needs port=hf, which knows what to shard.")
         path = self._paths.get(stage, stage)
         shards = split_plan.split_dimensions(self._plan, path, module)
-        self.runtime.move(module, shards)
+        experts = split_plan.experts_in(self._config, path, module) if shards else ()
+        self.runtime.move(module, shards, experts)
         self._sharded[stage] = len(shards)
 
     def send(self, stage: str, value: Any) -> Any:

@@ -7,7 +7,7 @@ is one more file with one more subclass.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ class Runtime(ABC):
     """One way to run tensors on Neuron, or on what stands in for it."""
 
     tp_degree: int = 1
+    moe_ep_degree: int = 1
     is_neuron: bool = False
 
     @property
@@ -49,8 +50,14 @@ class Runtime(ABC):
         """Return the number of processes among which device collectives really happen."""
 
     @abstractmethod
-    def move(self, module: nn.Module, shards: Mapping[str, int]) -> None:
-        """Move a module to the device in place; split each named parameter along its dimension."""
+    def move(
+        self, module: nn.Module, shards: Mapping[str, int], experts: Collection[str] = ()
+    ) -> None:
+        """Move a module to the device in place; split each named parameter along its dimension.
+
+        Those of ``experts``, [expert, ...], are shared by number as well, where moe_ep_degree says
+        so.
+        """
 
     @abstractmethod
     def send(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from layerparity.ground.errors import UserError
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from layerparity.run.backends._neuron.artefacts import GraphCompiler
 
 
-_MESH_AXIS = "tensor"
+# Devices of a mesh: groups that share experts by number, and the devices of each group.
+_GROUPS, _WITHIN = "groups", "within"
 _FLAGS = "XLA_FLAGS"
 _COUNT = "CPU_NUM_DEVICES"
 _NUMERIC_VARIABLES = (
@@ -59,10 +60,11 @@ class XlaRuntime(Runtime):
         tp_degree: int,
         excess_precision: bool,
         options: CompilerOptions | None = None,
+        moe_ep_degree: int = 1,
     ) -> None:
         self.is_neuron = is_neuron
         self.options = options or CompilerOptions()
-        self.tp_degree = tp_degree
+        self.tp_degree, self.moe_ep_degree = tp_degree, moe_ep_degree
         self.excess_precision = excess_precision
         self._device: torch.device | None = None
         self._mesh: Any = None
@@ -128,7 +130,7 @@ class XlaRuntime(Runtime):
         if (hardware == "NEURON") is not self.is_neuron:
             raise UserError(f"torch_xla took {hardware}", "unset PJRT_DEVICE.")
         if self.spmd:
-            self._mesh = _mesh(self.tp_degree)
+            self._mesh = _mesh(self.tp_degree, self.moe_ep_degree)
         elif xr.is_spmd():
             raise UserError("This process runs SPMD", "run tp_degree=1 as a command of its own.")
         self._compiles, self._fallbacks = _count()
@@ -139,7 +141,9 @@ class XlaRuntime(Runtime):
 
         return int(xr.world_size())
 
-    def move(self, module: nn.Module, shards: Mapping[str, int]) -> None:
+    def move(
+        self, module: nn.Module, shards: Mapping[str, int], experts: Collection[str] = ()
+    ) -> None:
         """Move a module to the device in place, and split the named parameters over the mesh."""
         module.to(self._device)
         if not shards:
@@ -148,8 +152,12 @@ class XlaRuntime(Runtime):
 
         for name, dimension in shards.items():
             parameter = module.get_parameter(name)
-            spec = [None] * parameter.dim()
-            spec[dimension] = _MESH_AXIS  # type: ignore[call-overload]
+            spec: list[Any] = [None] * parameter.dim()
+            grouped = self.moe_ep_degree > 1
+            whole = grouped and name not in experts
+            spec[dimension] = (_GROUPS, _WITHIN) if whole else _WITHIN
+            if grouped and name in experts:
+                spec[0] = _GROUPS
             xs.mark_sharding(parameter, self._mesh, tuple(spec))
 
     def send(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -257,7 +265,7 @@ def _cannot_load(error: Exception) -> str:
     )
 
 
-def _mesh(tp_degree: int) -> Any:
+def _mesh(tp_degree: int, groups: int) -> Any:
     import numpy as np
     import torch_xla.distributed.spmd as xs
     import torch_xla.runtime as xr
@@ -267,7 +275,9 @@ def _mesh(tp_degree: int) -> Any:
         raise UserError(
             f"tp_degree={tp_degree} was asked and {granted} granted", f"unset {_COUNT}."
         )
-    return xs.Mesh(np.arange(granted), (granted,), (_MESH_AXIS,))
+    if groups == 1:
+        return xs.Mesh(np.arange(granted), (granted,), (_WITHIN,))
+    return xs.Mesh(np.arange(granted), (groups, granted // groups), (_GROUPS, _WITHIN))
 
 
 def _count() -> tuple[int, Counter[str]]:
