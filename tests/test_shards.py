@@ -1,11 +1,11 @@
-"""Shards: which head, repeated or of zeros, each rank of a tp_degree holds in NxDI."""
+"""Shards: which head, repeated or of zeros, and which experts each rank holds in NxDI."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from layerparity.anatomy.shards import Heads, Misfit, Strategy, Widths, padded
+from layerparity.anatomy.shards import ExpertGroups, Heads, Misfit, Strategy, Widths, padded
 from layerparity.ground.errors import UserError
 
 # How the library itself lays them out, worked out by its own functions.
@@ -89,3 +89,12 @@ def test_what_does_not_divide_is_named() -> None:
     assert list(widths.degrees(4, 24)) == [4, 8, 12, 16, 24]
     assert [row.what for row in Widths(96, 0, 0).misfits(5, 1)] == ["intermediate size"]
     assert (padded(48, 64), padded(200_064, 64), padded(10, 4)) == (64, 200_064, 12)
+
+
+def test_ranks_in_a_row_share_the_same_experts_by_width() -> None:
+    """NxD's groups of tp_degree=8, moe_ep_degree=4: [0, 1], [2, 3], ..., four experts each."""
+    groups = ExpertGroups(16, 8, 4)
+    assert groups.ranks == 2
+    assert [groups.held_by(rank).start for rank in range(8)] == [0, 0, 4, 4, 8, 8, 12, 12]
+    assert groups.held_by(7) == range(12, 16)
+    assert ExpertGroups(16, 8).held_by(5) == range(16)
