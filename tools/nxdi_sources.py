@@ -66,7 +66,7 @@ APPLICATIONS = {
     (FORK, "qwen3_moe"): "qwen3_moe.modeling_qwen3_moe.NeuronQwen3MoeForCausalLM",
     (FORK, "minimax_m2"): _V3,
     (FORK, "minimax_m2_fp8"): _V3,
-    (MAIN, "minimax_m2"): "minimax_m2.modeling_minimax_m2.NeuronMiniMaxM2ForCausalLM",
+    (MAIN, "minimax_m2"): _V3,
 }
 _MODELS = "neuronx_distributed_inference.models."
 _ROWS = [[*range(20, 32)], [7, 90, 41, 12, 13, 200, 33, 5]]
