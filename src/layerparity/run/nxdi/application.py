@@ -42,6 +42,25 @@ class Application:
         bases = [each.__module__ for each in self.cls.__mro__ if each.__module__ != "builtins"]
         return next((each.partition(".")[0] for each in bases if ".models." in each), "")
 
+    def block(self, built: Any, config: Any, whole: Any, layer: int) -> Any:
+        """Return block ``layer`` for a model of one block, whose own is ``built``.
+
+        ``config`` is of that one block, ``whole`` of all: a block may go by its index (every second
+        layer has no rotary, say), so it is made with its own wherever it takes one. Where a model
+        makes a configuration for each block, ``built`` has the one of its place.
+        """
+        cls = self.layer or type(built)
+        required = [
+            each.name
+            for each in inspect.signature(cls).parameters.values()
+            if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD
+        ]
+        indexed = len(required) == 2 and required[1].startswith("layer")
+        if self.layer is not None:
+            return cls(whole, layer) if indexed else cls(config)
+        own = any(getattr(each, "config", None) is config for each in built.modules())
+        return cls(whole, layer) if layer and indexed and own else built
+
 
 def import_named(target: str, paths: tuple[str, ...]) -> Application:
     """Import what ``target`` names, from folders ``paths`` too. Raises UserError with the cure."""

@@ -18,16 +18,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Fp8Weights:
-    """FP8 weights as they are stored, by name, and their scales, by the scales' own names."""
+    """FP8 weights as they are stored, by name, and their scales, by the scales' own names.
+
+    ``values`` are the products, in the run's dtype: a product has no stored type.
+    """
 
     numbers: dict[str, torch.Tensor]
     scales: dict[str, torch.Tensor]
+    values: dict[str, torch.Tensor]
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, names: Iterable[str]) -> Fp8Weights:
+    def of(cls, checkpoint: Checkpoint, names: Iterable[str], dtype: torch.dtype) -> Fp8Weights:
         """Read those of ``names`` that are stored in FP8."""
         filler = Filler(checkpoint.files, hashing=False)
-        numbers, scales = {}, {}
+        numbers, scales, values = {}, {}, {}
         for name in names:
             factors = checkpoint.scales(name)
             if factors is None:
@@ -36,7 +40,18 @@ class Fp8Weights:
             numbers[name] = torch.empty(stored.shape, dtype=DTYPES[stored.dtype])
             filler.fill(stored, numbers[name])
             scales[factors.name] = checkpoint.value(factors.name)
-        return cls(numbers, scales)
+            values[name] = checkpoint.value(name, dtype)
+        return cls(numbers, scales, values)
+
+    def wide(self, values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return tensors by stored name with the products for those that are stored in FP8."""
+        return values | {name: each.clone() for name, each in self.values.items()}
+
+    def blank(self, checkpoint: Checkpoint, name: str) -> torch.Tensor:
+        """Return a tensor on the meta device in the shape and type that a converter is given."""
+        known = self.values.get(name)
+        dtype = checkpoint.held_as(name) if known is None else known.dtype
+        return torch.empty(checkpoint.tensors[name].shape, dtype=dtype, device="meta")
 
     @property
     def ones(self) -> dict[str, torch.Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _PREFIX = "model."
 _FIRST = "layers.0."
+# Tensors by stored name, read anew: a converter uses them up.
+Given = Callable[[], dict[str, torch.Tensor]]
 # Tensors outside the stage that a converter may ask for before it gives up.
 _EXTRAS = 8
 
@@ -68,31 +70,38 @@ def loaded(
 
     Raises UserError where the converter raises, or what it makes does not fit the modules.
     """
-    checkpoint = assets.checkpoint
+    checkpoint, dtype = assets.checkpoint, config.neuron_config.torch_dtype
     tied = bool(getattr(config, "tie_word_embeddings", False))
     # In one order, wherever a block's tensors are stored.
     names = sorted(stage_names(checkpoint, stage, tied), key=lambda name: renamed(name, stage))
-    values, hashes = checkpoint.read(names)
-    fp8 = Fp8Weights.of(checkpoint, names)
-    for name in fp8.numbers:
-        # A product has no stored type: it is rounded to the run's alone, as the golden's is.
-        values[name] = checkpoint.value(name, config.neuron_config.torch_dtype)
+    fp8 = Fp8Weights.of(checkpoint, names, dtype)
     conversion = _Conversion(application, model, config, stage, assets, fp8.ones)
-    if fp8.scales and conversion.leaves_scales(values):
-        # It expects a checkpoint without any.
-        fp8 = Fp8Weights({}, {})
+    if fp8.scales:
+        conversion.of(lambda: fp8.wide(checkpoint.read(names)[0]))
+        if conversion.left:
+            # It expects a checkpoint without any.
+            fp8 = replace(fp8, numbers={}, scales={})
     conversion.scales = fp8.scales
-    model.load_state_dict(conversion.of({**values, **fp8.numbers}), strict=False)
+    hashes: dict[str, str] = {}
+
+    def given() -> dict[str, torch.Tensor]:
+        """Read a block, which is large: nobody but the converter holds it."""
+        values, read = checkpoint.read(names)
+        hashes.update(read)
+        return {**fp8.wide(values), **fp8.numbers}
+
+    model.load_state_dict(conversion.of(given), strict=False)
     own = model.state_dict()
     refuse_fp8_modules(own)
-    form = StageForm.of(values, stage, conversion.extras, config)
-    origins = traces.of(form, own, values)
+    blank = {name: fp8.blank(checkpoint, name) for name in names}
+    form = StageForm.of(blank, stage, conversion.extras, config)
+    origins = traces.of(form, own, checkpoint, blank)
     if origins is None:
         conversion.scales = fp8.ones
-        origins = traces.kept(form, own, trace(conversion.once, values))
+        origins = traces.kept(form, own, trace(conversion.once, blank))
     reached = {name for origin in origins.values() for name in origin.stored}
     used = {name: digest for name, digest in hashes.items() if name in reached}
-    shapes = {name: value.shape for name, value in values.items()}
+    shapes = {name: value.shape for name, value in blank.items()}
     return StageWeights({name: own[name] for name in origins}, used, origins, shapes)
 
 
@@ -101,7 +110,7 @@ class _Conversion:
     """The application's conversion of a stage, and NxD's sharding of what it makes for this rank.
 
     ``scales`` of FP8 weights are given to it beside the tensors, ``extras`` are tensors of other
-    stages that it asked for.
+    stages that it asked for; ``left`` says whether it left all scales as they were.
     """
 
     application: Application
@@ -111,6 +120,7 @@ class _Conversion:
     assets: RankAssets
     scales: dict[str, torch.Tensor]
     extras: list[str] = field(default_factory=list)
+    left: bool = False
 
     def once(self, stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return this rank's tensors by parameter, of those by stored name, which may change."""
@@ -128,22 +138,18 @@ class _Conversion:
         for name in self.extras:
             state.setdefault(renamed(name, self.stage), self.assets.checkpoint.value(name))
         state = getattr(self.application.cls, CONVERTER)(state, self.config)
+        self.left = all(renamed(name, self.stage) in state for name in self.scales)
         if getattr(self.config, "tie_word_embeddings", False) and self.stage == HEAD:
             self.application.cls.update_state_dict_for_tied_weights(state)
         _cast(state, self.config)
         return state
 
-    def leaves_scales(self, values: Mapping[str, torch.Tensor]) -> bool:
-        """Say whether the converter does nothing with the scales that it is given."""
-        state = self.of(values)
-        return all(renamed(name, self.stage) in state for name in self.scales)
-
-    def of(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Convert values by stored name; what else the converter asks for is read and given."""
+    def of(self, given: Given) -> dict[str, torch.Tensor]:
+        """Convert what is given, by stored name; what else is asked for is read and given, too."""
         what = f"{self.application.cls.__name__}'s converter, for {self.stage}"
         for _ in range(_EXTRAS):
             try:
-                return self.once({name: value.clone() for name, value in values.items()})
+                return self.once(given())
             except UserError:
                 raise
             except KeyError as error:
@@ -208,18 +214,20 @@ class Traces:
         self,
         form: StageForm,
         parameters: Mapping[str, torch.Tensor],
-        values: Mapping[str, torch.Tensor],
+        checkpoint: Checkpoint,
+        blank: Mapping[str, torch.Tensor],
     ) -> dict[str, ElementOrigin] | None:
         """Return what was traced of another stage of this form; None where it is not right here.
 
-        It is right if the ``parameters`` that were just loaded hold the stored ``values`` there.
+        It is right if the ``parameters`` that were just loaded hold the stored values there, whose
+        shapes ``blank`` has.
         """
         if form.form != self._form:
             return None
         origins = {n: replace(each, names=form.names) for n, each in self._origins.items()}
-        shapes = {name: value.shape for name, value in values.items()}
+        shapes = {name: value.shape for name, value in blank.items()}
         for name, got in inverse(origins, parameters, shapes).items():
-            stored = values[name].to(got.values.dtype)
+            stored = checkpoint.value(name, got.values.dtype)
             if got.doubled or not _same(got.values[got.mask], stored[got.mask]):
                 return None
         return origins
@@ -235,7 +243,7 @@ class Traces:
         self._origins = {
             parameter: origin
             for parameter, origin in traced.items()
-            if parameter in parameters and bool((origin.name >= 0).any())
+            if parameter in parameters and origin.held
         }
         return dict(self._origins)
 

@@ -191,9 +191,10 @@ class NxdiRank(RankSide):
             raise
         except Exception as error:
             raise UserError(f"building {self.application.model.__name__} {said(error)}") from error
+        if layer is not None:
+            whole = self._config(int(self.values["num_hidden_layers"]), prefill)
+            model.layers[0] = self.application.block(model.layers[0], config, whole, layer)
         model.eval()
-        if layer is not None and self.application.layer is not None:
-            model.layers[0] = self.application.layer(config, 0).eval()
         if self.dtype != torch.float32:
             model.to(self.dtype)
         return model, config
