@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from layerparity.model.checkpoint import Checkpoint
+from layerparity.run.nxdi.application import narrow
 from layerparity.run.nxdi.converter import inverse, trace
 from layerparity.run.nxdi.loading import StageForm, Traces
 
@@ -168,3 +170,27 @@ def test_a_trace_serves_further_blocks_of_its_form_and_no_other(tmp_path: Path) 
     assert traces.of(more, convert(second), checkpoint, second) is None
     other = {name: value + 1 for name, value in convert(second).items()}
     assert traces.of(alike, other, checkpoint, second) is None
+
+
+def test_a_configuration_of_one_block_lists_what_is_that_blocks() -> None:
+    config = SimpleNamespace(
+        layer_types=["sliding", "full", "full"],
+        layer_uses_moe=[False, True, True],
+        moe_layer_freq=[0, 1, 1],
+        mlp_only_layers=[0, 2],
+        moe_layers=[1, 5, 7],
+        first_k_dense_replace=1,
+        eos_token_id=[1, 2, 3],
+        rope_layers=[0, 1],
+    )
+    narrow(config, 1, count=3)
+    assert vars(config) == {
+        "layer_types": ["full"],
+        "layer_uses_moe": [True],
+        "moe_layer_freq": [1],
+        "mlp_only_layers": [],
+        "moe_layers": [0],
+        "first_k_dense_replace": 0,
+        "eos_token_id": [1, 2, 3],
+        "rope_layers": [0, 1],
+    }

@@ -162,3 +162,22 @@ def _beyond(config: Mapping[str, Any]) -> dict[str, Any]:
         "output_hidden_states": False,
         "use_return_dict": True,
     }
+
+
+def narrow(config: Any, layer: int, count: int) -> None:
+    """Let a configuration of one block describe block ``layer`` of ``count``.
+
+    What it lists by layer (a name of the layer's kind, or whether it has experts) is cut to that
+    block's; a list of layers says whether the block is among them.
+    """
+    for name, value in list(vars(config).items()):
+        if name == "first_k_dense_replace" and isinstance(value, int):
+            setattr(config, name, max(0, value - layer))
+        elif name in _LISTS_OF_LAYERS and isinstance(value, list):
+            setattr(config, name, [0] if layer in value else [])
+        elif isinstance(value, list) and len(value) == count and "layer" in name:
+            setattr(config, name, value[layer : layer + 1])
+
+
+# Configurations that say which layers are of a kind, by their numbers.
+_LISTS_OF_LAYERS = ("mlp_only_layers", "moe_layers", "cross_attention_layers")

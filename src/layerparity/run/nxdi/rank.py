@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from layerparity.anatomy.site import EMBEDDING, HEAD, NORM, Site
 from layerparity.ground.errors import UserError
 from layerparity.numbers.rank_shares import SUM, WHOLE, RankShare, Spread
 from layerparity.run.nxdi import absent
-from layerparity.run.nxdi.application import Application, configured, import_named
+from layerparity.run.nxdi.application import Application, configured, import_named, narrow
 from layerparity.run.nxdi.loading import StageWeights, Traces, loaded
 from layerparity.run.nxdi.passes import NxdiPass, adds_embeddings, pass_of, splits_tokens
 from layerparity.run.nxdi.sites import SITES, RankLayout, Watched, channels_of, weights_of
@@ -184,7 +183,7 @@ class NxdiRank(RankSide):
         # Outside the blocks, a converter must not look for any.
         config = self._config(layers=0 if layer is None else 1, prefill=prefill)
         if layer is not None:
-            _only(config, layer)
+            narrow(config, layer, int(self.values["num_hidden_layers"]))
         try:
             model = self.application.model(config)
         except UserError:
@@ -285,17 +284,3 @@ def _sort_routing(observed: RankObserved) -> None:
     observed.tensors[ROUTED] = choices
     if weights in observed.tensors:
         observed.tensors[weights] = weights_of(choices, observed.tensors[weights])
-
-
-def _only(config: Any, layer: int) -> None:
-    """Let a configuration of one block describe block ``layer``: what is listed by layer."""
-    for name, value in list(vars(config).items()):
-        if isinstance(value, list) and len(value) > layer and name in _BY_LAYER:
-            setattr(config, name, copy.copy(value[layer : layer + 1]))
-        elif name == "first_k_dense_replace" and isinstance(value, int):
-            setattr(config, name, max(0, value - layer))
-        elif name == "mlp_only_layers" and isinstance(value, list):
-            setattr(config, name, [0] if layer in value else [])
-
-
-_BY_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "moe_layer_freq")
