@@ -219,6 +219,10 @@ def test_one_rank_alone_has_no_mistake_of_sharding(judged: Judged) -> None:
         ((wrong("converter_raises"),), "layer 0 is not what was expected"),
         ((wrong("needs_kernel"),), "neuronxcc.nki.kernels.flash_fwd, which is not installed here"),
         (("tp_degree=5",), "2 key heads cannot be replicated to tp_degree=5"),
+        (
+            ("tp_degree=8", "port.neuron_config={sequence_parallel_enabled: true}"),
+            "shares 12 tokens among 8 ranks: give prompts of a multiple of 8 tokens",
+        ),
         (("port.neuron_config=fused",), "write port.neuron_config={key: value}"),
         (("port.neuron_config={fused: true}",), "unexpected keyword argument 'fused'"),
         (

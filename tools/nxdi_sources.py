@@ -17,6 +17,7 @@ import argparse
 import contextlib
 import io
 import json
+import re
 import sys
 import tempfile
 import time
@@ -180,7 +181,7 @@ class Bench:
 
     def found(self, case: Case) -> Found:
         """Run a case as a candidate, compare it with its golden, and return what is found."""
-        checkpoint, name = self.store / case.model, str(case).replace(" ", "-").replace(":", "")
+        checkpoint, name = self.store / case.model, re.sub(r"\W+", "-", str(case))
         both = (*_BOTH, f"model.path={checkpoint}", f"dtype={case.dtype}")
         golden = f"{case.model}-{case.dtype}-{case.rows}"
         if golden not in self.goldens:

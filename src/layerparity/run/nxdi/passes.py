@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from layerparity.ground.errors import UserError
 from layerparity.run.ports.base import Call
 
 
@@ -44,6 +45,12 @@ class NxdiPass:
         more: dict[str, Any] = {}
         if splits_tokens(model):
             more["num_queries"] = None
+            count = torch.distributed.get_world_size()
+            if self.tokens % count:
+                raise UserError(
+                    f"sequence_parallel_enabled shares {self.tokens} tokens among {count} ranks",
+                    f"give prompts of a multiple of {count} tokens, or leave it out.",
+                )
             if adds_embeddings(model) and torch.distributed.get_rank():
                 # What is given is whole on every rank, and NxDI adds the ranks' up.
                 given = torch.zeros_like(given)
