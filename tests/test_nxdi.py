@@ -13,6 +13,7 @@ from pathlib import Path
 import folders
 import pytest
 from conftest import ROOT, Ended
+from fp8_small import fp8_copy
 
 from layerparity.anatomy.family import TAPS
 from layerparity.anatomy.site import DECODE, PREFILL
@@ -33,9 +34,15 @@ BLOCK = ("scope=single", "layer=0", "generate.max_new_tokens=0")
 STEPS = {(PREFILL, 0), (DECODE, 1), (DECODE, 2), (DECODE, 3)}
 # Two blocks; a vocabulary that eight ranks can share.
 TWO = {"num_hidden_layers": 2, "vocab_size": 320}
+# Few enough experts are chosen that a decode step loads those alone.
+EIGHT = {**TWO, "num_local_experts": 8}
 MODELS: dict[str, Callable[[Path], Path]] = {
     "tiny": lambda _: ROOT / "checkpoints/tiny_minimax_m2",
-    "small": lambda folder: folders.minimax_m2(folder, **TWO),
+    "small": lambda folder: folders.minimax_m2(folder, **EIGHT),
+    "fp8": lambda folder: fp8_copy(folders.minimax_m2(folder.with_name("wide"), **EIGHT), folder),
+    "llama_fp8": lambda folder: fp8_copy(
+        folders.llama(folder.with_name("wide_llama"), **TWO), folder
+    ),
     "llama": lambda folder: folders.llama(folder, **TWO),
     "biased": lambda folder: with_biases(folders.llama(folder, **TWO, attention_bias=True)),
 }
@@ -132,6 +139,48 @@ def test_rounding_and_tied_heads_are_no_mistake(
     assert verdict.outcome is Outcome.PASS, verdict.where
 
 
+SHARED_TOKENS = "port.neuron_config={sequence_parallel_enabled: true, on_device_sampling: true}"
+
+
+@pytest.mark.parametrize(("model", "degree", "cls"), [("small", 2, MINIMAX), ("llama", 4, LLAMA)])
+def test_ranks_may_share_the_tokens_and_the_logits(
+    judged: Judged, model: str, degree: int, cls: str
+) -> None:
+    """Tokens are shared in the prefill alone; nobody gathers logits that ranks sample from."""
+    verdict = judged(model, "float32", f"tp_degree={degree}", SHARED_TOKENS, cls=cls)
+    assert verdict.outcome is Outcome.PASS, verdict.where
+
+
+@pytest.mark.parametrize(("model", "cls"), [("fp8", MINIMAX), ("llama_fp8", LLAMA)])
+def test_a_converter_takes_the_scales_of_fp8_or_leaves_them(
+    judged: Judged, model: str, cls: str
+) -> None:
+    """The first multiplies by them itself; the other was written for wide checkpoints."""
+    verdict = judged(model, "float32", "tp_degree=2", cls=cls)
+    assert verdict.outcome is Outcome.PASS, verdict.where
+
+
+def test_a_converter_that_divides_by_the_scales_is_named(judged: Judged) -> None:
+    verdict = judged("fp8", "float32", wrong("fp8_scale_inverted"))
+    assert verdict.outcome is Outcome.FAIL
+    assert verdict.where.partition(":")[0] == "layers.0.self_attn.q_proj"
+
+
+@pytest.mark.parametrize(
+    ("mistake", "where"),
+    [
+        ("odd_layers_unrotated", "layers.1.self_attn:k_rotated"),
+        ("cache_of_first_row", "layers.0.self_attn:context@decode.1"),
+        ("loaded_experts_undivided", "layers.0.mlp.gate:weights@decode.1"),
+    ],
+)
+def test_a_mistake_of_some_layers_or_of_steps_is_named(
+    judged: Judged, mistake: str, where: str
+) -> None:
+    verdict = judged("small", "float32", "tp_degree=2", wrong(mistake))
+    assert (verdict.outcome, verdict.where) == (Outcome.FAIL, where)
+
+
 @pytest.mark.parametrize(
     ("mistake", "degree", "where"),
     [
@@ -170,6 +219,10 @@ def test_one_rank_alone_has_no_mistake_of_sharding(judged: Judged) -> None:
         ((wrong("converter_raises"),), "layer 0 is not what was expected"),
         ((wrong("needs_kernel"),), "neuronxcc.nki.kernels.flash_fwd, which is not installed here"),
         (("tp_degree=5",), "2 key heads cannot be replicated to tp_degree=5"),
+        (
+            ("tp_degree=8", "port.neuron_config={sequence_parallel_enabled: true}"),
+            "shares 12 tokens among 8 ranks: give prompts of a multiple of 8 tokens",
+        ),
         (("port.neuron_config=fused",), "write port.neuron_config={key: value}"),
         (("port.neuron_config={fused: true}",), "unexpected keyword argument 'fused'"),
         (

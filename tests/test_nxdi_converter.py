@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from layerparity.model.checkpoint import Checkpoint
+from layerparity.run.nxdi.application import narrow
 from layerparity.run.nxdi.converter import inverse, trace
 from layerparity.run.nxdi.loading import StageForm, Traces
 
@@ -141,7 +146,7 @@ class Config:
         self.heads = heads
 
 
-def test_a_trace_serves_further_blocks_of_its_form_and_no_other() -> None:
+def test_a_trace_serves_further_blocks_of_its_form_and_no_other(tmp_path: Path) -> None:
     """It is asked of the values, too: a converter may treat a block by what it holds."""
     traces, first = Traces(), {f"model.layers.0.{n}": each for n, each in stored().items()}
     second = {f"model.layers.1.{n}": each * 2 for n, each in stored().items()}
@@ -149,15 +154,43 @@ def test_a_trace_serves_further_blocks_of_its_form_and_no_other() -> None:
     def convert(state: State) -> State:
         return {name.rpartition(".")[2]: value for name, value in state.items()}
 
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    save_file({**first, **second}, folder / "model.safetensors")
+    checkpoint = Checkpoint(folder)
     form = StageForm.of(first, "layers.0", [], Config(4))
-    assert traces.of(form, convert(first), first) is None
+    assert traces.of(form, convert(first), checkpoint, first) is None
     traces.kept(form, convert(first), trace(convert, first))
     alike = StageForm.of(second, "layers.1", [], Config(4))
-    again = traces.of(alike, convert(second), second)
+    again = traces.of(alike, convert(second), checkpoint, second)
     assert again is not None
     assert again["q"].stored == ["model.layers.1.q"]
-    assert (
-        traces.of(StageForm.of(second, "layers.1", [], Config(8)), convert(second), second) is None
-    )
+    more = StageForm.of(second, "layers.1", [], Config(8))
+    assert traces.of(more, convert(second), checkpoint, second) is None
     other = {name: value + 1 for name, value in convert(second).items()}
-    assert traces.of(alike, other, second) is None
+    assert traces.of(alike, other, checkpoint, second) is None
+
+
+def test_a_configuration_of_one_block_lists_what_is_that_blocks() -> None:
+    config = SimpleNamespace(
+        layer_types=["sliding", "full", "full"],
+        layer_uses_moe=[False, True, True],
+        moe_layer_freq=[0, 1, 1],
+        mlp_only_layers=[0, 2],
+        moe_layers=[1, 5, 7],
+        first_k_dense_replace=1,
+        eos_token_id=[1, 2, 3],
+        rope_layers=[0, 1],
+    )
+    narrow(config, 1, count=3)
+    assert vars(config) == {
+        "layer_types": ["full"],
+        "layer_uses_moe": [True],
+        "moe_layer_freq": [1],
+        "mlp_only_layers": [],
+        "moe_layers": [0],
+        "first_k_dense_replace": 0,
+        "eos_token_id": [1, 2, 3],
+        "rope_layers": [0, 1],
+    }

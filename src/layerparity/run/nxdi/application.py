@@ -42,6 +42,25 @@ class Application:
         bases = [each.__module__ for each in self.cls.__mro__ if each.__module__ != "builtins"]
         return next((each.partition(".")[0] for each in bases if ".models." in each), "")
 
+    def block(self, built: Any, config: Any, whole: Any, layer: int) -> Any:
+        """Return block ``layer`` for a model of one block, whose own is ``built``.
+
+        ``config`` is of that one block, ``whole`` of all: a block may go by its index (every second
+        layer has no rotary, say), so it is made with its own wherever it takes one. Where a model
+        makes a configuration for each block, ``built`` has the one of its place.
+        """
+        cls = self.layer or type(built)
+        required = [
+            each.name
+            for each in inspect.signature(cls).parameters.values()
+            if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD
+        ]
+        indexed = len(required) == 2 and required[1].startswith("layer")
+        if self.layer is not None:
+            return cls(whole, layer) if indexed else cls(config)
+        own = any(getattr(each, "config", None) is config for each in built.modules())
+        return cls(whole, layer) if layer and indexed and own else built
+
 
 def import_named(target: str, paths: tuple[str, ...]) -> Application:
     """Import what ``target`` names, from folders ``paths`` too. Raises UserError with the cure."""
@@ -143,3 +162,22 @@ def _beyond(config: Mapping[str, Any]) -> dict[str, Any]:
         "output_hidden_states": False,
         "use_return_dict": True,
     }
+
+
+def narrow(config: Any, layer: int, count: int) -> None:
+    """Let a configuration of one block describe block ``layer`` of ``count``.
+
+    What it lists by layer (a name of the layer's kind, or whether it has experts) is cut to that
+    block's; a list of layers says whether the block is among them.
+    """
+    for name, value in list(vars(config).items()):
+        if name == "first_k_dense_replace" and isinstance(value, int):
+            setattr(config, name, max(0, value - layer))
+        elif name in _LISTS_OF_LAYERS and isinstance(value, list):
+            setattr(config, name, [0] if layer in value else [])
+        elif isinstance(value, list) and len(value) == count and "layer" in name:
+            setattr(config, name, value[layer : layer + 1])
+
+
+# Configurations that say which layers are of a kind, by their numbers.
+_LISTS_OF_LAYERS = ("mlp_only_layers", "moe_layers", "cross_attention_layers")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -35,25 +35,26 @@ class ElementOrigin:
     ``name`` holds the number of the stored tensor for each element, int32, -1 where it is padding
     or was computed; ``place`` the element's place in that tensor, flattened, -1 likewise, int32
     (int64 where a stage has 2^31 elements). Both have the parameter's shape. ``names`` are the
-    stored tensors by number.
+    stored tensors by number, ``held`` the numbers of those that it has elements of.
     """
 
     name: torch.Tensor
     place: torch.Tensor
     names: tuple[str, ...]
+    held: tuple[int, ...]
 
     @property
     def stored(self) -> list[str]:
         """The stored tensors that it has elements of."""
-        return [self.names[number] for number in self.name.unique().tolist() if number >= 0]
+        return [self.names[number] for number in self.held]
 
 
 def trace(convert: Convert, stored: Mapping[str, torch.Tensor]) -> dict[str, ElementOrigin]:
     """Return the origin of every parameter that ``convert`` makes of the stored tensors.
 
     ``convert`` takes tensors by stored name, and returns this rank's by parameter; it is called
-    once for each digit, with tensors that it may change. They may have any floating type that holds
-    whole numbers up to 128.
+    once for each digit, with tensors that it may change. Of those in ``stored`` only shape and type
+    count, any floating one that holds whole numbers up to 128; they may be on the meta device.
     """
     names = tuple(stored)
     starts, total = {}, 0
@@ -79,8 +80,13 @@ def trace(convert: Convert, stored: Mapping[str, torch.Tensor]) -> dict[str, Ele
 
 def _seen(tensor: torch.Tensor) -> torch.Tensor:
     """Return a converted tensor's digits, uint8: 1 to 128, and 0 for what is none."""
-    right = (tensor == tensor.round()) & (tensor >= 1) & (tensor <= _RADIX)
-    return torch.where(right, tensor, torch.zeros((), dtype=tensor.dtype)).to(torch.uint8)
+    seen = torch.empty(tensor.numel(), dtype=torch.uint8)
+    for start in range(0, seen.numel(), _CHUNK):
+        here = slice(start, start + _CHUNK)
+        part = tensor.reshape(-1)[here].float()
+        right = (part == part.round()) & (part >= 1) & (part <= _RADIX)
+        seen[here] = part.where(right, torch.zeros(())).to(torch.uint8)
+    return seen.reshape(tensor.shape)
 
 
 def _digit(start: int, tensor: torch.Tensor, power: int) -> torch.Tensor:
@@ -121,9 +127,10 @@ def _decoded(
         counts += torch.bincount(owner[right], minlength=len(names))
         name.view(-1)[here] = torch.where(right, owner, -1).int()
         place.view(-1)[here] = torch.where(right, numbers - edges[owner], -1).to(place.dtype)
-    for few in (counts.gt(0) & counts.lt(_LEAST * name.numel())).nonzero().flatten().tolist():
+    enough = counts >= max(1, _LEAST * name.numel())
+    for few in (counts.gt(0) & ~enough).nonzero().flatten().tolist():
         place[name == few], name[name == few] = -1, -1
-    return ElementOrigin(name, place, names)
+    return ElementOrigin(name, place, names, tuple(enough.nonzero().flatten().tolist()))
 
 
 @dataclass(frozen=True)
@@ -137,6 +144,15 @@ class Gathered:
     mask: torch.Tensor
     parameter: str
     doubled: bool = False
+
+    def take(self, places: torch.Tensor, held: torch.Tensor) -> bool:
+        """Take values for places, int64 [n]; say whether what a place has already is the same."""
+        values, mask = self.values.view(-1), self.mask.view(-1)
+        fresh = held.to(values.dtype)
+        known = mask[places]
+        same = torch.equal(values[places][known], fresh[known])
+        values[places], mask[places] = fresh, True
+        return same and torch.equal(values[places], fresh)
 
 
 def inverse(
@@ -152,24 +168,20 @@ def inverse(
     for parameter, origin in origins.items():
         held = parameters[parameter].detach().reshape(-1)
         numbers, places = origin.name.reshape(-1), origin.place.reshape(-1)
-        for number in numbers.unique().tolist():
-            if number < 0:
-                continue
-            name = origin.names[number]
-            here = (numbers == number).nonzero().flatten()
-            before = found.get(name)
-            size = shapes[name].numel()
-            values = held.new_zeros(size) if before is None else before.values.reshape(-1)
-            mask = (
-                torch.zeros(size, dtype=torch.bool) if before is None else before.mask.reshape(-1)
-            )
-            at = places[here].long()
-            values[at] = held[here].to(values.dtype)
-            mask[at] = True
-            doubled = not torch.equal(values[at], held[here].to(values.dtype))
-            doubled |= before is not None and before.doubled
-            owner = parameter if before is None else before.parameter
-            found[name] = Gathered(
-                values.reshape(shapes[name]), mask.reshape(shapes[name]), owner, doubled
-            )
+        # Piece by piece: what is stacked has few stored tensors in each.
+        for start in range(0, len(held), _CHUNK):
+            here = slice(start, start + _CHUNK)
+            for number in numbers[here].unique().tolist():
+                if number < 0:
+                    continue
+                mine = numbers[here] == number
+                name = origin.names[number]
+                if name not in found:
+                    blank = held.new_zeros(shapes[name])
+                    found[name] = Gathered(
+                        blank, torch.zeros_like(blank, dtype=torch.bool), parameter
+                    )
+                same = found[name].take(places[here][mine].long(), held[here][mine])
+                if not same and not found[name].doubled:
+                    found[name] = replace(found[name], doubled=True)
     return found

@@ -6,8 +6,8 @@ import contextlib
 import io
 import re
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +16,7 @@ from layerparity.anatomy.site import EMBEDDING, HEAD, Site
 from layerparity.ground.errors import UserError
 from layerparity.run.nxdi.application import CONVERTER, Application
 from layerparity.run.nxdi.converter import ElementOrigin, inverse, trace
+from layerparity.run.nxdi.fp8 import Fp8Weights, refuse_fp8_modules
 from layerparity.run.ranks.child import said
 from layerparity.run.ranks.side import Held, RankAssets
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 _PREFIX = "model."
 _FIRST = "layers.0."
 _EXPERT = re.compile(r"\.experts\.(\d+)\.", re.ASCII)
+# Tensors by stored name, read anew: a converter uses them up.
+Given = Callable[[], dict[str, torch.Tensor]]
 # Tensors outside the stage that a converter may ask for before it gives up.
 _EXTRAS = 8
 
@@ -78,40 +81,113 @@ def loaded(
 
     Raises UserError where the converter raises, or what it makes does not fit the modules.
     """
-    from neuronx_distributed.trace.trace import get_sharded_checkpoint
-
-    checkpoint, rank = assets.checkpoint, assets.rank
+    checkpoint, dtype = assets.checkpoint, config.neuron_config.torch_dtype
     tied = bool(getattr(config, "tie_word_embeddings", False))
     # In one order, wherever a block's tensors are stored.
     names = sorted(stage_names(checkpoint, stage, tied), key=lambda name: renamed(name, stage))
-    values, hashes = checkpoint.read(names)
-    extras: list[str] = []
+    fp8 = Fp8Weights.of(checkpoint, names, dtype)
+    conversion = _Conversion(application, model, config, stage, assets, fp8.ones)
+    if fp8.scales:
+        conversion.of(lambda: fp8.wide(checkpoint.read(names)[0]))
+        if conversion.left:
+            # It expects a checkpoint without any.
+            fp8 = replace(fp8, numbers={}, scales={})
+    conversion.scales = fp8.scales
+    hashes: dict[str, str] = {}
 
-    def convert(stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        state = {renamed(name, stage): value for name, value in stored.items()}
-        for name in extras:
-            state.setdefault(renamed(name, stage), checkpoint.value(name))
-        # Its progress is of no interest, stage by stage.
-        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            state = getattr(application.cls, CONVERTER)(state, config)
-            if tied and stage == HEAD:
-                application.cls.update_state_dict_for_tied_weights(state)
-            _cast(state, config)
-            get_sharded_checkpoint(state, model, rank, assets.count)
-        return state
+    def given() -> dict[str, torch.Tensor]:
+        """Read a block, which is large: nobody but the converter holds it."""
+        values, read = checkpoint.read(names)
+        hashes.update(read)
+        return {**fp8.wide(values), **fp8.numbers}
 
-    whose = f"{application.cls.__name__}'s converter"
-    state = _converted(convert, values, extras, checkpoint, f"{whose}, for {stage}")
-    model.load_state_dict(state, strict=False)
-    del state
+    model.load_state_dict(conversion.of(given), strict=False)
     own = model.state_dict()
-    form = StageForm.of(values, stage, extras, config)
-    origins = traces.of(form, own, values) or traces.kept(form, own, trace(convert, values))
+    refuse_fp8_modules(own)
+    blank = {name: fp8.blank(checkpoint, name) for name in names}
+    form = StageForm.of(blank, stage, conversion.extras, config)
+    origins = traces.of(form, own, checkpoint, blank)
+    if origins is None:
+        conversion.scales = fp8.ones
+        origins = traces.kept(form, own, trace(conversion.once, blank))
     reached = {name for origin in origins.values() for name in origin.stored}
     used = {name: digest for name, digest in hashes.items() if name in reached}
-    shapes = {name: value.shape for name, value in values.items()}
+    shapes = {name: value.shape for name, value in blank.items()}
     return StageWeights({name: own[name] for name in origins}, used, origins, shapes)
+
+
+@dataclass
+class _Conversion:
+    """The application's conversion of a stage, and NxD's sharding of what it makes for this rank.
+
+    ``scales`` of FP8 weights are given to it beside the tensors, ``extras`` are tensors of other
+    stages that it asked for; ``left`` says whether it left all scales as they were.
+    """
+
+    application: Application
+    model: Any
+    config: Any
+    stage: str
+    assets: RankAssets
+    scales: dict[str, torch.Tensor]
+    extras: list[str] = field(default_factory=list)
+    left: bool = False
+
+    def once(self, stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return this rank's tensors by parameter, of those by stored name, which may change."""
+        from neuronx_distributed.trace.trace import get_sharded_checkpoint
+
+        with _quiet():
+            state = self._whole(stored)
+            get_sharded_checkpoint(state, self.model, self.assets.rank, self.assets.count)
+        return state
+
+    def _whole(self, stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        state = {renamed(name, self.stage): value for name, value in stored.items()}
+        for name, value in self.scales.items():
+            state[renamed(name, self.stage)] = value.clone()
+        for name in self.extras:
+            state.setdefault(renamed(name, self.stage), self.assets.checkpoint.value(name))
+        state = getattr(self.application.cls, CONVERTER)(state, self.config)
+        self.left = all(renamed(name, self.stage) in state for name in self.scales)
+        if getattr(self.config, "tie_word_embeddings", False) and self.stage == HEAD:
+            self.application.cls.update_state_dict_for_tied_weights(state)
+        _cast(state, self.config)
+        return state
+
+    def of(self, given: Given) -> dict[str, torch.Tensor]:
+        """Convert what is given, by stored name; what else is asked for is read and given, too."""
+        what = f"{self.application.cls.__name__}'s converter, for {self.stage}"
+        for _ in range(_EXTRAS):
+            try:
+                return self.once(given())
+            except UserError:
+                raise
+            except KeyError as error:
+                asked = str(error.args[0]) if error.args else ""
+                # The block stands first in the model: what it lacks itself is no other block's.
+                mine = asked.startswith(_FIRST)
+                known = () if mine else (f"{_PREFIX}{asked}", asked)
+                stored = self.assets.checkpoint.tensors
+                name = next((each for each in known if each in stored), None)
+                if name is None or name in self.extras:
+                    raise UserError(
+                        f"{what}, wants '{asked}', which the checkpoint does not hold",
+                        "look whether an earlier step of the converter deleted or renamed it.",
+                    ) from error
+                self.extras.append(name)
+            except Exception as error:
+                said_of = f"{what}, or the sharding of what it made, {said(error)}"
+                raise UserError(said_of) from error
+        raise UserError(f"{what}, wants {', '.join(self.extras)} and more of other stages")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Let nothing be printed: a converter's progress is of no interest, stage by stage."""
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 @dataclass(frozen=True)
@@ -149,18 +225,20 @@ class Traces:
         self,
         form: StageForm,
         parameters: Mapping[str, torch.Tensor],
-        values: Mapping[str, torch.Tensor],
+        checkpoint: Checkpoint,
+        blank: Mapping[str, torch.Tensor],
     ) -> dict[str, ElementOrigin] | None:
         """Return what was traced of another stage of this form; None where it is not right here.
 
-        It is right if the ``parameters`` that were just loaded hold the stored ``values`` there.
+        It is right if the ``parameters`` that were just loaded hold the stored values there, whose
+        shapes ``blank`` has.
         """
         if form.form != self._form:
             return None
         origins = {n: replace(each, names=form.names) for n, each in self._origins.items()}
-        shapes = {name: value.shape for name, value in values.items()}
+        shapes = {name: value.shape for name, value in blank.items()}
         for name, got in inverse(origins, parameters, shapes).items():
-            stored = values[name].to(got.values.dtype)
+            stored = checkpoint.value(name, got.values.dtype)
             if got.doubled or not _same(got.values[got.mask], stored[got.mask]):
                 return None
         return origins
@@ -176,41 +254,9 @@ class Traces:
         self._origins = {
             parameter: origin
             for parameter, origin in traced.items()
-            if parameter in parameters and bool((origin.name >= 0).any())
+            if parameter in parameters and origin.held
         }
         return dict(self._origins)
-
-
-def _converted(
-    convert: Any,
-    values: Mapping[str, torch.Tensor],
-    extras: list[str],
-    checkpoint: Checkpoint,
-    what: str,
-) -> dict[str, torch.Tensor]:
-    """Convert a stage's values; what else the converter asks for is read and given to it."""
-    for _ in range(_EXTRAS):
-        try:
-            own = {name: value.clone() for name, value in values.items()}
-            state: dict[str, torch.Tensor] = convert(own)
-            return state
-        except UserError:
-            raise
-        except KeyError as error:
-            asked = str(error.args[0]) if error.args else ""
-            # The block stands first in the model: what it lacks itself is no other block's.
-            mine = asked.startswith(_FIRST)
-            known = () if mine else (f"{_PREFIX}{asked}", asked)
-            name = next((each for each in known if each in checkpoint.tensors), None)
-            if name is None or name in extras:
-                raise UserError(
-                    f"{what}, wants '{asked}', which the checkpoint does not hold",
-                    "look whether an earlier step of the converter deleted or renamed it.",
-                ) from error
-            extras.append(name)
-        except Exception as error:
-            raise UserError(f"{what}, or the sharding of what it made, {said(error)}") from error
-    raise UserError(f"{what}, wants {', '.join(extras)} and more of other stages")
 
 
 def _cast(state: dict[str, torch.Tensor], config: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from layerparity.ground.errors import UserError
 from layerparity.run.ports.base import Call
 
 
@@ -35,8 +36,24 @@ class NxdiPass:
         """Return [batch, token, ...] of turned rows as the run has them."""
         return _rolled(value, self.shifts) if self.prefill else value
 
-    def through(self, model: Any, given: torch.Tensor, cache: Any) -> torch.Tensor:
-        """Run the model's one block on [batch, token, channel], with NxDI's cache if given."""
+    def through(self, model: Any, given: torch.Tensor, cached: bool) -> torch.Tensor:
+        """Run the model's one block on [batch, token, channel], and update its cache if told to.
+
+        What is returned is the block's output; where the ranks share the tokens, this rank's.
+        """
+        cache = getattr(model, "kv_mgr", None) if cached else None
+        more: dict[str, Any] = {}
+        if splits_tokens(model):
+            more["num_queries"] = None
+            count = torch.distributed.get_world_size()
+            if self.tokens % count:
+                raise UserError(
+                    f"sequence_parallel_enabled shares {self.tokens} tokens among {count} ranks",
+                    f"give prompts of a multiple of {count} tokens, or leave it out.",
+                )
+            if adds_embeddings(model) and torch.distributed.get_rank():
+                # What is given is whole on every rank, and NxDI adds the ranks' up.
+                given = torch.zeros_like(given)
         length = self.tokens if self.prefill else model.max_length
         # The bucket that the pass is in, as NxDI's wrapper sets it.
         model.n_positions = length
@@ -46,6 +63,8 @@ class NxdiPass:
             mask = (torch.arange(length)[None] < self.seen[:, None] - 1).to(torch.int32)
         attended = model.create_attn_mask(mask, self.prefill, False, position_ids=self.positions)
         after, model.norm = model.norm, nn.Identity()
+        ends: list[torch.Tensor] = []
+        hook = model.layers[0].register_forward_hook(lambda _, __, end: ends.append(end[0]))
         try:
             output, kept = model.get_model_output(
                 input_ids=torch.zeros(self.batch, self.tokens, dtype=torch.int64),
@@ -56,14 +75,27 @@ class NxdiPass:
                 update_cache=cache is not None,
                 is_for_context_encoding=self.prefill,
                 padding_mask=model.create_padding_mask(self.positions),
+                **more,
             )
         finally:
             model.norm = after
+            hook.remove()
         if cache is not None:
             for parameter, value in zip(cache.past_key_values, kept, strict=True):
                 parameter.data = value
-        result: torch.Tensor = output
+        result: torch.Tensor = ends[-1] if splits_tokens(model) else output
         return result
+
+
+def splits_tokens(model: Any) -> bool:
+    """Say whether the ranks share the tokens between a model's layers: sequence parallelism."""
+    return bool(getattr(model, "sequence_parallel_enabled", False))
+
+
+def adds_embeddings(model: Any) -> bool:
+    """Say whether a model's embedding is a term of a sum that its first layer takes."""
+    neuron = model.config.neuron_config
+    return splits_tokens(model) and bool(getattr(neuron, "vocab_parallel", False))
 
 
 def pass_of(call: Call) -> NxdiPass:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,10 +14,11 @@ from layerparity.anatomy.shards import ExpertGroups, padded
 from layerparity.anatomy.site import EMBEDDING, HEAD, NORM, Site
 from layerparity.anatomy.sizes import sizes_of
 from layerparity.ground.errors import UserError
+from layerparity.numbers.rank_parts import TERM, WHOLE, PartKind, RankShare
 from layerparity.run.nxdi import absent, groups
-from layerparity.run.nxdi.application import Application, configured, import_named
+from layerparity.run.nxdi.application import Application, configured, import_named, narrow
 from layerparity.run.nxdi.loading import StageWeights, Traces, loaded
-from layerparity.run.nxdi.passes import NxdiPass, pass_of
+from layerparity.run.nxdi.passes import NxdiPass, adds_embeddings, pass_of, splits_tokens
 from layerparity.run.nxdi.sites import SITES, RankLayout, Watched, channels_of, weights_of
 from layerparity.run.ports.base import Call
 from layerparity.run.ranks.child import said
@@ -29,13 +29,27 @@ OUTSIDE = (EMBEDDING, NORM, HEAD)
 
 @dataclass
 class _Stage:
-    """A loaded stage: a model of one block, or of none, and what its parameters come from."""
+    """A loaded stage: models of one block, or of none, and what their parameters come from.
 
-    model: Any
-    module: nn.Module
+    NxDI compiles one model for prefills and one for decode steps, which hold the same parameters;
+    without a cache there is none for steps.
+    """
+
+    name: str
+    prefill: Any
+    step: Any
     weights: StageWeights
-    cache: Any = None
     layout: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def model(self, now: NxdiPass) -> Any:
+        """Return the model that runs a pass."""
+        return self.prefill if now.prefill or self.step is None else self.step
+
+    def module(self, now: NxdiPass) -> nn.Module:
+        """Return what of that model is this stage's."""
+        model = self.model(now)
+        found: nn.Module = getattr(model, self.name) if self.name in OUTSIDE else model.layers[0]
+        return found
 
 
 class NxdiRank(RankSide):
@@ -101,8 +115,8 @@ class NxdiRank(RankSide):
         sizes = [each.bytes for each in stored if any(mark in each.name for mark in wanted)]
         return sum(sizes) // self.assets.count
 
-    def _config(self, layers: int) -> Any:
-        """Return the application's configuration for a model of so many blocks."""
+    def _config(self, layers: int, prefill: bool = True) -> Any:
+        """Return the application's configuration for a model of so many blocks, of one kind."""
         batch, tokens = self._sizes
         length = max(self._room, tokens)
         neuron = {
@@ -121,7 +135,13 @@ class NxdiRank(RankSide):
             # A block needs no vocabulary, and one that the ranks cannot share would refuse it.
             size, count = int(values["vocab_size"]), self.assets.count
             values["vocab_size"] = padded(size, count)
-        return configured(self.application, values, neuron)
+        made = configured(self.application, values, neuron)
+        # As NxDI's application does for each of the models that it compiles.
+        made.neuron_config.is_prefill_stage = prefill
+        made.neuron_config.n_active_tokens = tokens if prefill else 1
+        if not prefill:
+            made.neuron_config.sequence_parallel_enabled = False
+        return made
 
     def new_cache(self, batch: int, max_tokens: int) -> None:
         """Let the blocks that are built from now on have NxDI's own cache."""
@@ -136,29 +156,40 @@ class NxdiRank(RankSide):
     def load(self, stage: str) -> dict[str, str]:
         """Build a model of the stage alone, convert its weights and load this rank's share."""
         layer = Site(stage, "in").layer
-        # Outside the blocks, a converter must not look for any.
-        config = self._config(layers=0 if layer is None else 1)
+        model, config = self._built(layer, prefill=True)
+        traces = self._traces
+        weights = loaded(self.application, model, config, stage, self.assets, traces=traces)
+        step = None
+        if self._room:
+            step, _ = self._built(layer, prefill=False)
+            step.load_state_dict(model.state_dict(), strict=False, assign=True)
+            step.kv_mgr = model.kv_mgr
+        made = _Stage(stage, model, step, weights)
         if layer is not None:
-            _only(config, layer)
+            attention = Watched(model.layers[0], self.names).module("self_attn")
+            made.layout = channels_of(weights.origins, weights.shapes, attention)
+        self._stages[stage] = made
+        return weights.used
+
+    def _built(self, layer: int | None, prefill: bool) -> tuple[Any, Any]:
+        """Return a model of block ``layer``, or of none, without weights; and its configuration."""
+        # Outside the blocks, a converter must not look for any.
+        config = self._config(layers=0 if layer is None else 1, prefill=prefill)
+        if layer is not None:
+            narrow(config, layer, int(self.values["num_hidden_layers"]))
         try:
             model = self.application.model(config)
         except UserError:
             raise
         except Exception as error:
             raise UserError(f"building {self.application.model.__name__} {said(error)}") from error
+        if layer is not None:
+            whole = self._config(int(self.values["num_hidden_layers"]), prefill)
+            model.layers[0] = self.application.block(model.layers[0], config, whole, layer)
         model.eval()
-        if layer is not None and self.application.layer is not None:
-            model.layers[0] = self.application.layer(config, 0).eval()
         if self.dtype != torch.float32:
             model.to(self.dtype)
-        traces = self._traces
-        weights = loaded(self.application, model, config, stage, self.assets, traces=traces)
-        module = model.layers[0] if layer is not None else getattr(model, stage)
-        made = _Stage(model, module, weights, getattr(model, "kv_mgr", None))
-        attention = Watched(module, self.names).module("self_attn") if layer is not None else None
-        made.layout = channels_of(weights.origins, weights.shapes, attention)
-        self._stages[stage] = made
-        return weights.used
+        return model, config
 
     def held(self, stage: str) -> dict[str, Held]:
         """Return what this rank's parameters hold of the stage's stored tensors."""
@@ -178,16 +209,31 @@ class NxdiRank(RankSide):
             given = given.to(self.dtype)
         with torch.no_grad(), absent.running():
             if stage in OUTSIDE:
-                output = made.module(given)
-                return RankObserved(now.back(self._cut(stage, output)))
-            watched = Watched(made.module, self.names)
+                output = made.module(now)(given)
+                value = output[0] if isinstance(output, tuple) else output
+                return self._outside(stage, made.model(now), value)
+            watched = Watched(made.module(now), self.names)
             with watched.watching():
-                output = now.through(made.model, given, made.cache if self._room else None)
+                output = now.through(made.model(now), given, cached=bool(self._room))
         return self._observed(stage, made, watched, output)
 
-    def _cut(self, stage: str, output: Any) -> torch.Tensor:
-        value: torch.Tensor = output[0] if isinstance(output, tuple) else output
-        return value[..., : int(self.values["vocab_size"])] if stage == HEAD else value
+    def _outside(self, stage: str, model: Any, value: torch.Tensor) -> RankObserved:
+        """Return what a stage outside the blocks gives on this rank, and which part it is."""
+        now = self._pass
+        assert now is not None
+        share = WHOLE
+        if stage == EMBEDDING and adds_embeddings(model):
+            share = TERM
+        elif stage == HEAD:
+            size, own = int(self.values["vocab_size"]), value.shape[-1]
+            if own < size:
+                # Each rank samples from its part of the vocabulary, so nobody gathers it.
+                first = self.assets.rank * own
+                ids = tuple(each if each < size else -1 for each in range(first, first + own))
+                share = RankShare(PartKind.SHARDED, 2, ids)
+            else:
+                value = value[..., :size]
+        return RankObserved(now.back(value), share)
 
     def _observed(
         self, stage: str, made: _Stage, watched: Watched, output: torch.Tensor
@@ -196,15 +242,20 @@ class NxdiRank(RankSide):
         assert now is not None
         layer = Site(stage, "in").layer
         attention: Any = watched.module("self_attn")
+        parted = splits_tokens(made.model(now))
         layout = RankLayout(
             now.batch,
             now.tokens,
             int(getattr(attention, "head_dim", 0)),
             made.layout,
+            self.assets.rank,
             partial=self.assets.count > 1,
+            parts=self.assets.count if parted else 1,
         )
         seen = dict(watched.seen)
-        observed = RankObserved(now.back(output))
+        end = layout.canonical("out", output)
+        assert end is not None, "a block gives a tensor for each token"
+        observed = RankObserved(now.back(end.value), end.share)
         for local in self._tapped:
             if not self.assets.wanted(layer=layer, local=local):
                 continue
@@ -227,17 +278,3 @@ def _sort_routing(observed: RankObserved) -> None:
     observed.tensors[ROUTED] = choices
     if weights in observed.tensors:
         observed.tensors[weights] = weights_of(choices, observed.tensors[weights])
-
-
-def _only(config: Any, layer: int) -> None:
-    """Let a configuration of one block describe block ``layer``: what is listed by layer."""
-    for name, value in list(vars(config).items()):
-        if isinstance(value, list) and len(value) > layer and name in _BY_LAYER:
-            setattr(config, name, copy.copy(value[layer : layer + 1]))
-        elif name == "first_k_dense_replace" and isinstance(value, int):
-            setattr(config, name, max(0, value - layer))
-        elif name == "mlp_only_layers" and isinstance(value, list):
-            setattr(config, name, [0] if layer in value else [])
-
-
-_BY_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "moe_layer_freq")

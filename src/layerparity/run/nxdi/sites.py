@@ -17,6 +17,7 @@ from torch import nn
 from layerparity.anatomy.family import CHOICES, EXPERTS, HEADS, HIDDEN, ROUTED
 from layerparity.anatomy.site import SiteSpec
 from layerparity.numbers.rank_parts import TERM, WHOLE, PartKind, RankShare
+from layerparity.run.nxdi import weighing
 from layerparity.run.nxdi.converter import ElementOrigin
 
 # What NxDI's models call a module of a block, by its canonical name; the first that exists counts.
@@ -126,6 +127,8 @@ class Watched:
                 stack.enter_context(_wrapped(attention, _PREPARED, self._note_rotated))
             if hasattr(experts, _WEIGHED):
                 stack.enter_context(_wrapped(experts, _WEIGHED, self._note_weights))
+            if experts is not None and hasattr(experts, weighing.METHOD):
+                stack.enter_context(weighing.weights_noted(experts, self._note_weights))
             yield
 
     def _hook(self, module: nn.Module, each: _ModuleSite) -> Any:
@@ -190,20 +193,29 @@ class RankLayout:
     """What is known of a rank's tensors: the batch, head size, and where its channels stand.
 
     ``channels`` are by projection the places of its own channels in the whole, -1 for padding.
-    ``partial`` says whether experts' outputs are terms of a sum over the ranks.
+    ``partial`` says whether experts' outputs are terms of a sum over the ranks; ``parts`` is how
+    many ranks share the tokens between the layers (sequence parallelism), of which this is one.
     """
 
     batch: int
     tokens: int
     head_dim: int
     channels: Mapping[str, torch.Tensor]
+    rank: int
     partial: bool
+    parts: int = 1
 
     def canonical(self, local: str, value: torch.Tensor) -> Shown | None:
         """Return a tensor as NxDI gave it at a site in canonical layout; None where it has none."""
         spec = _SPECS.get(local, HIDDEN)
         if local in _PROJECTIONS:
             return self._of_heads(local, value)
+        own = self.tokens // self.parts
+        if self.parts > 1 and value[..., 0].numel() == self.batch * own:
+            # Rows may have been turned, so each rank's tokens stand where they belong already.
+            whole = value.new_zeros(self.batch, self.parts, own, value.shape[-1])
+            whole[:, self.rank] = value.reshape(self.batch, own, -1)
+            return Shown(whole.flatten(1, 2), spec, TERM)
         if value.numel() % (self.batch * self.tokens):
             return None
         share = TERM if local == "mlp.experts:out" and self.partial else WHOLE

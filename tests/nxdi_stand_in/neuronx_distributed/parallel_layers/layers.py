@@ -11,6 +11,7 @@ from torch.nn import functional
 from neuronx_distributed.parallel_layers.mappings import (
     gather_from_tensor_model_parallel_region,
     reduce_from_tensor_model_parallel_region,
+    reduce_scatter_to_sequence_parallel_region,
 )
 from neuronx_distributed.parallel_layers.parallel_state import (
     get_tensor_model_parallel_rank,
@@ -80,9 +81,11 @@ class RowParallelLinear(nn.Module):
         bias: bool = True,
         reduce_output: bool = True,
         dtype: torch.dtype = torch.float32,
+        sequence_parallel_enabled: bool = False,
     ) -> None:
         super().__init__()
         self.reduce_output, self.add_bias = reduce_output, bias
+        self.sequence_parallel_enabled = sequence_parallel_enabled
         self.weight = parted((output_size, input_size), 1, dtype)
         shown = torch.randn(output_size).to(dtype)
         self.bias = nn.Parameter(shown, requires_grad=False) if bias else None
@@ -91,7 +94,11 @@ class RowParallelLinear(nn.Module):
         """Return the output of all ranks' channels, its bias added once."""
         early = self.bias if self.bias_on_each_rank else None
         part = functional.linear(given, self.weight, early)
-        total = reduce_from_tensor_model_parallel_region(part) if self.reduce_output else part
+        total = part
+        if self.sequence_parallel_enabled:
+            total = reduce_scatter_to_sequence_parallel_region(part)
+        elif self.reduce_output:
+            total = reduce_from_tensor_model_parallel_region(part)
         return total if self.bias is None or self.bias_on_each_rank else total + self.bias
 
 
@@ -99,6 +106,9 @@ class ParallelEmbedding(nn.Module):
     """An embedding whose vocabulary is shared."""
 
     everybody_is_rank_0 = False
+
+    # Whether what the ranks found is added up by whoever is next.
+    collect_output = True
 
     def __init__(self, num_embeddings: int, embedding_dim: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -111,4 +121,4 @@ class ParallelEmbedding(nn.Module):
         here = ids - rank * rows
         own = (here >= 0) & (here < rows)
         found = functional.embedding(here.where(own, 0), self.weight) * own[..., None]
-        return reduce_from_tensor_model_parallel_region(found)
+        return reduce_from_tensor_model_parallel_region(found) if self.collect_output else found

@@ -7,6 +7,7 @@ from torch import distributed
 
 from neuronx_distributed.parallel_layers.parallel_state import (
     get_tensor_model_parallel_group,
+    get_tensor_model_parallel_rank,
     get_tensor_model_parallel_size,
 )
 
@@ -17,6 +18,17 @@ def reduce_from_tensor_model_parallel_region(part: torch.Tensor) -> torch.Tensor
     if get_tensor_model_parallel_size() > 1:
         distributed.all_reduce(total, group=get_tensor_model_parallel_group())
     return total
+
+
+def reduce_scatter_to_sequence_parallel_region(part: torch.Tensor) -> torch.Tensor:
+    """Return the sum over the ranks, [batch, token, ...], of this rank's tokens."""
+    count, rank = get_tensor_model_parallel_size(), get_tensor_model_parallel_rank()
+    return reduce_from_tensor_model_parallel_region(part).chunk(count, 1)[rank]
+
+
+def gather_from_sequence_parallel_region(part: torch.Tensor) -> torch.Tensor:
+    """Return the tokens of all ranks, [batch, token, ...]."""
+    return gather_from_tensor_model_parallel_region(part.transpose(1, -1)).transpose(1, -1)
 
 
 def gather_from_tensor_model_parallel_region(part: torch.Tensor) -> torch.Tensor:

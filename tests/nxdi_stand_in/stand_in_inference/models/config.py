@@ -18,11 +18,16 @@ class NeuronConfig:
         max_context_length: int | None = None,
         torch_dtype: torch.dtype = torch.bfloat16,
         cast_type: str = "config",
+        sequence_parallel_enabled: bool = False,
+        on_device_sampling: bool = False,
         mistake: str = "",
     ) -> None:
         self.tp_degree, self.batch_size, self.seq_len = tp_degree, batch_size, seq_len
         self.max_context_length = max_context_length or seq_len
         self.torch_dtype, self.cast_type, self.mistake = torch_dtype, cast_type, mistake
+        # Tokens are shared between the layers; their embeddings are added up on the way there.
+        self.sequence_parallel_enabled = self.vocab_parallel = sequence_parallel_enabled
+        self.on_device_sampling = on_device_sampling
 
 
 class MoENeuronConfig(NeuronConfig):

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from neuronx_distributed.parallel_layers.layers import ColumnParallelLinear, RowParallelLinear
+from neuronx_distributed.parallel_layers.mappings import gather_from_sequence_parallel_region
 from torch import nn
 from torch.nn import functional
 
@@ -24,10 +25,13 @@ class NeuronLlamaMLP(nn.Module):
         made = {"bias": False, "dtype": config.neuron_config.torch_dtype}
         self.gate_proj = ColumnParallelLinear(size, width, gather_output=False, **made)
         self.up_proj = ColumnParallelLinear(size, width, gather_output=False, **made)
-        self.down_proj = RowParallelLinear(width, size, **made)
+        parallel = self.sequence_parallel_enabled = config.neuron_config.sequence_parallel_enabled
+        self.down_proj = RowParallelLinear(width, size, sequence_parallel_enabled=parallel, **made)
 
     def forward(self, given: torch.Tensor) -> torch.Tensor:
         """Return the block's own part of the residual stream, [batch, token, channel]."""
+        if self.sequence_parallel_enabled:
+            given = gather_from_sequence_parallel_region(given)
         return self.down_proj(functional.silu(self.gate_proj(given)) * self.up_proj(given))
 
 

@@ -32,7 +32,9 @@ class NeuronMiniMaxM2DecoderLayer(nn.Module):
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__()
         size, eps = config.hidden_size, config.rms_norm_eps
-        self.self_attn = NeuronAttention(config, config.rotary_dim, qk_norm=True)
+        unturned = config.neuron_config.mistake == "odd_layers_unrotated" and layer_idx % 2
+        rotary = 0 if unturned else config.rotary_dim
+        self.self_attn = NeuronAttention(config, rotary, qk_norm=True)
         self.block_sparse_moe = MoE(config)
         self.input_layernorm = RMSNorm(size, eps)
         self.post_attention_layernorm = RMSNorm(size, eps)
@@ -75,6 +77,7 @@ class NeuronMiniMaxM2ForCausalLM(NeuronBaseForCausalLM):
     ) -> dict[str, torch.Tensor]:
         """Stack experts, rename the router, pad and repeat the norms of queries and keys."""
         mistake, heads = config.neuron_config.mistake, sharded_heads(config)
+        _dequantise(state_dict, config)
         for layer in range(config.num_hidden_layers):
             attention, moe = f"layers.{layer}.self_attn", f"layers.{layer}.block_sparse_moe"
             if mistake == "converter_raises":
@@ -91,6 +94,20 @@ class NeuronMiniMaxM2ForCausalLM(NeuronBaseForCausalLM):
             if mistake != "bias_deleted":
                 state_dict[f"{router}.e_score_correction_bias"] = bias
         return state_dict
+
+
+def _dequantise(state: dict[str, torch.Tensor], config: Any) -> None:
+    """Multiply FP8 weights by the scales of their blocks, and drop the scales."""
+    for name in [name for name in state if name.endswith("_scale_inv")]:
+        scales = state.pop(name)
+        weight = state[name.removesuffix("_scale_inv")]
+        rows, columns = config.quantization_config["weight_block_size"]
+        wide = scales.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+        wide = wide[: weight.shape[0], : weight.shape[1]].float()
+        if config.neuron_config.mistake == "fp8_scale_inverted":
+            wide = 1 / wide
+        value = weight.float() * wide
+        state[name.removesuffix("_scale_inv")] = value.to(config.neuron_config.torch_dtype)
 
 
 def _stack_experts(state: dict[str, torch.Tensor], prefix: str, count: int) -> None:

@@ -6,6 +6,10 @@ from typing import Any
 
 import torch
 from neuronx_distributed.parallel_layers.layers import ColumnParallelLinear, ParallelEmbedding
+from neuronx_distributed.parallel_layers.mappings import (
+    gather_from_sequence_parallel_region,
+    reduce_scatter_to_sequence_parallel_region,
+)
 from torch import nn
 
 from stand_in_inference.modules.kv_cache import KVCacheManager
@@ -21,14 +25,17 @@ class NeuronBaseModel(nn.Module):
         super().__init__()
         self.config = config
         neuron = config.neuron_config
+        self.sequence_parallel_enabled = neuron.sequence_parallel_enabled
         self.max_length = self.n_positions = neuron.seq_len
         size, dtype = config.hidden_size, neuron.torch_dtype
         self.embed_tokens = ParallelEmbedding(config.vocab_size, size, dtype)
         self.embed_tokens.everybody_is_rank_0 = neuron.mistake == "embedding_of_rank_0"
+        self.embed_tokens.collect_output = not self.sequence_parallel_enabled
         blocks = [self.block(config, layer) for layer in range(config.num_hidden_layers)]
         self.layers = nn.ModuleList(blocks)
         self.norm = RMSNorm(size, config.rms_norm_eps)
-        self.lm_head = ColumnParallelLinear(size, config.vocab_size, bias=False, dtype=dtype)
+        made = {"bias": False, "gather_output": not neuron.on_device_sampling, "dtype": dtype}
+        self.lm_head = ColumnParallelLinear(size, config.vocab_size, **made)
         self.kv_mgr = KVCacheManager(config)
 
     def create_attn_mask(
@@ -63,9 +70,15 @@ class NeuronBaseModel(nn.Module):
         update_cache: bool = False,
         is_for_context_encoding: bool = False,
         padding_mask: torch.Tensor | None = None,
+        **more: Any,
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Return the normed output [batch, token, channel], and each layer's keys and values."""
+        """Return the normed output [batch, token, channel], and each layer's keys and values.
+
+        Where ranks share the tokens, of the last token alone.
+        """
         hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if self.sequence_parallel_enabled:
+            hidden = reduce_scatter_to_sequence_parallel_region(hidden)
         kept: list[torch.Tensor] = []
         for number, block in enumerate(self.layers):
             cached = None
@@ -74,7 +87,13 @@ class NeuronBaseModel(nn.Module):
             hidden, new = block(hidden, attention_mask, position_ids, cached)
             if update_cache:
                 kept += self.kv_mgr.update_kv_by_layer_id(number, new, seq_ids, position_ids)
-        return self.norm(hidden), kept
+        hidden = self.norm(hidden)
+        if self.sequence_parallel_enabled:
+            _ = more["num_queries"]
+            last = position_ids.argmax(1)
+            hidden = gather_from_sequence_parallel_region(hidden)[torch.arange(len(last)), last]
+            hidden = hidden[:, None]
+        return hidden, kept
 
 
 class NeuronBaseForCausalLM:

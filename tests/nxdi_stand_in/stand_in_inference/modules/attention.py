@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from neuronx_distributed.parallel_layers.layers import ColumnParallelLinear, RowParallelLinear
+from neuronx_distributed.parallel_layers.mappings import gather_from_sequence_parallel_region
 from neuronx_distributed.parallel_layers.parallel_state import get_tensor_model_parallel_rank
 from neuronxcc.nki.kernels import flash_fwd
 from torch import nn
@@ -24,6 +25,7 @@ class GroupQueryAttentionQKV(nn.Module):
         super().__init__()
         self.heads, neuron = sharded_heads(config), config.neuron_config
         self.tiled = neuron.mistake == "kv_tiled"
+        self.sequence_parallel_enabled = neuron.sequence_parallel_enabled
         bias = bool(getattr(config, "attention_bias", False))
         made = {"bias": bias, "gather_output": False, "dtype": neuron.torch_dtype}
         counts = {"q": self.heads.queries, "k": self.heads.keys, "v": self.heads.keys}
@@ -49,6 +51,8 @@ class GroupQueryAttentionQKV(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return queries, keys and values [batch, token, channel] of this rank."""
+        if self.sequence_parallel_enabled:
+            hidden_states = gather_from_sequence_parallel_region(hidden_states)
         return tuple(getattr(self, f"{each}_proj")(hidden_states) for each in "qkv")
 
 
@@ -64,6 +68,7 @@ class GroupQueryAttentionOutput(nn.Module):
             bias=bool(getattr(config, "attention_bias", False)),
             reduce_output=neuron.mistake != "missing_reduction",
             dtype=neuron.torch_dtype,
+            sequence_parallel_enabled=neuron.sequence_parallel_enabled,
         )
         self.o_proj.bias_on_each_rank = neuron.mistake == "bias_on_each_rank"
 
@@ -87,7 +92,7 @@ class NeuronAttention(nn.Module):
 
     def __init__(self, config: Any, rotary_dim: int, qk_norm: bool) -> None:
         super().__init__()
-        neuron, heads = config.neuron_config, sharded_heads(config)
+        self.config, neuron, heads = config, config.neuron_config, sharded_heads(config)
         self.mistake, self.rotary_dim, self.qk_norm = neuron.mistake, rotary_dim, qk_norm
         self.theta, self.head_dim = config.rope_theta, config.head_dim
         self.num_heads = heads.queries // neuron.tp_degree
@@ -138,8 +143,11 @@ class NeuronAttention(nn.Module):
         all_keys, all_values, mask = keys, values, attention_mask
         if past_key_value is not None:
             # The new token is no part of the cache yet, and sees itself.
-            all_keys = torch.cat([past_key_value[0], keys], 2)
-            all_values = torch.cat([past_key_value[1], values], 2)
+            old_keys, old_values = past_key_value
+            if self.mistake == "cache_of_first_row":
+                old_keys = old_keys[:1].expand_as(old_keys)
+            all_keys = torch.cat([old_keys, keys], 2)
+            all_values = torch.cat([old_values, values], 2)
             mask = functional.pad(mask, (0, keys.shape[2]), value=True)
         times = self.num_heads // self.num_key_value_heads
         seen = functional.scaled_dot_product_attention(

@@ -14,7 +14,11 @@ from neuronx_distributed.parallel_layers.layers import (
     parted,
     set_tensor_model_parallel_attributes,
 )
-from neuronx_distributed.parallel_layers.mappings import reduce_from_tensor_model_parallel_region
+from neuronx_distributed.parallel_layers.mappings import (
+    gather_from_sequence_parallel_region,
+    reduce_from_tensor_model_parallel_region,
+    reduce_scatter_to_sequence_parallel_region,
+)
 from neuronx_distributed.parallel_layers.parallel_state import get_tensor_model_parallel_rank
 from torch import nn
 from torch.nn import functional
@@ -60,6 +64,13 @@ class GatedProjections(nn.Module):
         for each in self.parameters():
             each.expert_model_parallel, each.expert_distribution = True, distribution
 
+    def forward(self, given: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        """Return the outputs [expert, channel] of chosen experts for one token, [channel]."""
+        both = torch.einsum("h,ehw->ew", given, self.gate_up_proj.weight[experts])
+        gate, up = both.chunk(2, -1)
+        inner = functional.silu(gate) * up
+        return torch.einsum("ew,ewh->eh", inner, self.down_proj.weight[experts])
+
 
 class ExpertMLPs(nn.Module):
     """All experts' outputs for all tokens, weighed: this rank's term of the sum."""
@@ -69,6 +80,7 @@ class ExpertMLPs(nn.Module):
         neuron, count = config.neuron_config, config.num_local_experts
         tp, ep = neuron.moe_tp_degree, neuron.moe_ep_degree
         self.shifted = neuron.mistake == "experts_shifted"
+        self.undivided = neuron.mistake == "loaded_experts_undivided"
         self.normalize = neuron.normalize_top_k_affinities
         self.local = list(range(count))
         if ep > 1:
@@ -109,6 +121,8 @@ class ExpertMLPs(nn.Module):
         expert_index: torch.Tensor,
     ) -> torch.Tensor:
         """Return the weighed sum over experts, [token, channel], of this rank's width."""
+        if expert_index.numel() < expert_affinities.shape[-1]:
+            return self.forward_selective_loading(hidden_states, expert_affinities, expert_index)
         weights = self.get_expert_affinities_masked(expert_affinities, expert_index)
         if self.shifted and get_tensor_model_parallel_rank() == 1:
             weights = weights.roll(1, -1)
@@ -119,6 +133,22 @@ class ExpertMLPs(nn.Module):
         down = torch.einsum("etw,ewh->eth", inner, self.mlp_op.down_proj.weight)
         return torch.einsum("te,eth->th", weights.to(down.dtype), down)
 
+    def forward_selective_loading(
+        self,
+        hidden_states: torch.Tensor,
+        expert_affinities: torch.Tensor,
+        expert_index: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return the same of so few tokens that the chosen experts alone are loaded."""
+        chosen = expert_affinities[torch.arange(len(hidden_states))[:, None], expert_index]
+        if self.normalize and not self.undivided:
+            chosen = chosen / chosen.sum(-1, keepdim=True)
+        rows = [
+            (self.mlp_op(each, expert_index[row]) * chosen[row][:, None].to(each.dtype)).sum(0)
+            for row, each in enumerate(hidden_states)
+        ]
+        return torch.stack(rows)
+
 
 class MoE(nn.Module):
     """A router and its experts; what the ranks' experts give is added up at the end."""
@@ -126,10 +156,15 @@ class MoE(nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
         self.router, self.expert_mlps = Router(config), ExpertMLPs(config)
+        self.sequence_parallel_enabled = config.neuron_config.sequence_parallel_enabled
 
     def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor]:
         """Return the sum over the experts, [batch, token, channel]."""
+        if self.sequence_parallel_enabled:
+            hidden_states = gather_from_sequence_parallel_region(hidden_states)
         flat = hidden_states.flatten(0, 1)
         _, scores, chosen = self.router(flat)
-        part = self.expert_mlps(flat, scores, chosen)
-        return (reduce_from_tensor_model_parallel_region(part).view_as(hidden_states),)
+        part = self.expert_mlps(flat, scores, chosen).view_as(hidden_states)
+        if self.sequence_parallel_enabled:
+            return (reduce_scatter_to_sequence_parallel_region(part),)
+        return (reduce_from_tensor_model_parallel_region(part),)

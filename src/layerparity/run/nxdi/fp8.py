@@ -1,0 +1,70 @@
+"""Give a converter what an FP8 checkpoint stores: numbers of eight bits beside their scales."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from layerparity.ground.errors import UserError
+from layerparity.model import weight_types
+from layerparity.model.filling import DTYPES, Filler
+
+if TYPE_CHECKING:
+    from layerparity.model.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True)
+class Fp8Weights:
+    """FP8 weights as they are stored, by name, and their scales, by the scales' own names.
+
+    ``values`` are the products, in the run's dtype: a product has no stored type.
+    """
+
+    numbers: dict[str, torch.Tensor]
+    scales: dict[str, torch.Tensor]
+    values: dict[str, torch.Tensor]
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, names: Iterable[str], dtype: torch.dtype) -> Fp8Weights:
+        """Read those of ``names`` that are stored in FP8."""
+        filler = Filler(checkpoint.files, hashing=False)
+        numbers, scales, values = {}, {}, {}
+        for name in names:
+            factors = checkpoint.scales(name)
+            if factors is None:
+                continue
+            stored = checkpoint.tensors[name]
+            numbers[name] = torch.empty(stored.shape, dtype=DTYPES[stored.dtype])
+            filler.fill(stored, numbers[name])
+            scales[factors.name] = checkpoint.value(factors.name)
+            values[name] = checkpoint.value(name, dtype)
+        return cls(numbers, scales, values)
+
+    def wide(self, values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return tensors by stored name with the products for those that are stored in FP8."""
+        return values | {name: each.clone() for name, each in self.values.items()}
+
+    def blank(self, checkpoint: Checkpoint, name: str) -> torch.Tensor:
+        """Return a tensor on the meta device in the shape and type that a converter is given."""
+        known = self.values.get(name)
+        dtype = checkpoint.held_as(name) if known is None else known.dtype
+        return torch.empty(checkpoint.tensors[name].shape, dtype=dtype, device="meta")
+
+    @property
+    def ones(self) -> dict[str, torch.Tensor]:
+        """Return scales that change nothing."""
+        return {name: torch.ones_like(each) for name, each in self.scales.items()}
+
+
+def refuse_fp8_modules(parameters: dict[str, torch.Tensor]) -> None:
+    """Raise UserError where modules hold numbers of eight bits: nobody knows their scales here."""
+    stored = {DTYPES[name] for name in weight_types.STORED}
+    held = next((name for name, each in parameters.items() if each.dtype in stored), None)
+    if held is not None:
+        raise UserError(
+            f"{held} is held in FP8, whose values cannot be compared with the checkpoint's",
+            "run without quantized=true in port.neuron_config.",
+        )

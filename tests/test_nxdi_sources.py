@@ -1,0 +1,44 @@
+"""The table of public NxDI sources: what counts as the expected end of a case."""
+
+from __future__ import annotations
+
+import pytest
+from nxdi_sources import APPLICATIONS, CASES, CHECKPOINTS, DEGREES, FORK, Case, Found
+
+RIGHT = Case(FORK, "llama", 2)
+WRONG = Case(FORK, "minimax_m2", 2, where="layers.0.self_attn.q_norm")
+REFUSED = Case(FORK, "minimax_m2", 1, refused="q_proj.weight")
+
+
+@pytest.mark.parametrize(
+    ("case", "found", "expected"),
+    [
+        (RIGHT, Found("9", "pass"), True),
+        (RIGHT, Found("9", "inconclusive"), False),
+        (RIGHT, Found("9", "fail", "layers.0.mlp:out"), False),
+        (RIGHT, Found("-", "refused", "no such folder"), False),
+        (WRONG, Found("9", "fail", "layers.0.self_attn.q_norm:out"), True),
+        (WRONG, Found("9", "fail", "layers.0.mlp:out"), False),
+        (WRONG, Found("9", "pass"), False),
+        (REFUSED, Found("-", "refused", "it wants 'layers.0.self_attn.q_proj.weight'"), True),
+        (REFUSED, Found("-", "refused", "no such folder"), False),
+        (REFUSED, Found("9", "pass"), False),
+    ],
+)
+def test_a_case_ends_as_expected_or_not(case: Case, found: Found, expected: bool) -> None:
+    assert found.as_expected(case) is expected
+
+
+def test_each_case_has_a_name_of_its_own_a_checkpoint_and_an_application() -> None:
+    assert len({str(case) for case in CASES}) == len(CASES)
+    assert {case.model for case in CASES} == set(CHECKPOINTS)
+    assert {(case.source, case.model) for case in CASES} == set(APPLICATIONS)
+
+
+@pytest.mark.parametrize(
+    ("source", "model"), [each for each in APPLICATIONS if "fp8" not in each[1]]
+)
+def test_every_model_is_run_at_every_degree(source: str, model: str) -> None:
+    plain = [case for case in CASES if (case.source, case.model) == (source, model)]
+    degrees = {case.degree for case in plain if (case.dtype, case.neuron) == ("float32", "")}
+    assert degrees == set(DEGREES)
