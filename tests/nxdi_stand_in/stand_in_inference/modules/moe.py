@@ -121,7 +121,9 @@ class ExpertMLPs(nn.Module):
         expert_index: torch.Tensor,
     ) -> torch.Tensor:
         """Return the weighed sum over experts, [token, channel], of this rank's width."""
-        if expert_index.numel() < expert_affinities.shape[-1]:
+        count = expert_affinities.shape[-1]
+        # Where ranks share experts by number, a chosen one may be another rank's.
+        if len(self.local) == count and expert_index.numel() < count:
             return self.forward_selective_loading(hidden_states, expert_affinities, expert_index)
         weights = self.get_expert_affinities_masked(expert_affinities, expert_index)
         if self.shifted and get_tensor_model_parallel_rank() == 1:
