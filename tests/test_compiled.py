@@ -463,6 +463,7 @@ from transformers import AutoModelForCausalLM
 settings = neuron.Settings(compile=Compile.trace, artefacts=sys.argv[1])
 backend = neuron.build(settings, command(tp_degree=2))
 backend.open()
+import torch_xla.distributed.spmd as xs
 stages = {f"layers.{i}": f"model.layers.{i}" for i in range(2)}
 
 
@@ -482,6 +483,9 @@ for dtype in (torch.float32, torch.bfloat16):
             golden = module(hidden, arguments)[0] - hidden
         backend.put(f"layers.{index}", module.inner)
         sent = backend.send("layers.0", hidden), backend.send("layers.0", arguments)
+        if index:
+            # What comes from another stage may be split itself: it is the same graph.
+            xs.mark_sharding(sent[0], backend.runtime._mesh, (None, None, "tensor"))
         output, seen = backend.compile(module, sent)(*sent)
         fetched = backend.fetch({**seen, "out": output})
         told["errors"][f"{dtype} {index}"] = rel_l2(fetched["out"] - hidden, golden)

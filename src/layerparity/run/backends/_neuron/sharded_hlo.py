@@ -49,15 +49,14 @@ class ShardedHloCompiler(GraphCompiler):
         return {"compiler": "XLA", **self.numerics}
 
     def layout(self, program: Any) -> str:
-        """Return the degree, and a hash of which tensors are split along which dimension.
+        """Return the degree, and a hash of which weights are split along which dimension.
 
         Two checkpoints of one architecture may have two plans of tensor parallelism.
         """
-        import torch_xla
-
-        tensors = {n: v for n, v in _inputs(program).items() if isinstance(v, torch.Tensor)}
-        specs = {str(n): torch_xla._XLAC._get_xla_sharding_spec(v) for n, v in tensors.items()}
-        plan = text_digest(json.dumps(specs, sort_keys=True))
+        # Arguments come as the stage before left them; XLA splits them anew as the weights are.
+        specs = {n: _spec(v) for n, v in _inputs(program).items() if isinstance(n, str)}
+        split = {name: spec for name, spec in specs.items() if "devices=" in spec}
+        plan = text_digest(json.dumps(split, sort_keys=True))
         return f"{self.tp_degree} by plan {plan[:_SHORT]}"
 
     def compile(self, program: Any, digest: str) -> Compiled:
@@ -99,6 +98,14 @@ class ShardedHloCompiler(GraphCompiler):
             return outputs
 
         return run
+
+
+def _spec(tensor: torch.Tensor) -> str:
+    """Return how XLA has split a tensor; empty, or ``replicated``, for one that is whole."""
+    import torch_xla
+
+    spec: str = torch_xla._XLAC._get_xla_sharding_spec(tensor)
+    return spec
 
 
 def _inputs(program: Any) -> dict[int | str, Any]:
