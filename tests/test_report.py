@@ -14,7 +14,7 @@ import pytest
 from report_samples import CASES, COMPONENTS, every_case, html_of, judged, real, sample, side
 
 from layerparity.anatomy.site import Site
-from layerparity.judge.beside import Beside
+from layerparity.judge.beside import CandidatePair
 from layerparity.record.findings import Caution, CautionKind
 from layerparity.record.side import RunOrigin
 from layerparity.record.verdict import Breach, Outcome, Verdict
@@ -316,7 +316,9 @@ def test_two_candidates_of_one_golden_say_what_is_at_fault(
         return replace(sample(broken=broken), candidate=side("candidate", name=name))
 
     changed = {"a": (1, 2), "b": ("x", None)}
-    found = Beside(verdict(ours, "now"), verdict(theirs, "before"), changed, shared=10, equal=9)
+    found = CandidatePair(
+        verdict(ours, "now"), verdict(theirs, "before"), changed, shared=10, equal=9
+    )
     first, last = beside_lines(found)
     assert first.endswith("9 of the 10 sites that both show are equal to the bit")
     assert ("before fails at layers." in first) is bool(theirs)

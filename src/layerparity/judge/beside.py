@@ -15,7 +15,7 @@ _NAMES = ("name", "golden", "tracking")
 
 
 @dataclass(frozen=True)
-class Beside:
+class CandidatePair:
     """Two candidates that one golden judged, and what differs between them.
 
     ``changed`` holds by key what the other was asked for and what the candidate was; None where one
@@ -42,7 +42,7 @@ class Beside:
 
 def held_beside(
     candidate: Verdict, runs: Sequence[StoredRun], other: Verdict, others: Sequence[StoredRun]
-) -> Beside:
+) -> CandidatePair:
     """Return two verdicts of one golden side by side; the runs are those of each candidate."""
     ours, theirs = (
         {k: v for k, v in each.candidate.made[0].settings.items() if k.split(".")[0] not in _NAMES}
@@ -56,4 +56,4 @@ def held_beside(
     left, right = (open_side("candidate", each).records for each in (runs, others))
     shared = left.keys() & right.keys()
     equal = sum(left[site].record.digest == right[site].record.digest for site in shared)
-    return Beside(candidate, other, changed, len(shared), equal)
+    return CandidatePair(candidate, other, changed, len(shared), equal)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from layerparity.judge.beside import Beside
+from layerparity.judge.beside import CandidatePair
 from layerparity.record.verdict import Outcome, Verdict
 
 _HOW = {Outcome.PASS: "passes", Outcome.FAIL: "fails"}
 
 
-def beside_lines(found: Beside) -> Iterator[str]:
+def beside_lines(found: CandidatePair) -> Iterator[str]:
     """Yield how the other candidate ended, and which of the two is to be mended."""
     other = found.other
     yield (
@@ -26,7 +26,7 @@ def _ended(verdict: Verdict) -> str:
     return f"{_HOW.get(verdict.outcome, f'is {verdict.outcome.value}')}{where}"
 
 
-def _lesson(found: Beside) -> str:
+def _lesson(found: CandidatePair) -> str:
     """Return what both verdicts say together."""
     ours, theirs = found.candidate.candidate.name, found.other.candidate.name
     keys = ", ".join(
