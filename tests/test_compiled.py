@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -136,9 +139,12 @@ def test_a_graph_is_known_by_what_it_computes() -> None:
 class Echo:
     """A compiler that counts, so that what is kept can be seen without a device."""
 
-    def __init__(self, **options: str) -> None:
-        self.options = options
+    def __init__(self, degree: str = "1", **options: str) -> None:
+        self.degree, self.options = degree, options
         self.versions = {"torch_xla": "2.9.0"}
+
+    def layout(self, program: Any) -> str:
+        return self.degree
 
     def compile(self, program: Any, digest: str) -> Compiled:
         return Compiled(b"graph", (0, "weight", (0,)), (torch.arange(3),))
@@ -208,6 +214,17 @@ def test_a_graph_of_other_versions_is_compiled_again_and_both_stay(
     folder.get(None, "d", before)
     folder.get(None, "d", now)
     assert (folder.compiled, folder.loaded) == (2, 2)
+
+
+def test_a_graph_of_another_degree_is_compiled_again_and_both_stay(
+    kept: tuple[ArtefactFolder, list[str]],
+) -> None:
+    folder, said = kept
+    for degree in ("1", "2 by plan a", "2 by plan b", "1", "2 by plan b"):
+        folder.get(None, "d", Echo(degree))  # type: ignore[arg-type]
+    assert (folder.compiled, folder.loaded) == (3, 2)
+    assert len(said) == 2
+    assert said[0].endswith("was compiled with tp_degree 1: the graph is compiled again.")
 
 
 def test_nothing_is_compiled_where_that_is_refused(tmp_path: Path) -> None:
@@ -427,5 +444,104 @@ def test_what_neurons_compiler_refuses_is_one_line(
 def test_other_packages_are_other_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = stablehlo.StableHloCompiler({"XLA_FLAGS": "--a"})
     assert set(compiler.versions) == {"torch", "torch_xla", "transformers"}
-    assert compiler.options == {"compiler": "StableHLO", "XLA_FLAGS": "--a"}
+    assert compiler.options == {"compiler": "XLA", "XLA_FLAGS": "--a"}
     assert stablehlo.versions_of(("no-such-package",)) == {"no-such-package": "missing"}
+
+
+SHARDED = """
+import json, sys
+import torch
+from neuron_blocks import Watched, block, command, given, llama, minimax, rel_l2
+from test_compiled import Step, counted, decoded
+from layerparity.ground.errors import UserError
+from layerparity.mistakes.fault import Surgery
+from layerparity.mistakes.known.bias_frozen_in_graph import FAULT
+from layerparity.run.backends import neuron
+from layerparity.run.backends._neuron.compiler_options import Compile
+from transformers import AutoModelForCausalLM
+
+settings = neuron.Settings(compile=Compile.trace, artefacts=sys.argv[1])
+backend = neuron.build(settings, command(tp_degree=2))
+backend.open()
+import torch_xla.distributed.spmd as xs
+stages = {f"layers.{i}": f"model.layers.{i}" for i in range(2)}
+
+
+def place(config):
+    with torch.device("meta"):
+        backend.place(AutoModelForCausalLM.from_config(config), stages)
+
+
+told = {"errors": {}, "sites": []}
+config = minimax("static")
+place(config)
+for dtype in (torch.float32, torch.bfloat16):
+    hidden, arguments = given(config, dtype)
+    for index in range(2):
+        module = Watched(block(config, index, dtype))
+        with torch.no_grad():
+            golden = module(hidden, arguments)[0] - hidden
+        backend.put(f"layers.{index}", module.inner)
+        sent = backend.send("layers.0", hidden), backend.send("layers.0", arguments)
+        if index:
+            # What comes from another stage may be split itself: it is the same graph.
+            xs.mark_sharding(sent[0], backend.runtime._mesh, (None, None, "tensor"))
+        output, seen = backend.compile(module, sent)(*sent)
+        fetched = backend.fetch({**seen, "out": output})
+        told["errors"][f"{dtype} {index}"] = rel_l2(fetched["out"] - hidden, golden)
+        told["sites"].append(sorted(fetched))
+frozen = block(config, 0)
+FAULT.plant(frozen, Surgery(0, config))
+backend.put("layers.0", frozen)
+try:
+    sent = backend.send("layers.0", given(config)[0]), backend.send("layers.0", given(config)[1])
+    backend.compile(Watched(frozen), sent)(*sent)
+except UserError as error:
+    told["frozen"] = str(error)
+config = llama(head_dim=32)
+place(config)
+step = Step(block(config, 1))
+usual = decoded(step, lambda value: value)
+backend.put("layers.1", step.inner)
+got = decoded(backend.compile(step, ()), lambda value: backend.send("layers.1", value))
+told["errors"]["decoded torch.float32"] = rel_l2(got, usual)
+told |= {"counted": counted(backend), "facts": backend.facts(), "said": backend.warnings}
+backend.close()
+print(json.dumps(told))
+"""
+
+
+def test_sharded_graphs_are_kept_and_loaded_in_another_process(tmp_path: Path) -> None:
+    """Two devices of XLA:CPU: two types of number, a prompt and its steps; then all of it again."""
+    # torch_xla wrote some variables of this process; the others start without them.
+    ours = ("PJRT_", "XLA_", "CPU_NUM_DEVICES", "TF_CPP_MIN_LOG_LEVEL")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    # Compiles faster; how the graph is split is decided before.
+    environment["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
+
+    def told() -> dict[str, Any]:
+        command = [sys.executable, "-c", SHARDED, str(tmp_path)]
+        ended = subprocess.run(
+            command, env=environment, check=False, capture_output=True, text=True, timeout=300
+        )
+        assert ended.returncode == 0, ended.stderr
+        made: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+        for name, error in made["errors"].items():
+            assert error < (2e-6 if "float32" in name else 2e-2), name
+        assert "does not read inner.mlp.e_score_correction_bias" in made["frozen"]
+        assert made["sites"] == [["mlp", "out", "self_attn"]] * 4
+        assert int(made["facts"]["sharded_parameters"]) > 0
+        return made
+
+    first = told()
+    # Of MiniMax-M2 one graph for each type of number, of Llama one for the prompt and the steps.
+    assert (first["counted"], first["said"]) == ([4, 0], [])
+    cut = max(tmp_path.glob("*.safetensors"), key=lambda path: path.stat().st_mtime_ns)
+    cut.write_bytes(cut.read_bytes()[:-9])
+    again = told()
+    assert again["counted"] == [1, 3]
+    (line,) = again["said"]
+    assert cut.name in line and "is damaged" in line and "compiled again" in line
+    assert again["errors"] == first["errors"]
+    assert again["facts"]["compiles"] == first["facts"]["compiles"]

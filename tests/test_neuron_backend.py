@@ -395,8 +395,6 @@ def test_one_process_has_one_degree_and_one_set_of_flags(lazy: Any) -> None:
         neuron.build(neuron.Settings(), command(tp_degree=2))
     with pytest.raises(UserError, match=r"XLA already runs.*XLA_FLAGS"):
         neuron.build(neuron.Settings(excess_precision=True), command())
-    with pytest.raises(UserError, match="compile=export runs unsharded"):
-        neuron.build(neuron.Settings(compile=Compile.export), command(tp_degree=2))
 
 
 @pytest.mark.parametrize("key", ["max_memory", "offload_folder", "threads"])
@@ -406,7 +404,7 @@ def test_what_would_be_ignored_is_refused(key: str) -> None:
 
 
 def test_a_users_own_flag_wins() -> None:
-    from layerparity.run.backends._neuron.xla import cpu_flags, with_flags
+    from layerparity.run.backends._neuron.compiler_options import cpu_flags, with_flags
 
     flags = with_flags("--xla_allow_excess_precision=true --mine", cpu_flags(False)).split()
     assert "--xla_allow_excess_precision=true" in flags

@@ -9,8 +9,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from conftest import ROOT, Ended
 from safetensors.torch import load_file
 
@@ -19,6 +21,8 @@ from layerparity.ground.quoting import quoted
 from layerparity.record.folder import RunFolder
 from layerparity.record.verdict import Outcome, Verdict
 from layerparity.report.headline import whole_model
+from layerparity.run.backends._neuron import stablehlo
+from layerparity.run.backends._neuron.artefacts import Compiled
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.store import Store, open_store
 
@@ -284,3 +288,62 @@ def test_a_streamed_run_is_what_the_whole_one_is(run: Cli, store: Path) -> None:
     assert resident == streamed and resident
     assert kept[0].weights == kept[1].weights
     assert "streaming 3 stages" in ended.out
+
+
+def frozen_bias(node: Any, graph: Any) -> None:
+    """Have a compiler take the router's bias for zeros."""
+    if node.op == "placeholder" and "e_score_correction_bias" in node.name:
+        with graph.inserting_after(node):
+            zeros = graph.call_function(torch.ops.aten.zeros_like.default, (node,))
+        node.replace_all_uses_with(zeros, lambda user: user is not zeros)
+
+
+def narrower_product(node: Any, graph: Any) -> None:
+    """Have a compiler multiply bfloat16 where float32 was asked for."""
+    if node.target is not torch.ops.aten.linear.default:
+        return
+    cast = torch.ops.aten._to_copy.default
+    with graph.inserting_before(node):
+        node.args = tuple(
+            graph.call_function(cast, (each,), {"dtype": torch.bfloat16}) for each in node.args
+        )
+    with graph.inserting_after(node):
+        wide = graph.call_function(cast, (node,), {"dtype": torch.float32})
+    node.replace_all_uses_with(wide, lambda user: user is not wide)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "place"),
+    [(frozen_bias, "layers.2.mlp.gate"), (narrower_product, "layers.2.self_attn.")],
+)
+def test_a_mistake_of_the_compiler_alone_is_told_from_one_of_the_model(
+    run: Cli,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mistake: Callable[..., None],
+    place: str,
+) -> None:
+    """A graph is changed as it is compiled; the same block without that passes."""
+    lower = stablehlo._lower
+
+    def wrong(program: Any) -> Compiled:
+        graph = program.graph_module.graph
+        for node in list(graph.nodes):
+            mistake(node, graph)
+        program.graph_module.recompile()
+        return lower(program)
+
+    monkeypatch.setattr(stablehlo, "_lower", wrong)
+    words = ("backend=neuron", "capture=components", "scope=single", "layer=2")
+    assert run(*words, "name=uncompiled").exit == 0
+    made = run(*words, "backend.compile=trace", f"backend.artefacts={tmp_path}", "name=compiled")
+    assert made.exit == 0, made.out + made.err
+    judged = run("job=compare", "candidate=compiled", "job.beside=uncompiled")
+    assert judged.exit == 1, judged.out + judged.err
+    assert f"{place}" in judged.out.split("where")[1].split("\n")[0]
+    assert "beside:    uncompiled passes" in judged.out
+    lesson = "backend.compile=trace) makes compiled wrong: uncompiled, without it, computes"
+    assert lesson in " ".join(judged.out.split())
+    other = run("job=compare", "candidate=uncompiled", "job.beside=compiled")
+    assert other.exit == 1
+    assert "no backend.compile) hides what is wrong in compiled" in " ".join(other.out.split())

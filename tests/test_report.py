@@ -14,10 +14,12 @@ import pytest
 from report_samples import CASES, COMPONENTS, every_case, html_of, judged, real, sample, side
 
 from layerparity.anatomy.site import Site
+from layerparity.judge.beside import CandidatePair
 from layerparity.record.findings import Caution, CautionKind
 from layerparity.record.side import RunOrigin
 from layerparity.record.verdict import Breach, Outcome, Verdict
 from layerparity.report import headline
+from layerparity.report.beside import beside_lines
 from layerparity.report.reasons import reason
 from layerparity.report.reproduce import next_lines, reproduce
 
@@ -295,3 +297,29 @@ def test_report_imports_nothing_heavy() -> None:
     code += "import sys; print({'torch', 'mlflow', 'rich', 'transformers'} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "lesson"),
+    [
+        ("", "", "What differs between them (a=2, no b) changes nothing that counts."),
+        ("layers.1.mlp:out", "", "(a=2, no b) makes now wrong: before, without it, computes"),
+        ("", "layers.1.mlp:out", "(a=2, no b) hides what is wrong in before."),
+        ("layers.1.mlp:out", "layers.1.mlp:out", "Both are wrong, first at the same place: mend"),
+        ("layers.1.mlp:out", "layers.2.mlp:out", "Both are wrong, first at different places"),
+    ],
+)
+def test_two_candidates_of_one_golden_say_what_is_at_fault(
+    ours: str, theirs: str, lesson: str
+) -> None:
+    def verdict(broken: str, name: str) -> Verdict:
+        return replace(sample(broken=broken), candidate=side("candidate", name=name))
+
+    changed = {"a": (1, 2), "b": ("x", None)}
+    found = CandidatePair(
+        verdict(ours, "now"), verdict(theirs, "before"), changed, shared=10, equal=9
+    )
+    first, last = beside_lines(found)
+    assert first.endswith("9 of the 10 sites that both show are equal to the bit")
+    assert ("before fails at layers." in first) is bool(theirs)
+    assert lesson in last

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from layerparity.ground import console
 from layerparity.ground.errors import Exit
-from layerparity.settings.config import Config, What
+from layerparity.settings.config import Config, RunKind, What
 from layerparity.settings.key import key
 
 # How many pairs that were passed over are mentioned.
@@ -23,6 +23,10 @@ class Settings:
         False,
         "judge each site on the candidate's own values before it, by a golden that is fed them: "
         "made now, or reused",
+    )
+    beside: str | None = key(
+        None,
+        "another candidate, judged as well: says whether what differs between the two is at fault",
     )
     golden_names: str | None = key(None, "name map of a folder of dumps, a JSON file")
     candidate_names: str | None = key(None, "name map of a folder of dumps, a JSON file")
@@ -50,8 +54,10 @@ def run(config: Config) -> Exit:
         more = f" and {len(runs) - 1} more of its sweep" if len(runs) > 1 else ""
         console.say(f"{side} {runs[0].name} {runs[0].id[:8] or runs[0].folder}{more}")
     # Torch is loaded only for runs that exist.
+    from layerparity.judge.beside import held_beside
     from layerparity.judge.conclude import conclude
     from layerparity.judge.model_limits import with_limits
+    from layerparity.report.beside import beside_lines
     from layerparity.report.keep import keep_verdict
     from layerparity.run.replay import replays
     from layerparity.run.steps import settings_to_judge
@@ -67,8 +73,18 @@ def run(config: Config) -> Exit:
             portrait=True,
             replays=replays,
         )
-    keep_verdict(config, store, verdict, candidate)
-    return verdict.exit
+    if config.job.beside is None:
+        keep_verdict(config, store, verdict, candidate)
+        return verdict.exit
+    others = store.find(config.job.beside, kind=RunKind.candidate.value)
+    with obstacles_in_words():
+        other = conclude(golden, others, with_limits(config.tolerance, store, others))
+    found = held_beside(verdict, candidate, other, others)
+    links = {"beside": others[0].reference, "beside_verdict": other.outcome.value}
+    keep_verdict(config, store, verdict, candidate, links)
+    for line in beside_lines(found):
+        console.say(line)
+    return verdict.exit if verdict.exit is not Exit.OK else other.exit
 
 
 def check_weights(config: Config) -> Exit:

@@ -24,6 +24,8 @@ from layerparity.run.backends._neuron.compiler_options import ReuseCompiled
 _HEADER, _PAYLOAD, _CONSTANT = "header", "payload", "constant."
 # What a file holds; another number is another form.
 _FORM = 1
+# A graph for another number of devices is like one of another version.
+_DEGREE = "tp_degree"
 # Letters of a digest in a file's name, and of that of the versions.
 _LONG, _SHORT = 32, 12
 
@@ -60,12 +62,16 @@ class GraphCompiler(ABC):
     @property
     @abstractmethod
     def versions(self) -> Mapping[str, str]:
-        """The compiler, and the packages whose versions decide what it makes."""
+        """The compiler, the packages that decide what it makes."""
 
     @property
     @abstractmethod
     def options(self) -> Mapping[str, str]:
         """The settings that decide what it makes."""
+
+    def layout(self, program: Any) -> str:
+        """Say over how many devices a program is compiled, and how its tensors are split."""
+        return "1"
 
     @abstractmethod
     def compile(self, program: Any, digest: str) -> Compiled:
@@ -95,7 +101,7 @@ class ArtefactFolder:
         Raises UserError where nothing may be compiled, and where the disk refuses.
         """
         digest = text_digest(json.dumps([digest, dict(compiler.options)], sort_keys=True))
-        versions = dict(compiler.versions)
+        versions = {**compiler.versions, _DEGREE: compiler.layout(program)}
         release = text_digest(json.dumps(versions, sort_keys=True))
         path = self.folder / f"{digest[:_LONG]}-{release[:_SHORT]}.safetensors"
         found = self._load(path, versions) if self.reuse is not ReuseCompiled.never else None

@@ -55,11 +55,6 @@ def from_config(config: Config, machine: Affinity, asked: Compilation) -> Neuron
     for key in _GPU_ONLY:
         if getattr(config, key) is not None:
             raise UserError(f"{key} is for backend=gpu", "leave it out with backend=neuron.")
-    if asked.mode is not Compile.lazy and config.tp_degree > 1:
-        raise UserError(
-            f"backend.compile={asked.mode.value} runs unsharded",
-            "use tp_degree=1, or compile=lazy.",
-        )
     asked.options.arguments()
     streams = config.device_map.strategy == STREAM
     is_neuron = machine.device == NEURON

@@ -12,7 +12,8 @@ import torch
 from layerparity.run.backends._graph import states_of
 from layerparity.run.backends._neuron.artefacts import Compiled, GraphCompiler, Runner
 
-_DECIDING = ("torch", "torch_xla", "transformers")
+# The packages whose versions decide what a lowering gives.
+DECIDING = ("torch", "torch_xla", "transformers")
 
 
 def versions_of(packages: tuple[str, ...]) -> dict[str, str]:
@@ -40,12 +41,12 @@ class StableHloCompiler(GraphCompiler):
     @property
     def versions(self) -> Mapping[str, str]:
         """torch, torch_xla and transformers."""
-        return versions_of(_DECIDING)
+        return versions_of(DECIDING)
 
     @property
     def options(self) -> Mapping[str, str]:
-        """The runtime's flags, and that this is StableHLO."""
-        return {"compiler": "StableHLO", **self.numerics}
+        """The runtime's flags, and that XLA is the compiler."""
+        return {"compiler": "XLA", **self.numerics}
 
     def compile(self, program: Any, digest: str) -> Compiled:
         """Lower an exported program to StableHLO's bytecode."""

@@ -38,7 +38,7 @@ class Graphs:
 
     compiler: GraphCompiler
     folder: ArtefactFolder | None = None
-    _ready: dict[str, tuple[Compiled, Runner]] = field(default_factory=dict, init=False)
+    _ready: dict[tuple[str, str], tuple[Compiled, Runner]] = field(default_factory=dict, init=False)
 
     @property
     def mode(self) -> str:
@@ -55,14 +55,15 @@ class Graphs:
         refuse_written(program)
         refuse_frozen(program)
         digest = graph_digest(program)
-        if digest not in self._ready:
+        key = digest, self.compiler.layout(program)
+        if key not in self._ready:
             made = (
                 self.compiler.compile(program, digest)
                 if self.folder is None
                 else self.folder.get(program, digest, self.compiler)
             )
-            self._ready[digest] = made, self.compiler.runner(made)
-        compiled, runner = self._ready[digest]
+            self._ready[key] = made, self.compiler.runner(made)
+        compiled, runner = self._ready[key]
         states, spec = states_of(program), program.call_spec.out_spec
         # An argument's place, or the tensor itself: the graph holds no weight.
         inputs: list[int | torch.Tensor] = []

@@ -1,6 +1,6 @@
 """The XLA flavour: torch_xla on Neuron devices, or on XLA:CPU as a stand-in.
 
-Only this file and ``stablehlo`` import torch_xla (12 seconds). Modules run lazily: operations
+Only this file and those that it asks import torch_xla (12 seconds). Modules run lazily: operations
 pile up until `sync`, which compiles one graph for them; blocks of one shape share it.
 """
 
@@ -22,8 +22,11 @@ from layerparity.run.backends._neuron.compiler_options import (
     CC_FLAGS,
     LNC_VARIABLE,
     CompilerOptions,
+    cpu_flags,
+    with_flags,
 )
 from layerparity.run.backends._neuron.runtime import Runtime
+from layerparity.run.backends._neuron.xla_counters import compiles_and_fallbacks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -133,7 +136,7 @@ class XlaRuntime(Runtime):
             self._mesh = _mesh(self.tp_degree, self.moe_ep_degree)
         elif xr.is_spmd():
             raise UserError("This process runs SPMD", "run tp_degree=1 as a command of its own.")
-        self._compiles, self._fallbacks = _count()
+        self._compiles, self._fallbacks = compiles_and_fallbacks()
 
     def world_size(self) -> int:
         """Return the number of processes among which device collectives really happen."""
@@ -171,18 +174,22 @@ class XlaRuntime(Runtime):
         torch_xla.sync()
 
     def graph_compiler(self, work: Path | None) -> GraphCompiler:
-        """Return ``torch_neuronx.trace`` on Neuron where it has a folder, else StableHLO."""
+        """Return ``torch_neuronx.trace`` on Neuron where it has a folder, else one of XLA:CPU."""
         if self.is_neuron and work is not None:
             from layerparity.run.backends._neuron.neff import NeffCompiler
 
             return NeffCompiler(self.options, self.numerics(), work)
+        if self.spmd:
+            from layerparity.run.backends._neuron.sharded_hlo import ShardedHloCompiler
+
+            return ShardedHloCompiler(self.numerics(), self.tp_degree)
         from layerparity.run.backends._neuron.stablehlo import StableHloCompiler
 
         return StableHloCompiler(self.numerics(), self._keep_counters)
 
     def counters(self) -> dict[str, Any]:
         """Return torch_xla's compiles and ``aten::`` fallbacks since `start`."""
-        compiles, fallbacks = _count()
+        compiles, fallbacks = compiles_and_fallbacks()
         new = fallbacks - self._fallbacks
         return {
             "compiles": compiles - self._compiles,
@@ -233,7 +240,7 @@ class XlaRuntime(Runtime):
 
     def _keep_counters(self, work: Callable[[], Any]) -> Any:
         """Run work that clears torch_xla's counters on its way, and lose nothing counted before."""
-        seen = _count()[1] - self._fallbacks
+        seen = compiles_and_fallbacks()[1] - self._fallbacks
         result = work()
         self._fallbacks = Counter({name: -count for name, count in seen.items()})
         return result
@@ -278,34 +285,3 @@ def _mesh(tp_degree: int, groups: int) -> Any:
     if groups == 1:
         return xs.Mesh(np.arange(granted), (granted,), (_WITHIN,))
     return xs.Mesh(np.arange(granted), (groups, granted // groups), (_GROUPS, _WITHIN))
-
-
-def _count() -> tuple[int, Counter[str]]:
-    """Return torch_xla's own count of compiles, and of operations it fell back to the host for."""
-    from torch_xla.debug import metrics
-
-    compiles = metrics.metric_data("CompileTime")
-    names = [name for name in metrics.counter_names() if name.startswith("aten::")]
-    fallbacks = Counter({name: int(metrics.counter_value(name)) for name in names})
-    return (int(compiles[0]) if compiles else 0), fallbacks
-
-
-def cpu_flags(excess_precision: bool) -> dict[str, str]:
-    """Return the XLA flags for XLA:CPU; a user's own value of the same flag wins."""
-    return {
-        # torch_xla adds this one by itself; named here so that the fingerprint always has it.
-        "xla_cpu_enable_fast_math": "false",
-        # Without it a fused graph keeps float32 between bf16 operations, and what is observed
-        # changes what is fused: block by block would differ from the whole graph.
-        "xla_allow_excess_precision": str(excess_precision).lower(),
-        # The other scheduler keeps a copy of every chunk of experts alive: all weights once more.
-        "xla_cpu_enable_concurrency_optimized_scheduler": "false",
-    }
-
-
-def with_flags(flags: str, defaults: Mapping[str, str]) -> str:
-    """Return flags with those defaults added whose name they do not hold."""
-    parts = flags.split()
-    names = {part.lstrip("-").partition("=")[0] for part in parts}
-    parts += [f"--{name}={value}" for name, value in defaults.items() if name not in names]
-    return " ".join(parts)
