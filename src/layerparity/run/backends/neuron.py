@@ -1,4 +1,4 @@
-"""The neuron backend: XLA on AWS Neuron devices, or XLA:CPU as a stand-in that says so.
+"""The neuron backend: AWS Neuron devices by XLA or by torch itself, or a stand-in that says so.
 
 Nothing heavy is imported until `build`; the rooms behind it are in ``_neuron``.
 """
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from layerparity.ground.errors import UserError
 from layerparity.machine.device import Affinity
-from layerparity.machine.neuron import RuntimeChoice, detect
+from layerparity.machine.neuron import RuntimeChoice, detect, runtime_of
 from layerparity.run.backends._neuron.compiler_options import (
     AutoCast,
     Compilation,
@@ -36,10 +36,10 @@ class Settings:
 
     name: str = "neuron"
     runtime: RuntimeChoice = key(
-        RuntimeChoice.auto, "how to reach the device: auto takes what is there"
+        RuntimeChoice.auto, "how to reach the device: torch_xla, or torch itself (native)"
     )
     compile: Compile = key(
-        Compile.lazy, "lazy; export to one graph a stage; trace: keep such graphs for other runs"
+        Compile.lazy, "lazy (native: eager); export to one graph a stage; trace: keep the graphs"
     )
     artefacts: str | None = key(
         None, "folder of compile=trace's graphs; null: one beside the runs that are kept"
@@ -61,22 +61,33 @@ def affinity() -> Affinity:
 
 
 def abilities(settings: Settings) -> Abilities:
-    """Return what XLA can do: it reads its flags and its number of devices once, as it starts."""
+    """Return what the runtime can do that the settings come to here.
+
+    XLA reads its flags and its number of devices once, as it starts. torch itself reads none.
+    """
+    choice = RuntimeChoice(settings.runtime)
+    if runtime_of(choice).is_native:
+        return Abilities(
+            eager=Compile(settings.compile) is Compile.lazy,
+            one_device=True,
+            experts="static",
+            libraries=("torch_neuronx",) if choice is not RuntimeChoice.native_cpu else (),
+        )
     return Abilities(
         settings_once=True,
         one_device=True,
         experts="static",
         libraries=("torch_xla",),
         # Who asks for the stand-in has this machine's XLA:CPU in mind, which splits evenly.
-        nxdi=RuntimeChoice(settings.runtime) is not RuntimeChoice.xla_cpu,
+        nxdi=choice is not RuntimeChoice.xla_cpu,
     )
 
 
 def build(settings: Settings, config: Config) -> Backend:
-    """Return the backend of a configuration, not yet opened; torch_xla is not yet imported.
+    """Return the backend of a configuration, not yet opened; AWS's packages are not yet imported.
 
-    Sets the variables that torch_xla reads when it is imported, so build comes before everything
-    that may import it. Raises UserError, saying what is missing and how to get it.
+    Sets the variables that they read when they are imported, so build comes before everything that
+    may import them. Raises UserError, saying what is missing and how to get it.
     """
     machine = detect(RuntimeChoice(settings.runtime))
     if machine.score == 0:
