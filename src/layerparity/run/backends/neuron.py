@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 
 from layerparity.ground.errors import UserError
 from layerparity.machine.device import Affinity
-from layerparity.machine.neuron import RuntimeChoice, detect, runtime_of
+from layerparity.machine.neuron import (
+    NATIVE_STAND_IN,
+    NEURON,
+    NeuronFit,
+    RuntimeChoice,
+    detect,
+    runtime_of,
+)
 from layerparity.run.backends._neuron.compiler_options import (
     AutoCast,
     Compilation,
@@ -18,7 +25,7 @@ from layerparity.run.backends._neuron.compiler_options import (
     CompilerOptions,
     ReuseCompiled,
 )
-from layerparity.run.backends.base import Abilities
+from layerparity.run.backends.base import Abilities, RankDevices
 from layerparity.settings.key import key
 
 if TYPE_CHECKING:
@@ -72,6 +79,7 @@ def abilities(settings: Settings) -> Abilities:
             one_device=True,
             experts="static",
             libraries=("torch_neuronx",) if choice is not RuntimeChoice.native_cpu else (),
+            ranks=_ranks,
         )
     return Abilities(
         settings_once=True,
@@ -89,11 +97,22 @@ def build(settings: Settings, config: Config) -> Backend:
     Sets the variables that they read when they are imported, so build comes before everything that
     may import them. Raises UserError, saying what is missing and how to get it.
     """
+    machine, asked = _machine(settings), _asked(settings)
+    from layerparity.run.backends._neuron.backend import from_config
+
+    return from_config(config, machine, asked)
+
+
+def _machine(settings: Settings) -> NeuronFit:
+    """Return the machine that a choice gives here. Raises UserError where it gives none."""
     machine = detect(RuntimeChoice(settings.runtime))
     if machine.score == 0:
         raise UserError(machine.reason)
-    from layerparity.run.backends._neuron.backend import from_config
+    return machine
 
+
+def _asked(settings: Settings) -> Compilation:
+    """Return what the settings ask of compiling."""
     options = CompilerOptions(
         settings.compiler_args,
         settings.auto_cast,
@@ -101,11 +120,27 @@ def build(settings: Settings, config: Config) -> Backend:
         settings.target,
         settings.lnc,
     )
-    asked = Compilation(
+    return Compilation(
         Compile(settings.compile),
         settings.excess_precision,
         options,
         settings.artefacts,
         ReuseCompiled(settings.reuse_compiled),
     )
-    return from_config(config, machine, asked)
+
+
+def _ranks(config: Config) -> RankDevices:
+    """Return the logical cores, or the CPUs that stand in for them, of the native runtime.
+
+    Raises UserError where the settings make no sense, or nothing here can run them.
+    """
+    machine, asked = _machine(config.backend), _asked(config.backend)
+    asked.refuse_native()
+    if asked.mode is not Compile.lazy:
+        raise UserError(
+            f"backend.compile={asked.mode.value} runs unsharded",
+            "use tp_degree=1, or compile=lazy, which is eager here.",
+        )
+    if machine.runtime is RuntimeChoice.native:
+        return RankDevices("neuron", "neuron", NEURON)
+    return RankDevices("cpu", "gloo", NATIVE_STAND_IN)
