@@ -28,8 +28,14 @@ def wrapped(host: torch.Tensor) -> torch.Tensor:
 
 
 def host_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor on the CPU that stands behind one of the device."""
-    return _HOSTS[tensor.untyped_storage()._cdata][1]
+    """Return the tensor on the CPU that stands behind one of the device, of the same shape.
+
+    Torch makes some views without asking the device. What it makes empty, to be filled as ``out=``,
+    has the shape that it was filled with.
+    """
+    host = _HOSTS[tensor.untyped_storage()._cdata][1]
+    is_view = host.shape != tensor.shape and host.numel() == tensor.numel()
+    return host.reshape(tensor.shape) if is_view else host
 
 
 class Module:
@@ -66,6 +72,7 @@ def _on_host(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Run an operation on the tensors behind those of the device, and give back such tensors."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
     behind: dict[int, torch.Tensor] = {}
+    held: list[torch.Tensor] = []
 
     def lower(leaf: Any) -> Any:
         if isinstance(leaf, torch.device):
@@ -73,8 +80,10 @@ def _on_host(op: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
         if leaf.device.type == NAME:
-            behind[id(host_of(leaf))] = leaf
-            return host_of(leaf)
+            host = host_of(leaf)
+            behind[id(host)] = leaf
+            held.append(host)
+            return host
         if leaf.dim():
             raise RuntimeError(
                 f"{op}: all tensors are to be on {NAME}, and one is on {leaf.device}"
