@@ -13,7 +13,7 @@ WORKERS ?= 3
 # and transformers anew, for seconds; ahead of time, all that is installed would take a minute.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test fuzz test-faults lint type house format ui screenshots constraints clean
+.PHONY: demo test test-native fuzz test-faults lint type house format ui screenshots constraints clean
 
 demo: .venv/ready
 	$(BIN)/python run.py experiment=quickstart
@@ -25,6 +25,12 @@ ui: .venv/ready
 
 test: .venv/ready
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+# The native runtime on torch's CPU device, golden and comparison beside it: it wants a newer torch
+# than torch_xla does, so an environment of its own, without torch_xla.
+test-native: .venv-native/ready
+	.venv-native/bin/python -m pytest -n $(WORKERS) --dist loadfile tests/native \
+		tests/test_runtime_contract.py tests/test_neuron_flavour.py
 
 # Damaged words and files for whatever we parse; each input follows from SEED and its number.
 SEED ?= 0
@@ -63,6 +69,12 @@ screenshots: .venv/ready
 		$(OVERRIDES_$(TORCH)) --editable '.[xla,joblib,dev]'
 	touch $@
 
+.venv-native/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-native
+	.venv-native/bin/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt torch==2.13.0 pytest pytest-timeout pytest-xdist --editable .
+	touch $@
+
 # Exact pins for everything but torch, its CUDA packages and torch_xla, which pyproject.toml pins.
 constraints:
 	$(UV) pip compile --quiet --upgrade --no-emit-index-url --no-annotate --no-header --all-extras \
@@ -72,4 +84,4 @@ constraints:
 	rm constraints.new
 
 clean:
-	rm -rf .venv mlruns .mypy_cache .ruff_cache
+	rm -rf .venv .venv-native mlruns .mypy_cache .ruff_cache

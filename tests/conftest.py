@@ -8,11 +8,15 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import folders
 import pytest
 from filelock import FileLock
+
+from layerparity.machine.neuron_defaults import numbers
+from layerparity.machine.neuron_flavour import NATIVE_TORCH
 
 # accelerate imports torch_xla wherever it is installed; only the neuron backend wants it.
 os.environ["USE_TORCH_XLA"] = "0"
@@ -27,6 +31,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parents[1]
+# `make test-native` runs these, with a newer torch than torch_xla loads with.
+collect_ignore = [] if (numbers(version("torch")) or (0, 0)) >= NATIVE_TORCH else ["native"]
 # Workers take files in this order, the others after them: what takes longest comes first, so that
 # no worker is left with it when the other has nothing to do.
 LONGEST = (

@@ -63,7 +63,8 @@ class Machine:
 
     tp_degree: int = 1
     is_neuron: bool = True
-    spmd: bool = False
+    process_group: str | None = "xla"
+    why_alone: str = ""
     reach: int = 1
 
     def world_size(self) -> int:
@@ -197,14 +198,19 @@ def test_a_state_that_somebody_else_made_is_kept(neuronx: Any, two_ranks: None) 
 def test_torchrun_on_xla_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UserError, match=r"WORLD_SIZE=2.*without torchrun, with tp_degree=2"):
-        distributed.initialise(Machine(is_neuron=False))
+    from layerparity.run.backends._neuron.xla import XlaRuntime
+
+    alone = XlaRuntime(False, 1, False).why_alone
+    said = r"WORLD_SIZE=2, but .*collectives do nothing.*without torchrun, with tp_degree=2"
+    with pytest.raises(UserError, match=said):
+        distributed.initialise(Machine(is_neuron=False, why_alone=alone))
+    assert XlaRuntime(True, 2, False).why_alone == ""
 
 
 def test_spmd_is_one_process_without_a_group() -> None:
     import torch.distributed as dist
 
-    granted = distributed.initialise(Machine(tp_degree=4, is_neuron=False, spmd=True))
+    granted = distributed.initialise(Machine(tp_degree=4, is_neuron=False, process_group=None))
     assert (granted.world_size, granted.tp_degree) == (1, 4)
     assert not dist.is_initialized()
 

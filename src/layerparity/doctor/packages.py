@@ -96,7 +96,7 @@ def check_torch(config: Config) -> Iterator[Result]:
         needed = f"is not installed, and backend={config.backend.name} needs it"
         yield problem("torch_xla", needed, GET_XLA)
     else:
-        yield ok("torch_xla", "is not installed; only backend=neuron needs it", GET_XLA)
+        yield ok("torch_xla", "is not installed; only backend=neuron needs it, for XLA", GET_XLA)
 
 
 def _import_of_torch(version: str) -> Result:

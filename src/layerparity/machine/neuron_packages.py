@@ -19,34 +19,26 @@ _PARALLEL_STATE = "neuronx_distributed.parallel_layers.parallel_state"
 _FX = "transformers.utils.fx"
 
 
-class NativeFlavourError(UserError):
-    """torch_neuronx is of the native flavour, which this version does not run.
-
-    ``found`` says what is here, ``cure`` what to do about it.
-    """
-
-    cure = "install torch-neuronx 2.9 from AWS's own index, in an environment of its own."
-
-    def __init__(self, version: str) -> None:
-        self.found = (
-            f"torch_neuronx {version} is the native flavour, and this version runs the XLA flavour"
-        )
-        super().__init__(f"{self.found}: {self.cure}")
-
-
 def looks_real(name: str) -> bool:
     """Say, without importing it, whether a package is more than a file that raises."""
+    text = source_of(name)
+    if text is None:
+        return False
+    return not any(isinstance(statement, ast.Raise) for statement in ast.parse(text).body)
+
+
+def source_of(name: str) -> str | None:
+    """Return the text of a package's first file, which is not run; None where there is none."""
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
-        return False
-    body = ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
-    return not any(isinstance(statement, ast.Raise) for statement in body)
+        return None
+    return Path(spec.origin).read_text(encoding="utf-8")
 
 
 def torch_neuronx() -> ModuleType | None:
     """Import torch_neuronx's XLA flavour, or return None where it is absent or a placeholder.
 
-    Raises NativeFlavourError, a UserError, where it is the native flavour.
+    Raises UserError where it is the native flavour.
     """
     try:
         module = importlib.import_module("torch_neuronx")
@@ -54,7 +46,44 @@ def torch_neuronx() -> ModuleType | None:
         return None
     if callable(getattr(module, "trace", None)):
         return module
-    raise NativeFlavourError(getattr(module, "__version__", "?"))
+    raise UserError(
+        f"torch_neuronx {getattr(module, '__version__', '?')} is the native flavour, which has no "
+        "torch_neuronx.trace",
+        "use backend.runtime=native, or an environment with torch-neuronx 2.9 from AWS's own "
+        "index.",
+    )
+
+
+def native() -> ModuleType:
+    """Import torch_neuronx's native flavour: torch knows a device ``neuron`` afterwards.
+
+    Raises UserError where it does not import, is the XLA flavour, or brings no such device.
+    """
+    try:
+        module = importlib.import_module("torch_neuronx")
+    except (ImportError, OSError, RuntimeError) as error:
+        raise UserError(
+            f"torch_neuronx does not import ({str(error).splitlines()[0]})",
+            "install the native flavour that fits torch, from AWS's own index.",
+        ) from error
+    version = getattr(module, "__version__", "?")
+    if callable(getattr(module, "trace", None)):
+        raise UserError(
+            f"torch_neuronx {version} is the XLA flavour", "use backend.runtime=xla, or auto."
+        )
+    if not brings_device():
+        raise UserError(
+            f"torch_neuronx {version} imports, and torch knows no device 'neuron' afterwards",
+            "install the native flavour that fits torch, from AWS's own index.",
+        )
+    return module
+
+
+def brings_device() -> bool:
+    """Say whether torch's own slot for another device holds one that is called ``neuron``."""
+    import torch
+
+    return bool(torch._C._get_privateuse1_backend_name() == "neuron")
 
 
 class ParallelState:

@@ -130,8 +130,8 @@ def chosen_for(config: Config) -> dict[str, Any]:
     if config.tp_degree == 1 or keys["_target_"] != _WHOLE:
         return keys
     backend = registry.load("run.backends", config.backend.name)
-    # A backend that compiles shards in one process.
-    if not backend.abilities(config.backend).eager:
+    # Others split a model in one process.
+    if backend.abilities(config.backend).ranks is None:
         return keys
     if not keys.keys().isdisjoint(_RANKS):
         # Both at once is refused there.

@@ -7,7 +7,7 @@ A backend's file holds ``Settings`` (a dataclass for conf/backend), ``affinity()
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,22 @@ from layerparity.settings.config import RunKind
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+    from layerparity.settings.config import Config
+
+
+@dataclass(frozen=True)
+class RankDevices:
+    """What each rank of a model that is split over processes computes on.
+
+    ``device`` is torch's name of it and ``collectives`` torch.distributed's of what joins the
+    ranks; ``label`` is what a run says. ``count`` are there; None where any number can be.
+    """
+
+    device: str
+    collectives: str
+    label: str
+    count: int | None = None
 
 
 @dataclass(frozen=True)
@@ -31,7 +47,9 @@ class Abilities:
     its devices can be asked for, as of NVIDIA's. ``experts`` is the implementation of experts where
     none is asked for, ``libraries`` what it imports that takes seconds, and ``gpu_compiler`` the
     package that compiled stages need on a GPU. ``nxdi``: its devices are Neuron cores, over which
-    AWS's inference library lays a model; a plan pads and repeats as that library does.
+    AWS's inference library lays a model; a plan pads and repeats as that library does. ``ranks``
+    says what processes of transformers' own plan compute on, for tp_degree above 1; None where the
+    backend splits a model in one process, or not at all.
     """
 
     kind: RunKind = RunKind.candidate
@@ -44,6 +62,7 @@ class Abilities:
     libraries: tuple[str, ...] = ()
     gpu_compiler: str = ""
     nxdi: bool = False
+    ranks: Callable[[Config], RankDevices] | None = None
 
 
 @dataclass

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from layerparity.machine import nvidia
 from layerparity.machine.device import Affinity, keep_torch_xla_out
-from layerparity.run.backends.base import Abilities
+from layerparity.run.backends.base import Abilities, RankDevices
 from layerparity.settings.config import RunKind
 from layerparity.settings.key import key
 
@@ -49,7 +49,16 @@ def abilities(settings: Settings) -> Abilities:
         references=True,
         memory_known=True,
         gpu_compiler="triton" if settings.compile else "",
+        ranks=_ranks,
     )
+
+
+def _ranks(config: Config) -> RankDevices:
+    """Return the GPUs, joined by NCCL, or the CPU, joined by gloo, where there is none."""
+    cards = len(nvidia.gpu_names()) if config.device_map.strategy != "cpu" else 0
+    if cards:
+        return RankDevices("cuda", "nccl", "cuda", cards)
+    return RankDevices("cpu", "gloo", "cpu")
 
 
 def build(settings: Settings, config: Config) -> Backend:

@@ -1,4 +1,4 @@
-"""The neuron backend: XLA on AWS Neuron devices, or XLA:CPU as a stand-in that says so.
+"""The neuron backend: AWS Neuron devices by XLA or by torch itself, or a stand-in that says so.
 
 Nothing heavy is imported until `build`; the rooms behind it are in ``_neuron``.
 """
@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 
 from layerparity.ground.errors import UserError
 from layerparity.machine.device import Affinity
-from layerparity.machine.neuron import RuntimeChoice, detect
+from layerparity.machine.neuron import (
+    NATIVE_STAND_IN,
+    NEURON,
+    NeuronFit,
+    RuntimeChoice,
+    detect,
+    runtime_of,
+)
 from layerparity.run.backends._neuron.compiler_options import (
     AutoCast,
     Compilation,
@@ -18,7 +25,7 @@ from layerparity.run.backends._neuron.compiler_options import (
     CompilerOptions,
     ReuseCompiled,
 )
-from layerparity.run.backends.base import Abilities
+from layerparity.run.backends.base import Abilities, RankDevices
 from layerparity.settings.key import key
 
 if TYPE_CHECKING:
@@ -36,10 +43,10 @@ class Settings:
 
     name: str = "neuron"
     runtime: RuntimeChoice = key(
-        RuntimeChoice.auto, "how to reach the device: auto takes what is there"
+        RuntimeChoice.auto, "how to reach the device: torch_xla, or torch itself (native)"
     )
     compile: Compile = key(
-        Compile.lazy, "lazy; export to one graph a stage; trace: keep such graphs for other runs"
+        Compile.lazy, "lazy (native: eager); export to one graph a stage; trace: keep the graphs"
     )
     artefacts: str | None = key(
         None, "folder of compile=trace's graphs; null: one beside the runs that are kept"
@@ -61,28 +68,51 @@ def affinity() -> Affinity:
 
 
 def abilities(settings: Settings) -> Abilities:
-    """Return what XLA can do: it reads its flags and its number of devices once, as it starts."""
+    """Return what the runtime can do that the settings come to here.
+
+    XLA reads its flags and its number of devices once, as it starts. torch itself reads none.
+    """
+    choice = RuntimeChoice(settings.runtime)
+    if runtime_of(choice).is_native:
+        return Abilities(
+            eager=Compile(settings.compile) is Compile.lazy,
+            one_device=True,
+            experts="static",
+            libraries=("torch_neuronx",) if choice is not RuntimeChoice.native_cpu else (),
+            ranks=_ranks,
+        )
     return Abilities(
         settings_once=True,
         one_device=True,
         experts="static",
         libraries=("torch_xla",),
         # Who asks for the stand-in has this machine's XLA:CPU in mind, which splits evenly.
-        nxdi=RuntimeChoice(settings.runtime) is not RuntimeChoice.xla_cpu,
+        nxdi=choice is not RuntimeChoice.xla_cpu,
     )
 
 
 def build(settings: Settings, config: Config) -> Backend:
-    """Return the backend of a configuration, not yet opened; torch_xla is not yet imported.
+    """Return the backend of a configuration, not yet opened; AWS's packages are not yet imported.
 
-    Sets the variables that torch_xla reads when it is imported, so build comes before everything
-    that may import it. Raises UserError, saying what is missing and how to get it.
+    Sets the variables that they read when they are imported, so build comes before everything that
+    may import them. Raises UserError, saying what is missing and how to get it.
     """
+    machine, asked = _machine(settings), _asked(settings)
+    from layerparity.run.backends._neuron.backend import from_config
+
+    return from_config(config, machine, asked)
+
+
+def _machine(settings: Settings) -> NeuronFit:
+    """Return the machine that a choice gives here. Raises UserError where it gives none."""
     machine = detect(RuntimeChoice(settings.runtime))
     if machine.score == 0:
         raise UserError(machine.reason)
-    from layerparity.run.backends._neuron.backend import from_config
+    return machine
 
+
+def _asked(settings: Settings) -> Compilation:
+    """Return what the settings ask of compiling."""
     options = CompilerOptions(
         settings.compiler_args,
         settings.auto_cast,
@@ -90,11 +120,27 @@ def build(settings: Settings, config: Config) -> Backend:
         settings.target,
         settings.lnc,
     )
-    asked = Compilation(
+    return Compilation(
         Compile(settings.compile),
         settings.excess_precision,
         options,
         settings.artefacts,
         ReuseCompiled(settings.reuse_compiled),
     )
-    return from_config(config, machine, asked)
+
+
+def _ranks(config: Config) -> RankDevices:
+    """Return the logical cores, or the CPUs that stand in for them, of the native runtime.
+
+    Raises UserError where the settings make no sense, or nothing here can run them.
+    """
+    machine, asked = _machine(config.backend), _asked(config.backend)
+    asked.refuse_native()
+    if asked.mode is not Compile.lazy:
+        raise UserError(
+            f"backend.compile={asked.mode.value} runs unsharded",
+            "use tp_degree=1, or compile=lazy, which is eager here.",
+        )
+    if machine.runtime is RuntimeChoice.native:
+        return RankDevices("neuron", "neuron", NEURON)
+    return RankDevices("cpu", "gloo", NATIVE_STAND_IN)

@@ -1,11 +1,12 @@
-"""port=hf with tp_degree above 1 on backend=gpu: transformers' own plan, one process a rank."""
+"""port=hf with tp_degree above 1: transformers' own plan, one process a rank."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from layerparity.ground import registry
 from layerparity.ground.errors import UserError
-from layerparity.machine import nvidia
+from layerparity.run.backends.base import RankDevices
 from layerparity.run.ports._ranks import RanksPort, ranks_text
 from layerparity.run.ports.base import Assets
 from layerparity.settings.config import Config
@@ -33,26 +34,32 @@ class SplitPort(RanksPort):
     @classmethod
     def where(cls, config: Config) -> str:
         """Return the kind of device that each rank has one of."""
-        kind = "cuda" if _cards(config) else "cpu"
-        return f"{kind}, {ranks_text(config.tp_degree)}"
+        return f"{_devices(config).label}, {ranks_text(config.tp_degree)}"
 
     def __init__(self, assets: Assets, replay: bool = False) -> None:
         config = assets.config
-        cards = _cards(config)
-        if 0 < cards < config.tp_degree:
+        devices = _devices(config)
+        if devices.count is not None and devices.count < config.tp_degree:
             raise UserError(
-                f"tp_degree={config.tp_degree} wants as many GPUs, and there are {cards}",
+                f"tp_degree={config.tp_degree} wants as many GPUs, and there are {devices.count}",
                 "use fewer, or device_map=cpu.",
             )
+        able = registry.load("run.backends", config.backend.name).abilities(config.backend)
         implementations = {
             "attn_implementation": config.attn_implementation,
-            "experts_implementation": config.experts_implementation,
+            "experts_implementation": config.experts_implementation or able.experts,
         }
-        by_number = config.moe_ep_degree > 1
         super().__init__(
-            assets, cuda=cards > 0, implementations=implementations, by_number=by_number
+            assets,
+            device=devices.device,
+            collectives=devices.collectives,
+            implementations=implementations,
+            by_number=config.moe_ep_degree > 1,
         )
 
 
-def _cards(config: Config) -> int:
-    return len(nvidia.gpu_names()) if config.device_map.strategy != "cpu" else 0
+def _devices(config: Config) -> RankDevices:
+    """Return what ranks compute on; only a backend that has such ranks is asked."""
+    able = registry.load("run.backends", config.backend.name).abilities(config.backend)
+    devices: RankDevices = able.ranks(config)
+    return devices

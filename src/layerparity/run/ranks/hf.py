@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,9 @@ from layerparity.anatomy.site import Place
 from layerparity.anatomy.sizes import ModelSizes, sizes_of
 from layerparity.anatomy.split_plan import plan_of
 from layerparity.ground.errors import UserError
+from layerparity.machine import neuron_packages
 from layerparity.machine.device import Placed
+from layerparity.model import static_experts
 from layerparity.numbers.rank_parts import WHOLE, PartKind, RankShare
 from layerparity.run.backends._export import mapped
 from layerparity.run.backends.base import Backend
@@ -41,21 +44,28 @@ _HEADS = {
 class HfRank(RankSide):
     """Runs transformers' modules; `RankDevice` splits each block after its weights are loaded."""
 
-    environment: Mapping[str, str] = {"GLOO_SOCKET_IFNAME": "lo", "USE_TORCH_XLA": "0"}
+    # torch_neuronx is imported in each rank: what is there before a fork belongs to all of them.
+    environment: Mapping[str, str] = {
+        "GLOO_SOCKET_IFNAME": "lo",
+        "USE_TORCH_XLA": "0",
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+    }
 
     def __init__(
         self,
         assets: RankAssets,
         *,
-        cuda: bool,
+        device: str,
+        collectives: str,
         implementations: Mapping[str, Any],
         by_number: bool = False,
     ) -> None:
         super().__init__(assets)
-        device = f"cuda:{assets.rank}" if cuda else "cpu"
-        self.backend = RankDevice(
-            name="gpu", device=device, count=assets.count, by_number=by_number
-        )
+        self.collectives = collectives
+        # A rank on Neuron has one logical core, which its runtime picks by LOCAL_RANK.
+        where = f"{device}:{assets.rank}" if device == "cuda" else device
+        self.backend = RankDevice(name="gpu", device=where, count=assets.count, by_number=by_number)
+        static_experts.register()
         config = Config(dtype=DType(assets.dtype), feed=FeedMode.auto, **implementations)
         own = Assets(assets.checkpoint, assets.family, self.backend, config, assets.wanted)
         self.port = HfPort(own)
@@ -68,13 +78,17 @@ class HfRank(RankSide):
         import transformers.modeling_utils  # noqa: F401
 
     def start(self) -> dict[str, str]:
-        """Join the ranks through NCCL on GPUs, through gloo on the CPU."""
+        """Join the ranks: through NCCL on GPUs, gloo on the CPU, Neuron's own on its cores."""
         from torch.distributed.device_mesh import init_device_mesh
 
-        kind = torch.device(self.backend.device).type
+        kind, library = self.backend.device.partition(":")[0], self.collectives
         if kind == "cuda":
             torch.cuda.set_device(self.assets.rank)
-        library = "nccl" if kind == "cuda" else "gloo"
+        if kind == "neuron":
+            # As torchrun tells them, which Neuron's runtime goes by.
+            rank, count = str(self.assets.rank), str(self.assets.count)
+            os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=count, LOCAL_WORLD_SIZE=count)
+            neuron_packages.native()
         dist = torch.distributed
         store = dist.FileStore(self.assets.rendezvous, self.assets.count)
         dist.init_process_group(

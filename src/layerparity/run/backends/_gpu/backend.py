@@ -21,8 +21,9 @@ from layerparity.machine.max_memory import (
     size_text,
 )
 from layerparity.machine.memory import free_host_memory
+from layerparity.run.backends import _switches
 from layerparity.run.backends._export import mapped
-from layerparity.run.backends._gpu import compiling, numerics, offload
+from layerparity.run.backends._gpu import compiling, offload
 from layerparity.run.backends.base import Backend
 from layerparity.settings.config import RunKind
 
@@ -74,7 +75,7 @@ class GpuBackend(Backend):
     threads: int | None = None
     compiles: bool = False
     widens: bool = False
-    _switches: numerics.Switches | None = None
+    _before: _switches.Switches | None = None
     _memory: dict[int | str, int] = field(default_factory=dict)
     _device: dict[str, str] = field(default_factory=dict)
     _put: dict[str, StagePlace] = field(default_factory=dict)
@@ -84,15 +85,15 @@ class GpuBackend(Backend):
         self._measure()
         if self.compiles:
             compiling.require_tools(on_cuda=self._on_cuda)
-        if self._switches is None:
-            self._switches = numerics.set_exact(self.threads)
+        if self._before is None:
+            self._before = _switches.set_exact(self.threads)
 
     def close(self) -> None:
         """Remove offloaded weights and set torch's switches back."""
         self._release_all()
-        if self._switches is not None:
-            numerics.restore(self._switches)
-            self._switches = None
+        if self._before is not None:
+            _switches.restore(self._before)
+            self._before = None
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 
@@ -224,7 +225,7 @@ class GpuBackend(Backend):
     def numerics(self) -> dict[str, str]:
         """Return the switches that change numbers."""
         compiled = {"torch_compile": "inductor"} if self.compiles else {}
-        return numerics.described(self._on_cuda) | compiled
+        return _switches.described(self._on_cuda) | compiled
 
     def memory_table(self) -> list[gpus.DeviceMemory]:
         """Return one line for each device in use: modules put there, and its memory in bytes."""

@@ -1,4 +1,4 @@
-"""The backend of Neuron or its stand-in: a runtime and the distributed environment around it."""
+"""The backend of Neuron or a stand-in: a runtime and the distributed environment around it."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from layerparity.anatomy import split_plan
 from layerparity.anatomy.sizes import sizes_of
 from layerparity.ground import console
 from layerparity.ground.errors import UserError
-from layerparity.machine.device import Affinity, Placed
+from layerparity.machine.device import Placed, keep_torch_xla_out
 from layerparity.machine.max_memory import (
-    STAND_IN_COPIES,
     STREAM,
     reads_ahead,
     room_for_weights,
     stream_text,
 )
 from layerparity.machine.memory import free_host_memory
-from layerparity.machine.neuron import NEURON, STAND_IN
+from layerparity.machine.neuron import NEURON, NeuronFit
 from layerparity.model import static_experts
 from layerparity.run.backends._export import mapped
 from layerparity.run.backends._neuron import distributed
 from layerparity.run.backends._neuron.artefacts import ArtefactFolder
 from layerparity.run.backends._neuron.compiler_options import Compilation, Compile
+from layerparity.run.backends._neuron.native import NativeRuntime
 from layerparity.run.backends._neuron.runtime import Runtime
 from layerparity.run.backends._neuron.stage_graph import Graphs, StageGraph
 from layerparity.run.backends._neuron.xla import XlaRuntime
@@ -50,7 +50,7 @@ _ATTENTION = ("sdpa", "eager")
 _EXPERTS = (static_experts.NAME, "batched_mm", "eager")
 
 
-def from_config(config: Config, machine: Affinity, asked: Compilation) -> NeuronBackend:
+def from_config(config: Config, machine: NeuronFit, asked: Compilation) -> NeuronBackend:
     """Return the backend for a machine that `detect` found; see `neuron.build`."""
     for key in _GPU_ONLY:
         if getattr(config, key) is not None:
@@ -58,13 +58,25 @@ def from_config(config: Config, machine: Affinity, asked: Compilation) -> Neuron
     asked.options.arguments()
     streams = config.device_map.strategy == STREAM
     is_neuron = machine.device == NEURON
-    runtime = XlaRuntime(
-        is_neuron,
-        config.tp_degree,
-        asked.excess_precision,
-        asked.options,
-        config.moe_ep_degree,
-    )
+    runtime: Runtime
+    if machine.runtime.is_native:
+        asked.refuse_native()
+        if config.tp_degree > 1:
+            raise UserError(
+                f"tp_degree={config.tp_degree}: only port=hf is split over ranks on the native "
+                "runtime",
+                "use tp_degree=1, or port=hf.",
+            )
+        keep_torch_xla_out()
+        runtime = NativeRuntime(is_neuron, asked.options.lnc)
+    else:
+        runtime = XlaRuntime(
+            is_neuron,
+            config.tp_degree,
+            asked.excess_precision,
+            asked.options,
+            config.moe_ep_degree,
+        )
     runtime.prepare()
     static_experts.register()
     backend = NeuronBackend(
@@ -82,8 +94,8 @@ def from_config(config: Config, machine: Affinity, asked: Compilation) -> Neuron
         backend.artefacts = ArtefactFolder(folder, asked.reuse, backend.note)
     for name, value in () if is_neuron else asked.options.recorded().items():
         backend.warnings.append(
-            f"backend.{name}={value} is for Neuron's compiler: on XLA:CPU it is recorded and "
-            "changes nothing."
+            f"backend.{name}={value} is for Neuron: on {runtime.device_label.partition(',')[0]} it "
+            "is recorded and changes nothing."
         )
     return backend
 
@@ -117,7 +129,7 @@ class NeuronBackend(Backend):
             self._stack = stack.pop_all()
 
     def close(self) -> None:
-        """Tear the distributed environment down; XLA's device stays with the process."""
+        """Tear the distributed environment down; the device stays with the process."""
         if self._stack is not None:
             self._stack.close()
             self._stack = None
@@ -126,12 +138,12 @@ class NeuronBackend(Backend):
     @property
     def device_label(self) -> str:
         """``Neuron``, or a name that says that it is not."""
-        return NEURON if self.runtime.is_neuron else STAND_IN
+        return self.runtime.device_label
 
     @property
     def device_types(self) -> frozenset[str]:
-        """``xla``, on Neuron as on its stand-in."""
-        return frozenset({"xla"})
+        """Torch's name of the runtime's device."""
+        return frozenset({self.runtime.device_type})
 
     def check(self, model: nn.Module) -> None:
         """Refuse implementations that cannot compile, and models that cannot be sharded."""
@@ -161,9 +173,8 @@ class NeuronBackend(Backend):
             tensors = (*module.parameters(), *module.buffers())
             weights[stage] = sum(each.numel() * each.element_size() for each in tensors)
         if self.streams:
-            held = weights
-            if not self.runtime.is_neuron:
-                held = {stage: int(STAND_IN_COPIES * size) for stage, size in weights.items()}
+            copies = self.runtime.host_copies
+            held = {stage: int(copies * size) for stage, size in weights.items()}
             room = room_for_weights(free_host_memory())
             self.ahead = reads_ahead(held, room, again=self.again)
             self.warnings.append(stream_text(held, self.ahead, self.again))
@@ -203,7 +214,7 @@ class NeuronBackend(Backend):
         self.warnings.append(text)
 
     def counters(self) -> dict[str, Any]:
-        """Return ``compiles``, ``aten_fallbacks`` and ``aten_names`` since `open`."""
+        """Return what the runtime counted since `open`."""
         return self.runtime.counters()
 
     def facts(self) -> dict[str, str]:
@@ -228,12 +239,14 @@ class NeuronBackend(Backend):
 
     def numerics(self) -> dict[str, str]:
         """Return the flags that change numbers and how stages are compiled."""
-        return {**self.runtime.numerics(), "compile": self.mode.value}
+        return {**self.runtime.numerics(), "compile": self.runtime.compiled_by(self.mode)}
 
 
 def _refuse_unless(key: str, value: str | None, known: tuple[str, ...]) -> None:
     if value not in known:
-        raise UserError(f"{key}={value} does not compile on XLA", f"use one of {', '.join(known)}.")
+        raise UserError(
+            f"{key}={value} does not compile on Neuron", f"use one of {', '.join(known)}."
+        )
 
 
 # neuronx_distributed and its inference library both speak through the logger "Neuron".

@@ -24,8 +24,9 @@ _SPELLINGS = {
 class Compile(Enum):
     """conf/backend's ``compile``: how stages become graphs.
 
-    lazy: XLA's lazy tensors; export: one StableHLO graph a stage; trace: one graph a stage by the
-    device's own compiler, kept for other runs.
+    lazy: XLA's lazy tensors, and eager on the native runtime; export: one graph a stage, of
+    StableHLO or by torch.compile; trace: one graph a stage by the device's own compiler, kept for
+    other runs.
     """
 
     lazy = "lazy"
@@ -111,6 +112,26 @@ class Compilation:
     options: CompilerOptions
     artefacts: str | None
     reuse: ReuseCompiled
+
+    def refuse_native(self) -> None:
+        """Raise UserError, with the cure, for what the native runtime cannot be asked."""
+        if self.mode is Compile.trace:
+            raise UserError(
+                "backend.compile=trace keeps graphs, and the native runtime keeps its own",
+                "use backend.compile=export.",
+            )
+        asked = {
+            "excess_precision": self.excess_precision,
+            "artefacts": self.artefacts is not None,
+            "reuse_compiled": self.reuse is not ReuseCompiled.auto,
+            **{name: name != "lnc" for name in self.options.recorded()},
+        }
+        for name, given in asked.items():
+            if given:
+                raise UserError(
+                    f"backend.{name} is for the XLA runtime",
+                    "leave it out with the native one (backend.runtime).",
+                )
 
 
 def cpu_flags(excess_precision: bool) -> dict[str, str]:

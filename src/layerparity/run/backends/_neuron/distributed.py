@@ -63,13 +63,17 @@ def initialise(runtime: Runtime) -> Grant:
         _current.holders += 1
         return _current.granted
     rank, world_size = ranks(os.environ)
-    _refuse_silent_collectives(runtime, world_size)
+    if world_size > 1 and runtime.why_alone:
+        raise UserError(
+            f"WORLD_SIZE={world_size}, but {runtime.why_alone}",
+            f"start without torchrun, with tp_degree={world_size}.",
+        )
     environment = _Environment(runtime.tp_degree, Grant(rank, world_size, 1))
     environment.variables = [name for name in _DEFAULTS if name not in os.environ]
     try:
         os.environ.update({name: _DEFAULTS[name] for name in environment.variables})
-        if not runtime.spmd:
-            _join(environment)
+        if runtime.process_group is not None:
+            _join(environment, runtime.process_group)
         environment.granted = Grant(rank, world_size, _degree(runtime, environment))
     except BaseException:
         _undo(environment)
@@ -91,7 +95,7 @@ def teardown() -> None:
 
 def check_collectives(runtime: Runtime) -> None:
     """Refuse, once the device is taken, a world in which device collectives do nothing."""
-    if _current is None or runtime.spmd:
+    if _current is None or runtime.process_group is None:
         return
     reach, world_size = runtime.world_size(), _current.granted.world_size
     if reach != world_size:
@@ -119,17 +123,7 @@ def ranks(environment: Mapping[str, str]) -> tuple[int, int]:
     return rank, world_size
 
 
-def _refuse_silent_collectives(runtime: Runtime, world_size: int) -> None:
-    if world_size > 1 and not runtime.is_neuron:
-        raise UserError(
-            f"WORLD_SIZE={world_size}, but between processes XLA:CPU's collectives do nothing and "
-            f"numbers would be wrong",
-            f"start without torchrun, with tp_degree={world_size}, which "
-            "shards within one process.",
-        )
-
-
-def _join(environment: _Environment) -> None:
+def _join(environment: _Environment, group: str) -> None:
     """Join the process group, or adopt the one somebody else made."""
     import torch.distributed as dist
 
@@ -146,12 +140,13 @@ def _join(environment: _Environment) -> None:
     store = dist.HashStore() if world_size == 1 else None
     try:
         dist.init_process_group(
-            "xla", store=store, rank=rank, world_size=world_size, timeout=_PATIENCE
+            group, store=store, rank=rank, world_size=world_size, timeout=_PATIENCE
         )
     except (RuntimeError, ValueError, KeyError) as error:
-        if "xla" in str(error).lower() and isinstance(error, KeyError | ValueError):
+        if group in str(error).lower() and isinstance(error, KeyError | ValueError):
             raise UserError(
-                "torch.distributed has no 'xla' backend", "install the torch_xla that fits torch."
+                f"torch.distributed has no '{group}' backend",
+                "install the packages that fit torch.",
             ) from error
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise UserError(
@@ -165,7 +160,7 @@ def _join(environment: _Environment) -> None:
 def _degree(runtime: Runtime, environment: _Environment) -> int:
     """Return the degree granted. neuronx_distributed lowers it to the world size, silently."""
     asked = runtime.tp_degree
-    if runtime.spmd:
+    if runtime.process_group is None:
         return asked
     state = neuron_packages.parallel_state() if runtime.is_neuron else None
     if state is not None and not state.ready:

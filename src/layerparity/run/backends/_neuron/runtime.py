@@ -1,7 +1,8 @@
 """What the neuron backend needs of a machine: a runtime.
 
-The XLA flavour is `xla.XlaRuntime`, on Neuron devices or on XLA:CPU as a stand-in. Another flavour
-is one more file with one more subclass.
+`xla.XlaRuntime` reaches it by torch_xla, on Neuron devices or on XLA:CPU as a stand-in;
+`native.NativeRuntime` by torch's own device ``neuron``, or on torch's CPU device as a stand-in.
+tests/test_runtime_contract.py holds both to what is said here.
 """
 
 from __future__ import annotations
@@ -16,30 +17,54 @@ if TYPE_CHECKING:
     from torch import nn
 
     from layerparity.run.backends._neuron.artefacts import GraphCompiler
+    from layerparity.run.backends._neuron.compiler_options import Compile
 
 
 class Runtime(ABC):
-    """One way to run tensors on Neuron, or on what stands in for it."""
+    """One way to run tensors on Neuron, or on what stands in for it.
+
+    ``host_copies`` is how often the host holds weights that are on their way to the device.
+    """
 
     tp_degree: int = 1
     moe_ep_degree: int = 1
     is_neuron: bool = False
+    host_copies: float = 1
 
     @property
     @abstractmethod
-    def spmd(self) -> bool:
-        """Whether one process drives all shards, so that there are no ranks."""
+    def device_label(self) -> str:
+        """``Neuron``, or a name that says that it is not."""
+
+    @property
+    @abstractmethod
+    def device_type(self) -> str:
+        """Torch's name of what tensors are on: ``xla``, ``neuron``, or the stand-in's."""
+
+    @property
+    def process_group(self) -> str | None:
+        """Torch.distributed's name of what joins this process to ranks; None where nothing has to.
+
+        Neuron's own modules refuse to be built without, even in a single process.
+        """
+        return None
+
+    @property
+    def why_alone(self) -> str:
+        """Why the process cannot be one of a launcher's ranks; empty where it can."""
+        return ""
 
     @abstractmethod
     def prepare(self) -> None:
-        """Set environment variables, before anybody imports the runtime's packages."""
+        """Set what is read once, such as variables, before the runtime's packages are imported."""
 
-    def restore(self) -> None:  # noqa: B027
-        """Set the environment variables back to what they were before `prepare`."""
+    @abstractmethod
+    def restore(self) -> None:
+        """Set all of it back to what it was before `prepare`."""
 
     @abstractmethod
     def load(self) -> None:
-        """Import the packages and make torch.distributed's ``xla`` backend known."""
+        """Import the packages, which makes `process_group` known. Raises UserError if it cannot."""
 
     @abstractmethod
     def start(self) -> None:
@@ -65,18 +90,26 @@ class Runtime(ABC):
 
     @abstractmethod
     def sync(self) -> None:
-        """Compile and launch everything that is pending."""
+        """Launch everything that is pending, and wait until it is done."""
 
     @abstractmethod
     def graph_compiler(self, work: Path | None) -> GraphCompiler:
         """Return what compiles whole stages; one that is asked with a folder may work there.
 
-        With a folder it is the device's own compiler, without one StableHLO's.
+        With a folder it is one whose graphs can be kept there.
         """
 
     @abstractmethod
+    def compiled_by(self, mode: Compile) -> str:
+        """Return what compiles stages in a mode, for the fingerprint."""
+
+    @abstractmethod
     def counters(self) -> dict[str, Any]:
-        """Return ``compiles``, ``aten_fallbacks`` (how many) and ``aten_names`` since `start`."""
+        """Return ``compiles`` since `start`.
+
+        Where the runtime tells them, ``aten_fallbacks`` (how many) and ``aten_names`` as well: the
+        operations that ran on the host.
+        """
 
     @abstractmethod
     def facts(self) -> dict[str, str]:

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from layerparity.ground.errors import UserError
 from layerparity.machine import neuron_packages
-from layerparity.machine.neuron import GET_XLA
+from layerparity.machine.max_memory import STAND_IN_COPIES
+from layerparity.machine.neuron import GET_XLA, NEURON, STAND_IN
 from layerparity.run.backends._neuron.compiler_options import (
     CC_FLAGS,
     LNC_VARIABLE,
+    Compile,
     CompilerOptions,
     cpu_flags,
     with_flags,
@@ -68,6 +70,7 @@ class XlaRuntime(Runtime):
         self.is_neuron = is_neuron
         self.options = options or CompilerOptions()
         self.tp_degree, self.moe_ep_degree = tp_degree, moe_ep_degree
+        self.host_copies = 1 if is_neuron else STAND_IN_COPIES
         self.excess_precision = excess_precision
         self._device: torch.device | None = None
         self._mesh: Any = None
@@ -79,6 +82,28 @@ class XlaRuntime(Runtime):
     def spmd(self) -> bool:
         """Whether one process drives all shards: tensor parallelism on XLA:CPU."""
         return self.tp_degree > 1 and not self.is_neuron
+
+    @property
+    def device_label(self) -> str:
+        """``Neuron``, or ``XLA:CPU, not Neuron``."""
+        return NEURON if self.is_neuron else STAND_IN
+
+    @property
+    def device_type(self) -> str:
+        """``xla``, on Neuron as on its stand-in."""
+        return "xla"
+
+    @property
+    def process_group(self) -> str | None:
+        """torch_xla's own, which modules of neuronx_distributed want; none where there is SPMD."""
+        return None if self.spmd else "xla"
+
+    @property
+    def why_alone(self) -> str:
+        """What XLA:CPU's collectives do."""
+        if self.is_neuron:
+            return ""
+        return "between processes XLA:CPU's collectives do nothing and numbers would be wrong"
 
     def prepare(self) -> None:
         """Set PJRT_DEVICE, XLA_FLAGS and CPU_NUM_DEVICES.
@@ -186,6 +211,10 @@ class XlaRuntime(Runtime):
         from layerparity.run.backends._neuron.stablehlo import StableHloCompiler
 
         return StableHloCompiler(self.numerics(), self._keep_counters)
+
+    def compiled_by(self, mode: Compile) -> str:
+        """Return the mode's own name."""
+        return mode.value
 
     def counters(self) -> dict[str, Any]:
         """Return torch_xla's compiles and ``aten::`` fallbacks since `start`."""

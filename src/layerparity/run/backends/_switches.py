@@ -1,4 +1,4 @@
-"""Set the switches of torch that change numbers for a run, and set them back after it."""
+"""Set the switches of torch that change eager numbers for a run, and set them back after it."""
 
 from __future__ import annotations
 

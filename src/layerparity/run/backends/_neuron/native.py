@@ -1,0 +1,160 @@
+"""The native flavour: torch's own device ``neuron``, or torch's CPU device as a stand-in.
+
+Modules run eagerly, operation by operation, as on any device of torch; nothing here imports
+torch_xla. What AWS documents is used and no more, for none of it has run on hardware: the device
+and its ``synchronize``, the process group ``neuron``, ``torch.compile(backend="neuron")``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from layerparity.machine import neuron_packages
+from layerparity.machine.neuron import NATIVE_STAND_IN, NEURON
+from layerparity.run.backends import _switches
+from layerparity.run.backends._neuron.compiler_options import CC_FLAGS, LNC_VARIABLE, Compile
+from layerparity.run.backends._neuron.runtime import Runtime
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from layerparity.run.backends._neuron.artefacts import GraphCompiler
+
+# The stand-in's compiler runs all of torch.compile but the part that makes machine code.
+COMPILERS = {"neuron": "neuron", "cpu": "aot_eager"}
+# What changes numbers on the device, where the environment has it.
+_NUMERIC_VARIABLES = (
+    CC_FLAGS,
+    LNC_VARIABLE,
+    "NEURON_RT_STOCHASTIC_ROUNDING_EN",
+    "TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION",
+)
+
+
+class NativeRuntime(Runtime):
+    """Torch's eager tensors on one device.
+
+    It takes no part in a process group: several ranks are processes of their own
+    (`layerparity.run.ranks.hf`), and transformers' modules ask for none.
+    """
+
+    def __init__(self, is_neuron: bool, lnc: int | None = None) -> None:
+        self.is_neuron = is_neuron
+        self.lnc = lnc
+        self._before: tuple[_switches.Switches, str | None] | None = None
+        self._started: int | None = None
+
+    @property
+    def device_label(self) -> str:
+        """``Neuron``, or ``torch's CPU device, not Neuron``."""
+        return NEURON if self.is_neuron else NATIVE_STAND_IN
+
+    @property
+    def device_type(self) -> str:
+        """``neuron``, or ``cpu`` for the stand-in."""
+        return "neuron" if self.is_neuron else "cpu"
+
+    @property
+    def why_alone(self) -> str:
+        """Who starts ranks here."""
+        return "the native runtime starts its ranks itself"
+
+    def prepare(self) -> None:
+        """Forbid what torch may round away, and ask Neuron's runtime for the cores of ``lnc``."""
+        self._before = _switches.set_exact(None), os.environ.get(LNC_VARIABLE)
+        if self.lnc is not None and self.is_neuron:
+            os.environ[LNC_VARIABLE] = str(self.lnc)
+
+    def restore(self) -> None:
+        """Set torch's switches and the variable back."""
+        if self._before is None:
+            return
+        switches, lnc = self._before
+        _switches.restore(switches)
+        os.environ.pop(LNC_VARIABLE, None)
+        if lnc is not None:
+            os.environ[LNC_VARIABLE] = lnc
+        self._before = None
+
+    def load(self) -> None:
+        """Import torch_neuronx on Neuron. Raises UserError where it brings no device."""
+        if self.is_neuron:
+            neuron_packages.native()
+
+    def start(self) -> None:
+        """Remember where the counters stand; the first tensor takes the device."""
+        self._started = _graphs()
+
+    def world_size(self) -> int:
+        """Return 1: this process is in no group."""
+        return 1
+
+    def move(
+        self, module: nn.Module, shards: Mapping[str, int], experts: Collection[str] = ()
+    ) -> None:
+        """Move a module to the device in place; nothing is split within a process."""
+        assert not shards, "ranks split what they hold by themselves"
+        module.to(self.device_type)
+
+    def send(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor, of any shape and dtype, on the device.
+
+        The stand-in gets memory of its own, as a device has: what writes there is not seen here.
+        """
+        return tensor.to(self.device_type, copy=not self.is_neuron)
+
+    def sync(self) -> None:
+        """Wait until the device has done what it was given; the CPU always has."""
+        if self.is_neuron:
+            import torch
+
+            torch.neuron.synchronize()  # type: ignore[attr-defined]
+
+    def graph_compiler(self, work: Path | None) -> GraphCompiler:
+        """Return ``torch.compile`` by the device's own backend."""
+        from layerparity.run.backends._neuron.native_graph import NativeCompiler
+
+        return NativeCompiler(COMPILERS[self.device_type], self.numerics())
+
+    def compiled_by(self, mode: Compile) -> str:
+        """Return ``eager``, or torch.compile with its backend."""
+        if mode is Compile.lazy:
+            return "eager"
+        return f"torch.compile {COMPILERS[self.device_type]}"
+
+    def counters(self) -> dict[str, Any]:
+        """Return the graphs that torch.compile made since `start`.
+
+        Which operations Neuron left to the CPU is not told: no documented call says it.
+        """
+        return {"compiles": 0 if self._started is None else _graphs() - self._started}
+
+    def facts(self) -> dict[str, str]:
+        """Return the package's version, the device, and what was compiled."""
+        if self._started is None:
+            return {}
+        return {
+            **neuron_packages.versions(),
+            "native_device": self.device_type,
+            "compiles": str(self.counters()["compiles"]),
+        }
+
+    def numerics(self) -> dict[str, str]:
+        """Return torch's switches, and on Neuron the variables that change numbers."""
+        found: dict[str, str | None] = {}
+        if self.is_neuron:
+            found = {name: os.environ.get(name) for name in _NUMERIC_VARIABLES}
+            found |= {LNC_VARIABLE: str(self.lnc)} if self.lnc is not None else {}
+        given = {name: value for name, value in found.items() if value is not None}
+        return {"runtime": "native", **_switches.described(on_cuda=False), **given}
+
+
+def _graphs() -> int:
+    """Return how many graphs torch.compile has made in this process."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
