@@ -55,6 +55,14 @@ def test_the_rank_that_most_disagree_with_is_the_odd_one() -> None:
     assert first.ranks == (0,)
 
 
+def test_of_ranks_that_all_differ_none_is_believed() -> None:
+    """Terms of a sum that nobody made: that many differ from the first makes no side of them."""
+    parts = [WHOLE_TENSOR * each for each in (1, 2, 3, 4)]
+    assert merge(parts, [WHOLE] * 4).ranks == (0, 1, 2, 3)
+    two = [WHOLE_TENSOR, WHOLE_TENSOR * 2, WHOLE_TENSOR * 3, WHOLE_TENSOR * 2]
+    assert merge(two, [WHOLE] * 4).ranks == (0, 2)
+
+
 def test_of_two_that_disagree_neither_is_believed() -> None:
     assert merge([WHOLE_TENSOR, WHOLE_TENSOR + 1], [WHOLE] * 2).ranks == (0, 1)
 

@@ -184,7 +184,8 @@ def prints_of(
         stored = assets.checkpoint.value(name, dtype)
         covered = torch.zeros(stored.shape, dtype=torch.bool)
         whole = torch.where(covered, stored, torch.zeros((), dtype=dtype))
-        for _, tensors in reversed(own):
+        # Of replicas the first that is wrong is shown: one that is right would hide it.
+        for _, tensors in sorted(reversed(own), key=lambda each: each[0]["differs"]):
             mask = tensors[f"mask {name}"]
             values = tensors.get(f"value {name}", stored)
             covered |= mask
