@@ -185,7 +185,8 @@ def prints_of(
         covered = torch.zeros(stored.shape, dtype=torch.bool)
         whole = torch.where(covered, stored, torch.zeros((), dtype=dtype))
         # Of replicas the first that is wrong is shown: one that is right would hide it.
-        for _, tensors in sorted(reversed(own), key=lambda each: each[0]["differs"]):
+        odd = [each for each in own if each[0]["differs"]]
+        for _, tensors in (*(each for each in own if not each[0]["differs"]), *reversed(odd)):
             mask = tensors[f"mask {name}"]
             values = tensors.get(f"value {name}", stored)
             covered |= mask
