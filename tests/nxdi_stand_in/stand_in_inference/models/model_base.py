@@ -29,6 +29,7 @@ class NeuronBaseModel(nn.Module):
         self.layers = nn.ModuleList(blocks)
         self.norm = RMSNorm(size, config.rms_norm_eps)
         self.lm_head = ColumnParallelLinear(size, config.vocab_size, bias=False, dtype=dtype)
+        self.lm_head.everybody_is_rank_0 = neuron.mistake == "head_of_rank_0"
         self.kv_mgr = KVCacheManager(config)
 
     def create_attn_mask(

@@ -16,19 +16,26 @@ from torch.nn import functional
 
 
 class Router(nn.Module):
-    """Chooses experts by the sigmoid of their logits plus a bias, which weighs nothing."""
+    """Chooses experts by the sigmoid of their logits plus a bias, which weighs nothing.
 
-    def __init__(self, config: Any) -> None:
+    ``by_softmax`` it has no bias.
+    """
+
+    def __init__(self, config: Any, count: int, by_softmax: bool) -> None:
         super().__init__()
-        count = config.num_local_experts
+        self.by_softmax = by_softmax
         self.top_k = config.num_experts_per_tok
         self.linear_router = nn.Linear(config.hidden_size, count, bias=False)
-        self.e_score_correction_bias = nn.Parameter(torch.zeros(count), requires_grad=False)
+        if not by_softmax:
+            self.e_score_correction_bias = nn.Parameter(torch.zeros(count), requires_grad=False)
 
     def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return logits and scores [token, expert], and the chosen experts [token, k]."""
         weight = self.linear_router.weight.float()
         logits = functional.linear(hidden_states.float(), weight)
+        if self.by_softmax:
+            shares = logits.softmax(-1)
+            return logits, shares, shares.topk(self.top_k, -1).indices
         scores = logits.sigmoid()
         biased = scores + self.e_score_correction_bias.float()
         return logits, scores, biased.topk(self.top_k, -1).indices
@@ -48,17 +55,12 @@ class GatedProjections(nn.Module):
 class ExpertMLPs(nn.Module):
     """All experts' outputs for all tokens, weighed: this rank's term of the sum."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, count: int, width: int) -> None:
         super().__init__()
         neuron = config.neuron_config
         self.shifted = neuron.mistake == "experts_shifted"
         self.normalize = neuron.normalize_top_k_affinities
-        self.mlp_op = GatedProjections(
-            config.num_local_experts,
-            config.hidden_size,
-            config.intermediate_size,
-            neuron.torch_dtype,
-        )
+        self.mlp_op = GatedProjections(count, config.hidden_size, width, neuron.torch_dtype)
 
     def get_expert_affinities_masked(
         self, expert_affinities: torch.Tensor, expert_index: torch.Tensor
@@ -88,9 +90,10 @@ class ExpertMLPs(nn.Module):
 class MoE(nn.Module):
     """A router and its experts; what the ranks' experts give is added up at the end."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, count: int, width: int, by_softmax: bool = False) -> None:
         super().__init__()
-        self.router, self.expert_mlps = Router(config), ExpertMLPs(config)
+        self.router = Router(config, count, by_softmax)
+        self.expert_mlps = ExpertMLPs(config, count, width)
 
     def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor]:
         """Return the sum over the experts, [batch, token, channel]."""
