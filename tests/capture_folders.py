@@ -15,11 +15,18 @@ from chained_dump import PROMPT, TINY
 from test_port_hf import EVERYTHING, HostBackend
 
 from layerparity.anatomy.family import family_of
+from layerparity.anatomy.shards import spans
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.porting import Assets, Call
 from layerparity.settings.config import Config, DType
 
-FAULTS = ("norm per rank", "no reduction", "experts of another rank")
+FAULTS = (
+    "norm per rank",
+    "no reduction",
+    "experts of another rank",
+    "kv heads tiled",
+    "norm sliced",
+)
 Parts = list[torch.Tensor]
 Seen = Callable[[str, Parts], None]
 
@@ -69,7 +76,13 @@ class Ranks:
         attended = self._attention(block, normed, w, see)
         see(f"{block}.self_attn.o_proj.outputs", attended)
         states = [x + y for x, y in zip(states, attended, strict=True)]
-        normed = [self.port._norm(x, w["post_attention_layernorm.weight"]) for x in states]
+        scales = [w["post_attention_layernorm.weight"]] * self.tp
+        if self._wrong("norm sliced", block):
+            # Rank 1 has its slice of what every rank holds whole; the rest was never loaded.
+            first, end = spans(len(scales[1]), self.tp)[1]
+            scales[1] = torch.ones_like(scales[0])
+            scales[1][first:end] = scales[0][first:end]
+        normed = [self.port._norm(x, g) for x, g in zip(states, scales, strict=True)]
         experts = self._reduced(self._experts(block, normed, w, see))
         see(f"{block}.block_sparse_moe_output", experts)
         return [x + y for x, y in zip(states, experts, strict=True)]
@@ -81,7 +94,9 @@ class Ranks:
         for each in "qkv":
             rows = w[f"self_attn.{each}_proj.weight"]
             slices = rows.chunk(self.tp if each == "q" else min(kv, self.tp), 0)
-            own = [slices[r if each == "q" else r // copies] for r in range(self.tp)]
+            tiled = self._wrong("kv heads tiled", block)
+            held = [r % kv if tiled else r // copies for r in range(self.tp)]
+            own = [slices[r if each == "q" else held[r]] for r in range(self.tp)]
             parts[each] = [x @ s.T for x, s in zip(normed, own, strict=True)]
             see(f"{block}.self_attn.qkv_proj.{each}_proj_output", parts[each])
         for each, repeats in (("q", 1), ("k", copies)):

@@ -70,7 +70,7 @@ def test_a_clean_capture_passes_in_the_prefill_and_in_each_step(
 @pytest.mark.parametrize(
     ("fault", "tp", "where", "ranks"),
     [
-        ("norm per rank", 2, "layers.2.self_attn.q_norm", ()),
+        ("norm per rank", 2, "layers.2.self_attn.q_norm", (0, 1)),
         ("experts of another rank", 4, "layers.2.mlp", ()),
         ("no reduction", 4, "layers.2.self_attn:out", (1, 2, 3)),
     ],

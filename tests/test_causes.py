@@ -221,6 +221,7 @@ ON_TENSORS = {
     "embedding_of_rank_0",
     "expert_biases",
     "first_experts_always",
+    "head_of_rank_0",
     "position_frozen_in_graph",
     "rope_scaling_left_out",
     "sinks_missing_in_window",

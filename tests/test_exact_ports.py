@@ -163,6 +163,28 @@ def test_ids_past_rank_0_s_part_give_zeros_and_the_others_sums() -> None:
     assert "embedding_of_rank_0" not in embedded(ranks(4))
 
 
+LOGITS = drawn(TOKENS, 20)
+
+
+def headed(candidate: torch.Tensor, degree: int = 1) -> list[str]:
+    sites = {f"{HEAD}:out": pair(LOGITS, candidate)}
+    facts = {"vocab_size": "20", "tp_degree": str(degree)}
+    return shown(Evidence(HEAD, site=Site(HEAD, "out"), facts=facts, values=sites.get))
+
+
+def test_logits_of_rank_0_s_part_stand_at_every_other_rank_s() -> None:
+    for count in (2, 4, 5):
+        first = LOGITS[:, : 20 // count]
+        assert headed(first.repeat(1, count), count) == ["head_of_rank_0"]
+        assert headed(first.repeat(1, count)) == ["head_of_rank_0"]
+    # The last share is shorter where ranks do not divide the vocabulary.
+    assert headed(LOGITS[:, :7].repeat(1, 3)[:, :20]) == ["head_of_rank_0"]
+    # Another rank's part is not the first one's, and one rank that is wrong is not all.
+    assert headed(LOGITS[:, 10:].repeat(1, 2)) == []
+    one = torch.cat([LOGITS[:, :5], LOGITS[:, :5], LOGITS[:, 10:]], -1)
+    assert "head_of_rank_0" not in headed(one)
+
+
 @pytest.mark.parametrize(
     ("golden", "own", "said"), [(20, 32, True), (32, 20, False), (32, 40, False)]
 )

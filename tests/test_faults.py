@@ -50,7 +50,11 @@ GPT_OSS_ALONE = {
     "sinks_missing_in_window",
     "swiglu_bias_dropped",
 }
-OUTSIDE = {"embedding_of_rank_0": EMBEDDING, "vocabulary_padding_unmasked": HEAD}
+OUTSIDE = {
+    "embedding_of_rank_0": EMBEDDING,
+    "head_of_rank_0": HEAD,
+    "vocabulary_padding_unmasked": HEAD,
+}
 IN_BLOCKS = sorted(set(catalogue()) - OUTSIDE.keys())
 
 Made = Callable[[str], Path]

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from test_exact import GIVEN, RIGHT, TOKENS, WEIGHT, drawn, norm, pair, seen, shown
+from test_exact import FACTS, GIVEN, HEADS, RIGHT, TOKENS, WEIGHT, drawn, norm, pair, seen, shown
 from test_replays import LAYER, SMALL, case, found, runner  # noqa: F401
 
-from layerparity.mistakes.catalogue import known_fault
+from layerparity.anatomy.shards import spans
+from layerparity.judge.ranks import makers_of, routed_to
+from layerparity.mistakes.catalogue import known_fault, suspected
 from layerparity.mistakes.fault import Fault, Surgery
-from layerparity.mistakes.norms import rms_normed
+from layerparity.mistakes.norms import normed_by_head, rms_normed
 from layerparity.mistakes.ranks import keep_slice, ranks_of, tilings
+from layerparity.mistakes.replayed import Replayed
+from layerparity.record.guilt import SHOWN, SIGNS, Cause
+from layerparity.record.ranks import Sharding
 from layerparity.record.verdict import Outcome
 from layerparity.selftest.corpus_runs import CorpusRunner
 
@@ -93,11 +99,66 @@ def test_logits_of_a_slice_of_the_experts_are_those_of_one_rank() -> None:
     assert routed(torch.where(at < 4, logits, 0.1 * drawn(TOKENS, 8))) == []
 
 
+def test_with_one_head_a_rank_a_norm_is_over_each_rank_s_heads_and_over_each_head() -> None:
+    """Four heads: over two ranks the two readings differ, over four they are one."""
+    seen_so = norm(normed_by_head(GIVEN, 1e-6, HEADS) * WEIGHT)
+    for degree in (1, 2, HEADS):
+        expected = "qk_norm_per_rank" if degree == HEADS else "qk_norm_per_head"
+        known = replace(seen_so, facts={**FACTS, "tp_degree": str(degree)})
+        (cause,) = (each for each in suspected(known) if each.shown)
+        assert cause.id == expected
+        assert ("with one head a rank both are the same" in cause.sentence) == (degree == HEADS)
+        assert cause.alike == (("qk_norm_per_head",) if degree == HEADS else ())
+
+
+def test_the_rank_is_named_to_whose_experts_all_wrong_tokens_went() -> None:
+    """Eight experts on four ranks, two a token: every other rank is refuted by a wrong token."""
+    chosen = torch.tensor([[a, b] for a in range(8) for b in range(8) if a != b])
+    right = drawn(len(chosen), 6)
+    held = Sharding.of("expert", (range(*span) for span in spans(8, 4)))
+    of_rank = (chosen // 2 == 1).any(1)
+
+    def named(wrong: torch.Tensor, chosen: torch.Tensor = chosen) -> set[int]:
+        size = len(chosen)
+        values = pair(
+            right[:size], torch.where(wrong[:size, None], 1.5 * right[:size], right[:size])
+        )
+        return routed_to(values, chosen, held)
+
+    assert named(of_rank) == {1}
+    # One of its two experts is enough; one wrong token that none of its experts had is too many.
+    assert named((chosen == 3).any(1)) == {1}
+    assert named(of_rank | (chosen == 7).any(1)) == set()
+    # Nothing is said where no token is right, where none is wrong, and of too few to tell.
+    assert named(torch.ones_like(of_rank)) == set()
+    assert named(torch.zeros_like(of_rank)) == set()
+    assert named(of_rank & (chosen // 2 == 3).any(1)) == set()
+
+
+def test_mistakes_shown_say_whose_they_are() -> None:
+    def made(*ranks: int | None, degree: int = 4) -> tuple[int, ...]:
+        faults = (Fault(str(rank), "", "", "", degree=degree, rank=rank) for rank in ranks)
+        return Replayed(tuple(faults)).ranks(4)
+
+    assert made(2) == (2,)
+    # Every rank makes it; two that give the same numbers leave it open, and so does another degree.
+    assert made(None) == (0, 1, 2, 3)
+    assert made(1, 2) == made(1, None) == made() == ()
+    assert made(1, degree=2) == made(None, degree=1) == ()
+    shown = Cause("o_proj_bias_per_rank", 1.0, "", grade=SHOWN)
+    assert makers_of([shown], 4) == (0, 1, 2, 3)
+    assert makers_of([replace(shown, grade=SIGNS)], 4) == makers_of([shown], 1) == ()
+    # One rank has its slice alone, and nothing says which.
+    assert makers_of([replace(shown, id="weight_sliced_per_rank")], 4) == ()
+
+
 def test_kv_heads_are_tiled_where_ranks_hold_them_so() -> None:
     # 8 query heads, 2 KV heads: over 4 ranks, each has 2 query heads; over 8, one.
     assert tilings(8, 2) == {(0, 1) * 4: 8, (0, 0, 1, 1) * 2: 4}
     # Padded to 64 for MiniMax-M2, ranks with zeros are skipped.
     assert tilings(48, 8)[tuple(range(6)) * 8] == 64
+    # A run's own degree is said before others that come to the same.
+    assert tilings(8, 2, 16)[(0, 1) * 4] == 16
     # Where each query head has keys of its own, none is repeated.
     assert tilings(4, 4) == {}
     assert 2 not in tilings(4, 2).values()

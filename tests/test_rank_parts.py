@@ -66,6 +66,14 @@ def test_the_rank_that_most_disagree_with_is_the_odd_one() -> None:
     assert first.ranks == (0,)
 
 
+def test_of_ranks_that_all_differ_none_is_believed() -> None:
+    """Terms of a sum that nobody made: that many differ from the first makes no side of them."""
+    parts = [GRID * each for each in (1, 2, 3, 4)]
+    assert merge(parts, [WHOLE] * 4).ranks == (0, 1, 2, 3)
+    two = [GRID, GRID * 2, GRID * 3, GRID * 2]
+    assert merge(two, [WHOLE] * 4).ranks == (0, 2)
+
+
 def test_of_two_that_disagree_neither_is_believed() -> None:
     assert merge([GRID, GRID + 1], [WHOLE] * 2).ranks == (0, 1)
 

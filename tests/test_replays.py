@@ -105,6 +105,8 @@ def case(shape: Shape, dtype: str, fault: Fault) -> Case:
         ("minimax_m2", "experts by width of rank 1 of 2"),
         ("minimax_m2", "experts_of_next_rank"),
         ("minimax_m2", "experts of rank 3 of 4"),
+        ("minimax_m2", "next width of rank 1 of 4"),
+        ("minimax_m2", "expert before of rank 1 of 4"),
         ("gemma2", "down_proj of rank 1 of 2"),
         ("gemma2", "scaling 1"),
     ],

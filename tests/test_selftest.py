@@ -60,6 +60,7 @@ def test_every_fault_has_cells_in_every_setting() -> None:
     outside = {cell.name: cell for cell in cells if cell.layer is None}
     assert {name: str(cell.place) for name, cell in outside.items()} == {
         "embedding_of_rank_0": "embed_tokens",
+        "head_of_rank_0": "lm_head",
         "vocabulary_padding_unmasked": "lm_head",
     }
     assert not any(cell.clean or "port.layers" in cell.keys for cell in outside.values())

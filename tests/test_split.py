@@ -158,13 +158,15 @@ def test_the_rank_whose_part_is_wrong_is_named(tmp_path: Path) -> None:
     assert verdict.guilty.degree == 4
 
 
-def test_no_rank_is_named_where_all_are_wrong_or_none_holds_a_part(tmp_path: Path) -> None:
+def test_all_ranks_are_named_where_each_is_wrong_and_none_where_none_holds_a_part(
+    tmp_path: Path,
+) -> None:
     even = channels((0, 2, 0), (2, 4, 1), (4, 6, 2), (6, 8, 3))
     everywhere = conclude(
         *sides(tmp_path / "a", torch.full((8,), 1.5), even), CalibratedTolerance()
     )
     assert everywhere.guilty is not None
-    assert everywhere.guilty.ranks == ()
+    assert everywhere.guilty.ranks == (0, 1, 2, 3)
     unsaid = conclude(
         *sides(tmp_path / "b", torch.full((8,), 1.5), RankRecord(4)), CalibratedTolerance()
     )

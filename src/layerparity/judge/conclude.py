@@ -23,7 +23,7 @@ from layerparity.judge.evidence import evidence_of
 from layerparity.judge.fingerprints import refuse_strangers, same_experiment
 from layerparity.judge.guilty import Judged, guilty_in, guilty_places
 from layerparity.judge.probes import probe_cautions
-from layerparity.judge.ranks import replica_metric, with_ranks
+from layerparity.judge.ranks import makers_of, replica_metric, with_ranks
 from layerparity.judge.routing import skip_ties
 from layerparity.judge.sides import RunSet, open_side
 from layerparity.judge.tolerances.base import Tolerance
@@ -222,7 +222,10 @@ def with_guilt(
         from layerparity.judge.replays import with_replays
 
         found = with_replays(found, guilty, (golden, candidate), verdict.blocks, replays)
-    causes = likeliest(found) if found is not None else ()
+    causes = likeliest(found) if found is not None else []
+    if found is not None and guilty is not None and not guilty.ranks:
+        makers = found.replayed.ranks(guilty.degree) or makers_of(causes, guilty.degree)
+        verdict = replace(verdict, guilty=replace(guilty, ranks=makers))
     # What does not fit is told where nothing does.
     tried = ruled_out(found) if found is not None and not causes else ()
     return replace(verdict, causes=tuple(causes), ruled_out=tried)

@@ -43,7 +43,7 @@ def evidence_of(
         token_errors=_by_local(verdict.token_errors, stage, step),
         profiles=_by_local(verdict.profiles, stage, step),
         findings=guilt.findings,
-        facts=_facts(verdict, golden),
+        facts={**_facts(verdict, golden), "tp_degree": str(guilt.degree)},
         tokens=_tokens(golden.sources[0], step[0]),
         weights_compared=not verdict.silent,
         tensors=frozenset(n for each in golden.sources for n in each.tensors_used(str(stage))),

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
+from layerparity.anatomy.shards import spans
 from layerparity.anatomy.site import Site
 from layerparity.judge.sides import RunSet
 from layerparity.judge.values import values_at
-from layerparity.record.guilt import Guilt
+from layerparity.mistakes.block import CHOICES, LOGITS
+from layerparity.mistakes.catalogue import catalogue, known_fault
+from layerparity.mistakes.values import ENOUGH
+from layerparity.record.guilt import Cause, Guilt
 from layerparity.record.ranks import Disagreement, RankRecord, Sharding
 from layerparity.record.verdict import REPLICAS
 
@@ -20,6 +24,8 @@ if TYPE_CHECKING:
 
 # A rank's part is wrong where its error is so many times the least of all ranks'.
 _TIMES = 5.0
+# What the ranks' experts add up to.
+_SUMS = ("mlp.experts:out", "mlp:out")
 
 
 def rank_records(side: RunSet, site: Site) -> list[RankRecord]:
@@ -50,8 +56,9 @@ def replica_metric(side: RunSet, site: Site) -> dict[str, float]:
 def with_ranks(guilt: Guilt, golden: RunSet, candidate: RunSet) -> Guilt:
     """Return a guilty place with the ranks that are at fault, where that can be told.
 
-    These are the ones whose weights are not the checkpoint's, whose replicas are odd, or whose part
-    of the site is wrong while other ranks' parts are right. All of them together are none.
+    These are the ones whose weights are not the checkpoint's, whose replicas are odd, whose part of
+    the site is wrong, or to whose experts every wrong token was routed. All of them are named where
+    each is wrong.
     """
     records = [each.ranks for each in candidate.manifests if each.ranks.degree > 1]
     if not records:
@@ -61,8 +68,16 @@ def with_ranks(guilt: Guilt, golden: RunSet, candidate: RunSet) -> Guilt:
     if guilt.site is not None and not named:
         apart = replicas_apart(candidate, guilt.site)
         named = set(apart.ranks) if apart is not None else _of_parts(guilt, golden, candidate)
-    everybody = len(named) == degree
-    return replace(guilt, ranks=() if everybody else tuple(sorted(named)), degree=degree)
+        named = named or _of_experts(guilt, golden, candidate, degree)
+    return replace(guilt, ranks=tuple(sorted(named)), degree=degree)
+
+
+def makers_of(causes: Sequence[Cause], degree: int) -> tuple[int, ...]:
+    """Return all of so many ranks where the first cause is shown and is a mistake that all make."""
+    shown = [each.id for each in causes[:1] if each.shown and each.id in catalogue()]
+    faults = (known_fault(each) for each in shown)
+    shared = any(fault.degree > 1 and fault.rank is None for fault in faults)
+    return tuple(range(degree)) if shared and degree > 1 else ()
 
 
 def _of_weights(guilt: Guilt, wrong: Mapping[str, tuple[int, ...]]) -> set[int]:
@@ -79,9 +94,15 @@ def _of_parts(guilt: Guilt, golden: RunSet, candidate: RunSet) -> set[int]:
         return set()
     axes = candidate.records[site].record.axes
     inside = [axis for axis in axes if axis not in ("batch", "token")]
-    if shardings[0].axis not in inside:
+    sharding = shardings[0]
+    if sharding.axis == "head" and inside == ["channel"]:
+        sharding = sharding.widened("channel", values.golden.shape[1])
+    if sharding.axis not in inside:
         return set()
-    errors = errors_by_rank(values, shardings[0], 1 + inside.index(shardings[0].axis))
+    errors = errors_by_rank(values, sharding, 1 + inside.index(sharding.axis))
+    if min(errors.values()) > values.limit:
+        # No rounding: none of them is right, whichever is off by most.
+        return set(errors)
     least = max(min(errors.values()), values.limit / _TIMES)
     return {rank for rank, error in errors.items() if error > _TIMES * least}
 
@@ -91,13 +112,51 @@ def errors_by_rank(values: Values, sharding: Sharding, dim: int) -> dict[int, fl
 
     A rank that holds nothing but padding has none.
     """
-    places: dict[int, list[int]] = {}
-    for start, stop, rank in sharding.shares:
-        places.setdefault(rank, []).extend(range(start, stop))
     errors = {}
-    for rank, own in places.items():
+    for rank, own in sharding.places().items():
         index = torch.tensor(own)
         right = values.golden.index_select(dim, index)
         apart = values.candidate.index_select(dim, index) - right
         errors[rank] = float(apart.norm()) / max(float(right.norm()), 1e-300)
     return errors
+
+
+def _of_experts(guilt: Guilt, golden: RunSet, candidate: RunSet, degree: int) -> set[int]:
+    """Return the rank to whose experts every wrong token was routed, at a sum over experts.
+
+    None where the tokens leave two ranks, or none is right. Who holds which experts is what the
+    run says, else each rank an equal number in a row.
+    """
+    assert guilt.site is not None
+    site = guilt.site
+    values = values_at(guilt, golden, candidate, site.local) if site.local in _SUMS else None
+    chosen = values_at(guilt, golden, golden, CHOICES)
+    scored = golden.records.get(site.beside(LOGITS))
+    if values is None or chosen is None or scored is None:
+        return set()
+    count = scored.record.shape[-1]
+    plain = str(Site(site.path, site.end))
+    said = (each.shardings.get(plain) for each in rank_records(candidate, site))
+    even = Sharding.of("expert", (range(*span) for span in spans(count, degree)))
+    held = next((each for each in said if each is not None and each.axis == "expert"), even)
+    return routed_to(values, chosen.golden, held)
+
+
+def routed_to(values: Values, chosen: torch.Tensor, held: Sharding) -> set[int]:
+    """Return the one rank to whose experts all wrong tokens were routed; nothing where open.
+
+    ``chosen`` are the experts of each token, [token, k]. Each other rank is refuted by a wrong
+    token that none of its experts had a part in.
+    """
+    off, size = (
+        (x.flatten(1).norm(dim=1)) for x in (values.candidate - values.golden, values.golden)
+    )
+    wrong = off > _TIMES * values.limit * size
+    if int(wrong.sum()) < ENOUGH or not bool((off <= values.limit * size).any()):
+        return set()
+    routes = {
+        rank: torch.isin(chosen.long(), torch.tensor(own)).any(1)
+        for rank, own in held.places().items()
+    }
+    fitting = [rank for rank, routed in routes.items() if bool(routed[wrong].all())]
+    return set(fitting) if len(fitting) == 1 else set()

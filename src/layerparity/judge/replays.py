@@ -14,6 +14,7 @@ import torch
 from layerparity.anatomy.block import Block
 from layerparity.anatomy.blocks import Blocks
 from layerparity.anatomy.site import Place, Site, overlap
+from layerparity.judge.ranks import replicas_apart
 from layerparity.judge.references import References, SiteReference
 from layerparity.judge.rows import by_token, has_tokens, real_tokens
 from layerparity.judge.sides import RunSet
@@ -158,7 +159,8 @@ def with_replays(
         elif not trial.drawn:
             tried.add(trial.fault.cause)
     refuted = tried - {fault.cause for fault in shown}
-    return replace(evidence, replayed=Replayed(tuple(shown), frozenset(refuted)))
+    own = [fault for fault in shown if fault.degree == guilt.degree > 1] or shown
+    return replace(evidence, replayed=Replayed(tuple(own), frozenset(refuted)))
 
 
 def _judge_of(
@@ -174,11 +176,16 @@ def _judge_of(
     if not isinstance(own.source, RunSource):
         return None
     references, sites = References(), {}
+    apart = replicas_apart(candidate, guilt.site) is not None
     for site, held in golden.records.items():
         if site.place.stage != guilt.place.stage or site.pass_step != guilt.site.pass_step:
             continue
         values = values_at(guilt, golden, candidate, site.local)
         if values is None or len(values.golden) < ENOUGH or site.local == ":in":
+            continue
+        both = (site.local, guilt.site.local)
+        if apart and blocks.block(guilt.layer, both).is_from(*both):
+            # Each rank went on with a replica of its own.
             continue
         chosen = not held.record.dtype.startswith(("float", "bfloat"))
         floor = None if chosen else _floor(site, golden, candidate, references)

@@ -126,7 +126,8 @@ class Fault:
     on the CPU. ``arguments`` returns what a faulty block is passed. ``never_loaded`` are the
     weights, by their path in the module, that keep what they were initialised with. ``says`` is
     the mistake as a sentence says it of one block, where that is not the ``story``. ``refines`` is
-    a cause that stored tensors show of it, and that says less.
+    a cause that stored tensors show of it, and that says less. A mistake of sharding is one of so
+    many ranks, the ``degree``; ``rank`` makes it alone, None where all of them do.
     """
 
     id: str
@@ -142,6 +143,8 @@ class Fault:
     stage: str = BLOCK
     says: str = ""
     refines: str = ""
+    degree: int = 1
+    rank: int | None = None
 
     @property
     def sentence(self) -> str:

@@ -13,6 +13,7 @@ from torch.nn.functional import linear
 from layerparity.anatomy.shards import Heads, spans
 from layerparity.mistakes.block import config_of, find
 from layerparity.mistakes.fault import Surgery
+from layerparity.mistakes.parts import halves
 
 DEGREES = (2, 4, 8, 16, 32, 64)
 # Of more ranks only the first is tried: a rank that is looked at alone is that one.
@@ -37,15 +38,16 @@ def heads_of(block: nn.Module) -> tuple[int, int]:
     return heads, int(getattr(config, "num_key_value_heads", 0) or heads)
 
 
-def tilings(heads: int, kv_heads: int) -> dict[tuple[int, ...], int]:
+def tilings(heads: int, kv_heads: int, own: int = 1) -> dict[tuple[int, ...], int]:
     """Return the KV head that each query head reads where KV heads are tiled, and over how many.
 
     Tiled, rank r holds KV head r mod their number; repeated, as it should be, it holds
-    r // (ranks / kv_heads). Of degrees that come to the same, the first is said.
+    r // (ranks / kv_heads). Of degrees that come to the same, the run's ``own`` is said, else the
+    first.
     """
     found: dict[tuple[int, ...], int] = {}
     usual = tuple(head // (heads // kv_heads) for head in range(heads))
-    for degree in (heads, *DEGREES):
+    for degree in (own, heads, *DEGREES):
         if kv_heads == heads or degree <= kv_heads or degree % kv_heads:
             continue
         shares = enumerate(Heads(heads, kv_heads, degree).shares())
@@ -131,6 +133,35 @@ def shift_experts(block: nn.Module, degree: int, rank: int) -> None:
         (first, end), (start, stop) = shares[rank], shares[(rank + 1) % degree]
         with torch.no_grad():
             weight[first:end] = weight[start:stop].clone()
+
+
+def shift_width(block: nn.Module, degree: int, rank: int) -> None:
+    """Give a rank's part of every expert's width the weights of the next rank's, in place."""
+    for view in _width_views(find(block, "mlp.experts")):
+        shares = spans(view.shape[-1], degree)
+        (first, end), (start, stop) = shares[rank], shares[(rank + 1) % degree]
+        with torch.no_grad():
+            view[..., first:end] = view[..., start:stop].clone()
+
+
+def turn_experts(block: nn.Module, degree: int, rank: int, by: int) -> None:
+    """Give a rank's part of every expert's width the weights ``by`` experts before, in place."""
+    for view in _width_views(find(block, "mlp.experts")):
+        first, end = spans(view.shape[-1], degree)[rank]
+        with torch.no_grad():
+            view[..., first:end] = view[..., first:end].roll(by, 0)
+
+
+def _width_views(experts: Any) -> Iterator[torch.Tensor]:
+    """Yield views [expert, ..., width] of the weights, gate and up each by itself."""
+    outputs = -1 if _is_transposed(experts) else -2
+    for name, value in experts.named_parameters(recurse=False):
+        if not name.startswith("down_proj"):
+            both = halves(experts, value.data, outputs if value.dim() == 3 else -1)
+            yield from (each.movedim(outputs, -1) if each.dim() == 3 else each for each in both)
+        elif value.dim() == 3:
+            # Its bias is that of the whole, which one rank adds.
+            yield value.data.movedim(-3 - outputs, -1)
 
 
 def replace(block: nn.Module, surgery: Surgery, path: str, forward: Any) -> None:

@@ -47,10 +47,25 @@ class Replays(Protocol):
 
 @dataclass(frozen=True)
 class Replayed:
-    """What replays came to: mistakes that give the candidate's numbers, and causes that do not."""
+    """What replays came to: mistakes that give the candidate's numbers, and causes that do not.
+
+    Of mistakes of sharding that give the same numbers, those of as many ranks as the candidate has
+    are the ones that it can make.
+    """
 
     shown: tuple[Fault, ...] = ()
     refuted: frozenset[str] = frozenset()
+
+    def ranks(self, degree: int) -> tuple[int, ...]:
+        """Return who of so many ranks makes each mistake shown: one, or all; none where open.
+
+        Of one rank, every other rank's was planted as well, and does not give these numbers.
+        """
+        shared = all(fault.degree == degree > 1 for fault in self.shown)
+        found = {fault.rank for fault in self.shown} if shared else set()
+        if found == {None}:
+            return tuple(range(degree))
+        return tuple(rank for rank in found if rank is not None and len(found) == 1)
 
     @property
     def causes(self) -> list[Cause]:

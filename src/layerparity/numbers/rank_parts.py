@@ -7,7 +7,6 @@ a part is of is its place in the sequence.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -131,8 +130,8 @@ def _agreed(
 
     owner = torch.full((whole.shape[dim] if whole.dim() else 1,), -1)
     everything = torch.arange(len(owner))
-    agreeing: Counter[int] = Counter()
-    apart: list[tuple[int, int]] = []
+    # Of each owner and what others hold of its positions: the values there are, and whose.
+    sides: dict[tuple[int, tuple[int, ...]], list[tuple[torch.Tensor, list[int]]]] = {}
     worst = 0.0
     for rank, part, index in held:
         places = everything if index is None else index
@@ -146,15 +145,22 @@ def _agreed(
         before = whole.index_select(dim, places) if whole.dim() else whole
         relative = distance(part, before)
         worst = max(worst, relative)
-        agreeing.update(() if relative else owners)
-        apart += [(rank, each) for each in owners] if relative else []
-    others = Counter(each for _, each in apart)
-    odd: set[int] = set()
-    for rank, each in apart:
-        # The side that more ranks are on is believed; of two that stand alone, neither is.
-        mine, theirs = 1 + agreeing[each], others[each]
-        odd |= {rank} if mine > theirs else {each} if theirs > mine else {rank, each}
+        for each in owners:
+            held_by = sides.setdefault((each, tuple(places.tolist())), [(before, [each])])
+            alike = (ranks for values, ranks in held_by if distance(part, values) == 0.0)
+            same = next(alike, None)
+            held_by.append((part, [rank])) if same is None else same.append(rank)
+    odd = {rank for each in sides.values() for rank in odd_ones([ranks for _, ranks in each])}
     return Merged(whole, worst, tuple(sorted(odd)))
+
+
+def odd_ones(sides: Sequence[Sequence[int]]) -> set[int]:
+    """Return the ranks that are not on the largest side; all of them where no side is larger."""
+    if len(sides) == 1:
+        return set()
+    most = max(map(len, sides))
+    believed = [each for each in sides if len(each) == most]
+    return {rank for each in sides if len(believed) > 1 or each is not believed[0] for rank in each}
 
 
 def distance(one: torch.Tensor, other: torch.Tensor) -> float:

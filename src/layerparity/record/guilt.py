@@ -34,7 +34,8 @@ class Guilt:
     were not judged, so that the fault may lie before them. ``also`` names the other places of the
     block that fail on good inputs. ``absorbed`` are tensors that differ though what they compute
     passes. ``first_step`` is the first decode step that shows it. Of a run with ``degree`` ranks,
-    ``ranks`` are those at fault, where others are right.
+    ``ranks`` are those at fault: some where others are right, all where each is wrong, none where
+    that is not known.
     """
 
     place: Place

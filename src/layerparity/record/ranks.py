@@ -30,6 +30,19 @@ class Sharding:
             shares += [(start, stop, rank) for start, stop in runs]
         return cls(axis, tuple(shares))
 
+    def widened(self, axis: str, size: int) -> Sharding:
+        """Return the shares of a longer axis, on which each position here is several in a row."""
+        times = size // max((stop for _, stop, _ in self.shares), default=size)
+        shares = ((start * times, stop * times, rank) for start, stop, rank in self.shares)
+        return Sharding(axis, tuple(shares))
+
+    def places(self) -> dict[int, list[int]]:
+        """Return the positions that each rank holds; a rank of padding alone has no entry."""
+        found: dict[int, list[int]] = {}
+        for start, stop, rank in self.shares:
+            found.setdefault(rank, []).extend(range(start, stop))
+        return found
+
     def ranks_at(self, position: int) -> tuple[int, ...]:
         """Return the ranks that hold a position."""
         return tuple(rank for start, stop, rank in self.shares if start <= position < stop)

@@ -115,9 +115,11 @@ def answer_of(
 
 
 def _on_ranks(guilt: Guilt) -> str:
-    """Return which ranks are at fault, where others are right."""
+    """Return which ranks are at fault, where that is known."""
     if not guilt.ranks:
         return ""
+    if len(guilt.ranks) == guilt.degree:
+        return f", on each of {guilt.degree} ranks"
     many = "s" if len(guilt.ranks) > 1 else ""
     return f", on rank{many} {ranges(guilt.ranks)} of {guilt.degree}"
 

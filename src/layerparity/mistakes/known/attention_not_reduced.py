@@ -35,7 +35,8 @@ def _alone(degree: int, rank: int) -> Fault:
         "(all-reduce) is missing"
     )
     name = f"o_proj of rank {rank} of {degree}"
-    return Fault(name, words, _PATH, "attention_not_reduced", why_not=why_not, plant=plant)
+    cause = "attention_not_reduced"
+    return Fault(name, words, _PATH, cause, why_not=why_not, plant=plant, degree=degree)
 
 
 def tries(block: nn.Module) -> Iterator[Fault]:
@@ -57,4 +58,5 @@ FAULT = Fault(
     cause="attention_not_reduced",
     why_not=why_not,
     plant=_FIRST.plant,
+    degree=_FIRST.degree,
 )

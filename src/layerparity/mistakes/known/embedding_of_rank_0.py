@@ -49,6 +49,7 @@ FAULT = Fault(
     why_not=why_not,
     plant=plant,
     stage=EMBEDDING,
+    degree=_RANKS,
 )
 
 

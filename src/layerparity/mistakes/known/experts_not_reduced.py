@@ -61,7 +61,8 @@ def _alone(what: str, component: str, degree: int, rank: int) -> Fault:
     plant: Plant = partial(_WAYS[what], degree=degree, rank=rank)
     shared = what.replace("experts", "experts shared")
     words = f"rank {rank}'s partial sum of {degree} goes on alone ({shared}): {_MISSING}"
-    return Fault(f"{what} of rank {rank} of {degree}", words, component, _CAUSE, plant=plant)
+    name = f"{what} of rank {rank} of {degree}"
+    return Fault(name, words, component, _CAUSE, plant=plant, degree=degree)
 
 
 TRIES = tries
@@ -73,4 +74,5 @@ FAULT = Fault(
     cause=_CAUSE,
     why_not=needs(f"{_EXPERTS}.down_proj"),
     plant=_FIRST.plant,
+    degree=_FIRST.degree,
 )

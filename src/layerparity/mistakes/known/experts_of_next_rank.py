@@ -11,7 +11,13 @@ from torch import nn
 from layerparity.anatomy.shards import spans
 from layerparity.mistakes.block import find, lacking
 from layerparity.mistakes.fault import Fault, Plant, Surgery
-from layerparity.mistakes.ranks import ranks_of, shift_experts
+from layerparity.mistakes.ranks import (
+    expert_width,
+    ranks_of,
+    shift_experts,
+    shift_width,
+    turn_experts,
+)
 
 _PATH, _CAUSE = "mlp.experts", "experts_of_next_rank"
 
@@ -23,8 +29,22 @@ def why_not(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
     return gone or ("the experts are not shared evenly by two ranks" if uneven else "")
 
 
-def _plant(block: nn.Module, surgery: Surgery, degree: int, rank: int) -> None:
+def _by_number(block: nn.Module, surgery: Surgery, degree: int, rank: int) -> None:
     shift_experts(block, degree, rank)
+
+
+def _by_width(block: nn.Module, surgery: Surgery, degree: int, rank: int) -> None:
+    shift_width(block, degree, rank)
+
+
+def _turned(block: nn.Module, surgery: Surgery, degree: int, rank: int, by: int) -> None:
+    turn_experts(block, degree, rank, by)
+
+
+def _fault(what: str, words: str, plant: Plant, degree: int, rank: int) -> Fault:
+    # Weights that are right may be used for another expert's: they do not refute it.
+    name = f"{what} of rank {rank} of {degree}"
+    return Fault(name, words, _PATH, _CAUSE, plant=plant, degree=degree, rank=rank)
 
 
 def _shifted(degree: int, rank: int, number: int = 0) -> Fault:
@@ -32,18 +52,31 @@ def _shifted(degree: int, rank: int, number: int = 0) -> Fault:
     shares = spans(number, degree)
     which = f" (experts {shares[rank][0]} to {shares[rank][1] - 1})" if number else ""
     words = f"rank {rank} of {degree}{which} holds the experts of rank {(rank + 1) % degree}"
-    plant: Plant = partial(_plant, degree=degree, rank=rank)
-    return Fault(f"experts of rank {rank} of {degree}", words, _PATH, _CAUSE, True, plant=plant)
+    plant: Plant = partial(_by_number, degree=degree, rank=rank)
+    return _fault("experts", words, plant, degree, rank)
+
+
+def _of_width(degree: int, rank: int) -> Iterator[Fault]:
+    """Yield what may be wrong with the part of every expert's width that a rank holds."""
+    own = f"rank {rank} of {degree}, which holds a part of every expert's width, has"
+    plant: Plant = partial(_by_width, degree=degree, rank=rank)
+    words = f"{own} that of rank {(rank + 1) % degree}"
+    yield _fault("next width", words, plant, degree, rank)
+    for by, other in ((1, "before"), (-1, "after")):
+        plant = partial(_turned, degree=degree, rank=rank, by=by)
+        yield _fault(f"expert {other}", f"{own} that of the expert {other}", plant, degree, rank)
 
 
 def tries(block: nn.Module) -> Iterator[Fault]:
-    """Yield each rank's experts shifted, of all degrees that divide their number."""
+    """Yield each rank's experts shifted, of all degrees that divide their number or width."""
     if lacking(block, f"{_PATH}.down_proj"):
         return
     number = len(find(block, f"{_PATH}.down_proj"))
     for degree, rank in ranks_of(number, even=True):
         if (degree, rank) != (2, 0):
             yield _shifted(degree, rank, number)
+    for degree, rank in ranks_of(expert_width(find(block, _PATH)), even=True):
+        yield from _of_width(degree, rank)
 
 
 TRIES = tries
@@ -56,4 +89,6 @@ FAULT = Fault(
     by_weights=True,
     why_not=why_not,
     plant=_FIRST.plant,
+    degree=_FIRST.degree,
+    rank=_FIRST.rank,
 )

@@ -42,7 +42,8 @@ class GqaLayout:
             f"heads 0 to {len(reads) - 1} read groups {', '.join(map(str, reads))} to rounding, "
             f"where they should read {', '.join(map(str, core.usual))}",
         ]
-        over = tilings(len(reads), core.key.shape[1]).get(tuple(reads))
+        degree = evidence.fact("tp_degree", 1)
+        over = tilings(len(reads), core.key.shape[1], degree).get(tuple(reads))
         text = _TEXT if over is None else tiled_over(over)
         return Cause("gqa_layout", 0.95, text, reasons, grade=SHOWN)
 

@@ -44,7 +44,8 @@ def _tiled(degree: int, reads: Sequence[int]) -> Fault:
         attend_with(block, surgery, regrouped(lambda heads, groups: list(reads)))
 
     words, name = tiled_over(degree), f"kv heads over {degree}"
-    return Fault(name, words, "self_attn", _CAUSE, why_not=shares_keys, plant=plant)
+    cause, why_not = _CAUSE, shares_keys
+    return Fault(name, words, "self_attn", cause, why_not=why_not, plant=plant, degree=degree)
 
 
 TRIES = tries

@@ -31,7 +31,7 @@ def _added(degree: int) -> Fault:
     )
     plant: Plant = partial(_plant, degree=degree)
     name = f"o_proj.bias of {degree} ranks"
-    return Fault(name, words, _PATH, _CAUSE, plant=plant, refines="offset")
+    return Fault(name, words, _PATH, _CAUSE, plant=plant, refines="offset", degree=degree)
 
 
 def tries(block: nn.Module) -> Iterator[Fault]:
@@ -50,4 +50,5 @@ FAULT = Fault(
     why_not=needs(f"{_PATH}.bias"),
     plant=_FIRST.plant,
     refines=_FIRST.refines,
+    degree=_FIRST.degree,
 )

@@ -63,7 +63,15 @@ class PerHead:
         if check.heads == 1 or not check.shows(by_head):
             return None
         reasons.append("a norm over each head by itself gives its numbers to rounding")
-        return Cause("qk_norm_per_head", 0.95, text, reasons, grade=SHOWN)
+        degree = evidence.fact("tp_degree", 1)
+        if degree < check.heads:
+            return Cause("qk_norm_per_head", 0.95, text, reasons, grade=SHOWN)
+        text = (
+            f"each of {degree} ranks takes the norm of its own heads, or each head is normed by "
+            "itself: with one head a rank both are the same; the model norms all heads together"
+        )
+        alike = ("qk_norm_per_head",)
+        return Cause("qk_norm_per_rank", 0.95, text, reasons, grade=SHOWN, alike=alike)
 
 
 def _by_variance(evidence: Evidence, text: str, reasons: list[str]) -> Cause | None:

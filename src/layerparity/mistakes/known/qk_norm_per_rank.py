@@ -46,6 +46,7 @@ FAULT = Fault(
     cause="qk_norm_per_rank",
     why_not=why_not,
     plant=plant,
+    degree=_RANKS,
 )
 
 

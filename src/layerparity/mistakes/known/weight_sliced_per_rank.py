@@ -32,6 +32,8 @@ FAULT = Fault(
     by_weights=True,
     why_not=needs("input_layernorm.weight"),
     plant=plant,
+    degree=2,
+    rank=0,
 )
 
 

@@ -14,9 +14,11 @@ import torch
 from torch import nn
 
 from layerparity.anatomy.shards import ExpertGroups, Heads, HeadShare, spans
+from layerparity.anatomy.site import Site
 from layerparity.anatomy.sizes import sizes_of
 from layerparity.anatomy.split_plan import WITHIN_MODEL, plan_of, style_of
 from layerparity.ground.errors import UserError
+from layerparity.record.ranks import RankRecord, Sharding
 from layerparity.run.ports._shard import (
     Forward,
     Spans,
@@ -29,6 +31,9 @@ from layerparity.run.ports._shard import (
 )
 
 _HEAD = "lm_head"
+# Sites of attention that ranks share by query heads, and by key heads.
+_BY_QUERY = (".q_proj:out", ".q_norm:out", ":q_rotated", ":context")
+_BY_KEY = (".k_proj:out", ".v_proj:out", ".k_norm:out", ":k_rotated")
 
 
 class Ranks:
@@ -84,6 +89,18 @@ class Ranks:
             if attending:
                 stack.enter_context(attention_by_rank(attending, self.heads))
             yield
+
+    def record(self, blocks: int) -> RankRecord:
+        """Return which rank computes which heads, for the sites of so many blocks."""
+        queries = [range(each.first, each.end) for each in self.shares]
+        keys = [each.kept for each in self.shares]
+        held = dict.fromkeys(_BY_QUERY, queries) | dict.fromkeys(_BY_KEY, keys)
+        shardings = {
+            str(Site.inside(layer, f"self_attn{local}")): Sharding.of("head", indices)
+            for layer in range(blocks)
+            for local, indices in held.items()
+        }
+        return RankRecord(self.count, shardings)
 
     def _style(self, path: str) -> str:
         return style_of(self.plan, path)

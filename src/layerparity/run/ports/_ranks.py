@@ -188,7 +188,9 @@ def prints_of(
         stored = assets.checkpoint.value(name, dtype)
         covered = torch.zeros(stored.shape, dtype=torch.bool)
         whole = torch.where(covered, stored, torch.zeros((), dtype=dtype))
-        for _, tensors in reversed(own):
+        # Of replicas the first that is wrong is shown: one that is right would hide it.
+        odd = [each for each in own if each[0]["differs"]]
+        for _, tensors in (*(each for each in own if not each[0]["differs"]), *reversed(odd)):
             mask = tensors[f"mask {name}"]
             values = tensors.get(f"value {name}", stored)
             covered |= mask

@@ -14,6 +14,7 @@ from layerparity.ground.profile import Spent
 from layerparity.model.architecture import read_config
 from layerparity.model.layer_classes import classes_of
 from layerparity.model.skeleton import Skeleton
+from layerparity.record.ranks import RankRecord
 from layerparity.run.ports import _emulated
 from layerparity.run.ports._canonical import (
     FED,
@@ -228,6 +229,12 @@ class HfPort(Port):
                 "can be replayed: use port.replay=false."
             )
         return self._canonical(stage, output, fetched)
+
+    def rank_record(self) -> RankRecord:
+        """Return how many ranks compute, here or on a backend's devices, and what is whose."""
+        if self.ranks is None:
+            return RankRecord(self.assets.config.tp_degree)
+        return self.ranks.record(len(self.skeleton.blocks))
 
     def _as_ranks(self, stage: str) -> AbstractContextManager[None]:
         """Return a block in which a stage computes as the ranks do that are emulated."""

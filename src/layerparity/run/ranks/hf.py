@@ -106,20 +106,35 @@ class HfRank(RankSide):
         return self.port.load(stage)
 
     def held(self, stage: str) -> dict[str, Held]:
-        """Return what the ranks hold together, of the first rank; every rank has to take part."""
+        """Return what this rank holds; every rank has to take part in gathering what is split."""
         skeleton, checkpoint = self.port.skeleton, self.assets.checkpoint
         module, path = skeleton.module(stage), skeleton.path(stage)
         found = {}
         for name, each in (*module.named_parameters(), *module.named_buffers()):
-            gathered: torch.Tensor = each.full_tensor() if hasattr(each, "full_tensor") else each
-            if self.assets.rank:
-                continue
-            whole = gathered.detach().cpu()
-            for stored, value in skeleton.as_stored(checkpoint, f"{path}.{name}", whole).items():
-                differs = not torch.equal(value, checkpoint.value(stored, value.dtype))
-                mask = torch.ones(value.shape, dtype=torch.bool)
+            whole, own = self._gathered(each)
+            values = skeleton.as_stored(checkpoint, f"{path}.{name}", whole)
+            masks = skeleton.as_stored(checkpoint, f"{path}.{name}", own)
+            for stored, value in values.items():
+                right, mask = checkpoint.value(stored, value.dtype), masks[stored] > 0
+                differs = not torch.equal(value[mask], right[mask])
                 found[stored] = Held(value, mask, f"{stage}.{name}", differs)
         return found
+
+    def _gathered(self, value: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a parameter whole, of all ranks that share it, and 1 where this rank holds it."""
+        held = value.detach()
+        if not hasattr(held, "full_tensor"):
+            return held.cpu(), torch.ones_like(held, device="cpu")
+        from torch.distributed.tensor import DTensor
+
+        whole: torch.Tensor = held.full_tensor().cpu()
+        ranks = torch.full_like(held.to_local(), float(self.assets.rank))
+        split = DTensor.from_local(
+            ranks, held.device_mesh, held.placements, shape=held.shape, stride=held.stride()
+        )
+        owner: torch.Tensor = split.full_tensor().cpu()
+        # What is replicated is everybody's, and the gathered ranks are each one's own.
+        return whole, (owner == self.assets.rank).to(whole.dtype)
 
     def new_cache(self, batch: int, max_tokens: int) -> None:
         """Make transformers' static cache, of this rank's own heads."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.nn import functional
 
 from neuronx_distributed.parallel_layers.mappings import (
@@ -14,6 +14,7 @@ from neuronx_distributed.parallel_layers.mappings import (
     reduce_scatter_to_sequence_parallel_region,
 )
 from neuronx_distributed.parallel_layers.parallel_state import (
+    get_tensor_model_parallel_group,
     get_tensor_model_parallel_rank,
     get_tensor_model_parallel_size,
 )
@@ -49,6 +50,8 @@ def set_tensor_model_parallel_attributes(
 class ColumnParallelLinear(nn.Module):
     """A linear layer whose output channels are shared."""
 
+    everybody_is_rank_0 = False
+
     def __init__(
         self,
         input_size: int,
@@ -65,6 +68,9 @@ class ColumnParallelLinear(nn.Module):
     def forward(self, given: torch.Tensor) -> torch.Tensor:
         """Return this rank's channels of the output, or all of them."""
         part = functional.linear(given, self.weight, self.bias)
+        if self.everybody_is_rank_0:
+            # As where each rank was loaded with the first one's rows.
+            distributed.broadcast(part, 0, group=get_tensor_model_parallel_group())
         return gather_from_tensor_model_parallel_region(part) if self.gather_output else part
 
 

@@ -40,10 +40,11 @@ class NeuronLlamaDecoderLayer(nn.Module):
 
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__()
-        self.self_attn = NeuronAttention(config, config.head_dim, qk_norm=False)
+        self.self_attn = NeuronAttention(config, config.head_dim)
         self.mlp = NeuronLlamaMLP(config)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm.sliced = config.neuron_config.mistake == "norm_sliced"
 
     def forward(
         self,

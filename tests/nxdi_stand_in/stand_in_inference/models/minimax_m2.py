@@ -34,8 +34,8 @@ class NeuronMiniMaxM2DecoderLayer(nn.Module):
         size, eps = config.hidden_size, config.rms_norm_eps
         unturned = config.neuron_config.mistake == "odd_layers_unrotated" and layer_idx % 2
         rotary = 0 if unturned else config.rotary_dim
-        self.self_attn = NeuronAttention(config, rotary, qk_norm=True)
-        self.block_sparse_moe = MoE(config)
+        self.self_attn = NeuronAttention(config, rotary, qk_norm="all heads")
+        self.block_sparse_moe = MoE(config, config.num_local_experts, config.intermediate_size)
         self.input_layernorm = RMSNorm(size, eps)
         self.post_attention_layernorm = RMSNorm(size, eps)
         self.post_attention_layernorm.sliced = config.neuron_config.mistake == "norm_sliced"
@@ -87,7 +87,8 @@ class NeuronMiniMaxM2ForCausalLM(NeuronBaseForCausalLM):
             q_norm, k_norm = f"{attention}.q_norm.weight", f"{attention}.k_norm.weight"
             state_dict[q_norm] = heads.pad_queries(state_dict[q_norm], 0)
             state_dict[k_norm] = heads.repeat_keys(state_dict[k_norm], mistake == "kv_tiled")
-            _stack_experts(state_dict, f"{moe}.", config.num_local_experts)
+            names = ("w1", "w2", "w3")
+            stack_experts(state_dict, f"{moe}.", config.num_local_experts, names)
             router = f"{moe}.router"
             state_dict[f"{router}.linear_router.weight"] = state_dict.pop(f"{moe}.gate.weight")
             bias = state_dict.pop(f"{moe}.e_score_correction_bias")
@@ -110,14 +111,17 @@ def _dequantise(state: dict[str, torch.Tensor], config: Any) -> None:
         state[name.removesuffix("_scale_inv")] = value.to(config.neuron_config.torch_dtype)
 
 
-def _stack_experts(state: dict[str, torch.Tensor], prefix: str, count: int) -> None:
-    """Replace the experts' matrices by one of gate and up, and one of down, both transposed."""
-    weights = {
-        name: torch.stack(
-            [state.pop(f"{prefix}experts.{each}.{name}.weight").T for each in range(count)]
-        )
-        for name in ("w1", "w2", "w3")
-    }
+def stack_experts(
+    state: dict[str, torch.Tensor], prefix: str, count: int, names: tuple[str, str, str]
+) -> None:
+    """Replace the experts' matrices by one of gate and up, and one of down, both transposed.
+
+    ``names`` are those of gate, down and up.
+    """
+    gate, down, up = (
+        torch.stack([state.pop(f"{prefix}experts.{each}.{name}.weight").T for each in range(count)])
+        for name in names
+    )
     to = f"{prefix}expert_mlps.mlp_op"
-    state[f"{to}.gate_up_proj.weight"] = torch.cat([weights["w1"], weights["w3"]], -1)
-    state[f"{to}.down_proj.weight"] = weights["w2"]
+    state[f"{to}.gate_up_proj.weight"] = torch.cat([gate, up], -1)
+    state[f"{to}.down_proj.weight"] = down

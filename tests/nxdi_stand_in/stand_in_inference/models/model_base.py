@@ -36,6 +36,7 @@ class NeuronBaseModel(nn.Module):
         self.norm = RMSNorm(size, config.rms_norm_eps)
         made = {"bias": False, "gather_output": not neuron.on_device_sampling, "dtype": dtype}
         self.lm_head = ColumnParallelLinear(size, config.vocab_size, **made)
+        self.lm_head.everybody_is_rank_0 = neuron.mistake == "head_of_rank_0"
         self.kv_mgr = KVCacheManager(config)
 
     def create_attn_mask(

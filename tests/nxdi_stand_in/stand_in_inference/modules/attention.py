@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from stand_in_inference.modules.heads import sharded_heads
-from stand_in_inference.modules.norm import AllHeadsNorm
+from stand_in_inference.modules.norm import AllHeadsNorm, RMSNorm
 
 
 class GroupQueryAttentionQKV(nn.Module):
@@ -88,9 +88,9 @@ class GroupQueryAttentionOutput(nn.Module):
 
 
 class NeuronAttention(nn.Module):
-    """Attention of this rank's heads; queries and keys may be normed over all heads."""
+    """Attention of this rank's heads; queries and keys may be normed: by head, or all together."""
 
-    def __init__(self, config: Any, rotary_dim: int, qk_norm: bool) -> None:
+    def __init__(self, config: Any, rotary_dim: int, qk_norm: str = "") -> None:
         super().__init__()
         self.config, neuron, heads = config, config.neuron_config, sharded_heads(config)
         self.mistake, self.rotary_dim, self.qk_norm = neuron.mistake, rotary_dim, qk_norm
@@ -98,7 +98,10 @@ class NeuronAttention(nn.Module):
         self.num_heads = heads.queries // neuron.tp_degree
         self.num_key_value_heads = heads.keys // neuron.tp_degree
         self.qkv_proj = GroupQueryAttentionQKV(config)
-        if qk_norm:
+        if qk_norm == "head":
+            self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
+            self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
+        elif qk_norm:
             own = (self.num_heads * self.head_dim, self.num_key_value_heads * self.head_dim)
             whole = (heads.stored_queries * self.head_dim, heads.keys * self.head_dim)
             alone = neuron.mistake == "per_rank_norm"
@@ -111,12 +114,12 @@ class NeuronAttention(nn.Module):
     ) -> tuple[torch.Tensor, ...]:
         """Return queries, keys and values [batch, head, token, channel] as attention reads them."""
         queries, keys, values = self.qkv_proj(hidden_states)
-        if self.qk_norm:
+        if self.qk_norm and self.qk_norm != "head":
             queries, keys = self.q_norm(queries), self.k_norm(keys)
-        by_head = [
-            each.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-            for each in (queries, keys, values)
-        ]
+        heads = [each.unflatten(-1, (-1, self.head_dim)) for each in (queries, keys, values)]
+        if self.qk_norm == "head":
+            heads[:2] = [self.q_norm(heads[0]), self.k_norm(heads[1])]
+        by_head = [each.transpose(1, 2) for each in heads]
         exponents = torch.arange(0, self.rotary_dim, 2).float() / self.rotary_dim
         angles = position_ids[:, None, :, None].float() / self.theta**exponents
         angles = torch.cat([angles, angles], -1)

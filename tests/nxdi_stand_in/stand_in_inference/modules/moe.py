@@ -25,19 +25,26 @@ from torch.nn import functional
 
 
 class Router(nn.Module):
-    """Chooses experts by the sigmoid of their logits plus a bias, which weighs nothing."""
+    """Chooses experts by the sigmoid of their logits plus a bias, which weighs nothing.
 
-    def __init__(self, config: Any) -> None:
+    ``by_softmax`` it has no bias.
+    """
+
+    def __init__(self, config: Any, count: int, by_softmax: bool) -> None:
         super().__init__()
-        count = config.num_local_experts
+        self.by_softmax = by_softmax
         self.top_k = config.num_experts_per_tok
         self.linear_router = nn.Linear(config.hidden_size, count, bias=False)
-        self.e_score_correction_bias = nn.Parameter(torch.zeros(count), requires_grad=False)
+        if not by_softmax:
+            self.e_score_correction_bias = nn.Parameter(torch.zeros(count), requires_grad=False)
 
     def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return logits and scores [token, expert], and the chosen experts [token, k]."""
         weight = self.linear_router.weight.float()
         logits = functional.linear(hidden_states.float(), weight)
+        if self.by_softmax:
+            shares = logits.softmax(-1)
+            return logits, shares, shares.topk(self.top_k, -1).indices
         scores = logits.sigmoid()
         biased = scores + self.e_score_correction_bias.float()
         return logits, scores, biased.topk(self.top_k, -1).indices
@@ -75,9 +82,9 @@ class GatedProjections(nn.Module):
 class ExpertMLPs(nn.Module):
     """All experts' outputs for all tokens, weighed: this rank's term of the sum."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, count: int, width: int) -> None:
         super().__init__()
-        neuron, count = config.neuron_config, config.num_local_experts
+        neuron = config.neuron_config
         tp, ep = neuron.moe_tp_degree, neuron.moe_ep_degree
         self.shifted = neuron.mistake == "experts_shifted"
         self.undivided = neuron.mistake == "loaded_experts_undivided"
@@ -92,7 +99,7 @@ class ExpertMLPs(nn.Module):
         self.mlp_op = GatedProjections(
             len(self.local),
             config.hidden_size,
-            config.intermediate_size,
+            width,
             neuron.torch_dtype,
             tp if ep > 1 else None,
         )
@@ -155,9 +162,10 @@ class ExpertMLPs(nn.Module):
 class MoE(nn.Module):
     """A router and its experts; what the ranks' experts give is added up at the end."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, count: int, width: int, by_softmax: bool = False) -> None:
         super().__init__()
-        self.router, self.expert_mlps = Router(config), ExpertMLPs(config)
+        self.router = Router(config, count, by_softmax)
+        self.expert_mlps = ExpertMLPs(config, count, width)
         self.sequence_parallel_enabled = config.neuron_config.sequence_parallel_enabled
 
     def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor]:
