@@ -17,7 +17,7 @@ from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.prints import against
 from layerparity.porting import recorded
 from layerparity.record.manifest import SitePatterns
-from layerparity.run.ports._modules import held_through, prints_through, watched
+from layerparity.run.port_modules import held_through, prints_through, watched
 
 Tensors = dict[str, torch.Tensor]
 STAGE = "layers.0"

@@ -12,11 +12,11 @@ from layerparity.machine.device import Placed
 from layerparity.model.prints import print_of
 from layerparity.numbers.rank_shares import SUM, WHOLE, RankShare, Spread
 from layerparity.record.manifest import WeightPrint
-from layerparity.run.ports._modules import held_through, prints_through, watched
-from layerparity.run.ports._ranks import RanksPort
+from layerparity.run.port_modules import held_through, prints_through, watched
 from layerparity.run.ports.base import Assets, Call, Observed, Port
+from layerparity.run.ranks.port import RanksPort
 from layerparity.run.ranks.side import Held, RankAssets, RankObserved, RankSide
-from layerparity.run.read_back import RecordedRun, recorded
+from layerparity.run.read_back import RunReader, recorded
 
 __all__ = [
     "SUM",
@@ -34,7 +34,7 @@ __all__ = [
     "RankShare",
     "RankSide",
     "RanksPort",
-    "RecordedRun",
+    "RunReader",
     "Site",
     "SiteSpec",
     "Spent",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class RecordedRun:
+class RunReader:
     """A finished run; every tensor is held against the hash that the run noted of it."""
 
     run: StoredRun
@@ -55,7 +55,7 @@ class RecordedRun:
         return [str(each) for each in sorted(record.site for record in self.manifest.records)]
 
 
-def recorded(named: str = "latest", folder: str = "mlruns", kind: str = "golden") -> RecordedRun:
+def recorded(named: str = "latest", folder: str = "mlruns", kind: str = "golden") -> RunReader:
     """Return a finished run of the store in ``folder``: ``latest`` of its kind, a name or an id.
 
     ``named`` may also be the folder of a run that was copied. Raises UserError with the cure.
@@ -65,4 +65,4 @@ def recorded(named: str = "latest", folder: str = "mlruns", kind: str = "golden"
     found = open_store(TrackingConfig(folder=folder)).find(named, kind)
     if len(found) > 1:
         raise UserError(f"{named} is a sweep of {len(found)} runs", "name one of them by its id.")
-    return RecordedRun(found[0], found[0].read_manifest())
+    return RunReader(found[0], found[0].read_manifest())
