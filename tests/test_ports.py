@@ -15,6 +15,7 @@ from test_port_hf import EVERYTHING, HostBackend
 from layerparity.anatomy.family import family_of
 from layerparity.ground.errors import UserError
 from layerparity.model.checkpoint import Checkpoint
+from layerparity.model.prints import against
 from layerparity.run import open_port
 from layerparity.run.ports.base import Assets, Call, Observed, Port
 from layerparity.run.ports.fault import Settings
@@ -28,21 +29,24 @@ CANDIDATE = ("device_map=cpu", "scope=single", "layer=0", "port._target_=my_port
 def own_port(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[str, str], None]]:
-    """Return a function that writes the docs' example to my_port.py with something replaced."""
+    """Return a function that writes the docs' example with something of it replaced."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     page = (ROOT / "docs/ports.md").read_text(encoding="utf-8")
-    found = re.search(r"<!-- file: my_port.py -->\n```python\n(.*?)```", page, re.DOTALL)
-    assert found is not None
+    files = dict(re.findall(r"<!-- file: (my_\w+).py -->\n```python\n(.*?)```", page, re.DOTALL))
 
     def write(old: str = "", new: str = "") -> None:
-        sys.modules.pop("my_port", None)
-        assert old in found[1]
-        text = found[1].replace(old, new, 1) if old else found[1]
-        (tmp_path / "my_port.py").write_text(text, encoding="utf-8")
+        assert any(old in text for text in files.values())
+        left = 1
+        for name in ("my_port", "my_model", "my_ranks"):
+            sys.modules.pop(name, None)
+            here = left if old and old in files[name] else 0
+            text, left = files[name].replace(old, new, here), left - here
+            (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
 
     yield write
-    sys.modules.pop("my_port", None)
+    for name in files:
+        sys.modules.pop(name, None)
 
 
 @pytest.fixture(autouse=True)
@@ -73,14 +77,15 @@ def test_the_example_of_the_docs_is_right(own_port) -> None:
     right = used(HfPort(port.assets), given)  # type: ignore[attr-defined]
     mine = used(port, given)
     assert torch.allclose(mine.output, right.output, rtol=1e-5, atol=1e-5)
-    for local in ("self_attn:out", "mlp:out"):
-        assert torch.allclose(mine.tensors[local], right.tensors[local], rtol=1e-4, atol=1e-5)
+    assert {"self_attn:out", "mlp:out", "mlp.gate:logits"} < set(mine.tensors)
+    for local, tensor in mine.tensors.items():
+        assert torch.allclose(tensor, right.tensors[local], rtol=1e-4, atol=1e-5), local
+        assert mine.specs[local].axes == right.specs[local].axes
     assert set(mine.tensors) | set(mine.unseen) == set(right.tensors)
     prints = port.effective_weights("layers.0")
     assert set(prints) == set(port.load("layers.0"))
-    parts = {each.target.split(".")[2] for each in prints.values()}
-    norms = {"input_layernorm", "post_attention_layernorm"}
-    assert parts == {*norms, "self_attn", "mlp"}
+    checkpoint = port.assets.checkpoint  # type: ignore[attr-defined]
+    assert {each.checkpoint for each in against(checkpoint, prints).values()} == {"equal"}
     own_port("shares / shares.sum(-1, keepdim=True)", "shares")
     wrong = used(built(), given)
     assert not torch.allclose(wrong.output, right.output, rtol=1e-2, atol=1e-2)
@@ -90,8 +95,8 @@ def test_the_example_of_the_docs_is_right(own_port) -> None:
     ("old", "new", "says"),
     [
         (
-            "self.observed(stage, middle + experts, tensors)",
-            "self.observed(stage, (middle + experts)[..., :1], tensors)",
+            "output = module(given, *more)",
+            "output = module(given, *more)[..., :1]",
             "run layers.0 returned a tensor [1, 8, 1] as output, [1, 8, 96] is due.",
         ),
         (
@@ -110,26 +115,46 @@ def test_the_example_of_the_docs_is_right(own_port) -> None:
             "load layers.0 reports 'layers.0.q', which the checkpoint does not hold",
         ),
         (
-            "        middle = given + attention",
+            "        q, k = turned(q, angles), turned(k, angles)",
             "        raise ValueError('no such tile')",
-            "The port my_port.Port raised ValueError: no such tile (my_port.py:",
+            "The port my_port.Port raised ValueError: no such tile (my_model.py:",
         ),
-        ("return self.observed(", "return (", "run layers.0 returned tuple, not an Observed."),
+        ("return Observed(", "return (", "run layers.0 returned tuple, not an Observed."),
         (
-            '"mlp:out": experts}',
-            '"mlp:out": experts[0]}',
+            "backend.fetch(seen)",
+            '{**backend.fetch(seen), "mlp:out": output[0]}',
             "run layers.0 shows mlp:out as a tensor [8, 96] with the axes batch, token, channel",
         ),
         (
-            "for local, value in tensors.items() if local in wanted}",
-            "for local, value in tensors.items()} | {'mlp': output}",
+            "backend.fetch(seen)",
+            '{**backend.fetch(seen), "mlp": output}',
             "run layers.0 shows 'mlp' as a tensor [1, 8, 96]: name sites as mlp:out",
         ),
-        ("        return []", "        return 3", "place returned int, not a list of Placed"),
+        (
+            "return self.assets.backend.place(self.model, {stage: stage for stage in stages})",
+            "return 3",
+            "place returned int, not a list of Placed",
+        ),
         ("import torch\n", "import troch\n", "raised ModuleNotFoundError: No module named 'troch'"),
         ("class Port(porting.Port):", "class Port:", "gave Port, not a port: derive it from"),
-        ("self.config = assets.checkpoint.config", "1 / 0", "while it was made"),
+        ("self.dtype = getattr(", "1 / 0; self.dtype = getattr(", "while it was made"),
         ("class Port(", "class Prot(", "my_port has no 'Port'. Did you mean 'Prot'?"),
+        (
+            '"mlp:out": "experts"',
+            '"mlp:out": "expert"',
+            "mlp:out is to be seen at 'expert', which Block has not: name one of its modules: ",
+        ),
+        (
+            "            state[name] = stored[name].float()",
+            "            raise KeyError(name)",
+            "raised KeyError: 'model.layers.0.block_sparse_moe.e_score_correction_bias' (my_model",
+        ),
+        (
+            "            state[name] = stored[name].float()",
+            "            del state[name]",
+            "raised RuntimeError: Error(s) in loading state_dict for Block: Missing key(s) in "
+            'state_dict: "experts.bias". (my_port.py:',
+        ),
     ],
 )
 def test_what_a_port_does_wrong_is_named(own_port, old: str, new: str, says: str) -> None:
@@ -225,3 +250,14 @@ def test_our_own_mistakes_stay_ours(monkeypatch: pytest.MonkeyPatch) -> None:
         open_port.build({"_target_": "layerparity.run.ports.hf.HfPort"}, None)
     with pytest.raises(UserError, match="port has no _target_"):
         open_port.build({}, None)
+
+
+def test_ranks_of_ones_own_are_known_before_anything_is_opened(own_port) -> None:
+    """One rank alone is told by the class, which is imported once the backend is chosen."""
+    own_port()
+    chosen = {"_target_": "my_ranks.Port"}
+    assert open_port.ranks_device(Config(port=chosen, tp_degree=2)) == "2 processes on the CPU"
+    alone = Config(port=chosen)
+    assert open_port.ranks_device(alone) == ""
+    assert open_port.ranks_device(alone, importing=True) == "1 processes on the CPU"
+    assert open_port.ranks_device(Config(port={"_target_": "my_port.Port"}, tp_degree=2)) == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from conftest import Ended
 from runs import make_run, with_references
 
 from layerparity.anatomy.site import Site
+from layerparity.ground.errors import UserError
 from layerparity.judge.conclude import conclude
 from layerparity.judge.tolerances.calibrated import CalibratedTolerance
 from layerparity.record.ranks import Disagreement, RankRecord, Sharding
@@ -190,3 +192,20 @@ def test_replicas_that_differ_by_rounding_do_not_fail(tmp_path: Path) -> None:
     verdict = conclude(*sides(tmp_path, torch.ones(8), near), CalibratedTolerance())
     row = next(row for row in verdict.rows if row.site == Site.parse(SITE))
     assert row.outcome is Outcome.PASS
+
+
+def test_runs_of_two_tensor_parallel_plans_are_compared(tmp_path: Path) -> None:
+    """How a golden was split is no part of what must agree; what both were fed is."""
+    even = channels((0, 2, 0), (2, 4, 1), (4, 6, 2), (6, 8, 3))
+    (golden,), candidate = sides(tmp_path, torch.ones(8), even)
+    manifest = golden.read_manifest()
+    halves = RankRecord(2, {SITE: Sharding("channel", ((0, 4, 0), (4, 8, 1)))})
+    golden.files.write_manifest(replace(manifest, ranks=halves))
+    assert golden.read_manifest().ranks.degree == 2
+    verdict = conclude([golden], candidate, CalibratedTolerance())
+    assert Outcome.FAIL not in {row.outcome for row in verdict.rows}
+    assert next(row for row in verdict.rows if str(row.site) == SITE).outcome is Outcome.PASS
+    others = dict.fromkeys(manifest.inputs, "another")
+    golden.files.write_manifest(replace(manifest, ranks=halves, inputs=others))
+    with pytest.raises(UserError, match="token"):
+        conclude([golden], candidate, CalibratedTolerance())

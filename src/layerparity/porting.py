@@ -1,6 +1,7 @@
-"""What the author of a port imports: `Port` to derive from, what it is given, what it returns.
+"""What the author of a port imports: what to derive from, what it is given, what it returns.
 
-These names stay where they are; the modules behind them may move. See docs/ports.md.
+`Port` runs in the command's own process, `RanksPort` drives one `RankSide` a rank in processes of
+their own. These names stay where they are; the modules behind them may move. See docs/ports.md.
 """
 
 from layerparity.anatomy.family import Family, Tap
@@ -9,22 +10,41 @@ from layerparity.ground.errors import UserError
 from layerparity.ground.profile import Spent
 from layerparity.machine.device import Placed
 from layerparity.model.prints import print_of
+from layerparity.numbers.rank_shares import SUM, WHOLE, RankShare, Spread
 from layerparity.record.manifest import WeightPrint
+from layerparity.run.port_modules import held_through, prints_through, watched
 from layerparity.run.ports.base import Assets, Call, Observed, Port
+from layerparity.run.ranks.port import RanksPort
+from layerparity.run.ranks.side import Held, RankAssets, RankObserved, RankSide
+from layerparity.run.read_back import RunReader, recorded
 
 __all__ = [
+    "SUM",
+    "WHOLE",
     "Assets",
     "Call",
     "Family",
+    "Held",
     "Kind",
     "Observed",
     "Placed",
     "Port",
+    "RankAssets",
+    "RankObserved",
+    "RankShare",
+    "RankSide",
+    "RanksPort",
+    "RunReader",
     "Site",
     "SiteSpec",
     "Spent",
+    "Spread",
     "Tap",
     "UserError",
     "WeightPrint",
+    "held_through",
     "print_of",
+    "prints_through",
+    "recorded",
+    "watched",
 ]

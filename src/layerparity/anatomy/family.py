@@ -7,12 +7,12 @@ what a block lacks is skipped and said so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.block import Block
-from layerparity.anatomy.site import EMBEDDING, HEAD, NORM, Kind, Place, Site, SiteSpec
+from layerparity.anatomy.site import EMBEDDING, HEAD, NORM, Kind, Place, Site, SiteSpec, within
 from layerparity.ground import registry
 from layerparity.ground.errors import UserError, nearest
 
@@ -164,6 +164,34 @@ class Family:
         """Return the taps whose module the block has."""
         modules = {name for name, _ in block.named_modules()}
         return [tap for tap in self.taps if tap.module in modules]
+
+    def sites(self, stage: str, wanted: Callable[..., bool]) -> dict[str, SiteSpec]:
+        """Return axes and kind of the wanted sites inside a stage, by their address in the block.
+
+        ``wanted`` is what a port's assets hold of that name. A part that the model lacks is among
+        them, and what a family without a file of its own shows beside them is not.
+        """
+        place = Place.parse(stage)
+        if place.layer is None:
+            return {}
+        return {tap.local: tap.spec for _, tap in taps_within(place, self.taps, wanted)}
+
+
+def taps_within(
+    place: Place, taps: Sequence[Tap], wanted: Callable[..., bool]
+) -> list[tuple[str, Tap]]:
+    """Return the wanted ones of a block's taps inside a stage, with the module path below it."""
+    inside = place.module
+    pairs = []
+    for tap in taps:
+        own_output = inside != "" and tap.local == f"{inside}:out"
+        asked = own_output or any(
+            wanted(layer=place.layer, local=local)
+            for local in (tap.local, *(["mlp:out"] if tap.branch else []))
+        )
+        if within(tap.module, inside) and asked:
+            pairs.append((tap.module.removeprefix(inside).removeprefix("."), tap))
+    return pairs
 
 
 def family_of(model_type: str) -> Family:

@@ -26,13 +26,30 @@ _SEVERITY = (
     Exit.USER,
     Exit.INTERNAL,
 )
+# What a shell says of a command that wrote where nobody reads.
+_UNREAD = 128 + signal.SIGPIPE
+# Whether nobody reads any more what this command prints; its further jobs do not begin then.
+_unread: list[bool] = []
 # Endings of this command's jobs that its file of them had no room for.
 _unwritten: list[dict[str, Any]] = []
 
 
 def main() -> int:
     """Run the command in sys.argv; return its exit status."""
-    arguments = sys.argv[1:]
+    _unread.clear()
+    try:
+        code = _asked(sys.argv[1:])
+        # What waits to be printed would else break when the interpreter ends.
+        sys.stdout.flush()
+    except BrokenPipeError as error:
+        if not console.abandoned(error):
+            raise
+        return _UNREAD
+    return _UNREAD if _unread else code
+
+
+def _asked(arguments: list[str]) -> int:
+    """Answer what needs no command line of Hydra's, or run the command; return its status."""
     if any(word in ("-h", "--help", "help") for word in arguments):
         from layerparity.cli import help as help_text
 
@@ -53,9 +70,8 @@ def _ended(arguments: list[str]) -> int:
     except UserError as error:
         console.complain(f"layerparity: {error}")
         return Exit.USER
-    except Exception:
-        traceback.print_exc()
-        console.complain("layerparity: an internal error; the traceback above belongs in a report.")
+    except Exception as error:
+        _complain_of(error)
         return Exit.INTERNAL
     except KeyboardInterrupt:
         console.complain("layerparity: interrupted; what was not finished is marked so.")
@@ -109,6 +125,8 @@ def _job(composed: Any) -> int:
     from layerparity.run import sweep
 
     code, why = Exit.INTERNAL, "stopped"
+    if _unread:
+        return int(code)
     try:
         code = _dispatch(composed)
     except UserError as error:
@@ -116,8 +134,7 @@ def _job(composed: Any) -> int:
         console.complain(f"layerparity: {error}")
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
-        traceback.print_exc()
-        console.complain("layerparity: an internal error; the traceback above belongs in a report.")
+        _complain_of(error)
     finally:
         # In a file: a launcher's workers are other processes.
         note = {"exit": int(code), "part": sweep.part(), "why": why.split("\n", 1)[0]}
@@ -128,6 +145,16 @@ def _job(composed: Any) -> int:
             # A full disk: what another process knows is lost with it, and Hydra says so.
             _unwritten.append(note)
     return int(code)
+
+
+def _complain_of(error: Exception) -> None:
+    """Say that an error is ours, unless it is that nobody listens."""
+    if console.abandoned(error):
+        _unread.append(True)
+    if _unread:
+        return
+    traceback.print_exc()
+    console.complain("layerparity: an internal error; the traceback above belongs in a report.")
 
 
 def _dispatch(composed: Any) -> Exit:

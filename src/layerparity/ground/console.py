@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import select
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -102,7 +104,34 @@ def show(renderable: Any) -> None:
         return
     from rich.console import Console
 
-    Console(width=None if sys.stdout.isatty() else 160, highlight=False).print(renderable)
+    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    # Where nobody reads it, rich would end the process, with the status of a comparison that fails.
+    with console.capture() as drawn:
+        console.print(renderable)
+    print(drawn.get(), end="", flush=True)
+
+
+def abandoned(error: BaseException) -> bool:
+    """Say whether an error is that nobody reads this command's output any more, as after ``head``.
+
+    What is printed from now on goes nowhere.
+    """
+    gone = False
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            output = stream.fileno()
+        except (AttributeError, OSError, ValueError):
+            continue
+        asked = select.poll()
+        asked.register(output, 0)
+        if isinstance(error, BrokenPipeError) and any(
+            at & select.POLLERR for _, at in asked.poll(0)
+        ):
+            gone = True
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, output)
+            os.close(nowhere)
+    return gone
 
 
 @contextmanager

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import errno
+import traceback
 from collections.abc import Iterable
 from enum import IntEnum
+from pathlib import Path
 
 
 class Exit(IntEnum):
@@ -39,6 +41,20 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """Return ``" Did you mean 'x'?"`` for the closest known name, or an empty string."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f" Did you mean '{close[0]}'?" if close else ""
+
+
+def said(error: BaseException) -> str:
+    """Return an exception as the end of a sentence, with the line of it that names the fault.
+
+    Its place is the innermost line outside installed packages. A text that ends with a colon, as
+    torch's of a ``state_dict`` that does not fit, goes on with its next line.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [each for each in frames if "site-packages" not in each.filename] or frames
+    where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
+    return f"raised {type(error).__name__}{': ' + text if text else ''}{where}"
 
 
 def memory_ran_out(error: BaseException) -> bool:

@@ -64,45 +64,55 @@ def conclude(
     """
     left, right = open_side("golden", golden), open_side("candidate", candidate)
     refuse_strangers(left, right)
-    blocks = _structure(left, right)
-    aligned = align(left, right, blocks)
-    calibration = Calibration(left, right, blocks)
+    aligned = align(left, right, _structure(left, right))
+    calibration = Calibration(left, right, aligned.blocks)
     reports = progress or (lambda *_: None)
-    close = tolerance.closeness
-    measured = _evaluate(aligned, left, right, calibration, reports, close=close)
+    measured = _evaluate(aligned, left, right, calibration, reports, close=tolerance.closeness)
     rows = _decide(aligned, measured, tolerance, right)
+    verdict = _verdict_of(
+        rows, measured, aligned.blocks, (left, right), tolerance, unfinished=unfinished
+    )
+    verdict = replace(verdict, total=aligned.total, settings=settings or {})
+    verdict = with_guilt(verdict, left, candidate=right, replays=replays)
+    return _with_portrait(verdict, aligned, calibration) if portrait else verdict
+
+
+def _verdict_of(
+    rows: tuple[Row, ...],
+    measured: Mapping[Site, Measured],
+    blocks: Blocks,
+    sides: tuple[RunSet, RunSet],
+    tolerance: Tolerance,
+    *,
+    unfinished: Sequence[UnfinishedSweep],
+) -> Verdict:
+    """Return what the rows, the weights and the coverage of two sides amount to, without guilt."""
+    left, right = sides
     weights = weight_findings(left, right, blocks)
     coverage = judged_coverage(exercised(rows, left, right), rows)
-    layers = max(left.num_layers, right.num_layers)
-    failed = [row.site for row in rows if row.outcome is Outcome.FAIL and row.metrics]
     outcome = outcome_of(rows, weights, [*coverage.doubts, *unfinished])
-    verdict = Verdict(
+    layers, unseen = max(left.num_layers, right.num_layers), [each.name for each in coverage.unseen]
+    failed = [row.site for row in rows if row.outcome is Outcome.FAIL and row.metrics]
+    return Verdict(
         golden=left.describe(),
         candidate=right.describe(),
         tolerance=tolerance.name,
         limits=tolerance.limits(),
         knows_chains=tolerance.knows_chains,
-        closeness=close,
+        closeness=tolerance.closeness,
         rows=rows,
-        total=aligned.total,
+        total=len(rows),
         outcome=outcome,
-        whole=whole_model(rows, layers, outcome, [each.name for each in coverage.unseen]),
+        whole=whole_model(rows, layers, outcome, unseen),
         weights=weights,
         silent=silent_sides(left, right),
         unfinished=tuple(unfinished),
         coverage=coverage,
-        cautions=(
-            *_cautions(left, right, tolerance),
-            *probe_cautions(left, right, blocks),
-            *noisier(rows, left.dtypes, right.dtypes),
-        ),
+        cautions=_cautions(rows, left, right, blocks, tolerance),
         token_errors={str(s): m.token_errors for s, m in measured.items() if m.token_errors},
         profiles={str(s): measured[s].groups for s in failed if measured[s].profiles},
-        settings=settings or {},
         blocks=blocks,
     )
-    verdict = with_guilt(verdict, left, candidate=right, replays=replays)
-    return _with_portrait(verdict, aligned, calibration) if portrait else verdict
 
 
 def _structure(golden: RunSet, candidate: RunSet) -> Blocks:
@@ -152,8 +162,10 @@ def _decide(
     return tuple(doubt_block_outputs(skip_ties(rows), aligned.blocks))
 
 
-def _cautions(golden: RunSet, candidate: RunSet, tolerance: Tolerance) -> tuple[Caution, ...]:
-    """Return what a reader should know of the two sides, and of what judges them."""
+def _cautions(
+    rows: Sequence[Row], golden: RunSet, candidate: RunSet, blocks: Blocks, tolerance: Tolerance
+) -> tuple[Caution, ...]:
+    """Return what a reader should know of the two sides, of their rows, and of what judges them."""
     sides = (("golden", golden), ("candidate", candidate))
     cautions = [replace(each, side=role) for role, side in sides for each in side.cautions]
     if any(manifest.values_of for manifest in golden.manifests):
@@ -165,6 +177,8 @@ def _cautions(golden: RunSet, candidate: RunSet, tolerance: Tolerance) -> tuple[
         if any(manifest.synthetic for manifest in side.manifests):
             cautions.append(Caution(CautionKind.SYNTHETIC_INPUTS, role))
     cautions += rounding_cautions(tolerance, (*golden.dtypes, *candidate.dtypes))
+    cautions += probe_cautions(golden, candidate, blocks)
+    cautions += noisier(rows, golden.dtypes, candidate.dtypes)
     return tuple(cautions)
 
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from layerparity.anatomy.site import EMBEDDING, HEAD
 from layerparity.anatomy.sizes import EXPERT_KEYS
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import text_digest
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 INDEX = "model.safetensors.index.json"
 _MANY = 1000
+# What the names of all but the head begin with, in most checkpoints.
+_WITHIN = "model."
 _SIZES = (
     "hidden_size",
     "intermediate_size",
@@ -110,6 +113,15 @@ class Checkpoint:
         return {
             name: each for name, each in self.tensors.items() if not weight_types.is_scale(name)
         }
+
+    def of_stage(self, stage: str) -> list[str]:
+        """Return the stored weights of a stage, such as ``layers.3``, by their names.
+
+        Of a head that is stored nowhere, those of the embedding, which it is tied to.
+        """
+        marks = (f"{_WITHIN}{stage}.", f"{stage}.")
+        own = [name for name in self.weights if name.startswith(marks)]
+        return self.of_stage(EMBEDDING) if stage == HEAD and not own else own
 
     @property
     def lonely_scales(self) -> list[str]:

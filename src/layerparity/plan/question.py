@@ -105,51 +105,30 @@ class Question:
 
 def question_of(config: Config) -> Question:
     """Return what a command asks, and say it. Raises UserError where it makes no sense."""
-    abilities = open_backend.abilities(config)
-    devices, values = _devices(config), config.model.architecture
-    if config.model.path is not None or values is None:
-        checkpoint = open_checkpoint(config.model)
-        values = checkpoint.config
-        # Of a checkpoint that is not fetched yet there is only config.json.
-        if checkpoint.has_weights:
-            checkpoint.refuse_other_sizes()
+    abilities, devices = open_backend.abilities(config), _devices(config)
+    # On a machine without Neuron, a command of one core is for the stand-in.
+    nxdi = abilities.nxdi and (config.tp_degree > 1 or devices.pretended)
+    _refuse_cores(config, devices, nxdi)
+    values = _architecture(config)
     family = family_of(str(values.get("model_type")))
     scope = scope_of(config, num_layers_of(values), family)
     # What is wrong with the values is said by those who build a model of them.
     experts = config.experts_implementation or abilities.experts
     model = build(values, family, scope.stages, config.attn_implementation, experts)
     batch = batch_of(config, values, scope.stages)
-    strategy = config.device_map.strategy
+    one_device = abilities.one_device or nxdi
     free = devices.describe() if devices.pretended else f"this machine: {devices.describe()} free"
     if devices.instance is not None and config.plan.devices is None:
         free += " (plan.devices= names another)"
-    # On a machine without Neuron, a command of one core is for the stand-in.
-    nxdi = abilities.nxdi and (config.tp_degree > 1 or devices.pretended)
-    if devices.instance is not None and not nxdi:
-        raise UserError(
-            f"plan.devices={devices.instance.name} is of Neuron cores", "add backend=neuron."
-        )
-    if config.moe_ep_degree > 1 and not nxdi:
-        raise UserError(
-            f"moe_ep_degree={config.moe_ep_degree} is for Neuron cores",
-            "add backend=neuron with backend.runtime=auto, or leave it.",
-        )
-    way = f"device_map={strategy}"
-    one_device = abilities.one_device or nxdi
-    if one_device and strategy != STREAM:
-        way = "every stage on one device"
-    if nxdi and config.tp_degree > 1:
-        how = f"laid over {config.tp_degree} cores as NxDI does"
-        way = f"{way}, {how}" if strategy == STREAM else how
     console.say(
         f"plan of {config.model.name}, {scope.describe()}, {config.dtype.value}, on {free}\n"
         f"{batch.sequences} x {batch.tokens} tokens, {batch.new_tokens} to generate "
-        f"({batch.chosen}); {way}"
+        f"({batch.chosen}); {_way(config, nxdi, one_device=one_device)}"
     )
     return Question(
         model,
         devices,
-        strategy,
+        config.device_map.strategy,
         config.max_memory,
         config.dtype.value,
         batch.sequences,
@@ -160,6 +139,42 @@ def question_of(config: Config) -> Question:
         nxdi,
         config.moe_ep_degree,
     )
+
+
+def _refuse_cores(config: Config, devices: Devices, nxdi: bool) -> None:
+    """Raise UserError with the cure where a command wants Neuron cores and its backend has none."""
+    if devices.instance is not None and not nxdi:
+        raise UserError(
+            f"plan.devices={devices.instance.name} is of Neuron cores", "add backend=neuron."
+        )
+    if config.moe_ep_degree > 1 and not nxdi:
+        raise UserError(
+            f"moe_ep_degree={config.moe_ep_degree} is for Neuron cores",
+            "add backend=neuron with backend.runtime=auto, or leave it.",
+        )
+
+
+def _architecture(config: Config) -> dict[str, Any]:
+    """Return the values of config.json; of a checkpoint that is here, held against its tensors."""
+    if config.model.path is None and config.model.architecture is not None:
+        return config.model.architecture
+    checkpoint = open_checkpoint(config.model)
+    # Of a checkpoint that is not fetched yet there is only config.json.
+    if checkpoint.has_weights:
+        checkpoint.refuse_other_sizes()
+    return checkpoint.config
+
+
+def _way(config: Config, nxdi: bool, *, one_device: bool) -> str:
+    """Return how stages are laid over devices, in words."""
+    streams = config.device_map.strategy == STREAM
+    way = f"device_map={config.device_map.strategy}"
+    if one_device and not streams:
+        way = "every stage on one device"
+    if nxdi and config.tp_degree > 1:
+        how = f"laid over {config.tp_degree} cores as NxDI does"
+        way = f"{way}, {how}" if streams else how
+    return way
 
 
 @dataclass(frozen=True)

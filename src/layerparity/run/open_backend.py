@@ -48,12 +48,17 @@ def build(config: Config) -> Backend:
     Raises UserError for settings that it cannot take.
     """
     device = open_port.ranks_device(config)
-    if device:
-        from layerparity.run.backends._ranks import from_config
+    if not device:
+        backend: Backend = registry.load(BACKENDS, config.backend.name).build(
+            config.backend, config
+        )
+        # It has decided what may be imported: now a port of one's own may be looked at.
+        device = open_port.ranks_device(config, importing=True)
+        if not device:
+            return backend
+    from layerparity.run.backends._ranks import from_config
 
-        return from_config(config, device, mapped=open_port.maps_devices(config))
-    backend: Backend = registry.load(BACKENDS, config.backend.name).build(config.backend, config)
-    return backend
+    return from_config(config, device, mapped=open_port.maps_devices(config))
 
 
 @contextmanager

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 import importlib
 import inspect
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.site import Site
 from layerparity.ground import registry
-from layerparity.ground.errors import UserError, nearest
+from layerparity.ground.errors import UserError, nearest, said
 from layerparity.ground.files import text_digest
 from layerparity.run.ports.base import Assets, Observed, Port
 from layerparity.settings.config import RunKind
@@ -67,10 +67,26 @@ def identity(chosen: Any) -> dict[str, Any]:
     top = sys.modules[module.__name__.partition(".")[0]]
     folders = [Path(each) for each in getattr(top, "__path__", ())]
     package = sorted(path for folder in folders for path in folder.rglob("*.py"))
-    # A module may lean on any other of its package.
-    files = (package or [Path(file)]) if file is not None else []
+    # A module may lean on any other of its package, one without on those beside it.
+    files = (package or _beside(Path(file))) if file is not None else []
     texts = [each.read_text(encoding="utf-8") for each in files]
     return {**keys, "source": text_digest("\n".join(texts))}
+
+
+def _beside(file: Path) -> list[Path]:
+    """Return a module's file, and those of its folder that it imports, or that they import."""
+    files = [file]
+    for each in files:
+        tree = ast.parse(each.read_text(encoding="utf-8"))
+        named = [
+            n.name for node in ast.walk(tree) if isinstance(node, ast.Import) for n in node.names
+        ]
+        named += [n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
+        for name in sorted({name.partition(".")[0] for name in named if name}):
+            single, package = file.with_name(f"{name}.py"), file.with_name(name)
+            found = [single] if single.is_file() else sorted(package.rglob("*.py"))
+            files += [one for one in found if one not in files]
+    return files
 
 
 def check(config: Config, num_layers: int) -> None:
@@ -145,10 +161,17 @@ def chosen_for(config: Config) -> dict[str, Any]:
     return {**keys, "_target_": _SPLIT}
 
 
-def ranks_device(config: Config) -> str:
-    """Return what a port of ours computes on in processes of its own; else nothing."""
+def ranks_device(config: Config, *, importing: bool = False) -> str:
+    """Return what a port computes on in processes of its own; else nothing.
+
+    A user's own is imported where the command asks for several ranks, or where ``importing`` says
+    that it may be: what it imports goes by the backend's environment.
+    """
     target = chosen_for(config)["_target_"]
-    where = getattr(_resolve(target), "where", None) if _is_ours(target) else None
+    if not (importing or config.tp_degree > 1 or _is_ours(target)):
+        return ""
+    made = _resolve(target)
+    where = getattr(made, "where", None) if hasattr(made, "side") or _is_ours(target) else None
     return "" if where is None else str(where(config))
 
 
@@ -224,14 +247,6 @@ _CHECKED = (
     "computes_on",
     "effective_weights",
 )
-
-
-def said(error: Exception) -> str:
-    """Return an exception as the end of a sentence, with the line that raised it."""
-    text = str(error).strip().splitlines()
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    return f"raised {type(error).__name__}{': ' + text[0] if text else ''}{where}"
 
 
 def guarded(port: Port, name: str, assets: Assets) -> Port:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.family import HIDDEN, ROUTED, Family, Tap
-from layerparity.anatomy.site import Place, SiteSpec, within
+from layerparity.anatomy.site import SiteSpec
 from layerparity.model.skeleton import Skeleton
 from layerparity.run.ports.base import Call
 
@@ -96,23 +96,6 @@ def sort_routing(tensors: dict[str, torch.Tensor], unseen: dict[str, str]) -> No
     tensors[CHOICES], order = tensors[CHOICES].sort(dim=-1)
     if WEIGHTS in tensors:
         tensors[WEIGHTS] = tensors[WEIGHTS].gather(-1, order)
-
-
-def taps_within(
-    place: Place, taps: Sequence[Tap], wanted: Callable[..., bool]
-) -> list[tuple[str, Tap]]:
-    """Return the wanted ones of a block's taps inside a stage, with the module path below it."""
-    inside = place.module
-    pairs = []
-    for tap in taps:
-        own_output = inside != "" and tap.local == f"{inside}:out"
-        asked = own_output or any(
-            wanted(layer=place.layer, local=local)
-            for local in (tap.local, *(["mlp:out"] if tap.branch else []))
-        )
-        if within(tap.module, inside) and asked:
-            pairs.append((tap.module.removeprefix(inside).removeprefix("."), tap))
-    return pairs
 
 
 def after_of(family: Family, skeleton: Skeleton, stage: str) -> Callable[..., Any] | None:

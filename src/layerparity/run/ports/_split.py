@@ -7,8 +7,8 @@ from typing import Any
 from layerparity.ground import registry
 from layerparity.ground.errors import UserError
 from layerparity.run.backends.base import RankDevices
-from layerparity.run.ports._ranks import RanksPort, ranks_text
 from layerparity.run.ports.base import Assets
+from layerparity.run.ranks.port import RanksPort, ranks_text
 from layerparity.settings.config import Config
 
 

@@ -6,7 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from layerparity.anatomy.family import ATTENDED, CHOSEN_TOKENS, HIDDEN, ROUTED, Tap
+from layerparity.anatomy.family import (
+    ATTENDED,
+    CHOSEN_TOKENS,
+    HIDDEN,
+    ROUTED,
+    Tap,
+    taps_within,
+)
 from layerparity.anatomy.site import EMBEDDING, Place, Site, SiteSpec
 from layerparity.anatomy.sizes import sizes_of
 from layerparity.ground.errors import UserError
@@ -25,7 +32,6 @@ from layerparity.run.ports._canonical import (
     own_choices,
     sort_routing,
     spec_of,
-    taps_within,
 )
 from layerparity.run.ports.base import Assets, Call, Observed, Port
 from layerparity.run.static_cache import HfCache

@@ -11,8 +11,8 @@ from typing import Any
 
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import text_digest
-from layerparity.run.ports._ranks import RanksPort, ranks_text
 from layerparity.run.ports.base import Assets
+from layerparity.run.ranks.port import RanksPort, ranks_text
 from layerparity.settings.config import Config
 from layerparity.settings.key import key
 

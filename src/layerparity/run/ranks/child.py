@@ -18,7 +18,7 @@ from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any
 
-from layerparity.ground.errors import Exit, UserError
+from layerparity.ground.errors import Exit, UserError, said
 from layerparity.run.ranks import wire
 
 START = "start.json"
@@ -58,14 +58,6 @@ def imported(target: str) -> Any:
     """Return what a dotted path names."""
     module, _, name = target.rpartition(".")
     return getattr(importlib.import_module(module), name)
-
-
-def said(error: BaseException) -> str:
-    """Return an exception as one line, with the line that raised it."""
-    text = str(error).strip().splitlines()
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    return f"raised {type(error).__name__}{': ' + text[0] if text else ''}{where}"
 
 
 def _refuse(folder: Path, start: Mapping[str, Any], why: str) -> int:
