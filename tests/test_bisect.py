@@ -619,6 +619,16 @@ def test_configurations_are_bisected_to_the_keys(run: Cli, store: Path) -> None:
     assert "job.bad does not fail" in again.err
 
 
+def test_a_bad_configuration_that_cannot_be_judged_is_not_called_right(run: Cli) -> None:
+    """The golden has floors of float32 and bfloat16."""
+    words = ("job=bisect", "golden=the-golden", "scope=single", "layer=1", "device_map=cpu")
+    ended = run(*words, "job.bad={dtype:float16}")
+    assert ended.exit == 2
+    said = "job.bad could not be judged (INCONCLUSIVE: "
+    assert said in ended.err
+    assert "no noise floor for float16: make it with reference.dtypes" in ended.err
+
+
 def test_mistakes_are_one_short_message(run: Cli, cli: Cli, tmp_path: Path) -> None:
     unknown = run("job=bisect", "golden=the-golden", "job.strategy=guess")
     assert unknown.exit == 2

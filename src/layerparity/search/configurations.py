@@ -10,7 +10,7 @@ from typing import Any
 from layerparity.ground import console
 from layerparity.ground.errors import Exit, UserError
 from layerparity.record.verdict import Outcome
-from layerparity.report.headline import outcome_text
+from layerparity.report.headline import headline, outcome_text
 from layerparity.report.search import Step
 from layerparity.search.bench import KIND, Bench
 from layerparity.search.ddmin import NoDifferenceError, minimal
@@ -26,6 +26,8 @@ class KeyTrials:
     good: Mapping[str, Any]
     bad: Mapping[str, Any]
     steps: list[Step] = field(default_factory=list)
+    # Whether the last one could be judged.
+    judged: bool = True
 
     def fails(self, keys: frozenset[str]) -> bool:
         """Say whether a configuration with these of the bad keys is judged wrong.
@@ -42,7 +44,9 @@ class KeyTrials:
             self.steps.append(Step(asked, f"cannot run: {error}", wrong=False))
             return False
         wrong = verdict.outcome is Outcome.FAIL
-        self.steps.append(Step(asked, outcome_text(verdict), wrong))
+        self.judged = verdict.outcome is not Outcome.INCONCLUSIVE
+        told = outcome_text(verdict) if self.judged else headline(verdict)
+        self.steps.append(Step(asked, told, wrong))
         return wrong
 
 
@@ -85,6 +89,11 @@ def _guilty(keys: Sequence[str], trials: KeyTrials) -> tuple[str, ...]:
     try:
         return minimal(keys, trials.fails)
     except NoDifferenceError as error:
+        if not error.fails and not trials.judged:
+            raise UserError(
+                f"job.bad could not be judged ({trials.steps[-1].told})",
+                "mend what is lacking, or use tolerance=fixed, which needs no floor.",
+            ) from error
         side, how = ("good", "fails as well") if error.fails else ("bad", "does not fail")
         raise UserError(
             f"job.{side} {how} ({trials.steps[-1].told}): give one configuration that passes and "
