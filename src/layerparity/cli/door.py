@@ -68,16 +68,19 @@ def _hydra(arguments: list[str]) -> int:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from layerparity.cli import command, search_path
+    from layerparity.cli import command, completion, composed, search_path
     from layerparity.ground.resources import shipped
     from layerparity.run import sweep
     from layerparity.settings import config
 
     # argparse takes key=value only in one piece, so "a=1 -m b=2" would be refused.
-    sys.argv[1:] = sorted(arguments, key=lambda word: word not in ("-m", "--multirun"))
-    command.check(sys.argv[1:])
+    sys.argv[1:] = sorted(
+        arguments, key=lambda word: word[:1] == "~" or ("=" in word and word[:1] != "-")
+    )
     config.register()
     search_path.register()
+    completion.register()
+    parsed = command.check(sys.argv[1:])
     # With this, Hydra hands us its exceptions instead of printing its own story and exiting.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     _unwritten.clear()
@@ -87,8 +90,16 @@ def _hydra(arguments: list[str]) -> int:
         door = hydra.main(
             version_base="1.3", config_path=str(shipped("conf")), config_name="config"
         )(_job)
-        try:
+
+        def compose_one(words: list[str]) -> None:
+            sys.argv[1:] = words
             door()
+
+        try:
+            if parsed.multirun and parsed.cfg:
+                composed.show(parsed, compose_one)
+            else:
+                door()
         except (HydraException, OmegaConfBaseException) as error:
             raise command.explain(error) from error
         except sweep.CannotBegin as stopped:

@@ -7,6 +7,9 @@ import errno
 from collections.abc import Iterable
 from enum import IntEnum
 
+# Two words closer than this, of 1 for the same, may be one word mistyped.
+_NEAR = 0.65
+
 
 class Exit(IntEnum):
     """Exit status of every command."""
@@ -37,7 +40,7 @@ class UserError(Exception):
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return ``" Did you mean 'x'?"`` for the closest known name, or an empty string."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=_NEAR)
     return f" Did you mean '{close[0]}'?" if close else ""
 
 

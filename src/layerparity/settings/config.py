@@ -38,12 +38,12 @@ MOST_TOKENS = 2**24
 
 
 class DType(Enum):
-    """Floating type a run computes in; torch's names."""
+    """Floating type a run computes in; torch's names, and the short ones that people type."""
 
-    float64 = "float64"
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
+    float64 = fp64 = "float64"
+    float32 = fp32 = "float32"
+    bfloat16 = bf16 = "bfloat16"
+    float16 = fp16 = "float16"
 
 
 class RunKind(Enum):
