@@ -142,7 +142,7 @@ def question_of(config: Config) -> Question:
         how = f"laid over {config.tp_degree} cores as NxDI does"
         way = f"{way}, {how}" if strategy == STREAM else how
     console.say(
-        f"plan of {config.model.name}, {scope.describe()}, {config.dtype.value}, on {free}\n"
+        f"plan of {config.model.label}, {scope.describe()}, {config.dtype.value}, on {free}\n"
         f"{batch.sequences} x {batch.tokens} tokens, {batch.new_tokens} to generate "
         f"({batch.chosen}); {way}"
     )
