@@ -120,6 +120,7 @@ def _job(composed: Any) -> int:
     from layerparity.run import sweep
 
     code, why = Exit.INTERNAL, "stopped"
+    _begin_log()
     try:
         code = _dispatch(composed)
     except UserError as error:
@@ -139,6 +140,17 @@ def _job(composed: Any) -> int:
             # A full disk: what another process knows is lost with it, and Hydra says so.
             _unwritten.append(note)
     return int(code)
+
+
+def _begin_log() -> None:
+    """Begin the job's log as ``hydra.verbose`` and ``hydra/job_logging`` ask."""
+    from hydra.core.hydra_config import HydraConfig
+
+    from layerparity.ground import log
+
+    ours = HydraConfig.get()
+    log.begin(verbose=ours.verbose is True)
+    console.only_log(ours.runtime.choices["hydra/job_logging"] not in ("none", "disabled"))
 
 
 def _dispatch(composed: Any) -> Exit:
