@@ -13,12 +13,9 @@ def show(parsed: Any, one: Callable[[list[str]], object]) -> None:
 
     ``one`` gets the words of a command for one job.
     """
-    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from layerparity.run import sweep
 
-    parser = OverridesParser.create()
-    words = [*_swept_by_experiment(parsed), *parsed.overrides]
-    (jobs,) = BasicSweeper.split_arguments(parser.parse_overrides(words), None)
+    jobs = sweep.parts_of([*_swept_by_experiment(parsed), *parsed.overrides])
     for number, job in enumerate(jobs, start=1):
         print(f"---\n# job {number} of {len(jobs)}: {' '.join(job)}", flush=True)
         options = [f"--config-dir={parsed.config_dir}"] if parsed.config_dir else []

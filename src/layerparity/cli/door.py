@@ -15,6 +15,7 @@ from layerparity import __version__
 from layerparity.ground import console
 from layerparity.ground.errors import Exit, UserError
 from layerparity.machine import owner
+from layerparity.record.stored_run import FINISHED
 from layerparity.tracking.process import terminable
 
 _EXITS = "LAYERPARITY_EXITS"
@@ -201,5 +202,8 @@ def _close_sweep() -> None:
 
     refused = {note["part"]: note["why"] for note in _notes() if note["exit"] != Exit.OK}
     rows = sweep.close_parent(failed=_gravest() is not Exit.OK, refused=refused)
+    unfinished = [row for row in rows if row.status != FINISHED]
     if rows:
-        console.table("Sweep", ("run", "status", "link"), rows)
+        console.say(f"{len(rows) - len(unfinished)} of {len(rows)} parts finished")
+    if unfinished:
+        console.table("Parts that did not finish", ("run", "status", "link"), unfinished)
