@@ -334,7 +334,8 @@ def test_a_faulty_port_is_bisected_to_its_component(
     assert re.search(r"^cause     shown \(\d+%\): ", ended.out, re.M)
     assert "because" not in ended.out
     # Each of the two runs is one line, and neither's tables nor its own link are shown.
-    assert len(re.findall(r"^candidate run of .*: candidate-gpu-\S+ \w{8}, ", ended.out, re.M)) == 2
+    line = r"^candidate run of .*: candidate-tiny_minimax_m2-\S+ \w{8}, "
+    assert len(re.findall(line, ended.out, re.M)) == 2
     assert not re.search(r"Placement|output rms|allocated", ended.out)
     assert ended.out.count("http://") == 2
     assert ended.out.index("\nlayers.3 ") < ended.out.index("where     ")

@@ -43,11 +43,11 @@ def test_charts_and_report_are_in_the_ui(cli: Callable[..., Ended], tmp_path: Pa
         frame = wait_for(driver, lambda d: d.find_element("css selector", "iframe"))
         driver.switch_to.frame(frame)
         wait_for(driver, lambda d: "PASS" in text_of(d))
-        assert "candidate-neuron-full" in text_of(driver)
+        assert "candidate-tiny_minimax_m2-full-float32-xla-cpu" in text_of(driver)
         assert driver.execute_script("return document.querySelectorAll('svg').length") >= 3
         driver.switch_to.default_content()
 
         page(golden.url, "")
-        wait_for(driver, lambda d: "golden-gpu-full" in text_of(d))
+        wait_for(driver, lambda d: "golden-tiny_minimax_m2-full-float32-cpu" in text_of(d))
         page(golden.url, "/model-metrics")
         wait_for(driver, lambda d: "block.out rms" in text_of(d))

@@ -43,7 +43,10 @@ def test_a_child_s_notes_and_progress_are_said_as_one_s_own(
     with console.brief("layer 3", noted):
         console.relay(said)
         console.relay(said)
-    own = ["note: the device is a stand-in", *["layer 3: blocks: 1 of 9 layers.0"] * 2]
+    own = [
+        "note: the device is a stand-in",
+        *["layer 3: blocks: 1 of 9 layers.0, about 48 s left"] * 2,
+    ]
     assert capsys.readouterr().out.splitlines() == own
     console.relay(["5", '{"other": 1}', "x: 1 of 2"])
     assert capsys.readouterr().out == '5\n{"other": 1}\nx: 1 of 2\n'
@@ -56,7 +59,7 @@ def test_long_steps_in_brief_show_their_progress(
     monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
     with console.brief("layer 3", set()), console.progress("blocks", 9) as bar:
         bar.step("layers.0")
-    assert capsys.readouterr().out == "layer 3: blocks: 1 of 9 layers.0\n"
+    assert capsys.readouterr().out == "layer 3: blocks: 1 of 9 layers.0, about 48 s left\n"
 
 
 def test_an_error_ends_the_brevity(capsys: Capsys) -> None:

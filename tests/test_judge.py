@@ -146,7 +146,7 @@ def test_a_stored_comparison_is_judged_without_its_tensors(compared: tuple[Cli, 
 
 def test_what_is_no_comparison_is_refused(compared: tuple[Cli, Path]) -> None:
     run, _ = compared
-    golden = run("job=judge", "run=golden-gpu-range-1-1")
+    golden = run("job=judge", "run=golden-tiny_minimax_m2-range-1-1-float32-cpu")
     assert golden.exit == 2
     assert "holds no verdict.json" in golden.err
     nobody = run("job=judge", "run=nobody")

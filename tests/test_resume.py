@@ -174,7 +174,7 @@ def test_what_is_damaged_is_not_resumed(cli: Cli, stopping, file: str, harm, say
     ended = cli(*TWO, "resume=true")
     assert ended.exit == 0, ended.err
     (line,) = [each for each in ended.out.splitlines() if "is not resumed" in each]
-    assert line.startswith("note: run candidate-gpu-single-0 (")
+    assert line.startswith("note: run candidate-tiny_minimax_m2-single-0-float32-cpu (")
     assert ANEW in ended.out
     assert says in line
     assert "Resuming" not in ended.out
@@ -344,7 +344,8 @@ def test_of_two_that_resume_one_goes_on(tmp_path: Path) -> None:
     ended = together(tmp_path, 2, "whole", *words, "resume=true")
     lost, won = sorted(ended, key=lambda each: -(each.status or 0))
     assert (won.status, lost.status) == (0, 2), ended
-    assert "Resuming run candidate-gpu-single-0" in won.out and "after embed_tokens" in won.out
+    assert "Resuming run candidate-tiny_minimax_m2-single-0-float32-cpu" in won.out
+    assert "after embed_tokens" in won.out
     assert "layerparity: Another command makes or resumes this very run (same finger" in lost.err
     stored = open_store(TrackingConfig(folder=str(tmp_path / "resumed"))).runs()
     runs = {run.status: run for run in stored}

@@ -307,7 +307,7 @@ def test_the_newest_candidate_is_judged_even_if_a_newer_golden_exists(run: Cli) 
     other = run(*CPU, "scope=range", "start=0", "end=0", "prompt.text=Another question")
     assert other.exit == 0, other.err
     judged = run("job=compare")
-    assert "candidate-gpu-single-4" in judged.out
+    assert "candidate-tiny_minimax_m2-single-4-float32-cpu" in judged.out
     assert "passed over" in judged.out
     assert judged.exit == 0
 

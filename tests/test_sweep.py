@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -178,7 +179,15 @@ def test_a_part_that_was_refused_has_a_row(cli, tmp_path):
     refused = [row for row in rows if row[1:2] == ["REFUSED"]]
     assert [row[0] for row in refused] == ["layer=9"]
     assert "layer=9 is out of range" in refused[0][2]
-    assert [row[0] for row in rows if row[1:2] == ["FINISHED"]] == ["mine single 0"]
+    lines = made.out.splitlines()
+    (part,) = [line for line in lines if line.startswith("1 of 2: mine single 0 ")]
+    assert re.search(
+        r", \d+ sites, output rms [\d.]+, no NaN or Inf, [\d.]+ s, about \d+ s left$", part
+    )
+    assert "1 of 2 parts finished" in lines
+    # The story of a part is in its own log.
+    assert not re.search(r"Placement|loading ", made.out)
+    assert "Placement" in next(tmp_path.rglob("log.txt")).read_text()
     (parent,) = open_store(the_config(tmp_path)).runs(kind="sweep")
     assert (parent.status, parent.tags["children.refused"]) == ("FAILED", "1")
 

@@ -15,7 +15,7 @@ from typing import Any
 LOST, WHOLE, CRASH, LEFT = "lost", "falsely whole", "exit 3", "left behind"
 Finding = tuple[str, str]
 # Of a run's files, what says how it was made, not what it computed: `resume=true` itself, the time.
-_OWN = ("config.yaml", "profile.json")
+_OWN = ("log.txt", "config.yaml", "profile.json")
 
 
 class UnreadableError(Exception):

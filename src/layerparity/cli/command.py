@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from layerparity.cli import help as help_text
+from layerparity.cli.search_path import given_folders
 from layerparity.ground.errors import UserError, nearest
 from layerparity.ground.quoting import quoted
 from layerparity.ground.resources import shipped
@@ -16,11 +18,12 @@ from layerparity.settings import config
 _STRUCT = re.compile(r"(?:Key '([\w.]+)' (?:is )?not in|Could not override '([^']+)')")
 # Letters of a word that a message repeats.
 _SHOWN = 120
+_CHOICE = re.compile(r"Invalid value '([^']*)', expected one of \[([^\]]*)\]")
 _FULL_KEY = re.compile(r"full_key: ([\w.\[\]]+)")
 
 
-def check(arguments: Sequence[str]) -> None:
-    """Raise UserError for the first argument that cannot be meant."""
+def check(arguments: Sequence[str]) -> Any:
+    """Return the arguments as Hydra reads them; raise UserError for the first not to be meant."""
     from hydra._internal.utils import get_args_parser
 
     def refuse(message: str) -> None:
@@ -31,7 +34,9 @@ def check(arguments: Sequence[str]) -> None:
     parsed = parser.parse_args(list(arguments))
     _check_ways(parsed)
     if not parsed.shell_completion:
-        check_overrides(parsed.overrides, parsed.multirun)
+        given = given_folders(parsed.config_dir, parsed.overrides)
+        check_overrides(parsed.overrides, parsed.multirun, given)
+    return parsed
 
 
 def _check_ways(parsed: Any) -> None:
@@ -44,14 +49,17 @@ def _check_ways(parsed: Any) -> None:
         "--shell-completion": parsed.shell_completion,
     }
     given = [way for way, is_given in ways.items() if is_given]
-    if len(given) > 1:
+    if len(given) > 1 and given != ["--multirun", "--cfg"]:
         raise UserError(f"{' and '.join(given)} are asked for at once", "give one of them.")
     if parsed.resolve and parsed.cfg is None:
         raise UserError("--resolve says how --cfg shows a command", "add --cfg job.")
 
 
-def check_overrides(overrides: Sequence[str], multirun: bool) -> None:
-    """Raise UserError for the first override that is no key=value, or names no option."""
+def check_overrides(overrides: Sequence[str], multirun: bool, given: Sequence[Path] = ()) -> None:
+    """Raise UserError for the first override that is no key=value, or names no option.
+
+    ``given`` are folders of groups beside our own.
+    """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -82,16 +90,19 @@ def check_overrides(overrides: Sequence[str], multirun: bool) -> None:
                 f"{redacted(argument)} holds a login, which Hydra would keep with the sweep: "
                 "leave it out."
             )
-        _check_choice(override)
+        _check_choice(override, given)
 
 
-def _check_choice(override: Any) -> None:
+def _check_choice(override: Any, given: Sequence[Path]) -> None:
     """Raise UserError where an override chooses an option that its group does not have."""
     group = override.key_or_group
     if group not in (*help_text.GROUPS, "job", "experiment"):
         _refuse_group(override)
         return
-    known = help_text.options(group)
+    if override.is_add() or override.is_force_add():
+        taken = f"{override.input_line} adds to what has one option already"
+        raise UserError(taken, f"write {override.input_line.lstrip('+')}.")
+    known = help_text.options(group, given)
     chosen = (
         override.sweep_string_iterator() if override.is_sweep_override() else [override.value()]
     )
@@ -177,6 +188,8 @@ def explain(error: Exception) -> UserError:
             f"There is no key '{key}'.{nearest(key, config.every_key())} --help lists them.{own}"
         )
     first = str(error.__cause__ or error).strip().splitlines()[0]
+    if choice := _CHOICE.search(first):
+        first += nearest(choice[1], choice[2].split(", "))
     where = f"{full[1]}: " if full else ""
     return UserError(f"{where}{first}")
 

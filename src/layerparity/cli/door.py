@@ -15,6 +15,7 @@ from layerparity import __version__
 from layerparity.ground import console
 from layerparity.ground.errors import Exit, UserError
 from layerparity.machine import owner
+from layerparity.record.stored_run import FINISHED
 from layerparity.tracking.process import terminable
 
 _EXITS = "LAYERPARITY_EXITS"
@@ -84,16 +85,19 @@ def _hydra(arguments: list[str]) -> int:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from layerparity.cli import command, search_path
+    from layerparity.cli import command, completion, composed, search_path
     from layerparity.ground.resources import shipped
     from layerparity.run import sweep
     from layerparity.settings import config
 
     # argparse takes key=value only in one piece, so "a=1 -m b=2" would be refused.
-    sys.argv[1:] = sorted(arguments, key=lambda word: word not in ("-m", "--multirun"))
-    command.check(sys.argv[1:])
+    sys.argv[1:] = sorted(
+        arguments, key=lambda word: word[:1] == "~" or ("=" in word and word[:1] != "-")
+    )
     config.register()
     search_path.register()
+    completion.register()
+    parsed = command.check(sys.argv[1:])
     # With this, Hydra hands us its exceptions instead of printing its own story and exiting.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     _unwritten.clear()
@@ -103,8 +107,16 @@ def _hydra(arguments: list[str]) -> int:
         door = hydra.main(
             version_base="1.3", config_path=str(shipped("conf")), config_name="config"
         )(_job)
-        try:
+
+        def compose_one(words: list[str]) -> None:
+            sys.argv[1:] = words
             door()
+
+        try:
+            if parsed.multirun and parsed.cfg:
+                composed.show(parsed, compose_one)
+            else:
+                door()
         except (HydraException, OmegaConfBaseException) as error:
             raise command.explain(error) from error
         except sweep.CannotBegin as stopped:
@@ -127,6 +139,7 @@ def _job(composed: Any) -> int:
     code, why = Exit.INTERNAL, "stopped"
     if _unread:
         return int(code)
+    _begin_log()
     try:
         code = _dispatch(composed)
     except UserError as error:
@@ -155,6 +168,17 @@ def _complain_of(error: Exception) -> None:
         return
     traceback.print_exc()
     console.complain("layerparity: an internal error; the traceback above belongs in a report.")
+
+
+def _begin_log() -> None:
+    """Begin the job's log as ``hydra.verbose`` and ``hydra/job_logging`` ask."""
+    from hydra.core.hydra_config import HydraConfig
+
+    from layerparity.ground import log
+
+    ours = HydraConfig.get()
+    log.begin(verbose=ours.verbose is True)
+    console.only_log(ours.runtime.choices["hydra/job_logging"] not in ("none", "disabled"))
 
 
 def _dispatch(composed: Any) -> Exit:
@@ -205,5 +229,8 @@ def _close_sweep() -> None:
 
     refused = {note["part"]: note["why"] for note in _notes() if note["exit"] != Exit.OK}
     rows = sweep.close_parent(failed=_gravest() is not Exit.OK, refused=refused)
+    unfinished = [row for row in rows if row.status != FINISHED]
     if rows:
-        console.table("Sweep", ("run", "status", "link"), rows)
+        console.say(f"{len(rows) - len(unfinished)} of {len(rows)} parts finished")
+    if unfinished:
+        console.table("Parts that did not finish", ("run", "status", "link"), unfinished)

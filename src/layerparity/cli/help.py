@@ -63,13 +63,14 @@ def text() -> str:
     return "\n".join([*parts, *machine, "", _keys(), _ENDING])
 
 
-def options(group: str) -> dict[str, str]:
-    """Return a group's options with what each one is, by name."""
+def options(group: str, given: Sequence[Path] = ()) -> dict[str, str]:
+    """Return a group's options with what each one is, by name; also of folders that were given."""
     folders = experiment_folders() if group == "experiment" else [shipped("conf") / group]
+    folders += [folder / group for folder in given]
     return {
-        file.stem: describe(file)
+        file.relative_to(folder).with_suffix("").as_posix(): describe(file)
         for folder in reversed(folders)
-        for file in sorted(folder.glob("*.yaml"))
+        for file in sorted(folder.rglob("*.yaml"))
     }
 
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
 
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
+from layerparity.ground.errors import UserError
 from layerparity.ground.resources import shipped
 
 GROUP = "experiment"
+_SEARCHPATH = "hydra.searchpath="
 _CUDA = re.compile(r"^device_map/(cuda:\d+)(?:\.yaml)?$")
 
 
@@ -23,6 +28,39 @@ def experiment_folders() -> list[Path]:
     """Return the folders experiments are found in: the user's own first, then the shipped."""
     own, ours = Path.cwd() / "experiments", shipped("experiments")
     return [own, ours] if own.is_dir() and own.resolve() != ours.resolve() else [ours]
+
+
+def given_folders(config_dir: str | None, overrides: Sequence[str]) -> list[Path]:
+    """Return the folders of groups that ``--config-dir`` and ``hydra.searchpath`` of a command add.
+
+    Raises UserError for a folder or a package that is not there.
+    """
+    given = {} if config_dir is None else {config_dir: "--config-dir"}
+    parser = OverridesParser.create()
+    for word in overrides:
+        if word.startswith(_SEARCHPATH):
+            listed = parser.parse_override(word).value()
+            named = listed if isinstance(listed, list) else [listed]
+            given |= {str(getattr(each, "text", each)): _SEARCHPATH for each in named}
+    folders = []
+    for place, key in given.items():
+        scheme, separator, rest = place.rpartition("://")
+        if scheme == "pkg":
+            try:
+                folder = Path(str(resources.files(rest.replace("/", "."))))
+            except ModuleNotFoundError as error:
+                found = f"{key.rstrip('=')} names the package {rest}, which is not installed"
+                raise UserError(found, "install it, or leave it out.") from error
+        elif not separator or scheme == "file":
+            folder = Path(rest)
+        else:
+            continue
+        if not folder.is_dir():
+            raise UserError(
+                f"{key.rstrip('=')} names {place}, which is no folder", "give one that is there."
+            )
+        folders.append(folder)
+    return folders
 
 
 class ExperimentSource(FileConfigSource):
@@ -43,8 +81,8 @@ class ExperimentSource(FileConfigSource):
         return bool(inside) and super().is_config(inside or "")
 
     def is_group(self, config_path: str) -> bool:
-        """Say whether this is the group ``experiment``."""
-        return config_path == GROUP
+        """Say whether this is the group ``experiment``, or the place where it lies."""
+        return config_path in ("", GROUP)
 
     def available(self) -> bool:
         """Say whether the folder exists."""
@@ -52,8 +90,8 @@ class ExperimentSource(FileConfigSource):
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         """List the experiments, or the group itself."""
-        if config_path == GROUP:
-            return super().list("", results_filter)
+        if config_path == GROUP and results_filter in (None, ObjectType.CONFIG):
+            return sorted(file.stem for file in Path(self.path).glob("*.yaml"))
         if config_path == "" and results_filter in (None, ObjectType.GROUP):
             return [GROUP]
         return []

@@ -17,9 +17,12 @@ from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from typing import Any
 
+from layerparity.ground.log import LOGGER
 from layerparity.ground.secrets import redacted
 
 _LOG_EVERY_SECONDS = 5.0
+# Of a table, in letters, where there is no terminal.
+_WIDTH = 160
 
 
 @dataclass(frozen=True)
@@ -32,11 +35,18 @@ class _Brief:
 
 _briefs: list[_Brief] = []
 _relayed: list[bool] = []
+_logged: list[bool] = []
+
+
+def only_log(is_shown: bool) -> None:
+    """Print nothing where ``is_shown`` says that the log records are: they hold the same lines."""
+    _logged[:] = [True] if is_shown else []
 
 
 def say(text: str) -> None:
     """Print one line of progress or result."""
-    if not _briefs:
+    LOGGER.info("%s", redacted(text))
+    if not (_briefs or _logged):
         print(redacted(text), flush=True)
 
 
@@ -45,11 +55,13 @@ def note(text: str) -> None:
     if _relayed:
         print(json.dumps({"note": redacted(text)}), flush=True)
         return
+    LOGGER.info("note: %s", redacted(text))
     if _briefs:
         if text in _briefs[-1].noted:
             return
         _briefs[-1].noted.add(text)
-    print(f"note: {redacted(text)}", flush=True)
+    if not _logged:
+        print(f"note: {redacted(text)}", flush=True)
 
 
 @contextmanager
@@ -81,6 +93,7 @@ def relay(lines: Iterable[str]) -> None:
 
 def complain(text: str) -> None:
     """Print one message to standard error."""
+    LOGGER.error("%s", redacted(text))
     print(redacted(text), file=sys.stderr, flush=True)
 
 
@@ -100,11 +113,14 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> 
 
 def show(renderable: Any) -> None:
     """Print anything rich can render, 160 columns wide where there is no terminal."""
-    if _briefs:
-        return
     from rich.console import Console
 
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    text = io.StringIO()
+    Console(width=_WIDTH, highlight=False, file=text).print(renderable)
+    LOGGER.info("%s", text.getvalue().rstrip())
+    if _briefs or _logged:
+        return
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
     # Where nobody reads it, rich would end the process, with the status of a comparison that fails.
     with console.capture() as drawn:
         console.print(renderable)
@@ -167,20 +183,26 @@ class Progress:
         self.title, self.total, self.done = title, total, 0
         self._bar = bar
         self._task = bar.add_task(title, total=total, what="") if bar is not None else None
-        self._said = time.monotonic()
+        self._said = self._began = time.monotonic()
 
     def step(self, what: str = "") -> None:
         """Count one step, named ``what``."""
         self.done += 1
         if self._bar is not None:
             self._bar.update(self._task, advance=1, what=what)
-            return
+        now = time.monotonic()
         ended = self.done == self.total and not _briefs
-        if ended or time.monotonic() - self._said >= _LOG_EVERY_SECONDS:
-            self._said = time.monotonic()
-            line = f"{self.title}: {self.done} of {self.total} {what}".rstrip()
-            if _relayed:
-                line = json.dumps({"done": self.done, "total": self.total, "what": what})
+        if not ended and now - self._said < _LOG_EVERY_SECONDS:
+            return
+        self._said = now
+        left = (now - self._began) / self.done * (self.total - self.done)
+        line = f"{self.title}: {self.done} of {self.total} {what}".rstrip()
+        line += f", about {left:.0f} s left" if self.done < self.total else ""
+        if _relayed:
+            line = json.dumps({"done": self.done, "total": self.total, "what": what})
+        else:
+            LOGGER.info("%s", line)
+        if self._bar is None and not _logged:
             print(line, flush=True)
 
 

@@ -9,6 +9,9 @@ from collections.abc import Iterable
 from enum import IntEnum
 from pathlib import Path
 
+# Two words closer than this, of 1 for the same, may be one word mistyped.
+_NEAR = 0.65
+
 
 class Exit(IntEnum):
     """Exit status of every command."""
@@ -39,7 +42,7 @@ class UserError(Exception):
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return ``" Did you mean 'x'?"`` for the closest known name, or an empty string."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=_NEAR)
     return f" Did you mean '{close[0]}'?" if close else ""
 
 

@@ -65,14 +65,14 @@ def _keep(config: Config, store: Store, checkpoint: Checkpoint, audit: Audit) ->
         "verdict": audit.verdict,
         "first_failure": audit.problems[0].text if audit.problems else "",
         "headline": headline(audit),
-        "model": config.model.name,
+        "model": config.model.label,
         "model_type": audit.model_type,
         "config_digest": "",
         "deep": str(config.audit.deep).lower(),
     }
     with suppress(UserError):
         tags["config_digest"] = checkpoint.config_digest
-    params = {"model": config.model.name, "path": audit.folder}
+    params = {"model": config.model.label, "path": audit.folder}
     name = config.name or f"audit-{checkpoint.folder.name}"
     with store.start(name, KIND, tags, params) as active:
         active.log_text(audit.to_json(), FILE)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hydra.core.hydra_config import HydraConfig
+
 from layerparity.ground.errors import Exit
 from layerparity.settings.config import Config
 
@@ -16,8 +18,15 @@ class Settings:
 
 
 def run(config: Config) -> Exit:
-    """Make one run. Nothing is logged before the command is known to make sense."""
+    """Make one run. Nothing is logged before the command is known to make sense.
+
+    Of a part of a sweep one line is shown, or all with ``hydra.verbose=true``.
+    """
+    from layerparity.run import sweep, sweep_part
     from layerparity.run.make import make
 
-    make(config)
+    if sweep.part() and not HydraConfig.get().verbose:
+        sweep_part.make_part(config)
+    else:
+        make(config)
     return Exit.OK

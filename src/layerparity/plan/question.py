@@ -121,7 +121,7 @@ def question_of(config: Config) -> Question:
     if devices.instance is not None and config.plan.devices is None:
         free += " (plan.devices= names another)"
     console.say(
-        f"plan of {config.model.name}, {scope.describe()}, {config.dtype.value}, on {free}\n"
+        f"plan of {config.model.label}, {scope.describe()}, {config.dtype.value}, on {free}\n"
         f"{batch.sequences} x {batch.tokens} tokens, {batch.new_tokens} to generate "
         f"({batch.chosen}); {_way(config, nxdi, one_device=one_device)}"
     )

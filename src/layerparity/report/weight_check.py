@@ -29,13 +29,13 @@ def keep_check(config: Config, store: Store, check: WeightCheck, scope: str) -> 
         "what": "weights",
         "verdict": check.verdict,
         "first_failure": finding_text(check.faults[0]) if check.faults else "",
-        "model": config.model.name,
+        "model": config.model.label,
         "scope": scope,
         "port": label,
         "dtype": config.dtype.value,
     }
     name = config.name or f"weights-{label.replace(' ', '-')}"
-    with store.start(name, KIND, tags, {"port": label, "model": config.model.name}) as active:
+    with store.start(name, KIND, tags, {"port": label, "model": config.model.label}) as active:
         active.log_text(json.dumps(check.to_dict(), indent=1), "weights_check.json")
         if check.findings:
             active.log_table(findings_table(check.findings), "weights_findings.json")

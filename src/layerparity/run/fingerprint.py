@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import metadata
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,7 @@ def model_print(prepared: RunPlan) -> ModelPrint:
     """Return what identifies the run's model."""
     checkpoint = prepared.checkpoint
     return ModelPrint(
-        prepared.config.model.name,
+        prepared.config.model.label,
         str(checkpoint.config.get("model_type")),
         prepared.num_layers,
         checkpoint.config_digest,
@@ -71,7 +71,7 @@ def fingerprint_of(prepared: Prepared) -> str:
         json.dumps(
             {
                 "version": __version__,
-                "model": asdict(model_print(prepared)),
+                "model": asdict(replace(model_print(prepared), name="")),
                 "files": [(h.file.name, *h.stamp) for h in prepared.checkpoint.headers],
                 "inputs": prepared.inputs.hashes(),
                 "given": sorted(str(site) for site in prepared.inputs.given),

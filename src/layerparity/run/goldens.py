@@ -12,6 +12,7 @@ from layerparity.anatomy.site import Place, Site, overlap
 from layerparity.ground import console
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import text_digest
+from layerparity.model.checkpoint import config_digest
 from layerparity.record.manifest import Manifest, Record
 from layerparity.run.scope import begins_with_tokens
 from layerparity.settings.config import Config, FeedMode, RunKind
@@ -90,7 +91,9 @@ def golden_for(
     same = SameWeights(checkpoint, request.stages)
     if reference is not None and reference != LATEST:
         asked = store.find(reference, kind=RunKind.golden.value)
-        other = same.differing(_used(asked))
+        of = {RecordedRun.of(run).manifest.model.config_digest for run in asked}
+        # Of another model all weights are others: whoever uses it says which model it is.
+        other = same.differing(_used(asked)) if of == {checkpoint.config_digest} else ""
         if other:
             console.note(f"golden run {names_of(asked)} was made from other weights: {other}")
         return asked
@@ -132,6 +135,22 @@ def recorded_at(manifest: Manifest, request: Request, stage: str) -> Sequence[Si
     layer = Place.parse(stage).layer
     measured = by_layer(manifest.blocks)
     return request.sites_of(stage, measured.get(layer) if layer is not None else None)
+
+
+def refuse_other_model(run: str, manifest: Manifest, request: Request) -> None:
+    """Raise UserError where a run, as a sentence calls it, is not of the model that is asked for.
+
+    Both are named, and told apart by what they differ in: their architecture or their sizes.
+    """
+    if manifest.model.config_digest == config_digest(request.model):
+        return
+    theirs, ours = manifest.model.model_type, str(request.model.get("model_type"))
+    other = f"{theirs} against {ours}" if theirs != ours else f"both {ours}, with other sizes"
+    raise UserError(
+        f"{run} is of another model: {manifest.model.name}, and this run is of "
+        f"{request.config.model.label} ({other})",
+        "name a run of the same model, or give model= and model.path= of that one.",
+    )
 
 
 def newest_first(runs: Sequence[Any]) -> list[Any]:

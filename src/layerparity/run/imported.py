@@ -83,7 +83,7 @@ def keep(
         skipped = _write(recorded, plan, inputs, tokens, recorder)
         if not recorder.records:
             why = next(iter(skipped.values()), "no site is named")
-            raise UserError(f"{recorded.name} holds nothing of {plan.config.model.name}: {why}.")
+            raise UserError(f"{recorded.name} holds nothing of {plan.config.model.label}: {why}.")
         manifest = _manifest(recorded, plan, inputs, recorder.records, mark)
         manifest.skipped = {**_unrecorded(manifest), **recorded.skipped, **skipped}
         files.write_inputs(inputs.tensors())
@@ -106,7 +106,7 @@ def _refuse_strange(recorded: Recorded, plan: RunPlan) -> None:
     stages = whole(plan)
     for site in recorded.tensors:
         if site.place.stage not in stages and site.path != CHOSEN.path:
-            name = plan.config.model.name
+            name = plan.config.model.label
             raise UserError(
                 f"{recorded.name}: {site} is none of its sites, for {name} has {stages[0]}, "
                 f"layers.0 to {stages[-3]}, {NORM} and {HEAD}",
@@ -248,7 +248,7 @@ def _mark(recorded: Recorded, plan: RunPlan, inputs: Inputs) -> str:
     """Return the hash of all that determines what is kept."""
     config = plan.config
     decided = [config.dtype.value, config.scope.kind.value, config.start, config.end, config.layer]
-    model = [plan.checkpoint.config_digest, config.model.name]
+    model = plan.checkpoint.config_digest
     parts = [__version__, recorded.what, recorded.identity, model, decided, inputs.hashes()]
     return text_digest(json.dumps(parts, sort_keys=True))
 
@@ -259,7 +259,7 @@ def _tags(recorded: Recorded, plan: RunPlan, inputs: Inputs, mark: str) -> dict[
     return {
         "backend": recorded.what,
         "scope": "full",
-        "model": config.model.name,
+        "model": config.model.label,
         "model_type": str(plan.checkpoint.config.get("model_type")),
         "config_digest": plan.checkpoint.config_digest,
         "dtype": config.dtype.value,

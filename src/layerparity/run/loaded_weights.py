@@ -48,7 +48,7 @@ def load_weights(plan: RunPlan) -> LoadedWeights:
         for warning in backend.warnings:
             console.note(f"{warning}")
         console.say(
-            f"weights of {plan.config.model.name}, {plan.scope.describe()}, as port {label} has "
+            f"weights of {plan.config.model.label}, {plan.scope.describe()}, as port {label} has "
             "them"
         )
         with console.progress("stages", len(stages)) as bar:

@@ -140,7 +140,7 @@ def prepare(plan: RunPlan, backend: Backend, store: Store) -> Prepared:
         # Every value that is replaced is one that is seen.
         wanted = inputs.capture
     console.say(
-        f"{config.kind.value} run of {config.model.name}, {scope.describe()}, on "
+        f"{config.kind.value} run of {config.model.label}, {scope.describe()}, on "
         f"{backend.name} ({backend.device_label}), {config.dtype.value}, capture={wanted.name}\n"
         f"fed {inputs.chosen}; feed={config.feed.value}"
     )

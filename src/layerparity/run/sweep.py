@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from layerparity.tracking.store import Store
 
 PARENT_VARIABLE = "LAYERPARITY_PARENT_RUN"
+# How many parts a sweep has, and when it began, in seconds of the clock.
+PARTS_VARIABLE = "LAYERPARITY_SWEEP_PARTS"
 SWEPT_JOB = "run"
 REFUSED = "REFUSED"
 # The kind of a sweep is its own; that of its children tells what it can stand for.
@@ -72,10 +75,22 @@ class SweepParent(Callback):
             name = config.get("name") or "sweep " + " ".join(overrides)
             parent = store.begin(redacted(name)[:200], "sweep", {}, {"overrides": overrides})
             os.environ[PARENT_VARIABLE] = parent.id
+            params = OmegaConf.select(config, "hydra.sweeper.params") or {}
+            parts = parts_of([*(f"{key}={value}" for key, value in params.items()), *overrides])
+            os.environ[PARTS_VARIABLE] = f"{len(parts)} {time.time()}"
             console.say(f"{parent.name}  {parent.id}\n{parent.url}")
             _open.append((store, parent, overrides))
         except Exception as error:
             raise CannotBegin(error) from error
+
+
+def parts_of(words: list[str]) -> list[list[str]]:
+    """Return the words of each part of a sweep, as Hydra's own sweeper combines them."""
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    (parts,) = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(words), None)
+    return parts
 
 
 def part() -> str:
@@ -98,6 +113,7 @@ def close_parent(
     by `part`, a job did not succeed; those that had no run get a row too.
     """
     os.environ.pop(PARENT_VARIABLE, None)
+    os.environ.pop(PARTS_VARIABLE, None)
     if not _open:
         return []
     store, parent, shared = _open.pop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -32,10 +33,15 @@ _BLOCK = "block"
 
 
 def run_name(prepared: Prepared) -> str:
-    """Return a name that says what the run is."""
+    """Return a name that says what the run is: of which model, how much, in which type, and where.
+
+    Such as ``candidate-tiny_minimax_m2-single-0-bfloat16-xla-cpu``.
+    """
     config = prepared.config
     scope = prepared.scope.describe().replace(" ", "-").replace("..", "-")
-    return f"{config.kind.value}-{config.backend.name}-{scope}"
+    model = config.model.label.rpartition("/")[2]
+    device = re.sub(r"\W+", "-", prepared.backend.device_label.partition(",")[0]).strip("-")
+    return f"{config.kind.value}-{model}-{scope}-{config.dtype.value}-{device.lower()}"
 
 
 def tags(prepared: Prepared, mark: str) -> dict[str, str]:
@@ -45,7 +51,7 @@ def tags(prepared: Prepared, mark: str) -> dict[str, str]:
         "backend": backend.name,
         "device": backend.device_label,
         "scope": prepared.scope.describe(),
-        "model": config.model.name,
+        "model": config.model.label,
         "model_type": str(prepared.checkpoint.config.get("model_type")),
         "config_digest": prepared.checkpoint.config_digest,
         "dtype": config.dtype.value,

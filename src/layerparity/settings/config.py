@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from math import gcd
+from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -31,6 +32,8 @@ PLUGIN_GROUPS = {
 }
 
 
+# How a hub's cache begins the folder of a model.
+_HUB = "models--"
 # Each costs stack and a place with the scheduler: with more, some torch operations never end.
 MOST_THREADS = 1024
 # No model has such a context; a batch of more fits no memory.
@@ -38,12 +41,12 @@ MOST_TOKENS = 2**24
 
 
 class DType(Enum):
-    """Floating type a run computes in; torch's names."""
+    """Floating type a run computes in; torch's names, and the short ones that people type."""
 
-    float64 = "float64"
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
+    float64 = fp64 = "float64"
+    float32 = fp32 = "float32"
+    bfloat16 = bf16 = "bfloat16"
+    float16 = fp16 = "float16"
 
 
 class RunKind(Enum):
@@ -107,6 +110,16 @@ class ModelSettings:
         None, "values of config.json, where there is no folder"
     )
     prompt: str | None = key(None, "what the model is asked where the command gives no prompt")
+
+    @property
+    def label(self) -> str:
+        """What a reader calls the model: its folder's name, of a hub's cache ``org/name``."""
+        if self.path is None:
+            return self.name
+        folder = Path(self.path).expanduser().absolute()
+        if folder.parent.name == "snapshots" and folder.parents[1].name.startswith(_HUB):
+            return folder.parents[1].name.removeprefix(_HUB).replace("--", "/")
+        return folder.name or self.name
 
 
 @dataclass

@@ -6,11 +6,13 @@ import json
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from layerparity.ground import log
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import text_digest, write_text
 from layerparity.ground.secrets import redacted
@@ -24,6 +26,8 @@ from layerparity.tracking.stored_runs import RESUMED_BY
 if TYPE_CHECKING:
     from mlflow.entities import Metric
 
+# What was said while the run was made, with times.
+LOG = "log.txt"
 WHOLE_RUN = "summary/"
 # Of one run alone, and no part of a sweep's series by layer.
 OWN = (WHOLE_RUN, system.PREFIX)
@@ -49,6 +53,7 @@ class ActiveRun:
     _tables: list[dict[str, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self._lines = log.Lines()
         self._heartbeat = interrupted.Heartbeat(self.connection.client, self.id)
         with self.connection.user_errors():
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -139,8 +144,9 @@ class ActiveRun:
 
     def publish(self) -> None:
         """Upload the files where the artifact store is remote; a local one has them already."""
-        if self.remote:
-            with self.connection.user_errors():
+        with self.connection.user_errors():
+            write_text(self.folder / LOG, redacted(self._lines.text()))
+            if self.remote:
                 artifacts.upload(self.connection.client, self.id, self.folder)
 
     def end(self, status: str = FINISHED, error: BaseException | None = None) -> None:
@@ -150,6 +156,11 @@ class ActiveRun:
             stop = stop_behind(error) if status == KILLED else None
             reason = f"stopped by {name_of(stop)}" if stop else names.one_line(error)
             self.set_tags({"error": reason})
+            log.LOGGER.error("the run ends as %s: %s", status, reason)
+            # The disk may be what failed.
+            with suppress(OSError):
+                write_text(self.folder / LOG, redacted(self._lines.text()))
+        self._lines.close()
         with self.connection.user_errors():
             self.connection.client.set_terminated(self.id, status)
             more = ("error",) if error is None else ()

@@ -13,10 +13,15 @@ from dataclasses import dataclass, replace
 from layerparity.anatomy.site import EMBEDDING, HEAD, NORM, Kind, Site
 from layerparity.ground.errors import UserError
 from layerparity.ground.quoting import typed
-from layerparity.model.checkpoint import config_digest
 from layerparity.record.manifest import Manifest, Record
 from layerparity.run import open_backend, open_port
-from layerparity.run.goldens import RecordedRun, names_of, newest_first, recorded_input
+from layerparity.run.goldens import (
+    RecordedRun,
+    names_of,
+    newest_first,
+    recorded_input,
+    refuse_other_model,
+)
 from layerparity.run.inputs.base import Inputs, Request
 from layerparity.run.inputs.golden import RecordedInputs, RecordedTensors, inputs_of
 from layerparity.settings.config import Config, FeedMode, RunKind
@@ -122,8 +127,7 @@ def _refuse_unlike(sources: Sequence[RecordedRun], request: Request) -> None:
     asked = request.config.dtype.value
     for source in sources:
         manifest, name = source.manifest, source.run.name
-        if manifest.model.config_digest != config_digest(request.model):
-            raise UserError(f"Candidate {name} is of another model: {manifest.model.name}.")
+        refuse_other_model(f"Candidate {name}", manifest, request)
         if manifest.dtype != asked:
             raise UserError(
                 f"Candidate {name} computed in {manifest.dtype}, and a golden of its own values "

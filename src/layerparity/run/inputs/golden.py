@@ -10,7 +10,6 @@ from layerparity.anatomy.site import DECODE, Site
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import damaged, inside, text_digest
 from layerparity.ground.quoting import typed
-from layerparity.model.checkpoint import config_digest
 from layerparity.record.folder import MANIFEST, RunFolder
 from layerparity.record.manifest import Manifest, Record
 from layerparity.run.goldens import (
@@ -20,6 +19,7 @@ from layerparity.run.goldens import (
     newest_first,
     recorded_at,
     recorded_input,
+    refuse_other_model,
 )
 from layerparity.run.inputs import _replay
 from layerparity.run.inputs.base import Inputs, Request
@@ -59,11 +59,8 @@ def from_runs(runs: Sequence[Any], request: Request) -> Inputs:
     """
     runs = newest_first(runs)
     sources = [RecordedRun.of(run) for run in runs]
-    digest = config_digest(request.model)
     for source in sources:
-        if source.manifest.model.config_digest != digest:
-            model = source.manifest.model.name
-            raise UserError(f"Golden run {source.run.name} is of another model: {model}.")
+        refuse_other_model(f"Golden run {source.run.name}", source.manifest, request)
     manifests = [source.manifest for source in sources]
     lacking = lacks(manifests, request)
     if lacking:

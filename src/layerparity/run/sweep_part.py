@@ -1,0 +1,48 @@
+"""What a sweep says of each of its parts: one line. The part's own story is in its log file."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from hydra.core.hydra_config import HydraConfig
+
+from layerparity.ground import console
+from layerparity.run.make import make
+from layerparity.run.sweep import PARTS_VARIABLE
+
+if TYPE_CHECKING:
+    from layerparity.record.manifest import Manifest
+    from layerparity.settings.config import Config
+
+# Notes that a part in this process said: the next one says only what is new.
+_noted: set[str] = set()
+
+
+def make_part(config: Config) -> None:
+    """Make one part of a sweep and say so in a line. Raises UserError where it cannot be made."""
+    from layerparity.tracking.store import open_store
+
+    store, began = open_store(config.tracking), time.monotonic()
+    before = store.counted()
+    number = HydraConfig.get().job.num + 1
+    parts, started = os.environ.get(PARTS_VARIABLE, f"{number} {time.time()}").split()
+    title = f"{number} of {parts}"
+    with console.brief(title, _noted):
+        run = store.get(make(config))
+    assert run is not None, "a run that was just made can be found"
+    how = "reused" if run.sequence <= before else f"{time.monotonic() - began:.1f} s"
+    left = (time.time() - float(started)) / number * (int(parts) - number)
+    more = [f"about {left:.0f} s left"] if number < int(parts) else []
+    words = [f"{title}: {run.name} {run.id[:8]}", described(run.read_manifest()), how, *more]
+    console.say(", ".join(words))
+
+
+def described(manifest: Manifest) -> str:
+    """Return what a run holds: its sites, the size of its last output, and what is no number."""
+    bad = sum(int(record.stats["nan"] + record.stats["inf"]) for record in manifest.records)
+    last = manifest.stages[-1]
+    ends = [each for each in manifest.records if each.site.path == last and each.site.end == "out"]
+    rms = [f"output rms {each.stats['rms']:.4g}" for each in ends[:1]]
+    return ", ".join([f"{len(manifest.records)} sites", *rms, f"{bad or 'no'} NaN or Inf"])

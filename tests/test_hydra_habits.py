@@ -1,0 +1,101 @@
+"""What people who know Hydra type: folders of their own, completion, sweeps that are only shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import Ended
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A folder of groups as a user keeps one: an option of a group, and two experiments."""
+    folder = tmp_path / "theirs"
+    files = {
+        "backend/tuned.yaml": "name: gpu\ncompile: true\n",
+        "experiment/first_block.yaml": "# @package _global_\n"
+        "defaults:\n  - override /scope: single\nlayer: 0\n",
+        "experiment/nightly/all.yaml": "# @package _global_\ndtype: bfloat16\n",
+    }
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+def composed(ended: Ended) -> list[dict]:
+    assert ended.exit == 0, ended.err
+    return list(yaml.safe_load_all(ended.out))
+
+
+@pytest.mark.parametrize("way", ["--config-dir={}", "hydra.searchpath=[file://{}]"])
+def test_options_and_experiments_of_ones_own_folder(
+    cli: Callable[..., Ended], own: Path, way: str
+) -> None:
+    words = [way.format(own), "backend=tuned", "--cfg", "job"]
+    (first,) = composed(cli(*words, "experiment=first_block"))
+    assert (first["backend"]["compile"], first["layer"]) == (True, 0)
+    (nightly,) = composed(cli(*words, "experiment=nightly/all"))
+    assert nightly["dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--config-dir=absent"], "--config-dir names absent, which is no folder"),
+        (["hydra.searchpath=[pkg://no_such_package]"], "no_such_package, which is not installed"),
+        (["+experiment=compare_one"], "write experiment=compare_one"),
+        (["+backend=gpu"], "write backend=gpu"),
+    ],
+)
+def test_what_cannot_be_meant_costs_one_line(
+    cli: Callable[..., Ended], words: list[str], says: str
+) -> None:
+    ended = cli(*words)
+    assert (ended.exit, len(ended.err.splitlines())) == (2, 1)
+    assert says in ended.err
+
+
+def test_a_sweep_shows_each_job_that_it_would_run(cli: Callable[..., Ended], own: Path) -> None:
+    ended = cli("-m", f"--config-dir={own}", "experiment=first_block", "layer=0,2", "--cfg", "job")
+    assert [job["layer"] for job in composed(ended)] == [0, 2]
+    assert "# job 2 of 2: experiment=first_block layer=2" in ended.out
+    swept = composed(cli("-m", "experiment=layer_sweep", "--cfg", "job", "--package", "scope"))
+    assert len(swept) == 6
+
+
+@pytest.mark.parametrize(
+    ("line", "offers"),
+    [
+        ("experiment=comp", {"experiment=compare_many", "experiment=compare_one"}),
+        ("dtype=", {"dtype=float64", "dtype=float32", "dtype=bfloat16", "dtype=float16"}),
+        ("backend=neuron backend.compile=t", {"backend.compile=trace"}),
+        ("reuse=", {"reuse=true", "reuse=false"}),
+    ],
+)
+def test_completion_offers_every_value(
+    cli: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch, line: str, offers: set[str]
+) -> None:
+    whole = f"run.py {line}"
+    monkeypatch.setenv("COMP_LINE", whole)
+    monkeypatch.setenv("COMP_POINT", str(len(whole)))
+    assert set(cli("-sc", "query=bash").out.split()) == offers
+
+
+@pytest.mark.parametrize(("short", "name"), [("bf16", "bfloat16"), ("fp32", "float32")])
+def test_short_names_of_types_are_taken(cli: Callable[..., Ended], short: str, name: str) -> None:
+    assert composed(cli(f"dtype={short}", "--cfg", "job"))[0]["dtype"] == name
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [("what=weigts", "Did you mean 'weights'?"), ("trust_remote_code=true", "--help lists them.")],
+)
+def test_a_hint_is_near_or_not_given(cli: Callable[..., Ended], word: str, says: str) -> None:
+    err = cli(word).err
+    assert says in err
+    assert "capture.exclude" not in err
