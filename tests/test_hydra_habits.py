@@ -71,7 +71,7 @@ def test_a_sweep_shows_each_job_that_it_would_run(cli: Callable[..., Ended], own
 @pytest.mark.parametrize(
     ("line", "offers"),
     [
-        ("experiment=comp", {"experiment=compare_many", "experiment=compare_one"}),
+        ("experiment=compare", {"experiment=compare_many", "experiment=compare_one"}),
         ("dtype=", {"dtype=float64", "dtype=float32", "dtype=bfloat16", "dtype=float16"}),
         ("backend=neuron backend.compile=t", {"backend.compile=trace"}),
         ("reuse=", {"reuse=true", "reuse=false"}),
