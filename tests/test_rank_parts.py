@@ -153,7 +153,10 @@ def test_terms_are_told_from_replicas_that_disagree() -> None:
     assert torch.equal(merge(replicas, Split(PartKind.REPLICATED).shares(replicas)).tensor, TENSOR)
     assert apart(replicas) == pytest.approx({2: 0.01}, rel=1e-4)
     assert apart([TENSOR, TENSOR, TERMS[0], TERMS[0]], copies=2) == {}
-    assert [*apart([TENSOR, TERMS[1], TERMS[0], TERMS[0]], copies=2)] == [1]
+    # Of two neither is believed, and of terms that nobody added up none is.
+    assert [*apart([TENSOR, TERMS[1], TERMS[0], TERMS[0]], copies=2)] == [0, 1]
+    assert [*apart([TENSOR * 2, TENSOR, TENSOR, TENSOR])] == [0]
+    assert [*apart([TENSOR * each for each in (1, 2, 3, 4)])] == [0, 1, 2, 3]
 
 
 def test_a_rank_that_is_missing_fits_nothing() -> None:

@@ -85,7 +85,7 @@ class Cell:
     def cannot(self) -> str:
         """Why there is no such run; nothing where there is one."""
         captured = self.way == "capture"
-        repeated = self.way != "gloo" and self.degree > KEY_HEADS
+        repeated = self.way not in ("gloo", "spmd") and self.degree > KEY_HEADS
         whys = {
             "the stand-in captures a MiniMax-M2 in bfloat16": captured
             and (self.model != "minimax_m2" or self.dtype != "bfloat16"),

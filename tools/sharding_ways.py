@@ -22,7 +22,7 @@ from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.store import open_store
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
-# transformers pads and repeats no heads: there are as many as ranks.
+# Neither transformers nor XLA's plan pads or repeats heads: there are as many as ranks.
 _WIDE = 8
 _APPLICATIONS = {
     "minimax_m2": "minimax_m2.NeuronMiniMaxM2ForCausalLM",
@@ -71,7 +71,7 @@ def judged(cell: Cell, bench: Bench) -> tuple[Verdict, float]:
     else:
         from sharding_spmd import PlantedRank, fault_id
 
-        keys |= {"backend": "neuron", "tp_degree": cell.degree}
+        keys |= {"backend": "neuron", "tp_degree": cell.degree, "threads": None}
         del keys["device_map"]
         port_of = lambda assets: PlantedRank(assets, fault_id(cell))  # noqa: E731
     return bench.verdict(cell.model, heads, cell.dtype, keys, port_of if wrong else None)
@@ -79,7 +79,7 @@ def judged(cell: Cell, bench: Bench) -> tuple[Verdict, float]:
 
 def heads_of(way: str) -> int:
     """Return how many query heads the models of a way have."""
-    return _WIDE if way == "gloo" else HEADS
+    return _WIDE if way in ("gloo", "spmd") else HEADS
 
 
 def _captured(cell: Cell, bench: Bench) -> tuple[Verdict, float]:

@@ -10,7 +10,7 @@ from layerparity.ground.errors import UserError
 from layerparity.ground.profile import Spent
 from layerparity.machine.device import Placed
 from layerparity.model.prints import print_of
-from layerparity.numbers.rank_shares import SUM, WHOLE, RankShare, Spread
+from layerparity.numbers.rank_parts import TERM, WHOLE, PartKind, RankShare
 from layerparity.record.manifest import WeightPrint
 from layerparity.run.port_modules import held_through, prints_through, watched
 from layerparity.run.ports.base import Assets, Call, Observed, Port
@@ -19,7 +19,7 @@ from layerparity.run.ranks.side import Held, RankAssets, RankObserved, RankSide
 from layerparity.run.read_back import RunReader, recorded
 
 __all__ = [
-    "SUM",
+    "TERM",
     "WHOLE",
     "Assets",
     "Call",
@@ -27,6 +27,7 @@ __all__ = [
     "Held",
     "Kind",
     "Observed",
+    "PartKind",
     "Placed",
     "Port",
     "RankAssets",
@@ -38,7 +39,6 @@ __all__ = [
     "Site",
     "SiteSpec",
     "Spent",
-    "Spread",
     "Tap",
     "UserError",
     "WeightPrint",

@@ -177,8 +177,9 @@ def _begin_log() -> None:
     from layerparity.ground import log
 
     ours = HydraConfig.get()
-    log.begin(verbose=ours.verbose is True)
-    console.only_log(ours.runtime.choices["hydra/job_logging"] not in ("none", "disabled"))
+    shown = ours.runtime.choices["hydra/job_logging"] not in ("none", "disabled")
+    log.begin(ours.verbose is True, shown)
+    console.only_log(shown)
 
 
 def _dispatch(composed: Any) -> Exit:

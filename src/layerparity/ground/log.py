@@ -13,8 +13,10 @@ import sys
 
 LOGGER = logging.getLogger("layerparity")
 LOGGER.setLevel(logging.INFO)
-# Without a handler, Python itself would print warnings a second time.
+# Without a handler, Python itself would print warnings a second time; so would a library that gives
+# the root one.
 LOGGER.addHandler(logging.NullHandler())
+LOGGER.propagate = False
 
 _FORM = logging.Formatter("%(asctime)s %(levelname)-7s %(message)s")
 _MOST_LINES = 20_000
@@ -65,13 +67,18 @@ class JsonLines(logging.Formatter):
 _jobs: list[Lines] = []
 
 
-def begin(verbose: bool) -> None:
-    """Forget what another job said; from now on ``verbose`` ones say more, to standard error."""
+def begin(verbose: bool, shown: bool = False) -> None:
+    """Forget what another job said; from now on ``verbose`` ones say more, to standard error.
+
+    ``shown``: Hydra's own logging prints the records.
+    """
+    LOGGER.propagate = verbose or shown
     while _jobs:
         _jobs.pop().close()
     _jobs.append(Lines())
-    shown = [each for each in logging.root.handlers if each.get_name() == __name__]
-    if verbose and not shown:
+    for each in [each for each in logging.root.handlers if each.get_name() == __name__]:
+        logging.root.removeHandler(each)
+    if verbose:
         handler = logging.StreamHandler(sys.stderr)
         handler.set_name(__name__)
         handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))

@@ -185,13 +185,24 @@ def distance(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def apart(parts: Sequence[torch.Tensor], copies: int = 0) -> dict[int, float]:
-    """Return the ranks whose part is not to the bit that of the rank they are a replica of.
+    """Return the ranks whose part is not to the bit what most ranks that should hold it have.
 
-    Each with its distance; ``copies`` ranks in a row hold one part of any shape, 0: all do.
+    Each with its distance from those, or from another one where no side has more; ``copies`` ranks
+    in a row hold one part of any shape, 0: all do.
     """
-    step = copies or len(parts)
-    found = {rank: distance(part, parts[rank - rank % step]) for rank, part in enumerate(parts)}
-    return {rank: relative for rank, relative in found.items() if relative}
+    step, found = copies or len(parts), {}
+    for start in range(0, len(parts), step):
+        sides: list[list[int]] = []
+        for rank in range(start, min(start + step, len(parts))):
+            same = (side for side in sides if distance(parts[rank], parts[side[0]]) == 0.0)
+            side = next(same, None)
+            sides.append([rank]) if side is None else side.append(rank)
+        for rank in odd_ones(sides):
+            other = next(
+                side[0] for side in sorted(sides, key=len, reverse=True) if rank not in side
+            )
+            found[rank] = distance(parts[rank], parts[other])
+    return dict(sorted(found.items()))
 
 
 def found_slices(parts: Sequence[torch.Tensor], whole: Sequence[int]) -> Split | None:
