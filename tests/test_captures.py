@@ -72,7 +72,7 @@ def test_a_clean_capture_passes_in_the_prefill_and_in_each_step(
     [
         ("norm per rank", 2, "layers.2.self_attn.q_norm", (0, 1)),
         ("experts of another rank", 4, "layers.2.mlp", ()),
-        ("no reduction", 4, "layers.2.self_attn:out", (1, 2, 3)),
+        ("no reduction", 4, "layers.2.self_attn:out", (0, 1, 2, 3)),
     ],
 )
 def test_a_fault_of_one_layer_is_named(

@@ -378,7 +378,7 @@ def test_options_enter_the_fingerprint_everywhere_and_say_where_they_do_nothing(
     asked = neuron.build(neuron.Settings(opt_level=2, auto_cast=AutoCast.all), command())
     told = set(asked.numerics().items()) - set(plain.numerics().items())
     assert told == {("compiler.opt_level", "2"), ("compiler.auto_cast", "all")}
-    assert asked.warnings[0].startswith("backend.auto_cast=all is for Neuron's compiler")
+    assert asked.warnings[0].startswith("backend.auto_cast=all is for Neuron: on XLA:CPU it")
     assert plain.warnings == []
 
 
@@ -485,7 +485,7 @@ for dtype in (torch.float32, torch.bfloat16):
         sent = backend.send("layers.0", hidden), backend.send("layers.0", arguments)
         if index:
             # What comes from another stage may be split itself: it is the same graph.
-            xs.mark_sharding(sent[0], backend.runtime._mesh, (None, None, "tensor"))
+            xs.mark_sharding(sent[0], backend.runtime._mesh, (None, None, "within"))
         output, seen = backend.compile(module, sent)(*sent)
         fetched = backend.fetch({**seen, "out": output})
         told["errors"][f"{dtype} {index}"] = rel_l2(fetched["out"] - hidden, golden)

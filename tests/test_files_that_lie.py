@@ -318,7 +318,7 @@ FIFTY = "1" * 50
         ((f"generate.max_new_tokens={FIFTY}",), "give 2147483647 or less"),
         (("inputs=random", "inputs.batch=99999", "seq_len=99999"), "give 16777216 or less"),
         ((f"tracking.experiment={'a' * 501}",), "give 1 to 500 letters"),
-        (("-m", "layer=0,1", "--cfg", "job"), "--multirun and --cfg are asked for at once"),
+        (("--info", "all", "-m", "layer=0,1"), "--multirun and --info are asked for at once"),
         (("--resolve",), "add --cfg job"),
     ],
 )
