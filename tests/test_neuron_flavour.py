@@ -34,6 +34,9 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
             package = tmp_path / "torch_neuronx"
             package.mkdir()
             (package / "__init__.py").write_text(source)
+            # Whether the environment that runs this has it must not matter: nobody imports it.
+            (tmp_path / "torch_xla").mkdir()
+            (tmp_path / "torch_xla" / "__init__.py").touch()
             monkeypatch.syspath_prepend(tmp_path)
         for index in range(devices):
             (tmp_path / f"neuron{index}").touch()
