@@ -30,6 +30,7 @@ from sharding_cells import (
     RANKS,
     TILED,
     WAYS,
+    WITH_HEADS,
     Cell,
     cells,
 )
@@ -79,6 +80,11 @@ def expected_ranks(cell: Cell) -> str:
     """Return which ranks have to be named."""
     if cell.mistake == "kv_tiled":
         return TILED[cell.degree]
+    # A rank that has padding alone norms nothing, and adds nothing to a sum.
+    of_heads = cell.mistake == "norm_per_rank"
+    of_heads |= (cell.way, cell.mistake) == ("nxdi", "missing_reduction")
+    if of_heads and heads_of(cell.way) < cell.degree:
+        return WITH_HEADS[cell.degree]
     return RANKS.get((cell.way, cell.mistake), MISTAKES[cell.mistake].ranks)
 
 
