@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from layerparity.anatomy.shards import padded
 from layerparity.anatomy.site import HEAD
 from layerparity.mistakes.cause import SHOWN, Cause, Evidence
 from layerparity.mistakes.fault import Fault, Surgery
@@ -20,7 +21,7 @@ _MOST_RANKS = 64
 def _repeated(logits: torch.Tensor, ranks: int) -> torch.Tensor:
     """Return logits [..., vocabulary] in which the first of some shares stands in each place."""
     whole = logits.shape[-1]
-    share = -(-whole // ranks)
+    share = padded(whole, ranks) // ranks
     return torch.cat([logits[..., :share]] * ranks, -1)[..., :whole]
 
 
@@ -44,7 +45,7 @@ FAULT = Fault(
 )
 
 
-class RankZero:
+class HeadOfRankZero:
     """The logits of rank 0's share of the vocabulary stand in the place of every other share."""
 
     def judge(self, evidence: Evidence) -> Cause | None:
@@ -57,7 +58,7 @@ class RankZero:
         for ranks in (degree, *range(2, min(_MOST_RANKS, vocabulary) + 1)):
             if ranks < 2 or not logits.shows(_repeated(logits.golden, ranks)):
                 continue
-            share = -(-vocabulary // ranks)
+            share = padded(vocabulary, ranks) // ranks
             text = (
                 f"every rank multiplies by rank 0's part of the vocabulary, {share} rows of "
                 f"{vocabulary}, as they do where the rank is 0 while the graph is traced"
@@ -69,4 +70,4 @@ class RankZero:
         return None
 
 
-RULE = RankZero()
+RULE = HeadOfRankZero()
