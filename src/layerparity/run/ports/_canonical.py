@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from layerparity.anatomy.family import HIDDEN, ROUTED, Family, Tap
+from layerparity.anatomy.family import CHOSEN_TOKENS, HIDDEN, ROUTED, Family, Tap
 from layerparity.anatomy.site import SiteSpec
 from layerparity.model.skeleton import Skeleton
 from layerparity.run.ports.base import Call
@@ -102,3 +102,29 @@ def after_of(family: Family, skeleton: Skeleton, stage: str) -> Callable[..., An
     """Return what the model computes of a stage's output before the next stage, or None."""
     after, config = family.after.get(stage), skeleton.config
     return None if after is None else lambda output: after(output, config)
+
+
+def shown(
+    taps: Sequence[Tap], seen: Mapping[str, torch.Tensor], call: Call
+) -> tuple[dict[str, torch.Tensor], dict[str, SiteSpec], dict[str, str]]:
+    """Return what taps saw as every port shows it, its axes, and why a site was not seen.
+
+    All are by local address. Choices that were repeated give way to what the router's scores say.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    specs: dict[str, SiteSpec] = {}
+    unseen: dict[str, str] = {}
+    for tap in taps:
+        if tap.local not in seen:
+            unseen[tap.local] = f"{tap.module} gives no such tensor here"
+            continue
+        value = laid_out(tap, seen[tap.local], call)
+        if tap.spec is CHOSEN_TOKENS:
+            value = chosen_tokens(seen.get(own_choices(tap.local), value), call)
+        tensors[tap.local] = value
+        specs[tap.local] = spec_of(tap, value)
+    sort_routing(tensors, unseen)
+    if own_choices(ROUTED) in seen and ROUTED in tensors:
+        own = seen[own_choices(ROUTED)].sort(dim=-1).values
+        tensors[ROUTED] = own.reshape(tensors[ROUTED].shape)
+    return tensors, specs, unseen

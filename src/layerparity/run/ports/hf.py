@@ -14,7 +14,7 @@ from layerparity.anatomy.family import (
     Tap,
     taps_within,
 )
-from layerparity.anatomy.site import EMBEDDING, Place, Site, SiteSpec
+from layerparity.anatomy.site import EMBEDDING, Place, Site
 from layerparity.anatomy.sizes import sizes_of
 from layerparity.ground.errors import UserError
 from layerparity.ground.profile import Spent
@@ -27,11 +27,8 @@ from layerparity.run.ports._canonical import (
     FED,
     REPLAYED,
     after_of,
-    chosen_tokens,
-    laid_out,
     own_choices,
-    sort_routing,
-    spec_of,
+    shown,
 )
 from layerparity.run.ports.base import Assets, Call, Observed, Port
 from layerparity.run.static_cache import HfCache
@@ -389,24 +386,7 @@ class HfPort(Port):
 
     def _canonical(self, stage: str, output: Any, seen: dict[str, torch.Tensor]) -> Observed:
         assert self._call is not None
-        tensors: dict[str, torch.Tensor] = {}
-        specs: dict[str, SiteSpec] = {}
-        unseen: dict[str, str] = {}
+        tensors, specs, unseen = shown([tap for _, tap in self._taps[stage]], seen, self._call)
         if stage == EMBEDDING and not self._copies_rows():
-            specs[f"{EMBEDDING}:out"] = HIDDEN
-        for _, tap in self._taps[stage]:
-            if tap.local not in seen:
-                unseen[tap.local] = f"{tap.module} gives no such tensor here"
-                continue
-            value = laid_out(tap, seen[tap.local], self._call)
-            if tap.spec is CHOSEN_TOKENS:
-                own = seen.get(own_choices(tap.local), value)
-                value = chosen_tokens(own, self._call)
-            tensors[tap.local] = value
-            specs[tap.local] = spec_of(tap, value)
-        sort_routing(tensors, unseen)
-        if own_choices(ROUTED) in seen and ROUTED in tensors:
-            # Beside what was computed with the golden's choices: what the router's scores say.
-            own = seen[own_choices(ROUTED)].sort(dim=-1).values
-            tensors[ROUTED] = own.reshape(tensors[ROUTED].shape)
+            specs.setdefault(f"{EMBEDDING}:out", HIDDEN)
         return Observed(output, tensors, specs, unseen)
