@@ -78,10 +78,16 @@ def test_only_loopback_is_served(host):
         job(TrackingConfig(), host=host)
 
 
-def test_a_servers_address_is_printed(capsys):
-    tracking = TrackingConfig(name="server", uri="http://127.0.0.1:5999/")
-    assert job(tracking) is Exit.OK
-    assert "http://127.0.0.1:5999" in capsys.readouterr().out
+def test_of_a_server_the_page_of_its_runs_is_printed(served, capsys):
+    assert job(TrackingConfig(name="server", uri=f"{served[0]}/")) is Exit.OK
+    assert f"{served[0]}/#/experiments/1/runs?viewStateShareKey=layerparity" in (
+        capsys.readouterr().out
+    )
+
+
+def test_a_server_that_is_gone_is_said():
+    with pytest.raises(UserError, match="does not answer"):
+        job(TrackingConfig(name="server", uri=f"http://127.0.0.1:{free_port()}"))
 
 
 def test_a_store_that_the_ui_cannot_open_says_why(tmp_path, monkeypatch):

@@ -85,7 +85,7 @@ def _hydra(arguments: list[str]) -> int:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from layerparity.cli import command, completion, composed, search_path
+    from layerparity.cli import command, completion, composed, mlflow_variables, search_path
     from layerparity.ground.resources import shipped
     from layerparity.run import sweep
     from layerparity.settings import config
@@ -97,6 +97,8 @@ def _hydra(arguments: list[str]) -> int:
     config.register()
     search_path.register()
     completion.register()
+    if not {"--shell-completion", "-sc"} & set(sys.argv):
+        sys.argv += mlflow_variables.words_for(sys.argv[1:])
     parsed = command.check(sys.argv[1:])
     # With this, Hydra hands us its exceptions instead of printing its own story and exiting.
     os.environ["HYDRA_FULL_ERROR"] = "1"

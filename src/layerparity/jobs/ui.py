@@ -21,12 +21,14 @@ class Settings:
 
 
 def run(config: Any) -> Exit:
-    """Serve ``config.tracking`` as ``config.job`` says; a server's address is only printed."""
+    """Serve ``config.tracking`` as ``config.job`` says; of a server, print where its runs are."""
     from layerparity.settings.tracking import SERVER, read_config
 
     tracking = read_config(config.tracking)
     if tracking.name == SERVER:
-        console.say(f"The runs are on the tracking server: {tracking.address}")
+        from layerparity.tracking.store import open_store
+
+        console.say(f"The runs are on the tracking server: {open_store(tracking).runs_url}")
         return Exit.OK
     host, port = config.job.host, config.job.port
     try:
@@ -43,7 +45,7 @@ def run(config: Any) -> Exit:
 
     try:
         with terminable(), running(tracking, port, host) as server:
-            console.say(f"MLflow UI of {tracking.root}: {server.address}  (Ctrl-C ends it)")
+            console.say(f"MLflow UI of {tracking.root}: {server.runs}  (Ctrl-C ends it)")
             server.wait()
     except KeyboardInterrupt:
         console.say("The UI has ended.")

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from layerparity.anatomy.site import Kind
 from layerparity.ground import console
+from layerparity.record.side import Side
 from layerparity.record.stored_run import StoredRun
-from layerparity.record.verdict import FILE_NAME, Outcome, Verdict
+from layerparity.record.verdict import FILE_NAME, Outcome, Row, Verdict
 from layerparity.report import headline as words
 from layerparity.report.answer import answer_of
 from layerparity.report.gauge import Ordinate, R
@@ -70,7 +71,20 @@ def _tags(verdict: Verdict) -> dict[str, str]:
         "golden": " ".join(run.named for run in verdict.golden.made),
         "candidate": " ".join(run.named for run in verdict.candidate.made),
         "tolerance": verdict.tolerance,
+        **_side_tags(verdict.candidate),
     }
+
+
+def _side_tags(side: Side) -> dict[str, str]:
+    """Return the tags of a run that a comparison of it carries too, so that both are found."""
+    told = {
+        "model": side.model,
+        "dtype": " ".join(side.dtypes),
+        "backend": side.backend,
+        "device": side.device,
+        "scope": side.scope,
+    }
+    return {name: value for name, value in told.items() if value}
 
 
 def _metrics(verdict: Verdict) -> Iterator[tuple[str, float, int]]:
@@ -80,6 +94,7 @@ def _metrics(verdict: Verdict) -> Iterator[tuple[str, float, int]]:
     """
     shown = Ordinate.of(verdict)
     judged = shown.limit is not None
+    yield from _worst_by_layer(verdict, shown)
     yield from _by_layer(verdict, shown)
     for outcome, count in words.asked_counts(verdict).items():
         yield f"summary/{outcome}", float(count), 0
@@ -91,6 +106,27 @@ def _metrics(verdict: Verdict) -> Iterator[tuple[str, float, int]]:
         yield "summary/log10 worst rel_l2", _power(max(found)), 0
     if shown.limit is not None:
         yield f"summary/limit {shown.label}", shown.limit, 0
+
+
+def _worst_by_layer(verdict: Verdict, shown: Ordinate) -> Iterator[tuple[str, float, int]]:
+    """Yield of each layer's worst site what judges it, its noise floor, and the limit.
+
+    The name puts their charts before all others of the run.
+    """
+    worst: dict[int, tuple[float, Row]] = {}
+    for row in verdict.rows if shown.limit is not None else ():
+        value, layer = shown.value(row, verdict.limits), row.site.layer
+        if value is None or layer is None or row.site.phase != "prefill":
+            continue
+        value = math.inf if math.isnan(value) else value
+        if layer not in worst or value > worst[layer][0]:
+            worst[layer] = value, row
+    for layer, (value, row) in worst.items():
+        yield f"by layer/{shown.label}", value, layer
+        if shown.limit is not None:
+            yield "by layer/limit", shown.limit, layer
+        if "floor_rel_l2" in row.metrics:
+            yield "by layer/log10 floor", _power(row.metrics["floor_rel_l2"]), layer
 
 
 def _by_layer(verdict: Verdict, shown: Ordinate) -> Iterator[tuple[str, float, int]]:

@@ -77,8 +77,8 @@ def keep(
     for note in recorded.notes:
         console.note(note)
     name = config.name or f"{recorded.what}-{recorded.name}"
-    tags = _tags(recorded, plan, inputs, mark)
-    with store.start(name, RunKind.candidate.value, tags, write.params(plan.config)) as active:
+    tags, params = _tags(recorded, plan, inputs, mark), write.shown_params(plan.config)
+    with store.start(name, RunKind.candidate.value, tags, params) as active:
         files, recorder = RunFolder(active.folder), Recorder(active.folder)
         skipped = _write(recorded, plan, inputs, tokens, recorder)
         if not recorder.records:

@@ -69,8 +69,9 @@ def _run(
         # The sweep itself bears the name; its runs add what tells them apart.
         name = f"{config.name} {prepared.scope.describe()}"
     tags = write.tags(prepared, fingerprint)
-    params = write.params(config)
+    params = write.shown_params(config)
     with store.start(name, config.kind.value, tags, params, parent=parent) as active:
+        active.log_input(*write.dataset(prepared))
         executed = time.perf_counter()
         progress = reuse.go_on(active, *before) if before else None
         with SystemMetrics() as system:

@@ -22,6 +22,7 @@ from layerparity.run.fingerprint import (
     versions,
 )
 from layerparity.run.sweep import part
+from layerparity.settings.command_keys import settings_of
 from layerparity.settings.config import Config
 
 if TYPE_CHECKING:
@@ -95,6 +96,42 @@ def params(config: Config) -> dict[str, Any]:
     plain = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
+
+
+def shown_params(config: Config) -> dict[str, Any]:
+    """Return the keys that tell runs apart in a table: the main ones, and all that were changed.
+
+    The whole configuration is in config.yaml.
+    """
+    main = {
+        "kind": config.kind.value,
+        "backend": config.backend.name,
+        "model": config.model.label,
+        "scope": config.scope.kind.value,
+        "device_map": config.device_map.strategy,
+        "dtype": config.dtype.value,
+        "inputs": config.inputs.name,
+        "port": open_port.label(config.port),
+        "tp_degree": config.tp_degree,
+        "feed": config.feed.value,
+        "capture": config.capture.name,
+    }
+    changed = {k.lstrip("+"): v for k, v in settings_of(params(config)).items()}
+    elsewhere = [key for key in changed if key.partition(".")[0] == "tracking"]
+    return {**{k: v for k, v in changed.items() if k not in elsewhere}, **main}
+
+
+def dataset(prepared: Prepared) -> tuple[str, str, dict[str, Any]]:
+    """Return name, digest and source of what the run was fed, for MLflow's column Dataset.
+
+    The digest is that of the token ids, or of the positions where hidden states are fed.
+    """
+    inputs = prepared.inputs
+    rows, tokens = inputs.attention_mask.shape
+    hashes = inputs.hashes()
+    source = {"inputs": inputs.source, "runs": list(inputs.runs), "hashes": hashes}
+    digest = hashes.get("token_ids", hashes["position_ids"])
+    return f"{inputs.source} {rows}x{tokens}", digest, source
 
 
 def manifest_of(

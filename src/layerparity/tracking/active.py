@@ -33,6 +33,8 @@ WHOLE_RUN = "summary/"
 OWN = (WHOLE_RUN, system.PREFIX)
 _METRICS_PER_REQUEST = 1000
 _TEXTS_PER_REQUEST = 100
+# MLflow's limits.
+_DATASET_NAME, _DIGEST = 500, 36
 _T = TypeVar("_T")
 
 
@@ -106,6 +108,18 @@ class ActiveRun:
         with self.connection.user_errors():
             for chunk in _chunks(own, _TEXTS_PER_REQUEST):
                 self.connection.client.log_batch(self.id, tags=chunk)
+
+    def log_input(self, name: str, digest: str, source: Mapping[str, object]) -> None:
+        """Say what the run was fed, as the UI's column Dataset shows it: ``name (digest)``.
+
+        MLflow keeps at most 36 letters of a digest.
+        """
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        kept = Dataset(name[:_DATASET_NAME], digest[:_DIGEST], "layerparity", json.dumps(source))
+        fed = DatasetInput(kept, [InputTag("mlflow.data.context", "fed")])
+        with self.connection.user_errors():
+            self.connection.client.log_inputs(self.id, [fed])
 
     def log_text(self, text: str, path: str, *, tagged: bool = False) -> None:
         """Write text to a path inside the run's folder, without the logins of addresses.

@@ -12,6 +12,7 @@ from layerparity.ground.errors import UserError
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking import database
 from layerparity.tracking.failures import unreachable, user_errors
+from layerparity.tracking.view import WORKFLOW, runs_url, shared_view
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 # Keeps the UI from guessing what kind of work this is and showing the pages for chat traces.
-_EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
+_EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development", **shared_view()}
 
 
 def open_embedded(config: TrackingConfig) -> Connection:
@@ -125,12 +126,20 @@ class Connection:
         """Return a run's page in the MLflow UI, or a tab of it."""
         return run_url(self.config.address, self.experiment_id, run_id, tab)
 
+    def runs_url(self) -> str:
+        """Return the page that lists the runs, in the view that the experiment keeps.
 
-# Without it the UI opens its pages for chat traces, where our runs are called evaluations.
-_VIEW = "workflowType=machine_learning"
+        An experiment of an older version, or one that others made, gets the view.
+        """
+        with self.user_errors():
+            kept = self.client.get_experiment(self.experiment_id).tags
+            for tag, value in shared_view().items():
+                if kept.get(tag) != value:
+                    self.client.set_experiment_tag(self.experiment_id, tag, value)
+        return runs_url(self.config.address, self.experiment_id)
 
 
 def run_url(base: str, experiment_id: str, run_id: str, tab: str = "") -> str:
     """Return a run's page, or a tab of it such as ``model-metrics`` or ``artifacts/x.html``."""
     page = f"{base}/#/experiments/{experiment_id}/runs/{run_id}"
-    return f"{page}/{quote(tab)}?{_VIEW}" if tab else f"{page}?{_VIEW}"
+    return f"{page}/{quote(tab)}?{WORKFLOW}" if tab else f"{page}?{WORKFLOW}"

@@ -34,11 +34,15 @@ _USUAL = re.compile(r"\[MLflow\]|.*\bINFO\b")
 
 @dataclass
 class Server:
-    """A running UI: its address and its process, whose output goes to ``log``."""
+    """A running UI: its address and its process, whose output goes to ``log``.
+
+    ``runs`` is the address of the page that lists the runs.
+    """
 
     address: str
     process: subprocess.Popen[bytes]
     log: IO[str]
+    runs: str = ""
 
     def wait(self) -> None:
         """Wait for ever. Raises UserError with its last words if the server ends by itself."""
@@ -72,9 +76,12 @@ def running(config: TrackingConfig, port: int, host: str) -> Iterator[Server]:
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
         server = Server(address, _launch(config, host, port, log), log)
         try:
+            # Imports what the server imports, at the same time.
+            store = open_store(config)
             _await(server)
             # From now on links to the runs lead here.
             write_text(config.root / UI_FILE, f"{address}\n")
+            server.runs = store.runs_url
             yield server
         finally:
             _stop(server.process)

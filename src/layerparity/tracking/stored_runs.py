@@ -47,6 +47,11 @@ class StoredRuns:
         """What the store was opened with."""
         return self._connection.config
 
+    @property
+    def runs_url(self) -> str:
+        """The page that lists the runs, with the columns that tell them apart."""
+        return self._connection.runs_url()
+
     def search(self, clauses: Sequence[str], limit: int) -> list[StoredRun]:
         """Return runs that satisfy every clause, newest first."""
         link = self._connection

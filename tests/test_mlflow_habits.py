@@ -1,0 +1,167 @@
+"""What MLflow's users expect: its variables, our columns in its list, a page that is true."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import browser, missing, wait_for
+from conftest import Ended
+from stores import free_port
+
+from layerparity.cli.mlflow_variables import words_for
+from layerparity.settings.tracking import TrackingConfig
+from layerparity.tracking.names import PREFIX
+from layerparity.tracking.store import Store, open_store
+
+PAGE = Path(__file__).parents[1] / "docs" / "tracking.md"
+# Of one layer, in another type and fed other values than its neighbours.
+CANDIDATE = ("device_map=cpu", "kind=candidate", "scope=single", "layer=2", "threads=1")
+
+
+@pytest.mark.parametrize(
+    ("variables", "typed", "words"),
+    [
+        ({}, [], []),
+        (
+            {"MLFLOW_TRACKING_URI": "http://there:5000"},
+            ["backend=gpu"],
+            ["tracking=server", "tracking.uri=http://there:5000"],
+        ),
+        ({"MLFLOW_TRACKING_URI": "http://there:5000"}, ["tracking.folder=here"], []),
+        ({"MLFLOW_TRACKING_URI": "http://there:5000"}, ["tracking=embedded"], []),
+        ({"MLFLOW_EXPERIMENT_NAME": "a b"}, [], ['tracking.experiment="a b"']),
+        ({"MLFLOW_EXPERIMENT_NAME": "mine"}, ["tracking.experiment=yours"], []),
+        ({"MLFLOW_RUN_NAME": "3"}, [], ['name="3"']),
+        ({"MLFLOW_RUN_NAME": "mine"}, ["+name=yours"], []),
+    ],
+)
+def test_a_variable_is_a_key_that_was_not_typed(
+    variables: dict[str, str], typed: list[str], words: list[str]
+) -> None:
+    assert words_for(typed, variables) == words
+
+
+@pytest.mark.parametrize(
+    ("variables", "typed", "why"),
+    [
+        ({"MLFLOW_TRACKING_URI": "sqlite:///x.db"}, [], "tracking.folder= says where"),
+        ({"MLFLOW_RUN_NAME": "x"}, ["experiment=quickstart"], "would call its runs alike"),
+    ],
+)
+def test_a_variable_that_cannot_be_heeded_is_said(
+    capsys: pytest.CaptureFixture[str], variables: dict[str, str], typed: list[str], why: str
+) -> None:
+    assert words_for(typed, variables) == []
+    assert why in capsys.readouterr().out
+
+
+def test_variables_reach_the_command(
+    run: Callable[..., Ended], store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_RUN_NAME", "from the environment")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "elsewhere")
+    ended = run(*CANDIDATE, "inputs=random")
+    assert ended.exit == 0, ended.err
+    elsewhere = TrackingConfig(folder=str(store), experiment="elsewhere")
+    kept = open_store(elsewhere).newest("candidate")
+    assert kept is not None and kept.name == "from the environment"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@there:5000")
+    refused = run("--cfg", "job", "tracking=server")
+    assert "secret" not in refused.out + refused.err
+
+
+@pytest.fixture
+def compared(run: Callable[..., Ended], store: Path) -> Iterator[Store]:
+    """A store with a golden run, a candidate of one block that is wrong, and their comparison."""
+    opened = open_store(TrackingConfig(folder=str(store)))
+    if opened.newest("comparison") is None:
+        wrong = ("port=fault", "port.name=qk_norm_per_head", "inputs.run=the-golden")
+        made = run(*CANDIDATE, "inputs=golden", *wrong)
+        assert made.exit == 0, made.err
+        ended = run("job=compare", "golden=the-golden", "candidate=latest")
+        assert ended.exit == 1, ended.out + ended.err
+    yield opened
+
+
+def test_a_run_has_the_dozen_parameters_that_matter(compared: Store) -> None:
+    candidate = compared.newest("candidate")
+    assert candidate is not None
+    shown = _data(compared, candidate.id)["params"]
+    assert shown["model"] == "tiny_minimax_m2" and shown["scope"] == "single"
+    assert shown["layer"] == "2" and shown["threads"] == "1" and shown["kind"] == "candidate"
+    assert len(shown) < 20 and not any(key.startswith("tracking") for key in shown)
+    assert "reference:" in (candidate.folder / "config.yaml").read_text(encoding="utf-8")
+
+
+def test_a_run_says_what_it_was_fed(compared: Store) -> None:
+    candidate = compared.newest("candidate")
+    assert candidate is not None
+    client = compared._connection.client
+    (fed,) = client.get_run(candidate.id).inputs.dataset_inputs
+    assert re.fullmatch(r"golden \d+x\d+", fed.dataset.name)
+    hashes = json.loads(fed.dataset.source)["hashes"]
+    assert fed.dataset.digest in [each[:36] for each in hashes.values()]
+
+
+def test_a_comparison_has_its_candidates_tags_and_series_by_layer(compared: Store) -> None:
+    comparison, candidate = compared.newest("comparison"), compared.newest("candidate")
+    assert comparison is not None and candidate is not None
+    for tag in ("model", "dtype", "backend", "device", "scope"):
+        assert comparison.tags[tag] == candidate.tags[tag], tag
+    data = _data(compared, comparison.id)
+    assert data["metrics"]["by layer/limit"] == 2
+    assert data["metrics"]["by layer/R"] > 2 and data["metrics"]["by layer/log10 floor"] < -5
+
+
+def test_the_page_names_every_tag_metric_and_parameter(compared: Store) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    named = [re.sub(r"<\w+>|\.{3}$", "*", each) for each in re.findall(r"`([^`\n]+)`", text)]
+
+    def is_named(name: str, *patterns: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in (*named, *patterns))
+
+    # Beside `layer/<site> R` the table gives the other statistics alone.
+    statistics = [f"layer/* {each}" for each in named if re.fullmatch(r"[\w ]+", each)]
+    for kind in ("golden", "candidate", "comparison"):
+        kept = compared.newest(kind)
+        assert kept is not None
+        data = _data(compared, kept.id)
+        ours = [tag.removeprefix(PREFIX) for tag in data["tags"] if tag.startswith(PREFIX)]
+        assert [tag for tag in ours if not is_named(tag)] == [], kind
+        unnamed = [each for each in data["metrics"] if not is_named(each, *statistics)]
+        assert [each for each in unnamed if not each.startswith("system/")] == [], kind
+    assert not is_named("flavour") and not is_named("layer/block.out variance", *statistics)
+
+
+@pytest.mark.skipif(bool(missing()), reason=missing() or "all is there")
+def test_the_ui_opens_on_the_runs_with_our_columns(compared: Store) -> None:
+    from layerparity.tracking.server import LOOPBACK, running
+
+    # As a store of an older version: the view is put back.
+    link = compared._connection
+    link.client.set_experiment_tag(link.experiment_id, "mlflow.sharedViewState.layerparity", "{}")
+    # As they stand on the screen, from left to right.
+    heads = """return [...document.querySelectorAll('.ag-header-cell')]
+        .sort((a, b) => a.getBoundingClientRect().left - b.getBoundingClientRect().left)
+        .map(e => e.innerText.trim())"""
+    with running(compared.config, free_port(), LOOPBACK) as server, browser(2400) as driver:
+        driver.get(server.runs)
+        wait_for(driver, lambda d: "summary/worst R" in d.execute_script(heads))
+        shown = wait_for(driver, lambda d: (d.execute_script(heads)[-1] == "Duration") and heads)
+        ours = [head.removeprefix(PREFIX) for head in driver.execute_script(shown)]
+        page = driver.find_element("css selector", "body").text
+    wanted = ["kind", "verdict", "first_failure", "summary/worst R", "model", "dtype", "device"]
+    shown = ["Run Name", "Created", *wanted, "Dataset", "Duration"]
+    assert [head for head in ours if head] == shown
+    assert "the-golden" in page and "fail" in page
+
+
+def _data(store: Store, run_id: str) -> dict[str, Any]:
+    data = store._connection.client.get_run(run_id).data
+    return {"params": data.params, "metrics": data.metrics, "tags": data.tags}
