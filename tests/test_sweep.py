@@ -59,12 +59,12 @@ def multirun(tmp_path, tracking, monkeypatch):
                 version_base="1.3", config_path=str(tmp_path / "conf"), config_name="config"
             )(job)()
         finally:
-            rows = sweep.close_parent()
+            rows = sweep.close_parent().rows
         return rows
 
     yield run
     assert sweep.PARENT_VARIABLE not in os.environ
-    assert sweep.close_parent() == []
+    assert sweep.close_parent().rows == []
 
 
 def child_run(config):
@@ -136,13 +136,13 @@ def start(tracking, monkeypatch):
 
 def test_a_job_that_ended_before_it_had_a_run_fails_the_parent(tracking, monkeypatch):
     child_run(start(tracking, monkeypatch))
-    assert [row.status for row in sweep.close_parent(failed=True)] == ["FINISHED"]
+    assert [row.status for row in sweep.close_parent(failed=True).rows] == ["FINISHED"]
     assert the_sweep(tracking).status == "FAILED"
 
 
 def test_a_sweep_without_children_is_no_success(tracking, monkeypatch):
     start(tracking, monkeypatch)
-    assert sweep.close_parent() == []
+    assert sweep.close_parent().rows == []
     assert the_sweep(tracking).status == "FAILED"
 
 

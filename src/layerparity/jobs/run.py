@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from hydra.core.hydra_config import HydraConfig
 
+from layerparity.ground import console
 from layerparity.ground.errors import Exit
 from layerparity.settings.config import Config
 
@@ -22,11 +23,18 @@ def run(config: Config) -> Exit:
 
     Of a part of a sweep one line is shown, or all with ``hydra.verbose=true``.
     """
-    from layerparity.run import sweep, sweep_part
+    from layerparity.run import next_step, sweep, sweep_part
     from layerparity.run.make import make
 
     if sweep.part() and not HydraConfig.get().verbose:
         sweep_part.make_part(config)
-    else:
-        make(config)
+        return Exit.OK
+    run_id = make(config)
+    # A sweep, and an experiment of several steps, go on by themselves.
+    if not sweep.part() and HydraConfig.get().runtime.choices["job"] == "run":
+        from layerparity.tracking.store import open_store
+
+        made = open_store(config.tracking).get(run_id)
+        assert made is not None, "a run that was just made can be found"
+        console.say(f"next:   {next_step.after_run(config, made)}")
     return Exit.OK

@@ -54,6 +54,13 @@ class CannotBegin(BaseException):
         self.reason = reason
 
 
+class ClosedSweep(NamedTuple):
+    """A sweep that ended: a row for each part, and the command that most likely follows."""
+
+    rows: list[ChildRow]
+    next: str
+
+
 class SweepParent(Callback):
     """Hydra callback: opens the parent run of a multirun of ``job=run`` and tells its children."""
 
@@ -104,8 +111,8 @@ def close_parent(
     failed: bool = False,
     error: BaseException | None = None,
     refused: Mapping[str, str] | None = None,
-) -> list[ChildRow]:
-    """Close the parent run, if this process opened one, and return a row for each part.
+) -> ClosedSweep:
+    """Close the parent run, if this process opened one; return its parts and what follows.
 
     FINISHED if every part finished; KILLED if the sweep or a child was stopped; else FAILED, also
     when ``failed`` says that a job ended before it had a run. ``error``, or the exception that is
@@ -115,8 +122,10 @@ def close_parent(
     os.environ.pop(PARENT_VARIABLE, None)
     os.environ.pop(PARTS_VARIABLE, None)
     if not _open:
-        return []
+        return ClosedSweep([], "")
     store, parent, shared = _open.pop()
+    from layerparity.run import next_step
+
     children = store.children(parent.id)
     known = {child.tags.get("part") for child in children}
     lost = {words: why for words, why in (refused or {}).items() if words not in known}
@@ -127,7 +136,8 @@ def close_parent(
     whole = endings == {"FINISHED"} and not failed and not lost and error is None
     parent.end("KILLED" if stopped else "FINISHED" if whole else "FAILED", error)
     rows = [ChildRow(child.name, child.status, child.url) for child in children]
-    return rows + [ChildRow(_apart(words, shared), REFUSED, why) for words, why in lost.items()]
+    rows += [ChildRow(_apart(words, shared), REFUSED, why) for words, why in lost.items()]
+    return ClosedSweep(rows, next_step.after_sweep(children, bool(lost), parent.id, shared))
 
 
 def _make_folder(folder: str | None) -> None:

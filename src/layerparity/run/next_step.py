@@ -1,0 +1,78 @@
+"""What most likely follows a run or a sweep, as a command to paste."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from layerparity.record.stored_run import FINISHED
+from layerparity.run import steps
+from layerparity.settings.config import Config, RunKind
+
+if TYPE_CHECKING:
+    from layerparity.record.stored_run import StoredRun
+
+_SHOWN = 8
+# What is the golden's own: where and how it was computed, what it was fed, what it was called.
+_OF_THE_GOLDEN = (
+    "backend",
+    "device_map",
+    "golden",
+    "inputs",
+    "kind",
+    "max_memory",
+    "moe_ep_degree",
+    "name",
+    "offload_folder",
+    "prompt",
+    "reference",
+    "resume",
+    "reuse",
+    "seq_len",
+    "threads",
+    "tp_degree",
+)
+_CANDIDATE = {"backend": "neuron", "inputs": "golden"}
+
+
+def after_run(config: Config, run: StoredRun) -> str:
+    """Return the candidate's command after a golden run, a comparison after a candidate's."""
+    if run.kind == RunKind.golden.value:
+        own = {k: v for k, v in steps.own_settings(config).items() if not _of_the_golden(k)}
+        return steps.command({**_CANDIDATE, "golden": run.id[:_SHOWN], **own})
+    fed_by = run.tags.get("inputs_from", "").split()
+    sides = {"golden": fed_by[0][:_SHOWN]} if len(fed_by) == 1 else {}
+    sides["candidate"] = run.id[:_SHOWN]
+    return steps.command({"job": "compare", **sides, **steps.judging_settings(config)})
+
+
+def after_sweep(
+    children: Sequence[StoredRun], lost: bool, parent: str, words: Sequence[str]
+) -> str:
+    """Return what follows a sweep of these runs, whose command line had these words.
+
+    That is the sweep of candidates after one of golden runs, the comparison after one of
+    candidates, and the same sweep again where a part did not finish, or was ``lost``. Empty where
+    none finished: the same again would end alike.
+    """
+    kinds = {child.kind for child in children}
+    if all(child.status != FINISHED for child in children):
+        return ""
+    if lost or any(child.status != FINISHED for child in children) or len(kinds) != 1:
+        return _sweep([*words, *(["reuse=true"] if "reuse=true" not in words else [])])
+    if kinds == {RunKind.golden.value}:
+        own = [word for word in words if not _of_the_golden(word.partition("=")[0])]
+        more = [f"{key}={value}" for key, value in _CANDIDATE.items()]
+        return _sweep([*more, f"golden={parent[:_SHOWN]}", *own])
+    kept = [word for word in words if word.startswith(("tracking", "tolerance"))]
+    compare = ["job=compare", f"candidate={parent[:_SHOWN]}", *kept]
+    return shlex.join(["python", "run.py", *compare])
+
+
+def _sweep(words: Sequence[str]) -> str:
+    return shlex.join(["python", "run.py", "-m", *words])
+
+
+def _of_the_golden(key: str) -> bool:
+    return key.lstrip("+").partition(".")[0] in _OF_THE_GOLDEN

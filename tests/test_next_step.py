@@ -1,0 +1,58 @@
+"""What a run or a sweep names as its next step can be pasted, and leads to a verdict."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Ended
+
+pytest.importorskip("torch_xla", reason="the candidate that is named next is backend=neuron")
+
+
+def following(ended: Ended) -> list[str]:
+    """Return the words of the command that an output names as the next one."""
+    assert ended.exit == 0, ended.err
+    (line,) = (line for line in ended.out.splitlines() if line.startswith("next:"))
+    python, script, *words = shlex.split(line.removeprefix("next:"))
+    assert (python, script) == ("python", "run.py")
+    return words
+
+
+def test_a_golden_run_leads_to_a_verdict(cli: Callable[..., Ended], tmp_path: Path) -> None:
+    where = f"tracking.folder={tmp_path / 'a folder'}"
+    typed = ("backend=gpu", "device_map=cpu", "scope=range", "start=0", "end=1", where)
+    golden = cli(*typed)
+    candidate = cli(*following(golden))
+    compared = cli(*following(candidate))
+    assert compared.exit == 0, compared.out + compared.err
+    assert "next:" not in compared.out
+    again = cli(*typed, "reuse=true")
+    assert following(again) == following(golden), "a run that is reused has the same next step"
+
+
+def test_a_sweep_of_golden_runs_leads_to_a_verdict(
+    cli: Callable[..., Ended], tmp_path: Path
+) -> None:
+    where = f"tracking.folder={tmp_path / 'runs'}"
+    typed = ("backend=gpu", "device_map=cpu", "inputs=random", "scope=single", "layer=range(0,2)")
+    golden = cli("-m", *typed, where)
+    words = following(golden)
+    assert "layer=range(0,2)" in words and "device_map=cpu" not in words
+    candidates = cli(*words)
+    compared = cli(*following(candidates))
+    assert compared.exit == 0, compared.out + compared.err
+
+
+def test_a_sweep_with_a_part_that_cannot_run_is_to_be_run_again(
+    cli: Callable[..., Ended], tmp_path: Path
+) -> None:
+    where = f"tracking.folder={tmp_path / 'runs'}"
+    typed = ("-m", "backend=gpu", "device_map=cpu", "scope=single", "layer=0,99", where)
+    ended = cli(*typed)
+    assert ended.exit == 2
+    (line,) = (line for line in ended.out.splitlines() if line.startswith("next:"))
+    assert shlex.split(line)[3:] == [*typed, "reuse=true"]
+    assert "next:" not in cli(*typed[:-2], "layer=98,99", where).out
