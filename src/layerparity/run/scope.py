@@ -10,7 +10,7 @@ from layerparity.anatomy.family import OUTSIDE, Family
 from layerparity.anatomy.site import EMBEDDING, Place
 from layerparity.ground.errors import UserError
 from layerparity.record.manifest import scope_text
-from layerparity.settings.config import Config, ScopeKind
+from layerparity.settings.config import Config, ModelSettings, ScopeKind
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ def scope_of(config: Config, num_layers: int, family: Family) -> Scope:
     if kind is ScopeKind.range:
         if config.start is None or config.end is None:
             raise UserError(f"scope=range wants start=A end=B (inclusive), 0 to {num_layers - 1}.")
-        _in_range("start", config.start, num_layers)
-        _in_range("end", config.end, num_layers)
+        _in_range("start", config.start, num_layers, config.model)
+        _in_range("end", config.end, num_layers, config.model)
         if config.end < config.start:
             raise UserError(f"end={config.end} comes before start={config.start}: swap them.")
         blocks = tuple(str(Place(layer)) for layer in range(config.start, config.end + 1))
@@ -83,16 +83,18 @@ def scope_of(config: Config, num_layers: int, family: Family) -> Scope:
         raise UserError(f"scope=single wants layer=N, 0 to {num_layers - 1}.")
     if component in OUTSIDE:
         raise UserError(f"component={component} belongs to no layer: leave layer= out.")
-    _in_range("layer", config.layer, num_layers)
+    _in_range("layer", config.layer, num_layers, config.model)
     stage = family.stage(component, config.layer) if component else str(Place(config.layer))
     return Scope("single", (stage,), config.layer, config.layer, component)
 
 
-def _in_range(name: str, value: int, num_layers: int) -> None:
+def _in_range(name: str, value: int, num_layers: int, model: ModelSettings) -> None:
     if not 0 <= value < num_layers:
-        raise UserError(
-            f"{name}={value} is out of range: this model has layers 0 to {num_layers - 1}."
-        )
+        has = f"{name}={value} is out of range: {model.label} has layers 0 to {num_layers - 1}"
+        if model.shipped is None:
+            raise UserError(f"{has}.")
+        # The small model that is run where none is named.
+        raise UserError(has, "name your own: model=checkpoint model.path=FOLDER")
 
 
 def _refuse_strangers(config: Config, kind: ScopeKind) -> None:
