@@ -13,12 +13,22 @@ WORKERS ?= 3
 # and transformers anew, for seconds; ahead of time, all that is installed would take a minute.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-native fuzz test-faults lint type house format ui screenshots constraints clean
+.PHONY: help demo test test-native fuzz test-faults lint type house format ui screenshots constraints clean
 
+# The first target is what a bare "make" does.
 demo: .venv/ready
 	$(BIN)/python run.py experiment=quickstart
 	@echo
 	@echo "Browse it: make ui"
+
+help:
+	@echo "make demo          set up, golden run, candidate run, comparison, report"
+	@echo "make ui            browse the runs in MLflow"
+	@echo "make test          set up what tests need, and run them"
+	@echo "make test-native   the native Neuron runtime's tests, with a newer torch"
+	@echo "make lint type     what a commit must pass besides;  make format mends the layout"
+	@echo "make clean         remove the environments"
+	@echo "python run.py --help lists jobs and keys."
 
 ui: .venv/ready
 	$(BIN)/python run.py job=ui
@@ -84,4 +94,4 @@ constraints:
 	rm constraints.new
 
 clean:
-	rm -rf .venv .venv-native mlruns .mypy_cache .ruff_cache
+	rm -rf .venv .venv-native .mypy_cache .ruff_cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from layerparity.ground import console
 from layerparity.machine.gpus import DeviceMemory
-from layerparity.settings.tracking import SERVER, TrackingConfig
+from layerparity.settings.tracking import SERVER, UI_FILE, TrackingConfig
 from layerparity.tracking import links
 
 Capsys = pytest.CaptureFixture[str]
@@ -69,7 +70,7 @@ def test_an_error_ends_the_brevity(capsys: Capsys) -> None:
     assert "heard" in capsys.readouterr().out
 
 
-def test_what_serves_another_store_is_said_once(
+def test_what_serves_a_store_is_said_once_and_not_where_it_is_served(
     tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -81,8 +82,18 @@ def test_what_serves_another_store_is_said_once(
     for each in (usual, server, TrackingConfig(folder=str(tmp_path / "mlruns")), other, other):
         links.say_served(each)
     assert capsys.readouterr().out == (
+        "served by: python run.py job=ui\n"
         "served by: python run.py job=ui 'tracking.folder=\"my runs\"'\n"
     )
+    served = TrackingConfig(folder="served")
+    served.root.mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as ui:
+        noted = f"http://127.0.0.1:{ui.getsockname()[1]}\n"
+        (served.root / UI_FILE).write_text(noted, encoding="utf-8")
+        links.say_served(served)
+        assert capsys.readouterr().out == ""
+    links.say_served(served)
+    assert capsys.readouterr().out == "served by: python run.py job=ui tracking.folder=served\n"
 
 
 def test_memory_is_written_as_everywhere_and_one_module_is_one() -> None:

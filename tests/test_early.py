@@ -41,10 +41,7 @@ for command in {commands!r}:
     print(json.dumps([code, sorted(heavy), out.getvalue(), err.getvalue()]))
 """
 REFUSED = [
-    (
-        ["scope=single", "layer=99"],
-        "layer=99 is out of range: tiny_minimax_m2 has layers 0 to 5: name your own: model=checkpoint",
-    ),
+    (["scope=single", "layer=99"], "layer=99 is out of range: tiny_minimax_m2 has layers 0 to 5"),
     (["scope=range", "start=0", "end=6"], "end=6 is out of range"),
     (["layer=2"], "layer=2 does not belong to scope=full: use scope=single."),
     (["scope=range", "start=3", "end=1"], "end=1 comes before start=3: swap them."),

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from layerparity.ground import console
 from layerparity.ground.quoting import typed
-from layerparity.settings.tracking import EMBEDDED, TrackingConfig
+from layerparity.settings.tracking import EMBEDDED, UI_FILE, TrackingConfig
 
 if TYPE_CHECKING:
     from layerparity.record.stored_run import StoredRun
     from layerparity.tracking.active import ActiveRun
 
+# To hear from this machine.
+_SECONDS = 0.2
 # Stores whose command was printed already.
 _printed: set[Path] = set()
 
@@ -24,9 +28,22 @@ def say_link(run: ActiveRun | StoredRun, config: TrackingConfig) -> None:
 
 
 def say_served(config: TrackingConfig) -> None:
-    """Print the command that serves a store's pages, where the bare ``job=ui`` would not; once."""
-    usual = config.name != EMBEDDED or config.root == TrackingConfig().root
-    if usual or config.root in _printed or console.is_brief():
+    """Print the command that serves a store's pages, where nothing serves them yet; once."""
+    if config.name != EMBEDDED or config.root in _printed or console.is_brief():
+        return
+    if (config.root / UI_FILE).is_file() and _listens(config.address):
         return
     _printed.add(config.root)
-    console.say(f"served by: python run.py job=ui {typed('tracking.folder', config.folder)}")
+    usual = config.root == TrackingConfig().root
+    words = [] if usual else [typed("tracking.folder", config.folder)]
+    console.say(" ".join(["served by: python run.py job=ui", *words]))
+
+
+def _listens(address: str) -> bool:
+    """Return whether something listens where the UI last served this store."""
+    parts = urlsplit(address)
+    try:
+        with socket.create_connection((parts.hostname or "", parts.port or 80), _SECONDS):
+            return True
+    except (OSError, ValueError):
+        return False
