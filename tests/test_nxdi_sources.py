@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
+import nxd_signatures
 import pytest
 from nxdi_sources import APPLICATIONS, CASES, CHECKPOINTS, DEGREES, FORK, Case, Found
 
@@ -42,3 +46,18 @@ def test_every_model_is_run_at_every_degree(source: str, model: str) -> None:
     plain = [case for case in CASES if (case.source, case.model) == (source, model)]
     degrees = {case.degree for case in plain if (case.dtype, case.neuron) == ("float32", "")}
     assert degrees == set(DEGREES)
+
+
+def test_a_signature_that_changed_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """NxD's sources are not here, so the stand-in's own stand for them, and one is changed."""
+    source = tmp_path / "neuronx_distributed"
+    shutil.copytree(nxd_signatures.STAND_IN / "neuronx_distributed", source)
+    model = source / "trace/nxd_model"
+    (model / "__init__.py").rename(model / "nxd_model.py")
+    assert nxd_signatures.main([str(tmp_path)]) == 0
+    file = source / "trace/model_builder_v2.py"
+    file.write_text(file.read_text().replace("max_workers: int", "workers: int"))
+    assert nxd_signatures.main([str(tmp_path)]) == 1
+    assert "! ModelBuilder.compile" in capsys.readouterr().out

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from layerparity.ground import console
 from layerparity.machine.device import Placed
 from layerparity.settings.config import RunKind
 
@@ -91,6 +92,11 @@ class Backend(ABC):
     @abstractmethod
     def close(self) -> None:
         """Give back what `open` took; safe to call twice."""
+
+    def note(self, text: str) -> None:
+        """Say a line, and keep it with what the run was warned of."""
+        console.note(text)
+        self.warnings.append(text)
 
     @property
     @abstractmethod

@@ -22,7 +22,6 @@ from layerparity.run.backends._neuron.compiler_options import (
     AutoCast,
     Compilation,
     Compile,
-    CompilerOptions,
     ReuseCompiled,
 )
 from layerparity.run.backends.base import Abilities, RankDevices
@@ -97,7 +96,7 @@ def build(settings: Settings, config: Config) -> Backend:
     Sets the variables that they read when they are imported, so build comes before everything that
     may import them. Raises UserError, saying what is missing and how to get it.
     """
-    machine, asked = _machine(settings), _asked(settings)
+    machine, asked = _machine(settings), Compilation.of(settings)
     from layerparity.run.backends._neuron.backend import from_config
 
     return from_config(config, machine, asked)
@@ -111,30 +110,12 @@ def _machine(settings: Settings) -> NeuronFit:
     return machine
 
 
-def _asked(settings: Settings) -> Compilation:
-    """Return what the settings ask of compiling."""
-    options = CompilerOptions(
-        settings.compiler_args,
-        settings.auto_cast,
-        settings.opt_level,
-        settings.target,
-        settings.lnc,
-    )
-    return Compilation(
-        Compile(settings.compile),
-        settings.excess_precision,
-        options,
-        settings.artefacts,
-        ReuseCompiled(settings.reuse_compiled),
-    )
-
-
 def _ranks(config: Config) -> RankDevices:
     """Return the logical cores, or the CPUs that stand in for them, of the native runtime.
 
     Raises UserError where the settings make no sense, or nothing here can run them.
     """
-    machine, asked = _machine(config.backend), _asked(config.backend)
+    machine, asked = _machine(config.backend), Compilation.of(config.backend)
     asked.refuse_native()
     if asked.mode is not Compile.lazy:
         raise UserError(

@@ -36,32 +36,47 @@ class NxdiPass:
         """Return [batch, token, ...] of turned rows as the run has them."""
         return _rolled(value, self.shifts) if self.prefill else value
 
-    def through(self, model: Any, given: torch.Tensor, cached: bool) -> torch.Tensor:
+    def given_to(self, model: Any, given: torch.Tensor, rank: int, count: int) -> torch.Tensor:
+        """Return what one of ``count`` ranks is given of [batch, token, channel].
+
+        Raises UserError where the ranks cannot share the tokens.
+        """
+        if not splits_tokens(model):
+            return given
+        if self.tokens % count:
+            raise UserError(
+                f"sequence_parallel_enabled shares {self.tokens} tokens among {count} ranks",
+                f"give prompts of a multiple of {count} tokens, or leave it out.",
+            )
+        # What is given is whole on every rank, and NxDI may add the ranks' up.
+        return torch.zeros_like(given) if adds_embeddings(model) and rank else given
+
+    def mask(self, model: Any) -> torch.Tensor:
+        """Return what NxDI makes its mask of, int32 [batch, bucket]."""
+        length = self.tokens if self.prefill else model.max_length
+        if self.prefill:
+            return torch.ones(self.batch, length, dtype=torch.int32)
+        # What the cache holds; the new token is attended apart.
+        return (torch.arange(length)[None] < self.seen[:, None] - 1).to(torch.int32)
+
+    def through(
+        self,
+        model: Any,
+        given: torch.Tensor,
+        mask: torch.Tensor,
+        positions: torch.Tensor,
+        cached: bool,
+    ) -> torch.Tensor:
         """Run the model's one block on [batch, token, channel], and update its cache if told to.
 
-        What is returned is the block's output; where the ranks share the tokens, this rank's.
+        ``mask`` is `mask`'s, ``positions`` those of the pass. What is returned is the block's
+        output; where the ranks share the tokens, this rank's.
         """
         cache = getattr(model, "kv_mgr", None) if cached else None
-        more: dict[str, Any] = {}
-        if splits_tokens(model):
-            more["num_queries"] = None
-            count = torch.distributed.get_world_size()
-            if self.tokens % count:
-                raise UserError(
-                    f"sequence_parallel_enabled shares {self.tokens} tokens among {count} ranks",
-                    f"give prompts of a multiple of {count} tokens, or leave it out.",
-                )
-            if adds_embeddings(model) and torch.distributed.get_rank():
-                # What is given is whole on every rank, and NxDI adds the ranks' up.
-                given = torch.zeros_like(given)
-        length = self.tokens if self.prefill else model.max_length
+        more: dict[str, Any] = {"num_queries": None} if splits_tokens(model) else {}
         # The bucket that the pass is in, as NxDI's wrapper sets it.
-        model.n_positions = length
-        mask = torch.ones(self.batch, length, dtype=torch.int32)
-        if not self.prefill:
-            # What the cache holds; the new token is attended apart.
-            mask = (torch.arange(length)[None] < self.seen[:, None] - 1).to(torch.int32)
-        attended = model.create_attn_mask(mask, self.prefill, False, position_ids=self.positions)
+        model.n_positions = mask.shape[1]
+        attended = model.create_attn_mask(mask, self.prefill, False, position_ids=positions)
         after, model.norm = model.norm, nn.Identity()
         ends: list[torch.Tensor] = []
         hook = model.layers[0].register_forward_hook(lambda _, __, end: ends.append(end[0]))
@@ -70,11 +85,11 @@ class NxdiPass:
                 input_ids=torch.zeros(self.batch, self.tokens, dtype=torch.int64),
                 inputs_embeds=given,
                 attention_mask=attended,
-                position_ids=self.positions,
+                position_ids=positions,
                 seq_ids=torch.arange(self.batch),
                 update_cache=cache is not None,
                 is_for_context_encoding=self.prefill,
-                padding_mask=model.create_padding_mask(self.positions),
+                padding_mask=model.create_padding_mask(positions),
                 **more,
             )
         finally:

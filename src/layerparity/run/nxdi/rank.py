@@ -212,10 +212,12 @@ class NxdiRank(RankSide):
                 output = made.module(now)(given)
                 value = output[0] if isinstance(output, tuple) else output
                 return self._outside(stage, made.model(now), value)
-            watched = Watched(made.module(now), self.names)
+            watched, model = Watched(made.module(now), self.names), made.model(now)
+            own = now.given_to(model, given, self.assets.rank, self.assets.count)
+            mask = now.mask(model)
             with watched.watching():
-                output = now.through(made.model(now), given, cached=bool(self._room))
-        return self._observed(stage, made, watched, output)
+                output = now.through(model, own, mask, now.positions, cached=bool(self._room))
+        return self._observed(stage, watched.seen, output)
 
     def _outside(self, stage: str, model: Any, value: torch.Tensor) -> RankObserved:
         """Return what a stage outside the blocks gives on this rank, and which part it is."""
@@ -236,12 +238,13 @@ class NxdiRank(RankSide):
         return RankObserved(now.back(value), share)
 
     def _observed(
-        self, stage: str, made: _Stage, watched: Watched, output: torch.Tensor
+        self, stage: str, seen: Mapping[str, torch.Tensor], output: torch.Tensor
     ) -> RankObserved:
-        now = self._pass
+        """Return a block's output and what was ``seen`` in it, in canonical layout."""
+        made, now = self._stages[stage], self._pass
         assert now is not None
         layer = Site(stage, "in").layer
-        attention: Any = watched.module("self_attn")
+        attention: Any = Watched(made.module(now), self.names).module("self_attn")
         parted = splits_tokens(made.model(now))
         layout = RankLayout(
             now.batch,
@@ -252,7 +255,6 @@ class NxdiRank(RankSide):
             partial=self.assets.count > 1,
             parts=self.assets.count if parted else 1,
         )
-        seen = dict(watched.seen)
         end = layout.canonical("out", output)
         assert end is not None, "a block gives a tensor for each token"
         observed = RankObserved(now.back(end.value), end.share)

@@ -1,4 +1,4 @@
-"""port=nxdi: the user's own NxDI model, one process a rank, in NxD's CPU mode."""
+"""port=nxdi: the user's own NxDI model, one process a rank in NxD's CPU mode, or compiled."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from typing import Any
 
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import text_digest
+from layerparity.machine.neuron import NEURON, neuron_devices
+from layerparity.run.backends._neuron.compiler_options import LNC_VARIABLE, Compilation, Compile
 from layerparity.run.ports.base import Assets
 from layerparity.run.ranks.port import RanksPort, ranks_text
 from layerparity.settings.config import Config
 from layerparity.settings.key import key
 
+_COMPILED = "layerparity.run.nxdi.compiled.CompiledRank"
 _EXAMPLE = "port.model=their_package.modeling_their_model.NeuronTheirForCausalLM"
 
 
@@ -32,10 +35,44 @@ class Settings:
     names: Any = key(None, "module of a block by its usual name: {mlp.gate: moe.router}")
 
 
+def _compiles(config: Config) -> bool:
+    return Compile(config.backend.compile) is Compile.trace
+
+
+def _asked_of(config: Config, sources: str) -> dict[str, Any]:
+    """Return what a command asks of compiling, as JSON; ``sources`` are the model's, hashed."""
+    asked = Compilation.of(config.backend)
+    lnc = asked.options.lnc
+    return {
+        "folder": str(asked.folder(config)),
+        "reuse": asked.reuse.value,
+        "arguments": asked.options.arguments(),
+        "recorded": asked.options.recorded(),
+        "variables": {} if lnc is None else {LNC_VARIABLE: str(lnc)},
+        "sources": sources,
+    }
+
+
+def _refuse_compiled(config: Config) -> None:
+    """Raise UserError for what is not compiled: decode steps, and experts shared by number."""
+    if config.generate.max_new_tokens:
+        raise UserError(
+            "port=nxdi backend.compile=trace compiles prefills only",
+            "use generate.max_new_tokens=0, or leave backend.compile out.",
+        )
+    if config.moe_ep_degree > 1:
+        raise UserError(
+            f"moe_ep_degree={config.moe_ep_degree}: port=nxdi compiles no experts that ranks "
+            "share by number",
+            "use moe_ep_degree=1, or leave backend.compile out.",
+        )
+
+
 class NxdiPort(RanksPort):
     """Builds, converts, loads and runs an NxDI model block by block, at any ``tp_degree``.
 
-    It runs on the CPU wherever it is, in NxD's CPU mode, with gloo's collectives.
+    It runs on the CPU wherever it is, in NxD's CPU mode, with gloo's collectives; with
+    backend.compile=trace NxD's ModelBuilder compiles its stages for Neuron's cores.
     """
 
     side = "layerparity.run.nxdi.rank.NxdiRank"
@@ -59,11 +96,17 @@ class NxdiPort(RanksPort):
             "names": dict(names or {}),
             "expert_groups": assets.config.moe_ep_degree,
         }
+        if _compiles(assets.config):
+            self.side = _COMPILED
+            keys["compiled"] = _asked_of(assets.config, self.sources(keys))
         super().__init__(assets, **keys)
 
     @classmethod
     def where(cls, config: Config) -> str:
-        """Return that it is the CPU that stands for Neuron."""
+        """Return Neuron, or that it is the CPU that stands for it."""
+        if _compiles(config):
+            here = NEURON if neuron_devices() else "NxD's ModelBuilder, not Neuron"
+            return f"{here}, {ranks_text(config.tp_degree)}"
         return f"NxD's CPU mode with {ranks_text(config.tp_degree)}, not Neuron"
 
     @classmethod
@@ -88,6 +131,14 @@ class NxdiPort(RanksPort):
             raise UserError(
                 f"port=nxdi is not for backend={config.backend.name}", "use backend=neuron."
             )
+        if Compile(config.backend.compile) is Compile.export:
+            raise UserError(
+                "port=nxdi is uncompiled, or compiled by NxD's ModelBuilder",
+                "leave backend.compile out, or use backend.compile=trace.",
+            )
+
+        if _compiles(config):
+            _refuse_compiled(config)
 
     @classmethod
     def sources(cls, keys: Mapping[str, Any]) -> str:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 Tensors = dict[str, "torch.Tensor"]
 Answer = tuple[dict[str, Any], Tensors]
 OUTPUT = "output"
+# The key of a message that holds the answers of all ranks.
+_RANKS = "ranks"
 
 
 class Answers:
@@ -89,12 +91,40 @@ class Answers:
             "sites": sites,
             "unseen": observed.unseen,
             OUTPUT: asdict(observed.output_share),
+            "facts": self.side.facts(),
+            "notes": self.side.notes(),
         }
         return told, {OUTPUT: observed.output, **_prefixed(observed)}
 
     def _release(self, header: Mapping[str, Any], _: Tensors) -> Answer:
         self.side.release(header["stage"])
         return {}, {}
+
+
+class AllAnswers:
+    """All ranks of one process, each called in turn; what they answer is one message."""
+
+    def __init__(self, side: type[RankSide], start: Mapping[str, Any]) -> None:
+        self._ranks = [Answers(side, start, rank) for rank in range(start["count"])]
+        side.meet([each.side for each in self._ranks])
+
+    def of(self, call: str, header: Mapping[str, Any], tensors: Tensors) -> Answer:
+        """Return every rank's answer to a call; `apart` takes them apart again."""
+        answers = [each.of(call, header, tensors) for each in self._ranks]
+        named = {f"{rank} {n}": v for rank, (_, own) in enumerate(answers) for n, v in own.items()}
+        return {_RANKS: [told for told, _ in answers]}, named
+
+
+def apart(answer: Answer) -> list[Answer]:
+    """Return the answers that a message holds: one, or that of each rank of a process."""
+    told, tensors = answer
+    if _RANKS not in told:
+        return [answer]
+    own: list[Tensors] = [{} for _ in told[_RANKS]]
+    for name, value in tensors.items():
+        rank, _, plain = name.partition(" ")
+        own[int(rank)][plain] = value
+    return list(zip(told[_RANKS], own, strict=True))
 
 
 def _prefixed(observed: RankObserved) -> Tensors:

@@ -41,7 +41,8 @@ def main(folder: Path) -> int:
         return _refuse(folder, start, said(error))
     sys.stdout.flush()
     sys.stderr.flush()
-    ranks = dict(_forked(folder, start, side, rank) for rank in range(start["count"]))
+    processes = 1 if start["together"] else start["count"]
+    ranks = dict(_forked(folder, start, side, rank) for rank in range(processes))
     worst = 0
     while ranks:
         process, status = os.wait()
@@ -111,15 +112,15 @@ def _forked(folder: Path, start: Mapping[str, Any], side: Any, rank: int) -> tup
 
 
 def serve(connection: Connection, start: Mapping[str, Any], side: Any, rank: int) -> None:
-    """Make one rank and answer its calls until the connection ends."""
+    """Make one rank, or all where they run together; answer calls until the connection ends."""
     import torch
 
-    from layerparity.run.ranks.answers import Answers
+    from layerparity.run.ranks.answers import AllAnswers, Answers
 
     # A forked process has none of the threads that torch counts on.
     torch.set_num_threads(start["threads"])
     wire.send(connection, {"rank": rank}, {})
-    answers = Answers(side, start, rank)
+    answers = AllAnswers(side, start) if start["together"] else Answers(side, start, rank)
     while True:
         header, tensors = wire.receive(connection)
         try:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from layerparity.ground.errors import UserError
 from layerparity.machine import owner
 from layerparity.run.ranks import wire
+from layerparity.run.ranks.answers import Answer, apart
 from layerparity.run.ranks.child import START, address
 
 if TYPE_CHECKING:
@@ -29,19 +30,18 @@ _CHILD = "layerparity.run.ranks.child"
 _LOOK_S, _GRACE_S = 1.0, 10.0
 # Seconds in which ranks that were told to end may do so.
 _END_S = 5.0
-Answer = tuple[dict[str, Any], "dict[str, torch.Tensor]"]
 
 
 class RankGroup:
     """``count`` rank processes on this machine. Messages go through a socket in a private folder.
 
     ``start`` is what each rank is made of: ``side`` (a dotted path of a `RankSide`), ``keys``,
-    ``checkpoint``, ``dtype`` and ``wanted``.
+    ``checkpoint``, ``dtype`` and ``wanted``; ``together`` says that all ranks are one process.
     """
 
     def __init__(self, start: Mapping[str, Any], environment: Mapping[str, str]) -> None:
-        self.count: int = start["count"]
-        self._start = dict(start)
+        self._start = {"together": False, **start}
+        self.count: int = 1 if self._start["together"] else start["count"]
         self._environment = dict(environment)
         self._stack = ExitStack()
         self._connections: list[Connection] = []
@@ -147,7 +147,7 @@ class RankGroup:
             raise UserError(
                 f"rank {rank} of {self.count} {failed[rank]} in {method}{stage}{self._said(rank)}"
             )
-        return [answers[rank] for rank in range(self.count)]
+        return [each for rank in range(self.count) for each in apart(answers[rank])]
 
     def _lost(self, rank: int, method: str) -> None:
         raise UserError(

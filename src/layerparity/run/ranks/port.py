@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.site import Site
 from layerparity.ground.errors import UserError
@@ -30,7 +30,7 @@ class RanksPort(Port):
     """Drives one `RankSide` a rank, in processes of their own, and gathers what they hold."""
 
     # Dotted path of the class that each rank is.
-    side: ClassVar[str]
+    side: str
 
     def __init__(self, assets: Assets, **keys: Any) -> None:
         self.assets, self.keys = assets, keys
@@ -41,6 +41,7 @@ class RanksPort(Port):
         backend = assets.backend
         assert isinstance(backend, RanksBackend)
         backend.serve(self.close, lambda: self.facts)
+        self._note = backend.note
 
     @classmethod
     @abstractmethod
@@ -58,6 +59,7 @@ class RanksPort(Port):
                     "side": self.side,
                     "keys": self.keys,
                     "count": self.degree,
+                    "together": side.together,
                     "threads": self.threads(),
                     "checkpoint": str(self.assets.checkpoint.folder.absolute()),
                     "dtype": config.dtype.value,
@@ -67,7 +69,7 @@ class RanksPort(Port):
             )
             group.open()
             self._group = group
-            self.facts = group.call("start")[0][0]["facts"]
+            self.facts = dict(group.call("start")[0][0]["facts"])
         return self._group
 
     def threads(self) -> int:
@@ -106,6 +108,10 @@ class RanksPort(Port):
         """Run one stage on every rank; gather its output [batch, token, channel] and its sites."""
         answers = self.group.call("run", {"given": given.cpu()}, stage=stage)
         seen = [observed_of(*answer) for answer in answers]
+        for told, _ in answers:
+            self.facts.update(told["facts"])
+            for line in told["notes"]:
+                self._note(line)
         layer = Site(stage, "in").layer
         outputs = [each.output for each in seen]
         end = str(Site(stage, "out"))

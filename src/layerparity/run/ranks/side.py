@@ -74,10 +74,12 @@ class Held:
 
 
 class RankSide(ABC):
-    """One rank of an implementation, in a process of its own."""
+    """One rank of an implementation, in a process of its own, or with all others in one."""
 
     # Variables of its process, set before anything is imported there.
     environment: Mapping[str, str] = {}
+    # Whether one process runs all ranks, as a device does that one process drives.
+    together = False
 
     def __init__(self, assets: RankAssets, **keys: Any) -> None:
         self.assets = assets
@@ -88,6 +90,18 @@ class RankSide(ABC):
 
         ``keys`` are the port's. Raises UserError with the cure.
         """
+
+    @classmethod  # noqa: B027
+    def meet(cls, sides: Sequence[Any]) -> None:
+        """Tell ranks of one process of each other, in the order of ranks, before they start."""
+
+    def facts(self) -> dict[str, str]:
+        """Return what is to be remembered of the rank so far, as tags."""
+        return {}
+
+    def notes(self) -> list[str]:
+        """Return lines that the user is to read, once each."""
+        return []
 
     @abstractmethod
     def start(self) -> dict[str, str]:

@@ -8,12 +8,14 @@ import torch
 from torch import distributed, nn
 from torch.nn import functional
 
+from neuronx_distributed.parallel_layers import device_ranks
 from neuronx_distributed.parallel_layers.mappings import (
     gather_from_tensor_model_parallel_region,
     reduce_from_tensor_model_parallel_region,
     reduce_scatter_to_sequence_parallel_region,
 )
 from neuronx_distributed.parallel_layers.parallel_state import (
+    get_aot_mode,
     get_tensor_model_parallel_group,
     get_tensor_model_parallel_rank,
     get_tensor_model_parallel_size,
@@ -123,7 +125,11 @@ class ParallelEmbedding(nn.Module):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the rows of the ids, float [batch, token, channel]."""
         rows = len(self.weight)
-        rank = 0 if self.everybody_is_rank_0 else get_tensor_model_parallel_rank()
+        rank: int | torch.Tensor = get_tensor_model_parallel_rank()
+        if get_aot_mode():
+            rank = device_ranks.rank(self.weight)
+        if self.everybody_is_rank_0:
+            rank = 0
         here = ids - rank * rows
         own = (here >= 0) & (here < rows)
         found = functional.embedding(here.where(own, 0), self.weight) * own[..., None]

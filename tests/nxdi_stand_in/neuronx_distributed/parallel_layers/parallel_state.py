@@ -12,6 +12,8 @@ from torch import distributed
 from neuronx_distributed.utils import cpu_mode
 
 _groups: dict[str, Any] = {}
+# How many ranks one process traces for; 0: it is one of them.
+_aot = {"ranks": 0}
 
 
 class ParallelGroups(NamedTuple):
@@ -36,8 +38,11 @@ def initialize_model_parallel(
         tp, ep = tensor_model_parallel_size, expert_model_parallel_size
         rows = [list(range(first * tp, (first + 1) * tp)) for first in range(ep)]
         return ParallelGroups(rows, [list(column) for column in zip(*rows, strict=True)])
-    if not cpu_mode():
+    if not cpu_mode() and not _aot["ranks"]:
         raise RuntimeError("the stand-in computes on the CPU alone: set NXD_CPU_MODE=1")
+    if _aot["ranks"]:
+        _groups["tensor"] = None
+        return None
     size = min(tensor_model_parallel_size, distributed.get_world_size())
     _groups["tensor"] = distributed.new_group(list(range(size)), backend="gloo")
     if not skip_collective_init:
@@ -57,12 +62,27 @@ def get_tensor_model_parallel_group() -> Any:
 
 def get_tensor_model_parallel_size() -> int:
     """Return how many ranks share a model's tensors."""
-    return distributed.get_world_size(_groups["tensor"])
+    return _aot["ranks"] or distributed.get_world_size(_groups["tensor"])
 
 
 def get_tensor_model_parallel_rank() -> int:
     """Return the number of this rank among them."""
-    return distributed.get_rank(_groups["tensor"])
+    return 0 if _aot["ranks"] else distributed.get_rank(_groups["tensor"])
+
+
+def trace_for(ranks: int) -> None:
+    """Say for how many ranks this process traces, 0 for none."""
+    _aot["ranks"] = ranks
+
+
+def get_aot_mode() -> bool:
+    """Return whether this process traces for all ranks."""
+    return _aot["ranks"] > 0
+
+
+def destroy_model_parallel() -> None:
+    """Forget the group."""
+    _groups.clear()
 
 
 def get_expert_parallel_rank_from_global_rank(rank: int, expert_parallel_group: Any) -> int:

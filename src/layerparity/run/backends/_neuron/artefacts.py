@@ -10,6 +10,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +39,14 @@ class Compiled:
     """A graph as a compiler made it: its bytes, and where each of its inputs comes from.
 
     An input is an argument by its place, a state of the module by its name, or, as ``(n,)``, the
-    n-th of the ``constants`` that the compiler added.
+    n-th of the ``constants`` that the compiler added. ``outputs`` are names of what it returns, in
+    order, where the program does not say so.
     """
 
     payload: bytes
     inputs: tuple[int | str | tuple[int], ...]
     constants: tuple[torch.Tensor, ...] = ()
+    outputs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -54,10 +57,11 @@ class _Header:
     versions: dict[str, str]
     payload: str
     inputs: list[Any]
+    outputs: list[str] = field(default_factory=list)
 
 
-class GraphCompiler(ABC):
-    """Make bytes of an exported program that can be kept, and run such bytes."""
+class GraphMaker(ABC):
+    """Make bytes of a program that can be kept."""
 
     @property
     @abstractmethod
@@ -75,11 +79,26 @@ class GraphCompiler(ABC):
 
     @abstractmethod
     def compile(self, program: Any, digest: str) -> Compiled:
-        """Compile a ``torch.export.ExportedProgram``. Raises UserError where it cannot."""
+        """Compile a program; ``digest`` names it. Raises UserError where it cannot."""
+
+
+class GraphCompiler(GraphMaker):
+    """Make bytes of a ``torch.export.ExportedProgram``, and run such bytes."""
 
     @abstractmethod
     def runner(self, compiled: Compiled) -> Runner:
         """Return what runs a graph that was compiled here or elsewhere."""
+
+
+def versions_of(packages: Sequence[str]) -> dict[str, str]:
+    """Return the versions of packages; ``missing`` of those that are not installed."""
+    found = {}
+    for name in packages:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "missing"
+    return found
 
 
 @dataclass
@@ -95,7 +114,16 @@ class ArtefactFolder:
     compiled: int = field(default=0, init=False)
     loaded: int = field(default=0, init=False)
 
-    def get(self, program: Any, digest: str, compiler: GraphCompiler) -> Compiled:
+    @property
+    def work(self) -> Path:
+        """Where Neuron's compiler may work."""
+        return self.folder / "work"
+
+    def counted(self) -> dict[str, str]:
+        """Return how many graphs were made here and how many loaded, as tags."""
+        return {"artefacts_compiled": str(self.compiled), "artefacts_loaded": str(self.loaded)}
+
+    def get(self, program: Any, digest: str, compiler: GraphMaker) -> Compiled:
         """Return the graph of a program with this digest: loaded, or compiled and kept.
 
         Raises UserError where nothing may be compiled, and where the disk refuses.
@@ -151,7 +179,8 @@ def _read(path: Path, versions: dict[str, str]) -> Compiled:
             raise ValueError("its bytes are not those that were written")
     inputs = tuple(tuple(each) if isinstance(each, list) else each for each in header.inputs)
     constants = sorted(name for name in tensors if name.startswith(_CONSTANT))
-    return Compiled(payload, inputs, tuple(tensors[name] for name in constants))
+    kept = tuple(tensors[name] for name in constants)
+    return Compiled(payload, inputs, kept, tuple(header.outputs))
 
 
 def _header(path: Path) -> _Header:
@@ -167,7 +196,7 @@ def _write(path: Path, made: Compiled, versions: dict[str, str]) -> None:
     from safetensors.torch import save_file
 
     payload = blake3(made.payload).hexdigest()
-    header = _Header(_FORM, versions, payload, list(made.inputs))
+    header = _Header(_FORM, versions, payload, list(made.inputs), list(made.outputs))
     tensors = {
         _HEADER: _bytes(json.dumps(asdict(header)).encode()),
         _PAYLOAD: _bytes(made.payload),

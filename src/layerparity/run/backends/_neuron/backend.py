@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +15,6 @@ from torch import nn
 
 from layerparity.anatomy import split_plan
 from layerparity.anatomy.sizes import sizes_of
-from layerparity.ground import console
 from layerparity.ground.errors import UserError
 from layerparity.machine.device import Placed, keep_torch_xla_out
 from layerparity.machine.max_memory import (
@@ -42,9 +40,6 @@ if TYPE_CHECKING:
     from layerparity.settings.config import Config
 
 
-# Where compiled graphs are kept, beside the runs, and where Neuron's compiler works in there.
-_FOLDER = "compiled"
-_WORK = "work"
 _GPU_ONLY = ("max_memory", "offload_folder", "threads")
 _ATTENTION = ("sdpa", "eager")
 _EXPERTS = (static_experts.NAME, "batched_mm", "eager")
@@ -90,8 +85,7 @@ def from_config(config: Config, machine: NeuronFit, asked: Compilation) -> Neuro
         mode=asked.mode,
     )
     if asked.mode is Compile.trace:
-        folder = Path(asked.artefacts or config.tracking.root / _FOLDER).expanduser().resolve()
-        backend.artefacts = ArtefactFolder(folder, asked.reuse, backend.note)
+        backend.artefacts = ArtefactFolder(asked.folder(config), asked.reuse, backend.note)
     for name, value in () if is_neuron else asked.options.recorded().items():
         backend.warnings.append(
             f"backend.{name}={value} is for Neuron: on {runtime.device_label.partition(',')[0]} it "
@@ -196,22 +190,17 @@ class NeuronBackend(Backend):
 
     def fetch(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Synchronise once, then return the tensors on the CPU; an empty dict synchronises too."""
-        self.runtime.sync()
-        return {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+        whole = self.runtime.gathered(tensors)
+        return {name: value.detach().cpu().contiguous() for name, value in whole.items()}
 
     def compile(self, module: nn.Module, arguments: Sequence[Any]) -> Callable[..., Any]:
         """Return the module, or with ``compile=export`` or ``trace`` the module as one graph."""
         if self.mode is Compile.lazy:
             return module
         if self._graphs is None:
-            work = None if self.artefacts is None else self.artefacts.folder / _WORK
+            work = None if self.artefacts is None else self.artefacts.work
             self._graphs = Graphs(self.runtime.graph_compiler(work), self.artefacts)
         return StageGraph(module, self._graphs)
-
-    def note(self, text: str) -> None:
-        """Say a line, and keep it with what the run was warned of."""
-        console.note(text)
-        self.warnings.append(text)
 
     def counters(self) -> dict[str, Any]:
         """Return what the runtime counted since `open`."""
@@ -223,11 +212,7 @@ class NeuronBackend(Backend):
         if granted is None:
             return {}
         kept = self.artefacts
-        counted = (
-            {"artefacts_compiled": str(kept.compiled), "artefacts_loaded": str(kept.loaded)}
-            if kept is not None
-            else {}
-        )
+        counted = kept.counted() if kept is not None else {}
         return {
             **self.runtime.facts(),
             **counted,

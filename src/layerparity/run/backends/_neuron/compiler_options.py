@@ -6,12 +6,19 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from layerparity.ground.errors import UserError
+
+if TYPE_CHECKING:
+    from layerparity.settings.config import Config
 
 # The runtime's own word for LNC; it must be what a graph was compiled for.
 LNC_VARIABLE = "NEURON_LOGICAL_NC_CONFIG"
 CC_FLAGS = "NEURON_CC_FLAGS"
+# Where compiled graphs are kept, beside the runs.
+_FOLDER = "compiled"
 # How neuronx-cc writes each option, and its other spellings.
 _SPELLINGS = {
     "auto_cast": ("--auto-cast",),
@@ -112,6 +119,28 @@ class Compilation:
     options: CompilerOptions
     artefacts: str | None
     reuse: ReuseCompiled
+
+    @classmethod
+    def of(cls, settings: Any) -> Compilation:
+        """Return what conf/backend/neuron's settings ask of compiling."""
+        options = CompilerOptions(
+            settings.compiler_args,
+            settings.auto_cast,
+            settings.opt_level,
+            settings.target,
+            settings.lnc,
+        )
+        return cls(
+            Compile(settings.compile),
+            settings.excess_precision,
+            options,
+            settings.artefacts,
+            ReuseCompiled(settings.reuse_compiled),
+        )
+
+    def folder(self, config: Config) -> Path:
+        """Return where graphs are kept: beside a command's runs, where it does not say."""
+        return Path(self.artefacts or config.tracking.root / _FOLDER).expanduser().resolve()
 
     def refuse_native(self) -> None:
         """Raise UserError, with the cure, for what the native runtime cannot be asked."""

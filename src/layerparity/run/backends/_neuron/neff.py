@@ -18,9 +18,13 @@ from torch.utils import _pytree as pytree
 from layerparity.ground.errors import UserError
 from layerparity.machine import neuron_packages
 from layerparity.run.backends._graph import inputs_read, states_of
-from layerparity.run.backends._neuron.artefacts import Compiled, GraphCompiler, Runner
+from layerparity.run.backends._neuron.artefacts import (
+    Compiled,
+    GraphCompiler,
+    Runner,
+    versions_of,
+)
 from layerparity.run.backends._neuron.compiler_options import CompilerOptions
-from layerparity.run.backends._neuron.stablehlo import versions_of
 
 _DECIDING = ("torch", "torch_neuronx", "neuronx-cc", "transformers")
 

@@ -88,6 +88,14 @@ class Runtime(ABC):
     def send(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor, of any shape and dtype, on the device."""
 
+    def gathered(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Launch everything that is pending, and return tensors that can be read from one place.
+
+        They have any shape and dtype. What lies in parts on several devices is put together.
+        """
+        self.sync()
+        return dict(tensors)
+
     @abstractmethod
     def sync(self) -> None:
         """Launch everything that is pending, and wait until it is done."""

@@ -18,8 +18,13 @@ from torch.utils import _pytree as pytree
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import text_digest
 from layerparity.run.backends._graph import states_of
-from layerparity.run.backends._neuron.artefacts import Compiled, GraphCompiler, Runner
-from layerparity.run.backends._neuron.stablehlo import DECIDING, versions_of
+from layerparity.run.backends._neuron.artefacts import (
+    Compiled,
+    GraphCompiler,
+    Runner,
+    versions_of,
+)
+from layerparity.run.backends._neuron.stablehlo import DECIDING
 from layerparity.run.backends._neuron.xla_counters import compiles_and_fallbacks
 
 # What a lazy graph calls the operation that is a whole stage.

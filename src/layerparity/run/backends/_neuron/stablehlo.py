@@ -4,27 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Any
 
 import torch
 
 from layerparity.run.backends._graph import states_of
-from layerparity.run.backends._neuron.artefacts import Compiled, GraphCompiler, Runner
+from layerparity.run.backends._neuron.artefacts import (
+    Compiled,
+    GraphCompiler,
+    Runner,
+    versions_of,
+)
 
 # The packages whose versions decide what a lowering gives.
 DECIDING = ("torch", "torch_xla", "transformers")
-
-
-def versions_of(packages: tuple[str, ...]) -> dict[str, str]:
-    """Return the versions of packages; ``missing`` of those that are not installed."""
-    found = {}
-    for name in packages:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "missing"
-    return found
 
 
 @dataclass(frozen=True)
