@@ -74,7 +74,7 @@ class XlaRuntime(Runtime):
         self.excess_precision = excess_precision
         self._device: torch.device | None = None
         self._mesh: Any = None
-        self._compiles = 0
+        self._compiles = self._launched = 0
         self._fallbacks: Counter[str] = Counter()
         self._before: dict[str, str | None] = {}
 
@@ -192,11 +192,36 @@ class XlaRuntime(Runtime):
         """Return a tensor, of any shape and dtype, on the device."""
         return tensor.to(self._device)
 
+    def gathered(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Launch everything that is pending; put what lies in parts together in one graph more.
+
+        Read as they are, every one would be a graph of its own. In the graph that computes them
+        they are not marked to be whole: XLA would then split what comes before in another way.
+        """
+        self.sync()
+        split = {name: value for name, value in tensors.items() if _is_split(value)}
+        if not split:
+            return dict(tensors)
+        import torch
+        import torch_xla
+        import torch_xla.distributed.spmd as xs
+
+        whole = {}
+        for name, value in split.items():
+            # A new tensor: one that is known already cannot be marked anew.
+            own = value.detach()
+            whole[name] = own.logical_or(own) if own.dtype == torch.bool else own * 1
+            xs.mark_sharding(whole[name], self._mesh, (None,) * value.dim())
+        torch_xla.sync()
+        return {**tensors, **whole}
+
     def sync(self) -> None:
         """Compile and launch everything that is pending."""
         import torch_xla
 
+        before = compiles_and_fallbacks()[0]
         torch_xla.sync()
+        self._launched += compiles_and_fallbacks()[0] - before
 
     def graph_compiler(self, work: Path | None) -> GraphCompiler:
         """Return ``torch_neuronx.trace`` on Neuron where it has a folder, else one of XLA:CPU."""
@@ -217,14 +242,24 @@ class XlaRuntime(Runtime):
         return mode.value
 
     def counters(self) -> dict[str, Any]:
-        """Return torch_xla's compiles and ``aten::`` fallbacks since `start`."""
+        """Return the model's graphs that were compiled and ``aten::`` fallbacks since `start`.
+
+        Graphs that only put tensors together, sites and weights, are no part of the model.
+        """
         compiles, fallbacks = compiles_and_fallbacks()
         new = fallbacks - self._fallbacks
         return {
-            "compiles": compiles - self._compiles,
+            "compiles": self._launched if self.spmd else compiles - self._compiles,
             "aten_fallbacks": sum(new.values()),
             "aten_names": sorted(new),
         }
+
+    def _transfers(self) -> dict[str, str]:
+        """Return how many graphs put together what lay in parts, where anything does."""
+        if not self.spmd:
+            return {}
+        whole = compiles_and_fallbacks()[0] - self._compiles
+        return {"transfer_compiles": str(whole - self._launched)}
 
     def facts(self) -> dict[str, str]:
         """Return versions, the device, and what was counted and granted."""
@@ -240,6 +275,7 @@ class XlaRuntime(Runtime):
             "xla_hardware": str(xr.device_type()),
             "xla_devices": str(xr.global_runtime_device_count()),
             "compiles": str(counted["compiles"]),
+            **self._transfers(),
             "aten_fallbacks": ",".join(counted["aten_names"]) or "none",
         }
 
@@ -273,6 +309,15 @@ class XlaRuntime(Runtime):
         result = work()
         self._fallbacks = Counter({name: -count for name, count in seen.items()})
         return result
+
+
+def _is_split(tensor: torch.Tensor) -> bool:
+    """Say whether a tensor that was computed lies in parts on the devices of a mesh."""
+    import torch_xla
+
+    if tensor.device.type != "xla":
+        return False
+    return "devices=" in torch_xla._XLAC._get_xla_sharding_spec(tensor)
 
 
 def _is_running() -> bool:
