@@ -25,8 +25,16 @@ class Side(RankSide):
         if keys.get("prepare"):
             raise UserError(keys["prepare"], "and this is the cure.")
 
-    def __init__(self, assets: Any, prepare: str = "") -> None:
+    def __init__(self, assets: Any, prepare: str = "", other: str = "") -> None:
         super().__init__(assets)
+        self.other = other
+
+    def libraries(self) -> dict[str, str]:
+        """Return what is here, but for the torch of the last rank, which is ``other``."""
+        mine = super().libraries()
+        if self.other and self.assets.rank == self.assets.count - 1:
+            mine["torch"] = self.other
+        return mine
 
     def start(self) -> dict[str, str]:
         """Return who this is."""

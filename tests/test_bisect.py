@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,10 +28,12 @@ from conftest import Ended
 
 from layerparity.anatomy.block import SERIAL
 from layerparity.anatomy.site import Place, Site
+from layerparity.ground.errors import UserError
 from layerparity.judge.leaps import amplified
 from layerparity.record.guilt import Cause, Phases
 from layerparity.record.verdict import Outcome, Row, Verdict
 from layerparity.report.answer import answer_of, how_sure
+from layerparity.search.configurations import KeyTrials
 from layerparity.search.ddmin import NoDifferenceError, minimal
 from layerparity.search.strategies import SearchResult, binary, inject, scan, smallest
 from layerparity.tracking import links
@@ -628,6 +630,43 @@ def test_a_bad_configuration_that_cannot_be_judged_is_not_called_right(run: Cli)
     said = "job.bad could not be judged (INCONCLUSIVE: "
     assert said in ended.err
     assert "no noise floor for float16: make it with reference.dtypes" in ended.err
+
+
+def test_a_good_configuration_that_cannot_be_judged_is_not_called_right(run: Cli) -> None:
+    """The bad one is wrong, and yet nobody knows whether the keys make the difference."""
+    words = ("job=bisect", "golden=the-golden", "scope=single", "layer=1", "device_map=cpu")
+    wrong = "{dtype:float32,port:fault,port.name:qkv_never_loaded}"
+    ended = run(*words, "job.good={dtype:float16}", f"job.bad={wrong}")
+    assert ended.exit == 2, ended.out
+    assert "job.good could not be judged (INCONCLUSIVE: " in ended.err
+    assert "no noise floor for float16" in ended.err
+    assert "makes the difference" not in ended.out
+
+
+def test_a_trial_that_is_not_judged_is_called_neither_wrong_nor_right() -> None:
+    """Alone, ``b`` cannot be judged: with ``a`` it is wrong, and so are both."""
+
+    def outcome(keys: Mapping[str, object]) -> Verdict:
+        if keys == {"b": 1}:
+            raise UserError("no floor for b")
+        return compared([row(site(1, "mlp:out"), Outcome.FAIL if len(keys) == 2 else Outcome.PASS)])
+
+    trials = KeyTrials(SimpleNamespace(trial=outcome), {}, {"a": 1, "b": 1})  # type: ignore
+    assert minimal("ab", trials.fails) == ("a", "b")
+    assert [(step.wrong, step.judged) for step in trials.steps] == [
+        (False, True),
+        (True, True),
+        (False, True),
+        (False, False),
+    ]
+    assert "1 trial was not judged, and so called neither wrong nor right" in trials.doubt
+    assert "(b=1: cannot run: no floor for b)" in trials.doubt
+    with pytest.raises(
+        UserError, match=r"job\.good could not be judged \(cannot run: no floor for"
+    ):
+        KeyTrials(SimpleNamespace(trial=outcome), {"b": 1}, {"a": 1}).fails(  # type: ignore
+            frozenset()
+        )
 
 
 def test_mistakes_are_one_short_message(run: Cli, cli: Cli, tmp_path: Path) -> None:

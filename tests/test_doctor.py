@@ -29,7 +29,8 @@ from layerparity.ground.errors import UserError
 from layerparity.machine import memory as _control_groups
 from layerparity.machine import memory as _host_memory
 from layerparity.machine import neuron as examined
-from layerparity.machine import nvidia, probe
+from layerparity.machine import neuron_flavour, nvidia, probe
+from layerparity.run.backends.neuron import Compile
 from layerparity.settings.tracking import TrackingConfig
 
 Lines = dict[str, Result]
@@ -283,7 +284,8 @@ def test_torch_and_torch_xla(
 
     torch_says(version=torch)
     monkeypatch.setattr(probe, "ask", ask)
-    monkeypatch.setattr(packages.importlib.util, "find_spec", lambda name: object())
+    here = {"torch_xla": object()}
+    monkeypatch.setattr(packages.importlib.util, "find_spec", here.get)
     monkeypatch.setattr(packages, "installed", {"torch": torch, "torch_xla": xla}.get)
     found = lines("torch")["torch_xla"]
     assert found.state is state
@@ -300,6 +302,58 @@ def test_without_torch_xla_only_the_neuron_backend_minds(
     found = lines("torch", backend=NEURON)["torch_xla"]
     assert found.state is State.PROBLEM
     assert "torch_xla==2.9.0" in found.cure
+
+
+def test_the_native_runtimes_torch_is_the_pinned_one() -> None:
+    assert f"torch=={packages.NATIVE} " in (ROOT / "Makefile").read_text()
+
+
+def test_a_newer_torch_without_torch_xla_is_the_native_runtimes(
+    monkeypatch: pytest.MonkeyPatch, torch_says: Callable[..., None]
+) -> None:
+    monkeypatch.setattr(packages.importlib.util, "find_spec", lambda name: None)
+    version = {"torch": "2.13.0+cpu"}
+    monkeypatch.setattr(packages, "installed", version.get)
+    monkeypatch.setattr(neuron_flavour, "version_of", version.get)
+    torch_says(version="2.13.0+cpu", cuda="")
+    found = lines("torch")
+    assert (found["torch"].state, found["torch"].found) == (
+        State.OK,
+        "2.13.0+cpu, built without CUDA",
+    )
+    assert "the native runtime" in found["torch_xla"].found
+    needed = lines("torch", backend=NEURON)["torch_xla"]
+    assert needed.state is State.PROBLEM
+    assert "use backend.runtime=native_cpu" in needed.cure
+    native = SimpleNamespace(
+        name="neuron", runtime=examined.RuntimeChoice.native_cpu, compile=Compile.lazy
+    )
+    assert lines("torch", backend=native)["torch_xla"].state is State.OK
+    version["torch"] = "2.14.0"
+    torch_says(version="2.14.0", cuda="")
+    other = lines("torch")["torch"]
+    assert other.state is State.WARNING
+    assert "2.13.0 is what is tested, for the native runtime" in other.found
+    assert other.cure == "pip install torch==2.13.0"
+
+
+@pytest.mark.parametrize(
+    ("python", "state", "says"),
+    [
+        ((3, 12, 1), State.OK, "made for 3.12 to 3.14, of which none is tested here"),
+        ((3, 11, 9), State.WARNING, "AWS's native flavour is made for 3.12 to 3.14"),
+    ],
+)
+def test_the_native_package_has_pythons_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, python: tuple[int, ...], state: State, says: str
+) -> None:
+    package = neuron_flavour.Installed(neuron_flavour.Flavour.NATIVE, "2.13.3.0")
+    monkeypatch.setattr(neuron_flavour, "installed", lambda: package)
+    monkeypatch.setattr(packages.sys, "version_info", python)
+    (found,) = packages.check_python(settings())
+    assert (found.state, says in found.found) == (state, True), found
+    assert "use Python 3.11" not in found.cure
+    assert packages.tested_torch() == "2.13.0"
 
 
 def test_what_is_found_of_neuron_and_its_cure_stand_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -293,7 +293,7 @@ def test_what_the_stand_in_splits_it_splits_evenly(cli: Callable[..., Any]) -> N
         (("backend=gpu", "plan.lnc=2"), "add backend=neuron plan.devices=trn2.48xlarge."),
         (
             ("backend=gpu", "plan.devices=8x80GB", "tp_degree=4", "moe_ep_degree=2"),
-            "moe_ep_degree=2 is for Neuron cores",
+            "by number, or by width, and not by both: use moe_ep_degree=4, or 1.",
         ),
     ],
 )
@@ -304,6 +304,37 @@ def test_mistakes_about_cores_are_answered(
     assert ended.exit == 2, ended.out + ended.err
     assert says in ended.err
     assert ended.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "backend", [("backend=gpu",), ("backend=neuron", "backend.runtime=xla_cpu")]
+)
+def test_experts_shared_by_number_are_planned_where_runs_take_them(
+    cli: Callable[..., Any], backend: tuple[str, ...]
+) -> None:
+    """Experts by number or by width: each device holds as much."""
+    words = (*REAL, *backend, "plan.devices=8x80GB", "tp_degree=4", "scope=single", "layer=0")
+    width = cli(*words, "to=width.json")
+    number = cli(*words, "moe_ep_degree=4", "to=number.json")
+    assert (width.exit, number.exit) == (0, 0), number.err
+    assert "split evenly over 4, experts shared by number among 4 groups" in number.out
+    plans = [json.loads(Path(f"{name}.json").read_text()) for name in ("width", "number")]
+    assert plans[1]["moe_ep_degree"] == 4
+    assert plans[0]["devices"] == plans[1]["devices"]
+    kind = "cuda" if backend == ("backend=gpu",) else "neuron"
+    assert plans[1]["devices"][0]["device"] == f"each of {kind}:0..3"
+    none = cli(*words[:-3], "tp_degree=3", "moe_ep_degree=3", *words[-2:])
+    assert none.exit == 2
+    assert "moe_ep_degree=3 does not divide 256 (experts)" in none.err
+
+
+def test_emulated_ranks_share_experts_by_a_key_of_their_own(cli: Callable[..., Any]) -> None:
+    ended = cli("backend=gpu", "kind=candidate", "port.emulate_tp=8", "moe_ep_degree=2")
+    assert ended.exit == 2
+    assert ended.err.endswith(
+        "moe_ep_degree=2 is for ranks that are started, and port.emulate_tp=8 computes as ranks do "
+        "in one process: use port.emulate_ep=2.\n"
+    )
 
 
 def test_a_port_of_ones_own_says_that_it_splits_experts_by_number(cli: Callable[..., Any]) -> None:

@@ -6,6 +6,8 @@ The stand-in is in tests/nxdi_stand_in; its mistakes are switched on by a key of
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -232,6 +234,14 @@ def test_one_rank_alone_has_no_mistake_of_sharding(judged: Judged) -> None:
         ((f"port.path=[{STAND_IN}/none]",), "none, which is no folder"),
         (("port.model=nothing.here.Class",), "there is no module 'nothing'"),
         (("port.model=Class",), "is no dotted path"),
+        (
+            ("device_map=cpu",),
+            "device_map does nothing with port=nxdi, which computes in NxD's CPU mode with 1 rank",
+        ),
+        (
+            ("backend.runtime=native",),
+            "CPU mode, which is of the XLA flavour: use backend.runtime=xla_cpu, or leave it out.",
+        ),
         ((f"port.model={CLASSES}llama.NeuronLama",), "has no class 'NeuronLama'"),
         (("port.model=stand_in_inference.modules.moe.MoE",), "name the application class itself"),
         (("port.model=null",), "port=nxdi runs a class of your own"),
@@ -247,6 +257,41 @@ def test_what_cannot_be_run_is_refused_with_the_reason(
     ended = ran("small", "float32", *words)
     assert (ended.exit, len(ended.err.strip().splitlines())) == (2, 1), ended.err
     assert said in ended.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("device_map=cpu",), "device_map does nothing on backend=neuron: leave it out."),
+        (
+            ("port=nxdi", "port.model=no.such.Module"),
+            "port.model=no.such.Module: there is no module 'no'",
+        ),
+        (
+            ("port=nxdi", f"port.path=[{STAND_IN}]", "port.model=stand_in_inference.nope.Module"),
+            "there is no module 'stand_in_inference.nope'",
+        ),
+        (("port=nxdi", "port.model=a.B", "backend.runtime=native_cpu"), "runs NxD's CPU mode"),
+    ],
+)
+def test_it_is_refused_before_anything_is_imported(
+    tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    code = f"""
+import json, sys
+sys.path.insert(0, {str(ROOT / "src")!r})
+sys.argv = ["run.py", "backend=neuron", "scope=single", "layer=0", *{list(words)!r}]
+from layerparity.cli.door import main
+code = main()
+heavy = {{"torch", "transformers", "torch_xla", "mlflow"}} & set(sys.modules)
+print(json.dumps([code, sorted(heavy)]), file=sys.stderr)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    *_, message, last = ended.stderr.splitlines()
+    assert json.loads(last) == [2, []], ended.stderr
+    assert said in message
 
 
 def test_a_rank_that_dies_ends_the_run(ran: Ran, kept: Callable[[str], StoredRun]) -> None:

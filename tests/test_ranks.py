@@ -110,6 +110,33 @@ def test_what_cannot_be_prepared_is_refused_before_ranks_are_there() -> None:
         pass
 
 
+@pytest.mark.parametrize(
+    "other", ["1.0.0 from /elsewhere/torch/__init__.py", f"{torch.__version__} from /copy/torch.py"]
+)
+def test_ranks_of_other_libraries_are_refused_before_they_join(
+    other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another version, and another file of the same one."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(UserError) as error, opened(3, other=other):
+        pass
+    here = f"{torch.__version__} from {torch.__file__}"
+    assert str(error.value).startswith(
+        f"The ranks have different torch: ranks 0, 1 have {here}; rank 2 has {other}: start all"
+    )
+    assert "\n" not in str(error.value)
+    # No process is left, nor the socket that they came to.
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_rank_says_what_it_has_imported() -> None:
+    with opened() as group:
+        answers = [answer["libraries"] for answer, _ in group.call("libraries")]
+    assert answers[0] == answers[1]
+    assert answers[0]["torch"] == f"{torch.__version__} from {torch.__file__}"
+    assert answers[0].keys() >= {"python", "safetensors"}
+
+
 def test_a_long_path_of_temporary_folders_is_no_hindrance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,6 +86,22 @@ def test_it_waits_for_the_device_once(runtime: NativeRuntime) -> None:
     assert (runtime.device_label, runtime.device_type) == ("Neuron", "neuron")
 
 
+def test_what_ran_on_the_cpu_is_counted_where_the_package_tells_it(
+    runtime: NativeRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AWS's package names each operation, once for each time."""
+    assert runtime.counters().keys() == {"compiles"}
+    assert runtime.facts()["aten_fallbacks"] == "not told"
+    fell = ["aten::acos"]
+    package = neuron_packages.sys.modules["torch_neuronx"]
+    monkeypatch.setattr(package, "get_fallback_ops", lambda: list(fell), raising=False)
+    runtime.start()
+    assert runtime.facts()["aten_fallbacks"] == "none"
+    fell += ["aten::acos", "aten::histc", "aten::acos"]
+    assert runtime.counters()["aten_fallbacks"] == 3
+    assert runtime.facts()["aten_fallbacks"] == "aten::acos,aten::histc"
+
+
 def test_lnc_is_the_runtimes_variable_while_it_runs(
     trainium: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

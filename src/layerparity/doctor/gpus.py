@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from layerparity.doctor.base import Check, Result, Section, State, ok, problem, warning
-from layerparity.doctor.packages import PAIR, TOO_SLOW, installed, not_imported
+from layerparity.doctor.packages import TOO_SLOW, installed, not_imported, tested_torch
 from layerparity.ground.console import bytes_text
 from layerparity.machine import nvidia, probe
 from layerparity.run import open_backend
@@ -143,7 +143,7 @@ def check_nccl(config: Config) -> Iterator[Result]:
     if version:
         yield ok("nccl", f"{version}, built into torch")
     elif len(nvidia.gpu_names()) > 1:
-        cure = f"install torch {PAIR['torch']} built for CUDA; device_map=balanced works without"
+        cure = f"install torch {tested_torch()} built for CUDA; device_map=balanced works without"
         yield warning("nccl", "torch was built without it", cure)
     else:
         yield ok("nccl", "torch was built without it; there are not two GPUs to need it")

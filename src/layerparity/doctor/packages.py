@@ -17,8 +17,9 @@ from packaging.version import Version
 
 from layerparity.doctor.base import Check, Result, Section, ok, problem, warning
 from layerparity.ground.resources import shipped
-from layerparity.machine import probe
+from layerparity.machine import neuron_flavour, probe
 from layerparity.machine.neuron import GET_XLA
+from layerparity.machine.neuron_flavour import NATIVE_PYTHONS, NATIVE_TORCH, Flavour
 from layerparity.run import open_backend
 
 if TYPE_CHECKING:
@@ -26,22 +27,55 @@ if TYPE_CHECKING:
 
 # torch_xla is built for one torch; these two were tested, and a test holds them to pyproject.toml.
 PAIR = {"torch": "2.9.1", "torch-xla": "2.9.0"}
+# The torch of the native runtime, without torch_xla; a test holds it to the Makefile.
+NATIVE = "2.13.0"
 PYTHON = (3, 11)
 TOO_SLOW = "the machine or its disk is busy, or a driver hangs: look at both, then ask again"
 _NAMED = 4
 _ALL = "pip install --constraint constraints.txt ."
-_TORCH, _XLA = PAIR["torch"], PAIR["torch-xla"]
-_BOTH = f"pip install torch=={_TORCH} torch_xla=={_XLA}"
+_XLA = PAIR["torch-xla"]
+_BOTH = f"pip install torch=={PAIR['torch']} torch_xla=={_XLA}"
+
+
+def is_native() -> bool:
+    """Say whether this environment is one for the native runtime.
+
+    AWS's package says so; without one, a torch that the native flavour is made for does, where
+    there is no torch_xla.
+    """
+    package = neuron_flavour.installed()
+    if package is not None:
+        return package.flavour is Flavour.NATIVE
+    torch = installed("torch")
+    newer = torch is not None and Version(torch).release[:2] >= NATIVE_TORCH
+    return newer and importlib.util.find_spec("torch_xla") is None
+
+
+def tested_torch() -> str:
+    """Return the version of torch that was tested with what this environment is for."""
+    return NATIVE if is_native() else PAIR["torch"]
 
 
 def check_python(config: Config) -> Iterator[Result]:
-    """Hold the interpreter against the tested one."""
+    """Hold the interpreter against those that the flavour here is tested with, or made for."""
     found = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
-    if sys.version_info[:2] == PYTHON:
+    tested = _dotted(PYTHON)
+    package = neuron_flavour.installed()
+    if package is not None and package.flavour is Flavour.NATIVE:
+        first, last = (_dotted(each) for each in NATIVE_PYTHONS)
+        made_for = f"{found}; AWS's native flavour is made for {first} to {last}"
+        if NATIVE_PYTHONS[0] <= sys.version_info[:2] <= NATIVE_PYTHONS[1]:
+            yield ok("python", f"{made_for}, of which none is tested here")
+        else:
+            yield warning("python", made_for, f"use Python {first}, as docs/trainium.md shows")
+    elif sys.version_info[:2] == PYTHON:
         yield ok("python", found)
     else:
-        tested = ".".join(str(part) for part in PYTHON)
         yield warning("python", f"{found}; {tested} is what is tested", f"use Python {tested}")
+
+
+def _dotted(release: tuple[int, ...]) -> str:
+    return ".".join(map(str, release))
 
 
 def check_packages(config: Config) -> Iterator[Result]:
@@ -85,31 +119,36 @@ def _apart_from_tested(asked: Requirement, known: Mapping[str, str]) -> Result |
 
 def check_torch(config: Config) -> Iterator[Result]:
     """Yield a line for torch and one for torch_xla."""
-    torch = installed("torch")
+    torch, tested = installed("torch"), tested_torch()
     if torch is None:
-        yield problem("torch", "is not installed", f"pip install torch=={_TORCH}")
+        yield problem("torch", "is not installed", f"pip install torch=={tested}")
         return
-    yield _import_of_torch(torch)
+    yield _import_of_torch(torch, tested)
+    needs_xla = "torch_xla" in open_backend.abilities(config).libraries
     if importlib.util.find_spec("torch_xla") is not None:
         yield _pair(torch, installed("torch_xla") or "?")
-    elif "torch_xla" in open_backend.abilities(config).libraries:
+    elif needs_xla:
         needed = f"is not installed, and backend={config.backend.name} needs it"
-        yield problem("torch_xla", needed, GET_XLA)
+        yield problem("torch_xla", needed, open_backend.affinity(config).cure or GET_XLA)
+    elif is_native():
+        yield ok("torch_xla", f"is not installed; the native runtime of torch {torch} has no use")
     else:
         yield ok("torch_xla", "is not installed; only backend=neuron needs it, for XLA", GET_XLA)
 
 
-def _import_of_torch(version: str) -> Result:
-    cure = f"pip install --force-reinstall torch=={_TORCH}"
+def _import_of_torch(version: str, tested: str) -> Result:
+    """Return the line of torch, held against the version that this flavour was tested with."""
     try:
         facts = probe.torch_facts()
     except probe.NoAnswerError as error:
+        cure = f"pip install --force-reinstall torch=={tested}"
         return not_imported("torch", version, error, cure)
     built = f"built for CUDA {facts['cuda']}" if facts["cuda"] else "built without CUDA"
     found = f"{facts['version']}, {built}"
-    if same(version, _TORCH):
+    if same(version, tested):
         return ok("torch", found)
-    return warning("torch", f"{found}; {_TORCH} is what is tested", f"pip install torch=={_TORCH}")
+    told = "what is tested, for the native runtime" if tested == NATIVE else "what is tested"
+    return warning("torch", f"{found}; {tested} is {told}", f"pip install torch=={tested}")
 
 
 def _pair(torch: str, xla: str) -> Result:

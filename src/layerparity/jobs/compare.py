@@ -38,6 +38,7 @@ def run(config: Config) -> Exit:
         return check_weights(config)
     from layerparity.judge.choose import PassedOver, chosen_sides, unfinished_sweeps
     from layerparity.report.refusals import obstacles_in_words, passed_over_text
+    from layerparity.report.side_versions import versions_text
     from layerparity.run.own_golden import own_golden
     from layerparity.tracking.store import open_store
 
@@ -53,6 +54,8 @@ def run(config: Config) -> Exit:
     for side, runs in (("golden:   ", golden), ("candidate:", candidate)):
         more = f" and {len(runs) - 1} more of its sweep" if len(runs) > 1 else ""
         console.say(f"{side} {runs[0].name} {runs[0].id[:8] or runs[0].folder}{more}")
+    if versions := versions_text(golden, candidate):
+        console.say(f"versions:  {versions}")
     # Torch is loaded only for runs that exist.
     from layerparity.judge.beside import held_beside
     from layerparity.judge.conclude import conclude

@@ -9,6 +9,7 @@ import ast
 import importlib
 import importlib.util
 import sys
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -84,6 +85,16 @@ def brings_device() -> bool:
     import torch
 
     return bool(torch._C._get_privateuse1_backend_name() == "neuron")
+
+
+def fallbacks() -> Counter[str] | None:
+    """Return how often the native flavour left each operation to the CPU in this process.
+
+    None where the package does not tell. ``get_fallback_ops`` is public in its source, and no page
+    of AWS's documentation promises it.
+    """
+    told = getattr(sys.modules.get("torch_neuronx"), "get_fallback_ops", None)
+    return Counter(map(str, told())) if callable(told) else None
 
 
 class ParallelState:

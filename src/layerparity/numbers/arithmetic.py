@@ -193,11 +193,20 @@ _ROUNDING = {linear, *_PRODUCTS, *_CURVES}
 _GROUPED = {getattr(torch, "_grouped_mm", None), getattr(functional, "grouped_mm", None)}
 
 
-def _by_group(input: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+def _by_group(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    offs: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
     """Return [row, out]: each [row, channel] times [channel, out] of its expert.
 
-    ``offs`` [expert] says where each expert's rows end.
+    ``offs`` [expert] says where each expert's rows end. Torch 2.13 names ``bias`` and ``out_dtype``
+    as well, and has neither for these yet.
     """
+    assert bias is None
+    assert out_dtype in (None, input.dtype)
     experts = torch.searchsorted(offs, torch.arange(len(input), device=offs.device), right=True)
     rows = zip(input.split(1), experts.tolist(), strict=True)
     return torch.cat([torch.mm(row, weight[expert]) for row, expert in rows])

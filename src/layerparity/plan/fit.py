@@ -79,7 +79,7 @@ def problems_of(report: FitReport) -> list[str]:
     if not question.nxdi and degree not in report.degrees:
         known = ", ".join(map(str, report.degrees))
         problems.append(f"tp_degree={degree} does not split this model evenly: use one of {known}.")
-    for row in report.too_large if question.one_device else ():
+    for row in report.too_large if question.one_device and not question.gpus else ():
         if row.degree is None or row.degree > degree:
             cure = f"use tp_degree={row.degree}" if row.degree else "no tp_degree clears it"
             problems.append(f"{row.name} is too large for the Neuron compiler: {cure}.")

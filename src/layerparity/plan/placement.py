@@ -155,17 +155,24 @@ def _streams(question: Question) -> tuple[Share, ...]:
 def _on_one_device(question: Question) -> tuple[Share, ...]:
     """Return the share of the first device, or of each of the first ``degree`` devices."""
     if question.max_memory is not None:
+        if question.gpus:
+            raise UserError(
+                f"max_memory places whole stages, and tp_degree={question.degree} splits each",
+                "leave one of them out.",
+            )
         raise UserError("max_memory is for backend=gpu: leave it out with backend=neuron.")
     sizes, degree = question.devices.sizes[: question.degree], question.degree
     if sizes and len(sizes) < degree:
         raise _too_few(question, len(sizes))
     streams, host = question.strategy == STREAM, room_for_weights(question.devices.cpu)
     if not sizes:
-        alone = replace(question, degree=1)
+        # All parts are in one memory.
+        alone, cpu = replace(question, degree=1), "cpu" if question.gpus else "XLA:CPU"
         if streams:
-            return (streamed_on_host(alone, "XLA:CPU", host, STAND_IN_COPIES),)
-        return (_whole(alone, "XLA:CPU", "cpu"),)
-    name = "neuron:0" if degree == 1 else f"each of neuron:0..{degree - 1}"
+            return (streamed_on_host(alone, cpu, host, STAND_IN_COPIES),)
+        return (_whole(alone, cpu, "cpu"),)
+    kind = "cuda" if question.gpus else "neuron"
+    name = f"{kind}:0" if degree == 1 else f"each of {kind}:0..{degree - 1}"
     smallest = sizes.index(min(sizes))
     share = replace(_whole(question, name, smallest), copies=degree)
     return streamed(question, share, host) if streams else (share,)

@@ -18,10 +18,11 @@ from layerparity.model.resolve import open_checkpoint
 from layerparity.plan.core_share import CoreLayout
 from layerparity.plan.devices import Devices, cores_of, parse_devices, this_machine
 from layerparity.plan.weights import PlannedModel, WeightBytes, build, bytes_of
-from layerparity.run import open_backend
+from layerparity.run import open_backend, open_port
 from layerparity.run.inputs.base import Request
 from layerparity.run.inputs.prompt import prompts
 from layerparity.run.needs import ITEMSIZE, ForwardPass, cache_bytes, stage_activations
+from layerparity.run.prepare import refuse_uneven_experts
 from layerparity.run.scope import num_layers_of, scope_of
 from layerparity.settings.config import Config
 
@@ -37,6 +38,7 @@ class Question:
 
     With ``one_device`` all stages are on one device, or split over ``degree`` of them: evenly, or
     with ``nxdi`` as that library lays a model over cores, with ``ep`` groups of them by expert.
+    ``gpus`` says that these are GPUs, and no cores of Neuron's.
     """
 
     model: PlannedModel
@@ -51,6 +53,7 @@ class Question:
     degree: int = 1
     nxdi: bool = False
     ep: int = 1
+    gpus: bool = False
 
     @cached_property
     def layout(self) -> CoreLayout:
@@ -116,7 +119,12 @@ def question_of(config: Config) -> Question:
     experts = config.experts_implementation or abilities.experts
     model = build(values, family, scope.stages, config.attn_implementation, experts)
     batch = batch_of(config, values, scope.stages)
-    one_device = abilities.one_device or nxdi
+    # Processes of transformers' own plan hold a part of every stage each.
+    ranks = config.tp_degree > 1 and abilities.ranks is not None and not abilities.one_device
+    one_device = abilities.one_device or nxdi or ranks
+    if config.moe_ep_degree > 1 and not nxdi:
+        open_port.check(config, num_layers_of(values))
+        refuse_uneven_experts(config, model.sizes)
     free = devices.describe() if devices.pretended else f"this machine: {devices.describe()} free"
     if devices.instance is not None and config.plan.devices is None:
         free += " (plan.devices= names another)"
@@ -138,6 +146,7 @@ def question_of(config: Config) -> Question:
         config.tp_degree if one_device else 1,
         nxdi,
         config.moe_ep_degree,
+        ranks,
     )
 
 
@@ -146,11 +155,6 @@ def _refuse_cores(config: Config, devices: Devices, nxdi: bool) -> None:
     if devices.instance is not None and not nxdi:
         raise UserError(
             f"plan.devices={devices.instance.name} is of Neuron cores", "add backend=neuron."
-        )
-    if config.moe_ep_degree > 1 and not nxdi:
-        raise UserError(
-            f"moe_ep_degree={config.moe_ep_degree} is for Neuron cores",
-            "add backend=neuron with backend.runtime=auto, or leave it.",
         )
 
 
@@ -174,6 +178,10 @@ def _way(config: Config, nxdi: bool, *, one_device: bool) -> str:
     if nxdi and config.tp_degree > 1:
         how = f"laid over {config.tp_degree} cores as NxDI does"
         way = f"{way}, {how}" if streams else how
+    elif one_device and config.tp_degree > 1:
+        way += f", split evenly over {config.tp_degree}"
+    if config.moe_ep_degree > 1 and not nxdi:
+        way += f", experts shared by number among {config.moe_ep_degree} groups"
     return way
 
 

@@ -14,11 +14,12 @@ from layerparity.report.reasons import reason
 
 @dataclass(frozen=True)
 class Step:
-    """One thing a strategy asked and what it was told."""
+    """One thing a strategy asked and what it was told; wrong, right, or not ``judged`` at all."""
 
     asked: str
     told: str
     wrong: bool
+    judged: bool = True
 
 
 def chain_text(judged: ChainJudgement) -> str:

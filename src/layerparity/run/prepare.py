@@ -81,11 +81,12 @@ def plan_run(config: Config) -> RunPlan:
     family = family_of(str(checkpoint.config.get("model_type")))
     scope = scope_of(config, num_layers, family)
     open_port.check(config, num_layers)
-    _refuse_uneven_experts(config, sizes_of(checkpoint.config))
+    typed_keys.refuse_unmapped(config)
+    refuse_uneven_experts(config, sizes_of(checkpoint.config))
     return RunPlan(config, checkpoint, family, num_layers, scope)
 
 
-def _refuse_uneven_experts(config: Config, sizes: ModelSizes) -> None:
+def refuse_uneven_experts(config: Config, sizes: ModelSizes) -> None:
     """Refuse groups of ranks that experts, or the width of each, are not divided by. UserError."""
     tp, ep = config.tp_degree, config.moe_ep_degree
     if ep > 1 and not sizes.experts:

@@ -8,10 +8,13 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from layerparity.ground.errors import UserError
+from layerparity.machine.max_memory import STREAM
+from layerparity.run import open_backend, open_port
 
 if TYPE_CHECKING:
     from layerparity.run.backends.base import Backend
     from layerparity.run.inputs.base import Inputs
+    from layerparity.settings.config import Config
 
 _step: ContextVar[Sequence[str] | None] = ContextVar("step", default=None)
 
@@ -44,7 +47,7 @@ def refuse_unused(backend: Backend, inputs: Inputs) -> None:
     for key in keys():
         group = key.partition(".")[0]
         if key in backend.unused:
-            raise UserError(f"{key} does nothing on backend={backend.name}: leave it out.")
+            raise UserError(_nothing(key, f"on backend={backend.name}"))
         if key == "candidate":
             raise UserError("candidate= belongs to job=compare: leave it out.")
         if group == "prompt" and inputs.source != "prompt":
@@ -57,3 +60,19 @@ def refuse_unused(backend: Backend, inputs: Inputs) -> None:
                 f"{key} would do nothing: the run is fed {inputs.chosen}. Leave it out, or use "
                 "inputs=golden."
             )
+
+
+def refuse_unmapped(config: Config) -> None:
+    """Raise UserError for a typed device_map that changes nothing; nothing heavy is imported."""
+    if "device_map" not in keys() or config.device_map.strategy == STREAM:
+        return
+    ranks = open_port.ranks_device(config)
+    if ranks and not open_port.maps_devices(config):
+        label = open_port.label(config.port).partition(" ")[0]
+        raise UserError(_nothing("device_map", f"with port={label}, which computes in {ranks}"))
+    if not ranks and open_backend.abilities(config).one_device:
+        raise UserError(_nothing("device_map", f"on backend={config.backend.name}"))
+
+
+def _nothing(key: str, where: str) -> str:
+    return f"{key} does nothing {where}: leave it out."

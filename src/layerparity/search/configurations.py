@@ -26,28 +26,44 @@ class KeyTrials:
     good: Mapping[str, Any]
     bad: Mapping[str, Any]
     steps: list[Step] = field(default_factory=list)
-    # Whether the last one could be judged.
-    judged: bool = True
 
     def fails(self, keys: frozenset[str]) -> bool:
         """Say whether a configuration with these of the bad keys is judged wrong.
 
-        One that cannot run, or cannot be judged, does not count as wrong.
+        One that cannot run, or cannot be judged, does not count as wrong; nor is it called right.
+        Raises UserError where that one is ``job.good``, which all others are held against.
         """
         chosen = {key: self.bad[key] for key in sorted(keys) if key in self.bad}
         settings = {**{k: v for k, v in self.good.items() if k not in keys}, **chosen}
         asked = ", ".join(f"{key}={value}" for key, value in settings.items()) or "no key"
         console.say(f"\ntrial {len(self.steps) + 1}: {asked}")
+        step = self._step(settings, asked)
+        self.steps.append(step)
+        if not keys and not step.judged:
+            raise _not_judged("good", step)
+        return step.wrong
+
+    def _step(self, settings: Mapping[str, Any], asked: str) -> Step:
+        """Run and judge one configuration."""
         try:
             verdict = self.bench.trial(settings)
         except UserError as error:
-            self.steps.append(Step(asked, f"cannot run: {error}", wrong=False))
-            return False
-        wrong = verdict.outcome is Outcome.FAIL
-        self.judged = verdict.outcome is not Outcome.INCONCLUSIVE
-        told = outcome_text(verdict) if self.judged else headline(verdict)
-        self.steps.append(Step(asked, told, wrong))
-        return wrong
+            return Step(asked, f"cannot run: {error}", wrong=False, judged=False)
+        if verdict.outcome is Outcome.INCONCLUSIVE:
+            return Step(asked, headline(verdict), wrong=False, judged=False)
+        return Step(asked, outcome_text(verdict), verdict.outcome is Outcome.FAIL)
+
+    @property
+    def doubt(self) -> str:
+        """Say what trials that were not judged leave open, in a sentence; empty for nothing."""
+        open_ = [step for step in self.steps if not step.judged]
+        if not open_:
+            return ""
+        which = "1 trial was" if len(open_) == 1 else f"{len(open_)} trials were"
+        return (
+            f"{which} not judged, and so called neither wrong nor right: fewer of these keys, or "
+            f"others, may be enough ({open_[0].asked}: {open_[0].told})."
+        )
 
 
 def bisect(config: Config) -> Exit:
@@ -72,12 +88,13 @@ def bisect(config: Config) -> Exit:
         guilty = _guilty(keys, trials)
         words = [f"{key}={bad[key]}" if key in bad else f"{key} left out" for key in guilty]
         said = f"{' and '.join(words)} {'makes' if len(words) == 1 else 'make'} the difference."
+        said = f"{said} {trials.doubt}".rstrip()
         record = {"keys": list(guilty), "steps": [asdict(step) for step in trials.steps]}
         active.log_text(json.dumps(record, indent=1), "bisection.json")
         lines = [f"{n}. {step.asked}: {step.told}" for n, step in enumerate(trials.steps, 1)]
         active.log_text("\n".join([f"# {said}", "", *lines, ""]), "bisection.md")
         active.set_tags({"guilty": " ".join(guilty), "mlflow.note.content": said})
-    rows = [(s.asked, "wrong" if s.wrong else "right", s.told) for s in trials.steps]
+    rows = [(s.asked, _called(s), s.told) for s in trials.steps]
     console.table("Trials", ("configuration", "", "told"), rows)
     console.say(f"{said} {len(trials.steps)} trials over {len(keys)} keys.")
     say_link(active, config.tracking)
@@ -89,16 +106,27 @@ def _guilty(keys: Sequence[str], trials: KeyTrials) -> tuple[str, ...]:
     try:
         return minimal(keys, trials.fails)
     except NoDifferenceError as error:
-        if not error.fails and not trials.judged:
-            raise UserError(
-                f"job.bad could not be judged ({trials.steps[-1].told})",
-                "mend what is lacking, or use tolerance=fixed, which needs no floor.",
-            ) from error
+        if not error.fails and not trials.steps[-1].judged:
+            raise _not_judged("bad", trials.steps[-1]) from error
         side, how = ("good", "fails as well") if error.fails else ("bad", "does not fail")
         raise UserError(
             f"job.{side} {how} ({trials.steps[-1].told}): give one configuration that passes and "
             "one that fails."
         ) from error
+
+
+def _not_judged(which: str, step: Step) -> UserError:
+    """Return the refusal of one of the two configurations that was not judged."""
+    return UserError(
+        f"job.{which} could not be judged ({step.told})",
+        "mend what is lacking, or use tolerance=fixed, which needs no floor.",
+    )
+
+
+def _called(step: Step) -> str:
+    if not step.judged:
+        return "not judged"
+    return "wrong" if step.wrong else "right"
 
 
 def parse_keys(given: object, which: str) -> dict[str, Any]:

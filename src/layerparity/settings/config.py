@@ -6,7 +6,7 @@ What plug-ins take (``backend``, ``inputs``, ...) is typed beside the code that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from math import gcd
@@ -263,6 +263,13 @@ def checked(composed: Any) -> Config:
     assert isinstance(config, Config), "the schema of a command is registered"
     check_numbers(config)
     tp, ep = config.tp_degree, config.moe_ep_degree
+    emulated = _of_port(config, "emulate_tp")
+    if ep > 1 and emulated is not None:
+        raise UserError(
+            f"moe_ep_degree={ep} is for ranks that are started, and port.emulate_tp={emulated} "
+            "computes as ranks do in one process",
+            f"use port.emulate_ep={ep}.",
+        )
     if tp % ep:
         least = -(-tp // ep) * ep
         raise UserError(
@@ -271,6 +278,12 @@ def checked(composed: Any) -> Config:
             f"use moe_ep_degree={gcd(tp, ep)}, or tp_degree={least}.",
         )
     return config
+
+
+def _of_port(config: Config, name: str) -> Any:
+    """Return a key of the port that was chosen, which is a dataclass or a mapping; else None."""
+    port = config.port
+    return port.get(name) if isinstance(port, Mapping) else getattr(port, name, None)
 
 
 def register() -> None:

@@ -18,10 +18,10 @@ from typing import Any
 from layerparity.ground.errors import UserError, nearest
 from layerparity.model.architecture import read_config
 from layerparity.run.nxdi import absent
+from layerparity.run.nxdi.named import no_module, refuse_missing
 from layerparity.run.ranks.child import said
 
 CONVERTER = "convert_hf_to_neuron_state_dict"
-EXAMPLE = "port.model=their_package.modeling_their_model.NeuronTheirForCausalLM"
 
 
 @dataclass(frozen=True)
@@ -64,22 +64,15 @@ class Application:
 
 def import_named(target: str, paths: tuple[str, ...]) -> Application:
     """Import what ``target`` names, from folders ``paths`` too. Raises UserError with the cure."""
-    for path in paths:
-        if not Path(path).is_dir():
-            raise UserError(f"port.path names {path}, which is no folder", "give its folder.")
+    refuse_missing(target, paths)
     sys.path[:0] = [str(Path(path).absolute()) for path in paths]
     absent.install()
     module_name, _, name = target.rpartition(".")
-    if not module_name:
-        raise UserError(f"port.model={target} is no dotted path", f"write {EXAMPLE}.")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and f"{module_name}.".startswith(f"{error.name}."):
-            raise UserError(
-                f"port.model={target}: there is no module '{error.name}'",
-                "name the folder that holds it in port.path=[...] or PYTHONPATH.",
-            ) from error
+            raise no_module(target, error.name) from error
         raise UserError(
             f"port.model={target}: importing {module_name} {said(error)}",
             "install what it imports, or name its folder in port.path=[...].",

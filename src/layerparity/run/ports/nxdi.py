@@ -11,15 +11,15 @@ from typing import Any
 
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import text_digest
-from layerparity.machine.neuron import NEURON, neuron_devices
+from layerparity.machine.neuron import NEURON, RuntimeChoice, neuron_devices
 from layerparity.run.backends._neuron.compiler_options import LNC_VARIABLE, Compilation, Compile
+from layerparity.run.nxdi.named import EXAMPLE, refuse_missing
 from layerparity.run.ports.base import Assets
 from layerparity.run.ranks.port import RanksPort, ranks_text
 from layerparity.settings.config import Config
 from layerparity.settings.key import key
 
 _COMPILED = "layerparity.run.nxdi.compiled.CompiledRank"
-_EXAMPLE = "port.model=their_package.modeling_their_model.NeuronTheirForCausalLM"
 
 
 @dataclass
@@ -111,9 +111,9 @@ class NxdiPort(RanksPort):
 
     @classmethod
     def check(cls, config: Config, num_layers: int, **keys: Any) -> None:
-        """Refuse a missing class, and a backend whose runs are not judged."""
+        """Refuse what is not there, a backend whose runs are not judged, the other flavour."""
         if not keys.get("model"):
-            raise UserError("port=nxdi runs a class of your own", f"name it with {_EXAMPLE}.")
+            raise UserError("port=nxdi runs a class of your own", f"name it with {EXAMPLE}.")
         for name in ("neuron_config", "model_config", "names"):
             given = keys.get(name)
             if given is not None and not isinstance(given, Mapping):
@@ -131,12 +131,19 @@ class NxdiPort(RanksPort):
             raise UserError(
                 f"port=nxdi is not for backend={config.backend.name}", "use backend=neuron."
             )
+        runtime = RuntimeChoice(config.backend.runtime)
+        if runtime.is_native:
+            raise UserError(
+                f"backend.runtime={runtime.value} is torch's own device, and port=nxdi runs NxD's "
+                "CPU mode, which is of the XLA flavour",
+                "use backend.runtime=xla_cpu, or leave it out.",
+            )
+        refuse_missing(str(keys["model"]), keys.get("path") or ())
         if Compile(config.backend.compile) is Compile.export:
             raise UserError(
                 "port=nxdi is uncompiled, or compiled by NxD's ModelBuilder",
                 "leave backend.compile out, or use backend.compile=trace.",
             )
-
         if _compiles(config):
             _refuse_compiled(config)
 

@@ -43,6 +43,9 @@ class Answers:
         answer: Answer = getattr(self, f"_{call}")(header, tensors)
         return answer
 
+    def _libraries(self, header: Mapping[str, Any], _: Tensors) -> Answer:
+        return {"libraries": self.side.libraries()}, {}
+
     def _start(self, header: Mapping[str, Any], _: Tensors) -> Answer:
         return {"facts": self.side.start()}, {}
 

@@ -20,6 +20,7 @@ from layerparity.machine import owner
 from layerparity.run.ranks import wire
 from layerparity.run.ranks.answers import Answer, apart
 from layerparity.run.ranks.child import START, address
+from layerparity.run.ranks.libraries import refuse_apart
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +50,10 @@ class RankGroup:
         self._folder = Path()
 
     def open(self) -> None:
-        """Start the processes and wait until all of them are there. Raises UserError if not."""
+        """Start the processes and wait until all of them are there, with the same libraries.
+
+        Raises UserError if not; nothing is left of them then.
+        """
         self._folder = Path(self._stack.enter_context(owner.temporary()))
         key = secrets.token_bytes(32)
         path = self._stack.enter_context(address(self._folder))
@@ -76,6 +80,9 @@ class RankGroup:
             )
         try:
             self._accept(listener)
+            # Before they join each other: collectives of two versions may wait for ever.
+            answers = self._called("libraries", {}, {})
+            refuse_apart([answer["libraries"] for answer, _ in answers])
         except BaseException:
             self.close()
             raise

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.site import SiteSpec
 from layerparity.numbers.rank_parts import WHOLE, RankShare
+from layerparity.run.ranks import libraries
 
 if TYPE_CHECKING:
     import torch
@@ -102,6 +103,10 @@ class RankSide(ABC):
     def notes(self) -> list[str]:
         """Return lines that the user is to read, once each."""
         return []
+
+    def libraries(self) -> dict[str, str]:
+        """Return what this rank computes with: each library's version and file, by its name."""
+        return libraries.loaded()
 
     @abstractmethod
     def start(self) -> dict[str, str]:

@@ -8,6 +8,7 @@ and its ``synchronize``, the process group ``neuron``, ``torch.compile(backend="
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ _NUMERIC_VARIABLES = (
     LNC_VARIABLE,
     "NEURON_RT_STOCHASTIC_ROUNDING_EN",
     "TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION",
+    "TORCH_NEURONX_FALLBACK_ONLY_FOR_UNIMPLEMENTED_OPS",
 )
 
 
@@ -47,6 +49,7 @@ class NativeRuntime(Runtime):
         self.lnc = lnc
         self._before: tuple[_switches.Switches, str | None] | None = None
         self._started: int | None = None
+        self._fell_before: Counter[str] = Counter()
 
     @property
     def device_label(self) -> str:
@@ -88,6 +91,7 @@ class NativeRuntime(Runtime):
     def start(self) -> None:
         """Remember where the counters stand; the first tensor takes the device."""
         self._started = _graphs()
+        self._fell_before = (neuron_packages.fallbacks() if self.is_neuron else None) or Counter()
 
     def world_size(self) -> int:
         """Return 1: this process is in no group."""
@@ -129,18 +133,34 @@ class NativeRuntime(Runtime):
     def counters(self) -> dict[str, Any]:
         """Return the graphs that torch.compile made since `start`.
 
-        Which operations Neuron left to the CPU is not told: no documented call says it.
+        With them the operations that Neuron left to the CPU, where the package tells them.
         """
-        return {"compiles": 0 if self._started is None else _graphs() - self._started}
+        counted = {"compiles": 0 if self._started is None else _graphs() - self._started}
+        fell = self._fallbacks()
+        if fell is None:
+            return counted
+        return {**counted, "aten_fallbacks": fell.total(), "aten_names": sorted(fell)}
+
+    def _fallbacks(self) -> Counter[str] | None:
+        """Return what ran on the CPU instead since `start`; None where nothing tells it."""
+        if not self.is_neuron or self._started is None:
+            return None
+        self.sync()
+        fell = neuron_packages.fallbacks()
+        return None if fell is None else fell - self._fell_before
 
     def facts(self) -> dict[str, str]:
-        """Return the package's version, the device, and what was compiled."""
+        """Return the package's version, the device, what was compiled and what ran on the CPU."""
         if self._started is None:
             return {}
+        counted = self.counters()
+        names = counted.get("aten_names")
+        fell = "not told" if names is None else ",".join(names) or "none"
         return {
             **neuron_packages.versions(),
             "native_device": self.device_type,
-            "compiles": str(self.counters()["compiles"]),
+            "compiles": str(counted["compiles"]),
+            **({"aten_fallbacks": fell} if self.is_neuron else {}),
         }
 
     def numerics(self) -> dict[str, str]:

@@ -1,0 +1,66 @@
+"""Find the module that ``port.model`` names without importing anything: torch takes seconds."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+from layerparity.ground.errors import UserError
+
+EXAMPLE = "port.model=their_package.modeling_their_model.NeuronTheirForCausalLM"
+
+
+def refuse_missing(target: str, paths: Sequence[str]) -> None:
+    """Raise UserError, with the cure, for a folder that is none, and a module that is nowhere.
+
+    A package that computes its own ``__path__`` is believed: only its import tells what it holds.
+    """
+    for path in paths:
+        if not Path(path).expanduser().is_dir():
+            raise UserError(f"port.path names {path}, which is no folder", "give its folder.")
+    names = target.split(".")[:-1]
+    if not names:
+        raise UserError(f"port.model={target} is no dotted path", f"write {EXAMPLE}.")
+    folders = [*(str(Path(each).expanduser()) for each in paths), str(Path.cwd()), *sys.path]
+    spec = PathFinder.find_spec(names[0], folders) or _hooked(names[0])
+    for count in range(1, len(names) + 1):
+        name = ".".join(names[:count])
+        if count > 1:
+            assert spec is not None
+            if _computes_its_path(spec):
+                return
+            spec = PathFinder.find_spec(name, list(spec.submodule_search_locations or ()))
+        if spec is None:
+            raise no_module(target, name)
+
+
+def no_module(target: str, name: str) -> UserError:
+    """Return the refusal of a module that is not there."""
+    return UserError(
+        f"port.model={target}: there is no module '{name}'",
+        "name the folder that holds it in port.path=[...] or PYTHONPATH.",
+    )
+
+
+def _hooked(name: str) -> ModuleSpec | None:
+    """Return a top module of a finder other than the path's, as an editable install has one."""
+    for finder in sys.meta_path:
+        spec = finder.find_spec(name, None)
+        if spec is not None:
+            return spec
+    return None
+
+
+def _computes_its_path(package: ModuleSpec) -> bool:
+    # A namespace package has no file of its own, and a module may make itself a package.
+    return package.origin is not None and "__path__" in _text(package.origin)
+
+
+def _text(origin: str) -> str:
+    try:
+        return Path(origin).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        # A built-in module: it is believed as well.
+        return "__path__"
