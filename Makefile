@@ -10,8 +10,10 @@ OVERRIDES_full :=
 # computes while the others wait for disks, servers and processes of their own.
 WORKERS ?= 3
 # Where the environment says that no bytecode is written, every process would compile torch, MLflow
-# and transformers anew, for seconds; ahead of time, all that is installed would take a minute.
+# and transformers anew, for seconds; ahead of time, all that is installed would take a minute. What
+# is imported here is compiled once, for whoever runs a command later in such an environment.
 export PYTHONDONTWRITEBYTECODE :=
+COMPILED := torch, torch.export, transformers.modeling_utils, mlflow.store.tracking.sqlalchemy_store
 
 .PHONY: help demo test test-native fuzz test-faults lint type house format ui screenshots constraints clean
 
@@ -77,6 +79,8 @@ screenshots: .venv/ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
 	$(UV) pip install --quiet --python $(BIN)/python --constraint constraints.txt \
 		$(OVERRIDES_$(TORCH)) --editable '.[xla,joblib,dev]'
+	PJRT_DEVICE=CPU $(BIN)/python -c 'import $(COMPILED)'
+	$(BIN)/python -m compileall -q src
 	touch $@
 
 .venv-native/ready: pyproject.toml constraints.txt

@@ -148,7 +148,7 @@ class Site:
 
     def at_step(self, step: int | None) -> Site:
         """Return a prefill site as it is at a decode step; itself where there is none."""
-        return self if step is None else replace(self, phase=DECODE, step=step)
+        return self if step is None else Site(self.path, self.end, DECODE, step)
 
     def beside(self, local: str) -> Site:
         """Return another site of the same block, phase and step."""

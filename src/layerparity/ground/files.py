@@ -8,6 +8,7 @@ import re
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 
 RUN_AGAIN = "make the run again"
+# Bytes of a file that is read as a whole, and how many of those stay open.
+_SMALL, _OPEN = 1 << 22, 64
 _CURES = {
     errno.ENOSPC: "free some disk space",
     # A quota, and a limit on the size of files.
@@ -157,6 +160,32 @@ def read_tensors(
         if absent:
             raise damaged(path, f"it holds no tensor '{absent[0]}'", cure)
         return {key: file.get_tensor(key) for key in wanted}
+
+
+class TensorFiles:
+    """The tensors of a folder's files, one by one; small files are opened once for all of theirs.
+
+    A file of many small tensors costs more to open, and its header to parse, than they to read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._opened = lru_cache(_OPEN)(self._open)
+
+    def read(self, file: str, name: str) -> tuple[Path, torch.Tensor]:
+        """Return a file's path, and one of its tensors, mapped, in its stored shape and dtype.
+
+        Raises UserError where it is not there; see `reading`.
+        """
+        path, tensors = self._opened(file)
+        return path, tensors[name] if name in tensors else read_tensor(path, name)
+
+    def _open(self, file: str) -> tuple[Path, dict[str, torch.Tensor]]:
+        """Return a file's path, and all of its tensors, mapped, where it is a small one."""
+        path = inside(self.folder, file)
+        with reading(path):
+            small = path.stat().st_size <= _SMALL
+        return path, read_tensors(path) if small else {}
 
 
 def tensor_names(path: Path, cure: str = RUN_AGAIN) -> list[str]:

@@ -137,7 +137,7 @@ def feed_of(candidate: Manifest, golden: Manifest, stage: str, site: Site) -> st
     """
     if golden.values_of:
         return ISOLATED
-    for feed in candidate.feeds:
-        if feed.stage == stage and (feed.site.phase, feed.site.step) == (site.phase, site.step):
+    for feed in candidate.feeds_of(*site.pass_step):
+        if feed.stage == stage:
             return ISOLATED if golden.hash_at(feed.site) == feed.digest else CHAINED
     return CHAINED

@@ -29,7 +29,7 @@ def chain_to(manifest: Manifest, site: Site) -> tuple[Feed | None, list[str]]:
     """
     # What stands in no stage, such as the tokens that were generated, comes after the last one.
     stage = stage_of(manifest, site) or manifest.stages[-1]
-    feeds = {feed.stage: feed for feed in manifest.feeds if _same_step(feed.site, site)}
+    feeds = {feed.stage: feed for feed in manifest.feeds_of(*site.pass_step)}
     passed: list[str] = []
     for name in reversed(manifest.stages[: manifest.stages.index(stage) + 1]):
         passed.insert(0, name)
@@ -46,9 +46,8 @@ def is_feed(manifest: Manifest, site: Site) -> bool:
     return any(
         feed.stage == stage
         and feed.source != CHAIN
-        and _same_step(feed.site, site)
         and (feed.site == site or (site.path == stage and site.end == "in"))
-        for feed in manifest.feeds
+        for feed in manifest.feeds_of(*site.pass_step)
     )
 
 
@@ -61,7 +60,3 @@ def computed_at(manifest: Manifest, site: Site) -> Site:
         return site
     at = manifest.stages.index(site.path)
     return replace(site, path=manifest.stages[at - 1], end="out") if at else site
-
-
-def _same_step(left: Site, right: Site) -> bool:
-    return (left.phase, left.step) == (right.phase, right.step)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,14 +31,10 @@ from layerparity.ground.parse import parse_json, parse_yaml
 from layerparity.ground.profile import RunProfile
 from layerparity.ground.secrets import redacted
 from layerparity.record.manifest import (
-    OLDEST,
-    OWN_KEYS,
-    SCHEMA,
     Manifest,
     Record,
     WeightPrint,
-    with_capture,
-    without_first_keys,
+    parsed_manifest,
 )
 
 if TYPE_CHECKING:
@@ -86,6 +81,7 @@ class RunFolder:
         """``where`` is the folder, or returns where a file of it lies, and for "" the folder."""
         self.locate = where.joinpath if isinstance(where, Path) else where
         self._written: dict[str, str] = {}
+        self._read: Manifest | None = None
 
     @property
     def path(self) -> Path:
@@ -102,6 +98,7 @@ class RunFolder:
 
         It lists the files of text that this very object wrote.
         """
+        self._read = None
         listed = {**asdict(manifest), "files": self._written}
         return self.write_text(MANIFEST, json.dumps(listed, default=str, indent=1, sort_keys=True))
 
@@ -116,24 +113,8 @@ class RunFolder:
             text = path.read_text(encoding="utf-8")
             if digest is not None and text_digest(text) != digest:
                 raise damaged(path, "it is not the one that the run wrote")
-            raw = parse_json(text)
-            schema = raw.get("schema", OLDEST) if isinstance(raw, dict) else OLDEST
-            if isinstance(schema, int) and schema > SCHEMA:
-                raise UserError(
-                    f"{path} was written by a newer layerparity (schema {schema}; this one reads "
-                    f"up to {SCHEMA}): update layerparity."
-                )
-            if isinstance(schema, int) and schema < OLDEST:
-                raise UserError(f"{path} has schema {schema}, which is read no more: {RUN_AGAIN}.")
-            if isinstance(schema, int) and schema < SCHEMA:
-                raw = with_capture(raw)
-            manifest: Manifest = decode(Manifest, raw)
-            if isinstance(schema, int) and schema < OWN_KEYS:
-                without_first_keys(manifest)
-            if not manifest.stages:
-                raise ValueError("it lists no stages")
-        manifest.schema = SCHEMA
-        return manifest
+            self._read = parsed_manifest(path, text)
+        return self._read
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Write the resolved configuration, plain values, as YAML."""
@@ -246,11 +227,7 @@ class RunFolder:
         Its bytes are checked against the manifest.
         """
         path = inside(self.path, record.file)
-        tensor = read_tensor(path, str(record.site))
-        if tuple(tensor.shape) != record.shape or str(tensor.dtype) != f"torch.{record.dtype}":
-            raise damaged(path, f"{record.site} is not of the shape and type the manifest lists")
-        refuse_altered(tensor, record.digest, str(record.site), path)
-        return tensor
+        return checked_tensor(record, path, read_tensor(path, str(record.site)))
 
     def write_text(self, name: str, text: str) -> str:
         """Write a file of text, without the logins of addresses; return its hash."""
@@ -260,9 +237,9 @@ class RunFolder:
         self._written[name] = text_digest(text)
         return self._written[name]
 
-    @cached_property
+    @property
     def _manifest(self) -> Manifest:
-        return self.read_manifest()
+        return self._read or self.read_manifest()
 
     def _file(self, name: str) -> Path:
         """Return where a file lies. Raises UserError for a link that leads out of the folder."""
@@ -289,6 +266,17 @@ class RunFolder:
         if listed is not None and text_digest(text) != listed:
             raise damaged(path, "it is not the one that the run wrote", cure)
         return text
+
+
+def checked_tensor(record: Record, path: Path, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a site's tensor, which was read from ``path``, in the record's shape and dtype.
+
+    Raises UserError where shape, dtype or bytes are not those that the manifest lists.
+    """
+    if tuple(tensor.shape) != record.shape or str(tensor.dtype) != f"torch.{record.dtype}":
+        raise damaged(path, f"{record.site} is not of the shape and type the manifest lists")
+    refuse_altered(tensor, record.digest, str(record.site), path)
+    return tensor
 
 
 def refuse_altered(tensor: torch.Tensor, digest: str, name: str, path: Path) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any
 
 from layerparity.anatomy.blocks import BlockKind
 from layerparity.anatomy.site import DECODE, Kind, Site
-from layerparity.ground.files import text_digest
+from layerparity.ground.decode import decode
+from layerparity.ground.errors import UserError
+from layerparity.ground.files import RUN_AGAIN, text_digest
+from layerparity.ground.parse import parse_json
 from layerparity.record.ranks import RankRecord
 
 # Of all files in a run's folder. 2 kept a number of its own in the references' index as well; until
@@ -23,6 +27,8 @@ SCHEMA = 9
 OLDEST = 2
 OWN_KEYS = 5
 _FIRST_KEYS = "an older version stored those of the prompt's first token: make the run again"
+# Manifests that a command may read again, as choosing two runs and comparing them do.
+_PARSED = 16
 PRINT_STATS = {"mean", "std", "min", "max", "l2"}
 
 
@@ -168,21 +174,63 @@ class Manifest:
         return not self.weights
 
     @cached_property
+    def _by_site(self) -> dict[Site, Record]:
+        # Of two records of one site the first counts.
+        return {record.site: record for record in reversed(self.records)}
+
+    @cached_property
+    def _by_pass(self) -> dict[tuple[str, int], list[Feed]]:
+        passes: dict[tuple[str, int], list[Feed]] = {}
+        for feed in self.feeds:
+            passes.setdefault(feed.site.pass_step, []).append(feed)
+        return passes
+
+    @cached_property
     def content(self) -> str:
         """The hash of all that the run recorded: sites and values."""
         return text_digest("\n".join(sorted(f"{r.site} {r.digest}" for r in self.records)))
 
     def record(self, site: Site) -> Record | None:
         """Return the record of a site, or None where the run holds none."""
-        return next((record for record in self.records if record.site == site), None)
+        return self._by_site.get(site)
+
+    def feeds_of(self, phase: str, step: int) -> Sequence[Feed]:
+        """Return the feeds of one pass over the model, in their order."""
+        return self._by_pass.get((phase, step), ())
 
     def hash_at(self, site: Site) -> str | None:
         """Return the hash of the values this run had at a site, stored or only fed."""
-        for feed in self.feeds:
+        for feed in self.feeds_of(*site.pass_step):
             if feed.site == site:
                 return feed.digest
         record = self.record(site)
         return record.digest if record else None
+
+
+@lru_cache(_PARSED)
+def parsed_manifest(path: Path, text: str) -> Manifest:
+    """Return what a manifest's text says. Raises UserError or ValueError.
+
+    Of one text it is made once, so nobody may change it.
+    """
+    raw = parse_json(text)
+    schema = raw.get("schema", OLDEST) if isinstance(raw, dict) else OLDEST
+    if isinstance(schema, int) and schema > SCHEMA:
+        raise UserError(
+            f"{path} was written by a newer layerparity (schema {schema}; this one reads "
+            f"up to {SCHEMA}): update layerparity."
+        )
+    if isinstance(schema, int) and schema < OLDEST:
+        raise UserError(f"{path} has schema {schema}, which is read no more: {RUN_AGAIN}.")
+    if isinstance(schema, int) and schema < SCHEMA:
+        raw = with_capture(raw)
+    manifest: Manifest = decode(Manifest, raw)
+    if isinstance(schema, int) and schema < OWN_KEYS:
+        without_first_keys(manifest)
+    if not manifest.stages:
+        raise ValueError("it lists no stages")
+    manifest.schema = SCHEMA
+    return manifest
 
 
 def with_capture(raw: Any) -> Any:

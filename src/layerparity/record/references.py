@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -13,10 +12,9 @@ import torch
 from layerparity.anatomy.site import Site
 from layerparity.ground.decode import decode, encode
 from layerparity.ground.files import (
+    TensorFiles,
     damaged,
     inside,
-    read_tensor,
-    read_tensors,
     reading,
     tensor_digest,
     text_digest,
@@ -28,8 +26,6 @@ from layerparity.numbers.typical_floor import TypicalFloor
 from layerparity.record.folder import REFERENCE_INDEX, RunFolder, reference_file, refuse_altered
 
 ISOLATED, CHAINED = "isolated", "chained"
-# Bytes of a file that is read as a whole, and how many of those stay open.
-_SMALL, _OPEN = 1 << 22, 64
 
 
 @dataclass(frozen=True)
@@ -75,7 +71,8 @@ class ReferenceEntry:
 
     def name(self, dtype: str = "", part: str = "") -> str:
         """Return the name in the file of its values, or of a tensor of a floor, as ``tokens``."""
-        return " ".join([str(self.sites[0]), dtype, part] if part else [str(self.sites[0])])
+        first = str(self.site.at_step(self.steps[0]) if self.steps else self.site)
+        return " ".join([first, dtype, part] if part else [first])
 
 
 @dataclass(frozen=True)
@@ -142,7 +139,7 @@ class StoredReferences:
     def __init__(self, folder: Path, digest: str) -> None:
         """Raises UserError where the index is damaged or not the one the manifest names."""
         self.folder = folder
-        self._opened = lru_cache(_OPEN)(self._open)
+        self._files = TensorFiles(folder)
         self._right: set[tuple[str, str]] = set()
         self._entries: dict[tuple[str, str, Site], ReferenceEntry] = {}
         self._steps: dict[tuple[str, ...], list[ReferenceEntry]] = {}
@@ -195,21 +192,13 @@ class StoredReferences:
 
     def _read(self, entry: ReferenceEntry, name: str, axis: int = 0) -> torch.Tensor:
         """Return a tensor of any shape whose decode steps, where it has any, lie on an axis."""
-        path, tensors = self._opened(entry.file)
-        tensor = tensors[name] if name in tensors else read_tensor(path, name)
+        path, tensor = self._files.read(entry.file, name)
         if (entry.file, name) not in self._right:
             refuse_altered(tensor, entry.hashes[name], name, path)
             self._right.add((entry.file, name))
         if entry.steps and tensor.shape[axis : axis + 1] != (len(entry.steps),):
             raise damaged(path, f"{name} is not of {len(entry.steps)} decode steps")
         return tensor
-
-    def _open(self, file: str) -> tuple[Path, dict[str, torch.Tensor]]:
-        """Return a file's path, and all of its tensors, mapped, where it is a small one."""
-        path = inside(self.folder, file)
-        with reading(path):
-            small = path.stat().st_size <= _SMALL
-        return path, read_tensors(path) if small else {}
 
 
 def _place(entry: ReferenceEntry) -> tuple[str, ...]:

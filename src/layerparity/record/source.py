@@ -7,8 +7,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.site import overlap
+from layerparity.ground.files import TensorFiles
 from layerparity.record.findings import Caution
-from layerparity.record.folder import EffectiveWeights, RunFolder, UsedWeights
+from layerparity.record.folder import EffectiveWeights, RunFolder, UsedWeights, checked_tensor
 from layerparity.record.manifest import Manifest, Record
 from layerparity.record.stored_run import MANIFEST_TAG, StoredRun
 
@@ -80,11 +81,12 @@ class RunSource(Source):
         self.run = run
         # From a server all of it is fetched: a comparison reads nearly every file.
         self.folder = RunFolder(run.folder)
+        self._tensors = TensorFiles(run.folder)
         self.manifest = self.folder.read_manifest(run.tags.get(MANIFEST_TAG))
 
     def load(self, record: Record) -> torch.Tensor:
         """Return a record's tensor, mapped from its file, its bytes checked; see `Source.load`."""
-        return self.folder.read_tensor(record)
+        return checked_tensor(record, *self._tensors.read(record.file, str(record.site)))
 
     def tensors_used(self, stage: str) -> dict[str, str]:
         """Return what weights.json lists for the stage, for what holds it and what it holds."""

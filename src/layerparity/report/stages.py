@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from layerparity.anatomy.site import Place
 from layerparity.record.guilt import Guilt
@@ -82,12 +83,12 @@ class Stage:
         """Shortest label, for an axis: ``3`` or ``embed``."""
         return _SHORT.get(self.key, self.key) if self.layer is None else str(self.layer)
 
-    @property
+    @cached_property
     def worst(self) -> Row:
         """The row that ended worst."""
         return worst(self.rows, self.limits)
 
-    @property
+    @cached_property
     def shown(self) -> Row:
         """The row that stands for the stage: what shows its guilt, else the first to fail.
 
@@ -186,7 +187,7 @@ class Fold:
         first, last = self.stages[0], self.stages[-1]
         return first.name if len(self.stages) == 1 else f"layers {first.layer}–{last.layer}"
 
-    @property
+    @cached_property
     def worst(self) -> Row:
         """The row that ended worst."""
         return worst([stage.worst for stage in self.stages], self.stages[0].limits)

@@ -1,0 +1,132 @@
+"""Comparing runs of many small tensors, from Enter to the verdict: a whole command and its start.
+
+    python benchmarks/small.py                      # 3 rounds
+    python benchmarks/small.py --before ../older    # another checkout's code in turn, and the ratio
+
+Two comparisons: that of `make demo` (2,856 sites of a few kB, with references), and one of 62
+blocks x 50 sites without references. Each is a command in a process of its own. Printed are its CPU
+seconds, which a busy machine changes least, and those of the clock; the first round is not counted,
+ratios are of the two commands of one round, and their median is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from layerparity.anatomy.site import Kind, Site
+from layerparity.ground.files import tensor_digest
+from layerparity.record.folder import RunFolder, stage_file
+from layerparity.record.manifest import Feed, Manifest, ModelPrint, Record, SitePatterns
+
+ROOT = Path(__file__).resolve().parents[1]
+LAYERS, DECODED, TOKENS, WIDTH = 62, 4, 16, 64
+PLACES = (
+    ":in", ".input_layernorm:out", ".self_attn.q_proj:out", ".self_attn.k_proj:out",
+    ".self_attn:context", ".self_attn:out", ".post_attention_layernorm:out", ".mlp.gate:logits",
+    ".mlp:out", ":out",
+)  # fmt: skip
+
+
+def main() -> None:
+    """Make both pairs of runs, compare them in turn, print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--before", type=Path, help="another checkout, whose code takes part")
+    parser.add_argument("--cases", nargs="+", default=["demo", "62 x 50"])
+    options = parser.parse_args()
+    sources = {"this": ROOT} | ({"before": options.before} if options.before else {})
+    print("| comparison | code | CPU s | seconds | CPU, this / before |")
+    print("|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        for case in options.cases:
+            words = prepared(case, Path(folder))
+            rounds = [
+                {name: measured(source, words) for name, source in sources.items()}
+                for _ in range(options.rounds + 1)
+            ][1:]
+            for name in sources:
+                both = zip(*(each[name] for each in rounds), strict=True)
+                cpu, wall = (statistics.median(each) for each in both)
+                ratio = statistics.median(r["this"][0] / r[name][0] for r in rounds)
+                print(f"| {case} | {name} | {cpu:.1f} | {wall:.1f} | {ratio:.2f} |", flush=True)
+
+
+def prepared(case: str, folder: Path) -> list[str]:
+    """Make the runs of a case; return the words of the command that compares them."""
+    store = f"tracking.folder={folder / 'store'}"
+    if case == "demo":
+        run(ROOT, ["experiment=quickstart", store])
+        return ["job=compare", store]
+    sides = [f"{side}={write(folder / side, slip)}" for side, slip in
+             (("golden", 0.0), ("candidate", 1e-6))]  # fmt: skip
+    return ["job=compare", *sides, "tolerance=fixed", store]
+
+
+def measured(source: Path, words: list[str]) -> tuple[float, float]:
+    """Run a command with a checkout's code; return its CPU seconds, and those of the clock."""
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    run(source, words)
+    wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, wall
+
+
+def run(source: Path, words: list[str]) -> None:
+    """Run a command with a checkout's code. Raises CalledProcessError where it does not succeed."""
+    variables = {**os.environ, "PYTHONPATH": str(source.resolve() / "src")}
+    # Compiled once, as in the environment that make sets up.
+    variables.pop("PYTHONDONTWRITEBYTECODE", None)
+    program = [sys.executable, str(source / "run.py"), *words]
+    subprocess.run(program, check=True, stdout=subprocess.PIPE, env=variables)
+
+
+def write(folder: Path, slip: float) -> Path:
+    """Write a run of 62 blocks that were fed alike: a file of 50 small tensors for each block."""
+    maker = torch.Generator().manual_seed(0)
+    files, records, feeds = RunFolder(folder), [], []
+    stages = [f"layers.{layer}" for layer in range(LAYERS)]
+    for stage in stages:
+        tensors = {}
+        for step in (None, *range(DECODED)):
+            for place in PLACES:
+                site = Site.parse(stage + place).at_step(step)
+                shape = (1, TOKENS if step is None else 1, WIDTH)
+                value = torch.randn(shape, generator=maker)
+                value = value if place == ":in" else value * (1 + slip)
+                tensors[str(site)], digest = value, tensor_digest(value)
+                axes, file = ("batch", "token", "channel"), stage_file(stage)
+                records.append(Record(site, axes, Kind.REAL, shape, "float32", file, digest))
+                if place == ":in":
+                    feeds.append(Feed(stage, site, digest, "golden"))
+        files.write_tensors(stage_file(stage), tensors)
+    made = Manifest(
+        model=ModelPrint("synthetic", "llama", LAYERS, "same"),
+        kind=folder.name,
+        backend="gpu",
+        device="cpu",
+        port="hf",
+        dtype="float32",
+        scope={"kind": "range", "start": 0, "end": LAYERS - 1},
+        feed="isolated",
+        fingerprint=str(folder),
+        stages=stages,
+        feeds=feeds,
+        weights=dict.fromkeys(stages, "same"),
+        capture=SitePatterns("default", ("*",)),
+        records=records,
+    )
+    files.write_manifest(made)
+    return folder
+
+
+if __name__ == "__main__":
+    main()
