@@ -90,15 +90,12 @@ class Answers:
             "unseen": observed.unseen,
             OUTPUT: asdict(observed.output_share),
         }
-        return told, {OUTPUT: observed.output, **_prefixed(observed)}
+        seen = {f"site {local}": value for local, value in observed.tensors.items()}
+        return told, {OUTPUT: observed.output, **seen}
 
     def _release(self, header: Mapping[str, Any], _: Tensors) -> Answer:
         self.side.release(header["stage"])
         return {}, {}
-
-
-def _prefixed(observed: RankObserved) -> Tensors:
-    return {f"site {local}": value for local, value in observed.tensors.items()}
 
 
 def observed_of(header: Mapping[str, Any], tensors: Tensors) -> RankObserved:
