@@ -199,7 +199,7 @@ def listed_too(name: str) -> Callable[[dict[str, bytes], dict[str, Any]], None]:
 
 
 def flipped(files: dict[str, bytes], listing: dict[str, Any]) -> None:
-    name = next(name for name in files if name.endswith("layers.1.safetensors"))
+    name = next(name for name in files if name.endswith(".safetensors"))
     files[name] = files[name][:-1] + bytes([files[name][-1] ^ 1])
 
 
