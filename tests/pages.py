@@ -29,6 +29,7 @@ NAMES = (
     "experiments",
     "seeds",
     "tracking",
+    "runs",
     "ports",
     "profile",
 )

@@ -8,6 +8,8 @@ import signal
 import sys
 import tempfile
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -82,12 +84,9 @@ def _ended(arguments: list[str]) -> int:
 def _hydra(arguments: list[str]) -> int:
     """Hand the command to Hydra and return the gravest exit of its jobs."""
     import hydra
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
 
     from layerparity.cli import command, completion, composed, mlflow_variables, search_path
     from layerparity.ground.resources import shipped
-    from layerparity.run import sweep
     from layerparity.settings import config
 
     # argparse takes key=value only in one piece, so "a=1 -m b=2" would be refused.
@@ -115,23 +114,37 @@ def _hydra(arguments: list[str]) -> int:
             door()
 
         try:
-            if parsed.multirun and parsed.cfg:
-                composed.show(parsed, compose_one)
-            else:
-                door()
-        except (HydraException, OmegaConfBaseException) as error:
-            raise command.explain(error) from error
-        except sweep.CannotBegin as stopped:
-            raise stopped.reason from None
-        except Exception as error:
-            # A job that began has said itself what it raised.
-            mistake = None if _notes() else command.blame(sys.argv[1:])
-            if mistake is None:
-                raise
-            raise mistake from error
+            with _explained():
+                if parsed.multirun and parsed.cfg:
+                    composed.show(parsed, compose_one)
+                else:
+                    door()
         finally:
             _close_sweep()
         return _gravest()
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Raise what Hydra raises in a block as a UserError, where the command is what is wrong."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from layerparity.cli import command
+    from layerparity.run import sweep
+
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException) as error:
+        raise command.explain(error) from error
+    except sweep.CannotBegin as stopped:
+        raise stopped.reason from None
+    except Exception as error:
+        # A job that began has said itself what it raised.
+        mistake = None if _notes() else command.blame(sys.argv[1:])
+        if mistake is None:
+            raise
+        raise mistake from error
 
 
 def _job(composed: Any) -> int:

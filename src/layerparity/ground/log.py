@@ -29,7 +29,9 @@ class Lines(logging.Handler):
         super().__init__()
         self.setFormatter(_FORM)
         self.lines: list[str] = [line for job in _jobs for line in job.lines]
-        self._heard = _everything()
+        # With ``hydra.verbose`` everybody's.
+        debugged = logging.root.level == logging.DEBUG
+        self._heard = logging.root if debugged else LOGGER
         self._heard.addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -85,8 +87,3 @@ def begin(verbose: bool, shown: bool = False) -> None:
         # What the console prints itself.
         handler.addFilter(lambda record: record.name != LOGGER.name)
         logging.root.addHandler(handler)
-
-
-def _everything() -> logging.Logger:
-    """Return the logger to listen to: ours, or with ``hydra.verbose`` everybody's."""
-    return logging.root if logging.root.level == logging.DEBUG else LOGGER

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from layerparity.ground import console
 from layerparity.ground.errors import Exit
 from layerparity.settings.config import Config, RunKind, What
 from layerparity.settings.key import key
+
+if TYPE_CHECKING:
+    from layerparity.judge.choose import Runs
+    from layerparity.record.verdict import Verdict
+    from layerparity.tracking.store import Store
 
 # How many pairs that were passed over are mentioned.
 _MENTIONED = 3
@@ -57,10 +63,8 @@ def run(config: Config) -> Exit:
     if versions := versions_text(golden, candidate):
         console.say(f"versions:  {versions}")
     # Torch is loaded only for runs that exist.
-    from layerparity.judge.beside import held_beside
     from layerparity.judge.conclude import conclude
     from layerparity.judge.model_limits import with_limits
-    from layerparity.report.beside import beside_lines
     from layerparity.report.keep import keep_verdict
     from layerparity.run.replay import replays
     from layerparity.run.steps import settings_to_judge
@@ -76,9 +80,23 @@ def run(config: Config) -> Exit:
             portrait=True,
             replays=replays,
         )
-    if config.job.beside is None:
-        keep_verdict(config, store, verdict, candidate)
-        return verdict.exit
+    if config.job.beside is not None:
+        return _keep_beside(config, store, verdict, golden, candidate)
+    keep_verdict(config, store, verdict, candidate)
+    return verdict.exit
+
+
+def _keep_beside(
+    config: Config, store: Store, verdict: Verdict, golden: Runs, candidate: Runs
+) -> Exit:
+    """Judge the candidate ``job.beside`` too; keep the verdict, and say what the two tell."""
+    from layerparity.judge.beside import held_beside
+    from layerparity.judge.conclude import conclude
+    from layerparity.judge.model_limits import with_limits
+    from layerparity.report.beside import beside_lines
+    from layerparity.report.keep import keep_verdict
+    from layerparity.report.refusals import obstacles_in_words
+
     others = store.find(config.job.beside, kind=RunKind.candidate.value)
     with obstacles_in_words():
         other = conclude(golden, others, with_limits(config.tolerance, store, others))

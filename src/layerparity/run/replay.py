@@ -122,6 +122,8 @@ class ReplayedBlock:
 
     def trial(self, fault: Fault | None = None) -> Trial:
         """Return what the block gives with a mistake in it; its weights are sound afterwards."""
+        import torch
+
         port, layer = self.port, self.place.layer
         assert layer is not None, "mistakes are planted in blocks"
         surgery = Surgery(layer, port.skeleton.config)
@@ -136,7 +138,9 @@ class ReplayedBlock:
                 seen = port.run(str(self.place), self.given)
         finally:
             surgery.undo()
-            self._restore()
+            with torch.no_grad():
+                for value, sound in zip(self._weights, self._sound, strict=True):
+                    value.copy_(sound)
         tensors = {**seen.tensors, ":out": seen.output.detach().cpu()}
         return Trial(fault, tensors, surgery.drawn)
 
@@ -147,13 +151,6 @@ class ReplayedBlock:
     @cached_property
     def _weights(self) -> list[torch.Tensor]:
         return [*self.block.parameters(), *self.block.buffers()]
-
-    def _restore(self) -> None:
-        import torch
-
-        with torch.no_grad():
-            for value, sound in zip(self._weights, self._sound, strict=True):
-                value.copy_(sound)
 
 
 def _shapes(block: nn.Module, path: str, names: Iterable[str]) -> list[torch.Size]:

@@ -133,12 +133,8 @@ def stored_settings(run: StoredRun, asked: Config) -> Settings:
                 f"it: make a golden of all components yourself with {typed(name, code)} "
                 "kind=golden capture=components, and name it with golden=."
             )
-    return {key: value for key, value in settings.items() if _is_computation(key)}
-
-
-def _is_computation(key: str) -> bool:
-    """Say whether a key belongs to what was computed, not to where anything is kept or read."""
-    return key.lstrip("+").partition(".")[0] in _COMPUTATION
+    # Not where anything is kept or read.
+    return {k: v for k, v in settings.items() if k.lstrip("+").partition(".")[0] in _COMPUTATION}
 
 
 def reference(runs: Sequence[StoredRun]) -> str:

@@ -219,6 +219,13 @@ def run_metrics(
     manifest: Manifest, result: PassResult, seconds: float
 ) -> Iterator[tuple[str, float, int]]:
     """Yield (name, value, step) of a finished run; ``seconds`` are those of its stages."""
+    yield from site_metrics(manifest)
+    yield from profile_metrics(result.profile)
+    yield "summary/seconds", seconds, 0
+
+
+def site_metrics(manifest: Manifest) -> Iterator[tuple[str, float, int]]:
+    """Yield (name, value, step) of the sites of a run, by layer, and how many there are."""
     for record in manifest.records:
         layer = record.site.layer
         if layer is None or record.site.phase != "prefill":
@@ -227,11 +234,9 @@ def run_metrics(
         yield f"layer/{label} rms", record.stats["rms"], layer
         largest = max(abs(record.stats["min"]), abs(record.stats["max"]))
         yield f"layer/{label} max abs", largest, layer
-    yield from profile_metrics(result.profile)
     broken = sum(r.stats["nan"] + r.stats["inf"] for r in manifest.records)
     yield "summary/sites", float(len(manifest.records)), 0
     yield "summary/nan and inf", broken, 0
-    yield "summary/seconds", seconds, 0
 
 
 def profile_metrics(profile: RunProfile) -> Iterator[tuple[str, float, int]]:

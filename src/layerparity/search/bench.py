@@ -168,7 +168,9 @@ class Bench:
 
     def _keys(self, keys: Settings) -> Settings:
         """Return the command's own keys, with what the bisection decides over them."""
-        own = {k: v for k, v in own_settings(self.config).items() if not _is_dropped(k)}
+        dropped = {*_DECIDED, *_NOT_A_RUNS}
+        typed = own_settings(self.config)
+        own = {k: v for k, v in typed.items() if k.partition(".")[0] not in dropped}
         if keys.get("scope") != "full":
             own = _without(own, _GENERATE)
         if "capture" in keys:
@@ -219,10 +221,6 @@ def _alone(layer: int) -> Settings:
 
 def _holds(manifest: Manifest, layer: int) -> bool:
     return manifest.record(Site(str(Place(layer)), "in")) is not None
-
-
-def _is_dropped(key: str) -> bool:
-    return key.partition(".")[0] in (*_DECIDED, *_NOT_A_RUNS)
 
 
 def _without(settings: Settings, *starts: str) -> Settings:

@@ -129,16 +129,17 @@ def wrong_table(results: Sequence[CaseResult]) -> Table:
     """Return the sure causes that are not true, and the places not named in spite of the effect."""
     columns = ("case", "place", "named", "said")
     rows: list[tuple[str, ...]] = [
-        (each.name, each.place, each.named, _words(each))
+        (
+            each.name,
+            each.place,
+            each.named,
+            ", ".join(f"{rule} {share:.0%}" for rule, share in each.causes),
+        )
         for each in judged(results)
         if (each.effect >= VISIBLE and each.ending is not Ending.NAMED)
         or any(share >= SURE and rule not in each.true for rule, share in each.causes)
     ]
     return "Not as it should be in the corpus", columns, rows
-
-
-def _words(result: CaseResult) -> str:
-    return ", ".join(f"{rule} {share:.0%}" for rule, share in result.causes)
 
 
 def _counted(own: Sequence[tuple[CaseResult, str, float, bool]]) -> tuple[str, str]:

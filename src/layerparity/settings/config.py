@@ -240,9 +240,14 @@ class Config:
     golden: str | None = key(None, "the run that is believed: id, name or folder")
     candidate: str | None = key(None, "the run that is judged: id, name or folder")
     what: What = key(What.runs, "job=compare: stored runs, or a port's weights")
-    run: str | None = key(None, "job=judge: the comparison to judge again")
+    run: str | None = key(
+        None,
+        "job=judge: the comparison to judge again; job=export: the run; job=import: the export",
+    )
     to: str | None = key(
-        None, "job=convert: folder to write; job=plan, job.corpus: JSON file to write"
+        None,
+        "job=convert: folder to write; job=plan, job.corpus: JSON file to write; job=export: "
+        "folder or file.zip to write",
     )
     name: str | None = key(None, "name of the run")
     reuse: bool = key(False, "take a finished run with the same fingerprint")

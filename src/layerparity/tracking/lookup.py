@@ -8,7 +8,9 @@ from pathlib import Path
 
 from layerparity.ground import console
 from layerparity.ground.errors import UserError, nearest
+from layerparity.record.exported import ZIP, is_export
 from layerparity.record.stored_run import FINISHED, StoredRun, from_folder
+from layerparity.tracking.exports import open_export
 from layerparity.tracking.stored_runs import (
     SWEEP,
     StoredRuns,
@@ -30,18 +32,18 @@ def look_up(stored: StoredRuns, reference: str, kind: str | None) -> list[Stored
         path = Path(reference).expanduser()
         # A sweep that was given no name is called by its command, which may hold a path.
         run = None if path.exists() else _by_name(stored, reference, kind)
-        return [_folder(path)] if run is None else expand(stored, run, kind)
-    here = Path(reference).is_dir()
+        return _outside(stored, path, kind) if run is None else expand(stored, run, kind)
+    here = Path(reference).is_dir() or reference.endswith(ZIP)
     if reference == LATEST:
         runs = _latest(stored, kind)
     else:
         run = _by_id(stored, reference) or _by_name(stored, reference, kind)
         if run is None and here:
-            return [_folder(Path(reference))]
+            return _outside(stored, Path(reference), kind)
         if run is None:
             raise _not_found(stored, reference)
         runs = expand(stored, run, kind)
-    if here:
+    if here and Path(reference).exists():
         console.note(f"'{reference}' is taken as the run; the folder here is ./{reference}")
     return runs
 
@@ -78,12 +80,15 @@ def _latest(stored: StoredRuns, kind: str | None) -> list[StoredRun]:
     return expand(stored, parent or run, kind)
 
 
-def _folder(path: Path) -> StoredRun:
+def _outside(stored: StoredRuns, path: Path, kind: str | None) -> list[StoredRun]:
+    """Return the runs that an export outside the store holds, or the one that a folder is."""
     if not path.exists():
         raise UserError(f"There is no folder {path}", "give a run's id, its name, or a folder.")
+    if is_export(path):
+        return open_export(path.resolve(), stored.config.root, kind)
     if not path.is_dir():
         raise UserError(f"{path} is a file", "give the folder that holds it.")
-    return from_folder(path.resolve())
+    return [from_folder(path.resolve())]
 
 
 def _by_id(stored: StoredRuns, reference: str) -> StoredRun | None:

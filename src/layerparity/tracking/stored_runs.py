@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from layerparity.ground.errors import UserError
 from layerparity.record.stored_run import FINISHED, INTERRUPTED, KILLED, RUNNING, StoredRun
-from layerparity.settings.tracking import TrackingConfig
+from layerparity.settings.tracking import SERVER, TrackingConfig
 from layerparity.tracking import artifacts, database, interrupted, names
 
 if TYPE_CHECKING:
@@ -63,6 +64,28 @@ class StoredRuns:
                 order_by=list(_NEWEST_FIRST),
             )
         return [self._stored(run) for run in page]
+
+    def filtered(self, clauses: Sequence[str], words: str | None, limit: int) -> list[StoredRun]:
+        """Return `search`'s runs that MLflow finds by a user's ``words`` as well. UserError."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return self.search([*clauses, *([words] if words else [])], limit)
+        except MlflowException as error:
+            if words is None or error.error_code != "INVALID_PARAMETER_VALUE":
+                raise
+            raise UserError(
+                f"MLflow cannot search by job.filter={words} ({names.one_line(error)})",
+                "write it as in MLflow's search box: tags.`layerparity.kind` = 'golden'.",
+            ) from error
+
+    def size(self, run: StoredRun) -> int | None:
+        """Return the bytes of a run's files; None where a server has them, or they are gone."""
+        if self.config.name == SERVER:
+            return None
+        with suppress(UserError, OSError):
+            return sum(each.stat().st_size for each in run.folder.rglob("*") if each.is_file())
+        return None
 
     def counted(self) -> int:
         """Return the count of the newest run, 0 where none was counted."""

@@ -97,7 +97,8 @@ class Answers:
             "facts": self.side.facts(),
             "notes": self.side.notes(),
         }
-        return told, {OUTPUT: observed.output, **_prefixed(observed)}
+        seen = {f"site {local}": value for local, value in observed.tensors.items()}
+        return told, {OUTPUT: observed.output, **seen}
 
     def _release(self, header: Mapping[str, Any], _: Tensors) -> Answer:
         self.side.release(header["stage"])
@@ -128,10 +129,6 @@ def apart(answer: Answer) -> list[Answer]:
         rank, _, plain = name.partition(" ")
         own[int(rank)][plain] = value
     return list(zip(told[_RANKS], own, strict=True))
-
-
-def _prefixed(observed: RankObserved) -> Tensors:
-    return {f"site {local}": value for local, value in observed.tensors.items()}
 
 
 def observed_of(header: Mapping[str, Any], tensors: Tensors) -> RankObserved:

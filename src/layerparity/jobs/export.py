@@ -1,0 +1,83 @@
+"""Write a run to a folder or one file, to carry it to another machine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from layerparity.ground import console
+from layerparity.ground.errors import Exit, UserError
+from layerparity.ground.quoting import typed
+from layerparity.settings.config import Config, RunKind
+from layerparity.settings.key import key
+
+if TYPE_CHECKING:
+    from layerparity.record.stored_run import StoredRun
+    from layerparity.tracking.store import Store
+
+
+@dataclass
+class Settings:
+    """conf/job/export.yaml."""
+
+    name: str = "export"
+    golden: bool = key(False, "export the golden run that a candidate was fed by, too")
+
+
+def run(config: Config) -> Exit:
+    """Export ``run=`` to ``to=``, a folder or a file that ends in .zip; say what was written."""
+    from layerparity.record.exported import KINDS, ZIP, files_of, write_export
+    from layerparity.tracking.store import open_store
+
+    if config.run is None:
+        raise UserError("job=export wants to know what", "add run=, an id, a name, or latest.")
+    store = open_store(config.tracking)
+    # The latest is the newest golden, which is what is carried as a rule.
+    runs = store.find(config.run, kind=RunKind.golden.value)
+    for each in runs:
+        if each.kind not in KINDS or not each.finished:
+            what = each.kind or "folder of dumps"
+            raise UserError(
+                f"'{each.name}' is a {what} that is {each.status.lower()}",
+                "name a finished golden or candidate run; a comparison's report.html is one file "
+                "that can be sent as it is.",
+            )
+        each.read_manifest()
+    if config.job.golden:
+        runs = [*_goldens_of(store, runs), *runs]
+    named = runs[-1]
+    usual = f"{re.sub(r'[^A-Za-z0-9.-]+', '-', named.name).strip('.-')[:80]}{ZIP}"
+    to = Path(config.to or usual).expanduser().absolute()
+    files = [files_of(each) for each in runs]
+    with console.progress("files", sum(len(taken) for taken, _ in files)) as bar:
+        listed = write_export(runs, to, bar.step)
+    for made, (taken, left) in zip(listed.runs, files, strict=True):
+        size = console.bytes_text(sum(file.bytes for file in made.files.values()))
+        console.say(f"{made.tags['kind']} {made.name} ({made.id[:8]}): {len(taken)} files, {size}")
+        others = [path.name for path in left if not path.name.startswith(".")]
+        if others:
+            console.note(f"left out of {made.name}: {', '.join(others)}")
+    console.say(f"exported to {to}\nelsewhere: python run.py job=import {typed('run', to.name)}")
+    return Exit.OK
+
+
+def _goldens_of(store: Store, runs: Sequence[StoredRun]) -> list[StoredRun]:
+    """Return the goldens that runs were fed by, or were last compared with. UserError for none."""
+    ids: list[str] = []
+    for each in runs:
+        compared = store.get(each.tags.get("compared_in", ""))
+        by = each.tags.get("inputs_from") or (compared.tags["golden"] if compared else "")
+        ids += by.split()
+    found = [store.get(each) for each in dict.fromkeys(ids)]
+    golden = RunKind.golden.value
+    goldens = [each for each in found if each is not None and each.kind == golden]
+    if not goldens:
+        raise UserError(
+            f"No golden run is kept that '{runs[0].name}' was fed by or compared with",
+            "leave job.golden out.",
+        )
+    there = {each.id for each in runs}
+    return [each for each in goldens if each.id not in there]

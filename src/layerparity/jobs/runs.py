@@ -1,0 +1,63 @@
+"""List the runs of the tracking store: what each is, how it ended, how large it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from layerparity.ground import console
+from layerparity.ground.errors import Exit
+from layerparity.settings.config import Config
+from layerparity.settings.key import key
+
+if TYPE_CHECKING:
+    from layerparity.record.stored_run import StoredRun
+
+
+@dataclass
+class Settings:
+    """conf/job/runs.yaml: which runs are listed."""
+
+    name: str = "runs"
+    kind: str | None = key(None, "list runs of this kind: golden, candidate, comparison, ...")
+    model: str | None = key(None, "list runs of this model")
+    verdict: str | None = key(None, "list runs with this verdict: pass, fail or inconclusive")
+    status: str | None = key(None, "list runs that ended so: FINISHED, FAILED, KILLED or RUNNING")
+    filter: str | None = key(None, "list runs that MLflow's own search finds by this")
+    limit: int = key(50, "how many runs are listed, the newest first", least=1, most=10000)
+
+
+def run(config: Config) -> Exit:
+    """Print a table of the runs that every given key fits, newest first."""
+    from layerparity.tracking.store import open_store
+    from layerparity.tracking.stored_runs import equals, tag_is
+
+    job = config.job
+    tags = {"kind": job.kind, "model": job.model, "verdict": job.verdict}
+    clauses = [tag_is(name, value) for name, value in tags.items() if value is not None]
+    if job.status is not None:
+        clauses.append(equals("attributes.status", job.status.upper()))
+    store = open_store(config.tracking)
+    found = store.filtered(clauses, job.filter, job.limit + 1)
+    sizes = {each.id: store.size(each) for each in found[: job.limit]}
+    rows = [_row(each, sizes[each.id]) for each in found[: job.limit]]
+    if not rows:
+        console.say(f"No run in {store.config.place}{' fits' if clauses or job.filter else ''}.")
+        return Exit.OK
+    columns = ("id", "kind", "name", "model", "scope", "dtype", "device", "ended", "began", "size")
+    console.table(f"Runs in {store.config.place}", columns, rows)
+    known = [size for size in sizes.values() if size is not None]
+    total = f", {console.bytes_text(sum(known))}" if known else ""
+    more = f"; there are more: job.limit={2 * job.limit} lists them" if found[job.limit :] else ""
+    console.say(f"{len(rows)} run{'s' if len(rows) > 1 else ''}{total}{more}")
+    return Exit.OK
+
+
+def _row(run: StoredRun, size: int | None) -> tuple[str, ...]:
+    told = {name: run.tags.get(name, "") for name in ("model", "scope", "dtype", "device")}
+    # A run that ended well is best described by what came of it.
+    ended = run.tags.get("verdict", "finished") if run.finished else run.status.lower()
+    began = f"{run.start_time.astimezone():%Y-%m-%d %H:%M}"
+    room = "" if size is None else console.bytes_text(size)
+    name = f"  {run.name}" if run.parent else run.name
+    return run.id[:8], run.kind, name, *told.values(), ended, began, room
