@@ -1,12 +1,13 @@
 """A stand-in for a compiled NxDI model: what its ranks capture, from shards of our own making.
 
 Attention is split by heads (replicated where there are fewer KV heads than ranks), experts by their
-number, the head by the vocabulary. Weights and arithmetic are those of tests/second_port.py.
+number, a dense MLP by its width, embedding and head by the vocabulary. Weights and arithmetic are
+those of tests/second_port.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import second_port
@@ -26,7 +27,12 @@ FAULTS = (
     "experts of another rank",
     "kv heads tiled",
     "norm sliced",
+    "head of rank 0",
+    "embedding of rank 0",
+    "bias on each rank",
 )
+# In the place of some tokens, one id that has its like in each of four ranks' vocabularies.
+SHARES = [5, 133, 261, 389, *PROMPT[4:]]
 Parts = list[torch.Tensor]
 Seen = Callable[[str, Parts], None]
 
@@ -34,10 +40,13 @@ Seen = Callable[[str, Parts], None]
 class Ranks:
     """The model on ``tp`` ranks; ``fault`` is one of `FAULTS`, in ``layers`` (all, where empty)."""
 
-    def __init__(self, tp: int = 4, fault: str = "", layers: tuple[int, ...] = (2,)) -> None:
-        checkpoint = Checkpoint(TINY)
-        family, config = family_of("minimax_m2"), Config(dtype=DType.bfloat16)
-        self.port = second_port.Port(Assets(checkpoint, family, HostBackend(), config, EVERYTHING))
+    def __init__(
+        self, tp: int = 4, fault: str = "", layers: tuple[int, ...] = (2,), model: Path = TINY
+    ) -> None:
+        checkpoint = Checkpoint(model)
+        family = family_of(checkpoint.config["model_type"])
+        assets = Assets(checkpoint, family, HostBackend(), Config(dtype=DType.bfloat16), EVERYTHING)
+        self.port = second_port.Port(assets)
         self.config, self.tp, self.fault, self.layers = checkpoint.config, tp, fault, layers
         self.blocks = [f"layers.{n}" for n in range(self.config["num_hidden_layers"])]
         for stage in ("embed_tokens", *self.blocks, "norm", "lm_head"):
@@ -49,7 +58,7 @@ class Ranks:
         tokens = ids.shape[1]
         self.port.begin(Call(mask, (mask.cumsum(-1) - 1)[:, -tokens:], None))
         see("embed_tokens_input", [ids.int()] * self.tp)
-        states = [self.port.weights["embed_tokens"]["weight"][ids]] * self.tp
+        states = self._embedded(ids)
         see("embed_tokens_output", states)
         for block in self.blocks:
             states = self._block(block, states, see)
@@ -57,9 +66,19 @@ class Ranks:
         normed = [self.port._norm(x, self.port.weights["norm"]["weight"]) for x in states]
         see("norm_output", normed)
         head = self.port.weights["lm_head"]["weight"].chunk(self.tp, 0)
+        head = [head[0]] * self.tp if self.fault == "head of rank 0" else head
         logits = [x[:, -1:] @ w.T for x, w in zip(normed, head, strict=True)]
         see("lm_head_output", logits)
         return torch.cat(logits, -1)
+
+    def _embedded(self, ids: torch.Tensor) -> Parts:
+        """Sum what each rank finds of its rows; with the fault all look within rank 0's bounds."""
+        found = []
+        for rank, rows in enumerate(self.port.weights["embed_tokens"]["weight"].chunk(self.tp, 0)):
+            own = ids - (0 if self.fault == "embedding of rank 0" else rank * len(rows))
+            inside = (own >= 0) & (own < len(rows))
+            found.append(rows[own.clamp(0, len(rows) - 1)] * inside[..., None])
+        return self._reduced(found)
 
     def _wrong(self, fault: str, block: str) -> bool:
         layer = int(block.split(".")[1])
@@ -83,26 +102,34 @@ class Ranks:
             scales[1] = torch.ones_like(scales[0])
             scales[1][first:end] = scales[0][first:end]
         normed = [self.port._norm(x, g) for x, g in zip(states, scales, strict=True)]
-        experts = self._reduced(self._experts(block, normed, w, see))
-        see(f"{block}.block_sparse_moe_output", experts)
-        return [x + y for x, y in zip(states, experts, strict=True)]
+        see(f"{block}.post_attention_layernorm_output", normed)
+        sparse = any(name.startswith("block_sparse_moe.") for name in w)
+        terms = self._experts if sparse else self._dense
+        added = self._reduced(terms(block, normed, w, see))
+        see(f"{block}.{'block_sparse_moe' if sparse else 'mlp'}_output", added)
+        return [x + y for x, y in zip(states, added, strict=True)]
 
     def _attention(self, block: str, normed: Parts, w: dict[str, torch.Tensor], see: Seen) -> Parts:
         dim, kv = self.config["head_dim"], self.config["num_key_value_heads"]
         copies = max(self.tp // kv, 1)
+        tiled = self._wrong("kv heads tiled", block)
+        held = [r % kv if tiled else r // copies for r in range(self.tp)]
         parts: dict[str, Parts] = {}
         for each in "qkv":
             rows = w[f"self_attn.{each}_proj.weight"]
             slices = rows.chunk(self.tp if each == "q" else min(kv, self.tp), 0)
-            tiled = self._wrong("kv heads tiled", block)
-            held = [r % kv if tiled else r // copies for r in range(self.tp)]
             own = [slices[r if each == "q" else held[r]] for r in range(self.tp)]
             parts[each] = [x @ s.T for x, s in zip(normed, own, strict=True)]
+            if f"self_attn.{each}_proj.bias" in w:
+                biases = w[f"self_attn.{each}_proj.bias"].chunk(len(slices))
+                whose = range(self.tp) if each == "q" else held
+                parts[each] = [x + biases[n] for x, n in zip(parts[each], whose, strict=True)]
             see(f"{block}.self_attn.qkv_proj.{each}_proj_output", parts[each])
-        for each, repeats in (("q", 1), ("k", copies)):
-            parts[each] = self._normed(
-                block, parts[each], w[f"self_attn.{each}_norm.weight"], repeats
-            )
+        for each, slices_of in (("q", range(self.tp)), ("k", held)):
+            weight = w.get(f"self_attn.{each}_norm.weight")
+            if weight is None:
+                continue
+            parts[each] = self._normed(block, parts[each], weight, slices_of)
             see(f"{block}.self_attn.{each}_norm_output", parts[each])
         out = w["self_attn.o_proj.weight"].chunk(self.tp, 1)
         terms = []
@@ -111,16 +138,32 @@ class Ranks:
             q, k = self.port._rotated(heads["q"]), self.port._rotated(heads["k"])
             keys, values = self._cached(block, rank, k, heads["v"])
             terms.append(self.port._attended(q, keys, values).flatten(2) @ out[rank].T)
-        return terms if self._wrong("no reduction", block) else self._reduced(terms)
+        bias = w.get("self_attn.o_proj.bias")
+        if self._wrong("bias on each rank", block):
+            return self._reduced([term + bias for term in terms])
+        summed = terms if self._wrong("no reduction", block) else self._reduced(terms)
+        return summed if bias is None else [each + bias for each in summed]
 
-    def _normed(self, block: str, parts: Parts, weight: torch.Tensor, copies: int) -> Parts:
-        """Norm over all ranks' channels; with the fault each rank norms over its own."""
-        weights = [each for each in weight.chunk(self.tp // copies) for _ in range(copies)]
+    def _dense(self, block: str, normed: Parts, w: dict[str, torch.Tensor], see: Seen) -> Parts:
+        gate, up = (w[f"mlp.{name}_proj.weight"].chunk(self.tp, 0) for name in ("gate", "up"))
+        inner = [
+            torch.nn.functional.silu(x @ g.T) * (x @ u.T)
+            for x, g, u in zip(normed, gate, up, strict=True)
+        ]
+        down = w["mlp.down_proj.weight"].chunk(self.tp, 1)
+        return [x @ d.T for x, d in zip(inner, down, strict=True)]
+
+    def _normed(self, block: str, parts: Parts, weight: torch.Tensor, held: Sequence[int]) -> Parts:
+        """Norm over all ranks' channels; with the fault each rank norms over its own.
+
+        Each rank has the slice that ``held`` says.
+        """
+        weights = weight.chunk(max(held) + 1)
         if self._wrong("norm per rank", block):
-            return [self.port._norm(x, g) for x, g in zip(parts, weights, strict=True)]
-        whole = torch.cat(parts[::copies], -1)
-        normed = self.port._norm(whole, weight).chunk(self.tp // copies, -1)
-        return [each for each in normed for _ in range(copies)]
+            return [self.port._norm(x, weights[n]) for x, n in zip(parts, held, strict=True)]
+        whole = torch.cat([parts[held.index(n)] for n in range(max(held) + 1)], -1)
+        normed = self.port._norm(whole, weight).chunk(max(held) + 1, -1)
+        return [normed[n] for n in held]
 
     def _cached(
         self, block: str, rank: int, k: torch.Tensor, v: torch.Tensor
@@ -151,7 +194,7 @@ class Ranks:
             for expert in range(rank * count, (rank + 1) * count):
                 held = expert
                 if rank == 1 and self._wrong("experts of another rank", block):
-                    held = expert + count
+                    held = (expert + count) % (self.tp * count)
                 gate, down, up = (w[f"experts.{held}.w{i}.weight"] for i in (1, 2, 3))
                 share = (shares * (chosen.indices == expert)).sum(-1, keepdim=True)
                 inner = torch.nn.functional.silu(x @ gate.T) * (x @ up.T)
@@ -169,10 +212,12 @@ def capture(
     fault: str = "",
     layers: tuple[int, ...] = (2,),
     leave_out: tuple[str, ...] = (),
+    model: Path = TINY,
+    prompt: Sequence[int] = PROMPT,
 ) -> Path:
     """Write what the ranks capture, the prefill padded to a bucket; return the folder."""
-    ranks = Ranks(tp, fault, layers)
-    ids, mask = torch.tensor([PROMPT]), torch.ones(1, len(PROMPT), dtype=torch.int64)
+    ranks = Ranks(tp, fault, layers, model)
+    ids, mask = torch.tensor([[*prompt]]), torch.ones(1, len(prompt), dtype=torch.int64)
     for step in range(steps + 1):
         phase = "tkg" if step else "cte"
 

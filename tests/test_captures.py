@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from capture_folders import capture
+from capture_folders import SHARES, capture
 from chained_dump import PROMPT
 from conftest import Ended
+from safetensors.torch import load_file, save_file
 
 from layerparity.ground.errors import UserError
 from layerparity.record.verdict import Outcome, Verdict
 from layerparity.run.captures import read_captures
+from layerparity.selftest.models import make_model
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.store import open_store
 
@@ -63,26 +65,90 @@ def test_a_clean_capture_passes_in_the_prefill_and_in_each_step(
     assert passed >= {":out", "self_attn.k_norm:out", "self_attn.v_proj:out", "mlp.experts:out"}
     steps = {row.site.pass_step for row in verdict.rows if row.outcome is Outcome.PASS}
     assert steps == {("prefill", 0), *(("decode", step) for step in range(2))}
-    lacking = [row for row in verdict.rows if row.outcome is Outcome.SKIPPED]
-    assert [str(row.site) for row in lacking] == ["lm_head:out"]
+    assert "lm_head:out" in {str(row.site) for row in verdict.rows if row.outcome is Outcome.PASS}
+    assert not [row for row in verdict.rows if row.outcome is Outcome.SKIPPED]
 
 
 @pytest.mark.parametrize(
-    ("fault", "tp", "where", "ranks"),
+    ("fault", "tp", "where", "cause", "ranks"),
     [
-        ("norm per rank", 2, "layers.2.self_attn.q_norm", (0, 1)),
-        ("experts of another rank", 4, "layers.2.mlp", ()),
-        ("no reduction", 4, "layers.2.self_attn:out", (0, 1, 2, 3)),
+        ("norm per rank", 2, "layers.2.self_attn.q_norm:out", "qk_norm_per_rank", (0, 1)),
+        ("norm per rank", 4, "layers.2.self_attn.q_norm:out", "qk_norm_per_rank", (0, 1, 2, 3)),
+        ("kv heads tiled", 4, "layers.2.self_attn:out", "gqa_layout", (1, 2)),
+        ("experts of another rank", 4, "layers.2.mlp.experts:out", "experts_of_next_rank", (1,)),
+        ("no reduction", 4, "layers.2.self_attn:out", "attention_not_reduced", (0, 1, 2, 3)),
+        (
+            "norm sliced",
+            4,
+            "layers.2.post_attention_layernorm:out",
+            "weight_sliced_per_rank",
+            (1,),
+        ),
+        ("head of rank 0", 4, "lm_head:out", "head_of_rank_0", (1, 2, 3)),
     ],
 )
-def test_a_fault_of_one_layer_is_named(
-    judged: Judge, tmp_path: Path, fault: str, tp: int, where: str, ranks: tuple[int, ...]
+def test_a_fault_is_named_with_its_cause_and_ranks(
+    judged: Judge,
+    tmp_path: Path,
+    fault: str,
+    tp: int,
+    where: str,
+    cause: str,
+    ranks: tuple[int, ...],
 ) -> None:
-    verdict = judged(capture(tmp_path / "capture", tp, steps=0, fault=fault))
-    assert verdict.where.startswith(where)
+    """Prefill and decode, bucketed; what comes before the mistake passes."""
+    verdict = judged(capture(tmp_path / "capture", tp, steps=1, fault=fault))
+    assert verdict.where == where
     assert not {site for site in failing(verdict) if site.startswith(("layers.0", "layers.1"))}
     assert verdict.guilty is not None
     assert (verdict.guilty.ranks, verdict.guilty.degree) == (ranks, tp)
+    assert [each.id for each in verdict.causes[:1]] == [cause]
+    assert verdict.causes[0].shown
+
+
+def test_an_embedding_within_the_bounds_of_rank_0_is_named(
+    judged: Judge, store: Path, tmp_path: Path
+) -> None:
+    (store / "ids.json").write_text(json.dumps(SHARES), encoding="utf-8")
+    folder = capture(tmp_path / "capture", steps=1, fault="embedding of rank 0", prompt=SHARES)
+    verdict = judged(folder)
+    assert verdict.where == "embed_tokens:out"
+    assert [each.id for each in verdict.causes[:1]] == ["embedding_of_rank_0"]
+    assert verdict.guilty is not None
+    assert verdict.guilty.ranks == (0, 1, 2, 3)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a small Llama whose projections have biases that matter."""
+    where = tmp_path_factory.mktemp("llama")
+    folder = make_model("llama", where, changes={"attention_bias": True})
+    tensors = load_file(folder / "model.safetensors")
+    drawn = torch.Generator().manual_seed(5)
+    for name in (name for name in tensors if name.endswith("_proj.bias")):
+        tensors[name] = (torch.randn(tensors[name].shape, generator=drawn) * 0.2).bfloat16()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("fault", ["", "bias on each rank"])
+def test_a_bias_that_each_rank_adds_is_named(
+    judged: Judge, store: Path, llama: Path, tmp_path: Path, fault: str
+) -> None:
+    """A dense model with biases, right and with that of o_proj in each term of the sum."""
+    prompt = [each % 250 for each in PROMPT[:32]]
+    (store / "ids.json").write_text(json.dumps(prompt), encoding="utf-8")
+    folder = capture(
+        tmp_path / "capture", steps=1, fault=fault, layers=(1,), model=llama, prompt=prompt
+    )
+    verdict = judged(folder, "model=checkpoint", f"model.path={llama}")
+    if not fault:
+        assert verdict.outcome is Outcome.PASS, verdict.where
+        return
+    assert verdict.where == "layers.1.self_attn:out"
+    assert [each.id for each in verdict.causes[:1]] == ["o_proj_bias_per_rank"]
+    assert verdict.guilty is not None
+    assert verdict.guilty.ranks == (0, 1, 2, 3)
 
 
 def test_a_golden_of_the_same_tokens_tells_that_no_rank_holds_the_sum(
@@ -148,19 +214,50 @@ def test_files_that_are_not_of_one_run_are_refused(small: Path) -> None:
             read_captures(small, None)
 
 
+def replaced(folder: Path, module: str, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Replace what rank 2 captured of a module in the prefill, as of another run."""
+    path = folder / "rank_2" / f"{CTE}{module}.pt"
+    torch.save(change(torch.load(path, weights_only=True)).clone(), path)
+
+
+def versions(folder: Path, second: str) -> None:
+    """Let each rank say what it ran with; rank 2 ran with another version."""
+    for rank in range(4):
+        said = {"neuronx-distributed": second if rank == 2 else "0.15.0"}
+        (folder / f"rank_{rank}" / "versions.json").write_text(json.dumps(said), encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
         (lambda folder: shutil.rmtree(folder / "rank_3"), "3 ranks hold 96 of 128 channels"),
         (
-            lambda folder: torch.save(
-                torch.zeros(1, 64, 96), folder / "rank_0" / f"{CTE}norm_output.pt"
-            ),
+            lambda folder: [
+                torch.save(torch.zeros(1, 64, 96), rank / f"{CTE}norm_output.pt")
+                for rank in folder.iterdir()
+            ],
             "so that the files are of two runs, or of two buckets: keep",
         ),
         (
             lambda folder: (folder / "rank_0" / f"{CTE}norm_output.pt").write_bytes(b"nothing"),
             "is a pickle that would run code, or none at all, and is not opened: save tensors",
+        ),
+        (
+            lambda folder: replaced(folder, "layers.1_output", lambda held: held[:, :64]),
+            "rank 0 captured bfloat16 [1, 128, 96] and rank 2 bfloat16 [1, 64, 96], so that the "
+            "files are of two runs, or of two buckets: keep every rank's",
+        ),
+        (
+            lambda folder: replaced(folder, "layers.1_output", torch.Tensor.float),
+            "rank 0 captured bfloat16 [1, 128, 96] and rank 2 float32 [1, 128, 96]",
+        ),
+        (
+            lambda folder: replaced(folder, "embed_tokens_input", lambda held: held + 1),
+            "embed_tokens:in: the ranks were fed other tokens, so that the files are of two runs",
+        ),
+        (
+            lambda folder: versions(folder, "0.16.0"),
+            "rank 2 ran with neuronx-distributed 0.16.0 and rank 0 with 0.15.0",
         ),
     ],
 )

@@ -152,9 +152,12 @@ def test_terms_are_told_from_replicas_that_disagree() -> None:
     assert not sums_up(replicas, TENSOR)
     assert torch.equal(merge(replicas, Split(PartKind.REPLICATED).shares(replicas)).tensor, TENSOR)
     assert apart(replicas) == pytest.approx({2: 0.01}, rel=1e-4)
-    assert apart([TENSOR, TENSOR, TERMS[0], TERMS[0]], copies=2) == {}
+    assert apart([TENSOR, TENSOR, TERMS[0], TERMS[0]], Split(PartKind.SHARDED, copies=2)) == {}
     # Of two neither is believed, and of terms that nobody added up none is.
-    assert [*apart([TENSOR, TERMS[1], TERMS[0], TERMS[0]], copies=2)] == [0, 1]
+    assert [*apart([TENSOR, TERMS[1], TERMS[0], TERMS[0]], Split(PartKind.SHARDED, copies=2))] == [
+        0,
+        1,
+    ]
     assert [*apart([TENSOR * 2, TENSOR, TENSOR, TENSOR])] == [0]
     assert [*apart([TENSOR * each for each in (1, 2, 3, 4)])] == [0, 1, 2, 3]
 
@@ -167,3 +170,14 @@ def test_a_rank_that_is_missing_fits_nothing() -> None:
 def test_terms_are_added_where_a_narrow_type_would_round() -> None:
     narrow = [torch.tensor([each]).bfloat16() for each in (256.0, 1.0, 1.0, 1.0)]
     assert merge(narrow, [TERM] * 4).tensor.item() == torch.tensor(259.0).bfloat16().item()
+
+
+def test_slices_that_are_tiled_are_told_from_those_in_a_row() -> None:
+    """Two slices on four ranks, in either order: only in its own do all copies agree."""
+    first, second = TENSOR.chunk(2, -1)
+    tiled = Split(PartKind.SHARDED, -1, 2, tiled=True)
+    parts = [first, second, first, second]
+    assert tiled.slices(4) == [0, 1, 0, 1]
+    assert merge(parts, tiled.shares(parts)).tensor.equal(TENSOR)
+    assert not apart(parts, tiled)
+    assert set(apart(parts, Split(PartKind.SHARDED, -1, 2))) == {0, 1, 2, 3}

@@ -201,7 +201,7 @@ def golden_of(runner: CorpusRunner, family: str) -> StoredRun:
 def trials(
     golden: StoredRun, asked: Callable[[Fault], bool], dtype: str = "float32"
 ) -> list[Trial]:
-    return list(replays(golden, Place(LAYER), dtype, asked))
+    return list(replays(golden, Place(LAYER), dtype, asked, {}))
 
 
 def test_the_block_is_sound_after_each_mistake(runner: CorpusRunner) -> None:

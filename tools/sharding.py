@@ -62,7 +62,7 @@ class Line:
         if cell.mistake == CLEAN:
             near = cell.dtype != "float32" or self.error < NEAR
             return self.verdict == Outcome.PASS and near
-        mistake, layer = MISTAKES[cell.mistake], LAYER.get(cell.way, 0)
+        mistake, layer = MISTAKES[cell.mistake], LAYER.get((cell.way, cell.model), 0)
         outside = {"lm_head", "embed_tokens"}
         places = (each if each in outside else f"layers.{layer}.{each}" for each in mistake.where)
         found = self.verdict == Outcome.FAIL and self.where.startswith(tuple(places))
@@ -80,6 +80,9 @@ def expected_ranks(cell: Cell) -> str:
     """Return which ranks have to be named."""
     if cell.mistake == "kv_tiled":
         return TILED[cell.degree]
+    if (cell.way, cell.mistake) == ("capture", "head_of_rank_0"):
+        # The part of rank 0 is its own.
+        return ",".join(map(str, range(1, cell.degree)))
     # A rank that has padding alone norms nothing, and adds nothing to a sum.
     of_heads = cell.mistake == "norm_per_rank"
     of_heads |= (cell.way, cell.mistake) == ("nxdi", "missing_reduction")

@@ -74,7 +74,7 @@ class Bench:
         where = self.folder / f"golden-{name}-{heads}-{dtype}"
         if not where.exists():
             ids = self.folder / "ids.json"
-            ids.write_text(json.dumps(_rows()), encoding="utf-8")
+            ids.write_text(json.dumps(prompts()), encoding="utf-8")
             keys = {
                 "kind": "golden",
                 "inputs": "tokens",
@@ -144,7 +144,7 @@ def _key_heads(heads: int) -> int:
     return KEY_HEADS if heads == HEADS else heads
 
 
-def _rows() -> list[list[int]]:
+def prompts() -> list[list[int]]:
     """Return two prompts; in one, ids of every share of the vocabulary that add up over ranks."""
     drawn = torch.Generator().manual_seed(0)
     shares = [start + 5 for start in range(0, VOCABULARY, VOCABULARY // 8)]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sharding_cells import CLEAN, Cell
-from sharding_runs import HEADS, Bench, Make
+from sharding_runs import HEADS, Bench, Make, prompts
 
 from layerparity.ground import console
 from layerparity.judge.conclude import conclude
@@ -37,9 +37,12 @@ _CAPTURED = {
     "experts_shifted": "experts of another rank",
     "missing_reduction": "no reduction",
     "norm_sliced": "norm sliced",
+    "bias_on_each_rank": "bias on each rank",
+    "vocabulary_of_rank_0": "embedding of rank 0",
+    "head_of_rank_0": "head of rank 0",
 }
-# The block that a capture's mistake is in; the golden of a capture is of its own values.
-LAYER = {"capture": 2}
+# Which block a mistake is in, by way and model; the golden of a capture is of its own values.
+LAYER = {("capture", "minimax_m2"): 2}
 
 
 def judged(cell: Cell, bench: Bench) -> tuple[Verdict, float]:
@@ -83,25 +86,30 @@ def heads_of(way: str) -> int:
 
 
 def _captured(cell: Cell, bench: Bench) -> tuple[Verdict, float]:
-    """Let the stand-in's ranks capture a prefill and two decode steps; keep and judge the folder.
-
-    Of a mistake the prefill alone is captured: it shows there.
-    """
+    """Let the stand-in's ranks capture a prefill and decode steps; keep and judge the folder."""
     if str(TESTS) not in sys.path:
         sys.path.append(str(TESTS))
     maker, made = importlib.import_module("capture_folders"), bench.folder / cell.name
-    steps = 2 if cell.mistake == CLEAN else 0
-    layers = (LAYER["capture"],)
+    steps = 2 if cell.mistake == CLEAN else 1
+    layers = (LAYER.get((cell.way, cell.model), 0),)
     fault = _CAPTURED.get(cell.mistake, "")
-    folder = maker.capture(made / "capture", cell.degree, steps, 128, fault, layers)
-    (made / "ids.json").write_text(json.dumps(maker.PROMPT), encoding="utf-8")
     where = {"tracking.folder": str(made / "runs"), "device_map": "cpu"}
+    own: dict[str, Any] = {"prompt": prompts()[0]}
+    if cell.model == "minimax_m2":
+        # The shipped one: all of its experts are chosen by its own prompt.
+        shared = cell.mistake == "vocabulary_of_rank_0"
+        own["prompt"] = maker.SHARES if shared else maker.PROMPT
+    else:
+        own["model"] = bench.model(cell.model, HEADS)
+        where |= {"model": "checkpoint", "model.path": str(own["model"])}
+    folder = maker.capture(made / "capture", cell.degree, steps, 128, fault, layers, **own)
+    (made / "ids.json").write_text(json.dumps(own["prompt"]), encoding="utf-8")
     fed = {"inputs": "tokens", "inputs.file": str(made / "ids.json")}
     store = open_store(TrackingConfig(folder=str(made / "runs")))
     with console.quiet():
         kept = imported.keep(folder, None, composed({**where, **fed, "job": "capture"}), store)
-        own = {"job": "compare", "job.own_inputs": True, "candidate": kept.id}
-        config = composed({**where, **own})
+        judging = {"job": "compare", "job.own_inputs": True, "candidate": kept.id}
+        config = composed({**where, **judging})
         golden, candidate = own_golden(config, store)
         verdict = conclude(golden, candidate, config.tolerance, replays=replays)
     errors = [row.metrics["rel_l2"] for row in verdict.rows if "rel_l2" in row.metrics]

@@ -10,7 +10,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from layerparity.anatomy.blocks import Blocks
-from layerparity.anatomy.site import EMBEDDING, PREFILL, Kind, Site
+from layerparity.anatomy.site import EMBEDDING, HEAD, PREFILL, Kind, Site
 from layerparity.ground.errors import UserError
 from layerparity.judge.fingerprints import differs_at
 from layerparity.judge.sides import RunSet, SideRecord
@@ -32,6 +32,11 @@ class Pair:
     golden: SideRecord
     candidate: SideRecord
 
+    @property
+    def last(self) -> bool:
+        """Whether the candidate has a prompt's last logits alone, as compiled models give out."""
+        return last_alone(self.golden.record, self.candidate.record)
+
     def mask(self) -> torch.Tensor | None:
         """Return which tokens are real, bool [batch, token]; None for all.
 
@@ -41,7 +46,15 @@ class Pair:
         if self.site.phase != PREFILL:
             return None
         mask = self.golden.source.mask
-        return self.candidate.source.mask if mask is None else mask
+        mask = self.candidate.source.mask if mask is None else mask
+        return mask if mask is None else self.cut(mask)
+
+    def cut(self, golden: torch.Tensor) -> torch.Tensor:
+        """Return what the candidate has of the golden's tokens, [batch, token, ...] of any dtype.
+
+        A prompt ends with its last token: padding comes first.
+        """
+        return golden[:, -1:] if self.last else golden
 
 
 @dataclass(frozen=True)
@@ -173,6 +186,15 @@ def _adopt(own: SideRecord, other: SideRecord) -> SideRecord:
     return SideRecord(own.source, record)
 
 
+def last_alone(golden: Record, candidate: Record) -> bool:
+    """Say whether a candidate's logits of a prefill are those of the last tokens alone."""
+    head = golden.site == Site(HEAD, "out") and golden.axes == candidate.axes
+    if not head or golden.axes[:2] != ("batch", "token") or len(candidate.shape) != 3:
+        return False
+    batch, tokens, *rest = golden.shape
+    return tokens > 1 and (batch, 1, *rest) == candidate.shape
+
+
 def _misfit(golden: SideRecord, candidate: SideRecord) -> Reason | None:
     """Return why two records of one site cannot be laid on each other, or None."""
     left, right = golden.record, candidate.record
@@ -182,7 +204,7 @@ def _misfit(golden: SideRecord, candidate: SideRecord) -> Reason | None:
         if whole[1:]:
             return Reason(ReasonKind.INTEGERS_TWICE, dtypes)
         return Reason(ReasonKind.INTEGERS, {"side": whole[0], "dtype": dtypes[whole[0]]})
-    if left.shape != right.shape:
+    if left.shape != right.shape and not last_alone(left, right):
         return _other_shape(left, right)
     if left.axes != right.axes:
         return Reason(ReasonKind.AXES, {"golden": list(left.axes), "candidate": list(right.axes)})

@@ -74,6 +74,7 @@ class Calibration:
         wide = self.references.of(pair)
         if isinstance(wide, Reason):
             return wide
+        wide = _of_last(wide, pair) if pair.last else wide
         judged = self._alike(pair.site, wide.feed, real)
         few = _too_few(judged, real, wide.feed)
         if few is not None:
@@ -163,6 +164,30 @@ class Calibration:
             epsilon=torch.finfo(getattr(torch, dtype)).eps,
             experts=None if routed is None else routed.flatten(0, 1).index_select(0, tokens),
         )
+
+
+def _of_last(wide: SiteReference, pair: Pair) -> SiteReference:
+    """Return the reference of logits, [batch, token, vocabulary], at a prompt's last tokens alone.
+
+    One token's slopes are larger than those of all: their squares, by about as many times as there
+    are tokens.
+    """
+    mask, (batch, tokens) = pair.golden.source.mask, wide.values.shape[:2]
+    times = (batch * tokens if mask is None else int(mask.sum())) / batch
+    floor = replace(
+        wide.floor,
+        tokens=wide.floor.tokens.unflatten(-1, (batch, tokens))[..., -1],
+        elements=wide.floor.elements / times,
+        real=None,
+        weighed=None,
+        factors={},
+    )
+    samples = {
+        name: replace(each, square=min(each.square * times, 1.0))
+        for name, each in wide.clean.samples.items()
+    }
+    clean = replace(wide.clean, samples=samples)
+    return replace(wide, values=pair.cut(wide.values), floor=floor, clean=clean)
 
 
 def _name_position(metrics: dict[str, float], tokens: torch.Tensor, real: torch.Tensor) -> None:

@@ -237,8 +237,11 @@ def with_guilt(
 
         found = with_replays(found, guilty, (golden, candidate), verdict.blocks, replays)
     causes = likeliest(found) if found is not None else []
-    if found is not None and guilty is not None and not guilty.ranks:
-        makers = found.replayed.ranks(guilty.degree) or makers_of(causes, guilty.degree)
+    if found is not None and guilty is not None:
+        made = found.replayed.ranks(guilty.degree)
+        # Of two replicas that disagree, either rank's may be the odd one.
+        told = made if made and set(made) < set(guilty.ranks) else guilty.ranks or made
+        makers = told or makers_of(causes, guilty.degree)
         verdict = replace(verdict, guilty=replace(guilty, ranks=makers))
     # What does not fit is told where nothing does.
     tried = ruled_out(found) if found is not None and not causes else ()

@@ -62,6 +62,7 @@ def measure(
     expert sets agree. Raises UserError where the golden holds NaN or Inf, or a tensor is damaged.
     """
     left, right = _load_both(pair)
+    left = pair.cut(left)
     axes, mask = pair.golden.record.axes, pair.mask()
     real = mask
     routed = pair.site.end == WEIGHTS and pair.kind is Kind.REAL

@@ -103,6 +103,7 @@ def _read(pair: Pair) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         by_token(_computable(each.source.load(each.record)), axes)
         for each in (pair.golden, pair.candidate)
     )
+    left = pair.cut(left)
     real = real_tokens(left, pair.mask())
     return left, right, real if real.shape == left.shape[:2] else real_tokens(left, None)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
+from math import gcd
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 _TIMES = 5.0
 # What the ranks' experts add up to.
 _SUMS = ("mlp.experts:out", "mlp:out")
+# What attention makes of keys and values.
+_ATTENDED = ("self_attn:context", "self_attn:out")
 
 
 def rank_records(side: RunSet, site: Site) -> list[RankRecord]:
@@ -57,8 +61,8 @@ def with_ranks(guilt: Guilt, golden: RunSet, candidate: RunSet) -> Guilt:
     """Return a guilty place with the ranks that are at fault, where that can be told.
 
     These are the ones whose weights are not the checkpoint's, whose replicas are odd, whose part of
-    the site is wrong, or to whose experts every wrong token was routed. All of them are named where
-    each is wrong.
+    the site is wrong, to whose experts every wrong token was routed, or whose KV heads are others
+    than their query heads read. All of them are named where each is wrong.
     """
     records = [each.ranks for each in candidate.manifests if each.ranks.degree > 1]
     if not records:
@@ -69,6 +73,7 @@ def with_ranks(guilt: Guilt, golden: RunSet, candidate: RunSet) -> Guilt:
         apart = replicas_apart(candidate, guilt.site)
         named = set(apart.ranks) if apart is not None else _of_parts(guilt, golden, candidate)
         named = named or _of_experts(guilt, golden, candidate, degree)
+        named = named or _of_keys(guilt, candidate)
     return replace(guilt, ranks=tuple(sorted(named)), degree=degree)
 
 
@@ -140,6 +145,40 @@ def _of_experts(guilt: Guilt, golden: RunSet, candidate: RunSet, degree: int) ->
     even = Sharding.of("expert", (range(*span) for span in spans(count, degree)))
     held = next((each for each in said if each is not None and each.axis == "expert"), even)
     return routed_to(values, chosen.golden, held)
+
+
+def _of_keys(guilt: Guilt, candidate: RunSet) -> set[int]:
+    """Return the ranks that hold other KV heads than their query heads read, where attention fails.
+
+    Nothing where the run does not say which channels of either a rank has.
+    """
+    assert guilt.site is not None
+    if guilt.site.local not in _ATTENDED:
+        return set()
+    records = rank_records(candidate, guilt.site)
+    query, key = (_held(records, guilt.site, each) for each in ("q_proj", "k_proj"))
+    heads = gcd(*(edge for own in key.values() for edge in (own[0], own[-1] + 1)))
+    ratio = Fraction(_size(query), max(_size(key), 1))
+    if not heads or ratio.denominator > 1:
+        return set()
+    wrong = set()
+    for rank in query.keys() & key.keys():
+        reads = {channel // (heads * ratio.numerator) for channel in query[rank]}
+        if not reads <= {channel // heads for channel in key[rank]}:
+            wrong.add(rank)
+    return wrong
+
+
+def _held(records: Sequence[RankRecord], site: Site, projection: str) -> dict[int, list[int]]:
+    """Return which channels of a projection of the prefill each rank holds, in their order."""
+    plain = str(Site(f"{site.path}.{projection}", "out"))
+    said = (each.shardings.get(plain) for each in records)
+    held = next((each for each in said if each is not None and each.axis == "channel"), None)
+    return {rank: sorted(own) for rank, own in held.places().items()} if held else {}
+
+
+def _size(held: Mapping[int, Sequence[int]]) -> int:
+    return 1 + max((own[-1] for own in held.values()), default=-1)
 
 
 def routed_to(values: Values, chosen: torch.Tensor, held: Sharding) -> set[int]:

@@ -13,7 +13,7 @@ import torch
 
 from layerparity.anatomy.block import Block
 from layerparity.anatomy.blocks import Blocks
-from layerparity.anatomy.site import Place, Site, overlap
+from layerparity.anatomy.site import Kind, Place, Site, overlap
 from layerparity.judge.ranks import replicas_apart
 from layerparity.judge.references import References, SiteReference
 from layerparity.judge.rows import by_token, has_tokens, real_tokens
@@ -125,7 +125,8 @@ def with_replays(
 
     None is planted where weights explain the place (that they are reordered does not say how) or a
     cause is shown already that no mistake refines, where only decoding shows it, and where either
-    side lacks the site. ``sides`` are golden and candidate.
+    side lacks the site. Groups of the candidate's ranks divide their number: mistakes of others are
+    none of it. ``sides`` are golden and candidate.
     """
     judge, blamed = _judge_of(guilt, *sides, blocks), evidence.blamed
     explained = any(each.what != "reordered" for each in blamed)
@@ -136,7 +137,8 @@ def with_replays(
     def asked(fault: Fault) -> bool:
         right = fault.by_weights and evidence.weights_compared and not blamed
         told = not known or known == {fault.refines}
-        return told and not right and overlap(fault.component, guilt.component)
+        shared = 1 in (fault.degree, guilt.degree) or guilt.degree % fault.degree == 0
+        return told and not right and shared and overlap(fault.component, guilt.component)
 
     if known and not any(map(asked, map(known_fault, catalogue()))):
         return evidence
@@ -146,7 +148,8 @@ def with_replays(
     # A dump says of each tensor alone in what it was computed.
     whole = candidate.source.manifest.dtype if candidate.source.proved else ""
     dtype = whole or candidate.record.dtype
-    trials = replays(golden.source.run, Place(guilt.layer), dtype, asked)
+    fed = _fed(guilt, sides[1]) if golden.source.manifest.values_of else {}
+    trials = replays(golden.source.run, Place(guilt.layer), dtype, asked, fed)
     shown: list[Fault] = []
     tried: set[str] = set()
     for trial in trials:
@@ -161,6 +164,20 @@ def with_replays(
     refuted = tried - {fault.cause for fault in shown}
     own = [fault for fault in shown if fault.degree == guilt.degree > 1] or shown
     return replace(evidence, replayed=Replayed(tuple(own), frozenset(refuted)))
+
+
+def _fed(guilt: Guilt, candidate: RunSet) -> dict[str, torch.Tensor]:
+    """Return a candidate's own values in the guilty block, [batch, token, ...] by address there.
+
+    A golden of them went on from each, and computed none from what it had computed itself.
+    """
+    assert guilt.site is not None
+    ends, fed = (":in", ":out"), {}
+    for site, (source, record) in candidate.records.items():
+        inside = site.place.stage == guilt.place.stage and site.local not in ends
+        if inside and site.pass_step == guilt.site.pass_step and record.kind is Kind.REAL:
+            fed[site.local] = source.load(record)
+    return fed
 
 
 def _judge_of(

@@ -59,8 +59,9 @@ def tilings(heads: int, kv_heads: int, own: int = 1) -> dict[tuple[int, ...], in
 
 def tiled_over(degree: int | str) -> str:
     """Return what is wrong with tiled KV heads, as a cause says it."""
+    over = f"{degree} ranks" if isinstance(degree, int) else degree
     return (
-        f"KV heads are tiled over {degree} ranks: rank r reads KV head r mod their number, where "
+        f"KV heads are tiled over {over}: rank r reads KV head r mod their number, where "
         "neighbouring ranks should read the same"
     )
 

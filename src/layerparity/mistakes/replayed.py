@@ -40,9 +40,18 @@ class Replays(Protocol):
     """Computes a golden's block again, sound at first, then with each mistake that is asked for."""
 
     def __call__(
-        self, golden: StoredRun, block: Place, dtype: str, asked: Callable[[Fault], bool]
+        self,
+        golden: StoredRun,
+        block: Place,
+        dtype: str,
+        asked: Callable[[Fault], bool],
+        fed: Mapping[str, torch.Tensor],
     ) -> Iterator[Trial]:
-        """Yield the trials of a block in a floating type; none where the block cannot be had."""
+        """Yield the trials of a block in a floating type; none where the block cannot be had.
+
+        What was ``fed`` to the golden inside it goes on there in place of what is computed:
+        floating [batch, token, ...] by address in the block; nothing for a golden of its own.
+        """
 
 
 @dataclass(frozen=True)

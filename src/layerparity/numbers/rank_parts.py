@@ -43,27 +43,33 @@ TERM = RankShare(PartKind.PARTIAL)
 
 @dataclass(frozen=True)
 class Split:
-    """How a tensor lies on ranks: sharded along ``axis``, each slice on ``copies`` ranks in a row.
+    """How a tensor lies on ranks: sharded along ``axis``, each slice on ``copies`` ranks.
 
-    Only of what is sharded do axis and copies mean anything.
+    These stand in a row; ``tiled``, all slices follow each other, and then all of them again. Only
+    of what is sharded do the three mean anything.
     """
 
     kind: PartKind
     axis: int = -1
     copies: int = 1
+    tiled: bool = False
+
+    def slices(self, ranks: int) -> list[int]:
+        """Return which slice each of so many ranks holds."""
+        count = -(-ranks // self.copies)
+        return [rank % count if self.tiled else rank // self.copies for rank in range(ranks)]
 
     def shares(self, parts: Sequence[torch.Tensor]) -> list[RankShare]:
         """Return which part each rank's tensor is, of any shape: slices follow each other."""
         if self.kind is not PartKind.SHARDED:
             return [RankShare(self.kind)] * len(parts)
-        shares: list[RankShare] = []
+        held, shares = self.slices(len(parts)), list[RankShare]()
         start = 0
-        for slice_, part in enumerate(parts[:: self.copies]):
-            end = start + part.shape[self.axis]
-            share = RankShare(self.kind, self.axis, tuple(range(start, end)))
-            shares += [share] * min(self.copies, len(parts) - slice_ * self.copies)
+        for slice_ in range(max(held) + 1):
+            end = start + parts[held.index(slice_)].shape[self.axis]
+            shares.append(RankShare(self.kind, self.axis, tuple(range(start, end))))
             start = end
-        return shares
+        return [shares[slice_] for slice_ in held]
 
 
 @dataclass(frozen=True)
@@ -184,16 +190,16 @@ def distance(one: torch.Tensor, other: torch.Tensor) -> float:
     return math.inf if math.isnan(ratio) else ratio
 
 
-def apart(parts: Sequence[torch.Tensor], copies: int = 0) -> dict[int, float]:
+def apart(parts: Sequence[torch.Tensor], split: Split | None = None) -> dict[int, float]:
     """Return the ranks whose part is not to the bit what most ranks that should hold it have.
 
-    Each with its distance from those, or from another one where no side has more; ``copies`` ranks
-    in a row hold one part of any shape, 0: all do.
+    Each with its distance from those, or from another one where no side has more. Parts are of any
+    shape; without a ``split`` all ranks hold one.
     """
-    step, found = copies or len(parts), {}
-    for start in range(0, len(parts), step):
+    held, found = split.slices(len(parts)) if split else [0] * len(parts), {}
+    for slice_ in sorted(set(held)):
         sides: list[list[int]] = []
-        for rank in range(start, min(start + step, len(parts))):
+        for rank in (rank for rank, own in enumerate(held) if own == slice_):
             same = (side for side in sides if distance(parts[rank], parts[side[0]]) == 0.0)
             side = next(same, None)
             sides.append([rank]) if side is None else side.append(rank)

@@ -22,8 +22,9 @@ from layerparity.record.ranks import RankRecord
 # rotated keys of a decode step are its own: they were those of the prompt's first token. Since 6
 # references hold samples of clean slopes. Since 7 a golden may have been fed a candidate's values.
 # Since 8 the references of decode steps that were evaluated together are stored together. Since 9 a
-# run of several ranks says which of them held what.
-SCHEMA = 9
+# run of several ranks says which of them held what. Since 10 one that was imported keeps an odd
+# rank's replicas, too.
+SCHEMA = 10
 OLDEST = 2
 OWN_KEYS = 5
 _FIRST_KEYS = "an older version stored those of the prompt's first token: make the run again"
@@ -138,7 +139,8 @@ class Manifest:
 
     ``capture`` says which sites were asked for. ``files`` are the hashes of the folder's files of
     text by name. ``schema`` is that of the whole folder. ``values_of`` is the `content` of the
-    candidates that a golden was fed at every site they recorded: it judges them alone.
+    candidates that a golden was fed at every site they recorded: it judges them alone. ``replicas``
+    are what an odd rank held at some of the sites, where ranks should hold the same.
     """
 
     model: ModelPrint
@@ -166,6 +168,7 @@ class Manifest:
     files: dict[str, str] = field(default_factory=dict)
     values_of: tuple[str, ...] = ()
     ranks: RankRecord = field(default_factory=RankRecord)
+    replicas: list[Record] = field(default_factory=list)
     schema: int = SCHEMA
 
     @property
@@ -197,6 +200,10 @@ class Manifest:
     def feeds_of(self, phase: str, step: int) -> Sequence[Feed]:
         """Return the feeds of one pass over the model, in their order."""
         return self._by_pass.get((phase, step), ())
+
+    def replica(self, site: Site) -> Record | None:
+        """Return the record of an odd rank's replica of a site, or None where none is kept."""
+        return next((record for record in self.replicas if record.site == site), None)
 
     def hash_at(self, site: Site) -> str | None:
         """Return the hash of the values this run had at a site, stored or only fed."""

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from layerparity.anatomy.site import Site
 from layerparity.ground.errors import UserError
+from layerparity.ground.files import read_json
 from layerparity.numbers.rank_parts import PartKind, Split
 from layerparity.record.name_map import pattern_of, read_map, site_of
 
@@ -21,6 +22,8 @@ _FILE = re.compile(
     r"captured_tensors_(?P<phase>cte|ctx|tkg)_step_(?P<step>\d+)_module_(?P<module>[\w.]+?)"
     r"[._](?P<end>in|out)puts?\.pt"
 )
+# Where a rank may say what it ran with: versions by package, beside its tensors.
+VERSIONS = "versions.json"
 _RANK = re.compile(r"(?:tp[_-]?)?(?:rank|tp)[_-]?(\d+)", re.ASCII)
 # NxDI's modules by their path in a block, each with its end, and the local site that they are.
 _BLOCK = {
@@ -89,9 +92,11 @@ def is_capture(folder: Path) -> bool:
 def read_captures(folder: Path, names: Path | None) -> Captures:
     """Return the files of a capture folder by site; ``names`` adds to the table of modules.
 
-    Raises UserError where a rank, or a file of one, is missing, and where files are of two runs.
+    Raises UserError where a rank, or a file of one, is missing, where files are of two runs, and
+    where ranks say that they ran with other versions.
     """
     ranks = _ranks(folder)
+    _refuse_other_versions(ranks)
     files = {rank: _files(where) for rank, where in ranks.items()}
     steps = _steps(folder, files[0])
     said = read_map(names) if names is not None else {}
@@ -142,6 +147,25 @@ def _ranks(folder: Path) -> dict[int, Path]:
             "copy every rank's files (rank_0, rank_1, ...).",
         )
     return dict(sorted(ranks.items()))
+
+
+def _refuse_other_versions(ranks: Mapping[int, Path]) -> None:
+    """Raise UserError where what ranks ran with, as they say, is not of one version."""
+    files = {rank: folder / VERSIONS for rank, folder in ranks.items()}
+    said = {
+        rank: read_json(path, dict[str, str], f"write it again, or remove each rank's {VERSIONS}")
+        for rank, path in files.items()
+        if path.is_file()
+    }
+    for rank, own in said.items():
+        first, theirs = next(iter(said.items()))
+        for name in sorted(own.keys() & theirs.keys()):
+            if own[name] != theirs[name]:
+                raise UserError(
+                    f"rank {rank} ran with {name} {own[name]} and rank {first} with "
+                    f"{theirs[name]} ({files[rank]})",
+                    "run one version on every rank, and capture again.",
+                )
 
 
 def _files(folder: Path) -> dict[_Key, Path]:

@@ -43,6 +43,7 @@ class Recorded:
     ``what`` is a word for it, ``identity`` all that tells it from another one. ``skipped`` says why
     what was recorded at a site is left out. Rows ``on_the_right`` are padded behind their tokens,
     up to ``sequences`` of them; 0 where no sequence pads. ``notes`` are for whoever imports it.
+    ``replicas`` are what an odd rank held at some sites, in place of what most ranks held.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Recorded:
     on_the_right: bool = False
     notes: Sequence[str] = ()
     ranks: RankRecord = field(default_factory=RankRecord)
+    replicas: Mapping[Site, torch.Tensor] = field(default_factory=dict)
 
 
 class _DumpTensors(Mapping[Site, "torch.Tensor"]):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,10 +30,12 @@ from layerparity.run.dump_layout import DumpLayout, chained, packed, spec_of
 from layerparity.run.elsewhere import (
     CHOSEN,
     FED,
+    LOGITS,
     Recorded,
     StepTokens,
     decode_steps,
     fed,
+    last_logits,
     of_dump,
     tokens_of_steps,
     whole,
@@ -85,6 +88,7 @@ def keep(
             why = next(iter(skipped.values()), "no site is named")
             raise UserError(f"{recorded.name} holds nothing of {plan.config.model.label}: {why}.")
         manifest = _manifest(recorded, plan, inputs, recorder.records, mark)
+        manifest.replicas = _replicas(recorded, plan, inputs, Recorder(active.folder))
         manifest.skipped = {**_unrecorded(manifest), **recorded.skipped, **skipped}
         files.write_inputs(inputs.tensors())
         if inputs.texts:
@@ -175,10 +179,7 @@ def _write(
     recorded: Recorded, plan: RunPlan, inputs: Inputs, tokens: StepTokens, recorder: Recorder
 ) -> dict[str, str]:
     """Write every tensor that fits its site, a stage at a time; return why others do not."""
-    sizes = sizes_of(plan.checkpoint.config)
-    layout = DumpLayout(
-        inputs.attention_mask, sizes.head_dim, recorded.sequences, recorded.on_the_right
-    )
+    layout = _layout(recorded, plan, inputs)
     assert inputs.token_ids is not None, "what ran elsewhere began with tokens"
     ids = {FED: inputs.token_ids, **tokens.fed, **tokens.chosen}
     taken = {site: site for site in recorded.tensors if site not in ids and site.path != "tokens"}
@@ -196,6 +197,8 @@ def _write(
                 tensors[site] = ids[site].clone()
                 continue
             laid = layout.laid_out(recorded.tensors[source], spec, step)
+            if isinstance(laid, str) and site == LOGITS:
+                laid = _last_alone(recorded, plan, inputs, laid)
             if isinstance(laid, str):
                 skipped[str(site)] = laid
             else:
@@ -203,6 +206,39 @@ def _write(
         recorder.write(name, tensors, {site: spec_of(plan.family, site) for site in tensors})
     recorder.finish()
     return skipped
+
+
+def _last_alone(recorded: Recorded, plan: RunPlan, inputs: Inputs, why: str) -> torch.Tensor | str:
+    """Return the logits of each sequence's last token, [batch, 1, vocabulary], where no other is.
+
+    Else ``why`` they do not fit. What the head was fed has to be there for them to be judged.
+    """
+    shape, fed = recorded.tensors[LOGITS].shape, Site(NORM, "out")
+    rows = max(recorded.sequences, inputs.attention_mask.shape[0])
+    if prod(shape[:-1]) > rows:
+        return why
+    if fed not in recorded.tensors:
+        return f"{why}, and {fed}, which the head was fed, was not recorded"
+    return last_logits(recorded, plan, inputs, None).unsqueeze(1)
+
+
+def _layout(recorded: Recorded, plan: RunPlan, inputs: Inputs) -> DumpLayout:
+    """Return how tokens lie in what was recorded."""
+    head_dim = sizes_of(plan.checkpoint.config).head_dim
+    return DumpLayout(inputs.attention_mask, head_dim, recorded.sequences, recorded.on_the_right)
+
+
+def _replicas(
+    recorded: Recorded, plan: RunPlan, inputs: Inputs, recorder: Recorder
+) -> list[Record]:
+    """Write what odd ranks held, as far as it fits its sites; return its records."""
+    layout = _layout(recorded, plan, inputs)
+    specs = {site: spec_of(plan.family, site) for site in recorded.replicas}
+    laid = {s: layout.laid_out(recorded.replicas[s], spec, 0) for s, spec in specs.items()}
+    kept = {site: each for site, each in laid.items() if not isinstance(each, str)}
+    recorder.write("replicas", kept, specs)
+    recorder.finish()
+    return recorder.records
 
 
 def _manifest(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from layerparity.anatomy.shards import spans
-from layerparity.anatomy.site import DECODE, PREFILL, Site
+from layerparity.anatomy.site import DECODE, EMBEDDING, PREFILL, Site
 from layerparity.anatomy.sizes import ModelSizes, sizes_of
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import text_digest
@@ -16,6 +16,7 @@ from layerparity.numbers.rank_parts import (
     PartKind,
     Split,
     apart,
+    distance,
     found_slices,
     merge,
     sums_up,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from layerparity.tracking.store import Store
 
 _MENTIONED = 3
-_REPLICATED = Split(PartKind.REPLICATED)
+_REPLICATED, _TERMS = Split(PartKind.REPLICATED), Split(PartKind.PARTIAL)
 
 
 def of_captures(folder: Path, names: Path | None, plan: RunPlan, store: Store) -> Recorded:
@@ -72,7 +73,10 @@ def of_captures(folder: Path, names: Path | None, plan: RunPlan, store: Store) -
         for site in merged.unsummed
     ]
     return replace(
-        recorded, ranks=merged.record(plan), notes=[*recorded.notes, *unsummed[:_MENTIONED]]
+        recorded,
+        ranks=merged.record(plan),
+        replicas=merged.replicas(),
+        notes=[*recorded.notes, *unsummed[:_MENTIONED]],
     )
 
 
@@ -125,7 +129,11 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
                 self.splits[site] = split
 
     def __getitem__(self, site: Site) -> torch.Tensor:
-        parts, split = self.parts(site), self.splits[site]
+        return self._whole(site, self.parts(site))
+
+    def _whole(self, site: Site, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the whole tensor of what each rank holds of a site. Raises UserError."""
+        split = self.splits[site]
         if split.kind is PartKind.REPLICATED:
             # Whether replicas agree was noted before.
             whole = parts[0]
@@ -142,6 +150,15 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
         # What pads the vocabulary, so that ranks divide it, is nobody's token.
         head = _plain(site) == LOGITS
         return whole[..., : self.sizes.vocabulary] if head else whole
+
+    def replicas(self) -> dict[Site, torch.Tensor]:
+        """Return what odd ranks hold of the first stage where replicas are apart, by its sites.
+
+        What comes behind them in a chain, each rank may have computed from its own.
+        """
+        odd = [site for site in self.apart if self.splits.get(site, _TERMS).kind != _TERMS.kind]
+        stage = min(odd).place.stage if odd else ""
+        return {site: self._odd(site) for site in odd if site.place.stage == stage}
 
     def __iter__(self) -> Iterator[Site]:
         return iter(self.splits)
@@ -162,12 +179,24 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
             found += held.values()
         return found
 
+    def _odd(self, site: Site) -> torch.Tensor:
+        """Return a site of the prefill as an odd rank holds it, or holds a slice of it."""
+        parts, split = self.parts(site), self.splits[site]
+        held = split.slices(len(parts)) if split.kind is PartKind.SHARDED else [0] * len(parts)
+        chosen = list(parts)
+        for rank in self.apart[site].ranks:
+            first = held.index(held[rank])
+            if distance(chosen[first], parts[first]) == 0.0:
+                chosen[first] = parts[rank]
+        return self._whole(site, chosen)
+
     def _split(self, site: Site) -> Split | None:
         """Return how a site lies on the ranks; None where it is left out. Raises UserError."""
         parts = self.parts(site)
         if any(part.dim() < 2 and part.numel() <= 1 for part in parts):
             self.skipped[str(site)] = "the module put nothing out: a placeholder was captured"
             return None
+        _refuse_two_runs(site, parts)
         said = self.captures.splits.get(_plain(site))
         if said is not None:
             return said
@@ -186,7 +215,11 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
         if split is None and _plain(site) == LOGITS and total > width:
             split = Split(PartKind.SHARDED)
         if split is not None and split.copies > 1:
-            self._note_apart(site, apart(parts, split.copies))
+            off, tiled = apart(parts, split), replace(split, tiled=True)
+            if off and not apart(parts, tiled):
+                # Ranks agree to the bit, in the other order: what attention makes of it is judged.
+                split, off = tiled, {}
+            self._note_apart(site, off)
         if split is None and total < width:
             raise UserError(
                 f"{site}: {len(parts)} ranks hold {total} of {width} channels, so that one is "
@@ -227,7 +260,7 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
             count = len(self.captures.files[site]) // split.copies
             # The last of them may have less, where ranks do not divide it.
             shares = [range(*span) for span in spans(size, count)]
-            held = [share for share in shares for _ in range(split.copies)]
+            held = [shares[slice_] for slice_ in split.slices(len(self.captures.files[site]))]
             shardings[str(site)] = Sharding.of("head" if heads else axes[-1], held)
         disagreements = {str(site): each for site, each in self.apart.items()}
         return RankRecord(self.captures.ranks, shardings, disagreements)
@@ -259,7 +292,7 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
 
     def _add_up(self, sites: Sequence[Site]) -> None:
         """Take what ranks hold at sites for terms of a sum, which need not be alike."""
-        self.splits |= dict.fromkeys(sites, Split(PartKind.PARTIAL))
+        self.splits |= dict.fromkeys(sites, _TERMS)
         for site in sites:
             self.apart.pop(_plain(site), None)
 
@@ -292,6 +325,27 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
         }
         widths |= {"self_attn:context": sizes.heads * sizes.head_dim}
         return {**widths, "mlp.gate:logits": sizes.experts}.get(name, sizes.hidden)
+
+
+def _refuse_two_runs(site: Site, parts: Sequence[torch.Tensor]) -> None:
+    """Raise UserError where ranks cannot have captured their parts in one run of one program.
+
+    Their types differ, their shapes along more than the axis of which each has a slice (or of how
+    many tokens there are), or the tokens that they were fed.
+    """
+    first = parts[0]
+    for rank, part in enumerate(parts):
+        tokens = part.shape[:-1] != first.shape[:-1] and part.shape[-1] == first.shape[-1]
+        ids = not part.is_floating_point() and site.path == EMBEDDING and not part.equal(first)
+        if part.dtype == first.dtype and part.dim() == first.dim() and not (tokens or ids):
+            continue
+        whose = [f"{each.dtype} {[*each.shape]}".removeprefix("torch.") for each in (first, part)]
+        said = f"rank 0 captured {whose[0]} and rank {rank} {whose[1]}"
+        raise UserError(
+            f"{site}: {'the ranks were fed other tokens' if whose[0] == whose[1] else said}, so "
+            "that the files are of two runs, or of two buckets",
+            "keep every rank's files of one run in a folder.",
+        )
 
 
 def _plain(site: Site) -> Site:

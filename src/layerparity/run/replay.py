@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -163,9 +163,16 @@ def _shapes(block: nn.Module, path: str, names: Iterable[str]) -> list[torch.Siz
 
 
 def replays(
-    golden: StoredRun, block: Place, dtype: str, asked: Callable[[Fault], bool]
+    golden: StoredRun,
+    block: Place,
+    dtype: str,
+    asked: Callable[[Fault], bool],
+    fed: Mapping[str, torch.Tensor],
 ) -> Iterator[Trial]:
     """Yield what a golden's block gives in a floating type, sound and with each mistake asked for.
+
+    It goes on from what the golden was ``fed`` inside the block, floating [batch, token, ...] by
+    address there: routed by the same logits, it chooses the same experts.
 
     Nothing is yielded, and nothing said, where its checkpoint is not here or is another, where it
     is too large for this machine, and where another port than transformers' modules made it.
@@ -181,6 +188,7 @@ def replays(
             with console.quiet():
                 loaded = _loaded(golden, manifest, plan, ReplayPort(assets), block)
             if loaded is not None:
+                loaded.call.fed = {block.layer: fed} if fed else {}
                 yield from _trials(loaded, asked)
     except Exception:
         # What somebody else's run names may fail in any way: a verdict names what it can without.
@@ -208,8 +216,8 @@ def _loaded(
     """Return the block with the weights that the golden used and what it was fed, or None."""
     stage, files = str(block), golden.files
     measured = {n: kind.block for kind in manifest.blocks for n in kind.layers}
-    fed = (manifest.record(site) for site in plan.sites_of(stage, measured.get(block.layer or 0)))
-    given = next((each for each in fed if each is not None), None)
+    sites = plan.sites_of(stage, measured.get(block.layer or 0))
+    given = next(filter(None, map(manifest.record, sites)), None)
     size = stage_bytes(port.skeleton.module(stage), port.dtype)
     if given is None or size * _TIMES_WEIGHTS > free_host_memory():
         return None

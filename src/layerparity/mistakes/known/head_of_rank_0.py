@@ -12,6 +12,7 @@ from layerparity.anatomy.shards import padded
 from layerparity.anatomy.site import HEAD
 from layerparity.mistakes.cause import SHOWN, Cause, Evidence
 from layerparity.mistakes.fault import Fault, Surgery
+from layerparity.mistakes.values import ENOUGH, Values
 
 _ID, _RANKS = "head_of_rank_0", 2
 # More ranks than this share no vocabulary.
@@ -45,6 +46,20 @@ FAULT = Fault(
 )
 
 
+def _shows(logits: Values, made: torch.Tensor) -> bool:
+    """Say whether logits [token, vocabulary] are the candidate's to rounding, not the golden's.
+
+    Nothing is fitted: parts of a single token's logits are as good as several tokens.
+    """
+
+    def parts(values: torch.Tensor) -> torch.Tensor:
+        width = values.shape[-1] // ENOUGH
+        return values[:, : width * ENOUGH].reshape(-1, max(width, 1))
+
+    sides = Values(parts(logits.golden), parts(logits.candidate), logits.step)
+    return sides.shows(parts(made))
+
+
 class HeadOfRankZero:
     """The logits of rank 0's share of the vocabulary stand in the place of every other share."""
 
@@ -56,7 +71,7 @@ class HeadOfRankZero:
         vocabulary = logits.golden.shape[-1]
         degree = evidence.fact("tp_degree", 1)
         for ranks in (degree, *range(2, min(_MOST_RANKS, vocabulary) + 1)):
-            if ranks < 2 or not logits.shows(_repeated(logits.golden, ranks)):
+            if ranks < 2 or not _shows(logits, _repeated(logits.golden, ranks)):
                 continue
             share = padded(vocabulary, ranks) // ranks
             text = (

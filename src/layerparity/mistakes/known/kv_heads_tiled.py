@@ -23,7 +23,7 @@ def plant(block: nn.Module, surgery: Surgery) -> None:
 
 FAULT = Fault(
     "kv_heads_tiled",
-    tiled_over("as many as there are query heads"),
+    tiled_over("as many ranks as there are query heads"),
     component="self_attn",
     cause=_CAUSE,
     why_not=shares_keys,

@@ -37,6 +37,34 @@ FAULT = Fault(
 )
 
 
+_NORMS = ("input_layernorm", "post_attention_layernorm")
+
+
+def _sliced(norm: str, degree: int, rank: int, filled: float) -> Fault:
+    """Return the mistake that a rank has its slice alone of a norm's weight."""
+
+    def plant(block: nn.Module, surgery: Surgery) -> None:
+        keep_slice(find(block, f"{norm}.weight"), degree, rank, filled)
+
+    words = (
+        f"rank {rank} has its slice of {degree} alone of the weight of {norm}, which every rank "
+        f"holds whole: all other channels are multiplied by {filled:g}"
+    )
+    name = f"{norm} of rank {rank} of {degree}, else {filled:g}"
+    return Fault(name, words, norm, _ID, by_weights=True, plant=plant, degree=degree, rank=rank)
+
+
+def tries(block: nn.Module) -> Iterator[Fault]:
+    """Yield the norms around attention with the slice of each rank, of degrees that divide them."""
+    for norm in _NORMS:
+        weight = find(block, f"{norm}.weight")
+        for degree, rank in ranks_of(len(weight), even=True) if weight is not None else ():
+            yield from (_sliced(norm, degree, rank, filled) for filled in (1.0, 0.0))
+
+
+TRIES = tries
+
+
 class Sliced:
     """A norm's weight, or a router's, is right within one rank's slice and as made elsewhere."""
 
