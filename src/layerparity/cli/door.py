@@ -244,11 +244,16 @@ def _close_sweep() -> None:
     from layerparity.run import sweep
 
     refused = {note["part"]: note["why"] for note in _notes() if note["exit"] != Exit.OK}
-    rows, then = sweep.close_parent(failed=_gravest() is not Exit.OK, refused=refused)
+    closed = sweep.close_parent(failed=_gravest() is not Exit.OK, refused=refused)
+    rows = closed.rows
     unfinished = [row for row in rows if row.status != FINISHED]
     if rows:
         console.say(f"{len(rows) - len(unfinished)} of {len(rows)} parts finished")
     if unfinished:
         console.table("Parts that did not finish", ("run", "status", "link"), unfinished)
-    if then:
-        console.say(f"next:   {then}")
+    if rows:
+        from layerparity.run import next_step
+
+        then = next_step.after_sweep(closed)
+        if then:
+            console.say(f"next:   {then}")

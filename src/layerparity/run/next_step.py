@@ -12,6 +12,7 @@ from layerparity.settings.config import Config, RunKind
 
 if TYPE_CHECKING:
     from layerparity.record.stored_run import StoredRun
+    from layerparity.run.sweep import ClosedSweep
 
 _SHOWN = 8
 # What is the golden's own: where and how it was computed, what it was fed, what it was called.
@@ -47,27 +48,24 @@ def after_run(config: Config, run: StoredRun) -> str:
     return steps.command({"job": "compare", **sides, **steps.judging_settings(config)})
 
 
-def after_sweep(
-    children: Sequence[StoredRun], lost: bool, parent: str, words: Sequence[str]
-) -> str:
-    """Return what follows a sweep of these runs, whose command line had these words.
+def after_sweep(closed: ClosedSweep) -> str:
+    """Return what follows a sweep: of candidates after golden runs, a comparison after candidates.
 
-    That is the sweep of candidates after one of golden runs, the comparison after one of
-    candidates, and the same sweep again where a part did not finish, or was ``lost``. Empty where
-    none finished: the same again would end alike.
+    The same sweep again where a part did not finish; nothing where none did: the same again would
+    end alike.
     """
-    kinds = {child.kind for child in children}
+    children, words, parent = closed.children, closed.words, closed.parent[:_SHOWN]
     if all(child.status != FINISHED for child in children):
         return ""
-    if lost or any(child.status != FINISHED for child in children) or len(kinds) != 1:
+    kinds = {child.kind for child in children}
+    if any(row.status != FINISHED for row in closed.rows) or len(kinds) != 1:
         return _sweep([*words, *(["reuse=true"] if "reuse=true" not in words else [])])
     if kinds == {RunKind.golden.value}:
         own = [word for word in words if not _of_the_golden(word.partition("=")[0])]
         more = [f"{key}={value}" for key, value in _CANDIDATE.items()]
-        return _sweep([*more, f"golden={parent[:_SHOWN]}", *own])
+        return _sweep([*more, f"golden={parent}", *own])
     kept = [word for word in words if word.startswith(("tracking", "tolerance"))]
-    compare = ["job=compare", f"candidate={parent[:_SHOWN]}", *kept]
-    return shlex.join(["python", "run.py", *compare])
+    return shlex.join(["python", "run.py", "job=compare", f"candidate={parent}", *kept])
 
 
 def _sweep(words: Sequence[str]) -> str:

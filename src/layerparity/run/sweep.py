@@ -55,10 +55,12 @@ class CannotBegin(BaseException):
 
 
 class ClosedSweep(NamedTuple):
-    """A sweep that ended: a row for each part, and the command that most likely follows."""
+    """A sweep that ended: a row for each part, its runs, its id, and its command's words."""
 
     rows: list[ChildRow]
-    next: str
+    children: list[StoredRun]
+    parent: str
+    words: list[str]
 
 
 class SweepParent(Callback):
@@ -112,7 +114,7 @@ def close_parent(
     error: BaseException | None = None,
     refused: Mapping[str, str] | None = None,
 ) -> ClosedSweep:
-    """Close the parent run, if this process opened one; return its parts and what follows.
+    """Close the parent run, if this process opened one; return what it held.
 
     FINISHED if every part finished; KILLED if the sweep or a child was stopped; else FAILED, also
     when ``failed`` says that a job ended before it had a run. ``error``, or the exception that is
@@ -122,10 +124,8 @@ def close_parent(
     os.environ.pop(PARENT_VARIABLE, None)
     os.environ.pop(PARTS_VARIABLE, None)
     if not _open:
-        return ClosedSweep([], "")
+        return ClosedSweep([], [], "", [])
     store, parent, shared = _open.pop()
-    from layerparity.run import next_step
-
     children = store.children(parent.id)
     known = {child.tags.get("part") for child in children}
     lost = {words: why for words, why in (refused or {}).items() if words not in known}
@@ -137,7 +137,7 @@ def close_parent(
     parent.end("KILLED" if stopped else "FINISHED" if whole else "FAILED", error)
     rows = [ChildRow(child.name, child.status, child.url) for child in children]
     rows += [ChildRow(_apart(words, shared), REFUSED, why) for words, why in lost.items()]
-    return ClosedSweep(rows, next_step.after_sweep(children, bool(lost), parent.id, shared))
+    return ClosedSweep(rows, children, parent.id, shared)
 
 
 def _make_folder(folder: str | None) -> None:
