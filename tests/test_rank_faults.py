@@ -11,16 +11,23 @@ import torch
 from test_exact import FACTS, GIVEN, HEADS, RIGHT, TOKENS, WEIGHT, drawn, norm, pair, seen, shown
 from test_replays import LAYER, SMALL, case, found, runner  # noqa: F401
 
+from layerparity.anatomy.blocks import Blocks
 from layerparity.anatomy.shards import spans
 from layerparity.judge.ranks import makers_of, routed_to
+from layerparity.judge.weights_diff import diff_weights
 from layerparity.mistakes.catalogue import known_fault, suspected
+from layerparity.mistakes.cause import Evidence
 from layerparity.mistakes.fault import Fault, Surgery
 from layerparity.mistakes.norms import normed_by_head, rms_normed
 from layerparity.mistakes.ranks import keep_slice, ranks_of, tilings
 from layerparity.mistakes.replayed import Replayed
+from layerparity.model.prints import print_of
+from layerparity.numbers.rank_parts import left_with, slice_alone
 from layerparity.record.guilt import SHOWN, SIGNS, Cause
 from layerparity.record.ranks import Sharding
 from layerparity.record.verdict import Outcome
+from layerparity.record.weights import Fate, WeightFinding
+from layerparity.report.weights import finding_text
 from layerparity.selftest.corpus_runs import CorpusRunner
 
 
@@ -83,6 +90,71 @@ def test_a_weight_that_is_not_a_rank_s_slice_is_not_called_one() -> None:
     assert "weight_sliced_per_rank" not in shown(norm(cut(0, half - 1, 1.0)))
     assert "weight_sliced_per_rank" not in shown(norm(cut(0, half, 0.5)))
     assert "weight_sliced_per_rank" not in shown(norm(RIGHT))
+
+
+def test_a_rank_s_slice_may_stand_in_every_place_or_in_another_rank_s() -> None:
+    parts = WEIGHT.chunk(2, -1)
+    quarters = WEIGHT.chunk(4, -1)
+
+    def told(*own: torch.Tensor, degree: str = "1") -> list[str]:
+        evidence = norm(rms_normed(GIVEN, 1e-6) * torch.cat(own, -1))
+        facts = {**evidence.facts, "tp_degree": degree}
+        causes = suspected(replace(evidence, facts=facts))
+        return [each.sentence for each in causes if each.id == "weight_sliced_per_rank"]
+
+    again = told(parts[1], parts[1])
+    assert len(again) == 1
+    assert "rank 1 has its slice of 2 alone" in again[0]
+    assert "all others multiplied by that slice again" in again[0]
+    others = (quarters[0], quarters[3], quarters[2], quarters[3])
+    assert told(*others, degree="4") == ["rank 1 of 4 has rank 3's slice of the weight for its own"]
+    # Of as many ranks as there are, no other slice gives these numbers; nor does one half as large.
+    assert told(*others, degree="2") == []
+    assert told(quarters[0], 0.5 * quarters[3], *quarters[2:], degree="4") == []
+    assert told(WEIGHT, degree="4") == []
+
+
+def test_a_slice_of_a_weight_is_told_from_one_that_was_never_loaded() -> None:
+    drawn_at = torch.Generator().manual_seed(4)
+    stored, random = (1 + torch.randn(64, generator=drawn_at) for _ in range(2))
+    slices = spans(64, 4)
+    first, end = slices[1]
+    for others, held in left_with(stored, first, end):
+        assert slice_alone(held, stored, slices) == (16, 32), others
+        # A span that no rank has, and a slice that is not the checkpoint's to the bit.
+        assert slice_alone(held, stored, spans(64, 2)) == ()
+        changed = held.clone()
+        changed[first] += 1e-6
+        assert slice_alone(changed, stored, slices) == ()
+    for held in (random, torch.ones(64), stored, stored[:16]):
+        assert slice_alone(held, stored, slices) == ()
+
+
+def test_a_finding_on_a_slice_names_the_rank_that_has_it() -> None:
+    stored = 1 + torch.randn(64, generator=torch.Generator().manual_seed(4))
+    held = next(own for _, own in left_with(stored, 16, 32))
+    right, name = print_of(stored), "model.layers.0.input_layernorm.weight"
+    target = "layers.0.input_layernorm.weight"
+
+    def found_of(kept: tuple[int, ...]) -> WeightFinding:
+        own = replace(print_of(held, target), checkpoint="differs", expected=right, kept=kept)
+        return diff_weights({}, {"layers.0": {name: own}}, {}, Blocks())[0]
+
+    cut, lost = found_of((16, 32)), found_of(())
+    # By its sketch alone it has nothing to do with what it should be.
+    assert (lost.what, lost.fate) == ("never_loaded", Fate.UNRELATED)
+    assert (cut.what, cut.fate) == ("changed_value", Fate.SLICED)
+    assert finding_text(cut) == (
+        "layers.0.input_layernorm: weight was cut: 16 to 31 of 64 alone are the checkpoint's"
+    )
+
+    def causes(finding: WeightFinding) -> list[str]:
+        facts = {"tp_degree": "4"}
+        evidence = Evidence("input_layernorm", layer=0, findings=(finding,), facts=facts)
+        return [each.sentence for each in suspected(evidence)]
+
+    assert causes(cut)[0].startswith(f"rank 1 has its slice of 4 alone of {name}")
+    assert not any("slice" in each for each in causes(lost))
 
 
 def test_logits_of_a_slice_of_the_experts_are_those_of_one_rank() -> None:

@@ -120,6 +120,8 @@ def test_a_planted_mistake_is_shown(
     assert cause.shown
     # It, and no other of some thirty that were planted: only what has the same numbers is like it.
     assert (cause.id, cause.alike, cause.sentence) == (fault.cause, (), fault.sentence)
+    refuted = any("refuted by a token" in each for each in cause.reasons)
+    assert refuted == cause.id.endswith("_not_reduced")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

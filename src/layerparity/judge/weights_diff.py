@@ -18,6 +18,7 @@ from layerparity.judge.weights_kind import (
     is_visible,
     never_loaded,
     same_values,
+    sliced,
 )
 from layerparity.model.weight_types import is_scale
 from layerparity.record.manifest import WeightPrint
@@ -150,7 +151,8 @@ def _fate(
     assert expected is not None
     # Values that stand elsewhere in the checkpoint were loaded, from there.
     owner = None if is_constant(actual) else owners.get(actual.digest)
-    if not case.loaded and owner in (None, case.name):
+    # The checkpoint's own values where a rank's slice is: it was loaded, in part.
+    if not (case.loaded or actual.kept) and owner in (None, case.name):
         return never_loaded(expected, actual)
     if owner is not None and owner != case.name:
         what = "reordered" if owner in wrong else "loaded_twice"
@@ -159,7 +161,7 @@ def _fate(
         return WeightFate("reordered", Fate.MIXED_ROWS, holds=tuple(swapped[case.name]))
     if not expected.sketch:
         return WeightFate("changed_value", Fate.NOT_GOLDEN)
-    return altered(expected, actual)
+    return sliced(actual) if actual.kept else altered(expected, actual)
 
 
 def _reordered_groups(cases: list[_Case]) -> dict[str, list[str]]:

@@ -36,6 +36,13 @@ def altered(expected: WeightPrint, actual: WeightPrint) -> WeightFate:
     return _change(expected, actual)
 
 
+def sliced(actual: WeightPrint) -> WeightFate:
+    """Return the fate of a tensor of which a rank holds its slice alone, and nothing else."""
+    (first, end), length = actual.kept, actual.shape[0]
+    numbers = {"first": float(first), "last": float(end - 1), "length": float(length)}
+    return WeightFate("changed_value", Fate.SLICED, numbers)
+
+
 def is_constant(print_: WeightPrint) -> bool:
     """Return whether all values of a tensor are one."""
     ends = print_.stats

@@ -127,7 +127,8 @@ class Fault:
     weights, by their path in the module, that keep what they were initialised with. ``says`` is
     the mistake as a sentence says it of one block, where that is not the ``story``. ``refines`` is
     a cause that stored tensors show of it, and that says less. A mistake of sharding is one of so
-    many ranks, the ``degree``; ``rank`` makes it alone, None where all of them do.
+    many ranks, the ``degree``; ``rank`` makes it alone, None where all of them do. ``refuted_by``
+    is what a single token that has it would refute the mistake by, as a cause says it.
     """
 
     id: str
@@ -145,6 +146,7 @@ class Fault:
     refines: str = ""
     degree: int = 1
     rank: int | None = None
+    refuted_by: str = ""
 
     @property
     def sentence(self) -> str:

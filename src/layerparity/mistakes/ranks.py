@@ -19,6 +19,8 @@ DEGREES = (2, 4, 8, 16, 32, 64)
 # Of more ranks only the first is tried: a rank that is looked at alone is that one.
 _EACH = 16
 Span = tuple[int, int]
+# What a partial sum that goes on alone is refuted by: at each token a replay is held against it.
+OF_OTHERS = "anything of the other ranks' parts in its sum"
 
 
 def ranks_of(size: int, even: bool = False) -> Iterator[tuple[int, int]]:

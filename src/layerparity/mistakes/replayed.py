@@ -88,5 +88,7 @@ class Replayed:
             all_of_them = "both" if len(each) == 2 else "all of them"
             text = f"either {', or '.join(each[:_NAMED])}{others}: {all_of_them} give these numbers"
         reasons = ["planted in the golden's own block, it gives the candidate's numbers"]
+        doubts = dict.fromkeys(each.refuted_by for each in self.shown if each.refuted_by)
+        reasons += [f"refuted by a token that has {each}: none has" for each in doubts]
         ids = tuple(dict.fromkeys(fault.cause for fault in self.shown))
         return [Cause(ids[0], 0.95, text, reasons, grade=SHOWN, alike=ids[1:])]

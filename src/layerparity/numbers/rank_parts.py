@@ -7,7 +7,7 @@ a part is of is its place in the sequence.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -234,3 +234,39 @@ def sums_up(parts: Sequence[torch.Tensor], whole: torch.Tensor) -> bool:
     wide = whole.double()
     off = (_total(parts).to(parts[0].dtype).double() - wide).norm()
     return bool(off < min((part.double() - wide).norm() for part in parts))
+
+
+def left_with(whole: torch.Tensor, first: int, end: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield what there may be of a whole [n, ...] of which positions ``first`` to ``end`` came.
+
+    Each with what the others are: 1, 0, or, where it fits evenly, that slice again and again.
+    """
+    import torch
+
+    for filled in (1.0, 0.0):
+        own = torch.full_like(whole, filled)
+        own[first:end] = whole[first:end]
+        yield f"{filled:g}", own
+    times, over = divmod(len(whole), end - first)
+    if not over:
+        again = whole[first:end].repeat(times, *[1] * (whole.dim() - 1))
+        yield "that slice again", again
+
+
+def slice_alone(
+    held: torch.Tensor, stored: torch.Tensor, slices: Iterable[tuple[int, int]]
+) -> tuple[int, ...]:
+    """Return the one of some slices (first, end) that alone came of a tensor [n, ...]; else ().
+
+    It has to give what is ``held`` to the bit; what is ``stored`` whole has none.
+    """
+    import torch
+
+    if not stored.dim() or held.shape != stored.shape or torch.equal(held, stored):
+        return ()
+    found = (
+        (first, end)
+        for first, end in slices
+        if end > first and any(torch.equal(held, own) for _, own in left_with(stored, first, end))
+    )
+    return next(found, ())

@@ -86,7 +86,8 @@ class WeightPrint:
     ``target`` is the place in the model, such as ``layers.0.mlp.experts.gate_up_proj``.
     ``checkpoint`` says how the values stand to the stored tensor of dtype ``stored``: ``equal``,
     ``rounded`` (equal once rounded), ``differs``, or empty where nobody looked; ``expected`` is the
-    print they should have had, where they differ.
+    print they should have had, where they differ. ``kept`` are the first position of the first axis
+    and the one after the last that are the checkpoint's, where a rank holds that slice alone.
     """
 
     shape: tuple[int, ...]
@@ -98,6 +99,7 @@ class WeightPrint:
     checkpoint: str = ""
     stored: str = ""
     expected: WeightPrint | None = None
+    kept: tuple[int, ...] = ()
 
     @property
     def is_whole(self) -> bool:

@@ -40,6 +40,8 @@ class Fate(StrEnum):
     AVERAGED = "averaged"
     CHANGED = "changed"
     ROUNDED = "rounded"
+    # A part of it is right, where a rank has its slice alone.
+    SLICED = "sliced"
 
 
 _CONSTANT = {"value", "low", "high"}
@@ -48,7 +50,7 @@ _LARGEST = {"largest", "expected"}
 # The names of the numbers that each fate has. ``value`` is the only one it holds, ``low`` and
 # ``high`` the ends of what it should hold; ``expected`` is what ``spread`` (a standard deviation)
 # or ``largest`` should be; ``change`` is the distance from the right values over their norm, and
-# ``factor`` is that between the two norms.
+# ``factor`` is that between the two norms. Of ``length`` positions ``first`` to ``last`` are right.
 FATE_NUMBERS: dict[Fate, set[str]] = {
     **{fate: set() for fate in Fate},
     Fate.FILLED: _CONSTANT,
@@ -57,6 +59,7 @@ FATE_NUMBERS: dict[Fate, set[str]] = {
     Fate.SCALE_DROPPED: _LARGEST,
     Fate.SCALE_UNUSED: _LARGEST,
     Fate.AVERAGED: _SPREADS,
+    Fate.SLICED: {"first", "last", "length"},
     Fate.CHANGED: {"change", "factor"},
 }
 

@@ -26,6 +26,7 @@ _SENTENCES = {
     Fate.SCALE_DROPPED: f"{_UNSCALED}dropped",
     Fate.SCALE_UNUSED: f"{_UNSCALED}not multiplied by",
     Fate.AVERAGED: "changed: averaged, its spread fell from {expected:.4g} to {spread:.4g}",
+    Fate.SLICED: "was cut: {first:.0f} to {last:.0f} of {length:.0f} alone are the checkpoint's",
     Fate.CHANGED: "changed by {size}, its norm by a factor of {factor:.4g}",
 }
 

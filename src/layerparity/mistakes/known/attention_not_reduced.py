@@ -9,7 +9,7 @@ from torch import nn
 
 from layerparity.mistakes.block import find, lacking
 from layerparity.mistakes.fault import Fault, Surgery
-from layerparity.mistakes.ranks import heads_of, o_proj_span, part_of, ranks_of, replace
+from layerparity.mistakes.ranks import OF_OTHERS, heads_of, o_proj_span, part_of, ranks_of, replace
 
 _PATH = "self_attn.o_proj"
 
@@ -36,7 +36,16 @@ def _alone(degree: int, rank: int) -> Fault:
     )
     name = f"o_proj of rank {rank} of {degree}"
     cause = "attention_not_reduced"
-    return Fault(name, words, _PATH, cause, why_not=why_not, plant=plant, degree=degree)
+    return Fault(
+        name,
+        words,
+        _PATH,
+        cause,
+        why_not=why_not,
+        plant=plant,
+        degree=degree,
+        refuted_by=OF_OTHERS,
+    )
 
 
 def tries(block: nn.Module) -> Iterator[Fault]:
@@ -59,4 +68,5 @@ FAULT = Fault(
     why_not=why_not,
     plant=_FIRST.plant,
     degree=_FIRST.degree,
+    refuted_by=OF_OTHERS,
 )

@@ -11,6 +11,7 @@ from layerparity.anatomy.shards import spans
 from layerparity.mistakes.block import find, lacking, needs
 from layerparity.mistakes.fault import Fault, Plant, Surgery
 from layerparity.mistakes.ranks import (
+    OF_OTHERS,
     expert_width,
     number_of,
     part_of,
@@ -62,7 +63,7 @@ def _alone(what: str, component: str, degree: int, rank: int) -> Fault:
     shared = what.replace("experts", "experts shared")
     words = f"rank {rank}'s partial sum of {degree} goes on alone ({shared}): {_MISSING}"
     name = f"{what} of rank {rank} of {degree}"
-    return Fault(name, words, component, _CAUSE, plant=plant, degree=degree)
+    return Fault(name, words, component, _CAUSE, plant=plant, degree=degree, refuted_by=OF_OTHERS)
 
 
 TRIES = tries
@@ -75,4 +76,5 @@ FAULT = Fault(
     why_not=needs(f"{_EXPERTS}.down_proj"),
     plant=_FIRST.plant,
     degree=_FIRST.degree,
+    refuted_by=OF_OTHERS,
 )

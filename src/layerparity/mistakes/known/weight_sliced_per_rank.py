@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import nn
 
 from layerparity.anatomy.shards import spans
+from layerparity.anatomy.site import within
 from layerparity.mistakes.block import LOGITS, find, needs
-from layerparity.mistakes.cause import SHOWN, Cause, Evidence
+from layerparity.mistakes.cause import SHOWN, WEIGHTS, Cause, Evidence
 from layerparity.mistakes.fault import Fault, Surgery
-from layerparity.mistakes.norms import norm_check, rms_normed
+from layerparity.mistakes.norms import norm_check, own_weight, rms_normed
 from layerparity.mistakes.ranks import keep_slice, ranks_of
 from layerparity.mistakes.routers import GATES
+from layerparity.numbers.rank_parts import left_with
+from layerparity.record.weights import Fate
 
 _ID = "weight_sliced_per_rank"
 
@@ -69,46 +73,88 @@ class Sliced:
     """A norm's weight, or a router's, is right within one rank's slice and as made elsewhere."""
 
     def judge(self, evidence: Evidence) -> Cause | None:
-        """Return the cause where one rank's slice of a weight gives the candidate's numbers."""
-        for what, degree, rank, span in (*_norms(evidence), *_routers(evidence)):
-            text = (
-                f"rank {rank} has its slice of {degree} alone of a weight that every rank holds "
-                f"whole: {what[0]} {span[0]} to {span[1] - 1} are right, all others {what[1]}"
-            )
-            reasons = [f"{what[0]} of that slice alone give its numbers to rounding"]
-            return Cause(_ID, 0.95, text, reasons, grade=SHOWN)
-        return None
+        """Return the cause where one rank's slice of a weight gives the candidate's numbers.
+
+        Where a rank's weights were looked at, they say it: they hold the slice to the bit.
+        """
+        for found in (*_norms(evidence), *_routers(evidence), *_exchanged(evidence)):
+            reasons = [f"{found.what} of that slice alone give its numbers to rounding"]
+            return Cause(_ID, 0.95, found.text, reasons, grade=SHOWN)
+        own = (each for each in evidence.blamed if each.fate is Fate.SLICED)
+        cut = next((each for each in own if within(each.component, evidence.component)), None)
+        if cut is None:
+            return None
+        first, last, length = (int(cut.numbers[name]) for name in ("first", "last", "length"))
+        degree = evidence.fact("tp_degree", 1)
+        rank = spans(length, degree).index((first, last + 1))
+        text = (
+            f"rank {rank} has its slice of {degree} alone of "
+            f"{cut.name}, which every rank holds whole: of {length} positions {first} to {last} "
+            "are the checkpoint's"
+        )
+        reasons = ["that slice is the checkpoint's to the bit, so the weight was loaded"]
+        return Cause(_ID, 0.95, text, reasons, findings=[cut], grade=WEIGHTS)
 
 
-Found = tuple[tuple[str, str], int, int, tuple[int, int]]
+@dataclass(frozen=True)
+class _Found:
+    """The slice that was found, and ``what`` it is of: channels, or the logits of experts."""
+
+    what: str
+    text: str
 
 
-def _norms(evidence: Evidence) -> Iterator[Found]:
-    """Yield the slices of a norm's weight that give the candidate's rows, the rest 1 or 0."""
+def _alone(what: str, degree: int, rank: int, span: tuple[int, int], others: str) -> _Found:
+    text = (
+        f"rank {rank} has its slice of {degree} alone of a weight that every rank holds whole: "
+        f"{what} {span[0]} to {span[1] - 1} are right, all others {others}"
+    )
+    return _Found(what, text)
+
+
+def _norms(evidence: Evidence) -> Iterator[_Found]:
+    """Yield the slices of a norm's weight that give the candidate's rows."""
     check = norm_check(evidence)
     if check is None:
         return
     norm = partial(rms_normed, epsilon=check.epsilon)
     for degree, rank in ranks_of(len(check.weight), even=True):
-        first, end = spans(len(check.weight), degree)[rank]
-        for filled in (1.0, 0.0):
-            own = torch.full_like(check.weight, filled)
-            own[first:end] = check.weight[first:end]
+        span = spans(len(check.weight), degree)[rank]
+        for others, own in left_with(check.weight, *span):
             if check.shows(norm, own):
-                yield ("channels", f"multiplied by {filled:g}"), degree, rank, (first, end)
+                yield _alone("channels", degree, rank, span, f"multiplied by {others}")
 
 
-def _routers(evidence: Evidence) -> Iterator[Found]:
-    """Yield the slices of a router's rows that give the candidate's logits, the rest being 0."""
+def _exchanged(evidence: Evidence) -> Iterator[_Found]:
+    """Yield the rank that norms its own channels by another rank's slice of the weight."""
+    check, degree = norm_check(evidence), evidence.fact("tp_degree", 1)
+    if check is None or degree < 2 or len(check.weight) % degree:
+        return
+    norm = partial(rms_normed, epsilon=check.epsilon)
+    parts = check.weight.chunk(degree)
+    apart = [
+        float((own - right).norm() / right.norm().clamp(min=1e-300))
+        for own, right in zip(own_weight(check).chunk(degree), parts, strict=True)
+    ]
+    rank = max(range(degree), key=apart.__getitem__)
+    for other in set(range(degree)) - {rank}:
+        own = torch.cat([*parts[:rank], parts[other], *parts[rank + 1 :]])
+        if check.shows(norm, own):
+            text = f"rank {rank} of {degree} has rank {other}'s slice of the weight for its own"
+            yield _Found("the weights", text)
+
+
+def _routers(evidence: Evidence) -> Iterator[_Found]:
+    """Yield the slices of a router's rows that give the candidate's logits."""
     logits = evidence.values(LOGITS) if evidence.component in GATES else None
     if logits is None or logits.golden.dim() != 2:
         return
     for degree, rank in ranks_of(logits.golden.shape[1], even=True):
-        first, end = spans(logits.golden.shape[1], degree)[rank]
-        made = torch.zeros_like(logits.golden)
-        made[:, first:end] = logits.golden[:, first:end]
-        if logits.shows(made):
-            yield ("the logits of experts", "0"), degree, rank, (first, end)
+        span = spans(logits.golden.shape[1], degree)[rank]
+        for others, made in left_with(logits.golden.T, *span):
+            # Nothing of a weight but zeros gives logits that are one number.
+            if others != "1" and logits.shows(made.T):
+                yield _alone("the logits of experts", degree, rank, span, others)
 
 
 RULE = Sliced()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from layerparity.anatomy.shards import spans
 from layerparity.anatomy.site import Site
 from layerparity.ground.errors import UserError
 from layerparity.machine.device import Placed
-from layerparity.numbers.rank_parts import PartKind, RankShare, merge
+from layerparity.numbers.rank_parts import PartKind, RankShare, merge, slice_alone
 from layerparity.record.ranks import Disagreement, RankRecord, Sharding
 from layerparity.run.backends._ranks import RanksBackend
 from layerparity.run.ports.base import Assets, Call, Observed, Port
@@ -201,5 +202,7 @@ def prints_of(
             values = tensors.get(f"value {name}", stored)
             covered |= mask
             whole = torch.where(mask, values, whole)
-        prints[name] = print_of(whole, own[0][0]["place"])
+        slices = [spans(len(stored), len(answers))[rank] for rank in wrong] if stored.dim() else []
+        kept = slice_alone(whole, stored, slices)
+        prints[name] = replace(print_of(whole, own[0][0]["place"]), kept=kept)
     return prints
