@@ -30,6 +30,7 @@ STAND_IN = Path(__file__).resolve().parent / "nxdi_stand_in"
 CLASSES = "stand_in_inference.models."
 MINIMAX = f"{CLASSES}minimax_m2.NeuronMiniMaxM2ForCausalLM"
 LLAMA = f"{CLASSES}llama.NeuronLlamaForCausalLM"
+ALTERNATING = f"{CLASSES}llama.NeuronAlternatingForCausalLM"
 # Rows of other lengths: the shorter one is padded on the left, which NxDI never does.
 ROWS = [[*range(20, 32)], [7, 90, 41, 12, 13, 200, 33]]
 BLOCK = ("scope=single", "layer=0", "generate.max_new_tokens=0")
@@ -181,6 +182,18 @@ def test_a_mistake_of_some_layers_or_of_steps_is_named(
 ) -> None:
     verdict = judged("small", "float32", "tp_degree=2", wrong(mistake))
     assert (verdict.outcome, verdict.where) == (Outcome.FAIL, where)
+
+
+@pytest.mark.parametrize(
+    ("words", "where"),
+    [((), None), (("port.model_config={odd_epsilon: 0.5}",), "layers.1.input_layernorm:out")],
+)
+def test_a_block_has_the_configuration_that_its_model_makes_for_it(
+    judged: Judged, words: tuple[str, ...], where: str | None
+) -> None:
+    verdict = judged("llama", "float32", "tp_degree=2", *words, cls=ALTERNATING)
+    assert verdict.where == (where or ""), verdict.where
+    assert verdict.outcome is (Outcome.FAIL if where else Outcome.PASS)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from torch import nn
+
 from layerparity.ground.errors import UserError, nearest
 from layerparity.model.architecture import read_config
 from layerparity.run.nxdi import absent
@@ -47,7 +49,8 @@ class Application:
 
         ``config`` is of that one block, ``whole`` of all: a block may go by its index (every second
         layer has no rotary, say), so it is made with its own wherever it takes one. Where a model
-        makes a configuration for each block, ``built`` has the one of its place.
+        makes a configuration for each block, it is made with the one that the model makes for it.
+        Raises UserError where the model does not show which that is.
         """
         cls = self.layer or type(built)
         required = [
@@ -58,8 +61,35 @@ class Application:
         indexed = len(required) == 2 and required[1].startswith("layer")
         if self.layer is not None:
             return cls(whole, layer) if indexed else cls(config)
-        own = any(getattr(each, "config", None) is config for each in built.modules())
-        return cls(whole, layer) if layer and indexed and own else built
+        if not (layer and indexed):
+            return built
+        if any(getattr(each, "config", None) is config for each in built.modules()):
+            return cls(whole, layer)
+        made = self._made_with(cls, whole)
+        if len(made) != int(whole.num_hidden_layers):
+            # Blocks of several classes: the configuration of this one chose the class.
+            return built
+        args, keys = made[layer]
+        return cls(*args, **keys)
+
+    def _made_with(self, cls: Any, whole: Any) -> list[tuple[Any, Any]]:
+        """Return what the model gives its blocks of a class to be made with, in their order.
+
+        While it is asked no block is filled, so that no more than one is ever held.
+        """
+        made: list[tuple[Any, Any]] = []
+
+        def note(block: Any, *args: Any, **keys: Any) -> None:
+            made.append((args, keys))
+            nn.Module.__init__(block)
+
+        usual = cls.__init__
+        cls.__init__ = note
+        try:
+            self.model(whole)
+        finally:
+            cls.__init__ = usual
+        return made
 
 
 def import_named(target: str, paths: tuple[str, ...]) -> Application:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -66,6 +67,20 @@ class NeuronLlamaModel(NeuronBaseModel):
     block = NeuronLlamaDecoderLayer
 
 
+class NeuronAlternatingModel(NeuronBaseModel):
+    """Llama with a configuration for each block, as models with windows in some of them have it.
+
+    Every second block has its own epsilon, ``odd_epsilon`` of the configuration, where that is set.
+    """
+
+    def block(self, config: Any, layer: int) -> NeuronLlamaDecoderLayer:
+        """Return a block with a copy of the configuration that is its own."""
+        own = copy.deepcopy(config)
+        if layer % 2:
+            own.rms_norm_eps = getattr(config, "odd_epsilon", config.rms_norm_eps)
+        return NeuronLlamaDecoderLayer(own, layer)
+
+
 class NeuronLlamaForCausalLM(NeuronBaseForCausalLM):
     """Llama and its configuration; its tensors need no conversion."""
 
@@ -82,3 +97,9 @@ class NeuronLlamaForCausalLM(NeuronBaseForCausalLM):
     ) -> dict[str, torch.Tensor]:
         """Return the tensors as they are."""
         return state_dict
+
+
+class NeuronAlternatingForCausalLM(NeuronLlamaForCausalLM):
+    """The same of the model with a configuration for each block."""
+
+    _model_cls = NeuronAlternatingModel
