@@ -33,7 +33,7 @@ from pages import (
     write,
 )
 
-from layerparity.cli import command, search_path
+from layerparity.cli import command, output, search_path
 from layerparity.cli import help as help_text
 from layerparity.ground.resources import shipped
 from layerparity.judge.tolerances.calibrated import CalibratedTolerance
@@ -54,6 +54,7 @@ def composed(arguments: list[str]) -> config.Config | None:
 
     if {"-sc", "--help", "--version"} & set(arguments):
         return None
+    arguments = [word for word in arguments if word not in (output.QUIET, output.JSON)]
     command.check(arguments)
     given = [each for each in arguments if "=" in each]
     overrides = []

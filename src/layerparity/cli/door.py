@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from layerparity import __version__
+from layerparity.cli import output
 from layerparity.ground import console
 from layerparity.ground.errors import Exit, UserError
 from layerparity.machine import owner
@@ -41,7 +42,8 @@ def main() -> int:
     """Run the command in sys.argv; return its exit status."""
     _unread.clear()
     try:
-        code = _asked(sys.argv[1:])
+        with output.taken(sys.argv[1:]) as words:
+            code = _asked(words)
         # What waits to be printed would else break when the interpreter ends.
         sys.stdout.flush()
     except BrokenPipeError as error:
@@ -207,6 +209,7 @@ def _dispatch(composed: Any) -> Exit:
 
     try:
         config = checked(composed)
+        output.check(config.job.name)
         steps = getattr(config.job, "steps", ())
         # The first word of a sequence's step that cannot be meant ends it before its first step.
         for number, step in enumerate(steps, start=1):

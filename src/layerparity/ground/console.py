@@ -36,6 +36,8 @@ class _Brief:
 _briefs: list[_Brief] = []
 _relayed: list[bool] = []
 _logged: list[bool] = []
+# What this command's comparisons concluded, as JSON, for a program that asked for it.
+verdicts: list[str] = []
 
 
 def only_log(is_shown: bool) -> None:

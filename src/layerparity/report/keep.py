@@ -42,7 +42,9 @@ def keep_verdict(
     params = {"golden": verdict.golden.name, "candidate": verdict.candidate.name}
     tags = {**_tags(verdict), **(links or {})}
     with store.start(name, KIND, tags, {**params, "limits": verdict.limits}) as active:
-        active.log_text(verdict.to_json(), FILE_NAME, tagged=True)
+        told = verdict.to_json()
+        console.verdicts.append(told)
+        active.log_text(told, FILE_NAME, tagged=True)
         active.log_text(page, "report.html")
         active.log_text(text, "report.md")
         active.log_table(per_site_table(verdict), "sites.json")

@@ -1,0 +1,61 @@
+"""``--quiet`` and ``--json``: what a program that calls this command reads, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+
+from layerparity.ground import console
+from layerparity.ground.errors import UserError
+
+QUIET, JSON = "--quiet", "--json"
+_STDOUT = 1
+# Jobs that make a verdict, or run commands of which one does.
+_JUDGING = ("compare", "judge", "sequence")
+_asked: list[bool] = []
+
+
+@contextmanager
+def taken(arguments: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the arguments without ours; with one of them, nothing is printed in the block.
+
+    Neither by libraries, nor by processes that are started. With ``--json`` the last verdict that
+    the block made is printed behind it. Errors go to standard error as ever.
+    """
+    words = [word for word in arguments if word not in (QUIET, JSON)]
+    if len(words) == len(arguments):
+        yield words
+        return
+    _asked[:] = [True] if JSON in arguments else []
+    console.verdicts.clear()
+    try:
+        with _silence():
+            yield words
+    finally:
+        _asked.clear()
+    if JSON in arguments and console.verdicts:
+        print(console.verdicts[-1], flush=True)
+
+
+def check(job: str) -> None:
+    """Raise UserError where ``--json`` was asked of a job that makes no verdict."""
+    if _asked and job not in _JUDGING:
+        raise UserError(
+            f"{JSON} prints a verdict, and job={job} makes none", f"use {QUIET}, or job=compare."
+        )
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    sys.stdout.flush()
+    kept = os.dup(_STDOUT)
+    try:
+        with Path(os.devnull).open("w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
+            os.dup2(nowhere.fileno(), _STDOUT)
+            yield
+    finally:
+        os.dup2(kept, _STDOUT)
+        os.close(kept)
