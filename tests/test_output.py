@@ -8,7 +8,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from xml.etree import ElementTree
 
+import pytest
 from conftest import Ended
 
 ROOT = Path(__file__).parents[1]
@@ -38,6 +40,27 @@ def test_a_verdict_is_all_that_a_program_reads(run: Callable[..., Ended], store:
     # The same where standard output is no file of the system's, as in a notebook.
     inside = run("job=compare", "golden=the-golden", "candidate=wrong", "--json")
     assert inside.exit == 1 and json.loads(inside.out)["guilty"] == verdict["guilty"]
+
+
+def test_ci_reads_a_case_for_each_stage_and_the_report(
+    run: Callable[..., Ended], store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summary = tmp_path / "summary.md"
+    summary.write_text("before\n", encoding="utf-8")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    assert run(*CANDIDATE, *WRONG, "reuse=true").exit == 0
+    assert run("job=compare", "golden=the-golden", "candidate=wrong").exit == 1
+    folder = max(store.glob("artifacts/*/artifacts/junit.xml"), key=lambda p: p.stat().st_mtime_ns)
+    suite = ElementTree.parse(folder).getroot()
+    cases = {(c.get("classname"), c.get("name")): c for c in suite.iter("testcase")}
+    assert suite.get("tests") == str(len(list(suite.iter("testcase"))))
+    assert int(suite.get("failures") or 0) == 1
+    (failure,) = cases["prefill", "layers.1"].iter("failure")
+    assert "layers.1.self_attn" in str(failure.get("message"))
+    shown = summary.read_text(encoding="utf-8")
+    assert shown.startswith("before\n# FAIL") and "layers.1" in shown
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "none" / "summary.md"))
+    assert "cannot be written" in run("job=compare", "golden=the-golden", "candidate=wrong").out
 
 
 def test_json_of_a_job_without_a_verdict_is_refused(cli: Callable[..., Ended]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from layerparity.anatomy.site import Kind
 from layerparity.ground import console
@@ -14,6 +16,7 @@ from layerparity.report import headline as words
 from layerparity.report.answer import answer_of
 from layerparity.report.gauge import Ordinate, R
 from layerparity.report.html import render_html
+from layerparity.report.junit import render_junit
 from layerparity.report.markdown import render_markdown
 from layerparity.report.table import closing_table, per_site_table
 from layerparity.settings.config import Config
@@ -26,6 +29,8 @@ KIND = "comparison"
 _POWERS = ("rel_l2", "max_abs_diff")
 _AS_THEY_ARE = ("similarity_percentage", "set_agreement")
 _FOOT = -16.0
+# GitHub takes a MiB of a step; a letter has up to four bytes.
+_SUMMARY = 250_000
 
 
 def keep_verdict(
@@ -47,6 +52,7 @@ def keep_verdict(
         active.log_text(told, FILE_NAME, tagged=True)
         active.log_text(page, "report.html")
         active.log_text(text, "report.md")
+        active.log_text(render_junit(verdict), "junit.xml")
         active.log_table(per_site_table(verdict), "sites.json")
         active.log_metrics(_metrics(verdict))
         active.set_tags({"mlflow.note.content": text})
@@ -61,6 +67,19 @@ def keep_verdict(
     console.say(f"        {active.folder / 'report.html'}")
     console.say(f"run:    {active.url}")
     say_served(config.tracking)
+    _summarise(text)
+
+
+def _summarise(text: str) -> None:
+    """Add a report to the summary of a GitHub workflow's step, where this is one."""
+    path = os.environ.get("GITHUB_STEP_SUMMARY")
+    if not path:
+        return
+    try:
+        with Path(path).open("a", encoding="utf-8") as summary:
+            summary.write(text[:_SUMMARY])
+    except OSError as error:
+        console.note(f"GITHUB_STEP_SUMMARY={path} cannot be written: {error.strerror}.")
 
 
 def _tags(verdict: Verdict) -> dict[str, str]:
