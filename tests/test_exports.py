@@ -96,7 +96,7 @@ def test_runs_are_listed_by_what_they_are_and_how_they_ended(cli: Cli, home: Hom
         listed = {"the-golden", "the-candidate", "broken"}
         assert {name for name in listed if name in shown.out} == names, words
     one = cli("job=runs", home.store, "job.limit=1")
-    assert re.search(r"1 run, \d+ B; there are more: job.limit=2 lists them", one.out)
+    assert re.search(r"1 run, [\d.]+ k?B; there are more: job.limit=2 lists them", one.out)
     wrong = cli("job=runs", home.store, "job.filter='kind ='")
     assert wrong.exit == 2 and "MLflow cannot search by job.filter=kind =" in wrong.err
 

@@ -21,6 +21,7 @@ from layerparity.anatomy.family import TAPS
 from layerparity.anatomy.site import DECODE, PREFILL
 from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import Outcome, Verdict
+from layerparity.report.answer import answer_of
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.store import open_store
 
@@ -106,6 +107,12 @@ def judged(cli: Ran, ran: Ran, store: Path, kept: Callable[[str], StoredRun]) ->
         return Verdict.read(next(kept("judged").folder.rglob("verdict.json")))
 
     return judge
+
+
+def conclusion(verdict: Verdict) -> str:
+    """Return the sentence on the first wrong place."""
+    answer = answer_of(verdict, [])
+    return answer.where if answer else ""
 
 
 def wrong(mistake: str) -> str:
@@ -197,29 +204,41 @@ def test_a_block_has_the_configuration_that_its_model_makes_for_it(
 
 
 @pytest.mark.parametrize(
-    ("mistake", "degree", "where"),
+    ("mistake", "degree", "where", "whose"),
     [
-        ("per_rank_norm", 2, "layers.0.self_attn.q_norm"),
-        ("kv_tiled", 4, "layers.0.self_attn"),
-        ("experts_shifted", 2, "layers.0.mlp.experts"),
-        ("missing_reduction", 2, "layers.0.self_attn"),
-        ("norm_sliced", 2, "layers.0.post_attention_layernorm"),
-        ("embedding_of_rank_0", 2, "embed_tokens"),
-        ("bias_deleted", 2, "layers.0.mlp.gate"),
-        ("converter_loses_a_tensor", 2, "layers.0.self_attn.k_proj"),
+        ("per_rank_norm", 2, "layers.0.self_attn.q_norm", "on each of 2 ranks"),
+        ("kv_tiled", 4, "layers.0.self_attn", "on ranks 1, 2 of 4"),
+        ("experts_shifted", 2, "layers.0.mlp.experts", "on rank 1 of 2"),
+        ("missing_reduction", 2, "layers.0.self_attn", "on each of 2 ranks"),
+        ("norm_sliced", 2, "layers.0.post_attention_layernorm", "on each of 2 ranks"),
+        # One id alone is of rank 1's part: too few to show a cause that all ranks share.
+        ("embedding_of_rank_0", 2, "embed_tokens", ""),
+        ("head_of_rank_0", 2, "lm_head", "on each of 2 ranks"),
+        ("bias_deleted", 2, "layers.0.mlp.gate", ""),
+        ("converter_loses_a_tensor", 2, "layers.0.self_attn.k_proj", "on each of 2 ranks"),
     ],
 )
 def test_a_mistake_of_sharding_is_named(
-    judged: Judged, mistake: str, degree: int, where: str
+    judged: Judged, mistake: str, degree: int, where: str, whose: str
 ) -> None:
     verdict = judged("small", "float32", f"tp_degree={degree}", wrong(mistake))
     assert verdict.outcome is Outcome.FAIL
     assert verdict.where.partition(":")[0] == where
+    said = conclusion(verdict)
+    assert said.endswith(f"wrong place{', ' * bool(whose)}{whose}"), said
+
+
+def test_a_weight_that_each_rank_has_a_slice_of_is_named(judged: Judged) -> None:
+    verdict = judged("small", "float32", "tp_degree=2", wrong("norm_sliced"))
+    assert verdict.causes[0].id == "weight_sliced_per_rank"
+    assert verdict.causes[0].shown
+    assert "multiplied by that slice again" in verdict.causes[0].sentence
 
 
 def test_a_bias_that_every_rank_adds_is_named(judged: Judged) -> None:
     verdict = judged("biased", "float32", "tp_degree=2", wrong("bias_on_each_rank"), cls=LLAMA)
     assert (verdict.outcome, verdict.where) == (Outcome.FAIL, "layers.0.self_attn:out")
+    assert conclusion(verdict).endswith("wrong place, on each of 2 ranks")
 
 
 def test_one_rank_alone_has_no_mistake_of_sharding(judged: Judged) -> None:

@@ -238,7 +238,7 @@ def test_runs_before_a_finished_one_are_not_asked(tmp_path: Path) -> None:
             ("tracking=server", "tracking.uri=http://127.0.0.1:1"),
             "an interrupted run for a server leaves no files",
         ),
-        (("tp_degree=2", "backend=neuron", "device_map=auto"), "split over devices (tp_degree=2)"),
+        (("tp_degree=2", "backend=neuron"), "split over devices (tp_degree=2)"),
     ],
 )
 def test_what_leaves_nothing_is_not_resumed(cli: Cli, words, says: str) -> None:

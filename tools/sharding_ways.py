@@ -68,6 +68,7 @@ def judged(cell: Cell, bench: Bench) -> tuple[Verdict, float]:
             "port.model": f"stand_in_inference.models.{_APPLICATIONS[cell.model]}"
         }
         own["port.path"] = [str(TESTS / "nxdi_stand_in")]
+        del keys["device_map"]
         keys |= {"backend": "neuron", "port": "nxdi", "tp_degree": cell.degree, **own}
         mistake = _NXDI.get(cell.mistake, cell.mistake)
         keys |= {"neuron_config": {"mistake": mistake}} if wrong else {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from layerparity.settings import config
 _STRUCT = re.compile(r"(?:Key '([\w.]+)' (?:is )?not in|Could not override '([^']+)')")
 # Letters of a word that a message repeats.
 _SHOWN = 120
+# Open brackets; Python's own limit is another one wherever a library has set it.
+_DEEPEST = 50
 _CHOICE = re.compile(r"Invalid value '([^']*)', expected one of \[([^\]]*)\]")
 _FULL_KEY = re.compile(r"full_key: ([\w.\[\]]+)")
 
@@ -68,6 +71,8 @@ def check_overrides(overrides: Sequence[str], multirun: bool, given: Sequence[Pa
         if "=" not in argument and not argument.startswith("~"):
             raise UserError(f"'{argument}' is not key=value.{_bare_word(argument)}")
         try:
+            if _depth(argument) > _DEEPEST:
+                raise RecursionError
             override = parser.parse_override(argument)
         except HydraException as error:
             raise UserError(f"{argument} must be quoted: {quoted(argument)}") from error
@@ -91,6 +96,12 @@ def check_overrides(overrides: Sequence[str], multirun: bool, given: Sequence[Pa
                 "leave it out."
             )
         _check_choice(override, given)
+
+
+def _depth(argument: str) -> int:
+    """Return how many brackets are open at once in an argument."""
+    steps = (1 if letter in "[{(" else -1 for letter in argument if letter in "[{()}]")
+    return max(accumulate(steps), default=0)
 
 
 def _check_choice(override: Any, given: Sequence[Path]) -> None:

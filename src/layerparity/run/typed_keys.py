@@ -47,7 +47,7 @@ def refuse_unused(backend: Backend, inputs: Inputs) -> None:
     for key in keys():
         group = key.partition(".")[0]
         if key in backend.unused:
-            raise UserError(_nothing(key, f"on backend={backend.name}"))
+            raise UserError(f"{key} does nothing on backend={backend.name}: leave it out.")
         if key == "candidate":
             raise UserError("candidate= belongs to job=compare: leave it out.")
         if group == "prompt" and inputs.source != "prompt":
@@ -69,10 +69,8 @@ def refuse_unmapped(config: Config) -> None:
     ranks = open_port.ranks_device(config)
     if ranks and not open_port.maps_devices(config):
         label = open_port.label(config.port).partition(" ")[0]
-        raise UserError(_nothing("device_map", f"with port={label}, which computes in {ranks}"))
+        raise UserError(
+            f"device_map does nothing with port={label}, which computes in {ranks}: leave it out."
+        )
     if not ranks and open_backend.abilities(config).one_device:
-        raise UserError(_nothing("device_map", f"on backend={config.backend.name}"))
-
-
-def _nothing(key: str, where: str) -> str:
-    return f"{key} does nothing {where}: leave it out."
+        raise UserError(f"device_map does nothing on backend={config.backend.name}: leave it out.")
