@@ -21,7 +21,7 @@ from conftest import ROOT, Ended
 from layerparity.ground.errors import UserError
 from layerparity.ground.profile import MemoryPeaks, anonymous_bytes
 from layerparity.machine import max_memory
-from layerparity.model import conversion, page_pool
+from layerparity.model import conversion, filling, page_pool
 from layerparity.model.architecture import read_config
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.filling import Filler
@@ -147,6 +147,13 @@ def large_float32(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return large(tmp_path_factory.mktemp("large"), torch.float32)
 
 
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What each thread reads and casts at a time is small beside a block, as many as they are."""
+    monkeypatch.setattr(filling, "CHUNK", 1 << 18)
+
+
+@pytest.mark.usefixtures("small_chunks")
 def test_no_buffer_is_wider_than_the_run(large_float32: Path) -> None:
     checkpoint, skeleton = skeleton_of(large_float32)
     skeleton.load(checkpoint, "layers.0")
@@ -163,6 +170,7 @@ def test_no_buffer_is_wider_than_the_run(large_float32: Path) -> None:
         assert peaks.take() - before < 1.2 * block + 10 * MB
 
 
+@pytest.mark.usefixtures("small_chunks")
 def test_two_blocks_are_held_and_no_more(large_float32: Path) -> None:
     checkpoint, skeleton = skeleton_of(large_float32)
     block = 0
