@@ -31,7 +31,10 @@ def refuse_missing(target: str, paths: Sequence[str]) -> None:
             assert spec is not None
             if _computes_its_path(spec):
                 return
-            spec = PathFinder.find_spec(name, list(spec.submodule_search_locations or ()))
+            # By its own name alone: a folder without __init__.py asks for its parent's import.
+            spec = PathFinder.find_spec(
+                names[count - 1], [*(spec.submodule_search_locations or ())]
+            )
         if spec is None:
             raise no_module(target, name)
 

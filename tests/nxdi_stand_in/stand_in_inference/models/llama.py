@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from neuronx_distributed.parallel_layers.layers import ColumnParallelLinear, RowParallelLinear
 from neuronx_distributed.parallel_layers.mappings import gather_from_sequence_parallel_region
-from torch import nn
-from torch.nn import functional
-
 from stand_in_inference.models.config import InferenceConfig
 from stand_in_inference.models.model_base import NeuronBaseForCausalLM, NeuronBaseModel
 from stand_in_inference.modules.attention import NeuronAttention
 from stand_in_inference.modules.norm import RMSNorm
+from torch import nn
+from torch.nn import functional
 
 
 class NeuronLlamaMLP(nn.Module):

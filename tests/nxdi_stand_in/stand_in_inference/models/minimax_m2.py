@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
-
 from stand_in_inference.models.config import InferenceConfig, MoENeuronConfig
 from stand_in_inference.models.model_base import NeuronBaseForCausalLM, NeuronBaseModel
 from stand_in_inference.modules.attention import NeuronAttention
 from stand_in_inference.modules.heads import sharded_heads
 from stand_in_inference.modules.moe import MoE
 from stand_in_inference.modules.norm import RMSNorm
+from torch import nn
 
 
 class MiniMaxM2InferenceConfig(InferenceConfig):

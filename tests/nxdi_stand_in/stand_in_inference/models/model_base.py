@@ -10,10 +10,9 @@ from neuronx_distributed.parallel_layers.mappings import (
     gather_from_sequence_parallel_region,
     reduce_scatter_to_sequence_parallel_region,
 )
-from torch import nn
-
 from stand_in_inference.modules.kv_cache import KVCacheManager
 from stand_in_inference.modules.norm import RMSNorm
+from torch import nn
 
 
 class NeuronBaseModel(nn.Module):

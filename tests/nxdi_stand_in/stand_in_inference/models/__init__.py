@@ -1,1 +1,0 @@
-"""Models, their configurations and their converters."""
