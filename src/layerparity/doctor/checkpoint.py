@@ -13,7 +13,7 @@ from layerparity.ground.console import bytes_text
 from layerparity.ground.errors import UserError
 from layerparity.ground.quoting import typed
 from layerparity.machine import probe
-from layerparity.model.resolve import open_checkpoint
+from layerparity.model.resolve import describe
 
 if TYPE_CHECKING:
     from layerparity.model.checkpoint import Checkpoint
@@ -35,7 +35,7 @@ def check_checkpoint(config: Config) -> Iterator[Result]:
         found = f"model={config.model.name} is an architecture without weights"
         yield ok("checkpoint", found, "model.path=FOLDER looks at its weights too")
         return
-    checkpoint = open_checkpoint(config.model)
+    checkpoint = describe(config.model)
     try:
         _read_headers(checkpoint)
     except UserError as error:
@@ -84,7 +84,7 @@ def check_tokenizer(config: Config) -> Iterator[Result]:
     """Yield one line; without weights there is no folder to look into, and no line."""
     if config.model.path is None and config.model.shipped is None:
         return
-    checkpoint = open_checkpoint(config.model)
+    checkpoint = describe(config.model)
     # The tokenizer's library builds the configuration.
     if checkpoint.has_weights:
         checkpoint.refuse_other_sizes()

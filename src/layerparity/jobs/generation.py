@@ -72,11 +72,11 @@ def _one(store: Store, config: Config, side: str) -> StoredRun:
 
 def _words(config: Config) -> Callable[[int], str]:
     """Return what writes a token: its text beside its number, where there is a tokenizer."""
-    from layerparity.model.resolve import open_checkpoint
+    from layerparity.model.resolve import describe
     from layerparity.run.inputs.prompt import load_tokenizer
 
     try:
-        tokenizer: Any = load_tokenizer(open_checkpoint(config.model).folder)
+        tokenizer: Any = load_tokenizer(describe(config.model).folder)
     except UserError:
         return str
     return lambda token: f"{token} {tokenizer.decode([token])!r}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from layerparity.ground.errors import UserError
 from layerparity.judge.guilty import Step
 from layerparity.judge.sides import RunSet
 from layerparity.mistakes.cause import Evidence, Tokens, no_values
-from layerparity.model.resolve import open_checkpoint
+from layerparity.model.resolve import describe
 from layerparity.record.guilt import Guilt
 from layerparity.record.source import Source
 from layerparity.record.verdict import Row, Verdict
@@ -103,7 +104,7 @@ def _model_of(golden: Source) -> dict[str, Any]:
         return {}
     known = {name: stored[name] for name in ModelSettings.__dataclass_fields__ if name in stored}
     try:
-        return dict(open_checkpoint(ModelSettings(**known)).config)
+        return dict(describe(replace(ModelSettings(**known), download=False)).config)
     except (UserError, TypeError):
         # Runs may be compared where the model is not: the rules do with what the runs say.
         return {}

@@ -41,6 +41,10 @@ _SIZES = (
 _POSITIONS = "max_position_embeddings"
 # A table with a row for each position; where positions rotate, no tensor says how many there are.
 _TABLE = re.compile(r"(?:^|\.)(?:wpe|embed_positions|position_embeddings?|pos_embed)\.weight$")
+_SAFETENSORS = "*.safetensors"
+GGUF = ".gguf"
+# The stage in a tensor's name, once what stands before it is taken away.
+_STAGE = re.compile(rf"(layers\.\d+|{EMBEDDING}|norm|{HEAD})\.")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 # Keys that say where or how a config was written, not what the architecture is.
 _CONFIG_NOISE = {
@@ -55,14 +59,21 @@ _CONFIG_NOISE = {
 class Checkpoint:
     """A folder with config.json and safetensors. Nothing but headers is read until `read`.
 
-    Raises UserError where the folder is missing, holds pickles only, or a file is damaged.
+    ``stages`` are those whose weights are needed; files that hold none of theirs may be missing.
+    None: all are needed. ``cure`` is what brings a missing file. Raises UserError where the folder
+    is missing, holds pickles or GGUF only, or a file is damaged.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(
+        self, folder: Path, stages: Sequence[str] | None = None, cure: str = "fetch it."
+    ) -> None:
+        self.folder, self.stages, self.cure = folder, stages, cure
         if not folder.is_dir():
             raise UserError(f"No checkpoint folder at {folder}", "give model.path=<folder>.")
         if not (folder / "config.json").is_file():
+            gguf = next(folder.glob(f"*{GGUF}"), None)
+            if gguf is not None:
+                raise gguf_refusal(gguf)
             raise UserError(
                 f"{folder} has no config.json: it is not a Hugging Face model folder",
                 "give another model.path.",
@@ -93,19 +104,51 @@ class Checkpoint:
     @cached_property
     def headers(self) -> list[Header]:
         """What its files say of themselves, read once, with each file's stamp of that moment."""
-        index = self.folder / INDEX
-        named: dict[str, str] = {}
-        if index.is_file():
-            named = _read_json(index).get("weight_map") or {}
-            if not isinstance(named, dict) or {type(file) for file in named.values()} != {str}:
-                raise UserError(f"{INDEX} has no weight_map of tensors to files", "fetch it again.")
-        headers = [read_header(file) for file in self._shards(sorted(set(named.values())))]
-        lost = sorted(set(named) - {each.name for header in headers for each in header.tensors})
+        headers = [read_header(file) for file in self._shards()]
+        here = {header.file.name for header in headers}
+        due = {name for name, file in self.index.items() if file in here}
+        lost = sorted(due - {each.name for header in headers for each in header.tensors})
         if lost:
             raise UserError(
                 f"{INDEX} names {lost[0]}, which no shard holds", "fetch the shard again."
             )
         return headers
+
+    @cached_property
+    def index(self) -> dict[str, str]:
+        """The file of every tensor as the index names it; empty without one."""
+        path = self.folder / INDEX
+        if not path.is_file():
+            return {}
+        named = _read_json(path).get("weight_map") or {}
+        if not isinstance(named, dict) or {type(file) for file in named.values()} != {str}:
+            raise UserError(f"{INDEX} has no weight_map of tensors to files", "fetch it again.")
+        return named
+
+    @property
+    def missing(self) -> list[str]:
+        """The files that are needed and not here, by name; a pattern where none is known."""
+        needed = sorted({file for name, file in self.index.items() if self._needs(name)})
+        if not needed and not any(self.folder.glob(_SAFETENSORS)):
+            return [_SAFETENSORS]
+        return [name for name in needed if not _is_file(self.folder / name)]
+
+    def _needs(self, name: str) -> bool:
+        """Say whether the stages need a tensor, by its name: what is of none of them, all do."""
+        if self.stages is None:
+            return True
+        stage = _stage_of(name)
+        tied = stage == EMBEDDING and HEAD in self.stages and self._tied
+        return stage is None or stage in self.stages or tied
+
+    @cached_property
+    def _tied(self) -> bool:
+        return not any(_stage_of(name) == HEAD for name in self.index)
+
+    @cached_property
+    def absent(self) -> frozenset[str]:
+        """The tensors of the index whose files are not here, and not needed."""
+        return frozenset(self.index) - frozenset(self.tensors)
 
     @cached_property
     def weights(self) -> dict[str, Stored]:
@@ -131,12 +174,13 @@ class Checkpoint:
             name
             for name, owner in owners.items()
             if weight_types.is_scale(name)
+            and weight_types.weight_name(name) not in self.absent
             and (owner is None or owner.dtype not in weight_types.STORED)
         ]
 
     def refuse_other_sizes(self) -> None:
         """Raise UserError where config.json has a size far beyond what the checkpoint holds."""
-        found = contradiction(self.config, self.tensors)
+        found = contradiction(self.config, self.tensors, len(self.absent))
         if found:
             raise UserError(
                 f"{self.folder / 'config.json'} has {found}",
@@ -259,19 +303,14 @@ class Checkpoint:
         dtype = getattr(torch, str(said), None)
         return dtype if isinstance(dtype, torch.dtype) else torch.bfloat16
 
-    def _shards(self, indexed: Sequence[str]) -> list[Path]:
+    def _shards(self) -> list[Path]:
         """Return the files that an index names; without any, those of the folder."""
+        indexed = sorted(set(self.index.values()))
         if not indexed:
             # Opening a pipe would wait for its other end.
-            files = sorted(each for each in self.folder.glob("*.safetensors") if not each.is_fifo())
-            if not files and any(any(self.folder.glob(pattern)) for pattern in _PICKLES):
-                raise UserError(
-                    f"{self.folder} holds a pickle checkpoint, which is never opened",
-                    "convert it to safetensors first (model.save_pretrained writes them).",
-                )
+            files = sorted(each for each in self.folder.glob(_SAFETENSORS) if not each.is_fifo())
             if not files:
-                found = f"{self.folder} holds no .safetensors file"
-                raise UserError(found, "give another model.path.")
+                raise self._no_weights()
             return files
         files = [self.folder / name for name in indexed]
         outside = [file for file in files if file.parent != self.folder]
@@ -280,12 +319,39 @@ class Checkpoint:
                 f"{INDEX} names a file outside its folder ({outside[0].name})",
                 "fetch the checkpoint again.",
             )
-        missing = [file.name for file in files if not _is_file(file)]
-        if missing:
+        if self.missing:
             raise UserError(
-                f"{INDEX} names {missing[0]}, which is not in {self.folder}", "fetch it."
+                f"{INDEX} names {self.missing[0]}, which is not in {self.folder}", self.cure
             )
-        return files
+        return [file for file in files if self.stages is None or _is_file(file)]
+
+    def _no_weights(self) -> UserError:
+        """Return the refusal of a folder without safetensors."""
+        if any(any(self.folder.glob(pattern)) for pattern in _PICKLES):
+            return UserError(
+                f"{self.folder} holds a pickle checkpoint, which is never opened",
+                "convert it to safetensors first (model.save_pretrained writes them).",
+            )
+        gguf = next(self.folder.glob(f"*{GGUF}"), None)
+        if gguf is not None:
+            return gguf_refusal(gguf)
+        found = f"{self.folder} holds no .safetensors file"
+        return UserError(found, "give another model.path.")
+
+
+def _stage_of(name: str) -> str | None:
+    """Return the stage of a tensor by its stored name; None where it is of none that is known."""
+    found = _STAGE.match(name.removeprefix(_WITHIN))
+    return found[1] if found else None
+
+
+def gguf_refusal(file: Path) -> UserError:
+    """Return the refusal of a GGUF file, with the way round."""
+    return UserError(
+        f"{file} is a GGUF file, and layerparity reads safetensors",
+        "give the model that it was made from, or write it as one: "
+        "AutoModelForCausalLM.from_pretrained(folder, gguf_file=name).save_pretrained(new_folder).",
+    )
 
 
 def contradiction(config: Mapping[str, Any], tensors: Mapping[str, Stored], lost: int = 0) -> str:

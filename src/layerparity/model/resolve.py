@@ -1,24 +1,62 @@
-"""Find the checkpoint folder that ``model=`` names."""
+"""Find the checkpoint that ``model=`` names: a folder, one of the hub, or one that is shipped."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from layerparity.ground.errors import UserError
 from layerparity.ground.resources import shipped
-from layerparity.model.checkpoint import Checkpoint
+from layerparity.model import hub
+from layerparity.model.checkpoint import GGUF, Checkpoint, gguf_refusal
 from layerparity.settings.config import ModelSettings
 
 
-def open_checkpoint(model: ModelSettings) -> Checkpoint:
-    """Return the model's checkpoint. Raises UserError where there are no weights to run."""
+def open_checkpoint(model: ModelSettings, stages: Sequence[str] | None = None) -> Checkpoint:
+    """Return the model's checkpoint, with the weights of ``stages``; None: with all of them.
+
+    Of a model of the hub, ``model.download`` fetches what is missing of them. Raises UserError
+    where there are no weights to run.
+    """
+    checkpoint = describe(model, stages)
+    if model.hub_id is not None and model.download and checkpoint.missing:
+        hub.fetch(model, checkpoint.missing)
+    return checkpoint
+
+
+def describe(model: ModelSettings, stages: Sequence[str] | None = None) -> Checkpoint:
+    """Return the model's checkpoint, of which config.json is there, and weights may be missing."""
+    if model.hub_id is not None:
+        cure = f"add model.download=true, or type '{hub.command(model)}'."
+        return Checkpoint(hub.cached(model), stages, cure)
     if model.path is not None:
-        return Checkpoint(Path(model.path).expanduser().absolute())
+        _refuse_hub_keys(model)
+        folder = Path(model.path).expanduser().absolute()
+        _refuse_file(folder)
+        return Checkpoint(folder, stages)
     if model.shipped is not None:
-        return Checkpoint(shipped("checkpoints") / model.shipped)
+        return Checkpoint(shipped("checkpoints") / model.shipped, stages)
     if model.architecture is not None:
         raise UserError(
             f"model={model.name} describes an architecture without weights",
             "give model.path=<folder> to run it.",
         )
     raise UserError("model=checkpoint wants model.path=", "give a Hugging Face folder.")
+
+
+def _refuse_hub_keys(model: ModelSettings) -> None:
+    """Refuse keys that only a model of the hub has: a folder is what it is."""
+    typed = {"revision": model.revision, "subfolder": model.subfolder, "download": model.download}
+    for name, value in typed.items():
+        if value:
+            raise UserError(
+                f"model.{name} is of a model on the hub, and model.path={model.path} is a folder",
+                f"leave model.{name} out, or write model.path=ORGANISATION/NAME.",
+            )
+
+
+def _refuse_file(path: Path) -> None:
+    if path.suffix == GGUF and path.is_file():
+        raise gguf_refusal(path)
+    if path.is_file():
+        raise UserError(f"model.path={path} is a file", "give the folder that it lies in.")

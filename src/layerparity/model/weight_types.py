@@ -49,14 +49,19 @@ def block_of(config: Mapping[str, Any]) -> tuple[int, int]:
     if said is None:
         return USUAL_BLOCK
     method = said.get("quant_method") if isinstance(said, Mapping) else said
+    if method != "fp8":
+        raise UserError(
+            f"config.json says that the weights are quantised by {method}, which is not read",
+            "give the checkpoint that it was quantised from; plain floating point and fp8 in "
+            "blocks are read.",
+        )
     block = said.get("weight_block_size", USUAL_BLOCK) if isinstance(said, Mapping) else None
     sizes = block if isinstance(block, list | tuple) else ()
     whole = all(type(size) is int and size > 0 for size in sizes)
-    if method != "fp8" or len(sizes) != 2 or not whole:
+    if len(sizes) != 2 or not whole:
         raise UserError(
-            f"config.json's quantization_config is {method} with blocks of {block}",
-            "only fp8 with "
-            "two-dimensional blocks is read; convert the checkpoint to bfloat16 first.",
+            f"config.json's quantization_config is fp8 with weight_block_size={block}",
+            "fp8 is read with blocks of two dimensions; convert the checkpoint to bfloat16 first.",
         )
     return sizes[0], sizes[1]
 

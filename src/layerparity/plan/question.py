@@ -14,7 +14,7 @@ from layerparity.ground import console, registry
 from layerparity.ground.errors import UserError
 from layerparity.machine.neuron_machine import instance_here
 from layerparity.machine.trainium import smallest_for
-from layerparity.model.resolve import open_checkpoint
+from layerparity.model.resolve import describe
 from layerparity.plan.core_share import CoreLayout
 from layerparity.plan.devices import Devices, cores_of, parse_devices, this_machine
 from layerparity.plan.weights import PlannedModel, WeightBytes, build, bytes_of
@@ -162,7 +162,7 @@ def _architecture(config: Config) -> dict[str, Any]:
     """Return the values of config.json; of a checkpoint that is here, held against its tensors."""
     if config.model.path is None and config.model.architecture is not None:
         return config.model.architecture
-    checkpoint = open_checkpoint(config.model)
+    checkpoint = describe(config.model)
     # Of a checkpoint that is not fetched yet there is only config.json.
     if checkpoint.has_weights:
         checkpoint.refuse_other_sizes()

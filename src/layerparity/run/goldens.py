@@ -231,7 +231,9 @@ class SameWeights:
             if any(overlap(mine, stage) for mine in self.stages)
         }
         shared = shared or dict(used)
-        for listed in shared.values():
+        absent = self.checkpoint.absent
+        for digests in shared.values():
+            listed = {name: digest for name, digest in digests.items() if name not in absent}
             lost = [name for name in listed if name not in self.checkpoint.tensors]
             if lost:
                 return f"the checkpoint holds no {lost[0]}"

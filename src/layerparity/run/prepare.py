@@ -18,8 +18,9 @@ from layerparity.anatomy.sizes import ModelSizes, sizes_of
 from layerparity.ground import console, registry
 from layerparity.ground.errors import UserError
 from layerparity.machine.memory import refuse_small_limits
+from layerparity.model import weight_types
 from layerparity.model.checkpoint import Checkpoint
-from layerparity.model.resolve import open_checkpoint
+from layerparity.model.resolve import describe, open_checkpoint
 from layerparity.record.manifest import SitePatterns
 from layerparity.run import goldens, needs, open_backend, open_port, typed_keys
 from layerparity.run.inputs import _replay, candidate
@@ -75,11 +76,13 @@ def plan_run(config: Config) -> RunPlan:
     Raises UserError for limits too small, a scope the model lacks, keys the port does not take.
     """
     refuse_small_limits()
-    checkpoint = open_checkpoint(config.model)
-    checkpoint.refuse_other_sizes()
-    num_layers = num_layers_of(checkpoint.config)
-    family = family_of(str(checkpoint.config.get("model_type")))
+    values = describe(config.model).config
+    weight_types.block_of(values)
+    num_layers = num_layers_of(values)
+    family = family_of(str(values.get("model_type")))
     scope = scope_of(config, num_layers, family)
+    checkpoint = open_checkpoint(config.model, scope.needed)
+    checkpoint.refuse_other_sizes()
     open_port.check(config, num_layers)
     typed_keys.refuse_unmapped(config)
     refuse_uneven_experts(config, sizes_of(checkpoint.config))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from layerparity.ground.errors import UserError, nearest
 from layerparity.model.checkpoint import Checkpoint
-from layerparity.model.resolve import open_checkpoint
+from layerparity.model.resolve import describe
 from layerparity.record.manifest import Manifest
 from layerparity.record.stored_run import StoredRun
 from layerparity.settings.config import ModelSettings
@@ -15,6 +15,10 @@ from layerparity.settings.tracking import TrackingConfig
 
 if TYPE_CHECKING:
     import torch
+
+
+# The keys that say which model it was; what is to be fetched is no part of it.
+_WHICH = ("name", "path", "revision", "subfolder", "shipped", "architecture")
 
 
 @dataclass(frozen=True)
@@ -28,8 +32,8 @@ class RunReader:
     def checkpoint(self) -> Checkpoint:
         """The checkpoint that it read; a relative ``model.path`` is one from here."""
         model = self.run.files.read_config()["model"]
-        named = {key: model.get(key) for key in ("name", "path", "shipped", "architecture")}
-        return open_checkpoint(ModelSettings(**named))
+        named = {key: model.get(key) for key in _WHICH}
+        return describe(ModelSettings(**named))
 
     def inputs(self) -> dict[str, torch.Tensor]:
         """Return ``token_ids``, ``attention_mask`` and ``position_ids``, int64 [batch, token]."""

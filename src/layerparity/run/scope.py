@@ -32,6 +32,11 @@ class Scope:
         kept = {"start": self.start, "end": self.end, "component": self.component}
         return {"kind": self.kind, **kept}
 
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """The stages whose weights are read; the embedding too, where tokens may be fed."""
+        return (EMBEDDING, *self.stages) if begins_with_tokens(self.stages) else self.stages
+
     def with_embedding(self) -> Scope:
         """Return the scope with the embedding before its first block."""
         stages = ("embed_tokens", *self.stages)

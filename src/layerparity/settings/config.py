@@ -6,6 +6,7 @@ What plug-ins take (``backend``, ``inputs``, ...) is typed beside the code that 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -34,6 +35,8 @@ PLUGIN_GROUPS = {
 
 # How a hub's cache begins the folder of a model.
 _HUB = "models--"
+# A folder that begins with a dot, as ./name and ../name do, is none.
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 # Each costs stack and a place with the scheduler: with more, some torch operations never end.
 MOST_THREADS = 1024
 # No model has such a context; a batch of more fits no memory.
@@ -98,13 +101,17 @@ class DeviceMapSettings:
 class ModelSettings:
     """conf/model: a Hugging Face folder, or an architecture without weights.
 
-    ``path`` may be relative to the current directory; ``shipped`` names a checkpoint that comes
-    with layerparity; ``architecture`` holds config.json's values where there is no folder;
-    ``prompt`` is what the model is asked where the command gives no prompt.
+    ``path`` may be relative to the current directory, or ``organisation/name`` of the hub, of which
+    ``revision`` and ``subfolder`` choose a part; ``shipped`` names a checkpoint that comes with
+    layerparity; ``architecture`` holds config.json's values where there is no folder; ``prompt`` is
+    what the model is asked where the command gives no prompt.
     """
 
     name: str = MISSING
-    path: str | None = key(None, "folder of a Hugging Face checkpoint")
+    path: str | None = key(None, "folder of a Hugging Face checkpoint, or ORGANISATION/NAME")
+    revision: str | None = key(None, "commit, branch or tag of a model of the hub")
+    subfolder: str | None = key(None, "folder within a model of the hub")
+    download: bool = key(False, "fetch from the hub what the scope needs and is not here")
     shipped: str | None = key(None, "a checkpoint that comes with layerparity")
     architecture: dict[str, Any] | None = key(
         None, "values of config.json, where there is no folder"
@@ -112,10 +119,19 @@ class ModelSettings:
     prompt: str | None = key(None, "what the model is asked where the command gives no prompt")
 
     @property
+    def hub_id(self) -> str | None:
+        """``organisation/name`` where ``path`` is one; None where it is a folder, or like one."""
+        if self.path is None or not _HUB_ID.fullmatch(self.path) or Path(self.path).exists():
+            return None
+        return self.path
+
+    @property
     def label(self) -> str:
-        """What a reader calls the model: its folder's name, of a hub's cache ``org/name``."""
+        """What a reader calls the model: its folder's name, of a hub's model ``org/name``."""
         if self.path is None:
             return self.name
+        if self.hub_id is not None:
+            return self.hub_id
         folder = Path(self.path).expanduser().absolute()
         if folder.parent.name == "snapshots" and folder.parents[1].name.startswith(_HUB):
             return folder.parents[1].name.removeprefix(_HUB).replace("--", "/")

@@ -63,6 +63,7 @@ class RanksPort(Port):
                     "together": side.together,
                     "threads": self.threads(),
                     "checkpoint": str(self.assets.checkpoint.folder.absolute()),
+                    "stages": self.assets.checkpoint.stages,
                     "dtype": config.dtype.value,
                     "wanted": asdict(wanted),
                 },
