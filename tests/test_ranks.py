@@ -29,6 +29,7 @@ def opened(count: int = 2, **keys: str) -> Iterator[RankGroup]:
             "count": count,
             "threads": 1,
             "checkpoint": str(ROOT / "checkpoints/tiny_minimax_m2"),
+            "stages": None,
             "dtype": "float32",
             "wanted": asdict(SitePatterns("default", ("*",))),
         },

@@ -19,7 +19,8 @@ from layerparity.checkpoint.scales import ScaleCheck, check_scales
 from layerparity.checkpoint.sizes import CheckpointSizes, measure
 from layerparity.ground.errors import Exit, UserError
 from layerparity.model import weight_types
-from layerparity.model.checkpoint import INDEX, Checkpoint, contradiction
+from layerparity.model.checkpoint import INDEX, Checkpoint
+from layerparity.model.contradiction import contradiction
 from layerparity.model.header import Stored
 
 OK = "ok"

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.site import EMBEDDING, HEAD
-from layerparity.anatomy.sizes import EXPERT_KEYS
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import text_digest
 from layerparity.ground.parse import parse_json
 from layerparity.model import weight_types
+from layerparity.model.contradiction import contradiction
 from layerparity.model.header import Header, Stored, read_header
 
 if TYPE_CHECKING:
@@ -25,22 +25,8 @@ if TYPE_CHECKING:
     from layerparity.model.tensor_hashes import TensorHashes
 
 INDEX = "model.safetensors.index.json"
-_MANY = 1000
 # What the names of all but the head begin with, in most checkpoints.
 _WITHIN = "model."
-_SIZES = (
-    "hidden_size",
-    "intermediate_size",
-    "moe_intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "vocab_size",
-    *EXPERT_KEYS,
-)
-_POSITIONS = "max_position_embeddings"
-# A table with a row for each position; where positions rotate, no tensor says how many there are.
-_TABLE = re.compile(r"(?:^|\.)(?:wpe|embed_positions|position_embeddings?|pos_embed)\.weight$")
 _SAFETENSORS = "*.safetensors"
 GGUF = ".gguf"
 # The stage in a tensor's name, once what stands before it is taken away.
@@ -352,32 +338,6 @@ def gguf_refusal(file: Path) -> UserError:
         "give the model that it was made from, or write it as one: "
         "AutoModelForCausalLM.from_pretrained(folder, gguf_file=name).save_pretrained(new_folder).",
     )
-
-
-def contradiction(config: Mapping[str, Any], tensors: Mapping[str, Stored], lost: int = 0) -> str:
-    """Return the size of config.json that these tensors cannot have, or an empty string.
-
-    ``lost`` is how many tensors there are besides, of which nothing is known.
-
-    A model of such a size would be built, and a number of blocks with nine digits is never built.
-    A size that no module uses may well be larger than all others.
-    """
-    largest = max((size for each in tensors.values() for size in each.shape), default=1)
-    rows = [each.shape[0] for name, each in tensors.items() if _TABLE.search(name) and each.shape]
-    text = config.get("text_config")
-    sizes = text if isinstance(text, dict) else config
-    count = len(tensors) + lost
-    limits = {"num_hidden_layers": (count, f"{count} tensors")}
-    if not lost:
-        most = _MANY * max(largest, count)
-        limits |= dict.fromkeys(_SIZES, (most, f"no size above {largest}"))
-    if rows:
-        limits[_POSITIONS] = max(rows), f"{max(rows)} positions"
-    for key, (most, what) in limits.items():
-        value = sizes.get(key)
-        if type(value) is int and value > most:
-            return f"{key}={value}, and the weights have {what}"
-    return ""
 
 
 def config_digest(config: Mapping[str, Any]) -> str:
