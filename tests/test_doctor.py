@@ -31,6 +31,7 @@ from layerparity.machine import memory as _host_memory
 from layerparity.machine import neuron as examined
 from layerparity.machine import neuron_flavour, nvidia, probe
 from layerparity.run.backends.neuron import Compile
+from layerparity.settings.config import ModelSettings
 from layerparity.settings.tracking import TrackingConfig
 
 Lines = dict[str, Result]
@@ -52,7 +53,7 @@ Legend:
 
 def settings(**changes: Any) -> Any:
     """What the checks read of a configuration."""
-    model = SimpleNamespace(name="m", path=str(TINY), shipped=None, architecture=None, prompt=None)
+    model = ModelSettings(name="m", path=str(TINY))
     usual = {
         "backend": SimpleNamespace(name="gpu", compile=False),
         "device_map": SimpleNamespace(strategy="auto"),
@@ -619,7 +620,7 @@ def no_scales(folder: Path) -> None:
     ("damage", "says"),
     [
         (broken_index, "cannot be read as JSON"),
-        (other_quantization, "only fp8 with two-dimensional blocks is read"),
+        (other_quantization, "quantised by awq, which is not read"),
         (blocks_in_words, "num_hidden_layers=six, which is no number of blocks"),
         (no_scales, "without its scales it is noise"),
     ],

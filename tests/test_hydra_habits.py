@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
-from conftest import Ended
+from conftest import ROOT, Ended
 
 
 @pytest.fixture
@@ -25,6 +27,29 @@ def own(tmp_path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return folder
+
+
+def rows_of_features() -> list[tuple[str, str]]:
+    """Return command and answer of each row of the table of Hydra's features."""
+    page = (ROOT / "docs/experiments.md").read_text(encoding="utf-8")
+    table = page.partition("## Hydra's features")[2].partition("\n## ")[0]
+    return re.findall(r"^\|.*?\| `(python run\.py .*?)` \| `(.*?)` \|$", table, re.MULTILINE)
+
+
+def test_the_table_of_features_is_read_whole() -> None:
+    page = (ROOT / "docs/experiments.md").read_text(encoding="utf-8")
+    table = page.partition("## Hydra's features")[2].partition("\n## ")[0]
+    assert len(rows_of_features()) == table.count("\n|") - 2 >= 20
+
+
+@pytest.mark.parametrize(("command", "says"), rows_of_features())
+def test_every_feature_does_what_the_table_says(
+    cli: Callable[..., Ended], command: str, says: str
+) -> None:
+    words = shlex.split(command)[2:]
+    ended = cli(*words)
+    assert says in ended.out + ended.err, ended.err
+    assert "internal error" not in ended.err
 
 
 def composed(ended: Ended) -> list[dict]:
@@ -50,6 +75,11 @@ def test_options_and_experiments_of_ones_own_folder(
         (["hydra.searchpath=[pkg://no_such_package]"], "no_such_package, which is not installed"),
         (["+experiment=compare_one"], "write experiment=compare_one"),
         (["+backend=gpu"], "write backend=gpu"),
+        (["+tp_degre=2"], "There is no key 'tp_degre'. Did you mean 'tp_degree'?"),
+        (["++tracking.foldr=x"], "There is no key 'tracking.foldr'. Did you mean"),
+        (["--experimental-rerun=job.pickle"], "opens a pickle, which runs what it holds"),
+        (["--config-name=other"], "Cannot find primary config 'other'"),
+        (["hydra.mode=MULTIRUN", "dtype=fp64,no"], "'no'"),
     ],
 )
 def test_what_cannot_be_meant_costs_one_line(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from layerparity.ground.secrets import redacted, refuse_login
 from layerparity.settings import config
 
 _STRUCT = re.compile(r"(?:Key '([\w.]+)' (?:is )?not in|Could not override '([^']+)')")
+_SWEEPS = "hydra.mode=MULTIRUN"
 # Letters of a word that a message repeats.
 _SHOWN = 120
 # Open brackets; Python's own limit is another one wherever a library has set it.
@@ -35,6 +36,8 @@ def check(arguments: Sequence[str]) -> Any:
     parser = get_args_parser()
     parser.error = refuse  # type: ignore[method-assign,assignment]
     parsed = parser.parse_args(list(arguments))
+    # Hydra's other way to ask for a sweep.
+    parsed.multirun = parsed.multirun or _SWEEPS in parsed.overrides
     _check_ways(parsed)
     if not parsed.shell_completion:
         given = given_folders(parsed.config_dir, parsed.overrides)
@@ -44,6 +47,11 @@ def check(arguments: Sequence[str]) -> Any:
 
 def _check_ways(parsed: Any) -> None:
     """Raise UserError for options of which Hydra takes one at a time, or one with another."""
+    if parsed.experimental_rerun is not None:
+        raise UserError(
+            "--experimental-rerun opens a pickle, which runs what it holds",
+            "type the command again; config.yaml of a run says what it was composed to.",
+        )
     ways = {
         "--run": parsed.run,
         "--multirun": parsed.multirun,
@@ -109,15 +117,14 @@ def _check_choice(override: Any, given: Sequence[Path]) -> None:
     group = override.key_or_group
     if group not in (*help_text.GROUPS, "job", "experiment"):
         _refuse_group(override)
+        if override.is_add() or override.is_force_add():
+            _refuse_unknown(override, given)
         return
     if override.is_add() or override.is_force_add():
         taken = f"{override.input_line} adds to what has one option already"
         raise UserError(taken, f"write {override.input_line.lstrip('+')}.")
     known = help_text.options(group, given)
-    chosen = (
-        override.sweep_string_iterator() if override.is_sweep_override() else [override.value()]
-    )
-    for choice in chosen:
+    for choice in _chosen(override, known):
         name = "null" if choice is None else str(choice).strip("'\"")
         cuda = group == "device_map" and re.fullmatch(r"cuda:\d+", name)
         if name in known or cuda:
@@ -125,6 +132,37 @@ def _check_choice(override: Any, given: Sequence[Path]) -> None:
         raise UserError(
             f"There is no {group} '{name}'.{nearest(name, known)} There is: {', '.join(known)}."
         )
+
+
+def _chosen(override: Any, known: Iterable[str]) -> Iterable[Any]:
+    """Return the options that an override chooses; of a pattern, those of ``known`` that it fits.
+
+    Raises UserError for a pattern that fits none.
+    """
+    value = override.value()
+    if hasattr(value, "filter"):
+        # Hydra's glob, which its grammar alone cannot expand.
+        fitting: list[str] = value.filter(list(known))
+        if not fitting:
+            found = f"{override.input_line} fits no {override.key_or_group}"
+            raise UserError(found, f"there is: {', '.join(known)}.")
+        return fitting
+    return override.sweep_string_iterator() if override.is_sweep_override() else [value]
+
+
+def _refuse_unknown(override: Any, given: Sequence[Path]) -> None:
+    """Raise UserError for a key that a plus would add, and nobody would read.
+
+    A port of one's own has keys of its own, a mapping takes any, and a folder may bring a group.
+    """
+    name = override.key_or_group
+    first = name.partition(".")[0]
+    keys = config.every_key()
+    within = [each for each in keys if name == each or name.startswith(f"{each}.")]
+    mapping = any(not any(key.startswith(f"{each}.") for key in keys) for each in within)
+    own = first in ("hydra", "port") or any((folder / first).is_dir() for folder in given)
+    if name not in keys and not mapping and not own:
+        raise UserError(f"There is no key '{name}'.{nearest(name, keys)} --help lists them.")
 
 
 def _refuse_group(override: Any) -> None:
@@ -151,7 +189,7 @@ def blame(arguments: Sequence[str]) -> UserError | None:
     before: list[str] = []
     for word, override in ordered:
         key, sweep = word.partition("=")[0], override.is_sweep_override()
-        values = override.sweep_string_iterator() if sweep else []
+        values = _chosen(override, help_text.options(key)) if sweep else []
         tried = [f"{key}={value}" for value in values] or [word]
         refused = next((each for each in tried if not _composes([*before, each])), None)
         if refused is not None:

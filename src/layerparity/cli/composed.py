@@ -13,9 +13,12 @@ def show(parsed: Any, one: Callable[[list[str]], object]) -> None:
 
     ``one`` gets the words of a command for one job.
     """
+    from hydra import initialize_config_dir
+
     from layerparity.run import sweep
 
-    jobs = sweep.parts_of([*_swept_by_experiment(parsed), *parsed.overrides])
+    with initialize_config_dir(version_base="1.3", config_dir=str(shipped("conf").absolute())):
+        jobs = sweep.parts_of([*_swept_by_experiment(parsed), *parsed.overrides])
     for number, job in enumerate(jobs, start=1):
         print(f"---\n# job {number} of {len(jobs)}: {' '.join(job)}", flush=True)
         options = [f"--config-dir={parsed.config_dir}"] if parsed.config_dir else []
@@ -25,8 +28,8 @@ def show(parsed: Any, one: Callable[[list[str]], object]) -> None:
 
 
 def _swept_by_experiment(parsed: Any) -> list[str]:
-    """Return what the chosen experiment itself sweeps over, as words of a command."""
-    from hydra import compose, initialize_config_dir
+    """Return what the chosen experiment itself sweeps over, as words; wants Hydra initialised."""
+    from hydra import compose
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     parser = OverridesParser.create()
@@ -35,7 +38,6 @@ def _swept_by_experiment(parsed: Any) -> list[str]:
     ]
     if parsed.config_dir:
         chosen.append(f"hydra.searchpath=[{parsed.config_dir}]")
-    with initialize_config_dir(version_base="1.3", config_dir=str(shipped("conf").absolute())):
-        whole = compose("config", overrides=chosen, return_hydra_config=True)
+    whole = compose("config", overrides=chosen, return_hydra_config=True)
     params = whole.hydra.sweeper.get("params") or {}
     return [f"{key}={value}" for key, value in params.items()]

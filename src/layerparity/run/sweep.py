@@ -94,11 +94,17 @@ class SweepParent(Callback):
 
 
 def parts_of(words: list[str]) -> list[list[str]]:
-    """Return the words of each part of a sweep, as Hydra's own sweeper combines them."""
+    """Return the words of each part of a sweep, as Hydra's own sweeper combines them.
+
+    Wants Hydra initialised.
+    """
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+    from hydra.core.global_hydra import GlobalHydra
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    (parts,) = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(words), None)
+    # A pattern of options is expanded by what Hydra found.
+    parser = OverridesParser.create(GlobalHydra.instance().config_loader())
+    (parts,) = BasicSweeper.split_arguments(parser.parse_overrides(words), None)
     return parts
 
 

@@ -43,7 +43,14 @@ MOST_THREADS = 1024
 MOST_TOKENS = 2**24
 
 
-class DType(Enum):
+class Choice(Enum):
+    """One of some words; as text it is the word, where another key repeats it, too."""
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+class DType(Choice):
     """Floating type a run computes in; torch's names, and the short ones that people type."""
 
     float64 = fp64 = "float64"
@@ -52,7 +59,7 @@ class DType(Enum):
     float16 = fp16 = "float16"
 
 
-class RunKind(Enum):
+class RunKind(Choice):
     """Whether a run is believed or judged; auto: gpu makes a golden, neuron a candidate."""
 
     auto = "auto"
@@ -60,14 +67,14 @@ class RunKind(Enum):
     candidate = "candidate"
 
 
-class What(Enum):
+class What(Choice):
     """What job=compare compares: stored runs, or a port's weights with the checkpoint's."""
 
     runs = "runs"
     weights = "weights"
 
 
-class FeedMode(Enum):
+class FeedMode(Choice):
     """isolated: each block is fed the golden's input to it; chained: the block before it."""
 
     auto = "auto"
@@ -75,7 +82,7 @@ class FeedMode(Enum):
     chained = "chained"
 
 
-class ScopeKind(Enum):
+class ScopeKind(Choice):
     """How much of the model a run covers."""
 
     single = "single"
