@@ -96,14 +96,15 @@ class SweepParent(Callback):
 def parts_of(words: list[str]) -> list[list[str]]:
     """Return the words of each part of a sweep, as Hydra's own sweeper combines them.
 
-    Wants Hydra initialised.
+    A pattern of options wants Hydra initialised.
     """
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    # A pattern of options is expanded by what Hydra found.
-    parser = OverridesParser.create(GlobalHydra.instance().config_loader())
+    known = GlobalHydra.instance()
+    # Hydra expands a pattern of options by what it found.
+    parser = OverridesParser.create(known.config_loader() if known.is_initialized() else None)
     (parts,) = BasicSweeper.split_arguments(parser.parse_overrides(words), None)
     return parts
 
