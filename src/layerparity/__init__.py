@@ -1,5 +1,9 @@
 """Layer-by-layer numerical parity between two machines that run the same language model.
 
+``run``, ``compare``, ``bisect``, ``open_run``, ``open_comparison`` and ``open_bisection`` are what
+a Python program calls; `layerparity.cli.python` describes them. They are imported when first used,
+so that importing this package costs nothing; type checkers read ``__init__.pyi``.
+
 Former paths of modules, which authors of ports import and stored runs name, work until 0.2: each
 gives the very module that took its place, with a DeprecationWarning.
 """
@@ -13,6 +17,7 @@ from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 __version__ = "0.1.0"
 
@@ -29,6 +34,33 @@ _MOVED = {
     },
 }
 _PACKAGES = ("layerparity.models", "layerparity.ports")
+
+
+_PUBLIC = {
+    **dict.fromkeys(
+        ("bisect", "compare", "open_bisection", "open_comparison", "open_run"),
+        "layerparity.cli.python",
+    ),
+    **dict.fromkeys(("Bisection", "Comparison", "Run"), "layerparity.report.notebook"),
+    "UserError": "layerparity.ground.errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first asked for."""
+    if name == "run":
+        # A package of ours that can be called like the others: see its ``__init__``.
+        return importlib.import_module("layerparity.run")
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_PUBLIC[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Return what is here, and the public names that were not asked for yet."""
+    return sorted({*globals(), *_PUBLIC, "run"})
 
 
 def path_today(target: str) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -66,10 +67,15 @@ def _check_ways(parsed: Any) -> None:
         raise UserError("--resolve says how --cfg shows a command", "add --cfg job.")
 
 
-def check_overrides(overrides: Sequence[str], multirun: bool, given: Sequence[Path] = ()) -> None:
+def check_overrides(
+    overrides: Sequence[str],
+    multirun: bool,
+    given: Sequence[Path] = (),
+    each_of: str = "to sweep over it, add -m.",
+) -> None:
     """Raise UserError for the first override that is no key=value, or names no option.
 
-    ``given`` are folders of groups beside our own.
+    ``given`` are folders of groups beside our own; ``each_of`` says how each of a list is taken.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -92,8 +98,7 @@ def check_overrides(overrides: Sequence[str], multirun: bool, given: Sequence[Pa
             raise UserError(f"'{argument[:_SHOWN]}' has no key before its sign. --help lists them.")
         if override.is_sweep_override() and not multirun and not argument.startswith("hydra"):
             raise UserError(
-                f"{argument} is a list of values. As one value: {quoted(argument)}; "
-                "to sweep over it, add -m."
+                f"{argument} is a list of values. As one value: {quoted(argument)}; {each_of}"
             )
         if override.key_or_group == "tracking.uri":
             # Hydra prints a command line before the key is read.
@@ -241,6 +246,25 @@ def explain(error: Exception) -> UserError:
         first += nearest(choice[1], choice[2].split(", "))
     where = f"{full[1]}: " if full else ""
     return UserError(f"{where}{first}")
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Raise what Hydra and OmegaConf raise in a block as UserErrors.
+
+    The notes of an exception, which say where it is from, stand before its message.
+    """
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, UserError) as error:
+        message = error if isinstance(error, UserError) else explain(error)
+        notes = getattr(error, "__notes__", ())
+        if message is error and not notes:
+            raise
+        raise UserError(": ".join([*notes, str(message)])) from error
 
 
 def _bare_word(word: str) -> str:

@@ -200,14 +200,11 @@ def _begin_log() -> None:
 
 
 def _dispatch(composed: Any) -> Exit:
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
     from layerparity.cli import command
     from layerparity.ground import registry
     from layerparity.settings.config import checked
 
-    try:
+    with command.plain_errors():
         config = checked(composed)
         output.check(config.job.name)
         steps = getattr(config.job, "steps", ())
@@ -219,16 +216,7 @@ def _dispatch(composed: Any) -> Exit:
                 error.add_note(f"Step {number} of {len(steps)} ({step})")
                 raise
         ending: Exit = registry.load("jobs", config.job.name).run(config)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise _with_notes(error, command.explain(error)) from error
-    except UserError as error:
-        raise _with_notes(error, error) from error
     return ending
-
-
-def _with_notes(error: Exception, message: UserError) -> UserError:
-    """Return a message with the notes of an exception, which say where it is from, before it."""
-    return UserError(": ".join([*getattr(error, "__notes__", ()), str(message)]))
 
 
 def _notes() -> list[dict[str, Any]]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Mapping, Sequence
 
 from layerparity.ground import console
-from layerparity.ground.quoting import typed
+from layerparity.ground.quoting import word
 
 URI = "MLFLOW_TRACKING_URI"
 EXPERIMENT = "MLFLOW_EXPERIMENT_NAME"
@@ -40,4 +39,4 @@ def words_for(arguments: Sequence[str], variables: Mapping[str, str] = os.enviro
             console.note(f"{RUN_NAME} is not heeded: an experiment would call its runs alike.")
         else:
             keys["name"] = name
-    return [shlex.split(typed(key, value))[0] for key, value in keys.items()]
+    return [word(key, value) for key, value in keys.items()]

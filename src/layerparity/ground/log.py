@@ -75,8 +75,7 @@ def begin(verbose: bool, shown: bool = False) -> None:
     ``shown``: Hydra's own logging prints the records.
     """
     LOGGER.propagate = verbose or shown
-    while _jobs:
-        _jobs.pop().close()
+    end()
     _jobs.append(Lines())
     for each in [each for each in logging.root.handlers if each.get_name() == __name__]:
         logging.root.removeHandler(each)
@@ -87,3 +86,9 @@ def begin(verbose: bool, shown: bool = False) -> None:
         # What the console prints itself.
         handler.addFilter(lambda record: record.name != LOGGER.name)
         logging.root.addHandler(handler)
+
+
+def end() -> None:
+    """Forget what the job said that `begin` began."""
+    while _jobs:
+        _jobs.pop().close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 
 _KEY = re.compile(r"^[+~]{0,2}([\w./@]+)=(.*)$", re.DOTALL)
 # OmegaConf halves the backslashes before one, and an odd one takes its meaning away.
@@ -26,16 +27,23 @@ def quoted(argument: str) -> str:
 
 
 def typed(key: str, value: object) -> str:
-    """Return ``key=value`` as it must be typed so that Hydra reads this very value.
+    """Return `word` as it must be typed in a shell."""
+    return shlex.quote(word(key, value))
 
-    ``value`` is a text, a number, a bool, None or a list of such.
+
+def word(key: str, value: object) -> str:
+    """Return the one word of a command, ``key=value``, of which Hydra reads this very value.
+
+    ``value`` is a text, a number, a bool, None, or a list or mapping of such.
     """
-    return shlex.quote(f"{key}={_literal(value)}")
+    return f"{key}={_literal(value)}"
 
 
 def _literal(value: object) -> str:
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return f"[{','.join(_literal(each) for each in value)}]"
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{_literal(k)}:{_literal(v)}' for k, v in value.items())}}}"
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     # A stored text that looks like an interpolation is that text, not a look at the environment.

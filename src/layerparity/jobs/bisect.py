@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from layerparity.ground.errors import Exit
+from layerparity.record.stored_run import Kept
 from layerparity.settings.config import Config
 from layerparity.settings.key import key
 
@@ -27,6 +28,11 @@ class Settings:
 
 def run(config: Config) -> Exit:
     """Bisect the model, or the configuration where ``job.good`` or ``job.bad`` is given."""
+    return bisect(config).exit
+
+
+def bisect(config: Config) -> Kept:
+    """Bisect, keep what was found and show it."""
     from layerparity.search import blocks, configurations
 
     if config.job.good or config.job.bad:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from layerparity.ground import console
 from layerparity.ground.errors import Exit
+from layerparity.record.stored_run import Kept
 from layerparity.settings.config import Config, RunKind, What
 from layerparity.settings.key import key
 
@@ -42,6 +43,11 @@ def run(config: Config) -> Exit:
     """Compare two runs, or two sets of runs; return the exit status of the verdict."""
     if config.what is What.weights:
         return check_weights(config)
+    return compare(config).exit
+
+
+def compare(config: Config) -> Kept:
+    """Compare two runs, or two sets of runs, keep the verdict and show it."""
     from layerparity.judge.choose import PassedOver, chosen_sides, unfinished_sweeps
     from layerparity.report.refusals import obstacles_in_words, passed_over_text
     from layerparity.report.side_versions import versions_text
@@ -82,13 +88,12 @@ def run(config: Config) -> Exit:
         )
     if config.job.beside is not None:
         return _keep_beside(config, store, verdict, golden, candidate)
-    keep_verdict(config, store, verdict, candidate)
-    return verdict.exit
+    return Kept(verdict.exit, keep_verdict(config, store, verdict, candidate))
 
 
 def _keep_beside(
     config: Config, store: Store, verdict: Verdict, golden: Runs, candidate: Runs
-) -> Exit:
+) -> Kept:
     """Judge the candidate ``job.beside`` too; keep the verdict, and say what the two tell."""
     from layerparity.judge.beside import held_beside
     from layerparity.judge.conclude import conclude
@@ -102,10 +107,10 @@ def _keep_beside(
         other = conclude(golden, others, with_limits(config.tolerance, store, others))
     found = held_beside(verdict, candidate, other, others)
     links = {"beside": others[0].reference, "beside_verdict": other.outcome.value}
-    keep_verdict(config, store, verdict, candidate, links)
+    kept = keep_verdict(config, store, verdict, candidate, links)
     for line in beside_lines(found):
         console.say(line)
-    return verdict.exit if verdict.exit is not Exit.OK else other.exit
+    return Kept(verdict.exit if verdict.exit is not Exit.OK else other.exit, kept)
 
 
 def check_weights(config: Config) -> Exit:

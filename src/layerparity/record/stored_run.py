@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
+from layerparity.ground.errors import Exit
 from layerparity.ground.files import damaged, reading, text_digest
 from layerparity.record.folder import RunFolder
 from layerparity.record.manifest import Manifest
@@ -22,6 +24,13 @@ MANIFEST_TAG = "manifest"
 TEXT_TAG = "hash."
 # What a bare folder's manifest says that a store keeps as tags.
 _TAGS = ("kind", "backend", "device", "port", "dtype", "fingerprint")
+
+
+class Kept(NamedTuple):
+    """What a job came to: its exit status, and the id of the run that keeps the result."""
+
+    exit: Exit
+    run: str
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,11 @@ def keep_verdict(
     verdict: Verdict,
     candidate: Sequence[StoredRun],
     links: Mapping[str, str] | None = None,
-) -> None:
-    """Keep a verdict as a run, with its report, and show it; ``links`` are tags for other runs."""
+) -> str:
+    """Keep a verdict as a run, with its report, and show it; return the run's id.
+
+    ``links`` are tags for other runs.
+    """
     answer = answer_of(verdict)
     page, text = render_html(verdict, answer), render_markdown(verdict, answer)
     name = config.name or f"compare-{verdict.candidate.name}"
@@ -68,6 +71,7 @@ def keep_verdict(
     console.say(f"run:    {active.url}")
     say_served(config.tracking)
     _summarise(text)
+    return active.id
 
 
 def _summarise(text: str) -> None:

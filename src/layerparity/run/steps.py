@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from layerparity.ground import console
 from layerparity.ground.errors import UserError
-from layerparity.ground.quoting import typed
+from layerparity.ground.quoting import typed, word
 from layerparity.record.folder import CONFIG
 from layerparity.run import apart as _apart
 from layerparity.run import open_backend, open_port, typed_keys, write
@@ -73,6 +72,11 @@ def make(store: Store, parent: str, settings: Settings, apart: bool = False) -> 
     return stored
 
 
+def forget_notes() -> None:
+    """Begin another command, whose steps say each note anew."""
+    _noted.clear()
+
+
 def brief(title: str) -> AbstractContextManager[None]:
     """Return a block in which only notes, once each, and progress under a title are shown."""
     return console.brief(title, _noted)
@@ -84,7 +88,7 @@ def composed(settings: Settings) -> Config:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    words = [shlex.split(typed(key, value))[0] for key, value in settings.items()]
+    words = [word(key, value) for key, value in settings.items()]
     try:
         return checked(compose("config", overrides=words))
     except (HydraException, OmegaConfBaseException) as error:

@@ -13,6 +13,7 @@ from layerparity.judge.conclude import portrayed, with_guilt
 from layerparity.judge.evidence import stage_rows
 from layerparity.judge.sides import open_side
 from layerparity.record.guilt import Cause, Guilt
+from layerparity.record.stored_run import Kept
 from layerparity.record.verdict import FILE_NAME as VERDICT_FILE
 from layerparity.record.verdict import Outcome, Verdict
 from layerparity.report.answer import Answer, answer_of
@@ -67,8 +68,8 @@ class Conclusion:
         }
 
 
-def bisect(config: Config) -> Exit:
-    """Search, descend into the wrong place, keep it as a run and print it; return how it ends."""
+def bisect(config: Config) -> Kept:
+    """Search, descend into the wrong place, keep it as a run and print it."""
     from layerparity.tracking.store import open_store
 
     store = open_store(config.tracking)
@@ -85,7 +86,7 @@ def bisect(config: Config) -> Exit:
             conclusion = replace(conclusion, verdict=shown)
         _log(active, conclusion)
     _print(conclusion, active)
-    return conclusion.exit
+    return Kept(conclusion.exit, active.id)
 
 
 def conclude(bench: Bench, result: SearchResult) -> Conclusion:

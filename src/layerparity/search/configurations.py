@@ -9,6 +9,7 @@ from typing import Any
 
 from layerparity.ground import console
 from layerparity.ground.errors import Exit, UserError
+from layerparity.record.stored_run import Kept
 from layerparity.record.verdict import Outcome
 from layerparity.report.headline import headline, outcome_text
 from layerparity.report.search import Step
@@ -66,8 +67,8 @@ class KeyTrials:
         )
 
 
-def bisect(config: Config) -> Exit:
-    """Name the keys of ``job.bad`` that make it fail where ``job.good`` passes; return FAILED.
+def bisect(config: Config) -> Kept:
+    """Name the keys of ``job.bad`` that make it fail where ``job.good`` passes; it ends as FAILED.
 
     Raises UserError where the two do not differ, or both pass, or both fail.
     """
@@ -98,7 +99,7 @@ def bisect(config: Config) -> Exit:
     console.table("Trials", ("configuration", "", "told"), rows)
     console.say(f"{said} {len(trials.steps)} trials over {len(keys)} keys.")
     say_link(active, config.tracking)
-    return Exit.FAILED
+    return Kept(Exit.FAILED, active.id)
 
 
 def _guilty(keys: Sequence[str], trials: KeyTrials) -> tuple[str, ...]:
