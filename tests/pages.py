@@ -30,6 +30,7 @@ NAMES = (
     "seeds",
     "tracking",
     "runs",
+    "python",
     "ports",
     "profile",
 )

@@ -39,6 +39,9 @@ class Code:
     def __init__(self, package: Path) -> None:
         trees = {path: ast.parse(path.read_text()) for path in package.rglob("*.py")}
         self.tops = {path: set(_tops(tree)) for path, tree in trees.items()}
+        # What the package itself offers is imported when it is used: its stub lists it.
+        stub = ast.parse((package / "__init__.pyi").read_text())
+        self.tops[package.with_suffix(".py")] = set(_tops(stub))
         nodes = [node for tree in trees.values() for node in ast.walk(tree)]
         self.defined = {n.name for n in nodes if isinstance(n, ast.ClassDef | ast.FunctionDef)}
         self.constants = set().union(*self.tops.values())

@@ -1,4 +1,4 @@
-"""The package as a Python program and a notebook use it: what it gives, refuses and leaves alone."""
+"""The package as a Python program uses it: what it gives, refuses and leaves alone."""
 
 from __future__ import annotations
 
@@ -331,8 +331,8 @@ def test_a_comparison_is_not_opened_as_a_run(pair: tuple[Path, Path]) -> None:
         layerparity.open_bisection(judged.id)
 
 
-def test_values_of_every_kind_reach_their_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Texts that would mean something to Hydra stay texts; a mapping is several keys, or a value."""
+def test_values_of_every_kind_reach_their_keys() -> None:
+    """Texts that mean something to Hydra stay texts; a mapping is several keys, or a value."""
     from layerparity.cli import python
 
     keys = {

@@ -1,1 +1,1 @@
-"""The door: from a command line to a job and an exit status."""
+"""The doors: from a command line to a job and an exit status, from Python to what was made."""
