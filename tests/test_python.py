@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, Ended
 from runs import make_run, sites
 from safetensors.torch import save_file
 from stores import fresh_config
@@ -351,3 +351,28 @@ def test_values_of_every_kind_reach_their_keys() -> None:
         assert (composed.reuse, composed.layer, composed.golden) == (True, 3, None)
         assert composed.capture.exclude == ["mlp.*", "3"]
         assert dict(composed.job.good) == {"dtype": "float32", "threads": 1}
+
+
+def test_a_bisection_names_the_wrong_block_and_a_sweep_is_one_run(
+    run: Callable[..., Ended], store: Path
+) -> None:
+    """Of a store that commands filled; its golden has every component."""
+    where = f"tracking.folder={store}"
+    port = {"name": "qk_norm_per_head", "layers": [2]}
+    words = (where, "backend=gpu", "device_map=cpu", "port=fault")
+    found = layerparity.bisect(*words, golden="the-golden", port=port, name="bisected")
+    assert found.guilty.startswith("layers.2.self_attn")
+    assert found.verdict is not None
+    assert found.verdict.causes[0].id in found.conclusion["causes"][0]["id"]
+    assert bool(found.steps.wrong.any())
+    assert "layers.2" in found._repr_html_()
+    assert layerparity.open_bisection("latest", where).id == found.id
+    parts = ("-m", "kind=candidate", "device_map=cpu", "scope=single", "layer=1,2", "name=parts")
+    ended = run(*parts, "golden=the-golden", "hydra/launcher=basic")
+    assert ended.exit == 0, ended.err
+    sweep = layerparity.open_run("parts", where)
+    assert len(sweep.parts) == 2
+    assert sweep.tensor("layers.1:out").shape == sweep.tensor("layers.2:out").shape
+    judged = layerparity.compare("the-golden", sweep, where)
+    assert judged.outcome == "pass"
+    assert set(judged.rows.layer.dropna()) == {1, 2}
