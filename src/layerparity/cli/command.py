@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from layerparity.cli import help as help_text
+from layerparity.cli import launchers
 from layerparity.cli.search_path import given_folders
 from layerparity.ground.errors import UserError, nearest
 from layerparity.ground.quoting import quoted
@@ -120,6 +121,8 @@ def _depth(argument: str) -> int:
 def _check_choice(override: Any, given: Sequence[Path]) -> None:
     """Raise UserError where an override chooses an option that its group does not have."""
     group = override.key_or_group
+    if group == launchers.GROUP and not override.is_sweep_override():
+        launchers.check(str(override.value()))
     if group not in (*help_text.GROUPS, "job", "experiment"):
         _refuse_group(override)
         if override.is_add() or override.is_force_add():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -19,23 +18,12 @@ from layerparity.ground import console
 from layerparity.ground.errors import Exit, UserError
 from layerparity.machine import owner
 from layerparity.record.stored_run import FINISHED
-from layerparity.tracking.process import terminable
+from layerparity.tracking.process import stop_behind, terminable
 
-_EXITS = "LAYERPARITY_EXITS"
-_SEVERITY = (
-    Exit.OK,
-    Exit.INCONCLUSIVE,
-    Exit.FAILED,
-    Exit.NOT_READY,
-    Exit.USER,
-    Exit.INTERNAL,
-)
 # What a shell says of a command that wrote where nobody reads.
 _UNREAD = 128 + signal.SIGPIPE
 # Whether nobody reads any more what this command prints; its further jobs do not begin then.
 _unread: list[bool] = []
-# Endings of this command's jobs that its file of them had no room for.
-_unwritten: list[dict[str, Any]] = []
 
 
 def main() -> int:
@@ -89,6 +77,7 @@ def _hydra(arguments: list[str]) -> int:
 
     from layerparity.cli import command, completion, composed, mlflow_variables, search_path
     from layerparity.ground.resources import shipped
+    from layerparity.run import endings
     from layerparity.settings import config
 
     # argparse takes key=value only in one piece, so "a=1 -m b=2" would be refused.
@@ -103,27 +92,25 @@ def _hydra(arguments: list[str]) -> int:
     parsed = command.check(sys.argv[1:])
     # With this, Hydra hands us its exceptions instead of printing its own story and exiting.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    _unwritten.clear()
+    endings.begin()
     owner.remove_abandoned(Path(tempfile.gettempdir()))
-    with owner.temporary() as folder:
-        os.environ[_EXITS] = str(Path(folder) / "exits")
-        door = hydra.main(
-            version_base="1.3", config_path=str(shipped("conf")), config_name="config"
-        )(_job)
+    door = hydra.main(version_base="1.3", config_path=str(shipped("conf")), config_name="config")(
+        _job
+    )
 
-        def compose_one(words: list[str]) -> None:
-            sys.argv[1:] = words
-            door()
+    def compose_one(words: list[str]) -> None:
+        sys.argv[1:] = words
+        door()
 
-        try:
-            with _explained():
-                if parsed.multirun and parsed.cfg:
-                    composed.show(parsed, compose_one)
-                else:
-                    door()
-        finally:
-            _close_sweep()
-        return _gravest()
+    try:
+        with _explained():
+            if parsed.multirun and parsed.cfg:
+                composed.show(parsed, compose_one)
+            else:
+                door()
+    finally:
+        code = _close_sweep()
+    return code
 
 
 @contextmanager
@@ -133,7 +120,7 @@ def _explained() -> Iterator[None]:
     from omegaconf.errors import OmegaConfBaseException
 
     from layerparity.cli import command
-    from layerparity.run import sweep
+    from layerparity.run import endings, sweep
 
     try:
         yield
@@ -142,8 +129,15 @@ def _explained() -> Iterator[None]:
     except sweep.CannotBegin as stopped:
         raise stopped.reason from None
     except Exception as error:
+        silent = endings.silent_parts()
+        if silent:
+            why = f"{type(error).__name__}: {error}".split("\n", 1)[0]
+            raise UserError(
+                f"The launcher lost {len(silent)} parts of the sweep ({why})",
+                "read what it kept of them, then run the sweep again with reuse=true.",
+            ) from error
         # A job that began has said itself what it raised.
-        mistake = None if _notes() else command.blame(sys.argv[1:])
+        mistake = None if endings.all_endings() else command.blame(sys.argv[1:])
         if mistake is None:
             raise
         raise mistake from error
@@ -151,7 +145,7 @@ def _explained() -> Iterator[None]:
 
 def _job(composed: Any) -> int:
     """Run one job and note how it ended; the same in this process and in a launcher's worker."""
-    from layerparity.run import sweep
+    from layerparity.run import endings, sweep
 
     code, why = Exit.INTERNAL, "stopped"
     if _unread:
@@ -166,14 +160,7 @@ def _job(composed: Any) -> int:
         why = f"{type(error).__name__}: {error}"
         _complain_of(error)
     finally:
-        # In a file: a launcher's workers are other processes.
-        note = {"exit": int(code), "part": sweep.part(), "why": why.split("\n", 1)[0]}
-        try:
-            with Path(os.environ[_EXITS]).open("a", encoding="utf-8") as exits:
-                exits.write(f"{json.dumps(note)}\n")
-        except OSError:
-            # A full disk: what another process knows is lost with it, and Hydra says so.
-            _unwritten.append(note)
+        endings.leave(endings.JobEnding(code, sweep.part(), why.split("\n", 1)[0]))
     return int(code)
 
 
@@ -219,23 +206,19 @@ def _dispatch(composed: Any) -> Exit:
     return ending
 
 
-def _notes() -> list[dict[str, Any]]:
-    path = Path(os.environ[_EXITS])
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    # On a full disk a line may be cut off; then it stands among those that were not written.
-    return [json.loads(line) for line in lines if line.endswith("}")] + _unwritten
+def _close_sweep() -> Exit:
+    """End the sweep's parent run, if this command opened one, and show its parts.
 
+    Return the gravest exit status of the command's jobs.
+    """
+    from layerparity.run import endings, sweep
 
-def _gravest() -> Exit:
-    return max((Exit(note["exit"]) for note in _notes()), key=_SEVERITY.index, default=Exit.OK)
-
-
-def _close_sweep() -> None:
-    """End the sweep's parent run, if this command opened one, and show its parts."""
-    from layerparity.run import sweep
-
-    refused = {note["part"]: note["why"] for note in _notes() if note["exit"] != Exit.OK}
-    closed = sweep.close_parent(failed=_gravest() is not Exit.OK, refused=refused)
+    code = endings.gravest()
+    # Where the command was stopped, the parts that it did not wait for say nothing.
+    silent = endings.silent_parts() if stop_behind(sys.exception()) is None else []
+    refused = {each.part: each.why for each in endings.all_endings() if each.exit != Exit.OK}
+    endings.remove()
+    closed = sweep.close_parent(failed=code is not Exit.OK, refused=refused, silent=silent)
     rows = closed.rows
     unfinished = [row for row in rows if row.status != FINISHED]
     if rows:
@@ -248,3 +231,4 @@ def _close_sweep() -> None:
         then = next_step.after_sweep(closed)
         if then:
             console.say(f"next:   {then}")
+    return code

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,6 +20,7 @@ from omegaconf import OmegaConf
 from layerparity.ground import console
 from layerparity.ground.errors import UserError
 from layerparity.ground.secrets import redacted
+from layerparity.run import endings
 from layerparity.tracking.process import stop_behind
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ PARENT_VARIABLE = "LAYERPARITY_PARENT_RUN"
 PARTS_VARIABLE = "LAYERPARITY_SWEEP_PARTS"
 SWEPT_JOB = "run"
 REFUSED = "REFUSED"
+SILENT = "LEFT NO WORD"
+# The launcher that runs parts in this process.
+_OWN_LAUNCHER = "BasicLauncher"
 # The kind of a sweep is its own; that of its children tells what it can stand for.
 _SHARED_TAGS = {name: name for name in ("backend", "device", "model", "dtype", "port", "feed")}
 _SHARED_TAGS["holds"] = "kind"
@@ -74,18 +78,24 @@ class SweepParent(Callback):
         # An id left by an outer command is not this sweep's parent.
         os.environ.pop(PARENT_VARIABLE, None)
         try:
-            _make_folder(OmegaConf.select(config, "hydra.sweep.dir"))
+            folder = OmegaConf.select(config, "hydra.sweep.dir")
+            _make_folder(folder)
+            overrides = [
+                str(each) for each in OmegaConf.select(config, "hydra.overrides.task") or ()
+            ]
+            params = OmegaConf.select(config, "hydra.sweeper.params") or {}
+            parts = parts_of([*(f"{key}={value}" for key, value in params.items()), *overrides])
+            launcher = OmegaConf.select(config, "hydra.launcher._target_") or _OWN_LAUNCHER
+            if not launcher.endswith(_OWN_LAUNCHER):
+                endings.await_parts(Path(folder), [" ".join(words) for words in parts])
             if config.hydra.runtime.choices.get("job") != SWEPT_JOB:
                 return
             from layerparity.tracking.store import open_store
 
-            overrides = [str(each) for each in config.hydra.overrides.task]
             store = open_store(config.tracking)
             name = config.get("name") or "sweep " + " ".join(overrides)
             parent = store.begin(redacted(name)[:200], "sweep", {}, {"overrides": overrides})
             os.environ[PARENT_VARIABLE] = parent.id
-            params = OmegaConf.select(config, "hydra.sweeper.params") or {}
-            parts = parts_of([*(f"{key}={value}" for key, value in params.items()), *overrides])
             os.environ[PARTS_VARIABLE] = f"{len(parts)} {time.time()}"
             console.say(f"{parent.name}  {parent.id}\n{parent.url}")
             _open.append((store, parent, overrides))
@@ -120,13 +130,15 @@ def close_parent(
     failed: bool = False,
     error: BaseException | None = None,
     refused: Mapping[str, str] | None = None,
+    silent: Sequence[str] = (),
 ) -> ClosedSweep:
     """Close the parent run, if this process opened one; return what it held.
 
     FINISHED if every part finished; KILLED if the sweep or a child was stopped; else FAILED, also
     when ``failed`` says that a job ended before it had a run. ``error``, or the exception that is
     being handled (this is called in a ``finally``), is what ended the sweep. ``refused`` says why,
-    by `part`, a job did not succeed; those that had no run get a row too.
+    by `part`, a job did not succeed; those that had no run get a row too. ``silent`` are the parts
+    whose process, perhaps on another node, ended without a word.
     """
     os.environ.pop(PARENT_VARIABLE, None)
     os.environ.pop(PARTS_VARIABLE, None)
@@ -136,14 +148,16 @@ def close_parent(
     children = store.children(parent.id)
     known = {child.tags.get("part") for child in children}
     lost = {words: why for words, why in (refused or {}).items() if words not in known}
+    unheard = [words for words in silent if words not in known]
     error = error or sys.exception()
-    parent.set_tags(_summary(children, len(lost)))
+    parent.set_tags(_summary(children, {REFUSED: len(lost), SILENT: len(unheard)}))
     endings = {child.status for child in children}
     stopped = stop_behind(error) is not None or "KILLED" in endings
-    whole = endings == {"FINISHED"} and not failed and not lost and error is None
+    whole = endings == {"FINISHED"} and not (failed or lost or silent) and error is None
     parent.end("KILLED" if stopped else "FINISHED" if whole else "FAILED", error)
-    rows = [ChildRow(child.name, child.status, child.url) for child in children]
+    rows = [ChildRow(child.name, _status(child, silent), child.url) for child in children]
     rows += [ChildRow(_apart(words, shared), REFUSED, why) for words, why in lost.items()]
+    rows += [ChildRow(_apart(words, shared), SILENT, "its process ended") for words in unheard]
     return ClosedSweep(rows, children, parent.id, shared)
 
 
@@ -164,13 +178,19 @@ def _apart(words: str, shared: list[str]) -> str:
     return " ".join(word for word in words.split(" ") if word not in shared) or words
 
 
-def _summary(children: list[StoredRun], refused: int) -> dict[str, object]:
+def _status(child: StoredRun, silent: Sequence[str]) -> str:
+    """Return how a part ended, as its run says; unless nobody will close it any more."""
+    return (
+        SILENT if child.status == "RUNNING" and child.tags.get("part") in silent else child.status
+    )
+
+
+def _summary(children: list[StoredRun], others: Mapping[str, int]) -> dict[str, object]:
     """Return how the parts ended, and the tags that all children share."""
     counts = Counter(child.status.lower() for child in children)
-    if refused:
-        counts[REFUSED.lower()] = refused
+    counts.update({status.lower().replace(" ", "_"): count for status, count in others.items()})
     tags: dict[str, object] = {"children": len(children)}
-    tags.update({f"children.{status}": count for status, count in sorted(counts.items())})
+    tags.update({f"children.{status}": count for status, count in sorted(counts.items()) if count})
     for name, source in _SHARED_TAGS.items():
         values = {child.tags.get(source, "") for child in children}
         if len(values) == 1 and values != {""}:

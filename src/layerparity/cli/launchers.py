@@ -1,0 +1,34 @@
+"""Whether the launcher that a command asks for can work here, before anything is begun."""
+
+from __future__ import annotations
+
+import shutil
+from importlib.util import find_spec
+
+from layerparity.ground.errors import UserError
+
+GROUP = "hydra/launcher"
+# The launchers that we install: the package of each, and our extra that brings it.
+_INSTALLED_BY = {
+    "joblib": ("hydra_joblib_launcher", "joblib"),
+    "submitit_local": ("hydra_submitit_launcher", "slurm"),
+    "submitit_slurm": ("hydra_submitit_launcher", "slurm"),
+}
+_OF_SLURM = ("sbatch", "srun")
+
+
+def check(name: str) -> None:
+    """Raise UserError where a launcher's package or Slurm's commands are missing."""
+    package, extra = _INSTALLED_BY.get(name, ("", ""))
+    plugins = package and find_spec("hydra_plugins")
+    if package and not (plugins and find_spec(f"hydra_plugins.{package}")):
+        raise UserError(
+            f"{GROUP}={name} needs the package {package.replace('_', '-')}, which is not installed",
+            f"pip install 'layerparity[{extra}]'.",
+        )
+    missing = [each for each in _OF_SLURM if shutil.which(each) is None]
+    if name == "submitit_slurm" and missing:
+        raise UserError(
+            f"{GROUP}={name} needs Slurm's {' and '.join(missing)}, not found on PATH",
+            "run it on a node that submits to Slurm, or take hydra/launcher=submitit_local.",
+        )
