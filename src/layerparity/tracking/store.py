@@ -128,6 +128,11 @@ class Store(StoredRuns):
             for tag, value in names.own_tags(tags).items():
                 self._connection.client.set_tag(run.id, tag, value)
 
+    def delete(self, run: StoredRun) -> None:
+        """Let MLflow hold a run as deleted; its files stay where they are."""
+        with self._connection.user_errors():
+            self._connection.client.delete_run(run.id)
+
     def adopt(self, parent: str, run: StoredRun) -> None:
         """Make a run that is reused a member of this sweep too, with its per-layer series."""
         from layerparity.tracking.active import OWN

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from layerparity.ground.errors import UserError
 from layerparity.record.stored_run import FINISHED, INTERRUPTED, KILLED, RUNNING, StoredRun
 from layerparity.settings.tracking import SERVER, TrackingConfig
-from layerparity.tracking import artifacts, database, interrupted, names
+from layerparity.tracking import artifacts, database, in_use, interrupted, names
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -65,6 +65,21 @@ class StoredRuns:
             )
         return [self._stored(run) for run in page]
 
+    def every(self, *, deleted: bool = False) -> list[StoredRun]:
+        """Return all runs, newest first, however many; or those that MLflow holds as deleted."""
+        from mlflow.entities import ViewType
+
+        link, found, token = self._connection, [], None
+        view = ViewType.DELETED_ONLY if deleted else ViewType.ACTIVE_ONLY
+        while token != "":
+            with link.user_errors():
+                page = link.client.search_runs(
+                    [link.experiment_id], "", view, PAGE, list(_NEWEST_FIRST), token
+                )
+            found += [self._stored(run) for run in page]
+            token = page.token or ""
+        return found
+
     def filtered(self, clauses: Sequence[str], words: str | None, limit: int) -> list[StoredRun]:
         """Return `search`'s runs that MLflow finds by a user's ``words`` as well. UserError."""
         from mlflow.exceptions import MlflowException
@@ -83,8 +98,11 @@ class StoredRuns:
         """Return the bytes of a run's files; None where a server has them, or they are gone."""
         if self.config.name == SERVER:
             return None
-        with suppress(UserError, OSError):
-            return sum(each.stat().st_size for each in run.folder.rglob("*") if each.is_file())
+        # Not by `run.folder`: a run that is only listed is not in use.
+        folder = self.config.root / database.ARTIFACTS / run.id
+        with suppress(OSError):
+            if folder.is_dir():
+                return sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
         return None
 
     def counted(self) -> int:
@@ -193,6 +211,8 @@ class StoredRuns:
             target = cache / "files" / run_id / path if path else cache / "runs" / run_id
             with self._connection.user_errors():
                 return artifacts.download(self._connection.client, run_id, path, target, cache)
+        if not in_use.hold(self.config.root, run_id):
+            raise UserError(f"Run {run_id} is being removed by job=gc", "name another run.")
         if not local.is_dir():
             raise UserError(
                 f"The artifacts of run {run_id} are gone from {local}", "make it again."

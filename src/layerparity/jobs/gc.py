@@ -1,0 +1,237 @@
+"""Remove runs from the tracking store by rule; what would go, and why the rest stays, is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from layerparity.ground import console
+from layerparity.ground.errors import Exit, UserError
+from layerparity.settings.config import Config, RunKind
+from layerparity.settings.key import key
+
+if TYPE_CHECKING:
+    from layerparity.record.stored_run import StoredRun
+    from layerparity.tracking.keeping import RemovalRules, RunFate
+    from layerparity.tracking.store import Store
+
+# How many runs that stay are listed.
+_SHOWN = 40
+# The keys of a configuration that name runs.
+_NAMING = ("golden", "candidate", "run", "beside")
+
+
+@dataclass
+class Settings:
+    """conf/job/gc.yaml: the rules that a run must fit, all that are given, to be removed."""
+
+    name: str = "gc"
+    kind: str | None = key(None, "runs of this kind go: golden, candidate, comparison, ...")
+    model: str | None = key(None, "runs of this model go")
+    verdict: str | None = key(None, "runs with this verdict go: pass, fail or inconclusive")
+    status: str | None = key(None, "runs that ended so go: FINISHED, FAILED or KILLED")
+    filter: str | None = key(None, "runs that MLflow's own search finds by this go")
+    older_than: str | None = key(None, "runs that began longer ago go: 12h, 14d, 8w")
+    keep_last: int | None = key(
+        None, "runs go that have so many newer finished ones of their kind and name", least=0
+    )
+    apply: bool = key(False, "remove them; else they are only shown")
+
+
+def run(config: Config) -> Exit:
+    """Show what the rules, or ``run=``, let go, and what they do not; with job.apply remove it.
+
+    Raises UserError without a rule, and where the named run is in use, or something refers to it.
+    """
+    from layerparity.run import steps
+    from layerparity.settings.tracking import EMBEDDED
+    from layerparity.tracking import removal
+    from layerparity.tracking.database import FILE_NAME
+    from layerparity.tracking.store import open_store
+
+    if config.tracking.name != EMBEDDED:
+        raise UserError(
+            "job=gc removes runs of a folder on this machine, and cannot see who uses a server's",
+            "delete them in the server's pages, and run 'mlflow gc' where it keeps their files.",
+        )
+    rules = _rules(config)
+    if not (config.tracking.root / FILE_NAME).exists():
+        console.say(f"No run in {config.tracking.root}.")
+        return Exit.OK
+    store = open_store(config.tracking)
+    found = _fates(store, config, rules, {})
+    left = removal.leftovers(store, Path.cwd())
+    _show(store, found, left)
+    going = [each.run for each in found if each.goes]
+    if not going and not left:
+        console.say("Nothing goes.")
+        return Exit.OK
+    if not config.job.apply:
+        again = steps.command({"job": "gc", **_typed(config), "job.apply": True})
+        console.say(f"Nothing was removed yet. To remove what goes: {again}")
+        return Exit.OK
+    for path in left:
+        removal.discard(path)
+    with removal.taken(store, going) as refused:
+        # Whoever began to use a run before it was taken has said so by now.
+        found = _fates(store, config, rules, refused)
+        asked = {each.id for each in going}
+        goes = [each.run for each in found if each.goes and each.run.id in asked]
+        removal.remove(store, goes, lambda each: console.say(f"removed {each.name} {each.id[:8]}"))
+    for each in found:
+        if each.run.id in asked and not each.goes:
+            console.note(f"{each.run.name} ({each.run.id[:8]}) stays: {each.why or each.misfit}")
+    console.say(f"{len(goes)} runs and {len(left)} leftovers were removed.")
+    return Exit.OK
+
+
+def _rules(config: Config) -> RemovalRules | None:
+    """Return the rules of a command, without what MLflow finds; None where it names a run."""
+    from layerparity.tracking.keeping import RemovalRules, age
+
+    job = config.job
+    given = [*(k for k in _typed(config) if k.startswith("job.") and k != "job.apply")]
+    if config.run is not None:
+        if given:
+            raise UserError(
+                f"run= names what goes, and {given[0]} is a rule", "leave one of them out."
+            )
+        return None
+    if not given:
+        raise UserError(
+            "job=gc wants to know what may go",
+            "add a rule (job.older_than=14d, job.keep_last=3, job.status=failed, "
+            "job.kind=comparison, job.verdict=, job.model=, job.filter=), or run=, one run. "
+            "Nothing is removed before job.apply=true is added.",
+        )
+    status = job.status and job.status.upper()
+    if status not in (None, "FINISHED", "FAILED", "KILLED"):
+        raise UserError(
+            f"job.status={job.status} is no way that a run ended",
+            "give finished, failed or killed; a run that is running never goes.",
+        )
+    if job.older_than is not None:
+        age(job.older_than)
+    told = {"kind": job.kind, "model": job.model, "verdict": job.verdict}
+    tags = {name: value for name, value in told.items() if value is not None}
+    return RemovalRules(tags, status, job.older_than, job.keep_last)
+
+
+def _typed(config: Config) -> dict[str, Any]:
+    """Return the keys of a command that say what goes, and where it is kept."""
+    from layerparity.run import steps
+
+    job = {f"job.{k}": v for k, v in vars(config.job).items() if k != "name" and v not in (None,)}
+    if not config.job.apply:
+        del job["job.apply"]
+    named = {"run": config.run} if config.run is not None else {}
+    own = steps.own_settings(config).items()
+    return {**named, **job, **{k: v for k, v in own if k.startswith("tracking.")}}
+
+
+def _fates(
+    store: Store, config: Config, rules: RemovalRules | None, refused: dict[str, str]
+) -> list[RunFate]:
+    """Return what becomes of each run of the store, newest first. UserError for one named in vain.
+
+    ``refused`` says why runs cannot be taken, by their ids.
+    """
+    from dataclasses import replace
+
+    from layerparity.tracking import keeping, removal
+
+    runs, gone = store.every(), removal.deleted_runs(store)
+    if rules is None:
+        named = _named(runs, config.run or "")
+        if named is None:
+            store.find(config.run or "")
+            raise UserError(f"run={config.run} is no run of the store", "give its id.")
+        found = keeping.fates(runs, gone, {named.id}, refused)
+        _refuse_in_vain(next(each for each in found if each.run.id == named.id))
+        return found
+    if config.job.filter is not None:
+        matching = store.filtered([], config.job.filter, 50_000)
+        rules = replace(rules, found=frozenset(each.id for each in matching))
+    return keeping.fates(runs, gone, rules, {**dict(_spared(store, config, runs)), **refused})
+
+
+def _named(runs: Sequence[StoredRun], words: str) -> StoredRun | None:
+    """Return the run with this id, or unique beginning of one, or the newest with this name."""
+    begins = [each for each in runs if len(words) >= 4 and each.id.startswith(words)]
+    called = [each for each in runs if each.name == words]
+    return begins[0] if len(begins) == 1 else called[0] if called else None
+
+
+def _refuse_in_vain(fate: RunFate) -> None:
+    """Raise UserError where the very run that a command names stays."""
+    if fate.goes:
+        return
+    cure = "wait until it has ended, or end it."
+    if fate.by:
+        cure = f"remove that one first: python run.py job=gc run={fate.by[:8]}"
+    elif fate.misfit:
+        cure = "name that one: it goes as a whole."
+    run = fate.run
+    raise UserError(f"'{run.name}' ({run.id[:8]}) stays: {fate.why or fate.misfit}", cure)
+
+
+def _spared(store: Store, config: Config, runs: Sequence[StoredRun]) -> Iterator[tuple[str, str]]:
+    """Yield ids of runs that no rule removes, and why: what others mean by a name."""
+    from layerparity.ground.parse import parse_yaml
+    from layerparity.judge.model_limits import KIND
+
+    for kind in (RunKind.golden, RunKind.candidate):
+        with suppress(UserError):
+            for each in store.find("latest", kind=kind.value):
+                yield each.id, f"{kind.value}=latest means it"
+    if config.job.kind != KIND:
+        for each in runs:
+            if each.kind == KIND:
+                yield each.id, f"comparisons may use its limits (job.kind={KIND} names them)"
+    for path in sorted(Path.cwd().glob("experiments/**/*.yaml")):
+        with suppress(ValueError, OSError):
+            for words in _names_in(parse_yaml(path.read_text(encoding="utf-8"))):
+                named = _named(runs, words)
+                if named is not None:
+                    yield named.id, f"{path.relative_to(Path.cwd())} names it"
+
+
+def _names_in(value: object) -> Iterator[str]:
+    """Yield the texts of a configuration, on any level, whose key may name a run."""
+    for name, inner in value.items() if isinstance(value, dict) else enumerate(_listed(value)):
+        if isinstance(inner, str) and str(name).rpartition(".")[2] in _NAMING:
+            yield inner
+        yield from _names_in(inner)
+
+
+def _listed(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
+
+
+def _show(store: Store, found: Sequence[RunFate], left: Sequence[Path]) -> None:
+    """Print what goes, with its size, and what stays, with why; of that the first."""
+    total, rows = 0, []
+    gone = {each.run.id for each in found if each.goes}
+    stays = [each for each in found if not each.goes]
+    # First what the rules let go, and something else does not.
+    listed = [
+        *(each for each in stays if not each.misfit),
+        *(each for each in stays if each.misfit),
+    ]
+    for each in [*(each for each in found if each.goes), *listed[:_SHOWN]]:
+        run, size = each.run, store.size(each.run)
+        total += (size or 0) if run.id in gone else 0
+        room = "" if size is None else console.bytes_text(size)
+        began = f"{run.start_time.astimezone():%Y-%m-%d %H:%M}"
+        fate = "goes" if each.goes else f"stays: {each.why or each.misfit}"
+        rows.append((run.id[:8], run.kind, run.name, began, room, fate))
+    if rows:
+        columns = ("id", "kind", "name", "began", "size", "what becomes of it")
+        console.table(f"Runs in {store.config.place}", columns, rows)
+    for path in left:
+        console.say(f"leftover: {path}")
+    more = f" ({len(listed) - _SHOWN} of them not listed)" if len(listed) > _SHOWN else ""
+    console.say(f"{len(gone)} go, {console.bytes_text(total)}; {len(stays)} stay{more}")

@@ -1,0 +1,370 @@
+"""job=gc: what rules let go, what stays and why, and that half a removal never looks whole."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT, Ended
+from runs import make_run, sites
+from stores import fresh_store
+
+from layerparity.ground.errors import UserError
+from layerparity.record.stored_run import FAILED, FINISHED, RUNNING, StoredRun
+from layerparity.tracking import in_use, removal
+from layerparity.tracking.keeping import RemovalRules, age, fates
+from layerparity.tracking.store import Store
+
+Cli = Callable[..., Ended]
+NOW = datetime.now(tz=UTC)
+
+
+def stored(name: str, days: float = 0, **changes: Any) -> StoredRun:
+    """Return a finished run that no store holds; its id is its name."""
+    tags = {"kind": changes.pop("kind", "golden"), **changes.pop("tags", {})}
+    status = changes.pop("status", FINISHED)
+    run = StoredRun(name, changes.pop("called", name), status, tags, NOW - timedelta(days=days))
+    return replace(run, **changes)
+
+
+def going(runs: list[StoredRun], rules: Any, **spared: str) -> set[str]:
+    return {each.run.id for each in fates(runs, [], rules, spared) if each.goes}
+
+
+def why(runs: list[StoredRun], rules: Any, name: str, **spared: str) -> str:
+    (fate,) = [each for each in fates(runs, [], rules, spared) if each.run.id == name]
+    return fate.why or fate.misfit
+
+
+def test_rules_must_all_fit() -> None:
+    runs = [
+        stored("new", 1),
+        stored("old", 20),
+        stored("bad", 20, status=FAILED),
+        stored("cut", 20, status="INTERRUPTED"),
+        stored("other", 20, kind="candidate", tags={"model": "m", "verdict": "fail"}),
+    ]
+    assert going(runs, RemovalRules({}, older_than="14d")) == {"old", "bad", "cut", "other"}
+    assert going(runs, RemovalRules({}, status=FAILED, older_than="14d")) == {"bad"}
+    assert going(runs, RemovalRules({}, status="KILLED")) == {"cut"}
+    assert going(runs, RemovalRules({"kind": "candidate", "model": "m"})) == {"other"}
+    assert going(runs, RemovalRules({"verdict": "pass"})) == set()
+    assert going(runs, RemovalRules({}, found={"new"})) == {"new"}
+    assert why(runs, RemovalRules({}, older_than="14d"), "new") == "it is younger than 14d"
+    assert why(runs, RemovalRules({"kind": "golden"}), "other") == "its kind is candidate"
+    assert age("90m") < age("2h") < age("1d") < age("1w")
+
+
+def test_the_newest_of_each_name_are_kept() -> None:
+    runs = [
+        stored("a4", 1, called="a", status=FAILED),
+        stored("a3", 2, called="a"),
+        stored("a2", 3, called="a", status=FAILED),
+        stored("a1", 4, called="a"),
+        stored("a0", 5, called="a"),
+        stored("b0", 6, called="b"),
+        stored("c0", 7, called="a", kind="candidate"),
+    ]
+    # What failed counts for nothing, and goes once so many finished ones are newer.
+    assert going(runs, RemovalRules({}, keep_last=1)) == {"a2", "a1", "a0"}
+    assert going(runs, RemovalRules({}, keep_last=2)) == {"a0"}
+    assert going(runs, RemovalRules({}, keep_last=0)) == {each.id for each in runs}
+    assert why(runs, RemovalRules({}, keep_last=2), "b0") == "it is one of the newest 2 of its name"
+
+
+@pytest.mark.parametrize("tag", ["inputs_from", "golden", "candidate", "beside", "judged_again"])
+def test_what_a_run_that_stays_refers_to_stays(tag: str) -> None:
+    user = stored("user", 1, kind="comparison", tags={tag: "x a y"})
+    runs = [user, stored("a", 30), stored("b", 30)]
+    old = RemovalRules({}, older_than="14d")
+    assert going(runs, old) == {"b"}
+    assert why(runs, old, "a").startswith("comparison user (user) ")
+    # Both go where both may, and what a chain of references leads to stays with its end.
+    assert going(runs, RemovalRules({}, keep_last=0)) == {"user", "a", "b"}
+    chain = [user, stored("a", 30, tags={"inputs_from": "b"}), stored("b", 30), stored("c", 30)]
+    assert going(chain, old) == {"c"}
+    assert going(chain, RemovalRules({}, keep_last=0), user="why not") == {"c"}
+
+
+def test_a_sweep_goes_or_stays_with_its_parts() -> None:
+    def of(days: float, **part: Any) -> list[StoredRun]:
+        tags = {"holds": "golden", "member.adopted": "x"}
+        sweep = stored("sweep", days, kind="sweep", tags=tags)
+        return [stored("p1", 30, parent="sweep", **part), stored("p2", 30, parent="sweep"), sweep]
+
+    old, adopted = RemovalRules({}, older_than="14d"), stored("adopted", 30)
+    assert going([*of(30), adopted], old) == {"sweep", "p1", "p2", "adopted"}
+    assert going([*of(1), adopted], old) == set()
+    assert going(of(30), RemovalRules({"kind": "golden"})) == {"sweep", "p1", "p2"}
+    # A part that ended early is no part of what the sweep stands for.
+    assert going(of(1, status=FAILED), RemovalRules({}, status=FAILED)) == {"p1"}
+    user = stored("user", 1, tags={"inputs_from": "p2"})
+    assert going([user, *of(30)], old) == set(), "no sweep loses a part"
+    assert going([stored("p1", 30, parent="gone")], old) == {"p1"}
+
+
+def test_a_run_that_runs_stays_with_what_it_uses() -> None:
+    runs = [stored("now", 30, status=RUNNING, tags={"inputs_from": "fed"}), stored("fed", 30)]
+    assert going(runs, RemovalRules({}, older_than="1d")) == set()
+    assert why(runs, RemovalRules({}, older_than="1d"), "now") == "it is running"
+    gone = [stored("deleted", 1), stored("used", 1)]
+    user = stored("user", 0, tags={"inputs_from": "used"})
+    found = fates([user], gone, RemovalRules({}, older_than="1d"), {})
+    assert [each.run.id for each in found if each.goes] == ["deleted"]
+
+
+def kept(store: Store, kind: str, name: str, parent: str | None = None, **tags: Any) -> StoredRun:
+    """Keep a run of two blocks in a store; return it."""
+    with store.start(name, kind, {"model": "tiny", **tags}, {}, parent=parent) as active:
+        make_run(active.folder, sites(), kind=kind)
+    found = store.get(active.id)
+    assert found is not None
+    return found
+
+
+class Home:
+    """A store with a golden that fed a candidate, one that a comparison names, and a lone one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store, self.folder = fresh_store(folder), folder
+        self.lone = kept(self.store, "golden", "lone")
+        self.fed = kept(self.store, "golden", "fed")
+        self.judged = kept(self.store, "candidate", "judged", inputs_from=self.fed.id)
+        sides = {"golden": self.fed.id, "candidate": self.judged.id, "verdict": "pass"}
+        self.comparison = kept(self.store, "comparison", "compared", **sides)
+        self.latest = kept(self.store, "golden", "newest")
+        kept(self.store, "candidate", "newest-candidate", inputs_from=self.latest.id)
+        with pytest.raises(UserError), self.store.start("broken", "golden", {}, {}):
+            raise UserError("no")
+
+    @property
+    def words(self) -> tuple[str, str]:
+        return "job=gc", f"tracking.folder={self.folder}"
+
+    @property
+    def names(self) -> set[str]:
+        return {run.name for run in self.store.runs()}
+
+    @property
+    def files(self) -> set[str]:
+        return {path.name for path in (self.folder / "artifacts").iterdir()}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+def test_nothing_is_removed_before_it_was_shown(cli: Cli, home: Home) -> None:
+    before = home.files
+    shown = cli(*home.words, "job.keep_last=0", "job.kind=golden")
+    assert shown.exit == 0, shown.err
+    rows = {run.name: line for run in home.store.runs() for line in shown.out.splitlines()
+            if run.id[:8] in line.split()}  # fmt: skip
+    assert " goes" in rows["lone"] and re.search(r"\d+(\.\d+)? k?B ", rows["lone"])
+    assert " goes" in rows["broken"]
+    assert "stays: golden=latest means it" in rows["newest"]
+    assert f"comparison compared ({home.comparison.id[:8]}) judges by it" in rows["fed"]
+    assert "stays: its kind is comparison" in rows["compared"]
+    assert "2 go, " in shown.out and "5 stay" in shown.out
+    assert home.files == before and "lone" in home.names
+    (command,) = re.findall(r"^Nothing was removed yet\. .*: python run\.py (.*)$", shown.out, re.M)
+    removed = cli(*command.split())
+    assert removed.exit == 0, removed.err
+    assert "2 runs and 0 leftovers were removed." in removed.out
+    assert home.names == {"fed", "judged", "compared", "newest", "newest-candidate"}
+    assert home.files == {run.id for run in home.store.runs()}
+    again = cli(*home.words, "job.keep_last=0", "job.kind=golden")
+    assert again.exit == 0 and "Nothing goes." in again.out
+
+
+def test_a_named_run_goes_unless_something_refers_to_it(cli: Cli, home: Home) -> None:
+    refused = cli(*home.words, "run=judged", "job.apply=true")
+    assert refused.exit == 2 and len(refused.err.splitlines()) == 1
+    assert f"comparison compared ({home.comparison.id[:8]}) judges it" in refused.err
+    assert f"job=gc run={home.comparison.id[:8]}" in refused.err
+    for name in ("compared", "judged", "fed"):
+        ended = cli(*home.words, f"run={name}", "job.apply=true")
+        assert ended.exit == 0, ended.err
+        assert name not in home.names
+    assert {"lone", "newest"} < home.names
+
+
+def test_mistakes_are_told_in_one_line(cli: Cli, home: Home) -> None:
+    with home.store.start("at-work", "golden", {}, {}) as active:
+        for words, said in (
+            ((), "job=gc wants to know what may go: add a rule (job.older_than=14d"),
+            (("job.apply=true",), "add a rule"),
+            (("job.status=running",), "give finished, failed or killed; a run that is running"),
+            (("job.older_than=2 weeks",), "write it as 12h, 14d or 8w"),
+            (("job.keep_last=-1",), "job.keep_last=-1"),
+            (("job.filter='kind ='",), "MLflow cannot search"),
+            (("run=absent",), "There is no run 'absent'"),
+            (("run=lone", "job.older_than=1d"), "run= names what goes"),
+            (("run=at-work",), "stays: it is running: wait until it has ended, or end it."),
+        ):
+            ended = cli(*home.words, *words)
+            assert ended.exit == 2 and said in ended.err, (words, ended.err)
+            assert len(ended.err.splitlines()) == 1
+        make_run(active.folder, sites())
+    served = cli("job=gc", "tracking=server", "tracking.uri=http://127.0.0.1:1", "job.keep_last=1")
+    assert served.exit == 2 and "cannot see who uses a server's" in served.err
+    empty = cli("job=gc", "tracking.folder=none", "job.keep_last=1")
+    assert empty.exit == 0 and not Path("none").exists()
+
+
+def test_what_an_experiment_names_stays(cli: Cli, home: Home, tmp_path: Path) -> None:
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments" / "mine.yaml").write_text("inputs: {run: lone}\nlist: [{x: 1}]\n")
+    shown = cli(*home.words, "job.keep_last=0")
+    assert "experiments/mine.yaml names it" in shown.out
+
+
+HOLDER = """
+    import sys
+    from pathlib import Path
+    from layerparity.settings.tracking import TrackingConfig
+    from layerparity.tracking.store import open_store
+    store = open_store(TrackingConfig(folder=sys.argv[1]))
+    store.find(sys.argv[2])[0].read_manifest()
+    print("reads", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def started(code: str, *words: str) -> subprocess.Popen[str]:
+    """Start Python in a process of its own, which can be spoken to."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code), *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+    )
+
+
+def test_what_another_process_reads_stays_until_that_ends(cli: Cli, home: Home) -> None:
+    reader = started(HOLDER, str(home.folder), "lone")
+    assert reader.stdout is not None and reader.stdout.readline() == "reads\n"
+    ruled = cli(*home.words, "job.keep_last=0", "job.kind=golden", "job.apply=true")
+    assert ruled.exit == 0 and "lone" in home.names and "broken" not in home.names
+    assert f"note: lone ({home.lone.id[:8]}) stays: another command uses it" in ruled.out
+    named = cli(*home.words, "run=lone", "job.apply=true")
+    assert named.exit == 2 and "stays: another command uses it: wait" in named.err
+    reader.communicate("\n")
+    assert cli(*home.words, "run=lone", "job.apply=true").exit == 0
+    assert "lone" not in home.names and home.lone.id not in home.files
+
+
+def test_a_run_that_is_being_removed_cannot_be_read(home: Home) -> None:
+    reader = """
+        from layerparity.ground.errors import UserError
+        import sys
+        from layerparity.settings.tracking import TrackingConfig
+        from layerparity.tracking.store import open_store
+        try:
+            open_store(TrackingConfig(folder=sys.argv[1])).find("lone")[0].read_manifest()
+        except UserError as error:
+            print(error)
+    """
+    with removal.taken(home.store, [home.lone]) as refused:
+        assert refused == {}
+        said, _ = started(reader, str(home.folder)).communicate()
+        assert "is being removed by job=gc" in said
+    assert started(reader, str(home.folder)).communicate()[0] == ""
+
+
+def test_two_at_once_remove_each_run_once(home: Home) -> None:
+    code = """
+        import sys
+        from layerparity.cli.door import main
+        sys.argv = ["run.py", *sys.argv[1:]]
+        sys.exit(main())
+    """
+    for count in range(6):
+        kept(home.store, "golden", f"many-{count}")
+    kept(home.store, "golden", "last")
+    words = (*home.words, "job.keep_last=0", "job.kind=golden", "job.apply=true")
+    both = [started(code, *words) for _ in range(2)]
+    said = [process.communicate()[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    assert home.names == {"fed", "judged", "compared", "newest", "newest-candidate", "last"}
+    assert home.files == {run.id for run in home.store.runs()}
+
+
+@pytest.mark.parametrize("step", ["delete", "rename", "rmtree"])
+def test_what_a_killed_removal_left_the_next_one_finds(
+    cli: Cli, home: Home, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def die(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    owner = {"delete": Store, "rename": Path, "rmtree": removal.shutil}[step]
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, step, die)
+        with pytest.raises(KeyboardInterrupt), removal.taken(home.store, [home.lone]):
+            removal.remove(home.store, [home.lone], lambda run: None)
+    whole = step == "delete"
+    assert ("lone" in home.names) == whole
+    assert (home.store.get(home.lone.id) is not None) == whole
+    assert (home.lone.id in home.files) == (step != "rmtree")
+    shown = cli(*home.words, "job.older_than=100w")
+    assert shown.exit == 0 and ("1 go, " in shown.out) == (step == "rename")
+    assert ("leftover: " in shown.out) == (step == "rmtree")
+    ended = cli(*home.words, "job.older_than=100w", "job.apply=true")
+    assert ended.exit == 0, ended.err
+    assert home.files == {run.id for run in home.store.runs()}
+
+
+def test_leftovers_of_killed_exports_are_found(cli: Cli, home: Home, tmp_path: Path) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    ours = {f".a.zip.{ended.pid}.part": "PK", f".b.{ended.pid}.part/runs/id/x": "x"}
+    others = {
+        f".young.zip.{ended.pid}.part": "PK",
+        f".live.zip.{os.getpid()}.part": "PK",
+        f".text.zip.{ended.pid}.part": "mine",
+        f".a.txt.{ended.pid}.part": "PK",
+        f".c.{ended.pid}.part/mine": "x",
+        ".notes.part": "x",
+    }
+    for name, text in {**ours, **others}.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        old = NOW.timestamp() - (0 if "young" in name else 3600)
+        for each in (path, *path.parents):
+            if each == tmp_path:
+                break
+            os.utime(each, (old, old))
+    found = {path.name for path in removal.leftovers(home.store, tmp_path)}
+    assert found == {name.partition("/")[0] for name in ours}
+    assert cli(*home.words, "job.older_than=100w", "job.apply=true").exit == 0
+    left = {path.name for path in tmp_path.glob(".*.part")}
+    assert left == {name.partition("/")[0] for name in others}
+
+
+def test_a_hold_ends_with_its_process_only(home: Home) -> None:
+    assert in_use.hold(home.folder, home.lone.id)
+    # This process may remove what it read itself; a child of it may not.
+    child = """
+        import sys
+        from pathlib import Path
+        from layerparity.tracking import in_use
+        print(in_use.take(Path(sys.argv[1]), sys.argv[2]))
+    """
+    assert started(child, str(home.folder), home.lone.id).communicate()[0] == "False\n"
+    assert in_use.take(home.folder, home.lone.id)
+    in_use.release(home.folder, home.lone.id)
+    assert started(child, str(home.folder), home.lone.id).communicate()[0] == "True\n"
