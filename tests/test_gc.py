@@ -180,7 +180,7 @@ def test_nothing_is_removed_before_it_was_shown(cli: Cli, home: Home) -> None:
     (command,) = re.findall(r"^Nothing was removed yet\. .*: python run\.py (.*)$", shown.out, re.M)
     removed = cli(*command.split())
     assert removed.exit == 0, removed.err
-    assert "2 runs and 0 leftovers were removed." in removed.out
+    assert "Removed: 2 of 2 runs, 0 leftovers." in removed.out
     assert home.names == {"fed", "judged", "compared", "newest", "newest-candidate"}
     assert home.files == {run.id for run in home.store.runs()}
     again = cli(*home.words, "job.keep_last=0", "job.kind=golden")

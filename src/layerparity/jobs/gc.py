@@ -84,7 +84,7 @@ def run(config: Config) -> Exit:
     for each in found:
         if each.run.id in asked and not each.goes:
             console.note(f"{each.run.name} ({each.run.id[:8]}) stays: {each.why or each.misfit}")
-    console.say(f"{len(goes)} runs and {len(left)} leftovers were removed.")
+    console.say(f"Removed: {len(goes)} of {len(going)} runs, {len(left)} leftovers.")
     return Exit.OK
 
 
