@@ -684,4 +684,4 @@ def test_mistakes_are_one_short_message(run: Cli, cli: Cli, tmp_path: Path) -> N
     assert "no key=value" in same.err
     empty = cli("job=bisect", *CPU, f"tracking.folder={tmp_path / 'empty'}")
     assert empty.exit == 2
-    assert "make a golden first" in empty.err
+    assert f"device_map=cpu tracking.folder={tmp_path / 'empty'}" in empty.err

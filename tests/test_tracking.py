@@ -537,3 +537,11 @@ def test_processes_that_start_at_once_on_a_fresh_store_lose_nothing(tmp_path):
         assert (run.folder / "tensors.bin").read_bytes() == b"x"
         for metric in range(5):
             assert history(store, run.id, f"layer/{metric}") == {s: float(s) for s in range(62)}
+
+
+def test_a_cure_names_the_store_unless_it_is_the_usual_one() -> None:
+    assert TrackingConfig().words == []
+    assert TrackingConfig(folder="mlruns/../mlruns").words == []
+    assert TrackingConfig(folder="elsewhere").words == ["tracking.folder=elsewhere"]
+    server = TrackingConfig(name="server", uri="http://host:5000")
+    assert server.words == ["tracking=server", "tracking.uri=http://host:5000"]

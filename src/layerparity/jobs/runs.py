@@ -42,7 +42,8 @@ def run(config: Config) -> Exit:
     sizes = {each.id: store.size(each) for each in found[: job.limit]}
     rows = [_row(each, sizes[each.id]) for each in found[: job.limit]]
     if not rows:
-        console.say(f"No run in {store.config.place}{' fits' if clauses or job.filter else ''}.")
+        fits = " fits" if clauses or job.filter else ""
+        console.say(f"No run in {store.config.place}{fits}; tracking.folder= names another store.")
         return Exit.OK
     columns = ("id", "kind", "name", "model", "scope", "dtype", "device", "ended", "began", "size")
     console.table(f"Runs in {store.config.place}", columns, rows)

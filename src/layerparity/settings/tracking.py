@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from layerparity.ground.errors import UserError, nearest
+from layerparity.ground.quoting import typed
 from layerparity.ground.secrets import refuse_login
 from layerparity.settings.key import key
 
@@ -49,6 +50,14 @@ class TrackingConfig:
     def place(self) -> str:
         """The store in words for a message: its folder or its address."""
         return self.address if self.name == SERVER else str(self.root)
+
+    @property
+    def words(self) -> list[str]:
+        """What a command has to say to use this store; nothing for the usual one."""
+        if self.name == SERVER:
+            return ["tracking=server", typed("tracking.uri", self.uri or "")]
+        usual = self.root == TrackingConfig().root
+        return [] if usual else [typed("tracking.folder", self.folder)]
 
 
 def read_config(raw: object) -> TrackingConfig:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from layerparity.ground import console
-from layerparity.ground.quoting import typed
 from layerparity.settings.tracking import EMBEDDED, UI_FILE, TrackingConfig
 
 if TYPE_CHECKING:
@@ -34,9 +33,7 @@ def say_served(config: TrackingConfig) -> None:
     if (config.root / UI_FILE).is_file() and _listens(config.address):
         return
     _printed.add(config.root)
-    usual = config.root == TrackingConfig().root
-    words = [] if usual else [typed("tracking.folder", config.folder)]
-    console.say(" ".join(["served by: python run.py job=ui", *words]))
+    console.say(" ".join(["served by: python run.py job=ui", *config.words]))
 
 
 def _listens(address: str) -> bool:

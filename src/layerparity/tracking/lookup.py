@@ -113,10 +113,8 @@ def _not_found(stored: StoredRuns, reference: str, kind: str | None = None) -> U
     recent = stored.runs(limit=100)
     place = stored.config.place
     if not recent:
-        return UserError(
-            f"There are no runs in {place}: make a golden first: "
-            "python run.py backend=gpu scope=full device_map=cpu"
-        )
+        command = ["python run.py backend=gpu scope=full device_map=cpu", *stored.config.words]
+        return UserError(f"There are no runs in {place}: make a golden first: {' '.join(command)}")
     if reference == LATEST:
         wanted = f"{kind} run" if kind else "run"
         return UserError(f"There is no finished {wanted} in {place}; {_HOW_TO_LIST}.")

@@ -151,7 +151,8 @@ def golden_command(request: Request) -> str:
     asked = request.config.model
     path = f" {typed('model.path', asked.path)}" if asked.path else ""
     model = f" {typed('model', asked.name)}{path}"
-    return f"python run.py backend=gpu device_map=cpu scope=full{model}{extra}"
+    store = "".join(f" {word}" for word in request.config.tracking.words)
+    return f"python run.py backend=gpu device_map=cpu scope=full{model}{extra}{store}"
 
 
 def inputs_of(recorded: RecordedInputs, request: Request, feed: FeedMode) -> Inputs:
