@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, Ended
 
+from layerparity import __version__
 from layerparity.cli import help as help_text
 from layerparity.cli.command import check
 from layerparity.ground.errors import UserError
@@ -105,6 +106,26 @@ def test_help_says_what_dotted_keys_do_and_their_defaults() -> None:
     assert re.search(r" tolerance\.error_ratio=2 ", text, re.M)
 
 
+def test_a_jobs_own_help_has_its_keys_and_no_others() -> None:
+    jobs = help_text.options("job")
+    helped = {name: help_text.answer([f"job={name}", "--help"]) for name in jobs}
+    shown = {name: re.findall(r"^  ([\w.]+)=\S* +\S", text, re.M) for name, text in helped.items()}
+    own = {f"job.{name}": [] for name in jobs}
+    for _, option, settings in (each for each in config.plugin_schemas() if each[0] == "job"):
+        own[f"job.{option}"] = [each.path for each in keys_of(settings, "job.")]
+    for name, line in jobs.items():
+        assert helped[name].startswith(f"job={name}: {line}\n")
+        asked = [key for key in shown[name] if key.startswith("job.")]
+        assert asked == [key for key in own[f"job.{name}"] if key != "job.name"]
+    assert {"golden", "candidate", "what", "name"} <= {*shown["compare"]}
+    assert {"layer", "start", "end", "dtype", "golden"} <= {*shown["run"]}
+    assert (shown["import"], shown["judge"]) == (["run"], ["run", "name"])
+    assert all(each in jobs for key in keys_of(config.Config) for each in key.jobs)
+    # What names no job, or several, is answered with everything.
+    for words in (["--help"], ["job=none", "-h"], ["job=run", "job=plan", "help"]):
+        assert help_text.answer(words) == help_text.text()
+
+
 def test_every_key_says_what_it_does() -> None:
     keys = list(keys_of(config.Config))
     for group, _, settings in config.plugin_schemas():
@@ -141,8 +162,12 @@ def test_the_quoted_answer_is_taken_as_it_stands(value: str) -> None:
         (["backend", "gpu"], "Write backend= and one of: gpu, neuron."),
         (["layre=3"], "Did you mean 'layer'?"),
         (["inputs=random", "inputs.sed=1"], "Did you mean 'inputs.seed'?"),
-        (["inputs=auto", "inputs.file=x"], "belongs to another inputs="),
-        (["tp_degree=two"], "tp_degree: Value 'two'"),
+        (["inputs=auto", "inputs.file=x"], "belongs to inputs=tokens: choose that, or leave"),
+        (["port.name=router_softmax"], "belongs to port=clean and port=fault: choose one"),
+        (["tp_degree=two"], "tp_degree=two is no value of tp_degree: give a whole number."),
+        (["reuse=maybe"], "reuse=maybe is no value of reuse: give true or false."),
+        (["tracking.folder=x", "tolerance.error_ratio=y"], "tolerance.error_ratio: give a number."),
+        (["port=nxdi"], "port=nxdi runs a class of your own: name it with port.model="),
         (["device_map=0"], "There is no device_map '0'."),
         (["prompt.text=hi, there"], """'prompt.text="hi, there"'"""),
         (["prompt.text=a=b"], """'prompt.text="a=b"'"""),
@@ -205,14 +230,14 @@ def test_experiments_are_found_from_the_current_folder_too(
 def test_two_doors_are_one(tmp_path: Path) -> None:
     for command in ([str(ROOT / "run.py")], ["-m", "layerparity"]):
         ended = subprocess.run(
-            [sys.executable, *command, "--version"],
+            [sys.executable, *command, "job=compare", "--version"],
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
             capture_output=True,
             check=False,
             text=True,
         )
-        assert ended.stdout.startswith("layerparity "), ended.stderr
+        assert ended.stdout == f"layerparity {__version__}\n", ended.stderr
 
 
 def test_a_python_without_the_packages_is_told_where_they_are(tmp_path: Path) -> None:

@@ -25,6 +25,11 @@ _SHOWN = 120
 # Open brackets; Python's own limit is another one wherever a library has set it.
 _DEEPEST = 50
 _CHOICE = re.compile(r"Invalid value '([^']*)', expected one of \[([^\]]*)\]")
+_MISFIT = re.compile(
+    r"Value '([^']*)' (?:of type '\w+' could not be converted to (Integer|Float)"
+    r"|is not a valid (bool))"
+)
+_WANTED = {"Integer": "a whole number", "Float": "a number", "bool": "true or false"}
 _FULL_KEY = re.compile(r"full_key: ([\w.\[\]]+)")
 
 
@@ -239,11 +244,14 @@ def explain(error: Exception) -> UserError:
         key = full[1] if full else (match[1] or match[2])
         group = key.partition(".")[0]
         if key in config.every_key():
-            return UserError(f"'{key}' belongs to another {group}= than the one chosen here.")
+            return _of_others(key, group)
         own = f" A key of a port of your own takes a plus: +{key}=." if group == "port" else ""
         return UserError(
             f"There is no key '{key}'.{nearest(key, config.every_key())} --help lists them.{own}"
         )
+    if full and (misfit := _MISFIT.search(message)):
+        wanted = _WANTED[misfit[2] or misfit[3]]
+        return UserError(f"{full[1]}={misfit[1]} is no value of {full[1]}", f"give {wanted}.")
     first = str(error.__cause__ or error).strip().splitlines()[0]
     if choice := _CHOICE.search(first):
         first += nearest(choice[1], choice[2].split(", "))
@@ -268,6 +276,21 @@ def plain_errors() -> Iterator[None]:
         if message is error and not notes:
             raise
         raise UserError(": ".join([*notes, str(message)])) from error
+
+
+def _of_others(key: str, group: str) -> UserError:
+    """Return what is said of a key that the chosen option of a group does not have."""
+    owners = [
+        f"{group}={option}"
+        for each, option, settings in config.plugin_schemas()
+        if each == group and key in {own.path for own in config.keys_of(settings, f"{group}.")}
+    ]
+    if not owners:
+        return UserError(f"'{key}' belongs to another {group}= than the one chosen here.")
+    choose = "one of them" if len(owners) > 1 else "that"
+    return UserError(
+        f"'{key}' belongs to {' and '.join(owners)}", f"choose {choose}, or leave the key out."
+    )
 
 
 def _bare_word(word: str) -> str:

@@ -46,9 +46,9 @@ def _asked(arguments: list[str]) -> int:
     if any(word in ("-h", "--help", "help") for word in arguments):
         from layerparity.cli import help as help_text
 
-        print(help_text.text())
+        print(help_text.answer(arguments))
         return Exit.OK
-    if arguments == ["--version"]:
+    if "--version" in arguments:
         print(f"layerparity {__version__}")
         return Exit.OK
     # To the very end of the process: impatience must not cut short what Python closes at its exit.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ GROUPS = (
     "tracking",
 )
 _WIDEST = 34
+# The job of a command that names none.
+_USUAL = "run"
 # Keys that say what an option is called: it is chosen by its group instead.
 _CHOSEN_BY_GROUP = (".name", "port._target_", *(f"{g}.{key}" for g, key in NAMED_BY.items()))
 _OWN_PORT = ("port._target_=...", "a port of your own: their.module.Port")
@@ -45,8 +47,12 @@ _ENDING = """\
 Exit status: 0 parity or success, 1 the comparison failed, 2 a mistake in the command or a missing
 device, 3 an internal error, 4 inconclusive, 5 job=doctor found a problem of this machine.
 --quiet prints errors alone; --json prints a comparison's verdict alone, as verdict.json has it.
+python run.py job=NAME --help shows that job's keys, and what each does.
 --cfg job shows the composed configuration; eval "$(python run.py -sc install=bash)" installs
 completion (bash, zsh, fish); --hydra-help is Hydra's own help.
+"""
+_ELSEWHERE = """\
+python run.py --help lists all groups, jobs and keys.
 """
 
 
@@ -62,6 +68,32 @@ def text() -> str:
         how = ("cannot run", "stands in", "fits")[fit.score]
         machine.append(f"  {name:<8}{how:<11}{fit.device}: {fit.reason}")
     return "\n".join([*parts, *machine, "", _keys(), _ENDING])
+
+
+def answer(arguments: Sequence[str]) -> str:
+    """Return the help of the job that a command names, the whole text where it names none."""
+    jobs = options("job")
+    chosen = [word.removeprefix("job=") for word in arguments if word.startswith("job=")]
+    if len(chosen) != 1 or chosen[0] not in jobs:
+        return text()
+    (job,) = chosen
+    name = "" if job == _USUAL else f"job={job} "
+    lines = [f"job={job}: {jobs[job]}", ""]
+    lines += [f"  python run.py {name}[group=option ...] [key=value ...]", ""]
+    keys = [key for key in keys_of(Config) if job in (key.jobs or (_USUAL,))]
+    for group, option, settings in plugin_schemas():
+        keys += keys_of(settings, "job.") if (group, option) == ("job", job) else []
+    # A key without words names an option; where runs are kept is said in the whole text.
+    told = [key for key in keys if key.help and not key.path.startswith("tracking.")]
+    rows = {f"{key.path}={_plain(key.default)}": key.help for key in told}
+    lines += ["Its keys and their defaults", *_rows(rows), ""] if rows else []
+    return "\n".join([*lines, _ELSEWHERE])
+
+
+def _rows(rows: Mapping[str, str]) -> list[str]:
+    """Return a line for each ``key=default``, with what it does in a column of its own."""
+    width = min(max(map(len, rows)), _WIDEST)
+    return [f"  {words:<{width}}  {does}" for words, does in rows.items()]
 
 
 def options(group: str, given: Sequence[Path] = ()) -> dict[str, str]:
@@ -102,9 +134,7 @@ def _keys() -> str:
     dotted = dotted_keys()
     limits = [words for words in dotted if words.startswith("tolerance.")]
     explained = {words: does for words, does in dotted.items() if words not in limits}
-    width = min(max(map(len, explained)), _WIDEST)
-    lines = [f"  {words:<{width}}  {does}" for words, does in explained.items()]
-    parts = ["Keys and their defaults", *_filled(shown), *lines]
+    parts = ["Keys and their defaults", *_filled(shown), *_rows(explained)]
     return "\n".join([*parts, "  Limits of the tolerances:", *_filled(limits)]) + "\n"
 
 

@@ -33,6 +33,12 @@ PLUGIN_GROUPS = {
 }
 
 
+# Jobs that read a checkpoint, and those that leave a run.
+_OF_A_MODEL = ("run", "audit", "bisect", "capture", "convert", "doctor", "plan")
+_OF_A_RUN = (
+    *("run", "audit", "bisect", "calibrate", "capture"),
+    *("compare", "generation", "judge", "selftest"),
+)
 # How a hub's cache begins the folder of a model.
 _HUB = "models--"
 # A folder that begins with a dot, as ./name and ../name do, is none.
@@ -115,9 +121,13 @@ class ModelSettings:
     """
 
     name: str = MISSING
-    path: str | None = key(None, "folder of a Hugging Face checkpoint, or ORGANISATION/NAME")
-    revision: str | None = key(None, "commit, branch or tag of a model of the hub")
-    subfolder: str | None = key(None, "folder within a model of the hub")
+    path: str | None = key(
+        None, "folder of a Hugging Face checkpoint, or ORGANISATION/NAME", jobs=_OF_A_MODEL
+    )
+    revision: str | None = key(
+        None, "commit, branch or tag of a model of the hub", jobs=_OF_A_MODEL
+    )
+    subfolder: str | None = key(None, "folder within a model of the hub", jobs=_OF_A_MODEL)
     download: bool = key(False, "fetch from the hub what the scope needs and is not here")
     shipped: str | None = key(None, "a checkpoint that comes with layerparity")
     architecture: dict[str, Any] | None = key(
@@ -201,7 +211,11 @@ class ReferenceSettings:
 class AuditSettings:
     """job=audit. ``deep`` reads every weight as well: NaN, all-zero, constant, out of family."""
 
-    deep: bool = key(False, "read every weight as well: NaN, all-zero, constant, out of family")
+    deep: bool = key(
+        False,
+        "read every weight as well: NaN, all-zero, constant, out of family",
+        jobs=("audit",),
+    )
 
 
 @dataclass
@@ -212,10 +226,15 @@ class PlanSettings:
     """
 
     devices: str | None = key(
-        None, "devices to pretend: 8x80GB, or trn2.48xlarge; null: this machine's"
+        None,
+        "devices to pretend: 8x80GB, or trn2.48xlarge; null: this machine's",
+        jobs=("plan",),
     )
     lnc: int | None = key(
-        None, "physical cores in a logical one, with trn2.48xlarge: 1 or 2; null: 2", least=1
+        None,
+        "physical cores in a logical one, with trn2.48xlarge: 1 or 2; null: 2",
+        jobs=("plan",),
+        least=1,
     )
 
 
@@ -252,7 +271,9 @@ class Config:
         least=1,
         most=MOST_TOKENS,
     )
-    dtype: DType = key(DType.float32, "floating type of weights and computation")
+    dtype: DType = key(
+        DType.float32, "floating type of weights and computation", jobs=("run", "convert")
+    )
     attn_implementation: str | None = key(None, "sdpa, eager or another; null: sdpa")
     experts_implementation: str | None = key(None, "expert kernel; null: transformers' own choice")
     max_memory: str | None = key(None, "the most that devices may hold: 40GB, or 0:60GB,cpu:100GB")
@@ -260,20 +281,30 @@ class Config:
     threads: int | None = key(None, "threads of torch on the CPU", least=1, most=MOST_THREADS)
     kind: RunKind = key(RunKind.auto, "golden (believed) or candidate (judged); auto: by backend")
     feed: FeedMode = key(FeedMode.auto, "isolated or chained; auto: as the inputs allow")
-    golden: str | None = key(None, "the run that is believed: id, name or folder")
-    candidate: str | None = key(None, "the run that is judged: id, name or folder")
-    what: What = key(What.runs, "job=compare: stored runs, or a port's weights")
+    golden: str | None = key(
+        None,
+        "the run that is believed: id, name or folder",
+        jobs=("run", "bisect", "capture", "compare", "generation"),
+    )
+    candidate: str | None = key(
+        None, "the run that is judged: id, name or folder", jobs=("compare", "generation")
+    )
+    what: What = key(What.runs, "stored runs, or a port's weights", jobs=("compare",))
     run: str | None = key(
         None,
         "job=judge: the comparison to judge again; job=export: the run; job=import: the export",
+        jobs=("judge", "export", "import"),
     )
     to: str | None = key(
         None,
         "job=convert: folder to write; job=plan, job.corpus: JSON file to write; job=export: "
         "folder or file.zip to write",
+        jobs=("convert", "plan", "selftest", "export"),
     )
-    name: str | None = key(None, "name of the run")
-    reuse: bool = key(False, "take a finished run with the same fingerprint")
+    name: str | None = key(None, "name of the run", jobs=_OF_A_RUN)
+    reuse: bool = key(
+        False, "take a finished run with the same fingerprint", jobs=("run", "capture")
+    )
     resume: bool = key(False, "go on with an interrupted run of the same fingerprint")
 
     @property

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from layerparity.ground.errors import UserError
 
-_HELP = "help"
+_HELP, _JOBS = "help", "jobs"
 _BOUNDS = ("above", "least", "most")
 # No count and no index of ours is larger; beyond it, sizes no longer fit what computes with them.
 _MOST_WHOLE = 2**31 - 1
@@ -20,21 +20,28 @@ Default = TypeVar("Default")
 
 @dataclass(frozen=True)
 class Key:
-    """A key as a command writes it, dots included, with its default and what it does."""
+    """A key as a command writes it, dots included, with its default and what it does.
+
+    ``jobs`` read it; where there are none, it says how a run is made.
+    """
 
     path: str
     default: Any
     help: str
+    jobs: tuple[str, ...] = ()
 
 
-def key(default: Default, help_text: str, **bounds: float) -> Default:
+def key(
+    default: Default, help_text: str, *, jobs: tuple[str, ...] = (), **bounds: float
+) -> Default:
     """Return the dataclass field of a key: its default, and what it does, for --help and readers.
 
+    ``jobs`` are those whose own --help shows it; without them it is a run's.
     ``bounds`` are those of a number: ``above``, or ``least`` and ``most``, which it may be itself.
     A list or a dict may be a default: each instance gets its own.
     """
     assert set(bounds) <= {*_BOUNDS}, f"no such bounds: {bounds}"
-    metadata = {_HELP: help_text, **bounds}
+    metadata = {_HELP: help_text, _JOBS: jobs, **bounds}
     field: Any = (
         dataclasses.field(default_factory=lambda: copy(default), metadata=metadata)
         if isinstance(default, list | dict)
@@ -53,7 +60,8 @@ def keys_of(schema: Any, prefix: str = "") -> Iterator[Key]:
             yield from keys_of(factory, f"{prefix}{item.name}.")
             continue
         value = factory() if factory is not dataclasses.MISSING else item.default
-        yield Key(f"{prefix}{item.name}", value, item.metadata.get(_HELP, ""))
+        words, jobs = item.metadata.get(_HELP, ""), item.metadata.get(_JOBS, ())
+        yield Key(f"{prefix}{item.name}", value, words, jobs)
 
 
 def check_numbers(settings: Any, prefix: str = "") -> None:

@@ -36,7 +36,8 @@ class Settings:
 
 
 def _compiles(config: Config) -> bool:
-    return Compile(config.backend.compile) is Compile.trace
+    # Of another backend, which is refused later, it may be anything.
+    return config.backend.compile in (Compile.trace, Compile.trace.value)
 
 
 def _asked_of(config: Config, sources: str) -> dict[str, Any]:
