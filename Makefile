@@ -78,7 +78,7 @@ screenshots: .venv/ready
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
 	$(UV) pip install --quiet --python $(BIN)/python --constraint constraints.txt \
-		$(OVERRIDES_$(TORCH)) --editable '.[xla,joblib,slurm,dev]'
+		$(OVERRIDES_$(TORCH)) --editable '.[xla,joblib,slurm,team,dev]'
 	PJRT_DEVICE=CPU $(BIN)/python -c 'import $(COMPILED)'
 	$(BIN)/python -m compileall -q src
 	touch $@

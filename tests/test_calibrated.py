@@ -44,7 +44,7 @@ def folder_of(tmp_path: Path, kind: str) -> Path:
 def test_a_golden_holds_wide_values_and_floors_for_two_types(cli: Run, tmp_path: Path) -> None:
     assert cli(*HERE, "scope=single", "layer=0").exit == Exit.OK
     folder = folder_of(tmp_path, "golden")
-    stored = StoredReferences(folder, RunFolder(folder).read_manifest().reference)
+    stored = StoredReferences(RunFolder(folder), RunFolder(folder).read_manifest().reference)
     site = Site.parse("layers.0.mlp:out")
     entry = stored.find("layers.0", ISOLATED, site)
     assert entry is not None
@@ -130,13 +130,13 @@ def test_an_altered_reference_is_refused(cli: Run, tmp_path: Path) -> None:
     index = folder / REFERENCE_INDEX
     index.write_text(index.read_text().replace('"eager"', '"other"'))
     with pytest.raises(UserError, match="make the run again"):
-        StoredReferences(folder, RunFolder(folder).read_manifest().reference)
+        StoredReferences(RunFolder(folder), RunFolder(folder).read_manifest().reference)
 
 
 def test_damaged_reference_values_are_refused(cli: Run, tmp_path: Path) -> None:
     cli(*HERE, "scope=single", "layer=0")
     folder = folder_of(tmp_path, "golden")
-    stored = StoredReferences(folder, RunFolder(folder).read_manifest().reference)
+    stored = StoredReferences(RunFolder(folder), RunFolder(folder).read_manifest().reference)
     entry = stored.find("layers.0", ISOLATED, Site.parse("layers.0.mlp:out"))
     assert entry is not None
     path = folder / entry.file

@@ -91,7 +91,7 @@ def test_what_is_written_is_read_back(run: Path) -> None:
     files.write_manifest(manifest)
     # Only what the very same object wrote is vouched for.
     assert files.read_manifest() == replace(manifest, files={})
-    stored = StoredReferences(run, manifest.reference)
+    stored = StoredReferences(RunFolder(run), manifest.reference)
     entry = stored.find("layers.0", ISOLATED, Site.parse("layers.0:out"))
     assert entry is not None and torch.equal(stored.reference(entry), sites()["layers.0:out"])
     floor = stored.floor(entry, "float32")
@@ -161,9 +161,9 @@ def test_a_folder_of_a_former_version_is_read(
     before, today = RunFolder(run).read_manifest(), RunFolder(whole).read_manifest()
     assert replace(before, reference="") == replace(today, reference="")
     assert before.schema == SCHEMA
-    stored = StoredReferences(run, before.reference)
+    stored = StoredReferences(RunFolder(run), before.reference)
     assert [entry.floors for entry in stored.entries()] == [
-        entry.floors for entry in StoredReferences(whole, today.reference).entries()
+        entry.floors for entry in StoredReferences(RunFolder(whole), today.reference).entries()
     ]
     compare(run)
 
@@ -257,9 +257,7 @@ READERS: dict[str, Callable[[RunFolder], object]] = {
     names.USED_WEIGHTS: RunFolder.read_used_weights,
     names.EFFECTIVE_WEIGHTS: RunFolder.read_effective_weights,
     names.PROFILE: RunFolder.read_profile,
-    names.REFERENCE_INDEX: lambda files: StoredReferences(
-        files.path, files.read_manifest().reference
-    ),
+    names.REFERENCE_INDEX: lambda files: StoredReferences(files, files.read_manifest().reference),
     names.stage_file("norm.out.0"): lambda files: [
         files.read_tensor(record) for record in files.read_manifest().records
     ],

@@ -25,6 +25,7 @@ from layerparity.numbers.floor import Floor, measure_floor, scales
 from layerparity.numbers.token_factors import FEW, standing_out
 from layerparity.numbers.token_sums import TokenLayout
 from layerparity.numbers.typical_floor import TypicalFloor
+from layerparity.record.folder import RunFolder
 from layerparity.record.references import ISOLATED, ReferenceWriter, StoredReferences
 from layerparity.report.reasons import breach_text
 
@@ -570,7 +571,7 @@ def test_the_typical_floor_is_pooled_over_prefill_and_steps(tmp_path: Path) -> N
         tokens.append(floor.real)
         place = Site("layers.0.mlp", "out", "decode" if step else "prefill", step)
         writer.write("layers.0", ISOLATED, f"step.{step}", {place: (golden, {"float32": floor})})
-    stored = StoredReferences(tmp_path, writer.finish())
+    stored = StoredReferences(RunFolder(tmp_path), writer.finish())
     last = stored.find("layers.0", ISOLATED, Site("layers.0.mlp", "out", "decode", 2))
     assert last is not None
     assert stored.typical_floor(last, "float32") == TypicalFloor.of(*torch.cat(tokens, 1))

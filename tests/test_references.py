@@ -14,6 +14,7 @@ from layerparity.numbers.clean_slopes import SlopeSample
 from layerparity.numbers.floor import measure_floor, measure_floors
 from layerparity.numbers.token_sums import TokenLayout
 from layerparity.record import references
+from layerparity.record.folder import RunFolder
 from layerparity.record.references import ISOLATED, ReferenceWriter, StoredReferences
 
 BATCH, HEADS, WIDTH = 2, 2, 4
@@ -61,7 +62,7 @@ def written(folder: Path, together: bool) -> StoredReferences:
             floor = measure_floor(own, by_step(golden)[row], by_step(reference)[row], mask, LAYOUT)
             alone = {SITE.at_step(step): (reference[:, row : row + 1], {"float32": floor})}
             writer.write(STAGE, ISOLATED, f"{STAGE}.decode.{step}", alone)
-    return StoredReferences(folder, writer.finish())
+    return StoredReferences(RunFolder(folder), writer.finish())
 
 
 def sites() -> Sequence[Site]:
@@ -137,7 +138,7 @@ def test_steps_that_a_tensor_lacks_are_said(tmp_path: Path) -> None:
     floors = measure_floors(stacked, by_step(golden), by_step(reference), mask, LAYOUT)
     found = {SITE.at_step(1): (reference, {"float32": floors})}
     writer.write(STAGE, ISOLATED, STAGE, found, (1, 2, 3, 4))
-    stored = StoredReferences(tmp_path, writer.finish())
+    stored = StoredReferences(RunFolder(tmp_path), writer.finish())
     entry = stored.find(STAGE, ISOLATED, SITE.at_step(4))
     assert entry is not None
     for read in (stored.reference, lambda each: stored.floor(each, "float32")):

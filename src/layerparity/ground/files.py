@@ -6,7 +6,7 @@ import errno
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -168,8 +168,9 @@ class TensorFiles:
     A file of many small tensors costs more to open, and its header to parse, than they to read.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, where: Path | Callable[[str, str], Path]) -> None:
+        """``where`` is the folder, or returns the file that holds a tensor, given both names."""
+        self._where = where
         self._opened = lru_cache(_OPEN)(self._open)
 
     def read(self, file: str, name: str) -> tuple[Path, torch.Tensor]:
@@ -177,12 +178,14 @@ class TensorFiles:
 
         Raises UserError where it is not there; see `reading`.
         """
-        path, tensors = self._opened(file)
+        where = self._where
+        place = Path(file) if isinstance(where, Path) else where(file, name)
+        path, tensors = self._opened(place)
         return path, tensors[name] if name in tensors else read_tensor(path, name)
 
-    def _open(self, file: str) -> tuple[Path, dict[str, torch.Tensor]]:
+    def _open(self, place: Path) -> tuple[Path, dict[str, torch.Tensor]]:
         """Return a file's path, and all of its tensors, mapped, where it is a small one."""
-        path = inside(self.folder, file)
+        path = inside(self._where, str(place)) if isinstance(self._where, Path) else place
         with reading(path):
             small = path.stat().st_size <= _SMALL
         return path, read_tensors(path) if small else {}

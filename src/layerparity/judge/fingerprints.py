@@ -103,7 +103,9 @@ def same_experiment(golden: RunSet, candidate: RunSet) -> list[Caution]:
 
 def _folder(run: StoredRun) -> tuple[Path, Path | None]:
     # One folder of dumps may hold both sides, under two name maps.
-    return Path(run.folder).resolve(), run.names
+    # All files of a run that a server has would be fetched to say where they lie.
+    remote = run.locate_tensor is not None
+    return Path(run.id) if remote else Path(run.folder).resolve(), run.names
 
 
 def _experiment(source: Source) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -39,9 +38,9 @@ class References:
     """The references of a golden side's runs, opened when first asked for."""
 
     def __init__(self) -> None:
-        self._opened: dict[Path, StoredReferences] = {}
-        self._slopes: dict[tuple[Path, str, str, str, str], CleanSlopes] = {}
-        self._typical_floors: dict[tuple[Path, str, str, str, str, str], TypicalFloor | None] = {}
+        self._opened: dict[tuple[str, str], StoredReferences] = {}
+        self._slopes: dict[tuple[str, str, str, str, str], CleanSlopes] = {}
+        self._typical_floors: dict[tuple[str, str, str, str, str, str], TypicalFloor | None] = {}
 
     def of(self, pair: Pair) -> SiteReference | Reason:
         """Return what a pair is judged by, or why there is nothing."""
@@ -87,16 +86,16 @@ class References:
         )
 
     def _open(self, golden: Source) -> StoredReferences:
-        folder = Path(golden.run.folder)
-        if folder not in self._opened:
-            self._opened[folder] = StoredReferences(folder, golden.manifest.reference)
-        return self._opened[folder]
+        key = (golden.run.reference, golden.manifest.reference)
+        if key not in self._opened:
+            self._opened[key] = StoredReferences(golden.run.files, golden.manifest.reference)
+        return self._opened[key]
 
     def _typical_floor(
         self, stored: StoredReferences, entry: ReferenceEntry, dtype: str
     ) -> TypicalFloor | None:
         site = entry.site
-        key = (stored.folder, entry.stage, entry.feed, site.path, site.end, dtype)
+        key = (stored.digest, entry.stage, entry.feed, site.path, site.end, dtype)
         if key not in self._typical_floors:
             self._typical_floors[key] = stored.typical_floor(entry, dtype)
         return self._typical_floors[key]
@@ -110,7 +109,7 @@ class References:
         """
         # A decode step's slopes are of one token, and larger.
         kind = (entry.site.local, entry.site.phase, entry.feed)
-        key = (stored.folder, *kind, dtype)
+        key = (stored.digest, *kind, dtype)
         if key not in self._slopes:
             alike = [
                 each.floors[dtype]

@@ -77,9 +77,17 @@ class RunFolder:
     not the one that was written.
     """
 
-    def __init__(self, where: Path | Callable[[str], Path]) -> None:
-        """``where`` is the folder, or returns where a file of it lies, and for "" the folder."""
+    def __init__(
+        self,
+        where: Path | Callable[[str], Path],
+        locate_tensor: Callable[[str, str], Path] | None = None,
+    ) -> None:
+        """``where`` is the folder, or returns where a file of it lies, and for "" the folder.
+
+        ``locate_tensor`` returns a file that holds a tensor, given its file's name and its own.
+        """
         self.locate = where.joinpath if isinstance(where, Path) else where
+        self._locate_tensor = locate_tensor
         self._written: dict[str, str] = {}
         self._read: Manifest | None = None
 
@@ -104,7 +112,7 @@ class RunFolder:
 
     def read_manifest(self, digest: str | None = None) -> Manifest:
         """Return the manifest, which must have this hash where one is given."""
-        path = self._file(MANIFEST)
+        path = self.locate_file(MANIFEST)
         if not path.is_file():
             raise UserError(
                 f"No {MANIFEST} in {path.parent}: the run did not finish; run it again."
@@ -137,7 +145,7 @@ class RunFolder:
 
     def read_inputs(self, hashes: Mapping[str, str]) -> dict[str, torch.Tensor]:
         """Return the inputs, int64 [batch, token], by the names the manifest lists with hashes."""
-        path = self._file(INPUTS)
+        path = self.locate_file(INPUTS)
         tensors = read_tensors(path, hashes)
         for name, tensor in tensors.items():
             refuse_altered(tensor, hashes[name], name, path)
@@ -226,8 +234,28 @@ class RunFolder:
 
         Its bytes are checked against the manifest.
         """
-        path = inside(self.path, record.file)
+        path = self.locate_tensor(record.file, str(record.site))
         return checked_tensor(record, path, read_tensor(path, str(record.site)))
+
+    def locate_file(self, name: str) -> Path:
+        """Return where a file lies. Raises UserError for a link that leads out of the folder."""
+        path = self.locate(name)
+        return inside(path.parents[name.count("/")], name)
+
+    def refuse_outside(self, file: str) -> None:
+        """Raise UserError for a file's name, or a link, that leads out of the folder."""
+        # Of a folder elsewhere there is only a name: no link of ours can be there.
+        inside(self.path if self._locate_tensor is None else Path("run"), file)
+
+    def locate_tensor(self, file: str, name: str) -> Path:
+        """Return a file that holds a tensor; from a server no more is fetched than it needs.
+
+        Raises UserError for a link that leads out of the folder.
+        """
+        if self._locate_tensor is not None:
+            self.refuse_outside(file)
+            return self._locate_tensor(file, name)
+        return inside(self.path, file)
 
     def write_text(self, name: str, text: str) -> str:
         """Write a file of text, without the logins of addresses; return its hash."""
@@ -241,11 +269,6 @@ class RunFolder:
     def _manifest(self) -> Manifest:
         return self._read or self.read_manifest()
 
-    def _file(self, name: str) -> Path:
-        """Return where a file lies. Raises UserError for a link that leads out of the folder."""
-        path = self.locate(name)
-        return inside(path.parents[name.count("/")], name)
-
     def _read_json(self, name: str, kind: Any) -> Any:
         """Return a file of JSON as a type; None where the run kept none."""
         text = self._read_text(name)
@@ -256,7 +279,7 @@ class RunFolder:
 
     def _read_text(self, name: str, cure: str = RUN_AGAIN) -> str | None:
         """Return a file of text, held against its hash; None where the run kept none."""
-        path = self._file(name)
+        path = self.locate_file(name)
         # Before schema 4 nothing was listed.
         listed = self._manifest.files.get(name) if self.is_run else None
         if listed is None and not path.is_file():

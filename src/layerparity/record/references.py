@@ -14,7 +14,6 @@ from layerparity.ground.decode import decode, encode
 from layerparity.ground.files import (
     TensorFiles,
     damaged,
-    inside,
     reading,
     tensor_digest,
     text_digest,
@@ -136,14 +135,14 @@ class StoredReferences:
     once for many of them, and each tensor is held against its hash when it is first read.
     """
 
-    def __init__(self, folder: Path, digest: str) -> None:
+    def __init__(self, files: RunFolder, digest: str) -> None:
         """Raises UserError where the index is damaged or not the one the manifest names."""
-        self.folder = folder
-        self._files = TensorFiles(folder)
+        self.digest = digest
+        self._files = TensorFiles(files.locate_tensor)
         self._right: set[tuple[str, str]] = set()
         self._entries: dict[tuple[str, str, Site], ReferenceEntry] = {}
         self._steps: dict[tuple[str, ...], list[ReferenceEntry]] = {}
-        path = inside(folder, REFERENCE_INDEX)
+        path = files.locate_file(REFERENCE_INDEX)
         with reading(path):
             text = path.read_text(encoding="utf-8")
             if text_digest(text) != digest:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from layerparity.anatomy.site import overlap
 from layerparity.ground.files import TensorFiles
 from layerparity.record.findings import Caution
-from layerparity.record.folder import EffectiveWeights, RunFolder, UsedWeights, checked_tensor
+from layerparity.record.folder import EffectiveWeights, UsedWeights, checked_tensor
 from layerparity.record.manifest import Manifest, Record
 from layerparity.record.stored_run import MANIFEST_TAG, StoredRun
 
@@ -79,9 +79,8 @@ class RunSource(Source):
 
     def __init__(self, run: StoredRun) -> None:
         self.run = run
-        # From a server all of it is fetched: a comparison reads nearly every file.
-        self.folder = RunFolder(run.folder)
-        self._tensors = TensorFiles(run.folder)
+        self.folder = run.files
+        self._tensors = TensorFiles(self.folder.locate_tensor)
         self.manifest = self.folder.read_manifest(run.tags.get(MANIFEST_TAG))
 
     def load(self, record: Record) -> torch.Tensor:

@@ -54,6 +54,10 @@ class StoredRun:
     parent: str | None = None
     names: Path | None = None
     locate: Callable[[str], Path] = field(default=Path, repr=False, compare=False)
+    # Of a run whose files a server has.
+    locate_tensor: Callable[[str, str], Path] | None = field(
+        default=None, repr=False, compare=False
+    )
 
     @property
     def kind(self) -> str:
@@ -72,7 +76,7 @@ class StoredRun:
     @property
     def files(self) -> RunFolder:
         """The artifacts as files of a run; from a server each is fetched when it is read."""
-        return RunFolder(self.locate)
+        return RunFolder(self.locate, self.locate_tensor)
 
     def file(self, path: str) -> Path:
         """Return where one file of the artifacts lies; from a server only that file is fetched."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from layerparity.ground.errors import UserError
 from layerparity.record.stored_run import FINISHED, INTERRUPTED, KILLED, RUNNING, StoredRun
 from layerparity.settings.tracking import SERVER, TrackingConfig
-from layerparity.tracking import artifacts, database, in_use, interrupted, names
+from layerparity.tracking import artifacts, database, in_use, interrupted, names, ranges
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -200,7 +200,14 @@ class StoredRuns:
             url=self._connection.run_url(info.run_id),
             parent=run.data.tags.get(names.PARENT_TAG),
             locate=partial(self._locate, info.run_id, info.artifact_uri),
+            locate_tensor=self._by_ranges(info.run_id, info.artifact_uri),
         )
+
+    def _by_ranges(self, run_id: str, artifact_uri: str) -> Callable[[str, str], Path] | None:
+        """Return what fetches a tensor of a run whose files are elsewhere; None for files here."""
+        if artifacts.local_folder(artifact_uri) is not None:
+            return None
+        return ranges.RemoteTensors(self._connection, run_id, artifact_uri).locate
 
     def _locate(self, run_id: str, artifact_uri: str, path: str) -> Path:
         """Return where a file of a run lies, or, for an empty path, its whole folder."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.site import DECODE, Site
 from layerparity.ground.errors import UserError
-from layerparity.ground.files import damaged, inside, text_digest
+from layerparity.ground.files import damaged, text_digest
 from layerparity.ground.quoting import typed
 from layerparity.record.folder import MANIFEST, RunFolder
 from layerparity.record.manifest import Manifest, Record
@@ -95,7 +95,7 @@ class RecordedTensors(Mapping[Site, "torch.Tensor"]):
         self.records = dict(records)
         for source, record in self.records.values():
             # Refused here, before anything runs.
-            inside(source.folder, record.file)
+            source.run.files.refuse_outside(record.file)
 
     def __contains__(self, site: object) -> bool:
         # Nothing is read to say it.
@@ -103,7 +103,8 @@ class RecordedTensors(Mapping[Site, "torch.Tensor"]):
 
     def __getitem__(self, site: Site) -> torch.Tensor:
         source, record = self.records[site]
-        return RunFolder(source.folder).read_tensor(record)
+        tensor: torch.Tensor = source.run.files.read_tensor(record)
+        return tensor
 
     def __iter__(self) -> Iterator[Site]:
         return iter(self.records)
