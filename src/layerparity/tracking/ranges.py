@@ -43,7 +43,7 @@ class _SignedFile:
 
 
 @dataclass(frozen=True)
-class _Header:
+class _FileHeader:
     """A safetensors file's header: each tensor's entry by name, and where the first one begins."""
 
     entries: Mapping[str, Any]
@@ -65,7 +65,7 @@ class RemoteTensors:
         self._cache = connection.config.root / "cache"
         self._lock = threading.Lock()
         # None: the file is fetched whole.
-        self._headers: dict[str, _Header | None] = {}
+        self._headers: dict[str, _FileHeader | None] = {}
         self._ranges = urlsplit(artifact_uri).scheme == _PROXIED
 
     def locate(self, file: str, name: str) -> Path:
@@ -108,7 +108,7 @@ class RemoteTensors:
             self._read(signed, first, size, written)
         return True
 
-    def _header(self, signed: _SignedFile, file: str) -> _Header:
+    def _header(self, signed: _SignedFile, file: str) -> _FileHeader:
         length = int.from_bytes(self._bytes(signed, 0, _LENGTH), "little")
         entries: object = None
         if 0 < length <= min(_LONGEST_HEADER, signed.size - _LENGTH):
@@ -119,7 +119,7 @@ class RemoteTensors:
                 raise damaged(Path(file), error) from error
         if not isinstance(entries, dict):
             raise damaged(Path(file), "it has no header of safetensors")
-        return _Header(entries, _LENGTH + length)
+        return _FileHeader(entries, _LENGTH + length)
 
     def _sign(self, file: str) -> _SignedFile:
         """Return an address for a file. Raises _NoRangeError where the server makes none."""
