@@ -281,6 +281,11 @@ def claims(archive: zipfile.ZipFile) -> None:
         entry.file_size = entry.compress_size = 1 << 30
 
 
+def nameless(archive: zipfile.ZipFile) -> None:
+    archive.writestr("?", b"")
+    archive.filelist[-1].filename = ""
+
+
 def twice(archive: zipfile.ZipFile) -> None:
     with pytest.warns(UserWarning):
         archive.writestr(archive.filelist[0].filename, b"{}")
@@ -294,6 +299,7 @@ def twice(archive: zipfile.ZipFile) -> None:
         (deflated_bomb, "bomb.json is compressed"),
         (claims, "it says that it holds "),
         (twice, "is there twice"),
+        (nameless, "cannot be below its folder, ''"),
     ],
 )
 def test_an_archive_with_a_link_a_device_or_a_bomb_is_refused(
@@ -303,6 +309,47 @@ def test_an_archive_with_a_link_a_device_or_a_bomb_is_refused(
         add(opened)
         opened._didModify = True  # type: ignore[attr-defined]
     refused(empty, archive, said)
+
+
+def test_an_archive_whose_names_are_no_letters_is_refused(empty: Store, archive: Path) -> None:
+    with zipfile.ZipFile(archive, "a") as opened:
+        opened.writestr("\u00e9.json", b"{}")
+    # Marked as UTF-8, which these are not.
+    archive.write_bytes(archive.read_bytes().replace("\u00e9".encode(), b"\xff\xfe"))
+    refused(empty, archive, "can't decode byte")
+
+
+def test_a_folder_that_lists_what_no_disk_can_name_is_refused(
+    empty: Store, home: Home, tmp_path: Path
+) -> None:
+    write_export([home.golden], tmp_path / "carried", lambda name: None)
+    listed = tmp_path / "carried" / FILE
+    listing = json.loads(listed.read_text(encoding="utf-8"))
+    # 245 letters of two bytes, where a name may have 255 bytes.
+    listing["runs"][0]["files"]["\u00e9" * 240 + ".json"] = {"bytes": 2, "sha256": ""}
+    listed.write_text(json.dumps(listing), encoding="utf-8")
+    refused(empty, tmp_path / "carried", "is not there, a link, or no plain file")
+
+
+def test_a_run_named_in_another_script_is_exported_to_a_file(
+    cli: Cli, tmp_path: Path, home: Home
+) -> None:
+    store = fresh_store(tmp_path / "named")
+    run = kept(store, "golden", "\u91d1")
+    ended = cli("job=export", f"tracking.folder={tmp_path / 'named'}", "run=latest")
+    assert ended.exit == 0, ended.err
+    # A name of none of the usual letters leaves nothing but the ending, which is a hidden folder.
+    name = f"golden-{run.id[:8]}.zip"
+    assert f"job=import run={name}" in ended.out and zipfile.is_zipfile(name)
+
+
+@pytest.mark.parametrize("key", ["run", "golden"])
+@pytest.mark.parametrize("ending", ["", ".zip", "/x"])
+def test_a_word_too_long_for_a_path_is_no_run(cli: Cli, key: str, ending: str) -> None:
+    job = "import" if key == "run" else "compare"
+    ended = cli(f"job={job}", f"{key}={'a' * 300}{ending}", "tracking.folder=fresh")
+    assert ended.exit == 2, ended.err
+    assert "There " in ended.err and "Traceback" not in ended.err
 
 
 def test_an_archive_that_is_cut_off_is_refused(cli: Cli, archive: Path) -> None:

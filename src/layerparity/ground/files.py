@@ -41,6 +41,12 @@ _CURES = {
 _NUMBER = re.compile(r"\(os error (\d+)\)")
 
 
+def is_there(path: Path) -> bool:
+    """Say whether anything is at a path that somebody typed, which may be too long to be one."""
+    # `Path.exists` raises for what the system refuses to look at.
+    return os.path.exists(path)  # noqa: PTH110
+
+
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """Yield a path to write to; move it to ``path``, synced, only if the block succeeds."""

@@ -49,8 +49,10 @@ def run(config: Config) -> Exit:
     if config.job.golden:
         runs = [*_goldens_of(store, runs), *runs]
     named = runs[-1]
-    usual = f"{re.sub(r'[^A-Za-z0-9.-]+', '-', named.name).strip('.-')[:80]}{ZIP}"
-    to = Path(config.to or usual).expanduser().absolute()
+    plain = re.sub(r"[^A-Za-z0-9.-]+", "-", named.name).strip(".-")[:80]
+    # A name in another script leaves nothing.
+    usual = plain or f"{named.kind}-{named.id[:8]}"
+    to = Path(config.to or f"{usual}{ZIP}").expanduser().absolute()
     files = [files_of(each) for each in runs]
     with console.progress("files", sum(len(taken) for taken, _ in files)) as bar:
         listed = write_export(runs, to, bar.step)

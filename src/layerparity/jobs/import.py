@@ -25,6 +25,7 @@ class Settings:
 
 def run(config: Config) -> Exit:
     """Check the export ``run=``, a folder or a file, and keep its runs; say which they are."""
+    from layerparity.ground.files import is_there
     from layerparity.record.exported import is_export
     from layerparity.tracking.imports import import_runs
     from layerparity.tracking.links import say_served
@@ -35,7 +36,7 @@ def run(config: Config) -> Exit:
             "job=import wants to know what", "add run=, a folder or file that job=export wrote."
         )
     path = Path(config.run).expanduser().absolute()
-    if not path.exists():
+    if not is_there(path):
         raise UserError(f"There is no {path}", "give the folder or file that job=export wrote.")
     if not is_export(path):
         raise UserError(

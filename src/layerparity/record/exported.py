@@ -199,7 +199,7 @@ def opened(path: Path) -> Iterator[tuple[ExportList, _Open]]:
         yield listing, open_file
         return
     try:
-        with zipfile.ZipFile(path) as archive:
+        with _archive(path) as archive:
             sizes = _checked_entries(path, archive)
             if FILE not in sizes:
                 raise _unsound(path, f"it has no {FILE} at its top")
@@ -214,13 +214,26 @@ def opened(path: Path) -> Iterator[tuple[ExportList, _Open]]:
         raise UserError(f"{path} cannot be read ({error.strerror or error})", _AGAIN) from error
 
 
+def _archive(path: Path) -> zipfile.ZipFile:
+    """Return an archive whose list of entries was read."""
+    try:
+        return zipfile.ZipFile(path)
+    except ValueError as error:
+        # A name that is not of the letters that its entry says it is of.
+        raise _unsound(path, str(error)) from error
+
+
 def _from_folder(root: Path) -> _Open:
     def open_file(name: str) -> IO[bytes]:
         path = root / name
         # Resolved, a link anywhere below the folder leads to another path; no pipe is waited for.
-        if path.resolve() != root.resolve() / name or not path.is_file():
+        # What `os.path` cannot look at, such as too long a name, is no file to it.
+        if path.resolve() != root.resolve() / name or not os.path.isfile(path):  # noqa: PTH113
             raise _unsound(root, f"{name} is not there, a link, or no plain file")
-        return path.open("rb")
+        try:
+            return path.open("rb")
+        except OSError as error:
+            raise UserError(f"{path} cannot be read ({error.strerror})", _AGAIN) from error
 
     return open_file
 
@@ -230,9 +243,9 @@ def _checked_entries(path: Path, archive: zipfile.ZipFile) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for entry in archive.infolist():
         kind = stat.S_IFMT(entry.external_attr >> 16)
-        name = entry.filename.removesuffix("/") if entry.is_dir() else entry.filename
+        name = entry.filename.removesuffix("/")
         _refuse_name(path, name)
-        if entry.is_dir():
+        if name != entry.filename:
             continue
         if kind not in (0, stat.S_IFREG):
             raise _unsound(path, f"{name} is a link or a device, and no plain file")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from layerparity.ground import console
 from layerparity.ground.errors import UserError, nearest
+from layerparity.ground.files import is_there
 from layerparity.record.exported import ZIP, is_export
 from layerparity.record.stored_run import FINISHED, StoredRun, from_folder
 from layerparity.tracking.exports import open_export
@@ -31,9 +32,10 @@ def look_up(stored: StoredRuns, reference: str, kind: str | None) -> list[Stored
     if "/" in reference or reference.startswith((".", "~")):
         path = Path(reference).expanduser()
         # A sweep that was given no name is called by its command, which may hold a path.
-        run = None if path.exists() else _by_name(stored, reference, kind)
+        run = None if is_there(path) else _by_name(stored, reference, kind)
         return _outside(stored, path, kind) if run is None else expand(stored, run, kind)
-    here = Path(reference).is_dir() or reference.endswith(ZIP)
+    there = is_there(Path(reference))
+    here = (there and Path(reference).is_dir()) or reference.endswith(ZIP)
     if reference == LATEST:
         runs = _latest(stored, kind)
     else:
@@ -43,7 +45,7 @@ def look_up(stored: StoredRuns, reference: str, kind: str | None) -> list[Stored
         if run is None:
             raise _not_found(stored, reference)
         runs = expand(stored, run, kind)
-    if here and Path(reference).exists():
+    if here and there:
         console.note(f"'{reference}' is taken as the run; the folder here is ./{reference}")
     return runs
 
@@ -82,7 +84,7 @@ def _latest(stored: StoredRuns, kind: str | None) -> list[StoredRun]:
 
 def _outside(stored: StoredRuns, path: Path, kind: str | None) -> list[StoredRun]:
     """Return the runs that an export outside the store holds, or the one that a folder is."""
-    if not path.exists():
+    if not is_there(path):
         raise UserError(f"There is no folder {path}", "give a run's id, its name, or a folder.")
     if is_export(path):
         return open_export(path.resolve(), stored.config.root, kind)
