@@ -100,7 +100,10 @@ def test_a_rank_s_slice_may_stand_in_every_place_or_in_another_rank_s() -> None:
         evidence = norm(rms_normed(GIVEN, 1e-6) * torch.cat(own, -1))
         facts = {**evidence.facts, "tp_degree": degree}
         causes = suspected(replace(evidence, facts=facts))
-        return [each.sentence for each in causes if each.id == "weight_sliced_per_rank"]
+        own = [each for each in causes if each.id == "weight_sliced_per_rank"]
+        # What is said of a slice alone is not said of one that stands for another.
+        assert all(("alone" in each.sentence) == ("alone" in each.reasons[0]) for each in own)
+        return [each.sentence for each in own]
 
     again = told(parts[1], parts[1])
     assert len(again) == 1

@@ -78,7 +78,7 @@ class Sliced:
         Where a rank's weights were looked at, they say it: they hold the slice to the bit.
         """
         for found in (*_norms(evidence), *_routers(evidence), *_exchanged(evidence)):
-            reasons = [f"{found.what} of that slice alone give its numbers to rounding"]
+            reasons = [f"{found.what} to rounding"]
             return Cause(_ID, 0.95, found.text, reasons, grade=SHOWN)
         own = (each for each in evidence.blamed if each.fate is Fate.SLICED)
         cut = next((each for each in own if within(each.component, evidence.component)), None)
@@ -98,7 +98,7 @@ class Sliced:
 
 @dataclass(frozen=True)
 class _Found:
-    """The slice that was found, and ``what`` it is of: channels, or the logits of experts."""
+    """The slice that was found; ``what`` says what gives the candidate's numbers."""
 
     what: str
     text: str
@@ -109,7 +109,7 @@ def _alone(what: str, degree: int, rank: int, span: tuple[int, int], others: str
         f"rank {rank} has its slice of {degree} alone of a weight that every rank holds whole: "
         f"{what} {span[0]} to {span[1] - 1} are right, all others {others}"
     )
-    return _Found(what, text)
+    return _Found(f"{what} of that slice alone give its numbers", text)
 
 
 def _norms(evidence: Evidence) -> Iterator[_Found]:
@@ -141,7 +141,7 @@ def _exchanged(evidence: Evidence) -> Iterator[_Found]:
         own = torch.cat([*parts[:rank], parts[other], *parts[rank + 1 :]])
         if check.shows(norm, own):
             text = f"rank {rank} of {degree} has rank {other}'s slice of the weight for its own"
-            yield _Found("the weights", text)
+            yield _Found("the golden's weight with that slice in its place gives its numbers", text)
 
 
 def _routers(evidence: Evidence) -> Iterator[_Found]:
