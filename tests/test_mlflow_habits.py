@@ -61,6 +61,26 @@ def test_a_variable_that_cannot_be_heeded_is_said(
     assert why in capsys.readouterr().out
 
 
+def test_a_variable_s_address_is_one_that_a_server_has(
+    cli: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = {"MLFLOW_TRACKING_URI": "HTTP://There:5000"}
+    assert words_for([], there) == ["tracking=server", "tracking.uri=http://There:5000"]
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@there:5000")
+    refused = cli("job=runs")
+    # Nobody typed tracking.uri.
+    assert refused.exit == 2 and "MLFLOW_TRACKING_URI holds a login" in refused.err
+    assert "secret" not in refused.out + refused.err
+
+
+def test_a_command_that_is_shown_has_no_note_before_it(
+    cli: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///x.db")
+    shown = cli("--cfg", "job")
+    assert shown.exit == 0 and shown.out.startswith("job:\n"), shown.out
+
+
 def test_variables_reach_the_command(
     run: Callable[..., Ended], store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

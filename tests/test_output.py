@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from conftest import Ended
+from report_samples import every_oddity
+
+from layerparity.cli import output
+from layerparity.ground import console
+from layerparity.report import keep
+from layerparity.report.junit import render_junit
 
 ROOT = Path(__file__).parents[1]
 CANDIDATE = ("device_map=cpu", "kind=candidate", "scope=single", "layer=1", "inputs=golden")
@@ -72,3 +80,59 @@ def test_json_of_a_job_without_a_verdict_is_refused(cli: Callable[..., Ended]) -
     )
     # What was asked of one command is not asked of the next.
     assert cli("--version").out
+
+
+def test_letters_that_xml_has_not_are_left_out_of_junit() -> None:
+    made = every_oddity()
+    odd = replace(made.candidate, name="red \x1b[31m, a bell \x07, half a letter \udc80")
+    text = render_junit(replace(made, candidate=odd))
+    suite = ElementTree.fromstring(text.encode())
+    assert "red \ufffd[31m, a bell \ufffd, half a letter \ufffd" in str(suite.get("name"))
+
+
+def test_what_is_no_number_is_null_to_a_program(capsys: pytest.CaptureFixture[str]) -> None:
+    with output.taken(["--json"]):
+        console.verdicts.append('{"R": NaN, "worst": [Infinity, -Infinity, 1.5]}')
+    assert (
+        capsys.readouterr().out
+        == json.dumps({"R": None, "worst": [None, None, 1.5]}, indent=1) + "\n"
+    )
+
+
+def test_a_summary_that_is_full_is_not_made_too_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """GitHub shows nothing of a summary beyond a MiB, which several comparisons may fill."""
+    summary = tmp_path / "summary.md"
+    summary.write_bytes(b"x" * ((1 << 20) - 4))
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    keep._summarise("\u00e9" * 40 + " http://me:secret@there")
+    assert summary.read_bytes()[-5:] == b"x" + "\u00e9\u00e9".encode()
+    assert "is full" in capsys.readouterr().out
+    keep._summarise("\u00e9 http://me:secret@there")
+    assert summary.stat().st_size == 1 << 20
+    summary.write_bytes(b"")
+    keep._summarise("http://me:secret@there")
+    assert summary.read_text(encoding="utf-8") == "http://***@there"
+
+
+@pytest.mark.parametrize(
+    ("words", "to", "exit_"),
+    [("job=runs --quiet", ">&-", 0), ("--version", ">&-", 0), ("--version", ">/dev/full", 2)],
+)
+def test_a_closed_or_full_output_is_no_failed_comparison(
+    tmp_path: Path, words: str, to: str, exit_: int
+) -> None:
+    """1 is the status of a comparison that fails, and Python's of a traceback."""
+    command = f"{shlex.quote(sys.executable)} {shlex.quote(str(ROOT / 'run.py'))} {words} {to}"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    ended = subprocess.run(
+        ["bash", "-c", command],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert ended.returncode == exit_, ended.stderr
+    assert "Traceback" not in ended.stderr and "Exception ignored" not in ended.stderr

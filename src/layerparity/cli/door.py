@@ -8,7 +8,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +33,18 @@ def main() -> int:
         with output.taken(sys.argv[1:]) as words:
             code = _asked(words)
         # What waits to be printed would else break when the interpreter ends.
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except BrokenPipeError as error:
         if not console.abandoned(error):
             raise
         return _UNREAD
+    except OSError as error:
+        # On a full disk. What still waits to be printed would break when the interpreter ends.
+        with Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        console.complain(f"layerparity: standard output cannot be written ({error.strerror}).")
+        return Exit.USER
     return _UNREAD if _unread else code
 
 
@@ -88,7 +95,10 @@ def _hydra(arguments: list[str]) -> int:
     search_path.register()
     completion.register()
     if not {"--shell-completion", "-sc"} & set(sys.argv):
-        sys.argv += mlflow_variables.words_for(sys.argv[1:])
+        # What shows a command is read by programs: nothing stands before it.
+        shown = {"-c", "--cfg", "-i", "--info"} & {word.partition("=")[0] for word in sys.argv}
+        with console.quiet() if shown else nullcontext():
+            sys.argv += mlflow_variables.words_for(sys.argv[1:])
     parsed = command.check(sys.argv[1:])
     # With this, Hydra hands us its exceptions instead of printing its own story and exiting.
     os.environ["HYDRA_FULL_ERROR"] = "1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -37,7 +38,9 @@ def taken(arguments: Sequence[str]) -> Iterator[list[str]]:
     finally:
         _asked.clear()
     if JSON in arguments and console.verdicts:
-        print(console.verdicts[-1], flush=True)
+        # NaN and Infinity, which our own files have, are no JSON to most who read it.
+        verdict = json.loads(console.verdicts[-1], parse_constant=lambda _: None)
+        print(json.dumps(verdict, indent=1), flush=True)
 
 
 def check(job: str) -> None:
@@ -50,6 +53,10 @@ def check(job: str) -> None:
 
 @contextmanager
 def _silence() -> Iterator[None]:
+    if sys.stdout is None:
+        # Closed by whoever started this; its number may be another file's by now.
+        yield
+        return
     sys.stdout.flush()
     kept = os.dup(_STDOUT)
     try:

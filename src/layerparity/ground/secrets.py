@@ -15,14 +15,14 @@ def redacted(text: str) -> str:
     return _LOGIN.sub("***@", text) if "://" in text else text
 
 
-def refuse_login(uri: str) -> None:
+def refuse_login(uri: str, name: str = "tracking.uri") -> None:
     """Raise UserError where the address of a server holds more than where it is.
 
-    The message does not repeat it: it ends up in log files.
+    ``name`` is the key or the variable. The message does not repeat it: it ends up in log files.
     """
     if "@" in uri or "?" in uri:
         raise UserError(
-            "tracking.uri holds a login or a token, which would be kept with every run",
+            f"{name} holds a login or a token, which would be kept with every run",
             "leave it out, and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
             "MLFLOW_TRACKING_TOKEN.",
         )

@@ -199,7 +199,7 @@ def opened(path: Path) -> Iterator[tuple[ExportList, _Open]]:
         yield listing, open_file
         return
     try:
-        with _archive(path) as archive:
+        with zipfile.ZipFile(path) as archive:
             sizes = _checked_entries(path, archive)
             if FILE not in sizes:
                 raise _unsound(path, f"it has no {FILE} at its top")
@@ -208,19 +208,10 @@ def opened(path: Path) -> Iterator[tuple[ExportList, _Open]]:
                 if sizes.get(name) != listing.sizes.get(name):
                     raise _unsound(path, f"{name} is not as large as listed, or not there")
             yield listing, archive.open
-    except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
+    except (zipfile.BadZipFile, NotImplementedError, EOFError, UnicodeDecodeError) as error:
         raise _unsound(path, str(error)) from error
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror or error})", _AGAIN) from error
-
-
-def _archive(path: Path) -> zipfile.ZipFile:
-    """Return an archive whose list of entries was read."""
-    try:
-        return zipfile.ZipFile(path)
-    except ValueError as error:
-        # A name that is not of the letters that its entry says it is of.
-        raise _unsound(path, str(error)) from error
 
 
 def _from_folder(root: Path) -> _Open:

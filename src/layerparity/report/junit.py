@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
@@ -9,6 +10,9 @@ from layerparity.record.verdict import DECIDED, Outcome, Row, Verdict
 from layerparity.report import headline as words
 from layerparity.report.gauge import gauge_text
 from layerparity.report.reasons import reason
+
+# What XML 1.0 has no way to write: a name may hold such letters, and half of a character.
+_NO_XML = re.compile("[^\\t\\n\\r\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
 
 
 def render_junit(verdict: Verdict) -> str:
@@ -31,7 +35,8 @@ def render_junit(verdict: Verdict) -> str:
     output = ElementTree.SubElement(suite, "system-out")
     output.text = words.headline(verdict)
     ElementTree.indent(suite)
-    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+    text = ElementTree.tostring(suite, encoding="unicode")
+    return f"<?xml version='1.0' encoding='utf-8'?>\n{_NO_XML.sub(chr(0xFFFD), text)}\n"
 
 
 def _ended(case: ElementTree.Element, rows: Sequence[Row], verdict: Verdict) -> None:

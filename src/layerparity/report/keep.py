@@ -9,6 +9,7 @@ from pathlib import Path
 
 from layerparity.anatomy.site import Kind
 from layerparity.ground import console
+from layerparity.ground.secrets import redacted
 from layerparity.record.side import Side
 from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import FILE_NAME, Outcome, Row, Verdict
@@ -29,8 +30,8 @@ KIND = "comparison"
 _POWERS = ("rel_l2", "max_abs_diff")
 _AS_THEY_ARE = ("similarity_percentage", "set_agreement")
 _FOOT = -16.0
-# GitHub takes a MiB of a step; a letter has up to four bytes.
-_SUMMARY = 250_000
+# Bytes that GitHub takes of a step, of all its comparisons; of one with more it shows nothing.
+_SUMMARY = 1 << 20
 
 
 def keep_verdict(
@@ -50,7 +51,7 @@ def keep_verdict(
     params = {"golden": verdict.golden.name, "candidate": verdict.candidate.name}
     tags = {**_tags(verdict), **(links or {})}
     with store.start(name, KIND, tags, {**params, "limits": verdict.limits}) as active:
-        told = verdict.to_json()
+        told = redacted(verdict.to_json())
         console.verdicts.append(told)
         active.log_text(told, FILE_NAME, tagged=True)
         active.log_text(page, "report.html")
@@ -79,9 +80,14 @@ def _summarise(text: str) -> None:
     path = os.environ.get("GITHUB_STEP_SUMMARY")
     if not path:
         return
+    written = redacted(text).encode()
     try:
-        with Path(path).open("a", encoding="utf-8") as summary:
-            summary.write(text[:_SUMMARY])
+        with Path(path).open("ab") as summary:
+            room = max(_SUMMARY - summary.tell(), 0)
+            # No letter is cut in half.
+            summary.write(written[:room].decode(errors="ignore").encode())
+        if len(written) > room:
+            console.note(f"GITHUB_STEP_SUMMARY={path} is full: the report is cut off there.")
     except OSError as error:
         console.note(f"GITHUB_STEP_SUMMARY={path} cannot be written: {error.strerror}.")
 
