@@ -24,6 +24,7 @@ from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import Outcome, Verdict
 from layerparity.report.answer import answer_of
 from layerparity.run.nxdi.named import refuse_missing
+from layerparity.run.ports.nxdi import NxdiPort
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.store import open_store
 
@@ -385,3 +386,29 @@ def test_a_rank_with_the_next_ones_experts_is_named(judged: Judged) -> None:
     assert verdict.where.partition(":")[0] == "layers.0.mlp.experts"
     assert verdict.guilty is not None
     assert (verdict.guilty.ranks, verdict.guilty.degree) == ((2, 3), 4)
+
+
+@pytest.mark.parametrize(
+    "edited",
+    [
+        "own_model_of_sources.py",
+        "own_layers_of_sources.py",
+        "neuronx_distributed_inference/modules/attention.py",
+        "neuronx_distributed/layers.py",
+    ],
+)
+def test_a_graph_is_not_taken_from_before_an_edit(tmp_path: Path, edited: str) -> None:
+    """A model of one's own is made of the files beside it, and of NxDI's layers, too."""
+    for name in ("", "_inference"):
+        folder = tmp_path / f"neuronx_distributed{name}" / "modules"
+        folder.mkdir(parents=True)
+        (folder.parent / "__init__.py").touch()
+        (folder / "attention.py").touch()
+        (folder.parent / "layers.py").touch()
+    for name in ("model", "layers"):
+        (tmp_path / f"own_{name}_of_sources.py").touch()
+    keys = {"model": "own_model_of_sources.Model", "path": [str(tmp_path)]}
+    before = NxdiPort.sources(keys)
+    assert NxdiPort.sources(keys) == before
+    (tmp_path / edited).write_text("SCALE = 2\n", encoding="utf-8")
+    assert NxdiPort.sources(keys) != before

@@ -150,14 +150,18 @@ class NxdiPort(RanksPort):
 
     @classmethod
     def sources(cls, keys: Mapping[str, Any]) -> str:
-        """Return the hash of the text of the model's whole package, and of NxD's."""
+        """Return the hash of the text of the model's whole package, and of NxD's and NxDI's.
+
+        Of a module in no package, all files beside it count: it may import them.
+        """
         top = str(keys["model"]).partition(".")[0]
         texts = []
-        for name in (top, "neuronx_distributed"):
+        # A model of one's own is made of NxDI's layers, which may have been edited as well.
+        for name in dict.fromkeys((top, "neuronx_distributed", "neuronx_distributed_inference")):
             spec = PathFinder.find_spec(name, [*keys.get("path", ()), str(Path.cwd()), *sys.path])
             folders = list(spec.submodule_search_locations or ()) if spec is not None else []
             files = [each for folder in folders for each in sorted(Path(folder).rglob("*.py"))]
             if spec is not None and spec.origin and not folders:
-                files = [Path(spec.origin)]
+                files = sorted(Path(spec.origin).parent.glob("*.py"))
             texts += [each.read_text(encoding="utf-8", errors="replace") for each in files]
         return text_digest("\n".join(texts))
