@@ -24,6 +24,7 @@ BUCKET = "runs"
 # None of them may ever stand in what a run keeps or says.
 SECRETS = {"postgres": "pg-Secret-7431", "key": "AKIATEAM20417", "s3": "s3-Secret-90218"}
 _PACKAGES = ("psycopg", "boto3", "moto")
+_USER = "postgres"
 _START_SECONDS = 120
 _STOP_SECONDS = 20
 
@@ -39,6 +40,9 @@ def missing() -> str:
     """Return what is not installed, with the line that installs it; empty where all is there."""
     absent = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     absent += [] if _postgres() else ["postgres"]
+    # It refuses to be root, and Debian's package brings a user for it.
+    users = {each.pw_name for each in pwd.getpwall()}
+    absent += ["the user postgres"] if os.geteuid() == 0 and _USER not in users else []
     return f"{', '.join(absent)} not found: {INSTALL}" if absent else ""
 
 
@@ -88,8 +92,8 @@ class Team:
         password = self.folder / "password"
         password.write_text(SECRETS["postgres"])
         if os.geteuid() == 0:
-            shutil.chown(self.folder, "postgres")
-            shutil.chown(password, "postgres")
+            shutil.chown(self.folder, _USER)
+            shutil.chown(password, _USER)
         words = ["--auth=scram-sha-256", "--username=lp", f"--pwfile={password}", "--no-sync"]
         words += ["--locale=C", "--encoding=UTF8", f"--pgdata={data}"]
         subprocess.run([f"{bin_}/initdb", *words], check=True, capture_output=True, **_apart())
@@ -177,5 +181,5 @@ def _apart() -> dict[str, object]:
     """Return what makes a child another user where this is root: PostgreSQL refuses to be root."""
     if os.geteuid() != 0:
         return {}
-    user = pwd.getpwnam("postgres")
+    user = pwd.getpwnam(_USER)
     return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from layerparity.anatomy.site import Kind
 from layerparity.ground import console
@@ -23,6 +24,9 @@ from layerparity.report.table import closing_table, per_site_table
 from layerparity.settings.config import Config
 from layerparity.tracking.links import say_served
 from layerparity.tracking.store import Store
+
+if TYPE_CHECKING:
+    from layerparity.tracking.active import ActiveRun
 
 KIND = "comparison"
 # The charts label their axes with few decimals: small numbers are drawn as powers of ten, and
@@ -67,12 +71,19 @@ def keep_verdict(
     console.show(closing_table(verdict))
     if answer is not None:
         console.say(f"\n{answer.text}\n")
-    console.say(f"report: {active.link('artifacts/report.html')}")
-    console.say(f"        {active.folder / 'report.html'}")
+    say_report(active)
     console.say(f"run:    {active.url}")
     say_served(config.tracking)
     _summarise(text)
     return active.id
+
+
+def say_report(active: ActiveRun) -> None:
+    """Print where a run's report is: its page, and its file, which a server keeps for itself."""
+    console.say(f"report: {active.link('artifacts/report.html')}")
+    file = active.folder / "report.html"
+    if file.is_file():
+        console.say(f"        {file}")
 
 
 def _summarise(text: str) -> None:

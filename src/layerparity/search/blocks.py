@@ -225,8 +225,9 @@ def _print(conclusion: Conclusion, active: ActiveRun) -> None:
         _print_sites(conclusion.guilt, conclusion.verdict)
     console.say(f"\n{conclusion.answer.text}\n")
     if conclusion.verdict is not None:
-        console.say(f"report: {active.link('artifacts/report.html')}")
-        console.say(f"        {active.folder / 'report.html'}")
+        from layerparity.report.keep import say_report
+
+        say_report(active)
     say_link(active, active.connection.config)
 
 
