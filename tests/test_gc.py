@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -343,7 +344,7 @@ def test_leftovers_of_killed_exports_are_found(cli: Cli, home: Home, tmp_path: P
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-        old = NOW.timestamp() - (0 if "young" in name else 3600)
+        old = time.time() - (0 if "young" in name else 3600)
         for each in (path, *path.parents):
             if each == tmp_path:
                 break

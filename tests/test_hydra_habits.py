@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,17 @@ def test_the_table_of_features_is_read_whole() -> None:
     assert len(rows_of_features()) == table.count("\n|") - 2 >= 20
 
 
+@pytest.fixture
+def own_logging() -> Iterator[None]:
+    """What --info adds to Python's own log ends with the test, as it does with a command."""
+    log = logging.getLogger()
+    before, level = list(log.handlers), log.level
+    yield
+    log.handlers[:] = before
+    log.setLevel(level)
+
+
+@pytest.mark.usefixtures("own_logging")
 @pytest.mark.parametrize(("command", "says"), rows_of_features())
 def test_every_feature_does_what_the_table_says(
     cli: Callable[..., Ended], command: str, says: str

@@ -67,7 +67,7 @@ def steps(cli: Cli, tmp_path: Path) -> Callable[[str], StoredReferences]:
 
 def references(tmp_path: Path) -> StoredReferences:
     folder = folder_of(tmp_path, "golden")
-    return StoredReferences(folder, RunFolder(folder).read_manifest().reference)
+    return StoredReferences(RunFolder(folder), RunFolder(folder).read_manifest().reference)
 
 
 @pytest.mark.parametrize(("name", "together"), [("tiny_minimax_m2", True), ("gpt_oss", False)])

@@ -87,10 +87,10 @@ def test_a_step_may_be_an_experiment_whose_keys_are_its_own(steps_of: Any) -> No
     [
         ("backend=nueron", "There is no backend 'nueron'. Did you mean 'neuron'?"),
         ("layre=3", "There is no key 'layre'. Did you mean 'layer'?"),
-        ("tp_degree=two", "Value 'two'"),
+        ("tp_degree=two", "two is no value of tp_degree"),
         ("layer=0,1", "is a list of values"),
         ("compare", "Did you mean job=compare?"),
-        ("inputs=prompt inputs.file=x", "belongs to another inputs="),
+        ("inputs=prompt inputs.file=x", "belongs to inputs=tokens"),
         ("experiment=layer_sweep", "a step cannot be a sweep"),
         ("experiment=mine", "a step cannot be a sequence"),
     ],

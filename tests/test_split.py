@@ -116,6 +116,20 @@ def test_what_cannot_be_split_is_refused(
     assert "one process" in replayed.err
 
 
+def test_experts_too_narrow_for_grouped_products_are_refused(
+    cli: Cli, made: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """torch would only say that strides should be multiples of 16 bytes."""
+    words = (f"tracking.folder={tmp_path}", "device_map=cpu", "inputs=random", "seq_len=8")
+    words += ("scope=single", "layer=1", "kind=candidate", f"model.path={made('minimax_m2')}")
+    odd = cli(*words, "tp_degree=3")
+    assert odd.exit == 2
+    assert "channels of an expert, and torch's grouped_mm takes multiples of 16" in odd.err
+    cure = "experts_implementation=batched_mm"
+    assert cure in odd.err
+    assert cli(*words, "tp_degree=3", cure).exit == 0
+
+
 SITE = "layers.0.self_attn.q_proj:out"
 
 

@@ -122,7 +122,7 @@ def _read(stored: Any) -> tuple[str, str]:
     ):
         read()
     if manifest.reference:
-        references = StoredReferences(stored.folder, manifest.reference)
+        references = StoredReferences(stored.files, manifest.reference)
         for entry in references.entries():
             references.reference(entry)
     content = text_digest(repr(computed(stored.folder)))

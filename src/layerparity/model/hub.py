@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 CONFIG = "config.json"
 # All that a run reads beside weights: sizes, the index, the tokenizer, a chat template.
 _SMALL = ("*.json", "*.txt", "*.jinja", "*.model", "*.tiktoken")
-_FORBIDDEN = "the hub does not let you read it"
 
 
 def cached(model: ModelSettings) -> Path:
@@ -97,15 +96,16 @@ def _checked(model: ModelSettings, asked: Callable[[], Any]) -> Any:
     try:
         return asked()
     except errors.GatedRepoError as error:
-        said = f"{name} wants its licence accepted, and {_FORBIDDEN}"
-        cure = "accept it on the model's page, and log in with 'hf auth login', or set HF_TOKEN."
-        raise UserError(said, cure) from error
+        raise UserError(
+            f"{name} wants its licence accepted, and the hub does not let you read it",
+            "accept it on the model's page, and log in with 'hf auth login', or set HF_TOKEN.",
+        ) from error
     except errors.RevisionNotFoundError as error:
         raise UserError(
             f"{name} has no revision {model.revision} on the hub", "give another model.revision."
         ) from error
     except errors.RepositoryNotFoundError as error:
-        said = f"the hub has no model {name}, or it is private and {_FORBIDDEN}"
+        said = f"the hub has no model {name}, or it is private and not for you to read"
         cure = "check model.path; of a private one, log in with 'hf auth login', or set HF_TOKEN."
         raise UserError(said, cure) from error
     except errors.HFValidationError as error:

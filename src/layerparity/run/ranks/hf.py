@@ -39,6 +39,8 @@ _HEADS = {
     "self_attn:k_rotated": "kv_heads",
     "self_attn:context": "heads",
 }
+# The bytes that rows of a matrix are a multiple of, where torch multiplies matrices by groups.
+_MM = 16
 
 
 class HfRank(RankSide):
@@ -227,6 +229,25 @@ class RankDevice(Backend):
                 f"{sizes.kv_heads} KV heads, and transformers pads and replicates none",
                 "use a degree that does, or port.emulate_tp.",
             )
+        if sizes.experts and not self.by_number:
+            self._refuse_narrow(model, sizes.expert_intermediate)
+
+    def _refuse_narrow(self, model: nn.Module, width: int) -> None:
+        """Refuse slices of experts, ``width`` channels in all, that grouped_mm does not take."""
+        config: Any = model.config
+        channels, rest = divmod(width, self.count)
+        size = channels * next(model.parameters()).dtype.itemsize
+        grouped = config._experts_implementation in (None, "grouped_mm")
+        if not grouped or not (rest or size % _MM):
+            return
+        held = f"{channels} of {width} channels of an expert, {size} bytes"
+        if rest:
+            held = f"{channels} or {channels + 1} of {width} channels of an expert"
+        raise UserError(
+            f"tp_degree={self.count} gives a rank {held}, and torch's grouped_mm takes multiples "
+            f"of {_MM} bytes",
+            "use another degree, or experts_implementation=batched_mm.",
+        )
 
     def place(self, model: nn.Module, stages: Mapping[str, str]) -> list[Placed]:
         """Place every stage on the rank's own device."""
