@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -59,6 +61,20 @@ def answering(status: int, body: bytes, **headers: str) -> Iterator[str]:
         (503, b"", "is not ready, or has too much to do (HTTP 503)", "wait until it is ready"),
         (401, b"", "refuses us (HTTP 401)", "MLFLOW_TRACKING_USERNAME"),
         (403, b'{"error_code": "PERMISSION_DENIED", "message": "no"}', "refuses us", "USERNAME"),
+        (403, b"Permission denied", "does not allow us this (HTTP 403)", "ask who runs it"),
+        (
+            401,
+            b'{"error_code": "UNAUTHENTICATED", "message": "Failed to list artifacts in s3://x"}',
+            "cannot use its store of artifacts (UNAUTHENTICATED: Failed to list",
+            "AWS_ACCESS_KEY_ID",
+        ),
+        (
+            400,
+            b'{"error_code": "BAD_REQUEST", "message": "(psycopg.errors.UndefinedColumn)"}',
+            "has a database of another version of MLflow",
+            "stop all servers that use it, copy it, and run 'mlflow db upgrade'",
+        ),
+        (200, b'{"status": "ok"}', "does not answer like an MLflow server", "tracking.uri"),
         (404, b"<html>", "not answer like an MLflow server (HTTP 404)", "correct tracking.uri"),
         (200, b"<html>401 503", "does not answer like an MLflow server", "correct tracking.uri"),
         (
@@ -92,6 +108,40 @@ def open_store_without_experiment(config: TrackingConfig) -> None:
 
     with user_errors(config):
         MlflowClient(config.address).get_run("x")
+
+
+def test_what_is_no_server_of_http_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def hang_up() -> None:
+            # Closed, accept() ends with an error.
+            with suppress(OSError):
+                while True:
+                    listening.accept()[0].close()
+
+        threading.Thread(target=hang_up, daemon=True).start()
+        address = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        with pytest.raises(UserError, match="does not answer like an MLflow server: correct"):
+            open_store(TrackingConfig("server", address, str(tmp_path)))
+        listening.shutdown(socket.SHUT_RDWR)
+    with answering(200, b"{}") as uri, pytest.raises(UserError, match="does not speak https"):
+        secure = uri.replace("http://", "https://")
+        open_store(TrackingConfig("server", secure, str(tmp_path)))
+
+
+def test_a_server_of_another_version_is_noted_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with answering(200, b"2.9.1") as uri:
+        for _ in range(2):
+            with pytest.raises(UserError, match="does not answer like"):
+                open_store(TrackingConfig("server", uri, str(tmp_path)))
+    with answering(200, version("mlflow").encode()) as uri, pytest.raises(UserError):
+        open_store(TrackingConfig("server", uri, str(tmp_path)))
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(
+        f"note: the tracking server is MLflow 2.9.1, and here is {version('mlflow')}"
+    )
 
 
 @pytest.mark.parametrize("what", ["folder", "database", "replaced"])

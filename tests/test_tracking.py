@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -364,13 +365,41 @@ def test_a_database_that_cannot_be_written_to(tmp_path, monkeypatch):
         open_store(config)
 
 
-def test_a_store_of_another_mlflow(tmp_path):
+def test_a_store_of_a_newer_mlflow_is_named_with_both_versions(tmp_path):
     config = fresh_config(tmp_path)
     with sqlite3.connect(tmp_path / database.FILE_NAME) as base:
         base.execute("UPDATE alembic_version SET version_num = 'ffffffffffff'")
+        base.execute(
+            "INSERT INTO runs (run_uuid, start_time, lifecycle_stage, experiment_id) "
+            "VALUES ('r', 1, 'active', 0)"
+        )
+        base.execute("INSERT INTO tags VALUES ('layerparity.version.mlflow', '99.1.0', 'r')")
     base.close()
-    with pytest.raises(UserError, match="another version of MLflow made them"):
+    with pytest.raises(UserError, match="a newer version of MLflow made their data") as said:
         open_store(config)
+    assert "(schema ffffffffffff; its newest run was kept by MLflow 99.1.0)" in said.value.found
+    assert said.value.found.endswith(f"this is MLflow {version('mlflow')}")
+    assert said.value.cure.startswith("install that version, or")
+
+
+def test_a_store_of_an_older_mlflow_is_refused_and_not_upgraded(tmp_path):
+    """Where one of its own tables is not there, MLflow would migrate the store without a word."""
+    config = fresh_config(tmp_path)
+    old = "bd07f7e963c5"
+    path = tmp_path / database.FILE_NAME
+    with sqlite3.connect(path) as base:
+        base.execute("UPDATE alembic_version SET version_num = ?", (old,))
+        tables = {name for (name,) in base.execute("SELECT name FROM sqlite_master")}
+        lost = next(name for name in sorted(tables) if name.startswith("trace"))
+        base.execute(f"DROP TABLE {lost}")
+    base.close()
+    with pytest.raises(UserError, match=f"an older version of MLflow made .*schema {old}") as said:
+        open_store(config)
+    assert f"run 'mlflow db upgrade sqlite:///{path}' with this one, or install" in said.value.cure
+    with sqlite3.connect(path) as base:
+        assert base.execute("SELECT version_num FROM alembic_version").fetchone() == (old,)
+        assert not base.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (lost,)).fetchone()
+    base.close()
 
 
 def test_a_path_that_no_address_can_hold(tmp_path):

@@ -29,6 +29,7 @@ class Settings:
 
 def run(config: Config) -> Exit:
     """Print a table of the runs that every given key fits, newest first."""
+    from layerparity.settings.tracking import SERVER
     from layerparity.tracking.store import open_store
     from layerparity.tracking.stored_runs import equals, tag_is
 
@@ -43,7 +44,8 @@ def run(config: Config) -> Exit:
     rows = [_row(each, sizes[each.id]) for each in found[: job.limit]]
     if not rows:
         fits = " fits" if clauses or job.filter else ""
-        console.say(f"No run in {store.config.place}{fits}; tracking.folder= names another store.")
+        key = "tracking.uri=" if store.config.name == SERVER else "tracking.folder="
+        console.say(f"No run in {store.config.place}{fits}; {key} names another store.")
         return Exit.OK
     columns = ("id", "kind", "name", "model", "scope", "dtype", "device", "ended", "began", "size")
     console.table(f"Runs in {store.config.place}", columns, rows)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import socket
-from contextlib import AbstractContextManager
+import urllib.request
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from functools import cache
+from http.client import HTTPException
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
+from layerparity.ground import console
 from layerparity.ground.errors import UserError
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking import database
-from layerparity.tracking.failures import unreachable, user_errors
+from layerparity.tracking.failures import no_mlflow, unreachable, user_errors
 from layerparity.tracking.view import WORKFLOW, runs_url, shared_view
 
 if TYPE_CHECKING:
@@ -19,6 +24,9 @@ if TYPE_CHECKING:
     from mlflow.entities import Experiment
 
 
+_VERSION = re.compile(r"[0-9]+(\.[0-9]+)+[\w.+-]*")
+# Versions of servers that were noted in this process.
+_noted: set[str] = set()
 # Keeps the UI from guessing what kind of work this is and showing the pages for chat traces.
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development", **shared_view()}
 
@@ -45,9 +53,10 @@ def open_server(config: TrackingConfig) -> Connection:
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
 
+    _note_version(config)
     with user_errors(config):
         client = MlflowClient(config.address)
-        experiment = client.get_experiment_by_name(config.experiment)
+        experiment = served_experiment(config, client)
         if experiment is None:
             try:
                 new_id = client.create_experiment(config.experiment, tags=_EXPERIMENT_TAGS)
@@ -56,9 +65,43 @@ def open_server(config: TrackingConfig) -> Connection:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
                 # Another process was quicker.
-                experiment = client.get_experiment_by_name(config.experiment)
+                experiment = served_experiment(config, client)
         _refuse_deleted(experiment, config)
         return Connection(config, client, experiment.experiment_id)
+
+
+def served_experiment(config: TrackingConfig, client: MlflowClient) -> Experiment | None:
+    """Return the experiment that a server has, if any. Raises UserError where it is no MLflow."""
+    experiment = client.get_experiment_by_name(config.experiment)
+    # To MLflow's client any JSON is an experiment, one without an id.
+    if experiment is not None and not experiment.experiment_id:
+        raise no_mlflow(config)
+    return experiment
+
+
+@cache
+def server_version(address: str, timeout_s: int) -> str:
+    """Return the version of MLflow that a server says it is, asked once; "" where it says none."""
+    # A server, or its proxy, may well keep it for itself.
+    with suppress(OSError, HTTPException):
+        url = f"{address}/version"
+        with urllib.request.urlopen(url, timeout=timeout_s) as reply:  # noqa: S310
+            text = str(reply.read(64).decode("ascii", "replace"))
+            return text if _VERSION.fullmatch(text) else ""
+    return ""
+
+
+def _note_version(config: TrackingConfig) -> None:
+    """Say so where the server's MLflow and the one here are of different versions; once."""
+    import mlflow
+
+    there, here = server_version(config.address, config.timeout_s), mlflow.__version__
+    if there and there.split(".")[:2] != here.split(".")[:2] and there not in _noted:
+        _noted.add(there)
+        console.note(
+            f"the tracking server is MLflow {there}, and here is {here}: if it refuses a request, "
+            f"install mlflow=={there} here"
+        )
 
 
 def _embedded_experiment(client: MlflowClient, config: TrackingConfig) -> str:

@@ -29,6 +29,11 @@ CHECK_SECONDS = 2.0
 _ASIDE = ".first-start-"
 # Those of MLflow's that we use, in every version.
 _TABLES = {"experiments", "experiment_tags", "runs", "tags", "params", "metrics", "latest_metrics"}
+# What the run that began last says of the MLflow that kept it.
+_NEWEST_MLFLOW = (
+    "SELECT tags.value FROM tags JOIN runs ON runs.run_uuid = tags.run_uuid "
+    "WHERE tags.key = 'layerparity.version.mlflow' ORDER BY runs.start_time DESC LIMIT 1"
+)
 _LOGS = ("-wal", "-shm", "-journal")
 ELSEWHERE = "or choose another folder with tracking.folder=FOLDER"
 # With less than this free, what sqlite calls an error of the disk is a full one.
@@ -148,6 +153,7 @@ def check(root: Path) -> None:
             problem = _damage(database)
             if problem:
                 raise sqlite3.DatabaseError(problem)
+            _refuse_schema(root, database)
             database.execute("BEGIN IMMEDIATE")
             # A write, taken back: only that fails on a database that may just be read.
             database.execute("CREATE TABLE layerparity_write_check (x)")
@@ -158,6 +164,31 @@ def check(root: Path) -> None:
             "restore it from a backup, move it away with its -wal, -shm and -journal, "
             f"{ELSEWHERE}.",
         ) from error
+
+
+def _refuse_schema(root: Path, database: sqlite3.Connection) -> None:
+    """Raise UserError for a database of another MLflow, which names both versions and the cure.
+
+    MLflow itself would migrate one of an older version where a table of its own is not there, and
+    whoever still uses that version would lose the store.
+    """
+    if not database.execute(
+        "SELECT 1 FROM sqlite_master WHERE name = 'alembic_version'"
+    ).fetchone():
+        return
+    (schema,) = database.execute("SELECT version_num FROM alembic_version").fetchone() or ("",)
+    age = template.age_of_schema(schema)
+    if not age:
+        return
+    kept = database.execute(_NEWEST_MLFLOW).fetchone()
+    kept = f"; its newest run was kept by MLflow {kept[0]}" if kept else ""
+    upgrade = f"copy the folder, run 'mlflow db upgrade {database_uri(root)}' with this one"
+    raise UserError(
+        f"The runs in {root} cannot be used: {age} version of MLflow made their database (schema "
+        f"{schema}{kept}), and this is MLflow {template.mlflow_version()}",
+        f"{f'end whatever writes to it, {upgrade}, or' * (age == template.OLDER)} install that "
+        f"version, {ELSEWHERE}.".strip(),
+    )
 
 
 def explained(root: Path, error: Exception) -> UserError | None:

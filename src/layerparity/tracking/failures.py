@@ -4,39 +4,47 @@ from __future__ import annotations
 
 import re
 import sqlite3
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import HTTPException
 from typing import Any
 
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import disk_cure
+from layerparity.ground.secrets import redacted
 from layerparity.settings.tracking import SERVER, TrackingConfig
 from layerparity.tracking import database
 
-_VERSIONS = {
-    "out-of-date database schema": (
-        "another version of MLflow made them",
-        "install that version, or run 'mlflow db upgrade' with this one after a backup",
-    ),
-    "Can't locate revision": ("a newer version of MLflow made them", "install that version"),
-}
 _REFUSED = ("PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED")
 _UNKNOWN = "RESOURCE_DOES_NOT_EXIST"
 _LOGIN = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
+_NO_RIGHT = "ask who runs it for the right, or set another MLFLOW_TRACKING_USERNAME and _PASSWORD."
+# What stands behind a server: its log alone says what that answered.
+_DATABASE = "look into its log, which says why: its database may not answer, or refuse its login."
+_FILES = (
+    "look into its log, which says why: its store of artifacts may not answer, or refuse the "
+    "credentials that it was started with (for S3: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY)."
+)
+_ARTIFACTS = "mlflow-artifacts"
+_LISTED = "Failed to list artifacts"
+_OTHER_SCHEMA = re.compile(r"Undefined(?:Table|Column)|no such (?:table|column)")
 _WAIT = "wait until it is ready, and run the command again; its log, or its proxy's, says more."
 # By the status of HTTP: what the server says by it, and what helps.
 _STATUSES = {
     401: ("refuses us", _LOGIN),
-    403: ("refuses us", _LOGIN),
+    403: ("does not allow us this", _NO_RIGHT),
     408: ("took too long over a request", _WAIT),
     413: ("takes no file of this size", "raise the limit of the server, or of its proxy."),
     429: ("takes no more requests for now", "wait, and run the command again with fewer at once."),
-    500: ("failed over a request", "look into its log, which says why."),
+    500: ("failed over a request", _DATABASE),
     502: ("is behind a proxy that cannot reach it", _WAIT),
     503: ("is not ready, or has too much to do", _WAIT),
     504: ("is behind a proxy that waited too long for it", _WAIT),
     507: ("has no disk space left", "free some there."),
 }
+_NOT_MLFLOW = "does not answer like an MLflow server"
 _SILENT = (
     "does not answer",
     "start it, correct tracking.uri, or keep the runs here with tracking=embedded.",
@@ -56,11 +64,10 @@ def user_errors(
     on with a file that was removed, and what it writes there is lost.
     """
     import requests
-    from alembic.util.exc import CommandError
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import DBAPIError
 
-    causes = (MlflowException, CommandError, DBAPIError, sqlite3.Error)
+    causes = (MlflowException, DBAPIError, sqlite3.Error)
     try:
         yield
     except (*causes, requests.RequestException, OSError) as error:
@@ -82,10 +89,6 @@ def _refuse_gone(
 def _embedded(config: TrackingConfig, error: Exception) -> UserError | None:
     if isinstance(error, OSError):
         return _not_written(config, error)
-    for sign, (what, cure) in _VERSIONS.items():
-        if sign in str(error):
-            found = f"The runs in {config.root} cannot be used: {what}"
-            return UserError(found, f"{cure}, {database.ELSEWHERE}.")
     return database.explained(config.root, error)
 
 
@@ -100,14 +103,7 @@ def _server(config: TrackingConfig, error: Exception) -> UserError | None:
 
     where = f"The tracking server {config.address}"
     if isinstance(error, RestException) and _status_of(error) is None:
-        said = " ".join(error.message.split())[:200]
-        if error.error_code in _REFUSED:
-            return UserError(f"{where} refuses us ({said})", _LOGIN)
-        if error.error_code == _UNKNOWN:
-            found = f"{where} no longer knows what this command uses ({said})"
-            return UserError(found, "its store was emptied or replaced; run the command again.")
-        # What we should not have asked.
-        return None
+        return _refusal(where, error)
     if isinstance(error, (MlflowException, requests.RequestException)):
         what, cure = _answer(config, error)
         return UserError(f"{where} {what}", cure)
@@ -117,19 +113,60 @@ def _server(config: TrackingConfig, error: Exception) -> UserError | None:
     return _not_written(config, error) if isinstance(error, OSError) else None
 
 
+def _refusal(where: str, error: Any) -> UserError | None:
+    """Return what is said of a request that MLflow refused; None for what we should not ask."""
+    said = redacted(" ".join(error.message.split())[:200])
+    if _LISTED in said:
+        return UserError(f"{where} cannot use its store of artifacts ({said})", _FILES)
+    if _OTHER_SCHEMA.search(said):
+        return UserError(
+            f"{where} has a database of another version of MLflow ({said})",
+            "stop all servers that use it, copy it, and run 'mlflow db upgrade' where the "
+            "server runs.",
+        )
+    if error.error_code in _REFUSED:
+        return UserError(f"{where} refuses us ({said})", _LOGIN)
+    if error.error_code != _UNKNOWN:
+        return None
+    found = f"{where} no longer knows what this command uses ({said})"
+    return UserError(found, "its store was emptied or replaced; run the command again.")
+
+
 def _answer(config: TrackingConfig, error: Exception) -> tuple[str, str]:
     """Return what a server did instead of answering as MLflow does, and what helps."""
     status, text = _status_of(error), str(error)
+    where = text + str(getattr(getattr(error, "response", None), "url", ""))
     if status in _STATUSES:
         what, cure = _STATUSES[status]
-        return f"{what} (HTTP {status})", cure
+        files = cure is _DATABASE and _ARTIFACTS in where
+        return f"{what} (HTTP {status})", _FILES if files else cure
     if status or "Response body" in text:
         number = f" (HTTP {status})" if status else ""
-        return f"does not answer like an MLflow server{number}", "correct tracking.uri."
+        return f"{_NOT_MLFLOW}{number}", "correct tracking.uri."
     if _TOO_SLOW.search(text):
-        cure = "look at what keeps it, or give it longer with tracking.timeout_s=SECONDS."
-        return f"did not answer within {config.timeout_s} s", cure
-    return _SILENT
+        cure = "give it longer with tracking.timeout_s=SECONDS, or look into its log: its database "
+        return f"did not answer within {config.timeout_s} s", f"{cure}may not answer."
+    if "CERTIFICATE_VERIFY_FAILED" in text:
+        cure = "set MLFLOW_TRACKING_SERVER_CERT_PATH to the certificate of who signed it."
+        return "has a certificate that is not trusted here", cure
+    if "SSLError" in text:
+        return "does not speak https", "begin tracking.uri with http://."
+    return _broken_off(config, _FILES if _ARTIFACTS in where else _DATABASE)
+
+
+def _broken_off(config: TrackingConfig, cure: str) -> tuple[str, str]:
+    """Return what is said of a server that gave no answer: whether it is there says what helps."""
+    try:
+        # Its database and its artifacts have no part in this one.
+        with urllib.request.urlopen(f"{config.address}/health", timeout=2):  # noqa: S310
+            return "broke off over a request", cure
+    except urllib.error.HTTPError:
+        return _NOT_MLFLOW, "correct tracking.uri."
+    except urllib.error.URLError:
+        return _SILENT
+    except (OSError, HTTPException):
+        # Something is there that knows nothing of HTTP.
+        return _NOT_MLFLOW, "correct tracking.uri."
 
 
 def _status_of(error: Any) -> int | None:
@@ -139,6 +176,12 @@ def _status_of(error: Any) -> int | None:
         return int(response.status_code)
     said = _STATUS.search(str(error))
     return int(said[1]) if said else None
+
+
+def no_mlflow(config: TrackingConfig) -> UserError:
+    """Return what is raised for a server that answers, and not as MLflow does."""
+    found = f"The tracking server {config.address} {_NOT_MLFLOW}"
+    return UserError(found, "correct tracking.uri.")
 
 
 def unreachable(config: TrackingConfig) -> UserError:

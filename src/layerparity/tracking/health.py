@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import urllib.error
-import urllib.request
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -15,7 +13,7 @@ from layerparity.ground.errors import UserError
 from layerparity.ground.files import disk_cure
 from layerparity.settings.tracking import EMBEDDED, TrackingConfig, read_config
 from layerparity.tracking import database
-from layerparity.tracking.connection import knock
+from layerparity.tracking.connection import knock, served_experiment, server_version
 from layerparity.tracking.failures import user_errors
 from layerparity.tracking.process import prepare_environment
 
@@ -62,14 +60,9 @@ def _server(config: TrackingConfig) -> str:
     from mlflow import MlflowClient
 
     with user_errors(config):
-        experiment = MlflowClient(config.address).get_experiment_by_name(config.experiment)
+        experiment = served_experiment(config, MlflowClient(config.address))
     has = "has" if experiment is not None else "does not have yet"
-    # A server may well keep its version for itself.
-    version = "of unknown version"
-    with suppress(urllib.error.URLError, OSError):
-        url = f"{config.address}/version"
-        with urllib.request.urlopen(url, timeout=config.timeout_s) as reply:  # noqa: S310
-            version = str(reply.read(64).decode("ascii", "replace"))
+    version = server_version(config.address, config.timeout_s) or "of unknown version"
     answer = f"{config.address} answers, MLflow {version}"
     return f"{answer}; it {has} the experiment '{config.experiment}'"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from layerparity.settings.tracking import EMBEDDED, read_config
 from layerparity.tracking import database
-from layerparity.tracking.connection import Connection, knock
+from layerparity.tracking.connection import Connection, knock, served_experiment
 from layerparity.tracking.failures import user_errors
 from layerparity.tracking.process import prepare_environment
 from layerparity.tracking.stored_runs import StoredRuns
@@ -29,7 +29,7 @@ def newest_tags(raw: object, kind: str) -> dict[str, str] | None:
 
     with user_errors(config):
         client = MlflowClient(address)
-        experiment = client.get_experiment_by_name(config.experiment)
+        experiment = served_experiment(config, client)
     if experiment is None:
         return None
     run = StoredRuns(Connection(config, client, experiment.experiment_id)).newest(kind)

@@ -7,6 +7,7 @@ is kept for each version of MLflow and its newest schema, in the user's cache fo
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -17,6 +18,7 @@ from filelock import FileLock, Timeout
 
 from layerparity.ground.files import whole_file
 
+OLDER, NEWER = "an older", "a newer"
 _LOCK_SECONDS = 60
 _PART = ".part"
 
@@ -59,13 +61,37 @@ def cache_folder() -> Path | None:
     return base and base / "layerparity" / "stores"
 
 
+def mlflow_version() -> str:
+    """Return the version of the installed MLflow."""
+    import mlflow
+
+    return mlflow.__version__
+
+
 def schema_of_mlflow() -> str:
     """Return the version of the installed MLflow and the newest revision of its schema."""
-    import mlflow
     from alembic.script import ScriptDirectory
 
-    migrations = Path(mlflow.__file__).parent / "store" / "db_migrations"
-    return "-".join((mlflow.__version__, *ScriptDirectory(str(migrations)).get_heads()))
+    return "-".join((mlflow_version(), *ScriptDirectory(str(_migrations())).get_heads()))
+
+
+def age_of_schema(revision: str) -> str:
+    """Return whether an older or a newer MLflow made a schema, `OLDER` or `NEWER`; "" for this one.
+
+    Read from the text of the migrations: alembic takes half a second to import them.
+    """
+    named = re.compile(rf"^(down_)?revision\b.*['\"]{re.escape(revision)}['\"]", re.MULTILINE)
+    texts = (path.read_text(encoding="utf-8") for path in (_migrations() / "versions").glob("*.py"))
+    found = {each[1] for text in texts for each in named.finditer(text)}
+    if not found:
+        return NEWER
+    return OLDER if "down_" in found else ""
+
+
+def _migrations() -> Path:
+    import mlflow
+
+    return Path(mlflow.__file__).parent / "store" / "db_migrations"
 
 
 def _read(folder: Path, schema: str) -> bytes | None:
