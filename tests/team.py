@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import pwd
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from stores import free_port
 
+from layerparity.machine import owner
 from layerparity.tracking.process import QUIET
 
 INSTALL = "apt-get install postgresql; pip install 'layerparity[team,dev]'"
@@ -53,8 +55,11 @@ class Team:
     """
 
     def __init__(self) -> None:
+        # Those of tests that were killed; servers die with the process that started them.
+        owner.remove_abandoned(Path("/tmp"))
         # A folder of pytest's is closed to PostgreSQL's own user, who must not be root.
-        self.folder = Path(tempfile.mkdtemp(prefix="lp-team-", dir="/tmp"))
+        self.folder = Path(tempfile.mkdtemp(prefix=owner.prefix("team"), dir="/tmp"))
+        self.folder.chmod(0o711)
         self.ports = {name: free_port() for name in ("postgres", "s3", "mlflow")}
         self.address = f"http://127.0.0.1:{self.ports['mlflow']}"
         self.endpoint = f"http://127.0.0.1:{self.ports['s3']}"
@@ -80,27 +85,34 @@ class Team:
     def start(self) -> None:
         """Start all three, empty."""
         self.start_postgres()
-        self.launch("s3", [sys.executable, "-m", "moto.server", "-p", str(self.ports["s3"])])
-        self.await_port("s3")
-        self.s3().create_bucket(Bucket=BUCKET)
+        self.start_s3()
         self.start_mlflow()
 
+    def start_s3(self, **environment: str) -> None:
+        """Start the S3 server with an empty bucket, and these variables."""
+        command = [sys.executable, "-m", "moto.server", "-p", str(self.ports["s3"])]
+        self.launch("s3", command, env={**os.environ, **environment})
+        self.await_port("s3")
+        self.s3().create_bucket(Bucket=BUCKET)
+
     def start_postgres(self) -> None:
+        """Start PostgreSQL with an empty database."""
         import psycopg
 
         bin_, data = _postgres(), self.folder / "pg"
         password = self.folder / "password"
         password.write_text(SECRETS["postgres"])
+        data.mkdir(mode=0o700)
         if os.geteuid() == 0:
-            shutil.chown(self.folder, _USER)
+            shutil.chown(data, _USER)
             shutil.chown(password, _USER)
         words = ["--auth=scram-sha-256", "--username=lp", f"--pwfile={password}", "--no-sync"]
         words += ["--locale=C", "--encoding=UTF8", f"--pgdata={data}"]
         subprocess.run([f"{bin_}/initdb", *words], check=True, capture_output=True, **_apart())
-        words = ["-h", "127.0.0.1", "-p", str(self.ports["postgres"]), "-k", str(self.folder)]
+        words = ["-h", "127.0.0.1", "-p", str(self.ports["postgres"]), "-k", str(data)]
         # Not a disk's worth of safety: the folder goes with the test.
         words += ["-D", str(data), "-F"]
-        self.launch("postgres", [f"{bin_}/postgres", *words], **_apart())
+        self.launch("postgres", [f"{bin_}/postgres", *words], **_apart(), preexec_fn=_die_with_us)
         self.await_port("postgres")
         address = self.database.replace("/mlflow", "/postgres")
         deadline = time.monotonic() + _START_SECONDS
@@ -143,8 +155,11 @@ class Team:
         return [line for line in self.log("s3").splitlines() if " HTTP/1.1" in line]
 
     def launch(self, name: str, command: list[str], **changes) -> None:
+        """Start a server that ends when this process does, however that ends."""
+        if "preexec_fn" not in changes:
+            command = [sys.executable, "-m", "layerparity.tracking.guard", *command]
         with (self.folder / f"{name}.log").open("ab") as log:
-            pipes = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
+            pipes = {"stdin": subprocess.PIPE, "stdout": log, "stderr": subprocess.STDOUT}
             self.processes[name] = subprocess.Popen(
                 command, start_new_session=True, cwd=self.folder, **pipes, **changes
             )
@@ -152,11 +167,9 @@ class Team:
     def await_port(self, name: str) -> None:
         deadline = time.monotonic() + _START_SECONDS
         while self.processes[name].poll() is None and time.monotonic() < deadline:
-            try:
-                socket.create_connection(("127.0.0.1", self.ports[name]), 1).close()
+            if listens(self.ports[name]):
                 return
-            except OSError:
-                time.sleep(0.1)
+            time.sleep(0.1)
         raise AssertionError(self.log(name))
 
     def log(self, name: str) -> str:
@@ -170,11 +183,34 @@ class Team:
             number = signal.SIGINT if name == "postgres" else signal.SIGKILL
             os.killpg(process.pid, number)
             process.wait(_STOP_SECONDS)
+            process.stdin.close()
+            # What the guard started may live a moment longer than the guard.
+            deadline = time.monotonic() + _STOP_SECONDS
+            while listens(self.ports[name]):
+                assert time.monotonic() < deadline, name
+                time.sleep(0.1)
 
     def close(self) -> None:
         for name in ("mlflow", "s3", "postgres"):
             self.kill(name)
         shutil.rmtree(self.folder)
+
+
+def listens(port: int) -> bool:
+    """Return whether a server listens on a port of 127.0.0.1."""
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+        return True
+    except OSError:
+        return False
+
+
+def _die_with_us() -> None:
+    """Let the kernel end this child, PostgreSQL in order, with its parent (prctl PR_SET_PDEATHSIG).
+
+    The guard cannot: PostgreSQL's own user may have no right to read this Python.
+    """
+    ctypes.CDLL(None).prctl(1, int(signal.SIGINT))
 
 
 def _apart() -> dict[str, object]:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from conftest import Ended
 from safetensors.torch import save_file
-from team import BUCKET, SECRETS, Team, missing
+from team import BUCKET, SECRETS, Team, listens, missing
 
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import read_tensor
@@ -124,3 +130,73 @@ def test_a_server_that_is_killed_in_a_run_leaves_nothing_that_looks_whole(
     assert found is not None and not found.finished and not found.file("manifest.json").exists()
     assert store.by_fingerprint("f") is None
     assert store.get(kept(store, 4)) is not None
+
+
+def said(ended: Ended) -> str:
+    """Return the one line with which a command that the user can mend ended."""
+    assert ended.exit == 2 and "Traceback" not in ended.err, ended.err
+    (line,) = ended.err.splitlines()
+    return line
+
+
+def test_what_stands_behind_the_server_is_named_where_it_fails(
+    team: Team, store: Store, tmp_path: Path, cli: Callable[..., Ended]
+) -> None:
+    run_id = kept(store, 4)
+    place = ("tracking=server", f"tracking.uri={team.address}", f"tracking.folder={tmp_path / 'x'}")
+    export = ("job=export", f"run={run_id}", "to=x.zip", *place)
+    team.kill("s3")
+    files = "its store of artifacts may not answer, or refuse the credentials"
+    assert f"failed over a request (HTTP 500): look into its log, which says why: {files}" in said(
+        cli(*export)
+    )
+    with pytest.raises(UserError, match=r"(failed|broke off) over a request; .* whole and waits"):
+        kept(store, 4)
+    # What comes after the first requests needs credentials that are known there.
+    team.start_s3(INITIAL_NO_AUTH_ACTION_COUNT="1")
+    refused = said(cli(*export))
+    assert "cannot use its store of artifacts" in refused and "AWS_SECRET_ACCESS_KEY" in refused
+    team.kill("s3")
+    team.start_s3()
+    kept(store, 4)
+
+
+def test_a_database_that_refuses_the_server_is_named(
+    team: Team, tmp_path: Path, cli: Callable[..., Ended]
+) -> None:
+    import psycopg
+
+    place = ("tracking=server", f"tracking.uri={team.address}", f"tracking.folder={tmp_path / 'x'}")
+    with psycopg.connect(team.database, autocommit=True) as link:
+        link.execute("ALTER ROLE lp PASSWORD 'another'")
+        ours = "pid <> pg_backend_pid() AND datname = 'mlflow'"
+        link.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {ours}")
+        line = said(cli("job=runs", *place, "tracking.timeout_s=2"))
+        link.execute(f"ALTER ROLE lp PASSWORD '{SECRETS['postgres']}'")
+    assert "its database may not answer, or refuse its login" in line
+    assert SECRETS["postgres"] not in line
+
+
+def test_the_servers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+    program = """
+import sys
+from team import Team
+team = Team()
+team.start()
+print(*team.ports.values(), team.folder, flush=True)
+sys.stdin.read()
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+    child = subprocess.Popen([sys.executable, "-c", program], text=True, env=environment, **pipes)
+    *ports, folder = child.stdout.readline().split()
+    assert len(ports) == 3
+    child.kill()
+    child.communicate()
+    deadline = time.monotonic() + 60
+    for port in ports:
+        while listens(int(port)):
+            assert time.monotonic() < deadline, port
+            time.sleep(0.2)
+    shutil.rmtree(Team().folder)
+    assert not Path(folder).exists()

@@ -40,9 +40,21 @@ _STATUSES = {
     429: ("takes no more requests for now", "wait, and run the command again with fewer at once."),
     500: ("failed over a request", _DATABASE),
     502: ("is behind a proxy that cannot reach it", _WAIT),
-    503: ("is not ready, or has too much to do", _WAIT),
+    503: (
+        "is not ready, or has too much to do",
+        "wait until it is ready, and run the command again; its log says more: its database may "
+        "not answer, or refuse its login.",
+    ),
     504: ("is behind a proxy that waited too long for it", _WAIT),
     507: ("has no disk space left", "free some there."),
+}
+# By what an error of TLS says, the more telling one first.
+_TLS = {
+    "CERTIFICATE_VERIFY_FAILED": (
+        "has a certificate that is not trusted here",
+        "set MLFLOW_TRACKING_SERVER_CERT_PATH to the certificate of who signed it.",
+    ),
+    "SSLError": ("does not speak https", "begin tracking.uri with http://."),
 }
 _NOT_MLFLOW = "does not answer like an MLflow server"
 _SILENT = (
@@ -135,23 +147,24 @@ def _refusal(where: str, error: Any) -> UserError | None:
 def _answer(config: TrackingConfig, error: Exception) -> tuple[str, str]:
     """Return what a server did instead of answering as MLflow does, and what helps."""
     status, text = _status_of(error), str(error)
-    where = text + str(getattr(getattr(error, "response", None), "url", ""))
+    reply = getattr(error, "response", None)
+    files = _ARTIFACTS in text + str(getattr(reply, "url", ""))
+    # By MLflow's own words its store of artifacts refused it; who refuses us says so otherwise.
+    if files and status in (401, 403) and "error_code" in str(getattr(reply, "text", "")):
+        return f"cannot use its store of artifacts (HTTP {status})", _FILES
     if status in _STATUSES:
         what, cure = _STATUSES[status]
-        files = cure is _DATABASE and _ARTIFACTS in where
-        return f"{what} (HTTP {status})", _FILES if files else cure
+        return f"{what} (HTTP {status})", _FILES if files and cure is _DATABASE else cure
     if status or "Response body" in text:
         number = f" (HTTP {status})" if status else ""
         return f"{_NOT_MLFLOW}{number}", "correct tracking.uri."
     if _TOO_SLOW.search(text):
         cure = "give it longer with tracking.timeout_s=SECONDS, or look into its log: its database "
         return f"did not answer within {config.timeout_s} s", f"{cure}may not answer."
-    if "CERTIFICATE_VERIFY_FAILED" in text:
-        cure = "set MLFLOW_TRACKING_SERVER_CERT_PATH to the certificate of who signed it."
-        return "has a certificate that is not trusted here", cure
-    if "SSLError" in text:
-        return "does not speak https", "begin tracking.uri with http://."
-    return _broken_off(config, _FILES if _ARTIFACTS in where else _DATABASE)
+    for sign, what_and_cure in _TLS.items():
+        if sign in text:
+            return what_and_cure
+    return _broken_off(config, _FILES if files else _DATABASE)
 
 
 def _broken_off(config: TrackingConfig, cure: str) -> tuple[str, str]:
