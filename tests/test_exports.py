@@ -22,6 +22,7 @@ from layerparity.ground.errors import UserError
 from layerparity.record.exported import FILE, unpack, write_export
 from layerparity.record.folder import MANIFEST, RunFolder
 from layerparity.record.stored_run import MANIFEST_TAG
+from layerparity.run.reuse import reusable
 from layerparity.tracking.imports import import_runs
 from layerparity.tracking.store import Store
 
@@ -125,6 +126,59 @@ def test_a_candidate_is_exported_with_its_golden_and_imported_elsewhere(
     assert second.exit == 0 and f"is here already ({golden.id[:8]})" in second.out
     assert len(fresh_store(tmp_path / "there").runs()) == 2
     assert not list((tmp_path / "there" / "cache").iterdir())
+
+
+def test_a_whole_store_is_merged_into_another(cli: Cli, tmp_path: Path) -> None:
+    store = fresh_store(tmp_path / "home")
+    golden = kept(store, "golden", "the-golden")
+    kept(store, "candidate", "first", inputs_from=golden.id)
+    kept(store, "golden", "newer")
+    kept(store, "candidate", "last", inputs_from=golden.id)
+    damaged = kept(store, "golden", "damaged")
+    (damaged.folder / MANIFEST).write_text("{}")
+    with store.start("told", "comparison", {}, {}):
+        pass
+    exported = cli("job=export", "run=all", f"tracking.folder={store.config.root}")
+    assert exported.exit == 0, exported.err
+    assert "damaged" in exported.out and "is left out: " in exported.out
+    assert "not exported: 1 sweeps, comparisons (made again" in exported.out
+    for _ in range(2):
+        taken = cli("job=import", "run=all.zip", "tracking.folder=there")
+        assert taken.exit == 0, taken.err
+    there = fresh_store(tmp_path / "there")
+    names = [run.name for run in there.runs()]
+    assert sorted(names) == ["first", "last", "newer", "the-golden"]
+    assert [there.find("latest", kind)[0].name for kind in KINDS] == ["newer", "last"]
+    fed = {run.tags["inputs_from"] for run in there.runs("candidate")}
+    assert fed == {there.find("the-golden")[0].id}
+    ended = cli("job=compare", "golden=the-golden", "candidate=last", "tracking.folder=there")
+    assert ended.exit in (0, 4), ended.err
+    nothing = cli("job=export", "run=all", "tracking.folder=void")
+    assert nothing.exit == 2 and "No golden or candidate run in" in nothing.err
+
+
+def test_a_store_moves_with_its_folder(cli: Cli, tmp_path: Path) -> None:
+    store = fresh_store(tmp_path / "home")
+    golden = kept(store, "golden", "the-golden", fingerprint="f")
+    kept(store, "candidate", "the-candidate", inputs_from=golden.id)
+    compared = cli("job=compare", "tracking.folder=home")
+    assert compared.exit in (0, 4), compared.err
+    (tmp_path / "home").rename(tmp_path / "moved")
+    again = cli("job=compare", "tracking.folder=moved")
+    assert again.exit == compared.exit and not (tmp_path / "home").exists()
+    judged = cli("job=judge", "tracking.folder=moved")
+    assert judged.exit == compared.exit, judged.err
+    listed = cli("job=runs", "tracking.folder=moved")
+    assert "5 runs" in listed.out and "the-candidate" in listed.out
+    there = fresh_store(tmp_path / "moved")
+    for run in there.runs():
+        assert run.folder.is_relative_to(tmp_path / "moved") and run.folder.is_dir()
+    found = there.by_fingerprint("f")
+    assert found is not None and found.id == golden.id
+    mark = found.read_manifest().fingerprint
+    there.tag(found, {"fingerprint": mark})
+    reused = reusable(there, mark)
+    assert reused is not None and reused.id == golden.id
 
 
 KINDS = ("golden", "candidate")

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import Ended
+from runs import make_run, sites
 from safetensors.torch import save_file
+from stores import fresh_store
 from team import BUCKET, SECRETS, Team, listens, missing
 
 from layerparity.ground.errors import UserError
@@ -130,6 +132,28 @@ def test_a_server_that_is_killed_in_a_run_leaves_nothing_that_looks_whole(
     assert found is not None and not found.finished and not found.file("manifest.json").exists()
     assert store.by_fingerprint("f") is None
     assert store.get(kept(store, 4)) is not None
+
+
+def test_a_folder_of_runs_is_merged_into_the_teams(
+    team: Team, tmp_path: Path, cli: Callable[..., Ended]
+) -> None:
+    here = fresh_store(tmp_path / "home")
+    fed = ""
+    for kind in ("golden", "candidate"):
+        tags = {"model": "tiny", "dtype": "float32", **({"inputs_from": fed} if fed else {})}
+        with here.start(f"merged-{kind}", kind, tags, {}) as run:
+            make_run(run.folder, sites(), kind=kind)
+        fed = run.id
+    place = ("tracking=server", f"tracking.uri={team.address}", "tracking.experiment=merged")
+    place += ("tracking.timeout_s=30",)
+    assert cli("job=export", "run=all", "tracking.folder=home").exit == 0
+    for word in ("imported", "is here already"):
+        taken = cli("job=import", "run=all.zip", *place)
+        assert taken.exit == 0 and taken.out.count(word) == 2, taken.err
+    compared = cli("job=compare", *place)
+    assert compared.exit in (0, 4), compared.err
+    listed = cli("job=runs", *place)
+    assert "3 runs" in listed.out and "merged-golden" in listed.out
 
 
 def said(ended: Ended) -> str:

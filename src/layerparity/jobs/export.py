@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from layerparity.record.stored_run import StoredRun
     from layerparity.tracking.store import Store
 
+# As ``run=``: all runs of the store.
+EVERY = "all"
+
 
 @dataclass
 class Settings:
@@ -36,8 +39,9 @@ def run(config: Config) -> Exit:
         raise UserError("job=export wants to know what", "add run=, an id, a name, or latest.")
     store = open_store(config.tracking)
     # The latest is the newest golden, which is what is carried as a rule.
-    runs = store.find(config.run, kind=RunKind.golden.value)
-    for each in runs:
+    every = config.run == EVERY
+    runs = _every(store) if every else store.find(config.run, kind=RunKind.golden.value)
+    for each in () if every else runs:
         if each.kind not in KINDS or not each.finished:
             what = each.kind or "folder of dumps"
             raise UserError(
@@ -49,7 +53,8 @@ def run(config: Config) -> Exit:
     if config.job.golden:
         runs = [*_goldens_of(store, runs), *runs]
     named = runs[-1]
-    plain = re.sub(r"[^A-Za-z0-9.-]+", "-", named.name).strip(".-")[:80]
+    called = EVERY if every else named.name
+    plain = re.sub(r"[^A-Za-z0-9.-]+", "-", called).strip(".-")[:80]
     # A name in another script leaves nothing.
     usual = plain or f"{named.kind}-{named.id[:8]}"
     to = Path(config.to or f"{usual}{ZIP}").expanduser().absolute()
@@ -64,6 +69,34 @@ def run(config: Config) -> Exit:
             console.note(f"left out of {made.name}: {', '.join(others)}")
     console.say(f"exported to {to}\nelsewhere: python run.py job=import {typed('run', to.name)}")
     return Exit.OK
+
+
+def _every(store: Store) -> list[StoredRun]:
+    """Return all finished golden and candidate runs, the oldest first, and say what stays.
+
+    The next store counts them in this order, so that the newest run is the newest there, too.
+    Raises UserError where there is none.
+    """
+    from layerparity.record.exported import KINDS
+
+    runs, others = [], 0
+    for each in reversed(store.every()):
+        if each.kind not in KINDS or not each.finished:
+            others += 1
+            continue
+        try:
+            each.read_manifest()
+            runs.append(each)
+        except UserError as error:
+            console.note(f"{each.name} ({each.id[:8]}) is left out: {error}")
+    if not runs:
+        raise UserError(f"No golden or candidate run in {store.config.place} finished", "make one.")
+    if others:
+        console.note(
+            f"not exported: {others} sweeps, comparisons (made again from their runs) and "
+            "runs that did not finish"
+        )
+    return runs
 
 
 def _goldens_of(store: Store, runs: Sequence[StoredRun]) -> list[StoredRun]:

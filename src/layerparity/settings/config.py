@@ -292,7 +292,8 @@ class Config:
     what: What = key(What.runs, "stored runs, or a port's weights", jobs=("compare",))
     run: str | None = key(
         None,
-        "job=judge: the comparison to judge again; job=export: the run; job=import: the export",
+        "job=judge: the comparison to judge again; job=export: the run, or all; job=import: the "
+        "export",
         jobs=("judge", "export", "import"),
     )
     to: str | None = key(
