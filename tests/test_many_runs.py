@@ -1,0 +1,87 @@
+"""A store of many runs is asked as often as one of few: what finds and lists them does not grow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from conftest import Ended
+from stores import fresh_store
+
+from layerparity.tracking.store import Store
+
+FEW, MANY = 4, 40
+
+
+@contextmanager
+def statements() -> Iterator[list[str]]:
+    """Yield the list of what databases are asked in the block."""
+    from sqlalchemy import event
+    from sqlalchemy.engine import Engine
+
+    asked: list[str] = []
+
+    def note(_connection: object, _cursor: object, words: str, *_: object) -> None:
+        asked.append(words)
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        yield asked
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+
+
+def fill(store: Store, first: int, last: int) -> None:
+    for at in range(first, last):
+        kind = "candidate" if at % 2 else "golden"
+        with store.start(f"run-{at}", kind, {"fingerprint": f"f{at}"}, {}):
+            pass
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return fresh_store(tmp_path / "many")
+
+
+def test_finding_and_listing_runs_asks_no_more_of_many(
+    store: Store, cli: Callable[..., Ended]
+) -> None:
+    def listed() -> None:
+        shown = cli("job=runs", f"tracking.folder={store.config.root}")
+        assert shown.exit == 0, shown.err
+
+    ways: dict[str, Callable[[], object]] = {
+        "latest": lambda: store.find("latest", "golden"),
+        "name": lambda: store.find("run-0", "golden"),
+        "fingerprint": lambda: store.by_fingerprint("f1"),
+        "count": store.counted,
+        "newest": lambda: store.newest("candidate"),
+        "every": store.every,
+        "job=runs": listed,
+    }
+
+    def counts() -> dict[str, int]:
+        found = {}
+        for name, way in ways.items():
+            with statements() as asked:
+                way()
+            found[name] = len(asked)
+        return found
+
+    fill(store, 0, FEW)
+    few = counts()
+    fill(store, FEW, MANY)
+    assert counts() == few
+    assert all(0 < count <= 40 for count in few.values()), few
+
+
+def test_more_runs_than_a_page_holds_are_all_listed(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from layerparity.tracking import stored_runs
+
+    fill(store, 0, 7)
+    monkeypatch.setattr(stored_runs, "PAGE", 3)
+    assert [run.name for run in store.every()] == [f"run-{at}" for at in range(6, -1, -1)]
