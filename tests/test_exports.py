@@ -102,6 +102,12 @@ def test_runs_are_listed_by_what_they_are_and_how_they_ended(cli: Cli, home: Hom
     assert wrong.exit == 2 and "MLflow cannot search by job.filter=kind =" in wrong.err
 
 
+def test_listing_makes_no_store(cli: Cli, tmp_path: Path) -> None:
+    shown = cli("job=runs", "tracking.folder=mistyped")
+    assert shown.exit == 0 and f"There is no store of runs in {tmp_path / 'mistyped'}" in shown.out
+    assert not (tmp_path / "mistyped").exists()
+
+
 def test_a_candidate_is_exported_with_its_golden_and_imported_elsewhere(
     cli: Cli, home: Home, tmp_path: Path
 ) -> None:

@@ -29,7 +29,8 @@ class Settings:
 
 def run(config: Config) -> Exit:
     """Print a table of the runs that every given key fits, newest first."""
-    from layerparity.settings.tracking import SERVER
+    from layerparity.settings.tracking import EMBEDDED, SERVER, read_config
+    from layerparity.tracking.database import FILE_NAME
     from layerparity.tracking.store import open_store
     from layerparity.tracking.stored_runs import equals, tag_is
 
@@ -38,7 +39,12 @@ def run(config: Config) -> Exit:
     clauses = [tag_is(name, value) for name, value in tags.items() if value is not None]
     if job.status is not None:
         clauses.append(equals("attributes.status", job.status.upper()))
-    store = open_store(config.tracking)
+    place = read_config(config.tracking)
+    if place.name == EMBEDDED and not (place.root / FILE_NAME).exists():
+        # Opening would make one, where a path was mistyped.
+        console.say(f"There is no store of runs in {place.root}; tracking.folder= names another.")
+        return Exit.OK
+    store = open_store(place)
     found = store.filtered(clauses, job.filter, job.limit + 1)
     sizes = {each.id: store.size(each) for each in found[: job.limit]}
     rows = [_row(each, sizes[each.id]) for each in found[: job.limit]]

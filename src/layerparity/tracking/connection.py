@@ -66,6 +66,7 @@ def open_server(config: TrackingConfig) -> Connection:
                     raise
                 # Another process was quicker.
                 experiment = served_experiment(config, client)
+                assert experiment is not None, "the server says that it is there"
         _refuse_deleted(experiment, config)
         return Connection(config, client, experiment.experiment_id)
 
