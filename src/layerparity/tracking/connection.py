@@ -96,7 +96,7 @@ def _note_version(config: TrackingConfig) -> None:
     """Say so where the server's MLflow and the one here are of different versions; once."""
     import mlflow
 
-    there, here = server_version(config.address, config.timeout_s), mlflow.__version__
+    there, here = server_version(config.address, min(config.timeout_s, 2)), mlflow.__version__
     if there and there.split(".")[:2] != here.split(".")[:2] and there not in _noted:
         _noted.add(there)
         console.note(

@@ -159,8 +159,11 @@ def _answer(config: TrackingConfig, error: Exception) -> tuple[str, str]:
         number = f" (HTTP {status})" if status else ""
         return f"{_NOT_MLFLOW}{number}", "correct tracking.uri."
     if _TOO_SLOW.search(text):
-        cure = "give it longer with tracking.timeout_s=SECONDS, or look into its log: its database "
-        return f"did not answer within {config.timeout_s} s", f"{cure}may not answer."
+        cure = "look at what keeps it (its log says whether its database answers), or give it "
+        return (
+            f"did not answer within {config.timeout_s} s",
+            f"{cure}longer with tracking.timeout_s=SECONDS.",
+        )
     for sign, what_and_cure in _TLS.items():
         if sign in text:
             return what_and_cure
