@@ -6,7 +6,8 @@
 Two comparisons: that of `make demo` (2,856 sites of a few kB, with references), and one of 62
 blocks x 50 sites without references. Each is a command in a process of its own. Printed are its CPU
 seconds, which a busy machine changes least, and those of the clock; the first round is not counted,
-ratios are of the two commands of one round, and their median is printed.
+ratios are of the two commands of one round, and their median is printed. With ``--before`` the
+older code makes the runs: it cannot read those of a newer one.
 """
 
 from __future__ import annotations
@@ -43,13 +44,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--before", type=Path, help="another checkout, whose code takes part")
     parser.add_argument("--cases", nargs="+", default=["demo", "62 x 50"])
+    parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.write:
+        for side, slip in (("golden", 0.0), ("candidate", 1e-6)):
+            write(options.write / side, slip)
+        return
     sources = {"this": ROOT} | ({"before": options.before} if options.before else {})
     print("| comparison | code | CPU s | seconds | CPU, this / before |")
     print("|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         for case in options.cases:
-            words = prepared(case, Path(folder))
+            words = prepared(case, Path(folder), options.before or ROOT)
             rounds = [
                 {name: measured(source, words) for name, source in sources.items()}
                 for _ in range(options.rounds + 1)
@@ -61,14 +67,14 @@ def main() -> None:
                 print(f"| {case} | {name} | {cpu:.1f} | {wall:.1f} | {ratio:.2f} |", flush=True)
 
 
-def prepared(case: str, folder: Path) -> list[str]:
-    """Make the runs of a case; return the words of the command that compares them."""
+def prepared(case: str, folder: Path, maker: Path) -> list[str]:
+    """Make the runs of a case with a checkout's code; return the command that compares them."""
     store = f"tracking.folder={folder / 'store'}"
     if case == "demo":
-        run(ROOT, ["experiment=quickstart", store])
+        run(maker, ["experiment=quickstart", store])
         return ["job=compare", store]
-    sides = [f"{side}={write(folder / side, slip)}" for side, slip in
-             (("golden", 0.0), ("candidate", 1e-6))]  # fmt: skip
+    run(maker, ["--write", str(folder)], __file__)
+    sides = [f"{side}={folder / side}" for side in ("golden", "candidate")]
     return ["job=compare", *sides, "tolerance=fixed", store]
 
 
@@ -80,13 +86,13 @@ def measured(source: Path, words: list[str]) -> tuple[float, float]:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, wall
 
 
-def run(source: Path, words: list[str]) -> None:
-    """Run a command with a checkout's code. Raises CalledProcessError where it does not succeed."""
+def run(source: Path, words: list[str], program: str = "") -> None:
+    """Run run.py, or a program, with a checkout's code. Raises CalledProcessError if it fails."""
     variables = {**os.environ, "PYTHONPATH": str(source.resolve() / "src")}
     # Compiled once, as in the environment that make sets up.
     variables.pop("PYTHONDONTWRITEBYTECODE", None)
-    program = [sys.executable, str(source / "run.py"), *words]
-    subprocess.run(program, check=True, stdout=subprocess.PIPE, env=variables)
+    command = [sys.executable, program or str(source / "run.py"), *words]
+    subprocess.run(command, check=True, stdout=subprocess.PIPE, env=variables)
 
 
 def write(folder: Path, slip: float) -> Path:

@@ -17,7 +17,7 @@ from runs import make_run, sites
 
 from layerparity.anatomy.site import Site
 from layerparity.ground.errors import UserError
-from layerparity.ground.files import text_digest
+from layerparity.ground.files import TensorFiles, text_digest
 from layerparity.ground.profile import RunProfile, Spent, StageProfile
 from layerparity.judge.conclude import conclude
 from layerparity.judge.tolerances.fixed import FixedTolerance
@@ -410,3 +410,19 @@ def test_a_command_compares_a_folder_of_the_version_before(
     # What fails are the weights of this run, which are meant to differ.
     assert ended.exit == 1, ended.out + ended.err
     assert "18 pass = 18 sites asked for" in ended.out
+
+
+def test_where_a_file_lies_is_asked_once_for_all_of_its_tensors(tmp_path: Path) -> None:
+    """A tensor that the file found does not hold, as on a server, is asked for by itself."""
+    RunFolder(tmp_path).write_tensors("whole.safetensors", {"a": torch.ones(2), "b": torch.ones(3)})
+    RunFolder(tmp_path).write_tensors("part.safetensors", {"c": torch.ones(4)})
+    asked: list[str] = []
+
+    def where(_file: str, name: str) -> Path:
+        asked.append(name)
+        return tmp_path / ("part.safetensors" if name == "c" else "whole.safetensors")
+
+    files = TensorFiles(where)
+    sizes = [files.read("tensors", name)[1].numel() for name in ("a", "b", "a", "c", "c", "b")]
+    assert sizes == [2, 3, 2, 4, 4, 3]
+    assert asked == ["a", "c", "b"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,6 +12,7 @@ from layerparity.anatomy.site import Kind
 from layerparity.ground import registry
 from layerparity.numbers.metric import Chunk, Metric, Stream, every_metric, metrics_for
 from layerparity.numbers.metrics import absolute
+from layerparity.numbers.pair_sums import BINS, DROPPED_BITS, PairSums, plain_sums
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ERRORS = ("max_abs_diff", "mean_abs_diff", "median_abs_diff", "std_abs_diff", "rel_l2")
@@ -273,3 +275,27 @@ def test_equality_is_judged_in_the_narrower_dtype():
         stream = Stream(Kind.EXACT)
         stream.feed(Chunk(golden, candidate))
         assert stream.results()["unequal"] == 0
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_the_median_is_that_of_the_whole_histogram_to_the_bit(chunks: int) -> None:
+    """Worked out of the bins that hold anything, it is what the sum over all bins gives."""
+    golden = torch.randn(3, 41, generator=torch.Generator().manual_seed(1))
+    candidate = golden + 1e-3 * torch.randn(3, 41, generator=torch.Generator().manual_seed(2))
+    stream, whole = Stream(Kind.REAL), np.zeros(BINS, dtype=np.int64)
+    for left, right in zip(golden.chunk(chunks), candidate.chunk(chunks), strict=True):
+        stream.feed(Chunk(left, right))
+        bins = (right.double() - left.double()).abs().float().view(torch.int32) >> DROPPED_BITS
+        whole += np.bincount(bins.reshape(-1).numpy(), minlength=BINS)
+    index = int(np.searchsorted(np.cumsum(whole), (golden.numel() + 1) // 2))
+    edges = (np.array([index, index + 1], dtype=np.int32) << DROPPED_BITS).view(np.float32)
+    assert stream.results()["median_abs_diff"] == edges.astype(np.float64).mean()
+
+
+def test_the_sums_of_a_single_piece_are_those_of_a_merge_to_the_bit() -> None:
+    golden = torch.randn(5, 33, generator=torch.Generator().manual_seed(1))
+    piece, _ = plain_sums(golden, golden * 1.001)
+    merged = PairSums()
+    merged.merge(piece)
+    for name, value in vars(piece).items():
+        assert np.array_equal(getattr(merged, name), value, equal_nan=name[:3] == "max"), name

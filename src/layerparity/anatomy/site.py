@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import total_ordering
+from functools import lru_cache, total_ordering
 
 PREFILL = "prefill"
 DECODE = "decode"
@@ -19,6 +19,8 @@ _LAYER = re.compile(r"^layers\.(\d+)(?:\.(.+))?$")
 # What stands outside the blocks, in the order of a forward pass; the blocks come after the first.
 EMBEDDING, NORM, HEAD, TOKENS = "embed_tokens", "norm", "lm_head", "tokens"
 _AFTER_BLOCKS = {NORM: 1, HEAD: 2, TOKENS: 3}
+# Modules whose place is kept: a comparison asks for that of each many times.
+_PLACES = 1 << 14
 
 
 class Kind(StrEnum):
@@ -59,6 +61,7 @@ class Place:
     module: str = ""
 
     @classmethod
+    @lru_cache(_PLACES)
     def parse(cls, text: str) -> Place:
         """Read ``layers.3``, ``layers.3.mlp.gate`` or ``norm``."""
         match = _LAYER.match(text)

@@ -178,15 +178,22 @@ class TensorFiles:
         """``where`` is the folder, or returns the file that holds a tensor, given both names."""
         self._where = where
         self._opened = lru_cache(_OPEN)(self._open)
+        self._held: dict[str, tuple[Path, dict[str, torch.Tensor]]] = {}
 
     def read(self, file: str, name: str) -> tuple[Path, torch.Tensor]:
         """Return a file's path, and one of its tensors, mapped, in its stored shape and dtype.
 
         Raises UserError where it is not there; see `reading`.
         """
-        where = self._where
-        place = Path(file) if isinstance(where, Path) else where(file, name)
-        path, tensors = self._opened(place)
+        held = self._held.get(file)
+        if held is None or name not in held[1]:
+            # To find out where a file lies takes longer than to read a small tensor of it.
+            where = self._where
+            held = self._opened(Path(file) if isinstance(where, Path) else where(file, name))
+            if len(self._held) >= _OPEN:
+                self._held.clear()
+            self._held[file] = held
+        path, tensors = held
         return path, tensors[name] if name in tensors else read_tensor(path, name)
 
     def _open(self, place: Path) -> tuple[Path, dict[str, torch.Tensor]]:

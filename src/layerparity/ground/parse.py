@@ -63,13 +63,17 @@ def _usable(value: Any) -> Any:
     for _ in range(MOST_LEVELS):
         inner: list[Any] = []
         for each in level:
-            if isinstance(each, dict):
-                inner += [*each, *each.values()]
-            elif isinstance(each, list | tuple | set):
+            # Neither parser returns a subclass of these, and a manifest has millions of values.
+            kind = type(each)
+            if kind is str:
+                if not each.isascii():
+                    # Half of a character, which an escape may write and no file can: ValueError.
+                    each.encode()
+            elif kind is dict:
                 inner += each
-            elif isinstance(each, str) and not each.isascii():
-                # Half of a character, which an escape may write and no file can: ValueError.
-                each.encode()
+                inner += each.values()
+            elif kind in (list, tuple, set):
+                inner += each
         if not inner:
             return value
         level = inner

@@ -119,12 +119,12 @@ def _judged(
     result = Deviation()
     _ratios(site, sums, None if experts is None else experts.sent, result)
     part = site.tokens.numel() / max(site.real, 1)
-    by_element = sums.slopes[CHANNEL]
+    by_element, weight = sums.slopes[CHANNEL], scale.square()
     for grouping in site.layout.groupings:
         slopes = sums.slopes[grouping]
-        noise = group_floor(site.floor.elements, site.layout, grouping) * part
+        noise = group_floor(site.floor.elements, weight, site.layout, grouping) * part
         variance = _across(site.layout, grouping, by_element.p, by_element.q, slopes)
-        error = site.layout.sums(sums.error_elements * scale.square(), grouping)
+        error = site.layout.sums(sums.error_elements * weight, grouping)
         clean = site.clean.variance(grouping, _left(error, slopes), noise, slopes.q)
         _note_slope(result, f"slope_{grouping}".removesuffix("_whole"), slopes, variance + clean)
     _by_token(site, sums, result)
@@ -271,7 +271,7 @@ def _of_experts(site: JudgedSite, sums: SiteSums, weight: torch.Tensor, sent: Se
         pp, pq, qq = (sent.sums(each) for each in (p * p, p * q, q * q))
         slopes = Slopes(sent.sums(p), sent.sums(q), pp, pq, qq, len(p))
         share = sent.counts / max(site.real, 1)
-        noise = group_floor(site.floor.elements, site.layout, WHOLE) * share
+        noise = group_floor(site.floor.elements, weight, site.layout, WHOLE) * share
         left = _left(sent.sums(sums.weighed), slopes)
         few = torch.where(sent.counts < FEWEST, torch.inf, 0.0)
         variance = site.clean.variance(WHOLE, left, noise, slopes.q) + few

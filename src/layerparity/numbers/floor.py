@@ -105,13 +105,15 @@ def measure_floors(
     return floors[0] if len(floors) == 1 else _joined(floors)
 
 
-def group_floor(elements: torch.Tensor, layout: TokenLayout, grouping: str) -> torch.Tensor:
-    """Return each group's squared floor, scaled by `scales`, float64 [group].
+def group_floor(
+    elements: torch.Tensor, weight: torch.Tensor, layout: TokenLayout, grouping: str
+) -> torch.Tensor:
+    """Return each group's squared floor, scaled, float64 [group].
 
-    ``elements`` are a floor's, floating [way, element].
+    ``elements`` are a floor's, floating [way, element], and ``weight`` the squares of their
+    `scales`.
     """
-    scaled = elements.double() * scales(elements).square()
-    return layout.sums(scaled, grouping).amax(0)
+    return layout.sums(elements.double() * weight, grouping).amax(0)
 
 
 @dataclass

@@ -33,6 +33,7 @@ from layerparity.report.heatmaps import (
 )
 from layerparity.report.measures import (
     beyond,
+    cells_of,
     compared,
     limits_texts,
     numeral,
@@ -100,6 +101,7 @@ def _context(verdict: Verdict, answer: Answer | None) -> dict[str, Any]:
         # The one stage whose table stands open.
         "opened": "" if first is None else first.key,
         "measures": measures,
+        "cells": lambda row: cells_of(row, measures),
         "gauge": lambda row: gauge_text(row, verdict.limits),
         "finding_text": finding_text,
         "asked": asked_counts(verdict),

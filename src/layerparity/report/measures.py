@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from layerparity.record.verdict import Row, Verdict
@@ -322,6 +322,21 @@ def which(row: Row, measure: Measure) -> str:
 def beyond(row: Row, measure: Measure) -> bool:
     """Say whether a row broke its limit on a measure: what was not judged breaks none."""
     return any(breach.metric == measure.name for breach in row.breaches)
+
+
+def cells_of(row: Row, measures: Sequence[Measure]) -> list[tuple[str | None, bool]]:
+    """Return a row's numbers as text, in the order of ``measures``, and whether each is beyond.
+
+    None where the row has no such number.
+    """
+    broken = {breach.metric for breach in row.breaches}
+    return [
+        (
+            each.show(row.metrics[each.name]) if each.name in row.metrics else None,
+            each.name in broken,
+        )
+        for each in measures
+    ]
 
 
 def limits_texts(verdict: Verdict) -> list[str]:

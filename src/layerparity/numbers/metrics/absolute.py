@@ -9,7 +9,7 @@ import numpy as np
 
 from layerparity.anatomy.site import Kind
 from layerparity.numbers.metric import FLOATING, Additive, Chunk, Largest
-from layerparity.numbers.pair_sums import BINS, DROPPED_BITS
+from layerparity.numbers.pair_sums import DROPPED_BITS
 
 
 def mean(count: float, total: float) -> float:
@@ -39,21 +39,20 @@ class Median:
     kinds: tuple[Kind, ...] = (Kind.REAL,)
 
     def start(self) -> np.ndarray:
-        """Return an empty histogram, int64 [`BINS`], over float32's bit patterns without sign."""
-        return np.zeros(BINS, dtype=np.int64)
+        """Return a histogram of no bins; others are over float32's bit patterns without sign."""
+        return np.zeros(0, dtype=np.int64)
 
     def update(self, state: np.ndarray, chunk: Chunk) -> np.ndarray:
-        """Add the chunk's histogram, int64 [`BINS`], in place."""
-        state += chunk.sums.histogram
-        return state
+        """Return the state with the chunk's histogram, int64 [bin], added."""
+        return state + chunk.sums.histogram if state.size else chunk.sums.histogram
 
     def compute(self, state: np.ndarray) -> float:
-        """Return the middle of the median's bin, of int64 [`BINS`] counts; NaN of nothing."""
-        seen = np.cumsum(state)
-        total = int(seen[-1])
-        if total == 0:
+        """Return the middle of the median's bin, of int64 [bin] counts; NaN of nothing."""
+        filled = np.flatnonzero(state)
+        if not filled.size:
             return float("nan")
-        index = int(np.searchsorted(seen, (total + 1) // 2))
+        seen = np.cumsum(state[filled])
+        index = int(filled[np.searchsorted(seen, (int(seen[-1]) + 1) // 2)])
         if index == 0:
             return 0.0
         edges = np.array([index, index + 1], dtype=np.int32) << DROPPED_BITS
