@@ -1,8 +1,8 @@
 """A launcher of Hydra's whose parts each have a /tmp of their own, as on nodes of a cluster.
 
 A test copies it to ``hydra_plugins/own_tmp/launcher.py``. Each part is a process in a mount
-namespace with an empty file system over the temporary folder; part ``DIES`` ends before its job. With
-``RAISES`` the launcher itself then raises, as submitit's does of a job that was lost.
+namespace with an empty file system over the temporary folder; part ``DIES`` ends before its job.
+With ``RAISES`` the launcher itself then raises, as submitit's does of a job that was lost.
 """
 
 from __future__ import annotations
