@@ -48,15 +48,18 @@ def llama(**changes: Any) -> dict[str, Any]:
     return {**values, **changes}
 
 
-def write(folder: Path, config: Mapping[str, Any], *, outside: bool = True) -> Path:
+def write(
+    folder: Path, config: Mapping[str, Any], *, outside: bool = True, table: int = _TABLE
+) -> Path:
     """Write a checkpoint in bfloat16 under its published names, unless it is there already.
 
-    Without ``outside`` the embedding and the head are left out: for blocks alone.
+    Without ``outside`` the embedding and the head are left out: for blocks alone. ``table`` is how
+    many numbers the weights are cut from: few are enough for small tensors.
     """
     if (folder / "config.json").is_file():
         return folder
     folder.mkdir(parents=True, exist_ok=True)
-    noise = torch.randn(_TABLE, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    noise = torch.randn(table, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     where: dict[str, str] = {}
     shards = list(_shards(_tensors(config, outside)))
     for number, shard in enumerate(shards, start=1):

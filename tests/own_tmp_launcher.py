@@ -2,6 +2,7 @@
 
 A test copies it to ``hydra_plugins/own_tmp/launcher.py``. Each part is a process in a mount
 namespace with an empty file system over the temporary folder; part ``DIES`` ends before its job.
+With ``RAISES`` the launcher itself then raises, as submitit's does of a job that was lost.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class OwnTmpLauncher(Launcher):
             parts.append(subprocess.Popen([*NAMESPACE, *shell]))
         for part in parts:
             part.wait()
+        if "RAISES" in os.environ:
+            raise RuntimeError(os.environ["RAISES"])
         # As a launcher that does not look at how its jobs ended.
         return [JobReturn(status=JobStatus.COMPLETED) for _ in parts]
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 import small_disk
@@ -18,21 +22,24 @@ from layerparity.tracking.store import open_store
 
 HERE = Path(__file__).resolve().parent
 PARTS = ("backend=gpu", "device_map=cpu", "scope=single", "kind=candidate", "inputs=prompt")
+OWN_TMP = "hydra/launcher=own_tmp"
+WAIT_SECONDS = 200
 NO_NAMESPACE = "this system forbids mount namespaces (unshare --map-root-user --mount)"
+
+
+def asked(folder: Path, *words: str, **environment: str) -> tuple[list[str], dict[str, Any]]:
+    """Return the command of a sweep, and how it is run as a process: its output is kept."""
+    path = os.pathsep.join([str(HERE.parent / "src"), str(folder / "plugins"), *sys.path[1:]])
+    kept = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    command = [sys.executable, "-m", "layerparity", "-m", *PARTS, *words]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return command, {"cwd": folder, "env": {**kept, **environment}, **pipes}
 
 
 def sweep(folder: Path, *words: str, **environment: str) -> tuple[int, str, str]:
     """Run a sweep in a fresh process: its exit status, what it printed and what it complained."""
-    path = os.pathsep.join([str(HERE.parent / "src"), str(folder / "plugins"), *sys.path[1:]])
-    kept = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    ended = subprocess.run(
-        [sys.executable, "-m", "layerparity", "-m", *PARTS, *words],
-        cwd=folder,
-        env={**kept, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command, options = asked(folder, *words, **environment)
+    ended = subprocess.run(command, check=False, **options)
     return ended.returncode, ended.stdout, ended.stderr
 
 
@@ -42,18 +49,23 @@ def cells(out: str) -> list[list[str]]:
     return [[cell.strip() for cell in row] for row in rows if row]
 
 
-@pytest.mark.skipif(not small_disk.can_mount(), reason=NO_NAMESPACE)
-def test_parts_with_a_tmp_of_their_own_are_heard(tmp_path):
-    plugin = tmp_path / "plugins" / "hydra_plugins" / "own_tmp"
+def own_tmp(folder: Path) -> None:
+    """Let Hydra find the launcher whose parts have a /tmp of their own."""
+    plugin = folder / "plugins" / "hydra_plugins" / "own_tmp"
     plugin.mkdir(parents=True)
     shutil.copy(HERE / "own_tmp_launcher.py", plugin / "launcher.py")
     (plugin / "__init__.py").touch()
-    (tmp_path / "tmp").mkdir()
+    (folder / "tmp").mkdir()
+
+
+@pytest.mark.skipif(not small_disk.can_mount(), reason=NO_NAMESPACE)
+def test_parts_with_a_tmp_of_their_own_are_heard(tmp_path):
+    own_tmp(tmp_path)
     code, out, err = sweep(
         tmp_path,
         "layer=0,9",
         "dtype=float32,bfloat16",
-        "hydra/launcher=own_tmp",
+        OWN_TMP,
         TMPDIR=str(tmp_path / "tmp"),
         DIES="3",
     )
@@ -70,6 +82,64 @@ def test_parts_with_a_tmp_of_their_own_are_heard(tmp_path):
     assert (parent.status, tags) == ("FAILED", {"finished": "2", "refused": "1"})
     assert parent.tags["children.left_no_word"] == "1"
     assert not list(tmp_path.rglob(".endings-*")), "what parts left is removed when it was read"
+
+
+@pytest.mark.skipif(not small_disk.can_mount(), reason=NO_NAMESPACE)
+def test_a_launcher_that_raises_is_no_story_of_python(tmp_path):
+    own_tmp(tmp_path)
+    given = {"TMPDIR": str(tmp_path / "tmp"), "DIES": "1", "RAISES": "job 17 was lost\nno result"}
+    code, out, err = sweep(tmp_path, "layer=0", "dtype=float32,bfloat16", OWN_TMP, **given)
+    assert code == 2, out + err
+    assert "Traceback" not in out + err
+    (line,) = [each for each in err.splitlines() if each.startswith("layerparity:")]
+    assert "lost 1 parts of the sweep (RuntimeError: job 17 was lost)" in line
+    assert "1 of 2 parts finished" in out, "what the other part said is heard"
+    (silent,) = cells(out)
+    assert silent[:2] == ["dtype=bfloat16", "LEFT NO WORD"]
+    (parent,) = open_store(TrackingConfig(folder=str(tmp_path / "mlruns"))).runs(kind="sweep")
+    assert parent.status == "FAILED"
+
+
+WAITING = """
+import time
+from pathlib import Path
+from layerparity.run.ports.hf import HfPort
+
+class WaitingPort(HfPort):
+    def run(self, stage, given):
+        Path(f"began-{self.assets.config.dtype.value}").touch()
+        time.sleep(300)
+"""
+
+
+@pytest.mark.skipif(not small_disk.can_mount(), reason=NO_NAMESPACE)
+def test_ctrl_c_in_a_terminal_stops_the_parts_of_other_processes(tmp_path):
+    own_tmp(tmp_path)
+    (tmp_path / "plugins" / "waiting_port_of_cluster.py").write_text(WAITING)
+    words = ["layer=0", "dtype=float32,bfloat16", OWN_TMP]
+    words += ["port._target_=waiting_port_of_cluster.WaitingPort"]
+    command, options = asked(tmp_path, *words, TMPDIR=str(tmp_path / "tmp"))
+    # A terminal sends it to all processes of the command.
+    with subprocess.Popen(command, start_new_session=True, **options) as process:
+        awaited(lambda: len(list(tmp_path.glob("began-*"))) == 2 or process.poll() is not None)
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=WAIT_SECONDS)
+    assert process.returncode == 130, out + err
+    assert "interrupted" in err.splitlines()[-1]
+    store = open_store(TrackingConfig(folder=str(tmp_path / "mlruns")))
+    (parent,) = store.runs(kind="sweep")
+    assert parent.status == "KILLED"
+    # A part may end a moment after the command.
+    awaited(lambda: all(run.status != "RUNNING" for run in store.children(parent.id)))
+    assert [run.status for run in store.children(parent.id)] == ["KILLED", "KILLED"]
+
+
+def awaited(holds: Callable[[], bool]) -> None:
+    """Wait until something holds."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def side_by_side(folder: Path) -> list[tuple[int, int]]:

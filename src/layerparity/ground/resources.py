@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 
 
@@ -14,8 +15,12 @@ def shipped(name: str) -> Path:
     return installed if installed.exists() else package.parents[1] / name
 
 
+@cache
 def git_commit() -> str:
-    """Return the checkout's commit, with ``+changes`` where files differ; empty outside git."""
+    """Return the checkout's commit, with ``+changes`` where files differ; empty outside git.
+
+    It is asked for once: the code that a process has read stays what it was.
+    """
     folder = Path(__file__).resolve().parents[3]
     if not (folder / ".git").exists() or shutil.which("git") is None:
         return ""

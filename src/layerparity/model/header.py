@@ -8,6 +8,7 @@ import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +77,11 @@ def read_header(file: Path) -> Header:
         ) from error
     if raw is None or len(raw) != length:
         raise UserError(f"{file.name} is not a safetensors file, or is cut off", "fetch it again.")
-    return Header(file, marked, _listed(file, raw, marked[0]))
+    return Header(file, marked, list(_listed(file, raw, marked[0])))
 
 
+# Each part of a sweep opens its checkpoint, and reading what 48,000 lines say takes a second.
+@lru_cache(maxsize=256)
 def _listed(file: Path, raw: bytes, size: int) -> list[Stored]:
     start = 8 + len(raw)
     try:

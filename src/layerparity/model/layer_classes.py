@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from layerparity.ground.errors import UserError
@@ -24,17 +26,24 @@ def layer_classes(config: Mapping[str, Any]) -> tuple[dict[int, str], dict[int, 
     ``dense, sliding_attention``. Blocks with modules of other types are numbered apart. Both are
     empty where transformers does not know the architecture.
     """
+    classes, counts = _classes(json.dumps(dict(config)))
+    return dict(classes), {layer: n for layer, n in counts.items() if n}
+
+
+@lru_cache(maxsize=1)
+def _classes(text: str) -> tuple[dict[int, str], dict[int, int]]:
+    """Return the class of each block and its experts, of config.json's text: it builds a model."""
     import torch
 
     from layerparity.model.architecture import read_config
     from layerparity.model.skeleton import Skeleton
 
     try:
-        skeleton = Skeleton(read_config(config), torch.float32, "eager", None)
+        skeleton = Skeleton(read_config(json.loads(text)), torch.float32, "eager", None)
     except UserError:
         return {}, {}
     counts = {layer: experts_of(block) for layer, block in enumerate(skeleton.blocks)}
-    return classes_of(skeleton), {layer: n for layer, n in counts.items() if n}
+    return classes_of(skeleton), counts
 
 
 def classes_of(skeleton: Skeleton) -> dict[int, str]:

@@ -48,7 +48,10 @@ class Skeleton:
         self.conversion = Conversion(self.model)
         self.homeless: list[str] = []
         self.spent: dict[str, Spent] = {}
-        self._sources: dict[str, list[str]] | None = None
+        self._sources: dict[str, list[str]] = {}
+        # The checkpoint that its weights are of, and the names of one, as they were mapped.
+        self._of: Checkpoint | None = None
+        self._mapped: tuple[list[str], list[str]] | None = None
         self._reads: Loader | None = None
         self._filled: dict[str, tuple[int, int]] = {}
 
@@ -79,8 +82,7 @@ class Skeleton:
 
         Raises UserError where the checkpoint lacks one of them, or stores it in 8 bits.
         """
-        if self._sources is None:
-            self._sources = self._map(checkpoint)
+        self._map(checkpoint)
         wanted = [self._source_of(weight) for weight in self._weights(stage)]
         missing = [weight for weight in wanted if weight not in self._sources]
         if missing:
@@ -154,7 +156,6 @@ class Skeleton:
 
         The second are stored names.
         """
-        assert self._sources is not None
         due, odd = {}, []
         for weight in self._weights(stage):
             source = self._source_of(weight)
@@ -179,8 +180,7 @@ class Skeleton:
         self, checkpoint: Checkpoint, weight: str, tensor: torch.Tensor
     ) -> dict[str, torch.Tensor]:
         """Return a weight as the tensors it was made of, in their stored shapes; empty of none."""
-        if self._sources is None:
-            self._sources = self._map(checkpoint)
+        self._map(checkpoint)
         source = self._source_of(weight)
         names = self._sources.get(source, [])
         shapes = {name: checkpoint.weights[name].shape for name in names}
@@ -209,16 +209,34 @@ class Skeleton:
         """Give a stage's memory back: its parameters go to the meta device again."""
         self.module(stage).to("meta")
 
-    def _map(self, checkpoint: Checkpoint) -> dict[str, list[str]]:
-        """Return the stored names behind each module weight; what fits none is `homeless`."""
-        sources: dict[str, list[str]] = {}
+    def empty(self) -> None:
+        """Give back the memory of all stages, and forget what was read from which checkpoint.
+
+        What the names of its tensors belong to is kept: another opening of it has the same ones.
+        """
+        for stage in self.spent:
+            self.unload(stage)
+        for part in self.base.children():
+            # Rotary tables and the like, which are filled beside the stages.
+            if part is not self.blocks:
+                part.to("meta")
+        self.spent, self._filled = {}, {}
+        self._reads = self._of = None
+
+    def _map(self, checkpoint: Checkpoint) -> None:
+        """Find the stored names behind each module weight, once; what fits none is `homeless`."""
+        if self._of is checkpoint:
+            return
+        self._of, names = checkpoint, (list(checkpoint.weights), checkpoint.lonely_scales)
+        if self._mapped == names:
+            return
+        self._sources, self.homeless, self._mapped = {}, [], names
         for name, target in self.conversion.targets(checkpoint.weights).items():
             if target in self.conversion.expected:
-                sources.setdefault(target, []).append(name)
+                self._sources.setdefault(target, []).append(name)
             else:
                 self.homeless.append(name)
         self.homeless += checkpoint.lonely_scales
-        return sources
 
     def _weights(self, stage: str) -> list[str]:
         path = self.path(stage)

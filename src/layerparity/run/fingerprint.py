@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict, replace
+from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING
 
@@ -102,10 +104,15 @@ def versions() -> dict[str, str]:
     So are placeholders of AWS's packages, which compute nothing.
     """
     aws = [neuron.PACKAGES[name] for name, real in neuron.packages().items() if real]
-    present = {}
-    for name in (*VERSIONED, *aws):
-        try:
-            present[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return present
+    found = {name: _version(name, tuple(sys.path)) for name in (*VERSIONED, *aws)}
+    return {name: version for name, version in found.items() if version is not None}
+
+
+# Every run asks twice, and what is imported stays what it was.
+@cache
+def _version(package: str, path: tuple[str, ...]) -> str | None:
+    """Return a package's version, as it is found on this path; None for an absent one."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -58,7 +58,9 @@ def _run(
     prepared: Prepared, store: Store, parent: str | None, fingerprint: str, began: float
 ) -> str:
     """Execute a run that is decided, and keep it in the store under a parent; return its id."""
+    from layerparity.model import idle_skeletons
     from layerparity.record.progress import remove_progress
+    from layerparity.run.ports.hf import HfPort
     from layerparity.tracking.system import SystemMetrics
 
     config = prepared.config
@@ -89,6 +91,9 @@ def _run(
         write.finish(prepared, active, manifest, result, **took)
     # Not before the store knows that the run is finished: until then it can be resumed.
     remove_progress(active.folder)
+    if type(port) is HfPort:
+        # Ports that are made of this one may have changed its modules.
+        idle_skeletons.give_back(port.skeleton)
     say_link(active, config.tracking)
     return str(active.id)
 

@@ -18,9 +18,8 @@ from layerparity.anatomy.site import EMBEDDING, Place, Site
 from layerparity.anatomy.sizes import sizes_of
 from layerparity.ground.errors import UserError
 from layerparity.ground.profile import Spent
-from layerparity.model.architecture import read_config
+from layerparity.model import idle_skeletons
 from layerparity.model.layer_classes import classes_of
-from layerparity.model.skeleton import Skeleton
 from layerparity.record.ranks import RankRecord
 from layerparity.run.ports import _emulated
 from layerparity.run.ports._canonical import (
@@ -86,8 +85,8 @@ class HfPort(Port):
             experts = "eager"
         self.assets = assets
         self.replay = replay
-        self.skeleton = Skeleton(
-            read_config(assets.checkpoint.config),
+        self.skeleton = idle_skeletons.take(
+            assets.checkpoint.config,
             getattr(torch, config.dtype.value),
             config.attn_implementation or assets.family.attention or backend.attn_implementation,
             experts,

@@ -1,0 +1,104 @@
+"""The parts of a sweep in one process share what is the same of all of them, and nothing else."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+from layerparity.ground.resources import shipped
+from layerparity.model import header, idle_skeletons, layer_classes
+from layerparity.model.checkpoint import Checkpoint
+from layerparity.model.skeleton import Skeleton
+from layerparity.settings.tracking import TrackingConfig
+from layerparity.tracking.store import open_store
+
+SWEEP = ("backend=gpu", "device_map=cpu", "kind=candidate", "scope=single", "inputs=random")
+FOLDER = shipped("checkpoints") / "tiny_minimax_m2"
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept(monkeypatch):
+    """Let a test begin as a fresh process does."""
+    monkeypatch.setattr(idle_skeletons, "_idle", {})
+    layer_classes._classes.cache_clear()
+    header._listed.cache_clear()
+
+
+@pytest.fixture
+def counts(monkeypatch):
+    """Count what is built for runs, and whose names are mapped; a proof's small model apart."""
+    found: Counter[str] = Counter()
+
+    class Counted(Skeleton):
+        def __init__(self, *args):
+            super().__init__(*args)
+            found["built"] += 1
+
+            def targets(names, plain=self.conversion.targets):
+                found["mapped"] += 1
+                return plain(names)
+
+            self.conversion.targets = targets
+
+    monkeypatch.setattr(idle_skeletons, "Skeleton", Counted)
+    return found
+
+
+def outputs(folder) -> list[str]:
+    """Return the hash of every tensor of a sweep's parts, by layer."""
+    store = open_store(TrackingConfig(folder=str(folder)))
+    (parent,) = store.runs(kind="sweep")
+    manifests = [run.read_manifest() for run in store.children(parent.id)]
+    return [f"{each.site} {each.digest}" for one in manifests for each in one.records]
+
+
+def test_parts_build_and_map_the_model_once(cli, tmp_path, counts, monkeypatch):
+    assert cli("-m", *SWEEP, "layer=0,1,2,3").exit == 0
+    assert counts == {"built": 1, "mapped": 1}
+    assert layer_classes._classes.cache_info().misses == 1
+    assert header._listed.cache_info().misses == len(list(FOLDER.glob("*.safetensors")))
+    shared = outputs(tmp_path / "mlruns")
+    monkeypatch.setattr(idle_skeletons, "give_back", lambda skeleton: None)
+    monkeypatch.setattr(idle_skeletons, "_idle", {})
+    assert cli("-m", *SWEEP, "layer=0,1,2,3", "tracking.folder=apart").exit == 0
+    assert counts == {"built": 5, "mapped": 5}
+    assert outputs(tmp_path / "apart") == shared
+
+
+def skeleton(attention: str = "eager") -> tuple[Checkpoint, Skeleton]:
+    checkpoint = Checkpoint(FOLDER)
+    return checkpoint, idle_skeletons.take(checkpoint.config, torch.float32, attention, None, ())
+
+
+def test_a_skeleton_comes_back_empty(tmp_path):
+    checkpoint, one = skeleton()
+    one.load(checkpoint, "layers.0")
+    idle_skeletons.give_back(one)
+    assert all(tensor.is_meta for tensor in one.model.state_dict().values())
+    again, other = skeleton()
+    assert other is one
+    assert skeleton()[1] is not one, "it is one run's at a time"
+    assert other.load(again, "layers.1").keys() == set(again.of_stage("layers.1"))
+
+
+def test_other_settings_get_a_skeleton_of_their_own():
+    _, one = skeleton()
+    idle_skeletons.give_back(one)
+    assert skeleton("sdpa")[1] is not one
+
+
+@pytest.mark.parametrize("change", ["number", "hook", "class"])
+def test_a_skeleton_that_a_run_changed_is_not_handed_on(change):
+    _, one = skeleton()
+    block = one.module("layers.0")
+    if change == "number":
+        block.mlp.top_k = 1
+        block.self_attn.scaling *= 2
+    elif change == "hook":
+        block.register_forward_hook(lambda *_: None)
+    else:
+        block.input_layernorm.__class__ = type("Other", (type(block.input_layernorm),), {})
+    idle_skeletons.give_back(one)
+    assert skeleton()[1] is not one
