@@ -31,6 +31,7 @@ NAMES = (
     "tracking",
     "runs",
     "python",
+    "ci",
     "ports",
     "profile",
 )

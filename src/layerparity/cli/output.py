@@ -15,7 +15,7 @@ from layerparity.ground.errors import UserError
 QUIET, JSON = "--quiet", "--json"
 _STDOUT = 1
 # Jobs that make a verdict, or run commands of which one does.
-_JUDGING = ("compare", "judge", "sequence")
+_JUDGING = ("compare", "gate", "judge", "sequence")
 _asked: list[bool] = []
 
 

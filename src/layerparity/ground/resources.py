@@ -17,12 +17,17 @@ def shipped(name: str) -> Path:
 
 @cache
 def git_commit() -> str:
-    """Return the checkout's commit, with ``+changes`` where files differ; empty outside git.
+    """Return the commit of layerparity's own checkout, as `commit_of`; empty of a wheel.
 
     It is asked for once: the code that a process has read stays what it was.
     """
     folder = Path(__file__).resolve().parents[3]
-    if not (folder / ".git").exists() or shutil.which("git") is None:
+    return commit_of(folder) if (folder / ".git").exists() else ""
+
+
+def commit_of(folder: Path) -> str:
+    """Return a checkout's commit, with ``+changes`` where files differ; empty outside git."""
+    if shutil.which("git") is None:
         return ""
     commit = _git(folder, "rev-parse", "HEAD")
     changed = _git(folder, "status", "--porcelain", "--untracked-files=no")

@@ -53,7 +53,7 @@ def keep_verdict(
     page, text = render_html(verdict, answer), render_markdown(verdict, answer)
     name = config.name or f"compare-{verdict.candidate.name}"
     params = {"golden": verdict.golden.name, "candidate": verdict.candidate.name}
-    tags = {**_tags(verdict), **(links or {})}
+    tags = {**_tags(verdict), **_software(candidate), **(links or {})}
     with store.start(name, KIND, tags, {**params, "limits": verdict.limits}) as active:
         told = redacted(verdict.to_json())
         console.verdicts.append(told)
@@ -74,7 +74,7 @@ def keep_verdict(
     say_report(active)
     console.say(f"run:    {active.url}")
     say_served(config.tracking)
-    _summarise(text)
+    summarise(text)
     return active.id
 
 
@@ -86,8 +86,8 @@ def say_report(active: ActiveRun) -> None:
         console.say(f"        {file}")
 
 
-def _summarise(text: str) -> None:
-    """Add a report to the summary of a GitHub workflow's step, where this is one."""
+def summarise(text: str) -> None:
+    """Add Markdown to the summary of a GitHub workflow's step, where this is one."""
     path = os.environ.get("GITHUB_STEP_SUMMARY")
     if not path:
         return
@@ -113,8 +113,15 @@ def _tags(verdict: Verdict) -> dict[str, str]:
         "golden": " ".join(run.named for run in verdict.golden.made),
         "candidate": " ".join(run.named for run in verdict.candidate.made),
         "tolerance": verdict.tolerance,
+        "worst": _worst(verdict),
         **_side_tags(verdict.candidate),
     }
+
+
+def _software(candidate: Sequence[StoredRun]) -> dict[str, str]:
+    """Return the tags of a candidate that say what code and packages made it."""
+    tags = candidate[0].tags if candidate else {}
+    return {k: v for k, v in tags.items() if k == "git_commit" or k.startswith("version.")}
 
 
 def _side_tags(side: Side) -> dict[str, str]:
@@ -127,6 +134,16 @@ def _side_tags(side: Side) -> dict[str, str]:
         "scope": side.scope,
     }
     return {name: value for name, value in told.items() if value}
+
+
+def _worst(verdict: Verdict) -> str:
+    """Return the largest number that sites are judged by, and its limit, as in ``R 0.7 of 2``."""
+    shown = Ordinate.of(verdict)
+    values = [shown.value(row, verdict.limits) for row in verdict.rows]
+    found = [math.inf if math.isnan(value) else value for value in values if value is not None]
+    if not found or shown.limit is None:
+        return ""
+    return f"{shown.label} {max(found):.3g} of {shown.limit:.3g}"
 
 
 def _metrics(verdict: Verdict) -> Iterator[tuple[str, float, int]]:

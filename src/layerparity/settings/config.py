@@ -37,7 +37,7 @@ PLUGIN_GROUPS = {
 _OF_A_MODEL = ("run", "audit", "bisect", "capture", "convert", "doctor", "plan")
 _OF_A_RUN = (
     *("run", "audit", "bisect", "calibrate", "capture"),
-    *("compare", "generation", "judge", "selftest"),
+    *("compare", "gate", "generation", "judge", "selftest"),
 )
 # How a hub's cache begins the folder of a model.
 _HUB = "models--"
@@ -284,10 +284,10 @@ class Config:
     golden: str | None = key(
         None,
         "the run that is believed: id, name or folder",
-        jobs=("run", "bisect", "capture", "compare", "generation"),
+        jobs=("run", "bisect", "capture", "compare", "gate", "generation"),
     )
     candidate: str | None = key(
-        None, "the run that is judged: id, name or folder", jobs=("compare", "generation")
+        None, "the run that is judged: id, name or folder", jobs=("compare", "gate", "generation")
     )
     what: What = key(What.runs, "stored runs, or a port's weights", jobs=("compare",))
     run: str | None = key(
@@ -299,8 +299,8 @@ class Config:
     to: str | None = key(
         None,
         "job=convert: folder to write; job=plan, job.corpus: JSON file to write; job=export: "
-        "folder or file.zip to write",
-        jobs=("convert", "plan", "selftest", "export"),
+        "folder or file.zip to write; job=gate: folder for CI's files",
+        jobs=("convert", "plan", "selftest", "export", "gate"),
     )
     name: str | None = key(None, "name of the run", jobs=_OF_A_RUN)
     reuse: bool = key(

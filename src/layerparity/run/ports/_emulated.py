@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from layerparity.ground.errors import UserError
 from layerparity.run import open_backend
 from layerparity.settings.config import Config, RunKind
+from layerparity.settings.key import key
 
 TP, EP = "emulate_tp", "emulate_ep"
 _LEAVE = "leave it out"
+
+
+@dataclass
+class Settings:
+    """What conf/port/hf.yaml has; it is no schema of it, since a user's port has other keys."""
+
+    emulate_tp: int | None = key(None, "compute as so many tensor-parallel ranks, in one process")
+    emulate_ep: int | None = key(None, "of them, groups that share the experts by number")
 
 
 def check(config: Config, keys: Mapping[str, Any]) -> None:

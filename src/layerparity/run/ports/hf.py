@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 # What its ports' key ``replay`` does.
 REPLAY_HELP = "route tokens as the golden did, so that only arithmetic is left"
+Settings = _emulated.Settings
 _OUTPUT = "__output__"
 
 
