@@ -106,13 +106,13 @@ def test_a_summary_that_is_full_is_not_made_too_large(
     summary = tmp_path / "summary.md"
     summary.write_bytes(b"x" * ((1 << 20) - 4))
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
-    keep._summarise("\u00e9" * 40 + " http://me:secret@there")
+    keep.summarise("\u00e9" * 40 + " http://me:secret@there")
     assert summary.read_bytes()[-5:] == b"x" + "\u00e9\u00e9".encode()
     assert "is full" in capsys.readouterr().out
-    keep._summarise("\u00e9 http://me:secret@there")
+    keep.summarise("\u00e9 http://me:secret@there")
     assert summary.stat().st_size == 1 << 20
     summary.write_bytes(b"")
-    keep._summarise("http://me:secret@there")
+    keep.summarise("http://me:secret@there")
     assert summary.read_text(encoding="utf-8") == "http://***@there"
 
 
