@@ -32,7 +32,8 @@ class Page(HTMLParser):
         self.open: list[str] = []
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.words = ""
-        self.feed(html)
+        # A place where a name may break is no gap in it.
+        self.feed(html.replace("<wbr>", ""))
         assert self.open == []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -97,7 +98,7 @@ def test_every_image_is_named_and_every_heading_in_order(comparison: Verdict) ->
     ],
 )
 def test_title_and_headline_are_the_verdict(name: str, title: str) -> None:
-    html = html_of(CASES[name])
+    html = html_of(CASES[name]).replace("<wbr>", "")
     assert f"<title>{title} · layerparity</title>" in html
     heading = re.search(r"<h1.*?</h1>", html, re.DOTALL)
     assert heading
@@ -128,7 +129,7 @@ def test_counts_and_their_sum_and_the_whole_model_are_shown() -> None:
 
 def test_every_row_with_every_metric_is_in_the_page() -> None:
     comparison = CASES["oddities"]
-    html = html_of(comparison)
+    html = html_of(comparison).replace("<wbr>", "")
     for row in comparison.rows:
         assert f"<code>{row.site}</code>" in html
         assert reason(row) in html

@@ -51,6 +51,7 @@ def ulp_histogram(portrait: Portrait) -> str:
         *bars,
         golden,
         _bins_axis(first, last, pitch),
+        _upwards("share of the elements, in %"),
     )
 
 
@@ -80,9 +81,10 @@ def quantile_plot(portrait: Portrait) -> str:
         f"The candidate's reach from {numeral(candidate[0])} to {numeral(candidate[-1])}.",
         _grid(reach, y),
         tag("path", class_="limit", d=line, fill="none"),
-        _dots(list(zip(normal, golden, strict=False)), x, y, "s4"),
+        _dots(list(zip(normal, golden, strict=False)), x, y, "s4 hollow"),
         _dots(list(zip(normal, candidate, strict=True)), x, y, "s1"),
         _normal_axis(across, x),
+        _upwards("(side − reference) / floor"),
     )
 
 
@@ -155,6 +157,11 @@ def _normal_axis(across: float, x: Place) -> str:
     words = "quantiles of a normal distribution"
     label = text(x(0), _TOP + _HEIGHT + 37, words, class_="axis", text_anchor="middle")
     return tag("g", *parts, label, class_="ticks")
+
+
+def _upwards(words: str) -> str:
+    """Return the name of the vertical axis, above its upper end."""
+    return tag("g", text(4, _TOP - 12, words, class_="axis"), class_="ticks")
 
 
 def _dots(points: Sequence[tuple[float, float]], x: Place, y: Place, series: str) -> str:

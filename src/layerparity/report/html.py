@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from layerparity.anatomy.block import label
 from layerparity.anatomy.site import Site
@@ -50,6 +52,8 @@ from layerparity.report.weights import finding_text, weight_rows
 
 _TEMPLATE = "report.html.j2"
 _BLOCK_OUT = ":out"
+# After a dot of a name, and not of a number.
+_DOT = re.compile(r"(?<=\.)(?=[A-Za-z_])|(?<=[A-Za-z_]\.)(?=\w)")
 
 
 @dataclass(frozen=True)
@@ -70,8 +74,13 @@ def render_html(verdict: Verdict, answer: Answer | None) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(link=words.followable, called=label, numeral=numeral)
+    environment.filters.update(link=words.followable, called=label, numeral=numeral, dotted=dotted)
     return environment.get_template(_TEMPLATE).render(_context(verdict, answer))
+
+
+def dotted(name: str) -> Markup:
+    """Return a name as markup that a narrow page breaks after a dot, not within a word."""
+    return Markup("<wbr>").join(_DOT.split(name))
 
 
 def _context(verdict: Verdict, answer: Answer | None) -> dict[str, Any]:
@@ -82,6 +91,7 @@ def _context(verdict: Verdict, answer: Answer | None) -> dict[str, Any]:
     return {
         "verdict": verdict,
         "answer": answer,
+        "model": verdict.candidate.model or verdict.golden.model,
         "reason": reason,
         "words": words,
         "commands": reproduce(verdict),

@@ -79,11 +79,11 @@ def keep_verdict(
 
 
 def say_report(active: ActiveRun) -> None:
-    """Print where a run's report is: its page, and its file, which a server keeps for itself."""
+    """Print where a run's report is: its page, and its files, which a server keeps for itself."""
     console.say(f"report: {active.link('artifacts/report.html')}")
-    file = active.folder / "report.html"
-    if file.is_file():
-        console.say(f"        {file}")
+    for file in (active.folder / "report.html", active.folder / "report.md"):
+        if file.is_file():
+            console.say(f"        {file}")
 
 
 def summarise(text: str) -> None:
