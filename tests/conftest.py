@@ -108,6 +108,16 @@ def cli(
     return run
 
 
+@pytest.fixture(autouse=True)
+def nothing_typed() -> Iterator[None]:
+    """Forget what a test typed: Hydra keeps it for as long as the process lives."""
+    yield
+    if "hydra.core.hydra_config" in sys.modules:
+        from hydra.core.hydra_config import HydraConfig
+
+        HydraConfig.instance().cfg = None
+
+
 @pytest.fixture(params=[1, 2, 3])
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     """Let torch have so many threads."""

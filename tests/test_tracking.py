@@ -14,6 +14,7 @@ import textwrap
 import time
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from stores import free_port, fresh_config, fresh_store
@@ -108,6 +109,25 @@ def test_a_second_sigterm_does_not_cut_the_closing_short():
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.05)
+
+
+def test_two_runs_may_be_fed_the_same_at_the_same_moment(store, monkeypatch):
+    """MLflow looks for a dataset, then adds it; another process may add it in between."""
+    from mlflow.store.tracking import sqlalchemy_store
+
+    fed = ("prompt 1x8", "0123", {"inputs": "prompt"})
+    late, ids = store.begin("late", "candidate", {}, {}), sqlalchemy_store.uuid
+
+    def first_another(*_: object) -> object:
+        monkeypatch.setattr(sqlalchemy_store, "uuid", ids)
+        store.begin("early", "candidate", {}, {}).log_input(*fed)
+        return ids.uuid4()
+
+    monkeypatch.setattr(sqlalchemy_store, "uuid", SimpleNamespace(uuid4=first_another))
+    late.log_input(*fed)
+    kept = [store._connection.client.get_run(run.id).inputs for run in store.runs()]
+    digests = [[each.dataset.digest for each in inputs.dataset_inputs] for inputs in kept]
+    assert digests == [["0123"], ["0123"]]
 
 
 def test_nonfinite_points_are_counted_not_stored(shared):

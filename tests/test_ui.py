@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
@@ -213,26 +214,23 @@ def test_half_a_run_leaves_no_files_behind(remote):
     assert remote.get(run.id).status == "FAILED"
 
 
-def test_a_server_that_goes_away_costs_seconds_and_no_files(remote, monkeypatch):
+def test_a_server_that_goes_away_costs_seconds_and_no_files(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "2")
-    began = time.monotonic()
-    with (
-        pytest.raises(UserError, match="does not answer"),
-        remote.start("cut off", "golden", {}, {}) as run,
-    ):
-        (run.folder / "0.bin").write_bytes(b"0123")
-        store = run.connection.client._tracking_client.store
-        gone = f"http://127.0.0.1:{free_port()}"
-        monkeypatch.setattr(store, "get_host_creds", lambda: SimpleHost(gone))
-        run.log_metrics([("layer/x", 1.0, 0)])
+    with ExitStack() as serving:
+        there = fresh_config(tmp_path / "there")
+        address = serving.enter_context(server.serve(there, free_port()))
+        folder = str(tmp_path / "local")
+        store = open_store(TrackingConfig("server", address, folder, "remote", timeout_s=2))
+        with (
+            pytest.raises(UserError, match="does not answer"),
+            store.start("cut off", "golden", {}, {}) as run,
+        ):
+            (run.folder / "0.bin").write_bytes(b"0123")
+            serving.close()
+            began = time.monotonic()
+            run.log_metrics([("layer/x", 1.0, 0)])
     assert time.monotonic() - began < 20
     assert (run.folder / "0.bin").read_bytes() == b"0123"
-
-
-def SimpleHost(address):
-    from mlflow.utils.rest_utils import MlflowHostCreds
-
-    return MlflowHostCreds(address)
 
 
 def test_an_address_that_is_no_mlflow_server(tmp_path):

@@ -35,6 +35,7 @@ _METRICS_PER_REQUEST = 1000
 _TEXTS_PER_REQUEST = 100
 # MLflow's limits.
 _DATASET_NAME, _DIGEST = 500, 36
+_REFUSED_BY_DATABASE = "BAD_REQUEST"
 _T = TypeVar("_T")
 
 
@@ -115,11 +116,19 @@ class ActiveRun:
         MLflow keeps at most 36 letters of a digest.
         """
         from mlflow.entities import Dataset, DatasetInput, InputTag
+        from mlflow.exceptions import MlflowException
 
         kept = Dataset(name[:_DATASET_NAME], digest[:_DIGEST], "layerparity", json.dumps(source))
         fed = DatasetInput(kept, [InputTag("mlflow.data.context", "fed")])
         with self.connection.user_errors():
-            self.connection.client.log_inputs(self.id, [fed])
+            try:
+                self.connection.client.log_inputs(self.id, [fed])
+            except MlflowException as error:
+                # MLflow looks for the dataset and then adds it: another run that was fed the same
+                # may add it in between, and it is found the second time.
+                if error.error_code != _REFUSED_BY_DATABASE:
+                    raise
+                self.connection.client.log_inputs(self.id, [fed])
 
     def log_text(self, text: str, path: str, *, tagged: bool = False) -> None:
         """Write text to a path inside the run's folder, without the logins of addresses.
