@@ -49,6 +49,7 @@ PAGES = [
     *(ROOT / "docs" / f"{name}.md" for name in (*NAMES, *LAST)),
     ROOT / "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
+    ROOT / "skills" / "layerparity" / "SKILL.md",
 ]
 MARK = re.compile(r"^<!-- (.*) -->$")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
