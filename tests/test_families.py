@@ -19,7 +19,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkR
 from layerparity.anatomy.family import Family, family_of
 from layerparity.anatomy.site import Site
 from layerparity.ground.errors import UserError
-from layerparity.model.architecture import read_config
+from layerparity.model.architecture import read_config, usual_attention
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.skeleton import Skeleton
 from layerparity.model.twin import twins
@@ -335,6 +335,16 @@ def test_a_model_that_cannot_be_computed_is_refused(tmp_path: Path) -> None:
 def test_attention_that_a_family_lacks_is_said() -> None:
     with pytest.raises(UserError, match=r"gemma2 has no sdpa .* use attn_implementation=eager"):
         Skeleton(read_config({"model_type": "gemma2", **GEMMA}), torch.float32, "sdpa", None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "usual"), [("mimo_v2_flash", "eager"), ("mamba", "eager"), ("llama", "sdpa")]
+)
+def test_a_model_without_sdpa_takes_eager_by_itself(tmp_path: Path, kind: str, usual: str) -> None:
+    port = port_of(make_model(kind, tmp_path))
+    port.place(stages(port))
+    assert port.skeleton.model.config._attn_implementation == usual
+    assert usual_attention(port.skeleton.config) == usual
 
 
 def test_another_layout_is_said() -> None:

@@ -50,16 +50,28 @@ def _decoded(value: Any) -> Any:
     return value
 
 
+def usual_attention(config: PretrainedConfig) -> str:
+    """Return how a model's attention is computed unless asked: sdpa, or eager where it has none."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    return "sdpa" if getattr(kind, "_supports_sdpa", True) else "eager"
+
+
 def build(
     config: PretrainedConfig,
     dtype: torch.dtype,
-    attn_implementation: str,
+    attn_implementation: str | None,
     experts_implementation: str | None,
 ) -> PreTrainedModel:
-    """Return a causal language model on the meta device. Raises UserError with the cure."""
+    """Return a causal language model on the meta device. Raises UserError with the cure.
+
+    Without an ``attn_implementation`` it has its `usual_attention`.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
+    attn_implementation = attn_implementation or usual_attention(config)
     options: dict[str, Any] = {"attn_implementation": attn_implementation}
     # Without a word transformers asks on the terminal whether to run a checkpoint's own code.
     options["trust_remote_code"] = False

@@ -28,7 +28,7 @@ _idle: dict[str, Skeleton] = {}
 def take(
     values: Mapping[str, Any],
     dtype: torch.dtype,
-    attention: str,
+    attention: str | None,
     experts: str | None,
     float32_patterns: tuple[str, ...],
 ) -> Skeleton:

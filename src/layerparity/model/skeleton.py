@@ -33,7 +33,7 @@ class Skeleton:
         self,
         config: PretrainedConfig,
         dtype: torch.dtype,
-        attn_implementation: str,
+        attn_implementation: str | None,
         experts_implementation: str | None,
         float32_patterns: tuple[str, ...] = (),
     ) -> None:

@@ -153,7 +153,7 @@ def build(
     skeleton = Skeleton(
         read_config(values),
         getattr(torch, _BUILT_IN),
-        attention or family.attention or "sdpa",
+        attention or family.attention,
         experts if experts != "static" else None,
         family.float32_patterns,
     )

@@ -13,6 +13,7 @@ from layerparity import __version__
 from layerparity.ground.files import text_digest
 from layerparity.ground.resources import git_commit
 from layerparity.machine import neuron
+from layerparity.model.architecture import read_config, usual_attention
 from layerparity.record.manifest import ModelPrint
 from layerparity.run import open_port
 from layerparity.run.inputs._replay import replays
@@ -39,9 +40,14 @@ def model_print(prepared: RunPlan) -> ModelPrint:
 def numerics(prepared: Prepared) -> dict[str, str]:
     """Return every setting that can change the numbers of a run on its backend's device."""
     config, backend = prepared.config, prepared.backend
-    usual = prepared.family.attention or backend.attn_implementation
+    attention = (
+        config.attn_implementation
+        or prepared.family.attention
+        or backend.attn_implementation
+        or usual_attention(read_config(prepared.checkpoint.config))
+    )
     return {
-        "attn_implementation": config.attn_implementation or usual,
+        "attn_implementation": attention,
         "experts_implementation": str(
             config.experts_implementation or backend.experts_implementation
         ),

@@ -130,7 +130,7 @@ def modules_of(checkpoint: Checkpoint) -> Modules:
 
     family = family_of(str(checkpoint.config["model_type"]))
     config = read_config(checkpoint.config)
-    skeleton = Skeleton(config, torch.float32, family.attention or "sdpa", "eager")
+    skeleton = Skeleton(config, torch.float32, family.attention, "eager")
     kinds = prove(skeleton, family).kinds
     first = {kind: layer for layer, kind in reversed(classes_of(skeleton).items())}
     return {
@@ -223,7 +223,7 @@ def _decodes(checkpoint: Checkpoint) -> bool:
     from layerparity.model.skeleton import Skeleton
     from layerparity.run.static_cache import HfCache
 
-    attention = family_of(str(checkpoint.config["model_type"])).attention or "sdpa"
+    attention = family_of(str(checkpoint.config["model_type"])).attention
     skeleton = Skeleton(read_config(checkpoint.config), torch.float32, attention, "eager")
     try:
         HfCache(skeleton, 2)

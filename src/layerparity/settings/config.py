@@ -274,7 +274,9 @@ class Config:
     dtype: DType = key(
         DType.float32, "floating type of weights and computation", jobs=("run", "convert")
     )
-    attn_implementation: str | None = key(None, "sdpa, eager or another; null: sdpa")
+    attn_implementation: str | None = key(
+        None, "sdpa, eager or another; null: sdpa, or eager where there is none"
+    )
     experts_implementation: str | None = key(None, "expert kernel; null: transformers' own choice")
     max_memory: str | None = key(None, "the most that devices may hold: 40GB, or 0:60GB,cpu:100GB")
     offload_folder: str | None = key(None, "where weights that fit no memory are kept")

@@ -77,7 +77,7 @@ class Backend(ABC):
     """
 
     name: str = ""
-    attn_implementation: str = "sdpa"
+    attn_implementation: str | None = None
     experts_implementation: str | None = None
     warnings: list[str] = field(default_factory=list)
     unused: tuple[str, ...] = ()

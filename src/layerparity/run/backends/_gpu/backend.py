@@ -38,7 +38,7 @@ def from_config(config: Config, compiles: bool) -> GpuBackend:
         raise UserError(compiling.NO_CACHE)
     return GpuBackend(
         name="gpu",
-        attn_implementation=config.attn_implementation or "sdpa",
+        attn_implementation=config.attn_implementation,
         experts_implementation=config.experts_implementation,
         strategy=config.device_map.strategy,
         streams=config.device_map.strategy == max_memory.STREAM,

@@ -76,7 +76,7 @@ def from_config(config: Config, machine: NeuronFit, asked: Compilation) -> Neuro
     static_experts.register()
     backend = NeuronBackend(
         name="neuron",
-        attn_implementation=config.attn_implementation or "sdpa",
+        attn_implementation=config.attn_implementation,
         experts_implementation=config.experts_implementation or static_experts.NAME,
         unused=() if streams else ("device_map",),
         streams=streams,
@@ -143,7 +143,7 @@ class NeuronBackend(Backend):
         """Refuse implementations that cannot compile, and models that cannot be sharded."""
         config: Any = model.config
         has_experts = any(hasattr(each, "_is_expert_parallel") for each in model.modules())
-        _refuse_unless("attn_implementation", self.attn_implementation, _ATTENTION)
+        _refuse_unless("attn_implementation", config._attn_implementation, _ATTENTION)
         if has_experts:
             _refuse_unless("experts_implementation", self.experts_implementation, _EXPERTS)
         if self.runtime.tp_degree > 1 and self.runtime.is_neuron:
