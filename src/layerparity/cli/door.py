@@ -116,6 +116,11 @@ def _hydra(arguments: list[str]) -> int:
         with _explained():
             if parsed.multirun and parsed.cfg:
                 composed.show(parsed, compose_one)
+            elif composed.is_dry(parsed) and composed.is_sweep(parsed):
+                from layerparity.run import dry
+
+                with dry.gathered():
+                    composed.run_dry(parsed, compose_one)
             else:
                 door()
     finally:

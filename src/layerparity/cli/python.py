@@ -183,6 +183,8 @@ def _composing(words: list[str], job: str) -> Iterator[Config]:
                 if mistake is None:
                     raise
                 raise mistake from error
+        if config.dry_run:
+            raise UserError("dry_run=true is for the command line", "leave it out.")
         if config.job.name != job:
             raise UserError(
                 f"These keys ask for job={config.job.name}, and this call makes one {job}",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from layerparity.ground import console
-from layerparity.ground.errors import Exit
+from layerparity.ground.errors import Exit, UserError
 from layerparity.record.stored_run import Kept
 from layerparity.settings.config import Config, RunKind, What
 from layerparity.settings.key import key
@@ -41,33 +41,41 @@ class Settings:
 
 def run(config: Config) -> Exit:
     """Compare two runs, or two sets of runs; return the exit status of the verdict."""
+    if config.dry_run:
+        return show(config)
     if config.what is What.weights:
         return check_weights(config)
     return compare(config).exit
 
 
+def show(config: Config) -> Exit:
+    """Say which runs would be compared at how many sites (``dry_run=true``); keep nothing."""
+    from layerparity.report.refusals import obstacles_in_words
+    from layerparity.tracking.newest import open_to_read
+
+    if config.what is What.weights or config.job.own_inputs:
+        asked = "what=weights" if config.what is What.weights else "job.own_inputs=true"
+        raise UserError(f"dry_run=true: {asked} has none", "leave one of them out.")
+    golden, candidate = _sides(config, open_to_read(config.tracking))
+    from layerparity.judge.conclude import paired
+
+    with obstacles_in_words():
+        *_, aligned = paired(golden, candidate)
+    pairs = aligned.pairs
+    size = sum(own.record.bytes for pair in pairs for own in (pair.golden, pair.candidate))
+    console.say(f"reads:     {len(pairs)} sites of each, {console.bytes_text(size)}")
+    console.say("dry run:   nothing was kept")
+    return Exit.OK
+
+
 def compare(config: Config) -> Kept:
     """Compare two runs, or two sets of runs, keep the verdict and show it."""
-    from layerparity.judge.choose import PassedOver, chosen_sides, unfinished_sweeps
-    from layerparity.report.refusals import obstacles_in_words, passed_over_text
-    from layerparity.report.side_versions import versions_text
-    from layerparity.run.own_golden import own_golden
+    from layerparity.judge.choose import unfinished_sweeps
+    from layerparity.report.refusals import obstacles_in_words
     from layerparity.tracking.store import open_store
 
     store = open_store(config.tracking)
-    passed_over: Sequence[PassedOver] = ()
-    if config.job.own_inputs:
-        golden, candidate = own_golden(config, store)
-    else:
-        with obstacles_in_words():
-            golden, candidate, passed_over = chosen_sides(config, store)
-    for each in passed_over[:_MENTIONED]:
-        console.say(f"passed over: {passed_over_text(each)}")
-    for side, runs in (("golden:   ", golden), ("candidate:", candidate)):
-        more = f" and {len(runs) - 1} more of its sweep" if len(runs) > 1 else ""
-        console.say(f"{side} {runs[0].name} {runs[0].id[:8] or runs[0].folder}{more}")
-    if versions := versions_text(golden, candidate):
-        console.say(f"versions:  {versions}")
+    golden, candidate = _sides(config, store)
     # Torch is loaded only for runs that exist.
     from layerparity.judge.conclude import conclude
     from layerparity.judge.model_limits import with_limits
@@ -89,6 +97,29 @@ def compare(config: Config) -> Kept:
     if config.job.beside is not None:
         return _keep_beside(config, store, verdict, golden, candidate)
     return Kept(verdict.exit, keep_verdict(config, store, verdict, candidate))
+
+
+def _sides(config: Config, store: Store) -> tuple[Runs, Runs]:
+    """Return the runs that are compared, and say them."""
+    from layerparity.judge.choose import PassedOver, chosen_sides
+    from layerparity.report.refusals import obstacles_in_words, passed_over_text
+    from layerparity.report.side_versions import versions_text
+    from layerparity.run.own_golden import own_golden
+
+    passed_over: Sequence[PassedOver] = ()
+    if config.job.own_inputs:
+        golden, candidate = own_golden(config, store)
+    else:
+        with obstacles_in_words():
+            golden, candidate, passed_over = chosen_sides(config, store)
+    for each in passed_over[:_MENTIONED]:
+        console.say(f"passed over: {passed_over_text(each)}")
+    for side, runs in (("golden:   ", golden), ("candidate:", candidate)):
+        more = f" and {len(runs) - 1} more of its sweep" if len(runs) > 1 else ""
+        console.say(f"{side} {runs[0].name} {runs[0].id[:8] or runs[0].folder}{more}")
+    if versions := versions_text(golden, candidate):
+        console.say(f"versions:  {versions}")
+    return golden, candidate
 
 
 def _keep_beside(

@@ -23,6 +23,11 @@ def run(config: Config) -> Exit:
 
     Of a part of a sweep one line is shown, or all with ``hydra.verbose=true``.
     """
+    if config.dry_run:
+        from layerparity.run import dry
+
+        dry.show(config)
+        return Exit.OK
     from layerparity.run import next_step, sweep, sweep_part
     from layerparity.run.make import make
 

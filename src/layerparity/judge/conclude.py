@@ -62,9 +62,7 @@ def conclude(
     guilty block again with known mistakes. Raises UserError where the runs
     cannot be compared, or the golden cannot be believed.
     """
-    left, right = open_side("golden", golden), open_side("candidate", candidate)
-    refuse_strangers(left, right)
-    aligned = align(left, right, _structure(left, right))
+    left, right, aligned = paired(golden, candidate)
     calibration = Calibration(left, right, aligned.blocks)
     reports = progress or (lambda *_: None)
     measured = _evaluate(aligned, left, right, calibration, reports, close=tolerance.closeness)
@@ -75,6 +73,18 @@ def conclude(
     verdict = replace(verdict, total=aligned.total, settings=settings or {})
     verdict = with_guilt(verdict, left, candidate=right, replays=replays)
     return _with_portrait(verdict, aligned, calibration) if portrait else verdict
+
+
+def paired(
+    golden: Sequence[StoredRun], candidate: Sequence[StoredRun]
+) -> tuple[RunSet, RunSet, Alignment]:
+    """Return both sides, and what is compared with what; no tensor is read.
+
+    Raises UserError where the runs cannot be compared.
+    """
+    left, right = open_side("golden", golden), open_side("candidate", candidate)
+    refuse_strangers(left, right)
+    return left, right, align(left, right, _structure(left, right))
 
 
 def _verdict_of(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -49,6 +51,12 @@ class Record:
     file: str
     digest: str
     stats: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of its numbers."""
+        bits = re.match(r"[a-z]+(\d+)", self.dtype)
+        return math.prod(self.shape) * (int(bits[1]) // 8 if bits else 1)
 
 
 @dataclass(frozen=True)

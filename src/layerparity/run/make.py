@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,25 @@ def make(config: Config) -> str:
     from layerparity.tracking.store import open_store
 
     began, parent = terminal.began(), os.environ.get(PARENT_VARIABLE)
+    with decided(config, open_store) as (store, prepared, mark), reuse.alone(config, store, mark):
+        again = reuse.reusable(store, mark) if config.reuse else None
+        if again is None:
+            return _run(prepared, store, parent, mark, began)
+    if parent:
+        store.adopt(parent, again)
+    console.say(f"Reusing run {again.name} ({again.id}): same fingerprint.\n{again.url}")
+    say_served(config.tracking)
+    return again.id
+
+
+@contextmanager
+def decided(
+    config: Config, open_store: Callable[[object], Store]
+) -> Iterator[tuple[Store, Prepared, str]]:
+    """Yield the store, the run that a command asks for on its opened backend, and its fingerprint.
+
+    Raises UserError for whatever can be refused before a port is built.
+    """
     # What can be refused without torch is refused before it: importing it takes seconds.
     plan = plan_run(with_kind(config))
     terminal.say_loading(config)
@@ -42,16 +62,7 @@ def make(config: Config) -> str:
     # The backend decides what more may be imported, and by whom.
     with open_backend.opened(plan.config) as backend:
         prepared = prepare(plan, backend, store)
-        mark = fingerprint_of(prepared)
-        with reuse.alone(config, store, mark):
-            again = reuse.reusable(store, mark) if config.reuse else None
-            if again is None:
-                return _run(prepared, store, parent, mark, began)
-    if parent:
-        store.adopt(parent, again)
-    console.say(f"Reusing run {again.name} ({again.id}): same fingerprint.\n{again.url}")
-    say_served(config.tracking)
-    return again.id
+        yield store, prepared, fingerprint_of(prepared)
 
 
 def _run(

@@ -96,6 +96,10 @@ class ScopeKind(Choice):
     full = "full"
 
 
+# Jobs that can say what they would do.
+DRY = ("run", "compare")
+
+
 @dataclass
 class ScopeSettings:
     """conf/scope: which blocks run."""
@@ -309,6 +313,9 @@ class Config:
         False, "take a finished run with the same fingerprint", jobs=("run", "capture")
     )
     resume: bool = key(False, "go on with an interrupted run of the same fingerprint")
+    dry_run: bool = key(
+        False, "say what would be read, computed and kept, and make nothing", jobs=DRY
+    )
 
     @property
     def moe_tp_degree(self) -> int:
@@ -323,6 +330,11 @@ def checked(composed: Any) -> Config:
     """
     config = OmegaConf.to_object(composed)
     assert isinstance(config, Config), "the schema of a command is registered"
+    if config.dry_run and config.job.name not in DRY:
+        raise UserError(
+            f"dry_run=true: job={config.job.name} has none",
+            f"leave it out; {' and '.join(f'job={name}' for name in DRY)} have one.",
+        )
     check_numbers(config)
     tp, ep = config.tp_degree, config.moe_ep_degree
     emulated = _of_port(config, "emulate_tp")
