@@ -7,10 +7,13 @@ infinity, as of a padded vocabulary) is left out of its position's numbers on bo
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+
+from layerparity.numbers.floor import LEAST
 
 # The most likely tokens whose logits are compared, by the name of the number; None: all tokens.
 TOP: dict[str, int | None] = {
@@ -23,6 +26,64 @@ TOP: dict[str, int | None] = {
 _ABSOLUTE = 1e-5
 # Numbers of a piece: a row of a large vocabulary has 200,000, and is held in float64 several times.
 _PIECE = 1 << 22
+
+
+# By number: what it is where nothing differs. Of the others that is 0.
+_EQUAL = {"top1_agreement": 1.0, "perplexity_ratio": 1.0}
+_SQUARED = ("kl_mean", "kl_p99", "kl_max", "nmse")
+_MEANS = ("kl_mean", "logp_mean", "nmse")
+
+
+def next_tokens(
+    logits: torch.Tensor, mask: torch.Tensor, ids: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return the token that follows each, int64 [batch, token]; -1 where that is not known.
+
+    It stands in ``ids``, int64 [batch, token]. After a sequence's last real token, by ``mask``,
+    bool [batch, token], comes the likeliest by ``logits``, floating [batch, token, vocabulary]:
+    generation is greedy.
+    """
+    follows = torch.zeros_like(mask)
+    follows[:, :-1] = mask[:, 1:]
+    known = torch.full(mask.shape, -1) if ids is None else ids.long().roll(-1, 1)
+    return torch.where(follows, known, logits.argmax(-1))
+
+
+def sizes(found: dict[str, float]) -> dict[str, float]:
+    """Return numbers as errors that grow as rounding does: 0 where equal, twice for twice of it.
+
+    A divergence grows with its square. Two are left out: agreement of the likeliest tokens, since
+    of few positions it says nothing, and perplexity, whose errors cancel each other by chance.
+    """
+    return {
+        name: math.sqrt(max(value, 0.0)) if name in _SQUARED else value
+        for name, value in found.items()
+        if name not in _EQUAL
+    }
+
+
+def largest(ways: Iterable[dict[str, float]], epsilon: float, scale: float) -> dict[str, float]:
+    """Return the largest of several `sizes`, by name, none less than rounding explains.
+
+    ``epsilon`` is that of the ways' type and ``scale`` the largest of the logits: clean ways may
+    happen to agree to the bit.
+    """
+    found: dict[str, float] = {}
+    for each in ways:
+        for name, value in each.items():
+            one = epsilon * (1.0 if name in (*TOP, "nmse") else scale)
+            least = one * (LEAST if name in _MEANS else 1.0)
+            found[name] = max(value, found.get(name, least))
+    return found
+
+
+def at_the_end(
+    golden: torch.Tensor, candidate: torch.Tensor, labels: torch.Tensor | None = None
+) -> dict[str, float]:
+    """Return the numbers of `AtTheEnd` of all positions; arguments as `AtTheEnd.feed` has them."""
+    end = AtTheEnd()
+    end.feed(golden, candidate, labels)
+    return end.results()
 
 
 @dataclass
