@@ -49,6 +49,15 @@ def next_tokens(
     return torch.where(follows, known, logits.argmax(-1))
 
 
+def divergence(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """Return the KL divergence of q from p in nats, sum p (log p - log q), over the last axis.
+
+    Both are log-probabilities; what has none on either side counts for nothing.
+    """
+    both = (p > -math.inf) & (q > -math.inf)
+    return (p.exp() * (p - q)).masked_fill(~both, 0.0).sum(-1)
+
+
 def sizes(found: dict[str, float]) -> dict[str, float]:
     """Return numbers as errors that grow as rounding does: 0 where equal, twice for twice of it.
 
@@ -158,8 +167,8 @@ class AtTheEnd:
             raise ValueError("a position where no token is left")
         golden, candidate = (each.masked_fill(~possible, -math.inf) for each in (golden, candidate))
         p, q = (each.log_softmax(1) for each in (golden, candidate))
-        moved = (q - p).masked_fill_(~possible, 0.0)
-        self._kl.append(-(p.exp() * moved).sum(1).numpy())
+        self._kl.append(divergence(p, q).numpy())
+        moved = q - p
         best = golden.argmax(1)
         self._same += int((best == candidate.argmax(1)).sum())
         self._positions += golden.shape[0]
