@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 
 from layerparity.anatomy.site import PREFILL
 from layerparity.record.verdict import Row, Verdict
-from layerparity.report.measures import AT_THE_END, BY_NAME, numeral
+from layerparity.report.measures import AT_THE_END, BY_NAME, Measure, numeral
 
 _RATIO = "_ratio"
 NUMBERS = tuple(each for each in AT_THE_END if f"{each.name}{_RATIO}" in BY_NAME or each.ideal)
@@ -43,11 +43,13 @@ def end_table(verdict: Verdict, *, every: bool) -> tuple[list[str], list[list[st
     lines = []
     steps = [row for row in rows if row.site.phase != PREFILL]
     for row in rows if every else [row for row in rows if row.site.phase == PREFILL]:
-        lines.append([_name(row), *_cells(row.metrics.get)])
+        lines.append([_name(row), *_cells(row.metrics)])
         if _ratio_names(row):
-            lines.append([OVER, *_cells(lambda name, of=row: of.metrics.get(f"{name}{_RATIO}"))])
+            over = {each.name: row.metrics.get(f"{each.name}{_RATIO}") for each in NUMBERS}
+            lines.append([OVER, *_cells(over)])
     if steps and not every:
-        lines.append([f"worst of {len(steps)} decode steps", *_cells(lambda n: _worst(steps, n))])
+        worst = {each.name: _worst(steps, each) for each in NUMBERS}
+        lines.append([f"worst of {len(steps)} decode steps", *_cells(worst)])
     return header, lines
 
 
@@ -69,12 +71,11 @@ def _ratio_names(row: Row) -> list[str]:
     return [name for name in names if name in row.metrics]
 
 
-def _cells(value_of: Callable[[str], float | None]) -> list[str]:
-    values = [(each, value_of(each.name)) for each in NUMBERS]
-    return ["" if value is None else each.show(value) for each, value in values]
+def _cells(values: Mapping[str, float | None]) -> list[str]:
+    found = [(each, values.get(each.name)) for each in NUMBERS]
+    return ["" if value is None else each.show(value) for each, value in found]
 
 
-def _worst(rows: list[Row], name: str) -> float | None:
-    measure = BY_NAME[name]
-    values = [row.metrics[name] for row in rows if name in row.metrics]
+def _worst(rows: list[Row], measure: Measure) -> float | None:
+    values = [row.metrics[measure.name] for row in rows if measure.name in row.metrics]
     return max(values, key=measure.badness, default=None)

@@ -263,12 +263,11 @@ class ReferenceRecorder:
         if step is None:
             real = self._mask.view(golden.shape[:2])
             labels = next_tokens(golden, real, self._ids)[real]
-            pairs = [(way[real], golden[real], labels) for way in ways]
+            found = [at_the_end(golden[real], way[real], labels) for way in ways]
         else:
             steps = range(golden.shape[1])
-            pairs = [(way[:, i], golden[:, i], None) for way in ways for i in steps]
-        found = [sizes(at_the_end(own, way, labels)) for way, own, labels in pairs]
-        return largest(found, epsilon, float(golden.abs().max()))
+            found = [at_the_end(golden[:, i], way[:, i]) for way in ways for i in steps]
+        return largest(map(sizes, found), epsilon, float(golden.abs().max()))
 
     def _components(self, record: StageRecord) -> Iterator[StageRecord]:
         """Yield what the golden had at each component whose input it recorded."""
