@@ -121,7 +121,7 @@ RUN = ("backend=gpu", "device_map=cpu", NEW)
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """A golden in float32, a right candidate in bfloat16, and their comparison, made by commands."""
+    """A golden in float32, a right candidate in bfloat16, and their comparison."""
     folder = tmp_path_factory.mktemp("ends")
     kept = f"tracking.folder={folder / 'mlruns'}"
     other = (
