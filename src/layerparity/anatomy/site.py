@@ -145,6 +145,11 @@ class Site:
         return f"{self.component}:{self.end}"
 
     @property
+    def is_logits(self) -> bool:
+        """Whether these are the model's logits, before a token is chosen from them."""
+        return self.path == HEAD and self.end == "out"
+
+    @property
     def pass_step(self) -> tuple[str, int]:
         """Phase and step: which pass over the model it is of."""
         return self.phase, self.step

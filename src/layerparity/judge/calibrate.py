@@ -10,6 +10,7 @@ import torch
 from layerparity.anatomy.blocks import Blocks
 from layerparity.anatomy.site import Kind, Site
 from layerparity.judge.align import Pair
+from layerparity.judge.at_the_end import CleanEnd
 from layerparity.judge.references import References, SiteReference
 from layerparity.judge.routing import ENOUGH, Routing, flips, scores_of
 from layerparity.judge.rows import by_token, has_tokens, places
@@ -24,12 +25,13 @@ from layerparity.record.references import CHAINED
 class Calibrated:
     """What one pair has beside its plain metrics; ``lacking`` is why there is nothing.
 
-    ``profiles`` are float64 [group] by metric and grouping.
+    ``profiles`` are float64 [group] by metric and grouping; ``end`` is there for logits alone.
     """
 
     metrics: dict[str, float] = field(default_factory=dict)
     profiles: dict[str, np.ndarray] = field(default_factory=dict)
     lacking: Reason | None = None
+    end: CleanEnd | None = None
 
 
 class Calibration:
@@ -62,7 +64,8 @@ class Calibration:
         off = deviation(judged)
         _name_position(off.metrics, judged.tokens, real)
         share = judged.tokens.numel() / max(judged.real, 1)
-        return Calibrated(off.metrics | {"agreeing_tokens": share}, off.profiles)
+        clean = CleanEnd(judged.floor.ends, judged.tokens) if judged.floor.ends else None
+        return Calibrated(off.metrics | {"agreeing_tokens": share}, off.profiles, end=clean)
 
     def tensors(
         self, pair: Pair, golden: torch.Tensor, candidate: torch.Tensor, real: torch.Tensor

@@ -13,6 +13,7 @@ from layerparity.anatomy.blocks import Blocks
 from layerparity.anatomy.site import Kind, Site, within
 from layerparity.ground.errors import UserError
 from layerparity.judge.align import Pair
+from layerparity.judge.at_the_end import end_metrics
 from layerparity.judge.calibrate import Calibration
 from layerparity.judge.routing import replayed
 from layerparity.judge.rows import by_token, chunks, has_tokens, real_tokens
@@ -93,6 +94,8 @@ def measure(
         return Measured(metrics, errors)
     calibrated = calibration.of(pair, left, right, real)
     metrics |= passed_through(pair, golden, candidate, blocks)
+    if pair.site.is_logits and pair.kind is Kind.REAL and has_tokens(axes):
+        metrics |= end_metrics(pair, left, right, real, calibrated.end)
     return Measured(
         metrics | calibrated.metrics, errors, None, calibrated.profiles, calibrated.lacking
     )

@@ -190,6 +190,8 @@ def _step(
 ) -> StepParity:
     import torch
 
+    from layerparity.numbers.at_the_end import divergence
+
     left, right = (torch.log_softmax(each, -1) for each in (golden, candidate))
     mine, theirs = _choice(golden, left, top), _choice(candidate, right, top)
     both = {token for token, _ in mine.likeliest} & {token for token, _ in theirs.likeliest}
@@ -198,7 +200,7 @@ def _step(
         step,
         mine,
         theirs,
-        float((left.exp() * (left - right)).sum()),
+        float(divergence(left, right)),
         len(both) / len(mine.likeliest),
         float((golden - candidate).abs().max()),
     )

@@ -19,7 +19,7 @@ import torch
 
 from layerparity.numbers.arithmetic import one_thread
 from layerparity.numbers.clean_slopes import CleanSlopes
-from layerparity.numbers.floor import TINY, Floor, group_floor, scales
+from layerparity.numbers.floor import LEAST, TINY, Floor, group_floor, scales
 from layerparity.numbers.site_sums import apart_by_group, site_sums
 from layerparity.numbers.token_factors import FEW, factor_ratio, standing_out
 from layerparity.numbers.token_sums import (
@@ -34,9 +34,6 @@ from layerparity.numbers.token_sums import (
 )
 from layerparity.numbers.typical_floor import SHARED, TypicalFloor
 
-# No floor is below this part of one rounding (epsilon of the candidate's type) of the reference:
-# clean ways may happen to agree to the bit, on powers of two or on constants.
-LEAST = 0.1
 # No number's error is below this: machines flush what is smaller to zero.
 _FLUSHED = torch.finfo(torch.float32).tiny
 # So few independent numbers, such as a router's two weights of a token, are off by chance.

@@ -16,6 +16,9 @@ from layerparity.numbers.token_sums import CHANNEL, TokenLayout, pieces
 # No channel is believed to be cleaner than this part of the site's mean square error: a channel
 # that happened to round exactly would outweigh all others.
 _LEAST = 1e-4
+# No floor is below this part of one rounding (epsilon of the candidate's type) of the reference:
+# clean ways may happen to agree to the bit, on powers of two or on constants.
+LEAST = 0.1
 TINY = 1e-300
 
 
@@ -31,6 +34,8 @@ class Floor:
     explains. ``real`` is float64 [2, real tokens]: each one's largest floor, and its reference's
     square. Of fewer than `FEW` tokens there are no factors, and ``weighed`` is None.
 
+    Of logits, ``ends`` are the largest `at_the_end.sizes` of a way against the golden, by name.
+
     The floors of several passes of one shape are one, with the passes in front of every shape;
     its slopes are the sample of all of them, its factors the largest. Floors of former versions
     have a ``spread`` in place of slopes, factors and weighed: the largest slope by grouping, in
@@ -45,6 +50,7 @@ class Floor:
     weighed: torch.Tensor | None = None
     factors: dict[str, float] = field(default_factory=dict)
     spread: dict[str, float] = field(default_factory=dict)
+    ends: dict[str, float] = field(default_factory=dict)
 
     def of_pass(self, index: int) -> Floor:
         """Return the floor of one of several passes; its slopes and factors are those of all."""

@@ -52,7 +52,7 @@ WARNINGS = "warnings.txt"
 _TENSORS = "tensors"
 _REFERENCES = "reference"
 REFERENCE_INDEX = f"{_REFERENCES}/index.json"
-_MASK = "attention_mask"
+_MASK, _TOKENS = "attention_mask", "token_ids"
 _NO_TIME = "the report leaves out where this run's time went; make the run again to see it"
 
 UsedWeights = dict[str, dict[str, str]]
@@ -156,6 +156,11 @@ class RunFolder:
         listed = self._manifest.inputs if self.is_run else {}
         # All of them: where a token was changed, the mask is not to be believed either.
         return self.read_inputs(listed)[_MASK].bool() if _MASK in listed else None
+
+    def read_token_ids(self) -> torch.Tensor | None:
+        """Return the prompt's tokens, int64 [batch, token]; None for none."""
+        listed = self._manifest.inputs if self.is_run else {}
+        return self.read_inputs(listed)[_TOKENS] if _TOKENS in listed else None
 
     def write_prompts(self, texts: Sequence[str]) -> None:
         """Write the prompts, one a row of the batch."""

@@ -38,6 +38,7 @@ class StoredFloor:
     slopes: dict[str, SlopeSample] = field(default_factory=dict)
     factors: dict[str, float] = field(default_factory=dict)
     spread: dict[str, float] = field(default_factory=dict)
+    ends: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class ReferenceWriter:
         everything: dict[str, torch.Tensor] = {}
         for site, (reference, floors) in references.items():
             kept = {
-                dtype: StoredFloor(each.ways, each.slopes, each.factors, each.spread)
+                dtype: StoredFloor(each.ways, each.slopes, each.factors, each.spread, each.ends)
                 for dtype, each in floors.items()
             }
             entry = ReferenceEntry(site, stage, feed, relative, {}, kept, tuple(steps))
@@ -177,7 +178,7 @@ class StoredReferences:
         elements = self._read(entry, entry.name(dtype, "elements"))
         name = entry.name(dtype, "weighed")
         weighed = self._read(entry, name) if name in entry.hashes else None
-        numbers = (dict(each) for each in (stored.factors, stored.spread))
+        numbers = (dict(each) for each in (stored.factors, stored.spread, stored.ends))
         floor = Floor(stored.ways, tokens, elements, dict(stored.slopes), None, weighed, *numbers)
         return floor.of_pass(entry.row) if entry.steps else floor
 

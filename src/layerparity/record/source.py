@@ -46,6 +46,11 @@ class Source(ABC):
         """Return bool [batch, token], true at real tokens; None where all are."""
         return None
 
+    @cached_property
+    def token_ids(self) -> torch.Tensor | None:
+        """Return the prompt's tokens, int64 [batch, token]; None where none are kept."""
+        return None
+
     def tensors_used(self, stage: str) -> dict[str, str]:
         """Return the digests, by stored name, of the checkpoint's tensors that a stage used.
 
@@ -114,3 +119,8 @@ class RunSource(Source):
     def mask(self) -> torch.Tensor | None:
         """Return the attention mask that the run was fed, as bool [batch, token]."""
         return self.folder.read_mask()
+
+    @cached_property
+    def token_ids(self) -> torch.Tensor | None:
+        """Return the tokens that the run was fed, int64 [batch, token]; None where it was not."""
+        return self.folder.read_token_ids()

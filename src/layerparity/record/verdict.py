@@ -59,6 +59,7 @@ SIMILARITIES = (
     "snr_db",
     "set_agreement",
     "agreeing_tokens",
+    "top1_agreement",
 )
 
 

@@ -16,6 +16,7 @@ from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import FILE_NAME, Outcome, Row, Verdict
 from layerparity.report import headline as words
 from layerparity.report.answer import answer_of
+from layerparity.report.at_the_end import end_metrics
 from layerparity.report.gauge import Ordinate, R
 from layerparity.report.html import render_html
 from layerparity.report.junit import render_junit
@@ -155,6 +156,7 @@ def _metrics(verdict: Verdict) -> Iterator[tuple[str, float, int]]:
     judged = shown.limit is not None
     yield from _worst_by_layer(verdict, shown)
     yield from _by_layer(verdict, shown)
+    yield from end_metrics(verdict)
     for outcome, count in words.asked_counts(verdict).items():
         yield f"summary/{outcome}", float(count), 0
     values = [shown.value(row, verdict.limits) for row in verdict.rows]

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from layerparity.record.verdict import Outcome, Verdict
 from layerparity.report import headline as words
 from layerparity.report.answer import Answer
+from layerparity.report.at_the_end import end_table
 from layerparity.report.cautions import warning_lines
 from layerparity.report.closeup import instead_text, worst_header, worst_rows
 from layerparity.report.gauge import gauge_text
@@ -42,6 +43,7 @@ def render_markdown(verdict: Verdict, answer: Answer | None) -> str:
         _titled("First divergence", _divergence(verdict)),
         _titled("Worst elements", _worst(verdict)),
         _titled("By layer", _layers(verdict)),
+        _titled("Logits", _logits(verdict)),
         _titled("Failing sites", _failures(verdict)),
         _titled("Where the time went", _table(*time_table(verdict))),
         _titled(f"Limits (tolerance={_plain(verdict.tolerance)})", _list(limits_texts(verdict))),
@@ -105,6 +107,11 @@ def _worst(verdict: Verdict) -> str:
         return instead
     table = _table(worst_header(shown), worst_rows(shown)[:_MOST_ELEMENTS])
     return f"{instead} `{shown.site}`, counted from 0\n\n{table}".lstrip()
+
+
+def _logits(verdict: Verdict) -> str:
+    header, lines = end_table(verdict, every=False)
+    return _table([_plain(name) for name in header], lines)
 
 
 def _layers(verdict: Verdict) -> str:

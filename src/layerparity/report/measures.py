@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from layerparity.record.verdict import Row, Verdict
+from layerparity.record.verdict import SIMILARITIES, Row, Verdict
 
 _CAP_DB = 320.0
 
@@ -208,6 +208,51 @@ CALIBRATED = (
     ),
 )
 
+_KL = "of the candidate's next-token distribution from the golden's, Σ p·(log p − log q), in nats"
+_LOGP = "|log q − log p| of the golden's own next tokens, in nats"
+_TOP = "Largest error among the {} logits, over the largest of them, less a common shift."
+_END = (
+    ("kl_mean", "KL mean", f"Mean KL divergence {_KL}.", 0.0),
+    ("kl_p99", "KL 99 %", "The KL divergence that 99 % of the tokens are below.", 0.0),
+    ("kl_max", "KL max", "The largest KL divergence of a token.", 0.0),
+    ("top1_agreement", "top-1", "Share of the tokens with the same likeliest next token.", 1.0),
+    *(
+        (f"top_{n}_error", f"top-{n} error", _TOP.format(f"{n} likeliest"), 0.0)
+        for n in (5, 50, 1000)
+    ),
+    ("top_all_error", "error of all", _TOP.format("golden's"), 0.0),
+    ("logp_mean", "|Δ log p| mean", f"Mean of {_LOGP}.", 0.0),
+    ("logp_max", "|Δ log p| max", f"Largest {_LOGP}.", 0.0),
+    ("perplexity_ratio", "perplexity", "The candidate's perplexity over the golden's.", 1.0),
+    ("nmse", "NMSE", "Σ(candidate − golden)² / Σ golden².", 0.0),
+)
+# What is said of logits alone.
+AT_THE_END = (
+    *(
+        Measure(
+            name,
+            label,
+            meaning,
+            ideal,
+            "above" if name in SIMILARITIES else "within" if ideal else "below",
+            detail=True,
+            part=name in SIMILARITIES,
+        )
+        for name, label, meaning, ideal in _END
+    ),
+    *(
+        Measure(
+            f"{name}_ratio",
+            f"{label}, over clean",
+            "The same over the largest of clean computations; of a divergence, the root of both.",
+            wrong=100.0,
+            detail=True,
+        )
+        for name, label, _, ideal in _END
+        if not ideal
+    ),
+)
+
 
 MEASURES = (
     Measure(
@@ -287,6 +332,7 @@ MEASURES = (
             ("nonfinite", "NaN/Inf", "No element is a finite number"),
         )
     ),
+    *AT_THE_END,
     *CALIBRATED,
 )
 BY_NAME = {measure.name: measure for measure in MEASURES}

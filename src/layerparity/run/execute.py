@@ -91,7 +91,7 @@ class Execution:
         self._result.computed_on = self.port.computes_on()
         self.port.begin(call)
         if self.references is not None:
-            self.references.begin(call, room)
+            self.references.begin(call, room, self.inputs.token_ids)
         done, state = self.journal.restore(self._result) if self.journal is not None else ([], {})
         for name in done:
             self.progress(name)

@@ -20,6 +20,7 @@ import torch
 
 from layerparity.anatomy.family import COMPONENTS, EXPERTS, HIDDEN
 from layerparity.anatomy.site import EMBEDDING, Site, within
+from layerparity.numbers.at_the_end import at_the_end, largest, next_tokens, sizes
 from layerparity.numbers.clean import wider
 from layerparity.numbers.floor import Floor, measure_floors
 from layerparity.numbers.token_sums import TokenLayout, heads_of, token_layout
@@ -64,10 +65,15 @@ class ReferenceRecorder:
         self._chain = Ways(self.port, self.dtypes, self._copied) if self.chained else None
         self._parts = Ways(self.port, self.dtypes, self._copied) if self.components else None
         self._mask = torch.ones(0)
+        self._ids: torch.Tensor | None = None
         self._last, self._together, self._cached = 0, 1, False
 
-    def begin(self, call: Call, cache_tokens: int) -> None:
-        """Prepare the prefill. With ``cache_tokens`` the isolated evaluations keep caches."""
+    def begin(self, call: Call, cache_tokens: int, ids: torch.Tensor | None = None) -> None:
+        """Prepare the prefill. With ``cache_tokens`` the isolated evaluations keep caches.
+
+        ``ids`` are the prompt's tokens, int64 [batch, token], where there are any.
+        """
+        self._ids = ids
         self._mask = call.attention_mask.bool().flatten()
         self._cached = cache_tokens > 0
         # The prefill chooses the first of the new tokens.
@@ -210,7 +216,11 @@ class ReferenceRecorder:
             for dtype in self.dtypes:
                 ways = {w: values[site] for (own, w), values in results.items() if own == dtype}
                 golden = record.tensors.get(site)
-                floors[dtype] = self._floor(layout, ways, value, golden, record.step is not None)
+                floor = self._floor(layout, ways, value, golden, record.step is not None)
+                if site.is_logits and golden is not None:
+                    epsilon = torch.finfo(getattr(torch, dtype)).eps
+                    floor.ends = self._ends([*ways.values()], golden, epsilon, record.step)
+                floors[dtype] = floor
             found[site] = value, floors
         return found
 
@@ -242,6 +252,22 @@ class ReferenceRecorder:
         flat = {name: rows(value) for name, value in ways.items()}
         floor = measure_floors(flat, rows(golden), rows(wide), self._mask, layout)
         return floor if decoded else floor.of_pass(0)
+
+    def _ends(
+        self, ways: Sequence[torch.Tensor], golden: torch.Tensor, epsilon: float, step: int | None
+    ) -> dict[str, float]:
+        """Return the largest `sizes` of a way's logits against the golden's, by name.
+
+        All are [batch, token, vocabulary]. Of decode steps each is looked at alone.
+        """
+        if step is None:
+            real = self._mask.view(golden.shape[:2])
+            labels = next_tokens(golden, real, self._ids)[real]
+            found = [at_the_end(golden[real], way[real], labels) for way in ways]
+        else:
+            steps = range(golden.shape[1])
+            found = [at_the_end(golden[:, i], way[:, i]) for way in ways for i in steps]
+        return largest(map(sizes, found), epsilon, float(golden.abs().max()))
 
     def _components(self, record: StageRecord) -> Iterator[StageRecord]:
         """Yield what the golden had at each component whose input it recorded."""

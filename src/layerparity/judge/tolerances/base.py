@@ -3,11 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Protocol
 
 from layerparity.anatomy.site import Kind
 from layerparity.numbers.closeness import Closeness
-from layerparity.record.verdict import Breach
+from layerparity.record.verdict import SIMILARITIES, Breach
+from layerparity.settings.key import key
+
+
+@dataclass
+class EndLimits:
+    """Limits of one's own on the numbers of the logits; null: none. A tolerance has them too."""
+
+    kl_mean: float | None = key(None, "of logits: mean KL divergence in nats, below", least=0)
+    kl_p99: float | None = key(None, "of logits: KL divergence of 99 % of the tokens", least=0)
+    kl_max: float | None = key(None, "of logits: largest KL divergence, below", least=0)
+    top1_agreement: float | None = key(
+        None, "of logits: part of the tokens with the same likeliest one, above", least=0, most=1
+    )
+    top_5_error: float | None = key(None, "of logits: error of the 5 likeliest, below", least=0)
+    top_50_error: float | None = key(None, "of logits: error of the 50 likeliest", least=0)
+    top_1000_error: float | None = key(None, "of logits: error of the 1000 likeliest", least=0)
+    top_all_error: float | None = key(None, "of logits: error of all, below", least=0)
+    logp_mean: float | None = key(None, "of logits: mean change of log p in nats, below", least=0)
+    logp_max: float | None = key(None, "of logits: largest change of log p, below", least=0)
+    perplexity_ratio: float | None = key(
+        None, "of logits: how far the ratio of the perplexities may be from 1", least=0
+    )
+    nmse: float | None = key(None, "of logits: normalised mean square error, below", least=0)
+
+    def end_limits(self) -> dict[str, float]:
+        """Return those that were given, by metric."""
+        given = {each.name: getattr(self, each.name) for each in fields(EndLimits)}
+        return {name: float(limit) for name, limit in given.items() if limit is not None}
+
+    def end_breaches(self, metrics: Mapping[str, float]) -> list[Breach]:
+        """Return the broken ones; sites that are no logits have no such numbers."""
+        broken = []
+        for name, limit in self.end_limits().items():
+            value = metrics.get(name, limit if name in SIMILARITIES else 0.0)
+            if name == "perplexity_ratio":
+                holds = abs(metrics.get(name, 1.0) - 1.0) <= limit
+            else:
+                holds = value >= limit if name in SIMILARITIES else value <= limit
+            broken += [] if holds else [Breach(name, value, limit)]
+        return broken
 
 
 class Tolerance(Protocol):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from layerparity.anatomy.site import Kind
+from layerparity.judge.tolerances.base import EndLimits
 from layerparity.numbers.closeness import CLOSE, Closeness
 from layerparity.record.verdict import Breach, Row
 from layerparity.settings.key import key
@@ -15,6 +16,7 @@ _SLOPES = ("slope", "slope_head", "slope_channel", "slope_expert")
 _RATIOS = ("error_ratio", "error_ratio_head", "error_ratio_channel", "error_ratio_expert")
 # One factor for each token, or for each head of it.
 _FACTORS = ("slope_token", "slope_token_head")
+END_RATIOS = tuple(f"{each.name}_ratio" for each in fields(EndLimits))
 # By metric: the limit that it is held against.
 _LIMIT_OF = {
     **{name: name for name in (*_RATIOS, "error_ratio_position", "offset_z")},
@@ -22,11 +24,12 @@ _LIMIT_OF = {
     "slope_channel_z": "slope_z_channel",
     **{f"{name}_ratio": "slope_token_ratio" for name in _FACTORS},
     "outlier_z": "outlier_z",
+    **dict.fromkeys(END_RATIOS, "end_ratio"),
 }
 
 
 @dataclass
-class CalibratedTolerance:
+class CalibratedTolerance(EndLimits):
     """Limits on R (error over noise floor), whole and by group, on slopes, and on routing.
 
     A slope fails where it is both significant (``slope_z`` standard errors, of tokens and of clean
@@ -51,6 +54,7 @@ class CalibratedTolerance:
     outlier_z: float = key(8.0, "how far it stands out of the candidate's others", least=0)
     offset: float = key(0.3, "size of an offset, in noise floors", least=0)
     offset_z: float = key(8.0, "its significance in standard errors", least=0)
+    end_ratio: float = key(4.0, "a number of the logits over that of clean ways", least=0)
     calibration: str | None = key(
         "auto", "a job=calibrate run whose limits hold; auto: the newest; null: none"
     )
@@ -85,8 +89,9 @@ class CalibratedTolerance:
             "outlier_z",
             "offset",
             "offset_z",
+            "end_ratio",
         )
-        return {name: float(getattr(self, name)) for name in names}
+        return {name: float(getattr(self, name)) for name in names} | self.end_limits()
 
     def breaches(self, kind: Kind, metrics: Mapping[str, float]) -> list[Breach]:
         """Return the broken limits. A flip within the noise of the scores breaks none."""
@@ -97,7 +102,8 @@ class CalibratedTolerance:
         broken += [self._slope(name, metrics) for name in _SLOPES]
         broken += [self._factor(name, metrics) for name in _FACTORS]
         broken += [self._outlier(metrics), self._norm(metrics), self._offset(metrics)]
-        return [breach for breach in broken if breach is not None]
+        broken.append(self._end(metrics))
+        return [breach for breach in broken if breach is not None] + self.end_breaches(metrics)
 
     def lacks(self, kind: Kind, metrics: Mapping[str, float]) -> bool:
         """Return whether there is nothing to judge by: a golden without a reference."""
@@ -143,6 +149,14 @@ class CalibratedTolerance:
         if abs(value) <= self.offset or z <= self.offset_z:
             return None
         return Breach("offset", value, self.offset)
+
+    def _end(self, metrics: Mapping[str, float]) -> Breach | None:
+        """Say whether a number of the logits is beyond what clean ways show: the worst one."""
+        ratios = {name: metrics[name] for name in END_RATIOS if name in metrics}
+        worst = max(ratios, key=ratios.__getitem__, default="")
+        if not worst or ratios[worst] <= self.end_ratio:
+            return None
+        return Breach(worst, ratios[worst], self.end_ratio)
 
 
 def _group(name: str, metrics: Mapping[str, float]) -> int | None:

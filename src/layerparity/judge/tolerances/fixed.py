@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from layerparity.anatomy.site import Kind
+from layerparity.judge.tolerances.base import EndLimits
 from layerparity.numbers.closeness import Closeness
 from layerparity.record.verdict import SIMILARITIES, Breach
 from layerparity.settings.key import key
 
 
 @dataclass
-class FixedTolerance:
+class FixedTolerance(EndLimits):
     """A value must be under a ceiling (the differences) or over a floor (the similarities).
 
     It cries wolf over bfloat16's rounding and misses small slips; it is what people know.
@@ -51,6 +52,7 @@ class FixedTolerance:
             "cosine_distance": round(1.0 - self.cosine_similarity, 12),
             "similarity_percentage": self.similarity_percentage,
             "pearson": self.pearson,
+            **self.end_limits(),
         }
 
     def lacks(self, kind: Kind, metrics: Mapping[str, float]) -> bool:
@@ -69,8 +71,9 @@ class FixedTolerance:
         for name, limit in self.limits().items():
             value = metrics.get(name, math.nan)
             holds = value > limit if name in SIMILARITIES else value < limit
-            broken += [] if holds else [Breach(name, metrics.get(name), limit)]
-        return broken
+            if not holds and name not in self.end_limits():
+                broken.append(Breach(name, metrics.get(name), limit))
+        return broken + self.end_breaches(metrics)
 
 
 Settings = FixedTolerance

@@ -1,0 +1,59 @@
+"""At the end: what reviewers quote of a pair's logits, and each number over that of clean ways."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from layerparity.anatomy.site import PREFILL
+from layerparity.judge.align import Pair
+from layerparity.judge.rows import by_token, real_tokens
+from layerparity.numbers.at_the_end import at_the_end, next_tokens, sizes
+
+# Of fewer positions a largest number, or a mean, is one token's.
+_FEWEST = 16
+
+
+class CleanEnd(NamedTuple):
+    """The largest `sizes` of clean ways, and which tokens of batch * token are judged, int64."""
+
+    sizes: dict[str, float]
+    tokens: torch.Tensor
+
+
+def end_metrics(
+    pair: Pair,
+    golden: torch.Tensor,
+    candidate: torch.Tensor,
+    mask: torch.Tensor | None,
+    clean: CleanEnd | None,
+) -> dict[str, float]:
+    """Return the numbers of a pair's logits, of the pair's axes, over its real tokens.
+
+    ``mask`` is bool [batch, token], None for all. With ``clean`` those of the judged tokens are
+    also given over the clean ways': ``kl_mean_ratio``, 1 where rounding explains all.
+    """
+    axes = pair.golden.record.axes
+    left, right = by_token(golden, axes), by_token(candidate, axes)
+    real = real_tokens(left, mask)
+    ids = None if pair.last or pair.site.phase != PREFILL else pair.golden.source.token_ids
+    ids = ids if ids is not None and ids.shape == real.shape else None
+    labels = next_tokens(left, real, ids).flatten()
+    left, right = left.flatten(0, 1), right.flatten(0, 1)
+
+    def of(tokens: torch.Tensor) -> dict[str, float]:
+        ours, theirs = (each.index_select(0, tokens) for each in (left, right))
+        return at_the_end(ours, theirs, labels[tokens])
+
+    every = torch.nonzero(real.flatten()).flatten()
+    found = of(every)
+    if clean is None or not clean.sizes or clean.tokens.numel() < _FEWEST:
+        return found
+    judged = found if clean.tokens.equal(every) else of(clean.tokens)
+    ratios = {
+        f"{name}_ratio": size / clean.sizes[name]
+        for name, size in sizes(judged).items()
+        if name in clean.sizes
+    }
+    return found | ratios

@@ -1,0 +1,208 @@
+"""Numbers at the end: two models' logits compared as reviewers quote them, position by position.
+
+All are computed in float64. A token of the vocabulary that either side rules out (a logit of minus
+infinity, as of a padded vocabulary) is left out of its position's numbers on both sides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from layerparity.numbers.floor import LEAST
+
+# The most likely tokens whose logits are compared, by the name of the number; None: all tokens.
+TOP: dict[str, int | None] = {
+    "top_5_error": 5,
+    "top_50_error": 50,
+    "top_1000_error": 1000,
+    "top_all_error": None,
+}
+# What NxD Inference allows an absolute error to be before it counts (its tolerance maps).
+_ABSOLUTE = 1e-5
+# Numbers of a piece: a row of a large vocabulary has 200,000, and is held in float64 several times.
+_PIECE = 1 << 22
+
+
+# By number: what it is where nothing differs. Of the others that is 0.
+_EQUAL = {"top1_agreement": 1.0, "perplexity_ratio": 1.0}
+_SQUARED = ("kl_mean", "kl_p99", "kl_max", "nmse")
+_MEANS = ("kl_mean", "logp_mean", "nmse")
+
+
+def next_tokens(
+    logits: torch.Tensor, mask: torch.Tensor, ids: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return the token that follows each, int64 [batch, token]; -1 where that is not known.
+
+    It stands in ``ids``, int64 [batch, token]. After a sequence's last real token, by ``mask``,
+    bool [batch, token], comes the likeliest by ``logits``, floating [batch, token, vocabulary]:
+    generation is greedy.
+    """
+    follows = torch.zeros_like(mask)
+    follows[:, :-1] = mask[:, 1:]
+    known = torch.full(mask.shape, -1) if ids is None else ids.long().roll(-1, 1)
+    return torch.where(follows, known, logits.argmax(-1))
+
+
+def divergence(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """Return the KL divergence of q from p in nats, sum p (log p - log q), over the last axis.
+
+    Both are log-probabilities; what has none on either side counts for nothing.
+    """
+    both = (p > -math.inf) & (q > -math.inf)
+    return (p.exp() * (p - q)).masked_fill(~both, 0.0).sum(-1)
+
+
+def sizes(found: dict[str, float]) -> dict[str, float]:
+    """Return numbers as errors that grow as rounding does: 0 where equal, twice for twice of it.
+
+    A divergence grows with its square. Two are left out: agreement of the likeliest tokens, since
+    of few positions it says nothing, and perplexity, whose errors cancel each other by chance.
+    """
+    return {
+        name: math.sqrt(max(value, 0.0)) if name in _SQUARED else value
+        for name, value in found.items()
+        if name not in _EQUAL
+    }
+
+
+def largest(ways: Iterable[dict[str, float]], epsilon: float, scale: float) -> dict[str, float]:
+    """Return the largest of several `sizes`, by name, none less than rounding explains.
+
+    ``epsilon`` is that of the ways' type and ``scale`` the largest of the logits: clean ways may
+    happen to agree to the bit.
+    """
+    found: dict[str, float] = {}
+    for each in ways:
+        for name, value in each.items():
+            one = epsilon * (1.0 if name in (*TOP, "nmse") else scale)
+            least = one * (LEAST if name in _MEANS else 1.0)
+            found[name] = max(value, found.get(name, least))
+    return found
+
+
+def at_the_end(
+    golden: torch.Tensor, candidate: torch.Tensor, labels: torch.Tensor | None = None
+) -> dict[str, float]:
+    """Return the numbers of `AtTheEnd` of all positions; arguments as `AtTheEnd.feed` has them."""
+    end = AtTheEnd()
+    end.feed(golden, candidate, labels)
+    return end.results()
+
+
+@dataclass
+class AtTheEnd:
+    """The numbers of a candidate's logits against a golden's, fed some positions at a time.
+
+    - ``kl_mean``, ``kl_p99``, ``kl_max``: Kullback-Leibler divergence of the candidate's next-token
+      distribution from the golden's, sum p (log p - log q), in nats, over the positions.
+    - ``top1_agreement``: part of the positions whose likeliest token is the same one.
+    - ``top_5_error``, ... ``top_all_error``: the largest error among the golden's k likeliest
+      tokens, less 1e-5, over the largest of their logits; of the position where it is largest. The
+      candidate's logits are taken less the intercept of their regression on the golden's, since
+      adding a number to all logits changes nothing (NxD Inference's logit validation).
+    - ``logp_mean``, ``logp_max``: |log q - log p| of the golden's own next tokens, in nats.
+    - ``perplexity_ratio``: the candidate's perplexity of these tokens over the golden's.
+    - ``nmse``: sum (candidate - golden)^2 over sum golden^2.
+    """
+
+    _kl: list[np.ndarray] = field(default_factory=list)
+    _same: int = 0
+    _positions: int = 0
+    _top: dict[str, float] = field(default_factory=dict)
+    _moved: list[np.ndarray] = field(default_factory=list)
+    _squares: tuple[float, float] = (0.0, 0.0)
+
+    def feed(
+        self, golden: torch.Tensor, candidate: torch.Tensor, labels: torch.Tensor | None = None
+    ) -> None:
+        """Take some positions: floating [position, vocabulary]; ``labels`` are int64 [position].
+
+        Labels are the golden's next tokens; -1 where it has none. Without labels the golden's
+        likeliest tokens stand for them. Raises ValueError for shapes that differ, and for a
+        position where no token is left.
+        """
+        if golden.shape != candidate.shape or golden.dim() != 2:
+            raise ValueError(f"{list(golden.shape)} against {list(candidate.shape)}")
+        step = max(1, _PIECE // max(1, golden.shape[1]))
+        for start in range(0, golden.shape[0], step):
+            part = slice(start, start + step)
+            given = None if labels is None else labels[part]
+            self._piece(golden[part].double(), candidate[part].double(), given)
+
+    def results(self) -> dict[str, float]:
+        """Return the numbers by name; empty where nothing was fed.
+
+        Without a label at any position there are no ``logp`` and no ``perplexity`` numbers.
+        """
+        if not self._positions:
+            return {}
+        kl = np.concatenate(self._kl)
+        found = {
+            "kl_mean": float(kl.mean()),
+            "kl_p99": float(np.quantile(kl, 0.99)),
+            "kl_max": float(kl.max()),
+            "top1_agreement": self._same / self._positions,
+            **self._top,
+        }
+        moved = np.concatenate(self._moved)
+        if moved.size:
+            found["logp_mean"] = float(np.abs(moved).mean())
+            found["logp_max"] = float(np.abs(moved).max())
+            found["perplexity_ratio"] = math.exp(-float(moved.mean()))
+        error, size = self._squares
+        found["nmse"] = error / size if size else (math.inf if error else 0.0)
+        return found
+
+    def _piece(
+        self, golden: torch.Tensor, candidate: torch.Tensor, labels: torch.Tensor | None
+    ) -> None:
+        possible = (golden > -math.inf) & (candidate > -math.inf)
+        if not bool(possible.any(1).all()):
+            raise ValueError("a position where no token is left")
+        golden, candidate = (each.masked_fill(~possible, -math.inf) for each in (golden, candidate))
+        p, q = (each.log_softmax(1) for each in (golden, candidate))
+        self._kl.append(divergence(p, q).numpy())
+        moved = q - p
+        best = golden.argmax(1)
+        self._same += int((best == candidate.argmax(1)).sum())
+        self._positions += golden.shape[0]
+        labels = best if labels is None else labels
+        known = torch.nonzero(labels >= 0).flatten()
+        self._moved.append(moved[known, labels[known]].numpy())
+        plain, other = (each.masked_fill(~possible, 0.0) for each in (golden, candidate))
+        error, size = self._squares
+        self._squares = (
+            error + float((other - plain).square().sum()),
+            size + float(plain.square().sum()),
+        )
+        off = other - plain - _shift(plain, other, possible)
+        off.abs_().masked_fill_(~possible, 0.0)
+        for name, count in TOP.items():
+            if count is None or count >= golden.shape[1]:
+                largest, scale = off.amax(1), plain.abs().amax(1)
+            else:
+                which = golden.topk(count, 1).indices
+                largest, scale = off.gather(1, which).amax(1), plain.gather(1, which).abs().amax(1)
+            each = (largest - _ABSOLUTE).clamp_min(0.0) / scale
+            # A position of zeros on both sides is right.
+            worst = float(torch.where(largest > _ABSOLUTE, each, 0.0).max())
+            self._top[name] = max(self._top.get(name, 0.0), worst)
+
+
+def _shift(golden: torch.Tensor, candidate: torch.Tensor, possible: torch.Tensor) -> torch.Tensor:
+    """Return the intercept of each position's regression of candidate on golden, [position, 1].
+
+    All are [position, vocabulary]; what is not possible is zero in both.
+    """
+    count = possible.sum(1, keepdim=True).double()
+    mean, other = (each.sum(1, keepdim=True) / count for each in (golden, candidate))
+    deviation = (golden - mean).masked_fill(~possible, 0.0)
+    spread = deviation.square().sum(1, keepdim=True)
+    slope = torch.where(spread > 0, (deviation * candidate).sum(1, keepdim=True) / spread, 1.0)
+    return other - slope * mean

@@ -1,0 +1,81 @@
+"""Say how far the logits are apart, in the numbers that reviewers quote: a line, and a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from layerparity.anatomy.site import PREFILL
+from layerparity.record.verdict import Row, Verdict
+from layerparity.report.measures import AT_THE_END, BY_NAME, Measure, numeral
+
+_RATIO = "_ratio"
+NUMBERS = tuple(each for each in AT_THE_END if f"{each.name}{_RATIO}" in BY_NAME or each.ideal)
+OVER = "over clean ways"
+_LINE = ("kl_mean", "kl_max", "top1_agreement", "logp_mean", "perplexity_ratio")
+
+
+def end_rows(verdict: Verdict) -> list[Row]:
+    """Return the rows of the logits that have numbers, in the order of the passes."""
+    found = [row for row in verdict.rows if row.site.is_logits and "kl_mean" in row.metrics]
+    return sorted(found, key=lambda row: row.site.pass_order())
+
+
+def end_line(verdict: Verdict) -> str:
+    """Return the numbers of the prefill's logits, or of the first pass with any; or nothing."""
+    rows = end_rows(verdict)
+    if not rows:
+        return ""
+    row = rows[0]
+    shown = [BY_NAME[name] for name in _LINE if name in row.metrics]
+    text = ", ".join(f"{each.label} {each.show(row.metrics[each.name])}" for each in shown)
+    ratios = [row.metrics[name] for name in _ratio_names(row)]
+    beside = f"; at most {numeral(max(ratios))} of clean ways'" if ratios else ""
+    return f"logits of the {_name(row)}: {text}{beside}"
+
+
+def end_table(verdict: Verdict, *, every: bool) -> tuple[list[str], list[list[str]]]:
+    """Return a header and lines: the prefill, the same over clean ways, and the decode steps.
+
+    With ``every`` the steps have a line each, without it one of the worst of all.
+    """
+    rows = end_rows(verdict)
+    header = ["", *(each.label for each in NUMBERS)]
+    lines = []
+    steps = [row for row in rows if row.site.phase != PREFILL]
+    for row in rows if every else [row for row in rows if row.site.phase == PREFILL]:
+        lines.append([_name(row), *_cells(row.metrics)])
+        if _ratio_names(row):
+            over = {each.name: row.metrics.get(f"{each.name}{_RATIO}") for each in NUMBERS}
+            lines.append([OVER, *_cells(over)])
+    if steps and not every:
+        worst = {each.name: _worst(steps, each) for each in NUMBERS}
+        lines.append([f"worst of {len(steps)} decode steps", *_cells(worst)])
+    return header, lines
+
+
+def end_metrics(verdict: Verdict) -> Iterator[tuple[str, float, int]]:
+    """Yield the numbers as points: name, value, and the pass: 0 the prefill, then decode steps."""
+    for row in end_rows(verdict):
+        step = 0 if row.site.phase == PREFILL else row.site.step
+        for each in NUMBERS:
+            if each.name in row.metrics:
+                yield f"logits/{each.name}", row.metrics[each.name], step
+
+
+def _name(row: Row) -> str:
+    return PREFILL if row.site.phase == PREFILL else f"{row.site.phase} {row.site.step}"
+
+
+def _ratio_names(row: Row) -> list[str]:
+    names = (f"{each.name}{_RATIO}" for each in NUMBERS)
+    return [name for name in names if name in row.metrics]
+
+
+def _cells(values: Mapping[str, float | None]) -> list[str]:
+    found = [(each, values.get(each.name)) for each in NUMBERS]
+    return ["" if value is None else each.show(value) for each, value in found]
+
+
+def _worst(rows: list[Row], measure: Measure) -> float | None:
+    values = [row.metrics[measure.name] for row in rows if measure.name in row.metrics]
+    return max(values, key=measure.badness, default=None)

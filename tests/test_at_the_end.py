@@ -1,0 +1,209 @@
+"""Numbers at the end agree with an independent computation, and see what they are for."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from scipy import special, stats
+
+from layerparity.anatomy.site import Kind, Site
+from layerparity.judge.tolerances.calibrated import END_RATIOS, CalibratedTolerance, limits_of
+from layerparity.numbers import at_the_end
+from layerparity.numbers.at_the_end import TOP, AtTheEnd
+from layerparity.record.source import RunSource
+from layerparity.record.verdict import Outcome, Row, Verdict
+from layerparity.report.at_the_end import end_line, end_table
+from layerparity.report.table import closing_table
+from layerparity.settings.tracking import TrackingConfig
+from layerparity.tracking.store import Store, open_store
+
+SITE = Site("lm_head", "out")
+
+
+def logits(seed: int, positions: int = 40, vocabulary: int = 300) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(positions, vocabulary, generator=generator, dtype=torch.float64) * 3
+
+
+def numbers(golden: torch.Tensor, candidate: torch.Tensor, *labels: torch.Tensor) -> dict:
+    end = AtTheEnd()
+    end.feed(golden, candidate, *labels)
+    return end.results()
+
+
+def independent(golden: np.ndarray, candidate: np.ndarray, labels: np.ndarray) -> dict:
+    """Work the numbers out with scipy, a position after the other."""
+    kl, moved, same, nmse = [], [], [], ((candidate - golden) ** 2).sum() / (golden**2).sum()
+    tops: dict[str, list[float]] = {name: [] for name in TOP}
+    for g, c, label in zip(golden, candidate, labels, strict=True):
+        kl.append(stats.entropy(special.softmax(g), special.softmax(c)))
+        moved.append(special.log_softmax(c)[label] - special.log_softmax(g)[label])
+        same.append(np.argmax(g) == np.argmax(c))
+        # NxD Inference solves it by least squares.
+        _, shift = np.linalg.lstsq(np.vstack([g, np.ones_like(g)]).T, c, rcond=None)[0]
+        for name, count in TOP.items():
+            which = np.argsort(-g)[:count]
+            error = np.abs(c[which] - shift - g[which]).max()
+            tops[name].append((error - 1e-5) / np.abs(g[which]).max())
+    ratio = np.exp(-special.log_softmax(candidate, 1)[np.arange(len(labels)), labels].mean())
+    ratio /= np.exp(-special.log_softmax(golden, 1)[np.arange(len(labels)), labels].mean())
+    return {
+        "kl_mean": np.mean(kl),
+        "kl_p99": np.percentile(kl, 99),
+        "kl_max": np.max(kl),
+        "top1_agreement": np.mean(same),
+        **{name: max(each) for name, each in tops.items()},
+        "logp_mean": np.abs(moved).mean(),
+        "logp_max": np.abs(moved).max(),
+        "perplexity_ratio": ratio,
+        "nmse": nmse,
+    }
+
+
+@pytest.mark.parametrize("size", [1e-3, 0.3], ids=["rounding", "wrong"])
+@pytest.mark.parametrize("piece", [1, 700, 1 << 22], ids=["rows", "pieces", "whole"])
+def test_they_agree_with_an_independent_computation(monkeypatch, size, piece):
+    monkeypatch.setattr(at_the_end, "_PIECE", piece)
+    golden = logits(1)
+    candidate = golden + size * logits(2) + 0.7
+    labels = torch.randint(0, 300, (40,), generator=torch.Generator().manual_seed(3))
+    ours = numbers(golden, candidate, labels)
+    theirs = independent(golden.numpy(), candidate.numpy(), labels.numpy())
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        assert ours[name] == pytest.approx(value, rel=1e-12, abs=1e-12), name
+
+
+def test_equal_logits_are_equal_and_a_shift_changes_no_probability():
+    golden = logits(1)
+    same, shifted = numbers(golden, golden.clone()), numbers(golden, golden + 5.0)
+    assert same == {
+        name: 1.0 if name in ("top1_agreement", "perplexity_ratio") else 0.0 for name in same
+    }
+    for name in ("kl_max", "logp_max", "top_all_error"):
+        assert shifted[name] == pytest.approx(0.0, abs=1e-12), name
+    assert shifted["nmse"] > 1.0
+
+
+def test_what_a_side_rules_out_is_left_out_on_both():
+    golden, candidate = logits(1), logits(1) + 0.1 * logits(2)
+    cut = numbers(golden[:, :280], candidate[:, :280])
+    padded = candidate.clone()
+    padded[:, 280:] = -math.inf
+    assert numbers(golden, padded) == pytest.approx(cut, rel=1e-12)
+    with pytest.raises(ValueError, match="no token is left"):
+        numbers(golden, torch.full_like(golden, -math.inf))
+
+
+def test_positions_without_a_next_token_have_no_log_probability():
+    golden, candidate = logits(1), logits(1) + 0.1 * logits(2)
+    none = torch.full((40,), -1)
+    assert not {"logp_mean", "logp_max", "perplexity_ratio"} & set(numbers(golden, candidate, none))
+    one = none.clone()
+    one[7] = 5
+    found = numbers(golden, candidate, one)
+    assert found["logp_mean"] == found["logp_max"] > 0
+    assert AtTheEnd().results() == {}
+    with pytest.raises(ValueError, match="against"):
+        AtTheEnd().feed(golden, candidate[:, :10])
+
+
+# In a comparison
+
+NEW = "generate.max_new_tokens=3"
+RUN = ("backend=gpu", "device_map=cpu", NEW)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """A golden in float32, a right candidate in bfloat16, and their comparison."""
+    folder = tmp_path_factory.mktemp("ends")
+    kept = f"tracking.folder={folder / 'mlruns'}"
+    other = (
+        "kind=candidate",
+        "dtype=bfloat16",
+        "attn_implementation=eager",
+        "golden=golden",
+        "name=right",
+    )
+    for words in (
+        (*RUN, "name=golden", "reference.dtypes=[bfloat16]"),
+        (*RUN, *other),
+        ("job=compare", "golden=golden", "candidate=right", "name=compared"),
+    ):
+        command = [sys.executable, "-m", "layerparity", *words, kept]
+        subprocess.run(command, check=True, capture_output=True, cwd=folder)
+    return open_store(TrackingConfig(folder=str(folder / "mlruns")))
+
+
+def verdict_of(store: Store, name: str = "compared") -> Verdict:
+    (run,) = store.find(name)
+    return Verdict.from_json(run.file("verdict.json").read_text())
+
+
+def test_a_comparison_has_the_numbers_of_what_was_stored(store: Store) -> None:
+    rows = {str(row.site): row for row in verdict_of(store).rows if row.site.is_logits}
+    assert list(rows) == ["lm_head:out", "lm_head:out@decode.1", "lm_head:out@decode.2"]
+    sides = [RunSource(store.find(name)[0]) for name in ("golden", "right")]
+    ids = sides[0].token_ids
+    assert ids is not None and ids.shape[0] == 1
+    for text, row in rows.items():
+        golden, candidate = (
+            next(side.load(each) for each in side.manifest.records if str(each.site) == text)[0]
+            for side in sides
+        )
+        labels = golden.argmax(-1)
+        if row.site.phase == "prefill":
+            labels[:-1] = ids[0, 1:]
+        theirs = independent(*(x.double().numpy() for x in (golden, candidate)), labels.numpy())
+        ours = {name: row.metrics[name] for name in theirs}
+        assert ours == pytest.approx(theirs, rel=1e-9, abs=1e-12), text
+    ratios = {k: v for k, v in rows["lm_head:out"].metrics.items() if k in END_RATIOS}
+    assert len(ratios) == 10 and all(0 < value < 2 for value in ratios.values())
+    assert not set(rows["lm_head:out@decode.1"].metrics) & set(END_RATIOS), "of one token"
+
+
+def test_they_are_in_the_report_and_in_mlflow(store: Store) -> None:
+    (run,) = store.find("compared")
+    verdict = verdict_of(store)
+    line = end_line(verdict)
+    assert line.startswith("logits of the prefill: KL mean ") and "of clean ways'" in line
+    assert line in str(closing_table(verdict).caption)
+    header, lines = end_table(verdict, every=True)
+    assert [each[0] for each in lines] == ["prefill", "over clean ways", "decode 1", "decode 2"]
+    assert {len(each) for each in lines} == {len(header)} == {13}
+    assert "worst of 2 decode steps" in run.file("report.md").read_text()
+    assert 'id="logits"' in run.file("report.html").read_text()
+    points = store._connection.client.get_metric_history(run.id, "logits/kl_mean")
+    assert sorted(point.step for point in points) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("limit", "breaks"),
+    [("kl_mean=1e-12", True), ("kl_mean=1", False), ("top1_agreement=0.1", False)],
+)
+def test_each_may_be_a_limit_of_ones_own(cli, store: Store, limit: str, breaks: bool) -> None:
+    kept = f"tracking.folder={store.config.root}"
+    name = f"judged-{limit.replace('=', '-')}"
+    ended = cli("job=judge", "run=compared", f"tolerance.{limit}", f"name={name}", kept)
+    assert ended.exit == (1 if breaks else 0), ended.err
+    if breaks:
+        failed = [row for row in verdict_of(store, name).rows if row.breaches]
+        assert {str(row.site) for row in failed} >= {"lm_head:out"}
+        assert {each.metric for row in failed for each in row.breaches} == {"kl_mean"}
+
+
+def test_what_is_beyond_clean_ways_fails() -> None:
+    metrics = {"error_ratio": 1.0, "kl_max_ratio": 4.5, "logp_max_ratio": 4.1, "nmse_ratio": 1.0}
+    (breach,) = CalibratedTolerance().breaches(Kind.REAL, metrics)
+    assert (breach.metric, breach.value, breach.limit) == ("kl_max_ratio", 4.5, 4.0)
+    assert CalibratedTolerance(end_ratio=5).breaches(Kind.REAL, metrics) == []
+    ((name, limit),) = set(
+        limits_of([Row(SITE, Kind.REAL, Outcome.PASS, metrics=metrics)], 1.0).items()
+    ) - {("error_ratio", 1.0)}
+    assert (name, limit) == ("end_ratio", 4.5)
