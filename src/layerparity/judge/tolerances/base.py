@@ -12,7 +12,7 @@ from layerparity.record.verdict import SIMILARITIES, Breach
 from layerparity.settings.key import key
 
 
-@dataclass
+@dataclass(kw_only=True)
 class EndLimits:
     """Limits of one's own on the numbers of the logits; null: none. A tolerance has them too."""
 
