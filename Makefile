@@ -1,5 +1,10 @@
 # make demo: set everything up and do the main job.  make test: set up what tests need and pass them.
-PYTHON ?= python3.11
+# The first of these that runs and can make an environment; PYTHON=... names another. (Debian has
+# python3.11 without ensurepip, and a shim of pyenv may be found and not run.)
+PYTHON ?= $(shell for each in python3.11 python3.12 python3.13; do \
+	if $$each -c 'import ensurepip' >/dev/null 2>&1; then echo $$each; break; fi; done)
+FOUND = $(or $(PYTHON),$(error none of python3.11, python3.12 and python3.13 runs here with its \
+	ensurepip: install one (on Debian with python3-venv), or name another: make PYTHON=...))
 BIN := .venv/bin
 UV := $(BIN)/python -m uv
 # TORCH=full also installs triton and the CUDA compilers that torch.compile wants on a GPU.
@@ -65,7 +70,7 @@ type: .venv/ready
 
 # The plan of the code in figures, beside its limits.  WHY=FIGURE lists the places behind one.
 house:
-	@$(PYTHON) tools/house.py $(if $(WHY),--why $(WHY))
+	@$(FOUND) tools/house.py $(if $(WHY),--why $(WHY))
 
 format: .venv/ready
 	$(BIN)/ruff check --fix .
@@ -75,16 +80,19 @@ screenshots: .venv/ready
 	$(BIN)/python docs/screenshots.py
 
 .venv/ready: pyproject.toml constraints.txt overrides.txt
-	$(PYTHON) -m venv .venv
+	@echo "The interpreter is $(FOUND)."
+	$(FOUND) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
 	$(UV) pip install --quiet --python $(BIN)/python --constraint constraints.txt \
 		$(OVERRIDES_$(TORCH)) --editable '.[xla,joblib,slurm,team,dev]'
 	PJRT_DEVICE=CPU $(BIN)/python -c 'import $(COMPILED)'
+	@$(BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch_xla") is None)' || \
+		echo "Without torch_xla, which has wheels for Linux on x86_64 and Python up to 3.13 alone."
 	$(BIN)/python -m compileall -q src
 	touch $@
 
 .venv-native/ready: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv-native
+	$(FOUND) -m venv .venv-native
 	.venv-native/bin/python -m pip install --quiet --disable-pip-version-check \
 		--constraint constraints.txt torch==2.13.0 pytest pytest-timeout pytest-xdist --editable .
 	touch $@

@@ -122,6 +122,21 @@ def test_golden_and_comparison_work_without_the_optional_packages(
     assert "PASS" in ended.stdout
 
 
+def test_the_quickstart_of_a_wheel_alone_says_that_it_is_no_verdict_on_neuron(
+    installed: Path, tmp_path: Path
+) -> None:
+    """In an empty folder, with what `pip install` of the wheel without extras would bring."""
+    line = "experiment=quickstart generate.max_new_tokens=2"
+    ended = python(tmp_path, "-c", BARE, line, path=installed)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "PASS" in ended.stdout
+    assert "note: torch_xla is not installed" in ended.stdout
+    last = ended.stdout.strip().splitlines()[-1]
+    assert last == "note: step 2 was not backend=neuron: this is no verdict on that backend"
+    assert "XLA:CPU" not in ended.stdout.partition("[3 of 3]")[2]
+    assert [path.name for path in tmp_path.iterdir()] == ["mlruns"]
+
+
 def test_neuron_without_torch_xla_says_how_to_get_it(installed: Path, tmp_path: Path) -> None:
     ended = python(tmp_path, "-c", BARE, "backend=neuron", path=installed)
     assert ended.returncode == 2, ended.stdout + ended.stderr

@@ -12,6 +12,7 @@ from conftest import Ended
 from layerparity.ground.errors import Exit
 from layerparity.jobs import compare
 from layerparity.jobs import run as run_job
+from layerparity.machine import neuron
 
 Cli = Callable[..., Ended]
 HEAD = "# @package _global_\n# Mine?\ndefaults:\n  - override /job: sequence\n"
@@ -104,3 +105,74 @@ def test_a_mistake_in_a_step_names_it_before_any_step_runs(
     (line,) = ended.err.strip().splitlines()
     assert line.startswith(f"layerparity: Step 2 of 2 ({step}): ")
     assert says in line
+
+
+@pytest.fixture
+def without_torch_xla(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Hide torch_xla; return the folder that stands for /dev."""
+    found = neuron.importlib.util.find_spec
+    monkeypatch.setattr(
+        neuron.importlib.util,
+        "find_spec",
+        lambda name, *more: None if name == "torch_xla" else found(name, *more),
+    )
+    devices = tmp_path / "dev"
+    devices.mkdir()
+    monkeypatch.setattr(neuron, "DEVICE_FILES", devices)
+    monkeypatch.setattr(neuron.neuron_flavour, "installed", lambda: None)
+    monkeypatch.delenv("PJRT_DEVICE", raising=False)
+    return devices
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return the configurations of the jobs that ran, which do nothing else."""
+    seen: list[Any] = []
+    for job in (run_job, compare):
+        monkeypatch.setattr(job, "run", lambda config: seen.append(config) or Exit.OK)
+    return seen
+
+
+LAST = "note: step 2 was not backend=neuron: this is no verdict on that backend"
+
+
+def test_the_quickstart_without_torch_xla_has_another_candidate_and_says_so(
+    cli: Cli, without_torch_xla: Path, ran: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = cli("experiment=quickstart")
+    assert ended.exit == 0, ended.err
+    assert [config.backend.name for config in ran] == ["gpu", "gpu", "gpu"]
+    assert ran[1].kind.value == "candidate"
+    assert (ran[1].attn_implementation, ran[1].experts_implementation) == ("eager", "eager")
+    assert ran[1].generate.max_new_tokens == ran[0].generate.max_new_tokens == 24
+    assert "note: torch_xla is not installed" in ended.out
+    assert "another implementation, not backend=neuron" in ended.out
+    assert "pip install torch==2.9.1 torch_xla==2.9.0" in ended.out
+    assert ended.out.strip().splitlines()[-1] == LAST
+    # A verdict that is no pass is none on Neuron either; without one there is nothing to say.
+    monkeypatch.setattr(compare, "run", lambda config: Exit.FAILED)
+    ended = cli("experiment=quickstart")
+    assert (ended.exit, ended.out.strip().splitlines()[-1]) == (1, LAST)
+    monkeypatch.setattr(run_job, "run", lambda config: Exit.USER)
+    ended = cli("experiment=quickstart")
+    assert (ended.exit, "no verdict" in ended.out) == (2, False)
+
+
+@pytest.mark.parametrize("has", ["devices", "PJRT_DEVICE", "AWS's package", "XLA that is broken"])
+def test_what_lacks_torch_xla_by_mistake_keeps_its_step(
+    cli: Cli, without_torch_xla: Path, ran: list[Any], monkeypatch: pytest.MonkeyPatch, has: str
+) -> None:
+    if has == "devices":
+        (without_torch_xla / "neuron0").touch()
+    elif has == "PJRT_DEVICE":
+        monkeypatch.setenv("PJRT_DEVICE", "NEURON")
+    elif has == "AWS's package":
+        package = neuron.neuron_flavour.Installed(neuron.neuron_flavour.Flavour.XLA, "2.9.0")
+        monkeypatch.setattr(neuron.neuron_flavour, "installed", lambda: package)
+    else:
+        # It is there, and whether it imports is for the run to find out.
+        monkeypatch.setattr(neuron.importlib.util, "find_spec", lambda name, *more: name)
+    ended = cli("experiment=quickstart")
+    assert ended.exit == 0, ended.err
+    assert [config.backend.name for config in ran] == ["gpu", "neuron", "gpu"]
+    assert "note:" not in ended.out

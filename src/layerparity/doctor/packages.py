@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 PAIR = {"torch": "2.9.1", "torch-xla": "2.9.0"}
 # The torch of the native runtime, without torch_xla; a test holds it to the Makefile.
 NATIVE = "2.13.0"
-PYTHON = (3, 11)
+# The first and the last of those that `make` takes.
+PYTHONS = ((3, 11), (3, 13))
 TOO_SLOW = "the machine or its disk is busy, or a driver hangs: look at both, then ask again"
 _NAMED = 4
 _ALL = "pip install --constraint constraints.txt ."
@@ -59,7 +60,6 @@ def tested_torch() -> str:
 def check_python(config: Config) -> Iterator[Result]:
     """Hold the interpreter against those that the flavour here is tested with, or made for."""
     found = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
-    tested = _dotted(PYTHON)
     package = neuron_flavour.installed()
     if package is not None and package.flavour is Flavour.NATIVE:
         first, last = (_dotted(each) for each in NATIVE_PYTHONS)
@@ -68,10 +68,11 @@ def check_python(config: Config) -> Iterator[Result]:
             yield ok("python", f"{made_for}, of which none is tested here")
         else:
             yield warning("python", made_for, f"use Python {first}, as docs/trainium.md shows")
-    elif sys.version_info[:2] == PYTHON:
+    elif PYTHONS[0] <= sys.version_info[:2] <= PYTHONS[1]:
         yield ok("python", found)
     else:
-        yield warning("python", f"{found}; {tested} is what is tested", f"use Python {tested}")
+        first, last = (_dotted(each) for each in PYTHONS)
+        yield warning("python", f"{found}; {first} to {last} are tested", f"use Python {first}")
 
 
 def _dotted(release: tuple[int, ...]) -> str:

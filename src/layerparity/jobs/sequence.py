@@ -9,7 +9,7 @@ from typing import Any
 from layerparity.anatomy.site import overlap
 from layerparity.ground import console, registry
 from layerparity.ground.errors import Exit, UserError
-from layerparity.run import typed_keys
+from layerparity.run import open_backend, typed_keys
 from layerparity.settings.config import Config, checked
 from layerparity.settings.key import key
 
@@ -21,10 +21,15 @@ _NOTHING = object()
 
 @dataclass
 class Settings:
-    """conf/job/sequence.yaml: each step is a command's arguments, separated by spaces."""
+    """conf/job/sequence.yaml: each step is a command's arguments, separated by spaces.
+
+    ``without`` has, by the name of a backend, the words that stand in for ``backend=NAME`` on a
+    machine that has nothing of it (`Affinity.is_absent`): what is there and broken fails.
+    """
 
     name: str = NAME
     steps: list[str] = key([], "commands that an experiment runs one after the other")
+    without: dict[str, str] = key({}, "words for backend=NAME where this machine lacks it, by NAME")
 
 
 @dataclass(frozen=True)
@@ -47,9 +52,9 @@ def run(config: Config) -> Exit:
     All steps are composed before the first one runs. An exception about a step that cannot be
     composed carries a note that names it.
     """
-    steps = config.job.steps
-    if not steps:
+    if not config.job.steps:
         raise UserError("job=sequence has no steps: choose an experiment that lists some.")
+    steps, lacks = _possible(config.job)
     shared, composed = _shared(config), []
     for number, step in enumerate(steps, start=1):
         try:
@@ -59,11 +64,39 @@ def run(config: Config) -> Exit:
             raise
     for number, (step, each) in enumerate(zip(steps, composed, strict=True), start=1):
         console.say(f"\n[{number} of {len(steps)}] python run.py {step}")
+        if number in lacks:
+            console.note(lacks[number][1])
         with typed_keys.step(step.split()):
             ended: Exit = registry.load("jobs", each.job.name).run(each)
         if ended is not Exit.OK:
-            return ended
-    return Exit.OK
+            break
+    for changed, (word, _) in lacks.items():
+        if changed < number:
+            console.note(f"step {changed} was not {word}: this is no verdict on that backend")
+    return ended
+
+
+def _possible(asked: Settings) -> tuple[list[str], dict[int, tuple[str, str]]]:
+    """Return the steps that this machine can run; of each changed one its word, and what to say."""
+    steps, lacks = [], {}
+    for number, step in enumerate(asked.steps, start=1):
+        words = step.split()
+        for place, word in enumerate(words):
+            name = word.removeprefix("backend=")
+            if name == word or name not in asked.without:
+                continue
+            fit = registry.load(open_backend.BACKENDS, name).affinity()
+            if fit.is_absent:
+                words[place] = asked.without[name]
+                lacks[number] = (
+                    word,
+                    (
+                        f"{fit.found}, so this step is another implementation, not {word}. "
+                        f"For {word}, {fit.cure}"
+                    ),
+                )
+        steps.append(" ".join(words))
+    return steps, lacks
 
 
 def _shared(config: Config) -> SharedKeys:

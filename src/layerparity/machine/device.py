@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
 class Affinity:
     """How well a backend fits this machine: 0 cannot run, 1 as a stand-in, 2 the real thing.
 
-    ``found`` is why; what cannot run may have a ``cure``.
+    ``found`` is why; what cannot run may have a ``cure``. ``is_absent``: nothing on the
+    machine is of the backend, neither a device nor a library, so that nothing of it is broken.
     """
 
     score: int
     device: str
     found: str
     cure: str = ""
+    is_absent: bool = field(default=False, kw_only=True)
 
     @property
     def reason(self) -> str:

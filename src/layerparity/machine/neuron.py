@@ -26,9 +26,9 @@ NATIVE_STAND_IN = "torch's CPU device, not Neuron"
 DEVICE_FILES = Path("/dev")
 
 GET_XLA = (
-    "on Linux x86_64, pip install torch==2.9.1 torch_xla==2.9.0 gets it, with XLA:CPU as a "
-    "stand-in for Neuron; on Trainium, install torch-neuronx 2.9 and neuronx-distributed from "
-    "AWS's own index"
+    "on Linux x86_64 with Python 3.10 to 3.13, pip install torch==2.9.1 torch_xla==2.9.0 gets it, "
+    "with XLA:CPU as a stand-in for Neuron; on Trainium, install torch-neuronx 2.9 and "
+    "neuronx-distributed from AWS's own index"
 )
 USE_STAND_IN = "for the stand-in, use backend.runtime=xla_cpu"
 USE_NATIVE_STAND_IN = "for the stand-in, use backend.runtime=native_cpu"
@@ -89,7 +89,11 @@ def detect(choice: RuntimeChoice = RuntimeChoice.auto) -> NeuronFit:
     if runtime is RuntimeChoice.native:
         return _native()
     if importlib.util.find_spec("torch_xla") is None:
-        return NeuronFit(0, "none", "torch_xla is not installed", _without_xla(), runtime)
+        # Whoever has or asks for Neuron, or has AWS's package, lacks torch_xla by mistake.
+        is_asked = runtime is RuntimeChoice.xla or neuron_devices()
+        absent = not (is_asked or neuron_flavour.installed())
+        found = "torch_xla is not installed"
+        return NeuronFit(0, "none", found, _without_xla(), is_absent=absent, runtime=runtime)
     asked, count = os.environ.get("PJRT_DEVICE"), neuron_devices()
     if asked not in (None, "CPU", "NEURON"):
         found = f"PJRT_DEVICE={asked} is not Neuron"
