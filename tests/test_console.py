@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import socket
-import time
 from pathlib import Path
 
 import pytest
 
-from layerparity.ground import console
+from layerparity.ground import console, progress
 from layerparity.machine.gpus import DeviceMemory
 from layerparity.settings.tracking import SERVER, UI_FILE, TrackingConfig
 from layerparity.tracking import links
@@ -23,44 +22,10 @@ def test_a_step_in_brief_lets_through_each_note_once_and_no_table(capsys: Capsys
             console.say("a line")
             console.note("the device is a stand-in")
             console.table("Placement", ("device",), [("cpu",)])
-            with console.progress("blocks", 1) as bar:
+            with progress.shown("blocks", 1) as bar:
                 bar.step("layers.3")
     console.say("after")
     assert capsys.readouterr().out == "note: the device is a stand-in\nafter\n"
-
-
-def test_a_child_s_notes_and_progress_are_said_as_one_s_own(
-    capsys: Capsys, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = iter(range(0, 100, 6))
-    monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
-    with console.to_be_relayed():
-        console.say("a line")
-        console.note("the device is a stand-in")
-        with console.progress("layers", 9) as bar:
-            bar.step("layers.0")
-    said = capsys.readouterr().out.splitlines()
-    noted: set[str] = set()
-    with console.brief("layer 3", noted):
-        console.relay(said)
-        console.relay(said)
-    own = [
-        "note: the device is a stand-in",
-        *["layer 3: blocks: 1 of 9 layers.0, about 48 s left"] * 2,
-    ]
-    assert capsys.readouterr().out.splitlines() == own
-    console.relay(["5", '{"other": 1}', "x: 1 of 2"])
-    assert capsys.readouterr().out == '5\n{"other": 1}\nx: 1 of 2\n'
-
-
-def test_long_steps_in_brief_show_their_progress(
-    capsys: Capsys, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = iter(range(0, 100, 6))
-    monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
-    with console.brief("layer 3", set()), console.progress("blocks", 9) as bar:
-        bar.step("layers.0")
-    assert capsys.readouterr().out == "layer 3: blocks: 1 of 9 layers.0, about 48 s left\n"
 
 
 def test_an_error_ends_the_brevity(capsys: Capsys) -> None:

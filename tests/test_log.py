@@ -11,7 +11,6 @@ import pytest
 from conftest import Ended
 
 from layerparity.ground import console, log
-from layerparity.ground.console import Progress
 
 RUN = ("backend=gpu", "device_map=cpu", "scope=single", "layer=0")
 
@@ -60,20 +59,6 @@ def test_hydras_job_logging_shows_each_line_once(cli: Callable[..., Ended], tmp_
     said = [json.loads(line) for line in cli(*words, "hydra/job_logging=json").out.splitlines()]
     assert sum("plan of tiny_minimax_m2" in each["message"] for each in said) == 1
     assert {each["level"] for each in said} == {"INFO"}
-
-
-def test_a_log_says_how_long_work_takes(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    now = iter([0.0, 1.0, 10.0, 20.0])
-    monkeypatch.setattr(console.time, "monotonic", lambda: next(now))
-    work = Progress("blocks", 4)
-    for layer in range(3):
-        work.step(f"layers.{layer}")
-    assert capsys.readouterr().out.splitlines() == [
-        "blocks: 2 of 4 layers.1, about 10 s left",
-        "blocks: 3 of 4 layers.2, about 7 s left",
-    ]
 
 
 def test_one_job_forgets_what_another_said() -> None:

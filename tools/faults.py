@@ -29,7 +29,7 @@ from faults_scene import COMMANDS, Scene
 from faults_server import kill_server
 from faults_stores import damage_database, fill_disk, set_clock
 
-from layerparity.ground import console
+from layerparity.ground import console, progress
 
 COLUMNS = (LOST, WHOLE, CRASH, LEFT)
 Trial = Callable[[Scene, int, random.Random], Iterator[Finding]]
@@ -88,7 +88,7 @@ def carried_out(
     counts = {name: Counter[str]() for name in plan}
     spent, said = dict.fromkeys(plan, 0.0), list[str]()
     scene = Scene(folder)
-    with console.progress("trials", sum(map(len, plan.values()))) as bar:
+    with progress.shown("trials", sum(map(len, plan.values()))) as bar:
         for name, numbers in plan.items():
             for number in numbers:
                 began = time.monotonic()

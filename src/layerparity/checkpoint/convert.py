@@ -29,7 +29,7 @@ from layerparity.checkpoint.target import (
     state_of,
     sweep_up,
 )
-from layerparity.ground import console
+from layerparity.ground import console, progress
 from layerparity.ground.console import bytes_text
 from layerparity.ground.files import write_text
 from layerparity.model.checkpoint import INDEX, Checkpoint
@@ -72,7 +72,7 @@ def _write_shards(
     checkpoint: Checkpoint, folder: Path, left: Sequence[Shard], state: ConversionState
 ) -> None:
     began, written = time.perf_counter(), 0
-    with console.progress("shards", len(left)) as bar:
+    with progress.shown("shards", len(left)) as bar:
         for shard in left:
             state.done[shard.name] = write_shard(folder, shard, checkpoint)
             sync_folder(folder)

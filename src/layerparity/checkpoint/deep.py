@@ -19,7 +19,7 @@ from layerparity.checkpoint.outliers import (
 )
 from layerparity.checkpoint.scales import ScaleCheck
 from layerparity.checkpoint.stream import ValueStatistics, stream
-from layerparity.ground import console
+from layerparity.ground import progress
 from layerparity.model import weight_types
 from layerparity.model.header import Stored
 
@@ -43,7 +43,7 @@ class DeepAudit:
 def read_deep(listing: Listing, scales: ScaleCheck) -> DeepAudit:
     """Read every tensor once, in bounded memory, with a progress bar."""
     began = time.perf_counter()
-    with console.progress("tensors", len(listing.tensors)) as bar:
+    with progress.shown("tensors", len(listing.tensors)) as bar:
         tallies, failed = stream(listing, scales.matching, scales.block, bar)
     # Not what is no weight by its type, nor FP8 weights whose scales were not applied.
     weights = {

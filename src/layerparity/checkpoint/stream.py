@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from layerparity.checkpoint.finding import AuditFinding
 from layerparity.checkpoint.headers import intact
 from layerparity.checkpoint.listing import Listing
-from layerparity.ground.console import Progress
 from layerparity.ground.errors import UserError
+from layerparity.ground.progress import Progress
 from layerparity.model import weight_types
 from layerparity.model.header import Stored
 

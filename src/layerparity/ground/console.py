@@ -11,16 +11,14 @@ import json
 import os
 import select
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from typing import Any
 
 from layerparity.ground.log import LOGGER
 from layerparity.ground.secrets import redacted
 
-_LOG_EVERY_SECONDS = 5.0
 # Of a table, in letters, where there is no terminal.
 _WIDTH = 160
 
@@ -74,23 +72,6 @@ def to_be_relayed() -> Iterator[None]:
         yield
     finally:
         _relayed.pop()
-
-
-def relay(lines: Iterable[str]) -> None:
-    """Say what a child says `to_be_relayed`: its notes, its progress as this process shows it."""
-    with counting("blocks") as count:
-        for line in lines:
-            try:
-                parsed = json.loads(line)
-            except ValueError:
-                parsed = None
-            message = parsed if isinstance(parsed, dict) else {}
-            if "note" in message:
-                note(message["note"])
-            elif "done" in message:
-                count(message["done"], message["total"], message["what"])
-            else:
-                say(line.rstrip())
 
 
 def complain(text: str) -> None:
@@ -178,70 +159,21 @@ def is_brief() -> bool:
     return bool(_briefs)
 
 
-class Progress:
-    """Counts steps: a moving bar on a terminal, a line every few seconds in a log file."""
-
-    def __init__(self, title: str, total: int, bar: Any = None) -> None:
-        self.title, self.total, self.done = title, total, 0
-        self._bar = bar
-        self._task = bar.add_task(title, total=total, what="") if bar is not None else None
-        self._said = self._began = time.monotonic()
-
-    def step(self, what: str = "") -> None:
-        """Count one step, named ``what``."""
-        self.done += 1
-        if self._bar is not None:
-            self._bar.update(self._task, advance=1, what=what)
-        now = time.monotonic()
-        ended = self.done == self.total and not _briefs
-        if not ended and now - self._said < _LOG_EVERY_SECONDS:
-            return
-        self._said = now
-        left = (now - self._began) / self.done * (self.total - self.done)
-        line = f"{self.title}: {self.done} of {self.total} {what}".rstrip()
-        line += f", about {left:.0f} s left" if self.done < self.total else ""
-        if _relayed:
-            line = json.dumps({"done": self.done, "total": self.total, "what": what})
-        else:
-            LOGGER.info("%s", line)
-        if self._bar is None and not _logged:
-            print(line, flush=True)
+def is_relayed() -> bool:
+    """Say whether another process reads what this one prints, `to_be_relayed`."""
+    return bool(_relayed)
 
 
-@contextmanager
-def progress(title: str, total: int) -> Iterator[Progress]:
-    """Yield a counter of ``total`` steps that shows itself as the output allows."""
-    if _briefs:
-        title = f"{_briefs[-1].title}: {title}"
-    if not sys.stdout.isatty():
-        yield Progress(title, total)
-        return
-    from rich import progress as rich
-
-    columns = (
-        rich.TextColumn("{task.description}"),
-        rich.BarColumn(),
-        rich.MofNCompleteColumn(),
-        rich.TimeElapsedColumn(),
-        rich.TextColumn("{task.fields[what]}"),
-    )
-    with rich.Progress(*columns, transient=bool(_briefs)) as bar:
-        yield Progress(title, total, bar)
+def titled(title: str) -> str:
+    """Return a title of progress behind that of the step that is shown in brief."""
+    return f"{_briefs[-1].title}: {title}" if _briefs else title
 
 
-@contextmanager
-def counting(title: str) -> Iterator[Callable[[int, int, str], None]]:
-    """Yield a function of (done, total, what) for work that learns its length when it begins."""
-    with ExitStack() as stack:
-        shown: list[Progress] = []
-
-        def count(done: int, total: int, what: str) -> None:
-            if not shown:
-                shown.append(stack.enter_context(progress(title, total)))
-            while shown[0].done < done:
-                shown[0].step(what)
-
-        yield count
+def say_progress(text: str, shown: bool) -> None:
+    """Print a line of progress, brief or not; where a bar is ``shown``, to the log alone."""
+    LOGGER.info("%s", redacted(text))
+    if not (shown or _logged):
+        print(redacted(text), flush=True)
 
 
 def bytes_text(count: float) -> str:
@@ -251,6 +183,14 @@ def bytes_text(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
         count /= 1000
     return f"{count:.2f} TB"
+
+
+def duration_text(seconds: float) -> str:
+    """Return a duration as a person says it: 95 s, 12 min, 3 h 05 min."""
+    if seconds < 119.5:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02} min"
 
 
 def _is_number(text: str) -> bool:

@@ -10,6 +10,11 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import TextIO
+
+from layerparity.ground.secrets import redacted
 
 LOGGER = logging.getLogger("layerparity")
 LOGGER.setLevel(logging.INFO)
@@ -33,19 +38,46 @@ class Lines(logging.Handler):
         debugged = logging.root.level == logging.DEBUG
         self._heard = logging.root if debugged else LOGGER
         self._heard.addHandler(self)
+        self._file: TextIO | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep one record, as one or several lines."""
         if len(self.lines) < _MOST_LINES:
             self.lines.append(self.format(record))
+            self._append(f"{redacted(self.lines[-1])}\n")
+
+    def write_to(self, path: Path) -> None:
+        """Write a file of all that was said, and each line that follows as soon as it is said.
+
+        Raises OSError where it cannot be begun; what cannot be written later is in `text` alone.
+        """
+        with self.lock or nullcontext():
+            self._file = path.open("w", encoding="utf-8")
+            self._append(self.text())
 
     def text(self) -> str:
-        """Return all of it as the text of a file."""
-        return "".join(f"{line}\n" for line in self.lines)
+        """Return all of it as the text of a file, without the logins of addresses."""
+        return redacted("".join(f"{line}\n" for line in self.lines))
+
+    def _append(self, text: str) -> None:
+        if self._file is not None:
+            try:
+                self._file.write(text)
+                self._file.flush()
+            except OSError:
+                # The disk is full: whoever writes a tensor there says so.
+                self._end_file()
+
+    def _end_file(self) -> None:
+        file, self._file = self._file, None
+        with suppress(OSError):
+            if file is not None:
+                file.close()
 
     def close(self) -> None:
         """Hear no more."""
         self._heard.removeHandler(self)
+        self._end_file()
         super().close()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from layerparity.ground import console
+from layerparity.ground import console, progress
 from layerparity.ground.errors import Exit, UserError
 from layerparity.record.stored_run import Kept
 from layerparity.settings.config import Config, RunKind, What
@@ -83,7 +83,7 @@ def compare(config: Config) -> Kept:
     from layerparity.run.replay import replays
     from layerparity.run.steps import settings_to_judge
 
-    with obstacles_in_words(), console.counting("sites") as count:
+    with obstacles_in_words(), progress.counting("sites") as count:
         verdict = conclude(
             golden,
             candidate,

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from layerparity.ground import console, registry
+from layerparity.ground import console, progress, registry
 from layerparity.ground.errors import Exit
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def run(config: Config) -> Exit:
 
     from layerparity.doctor.base import State, examine
 
-    with console.progress("checks", len(registry.names("doctor"))) as bar:
+    with progress.shown("checks", len(registry.names("doctor"))) as bar:
         results = examine(config, bar.step)
     table = Table(title="This machine", title_justify="left", header_style="bold")
     for column in ("check", "state", "found", "what to do"):

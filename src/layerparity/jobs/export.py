@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from layerparity.ground import console
+from layerparity.ground import console, progress
 from layerparity.ground.errors import Exit, UserError
 from layerparity.ground.quoting import typed
 from layerparity.settings.config import Config, RunKind
@@ -59,7 +59,7 @@ def run(config: Config) -> Exit:
     usual = plain or f"{named.kind}-{named.id[:8]}"
     to = Path(config.to or f"{usual}{ZIP}").expanduser().absolute()
     files = [files_of(each) for each in runs]
-    with console.progress("files", sum(len(taken) for taken, _ in files)) as bar:
+    with progress.shown("files", sum(len(taken) for taken, _ in files)) as bar:
         listed = write_export(runs, to, bar.step)
     for made, (taken, left) in zip(listed.runs, files, strict=True):
         size = console.bytes_text(sum(file.bytes for file in made.files.values()))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from layerparity.ground import progress
 from layerparity.ground.profile import Spent
 from layerparity.model.filling import Filler
 from layerparity.model.page_pool import PagePool
@@ -49,6 +50,7 @@ class Loader:
         self.pool = PagePool()
         self._ahead: tuple[str, Future[Loaded]] | None = None
         self._filled: dict[str, TensorHashes] = {}
+        self._reading: ReadAhead | str = ""
         self._background = ThreadPoolExecutor(1, "read-ahead")
         self._threads = ThreadPoolExecutor(_THREADS, "read")
 
@@ -62,13 +64,14 @@ class Loader:
 
         Tensors are hashed the first time they are read; afterwards their files' stamps vouch.
         """
-        if self._ahead is not None:
-            coming, future = self._ahead
-            self._ahead = None
-            loaded = future.result()
-            if coming == stage:
-                return loaded
-        return self._background.submit(self._load, due).result()
+        with progress.measured(lambda: str(self._reading)):
+            if self._ahead is not None:
+                coming, future = self._ahead
+                self._ahead = None
+                loaded = future.result()
+                if coming == stage:
+                    return loaded
+            return self._background.submit(self._load, due).result()
 
     def read(self, names: Iterable[str]) -> Loaded:
         """Return stored tensors as `Checkpoint.read` gives them, for what has no place of its own.
@@ -90,7 +93,8 @@ class Loader:
             todo += [(source.name, source.view(held)) for source in each.recipe.sources]
         # In the order of the files: a disk reads on faster than it jumps.
         todo.sort(key=lambda item: self._position(item[0]))
-        ahead = ReadAhead(self.checkpoint.files, self._stored(name for name, _ in todo))
+        stored = self._stored(name for name, _ in todo)
+        self._reading = ahead = ReadAhead(self.checkpoint.files, stored)
         queue = iter(todo)
         filling = [self._threads.submit(self._fill, queue, ahead) for _ in range(_THREADS)]
         try:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from layerparity.ground.console import bytes_text
 from layerparity.ground.errors import UserError
 from layerparity.model.header import Stamp, stamp
 
@@ -89,7 +90,9 @@ class ReadAhead:
 
     def __init__(self, files: Files, tensors: Iterable[Stored]) -> None:
         self.files = files
-        self._segments = _segments(tensors)
+        listed = list(tensors)
+        self._all = sum(each.bytes for each in listed)
+        self._segments = _segments(listed)
         self._asked = self._read = 0
         self._lock = threading.Lock()
         self.passed(0)
@@ -104,6 +107,9 @@ class ReadAhead:
                     return
                 self.files.advise(*segment)
                 self._asked += segment[2]
+
+    def __str__(self) -> str:
+        return f"{bytes_text(self._read)} of {bytes_text(self._all)} read"
 
 
 def _segments(tensors: Iterable[Stored]) -> Iterator[tuple[Path, int, int]]:

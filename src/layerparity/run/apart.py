@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from layerparity.ground import console
+from layerparity.ground import progress
 from layerparity.ground.errors import Exit, UserError
 from layerparity.machine import owner
 
@@ -37,7 +37,7 @@ def make(settings: Mapping[str, Any]) -> str:
         keys.write_text(json.dumps(dict(settings)), encoding="utf-8")
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
             with _child(keys, errors) as child:
-                console.relay(child.stdout or ())
+                progress.relay(child.stdout or ())
                 status = child.wait()
             errors.seek(0)
             complaint = errors.read().strip().splitlines()

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from layerparity.anatomy.family import ATTENDED, ROUTED, end_spec, stage_ends
-from layerparity.anatomy.site import DECODE, Kind, Site, SiteSpec
+from layerparity.anatomy.site import DECODE, EMBEDDING, Kind, Site, SiteSpec
+from layerparity.ground import progress
 from layerparity.ground.errors import UserError, memory_ran_out
 from layerparity.ground.files import tensor_digest, text_digest
-from layerparity.ground.profile import MemoryPeaks, StageProfile, anonymous_bytes
+from layerparity.ground.profile import PARTS, MemoryPeaks, StageProfile, anonymous_bytes
 from layerparity.record.manifest import Feed, SitePatterns
 from layerparity.record.recorder import Recorder
 from layerparity.run.inputs.base import Inputs
@@ -40,8 +41,8 @@ _NO_MEMORY = (
 class Execution:
     """One run's stages, fed from ``inputs``; stages without given values are chained.
 
-    ``input_sites`` are the sites that stages take their values from; ``progress`` is called with
-    each stage and token that is done. With ``streams`` a stage's weights are there only while it
+    ``input_sites`` are the sites that stages take their values from; ``count`` counts the
+    stages and tokens that are done. With ``streams`` a stage's weights are there only while it
     runs, and the next one's are read meanwhile where ``ahead`` says so. The ``journal`` is told
     what is done, and may know what another process has done already.
     """
@@ -52,7 +53,7 @@ class Execution:
     input_sites: Mapping[str, Site]
     wanted: SitePatterns
     recorder: Recorder
-    progress: Callable[[str], None]
+    count: progress.Progress
     max_new_tokens: int = 0
     references: ReferenceRecorder | None = None
     streams: bool = False
@@ -94,14 +95,15 @@ class Execution:
             self.references.begin(call, room, self.inputs.token_ids)
         done, state = self.journal.restore(self._result) if self.journal is not None else ([], {})
         for name in done:
-            self.progress(name)
+            self.count.step(name, timed=False)
         chain = state.get(CHAIN)
         previous = None if chain is None else StageOutput(chain, chain)
         for stage in self.stages[len(done) :]:
             previous, tensors, specs = self._visit(stage, previous, None)
             self._write(stage, stage, tensors, specs)
             self._note(stage, self._needed(stage, previous), stage)
-            self.progress(stage)
+            # It is done at once, and would promise that blocks are.
+            self.count.step(stage, timed=stage != EMBEDDING)
         if self.max_new_tokens:
             rows = list(state[TOKENS].split(1, dim=1)) if TOKENS in state else []
             if not rows:
@@ -113,7 +115,7 @@ class Execution:
         self._result.ranks = self.port.rank_record()
         if self.references is not None:
             self._result.reference = self.references.finish()
-        with self._result.profile.stages[self.stages[-1]].timing("store"):
+        with self._part(self.stages[-1], "store"):
             # What is still to be written when the last stage is done is waited for.
             self.recorder.finish()
         self._note_peak(self.stages[-1])
@@ -128,14 +130,14 @@ class Execution:
             self._load(stage, step, profile)
         passed = self._run_stage(stage, previous, step, profile)
         if self.streams:
-            with profile.timing("wait"):
+            with self._part(stage, "wait"):
                 self.port.release(stage)
         self._note_peak(stage)
         return passed
 
     def _write(self, name: str, stage: str, tensors: Tensors, specs: Specs) -> None:
         """Hand tensors to the recorder as the file ``name``; the stage's profile bears the time."""
-        with self._result.profile.stages[stage].timing("store"):
+        with self._part(stage, "store"):
             self.recorder.write(name, tensors, specs)
         self._note_peak(stage)
 
@@ -143,7 +145,7 @@ class Execution:
         """Tell the journal what is done, the ``state`` that the next one needs, and who ran."""
         if self.journal is not None:
             caching = ran if self.max_new_tokens else ()
-            with self._result.profile.stages[(ran or self.stages)[-1]].timing("store"):
+            with self._part((ran or self.stages)[-1], "store"):
                 self.journal.note(name, self._result, state, caching)
 
     def _needed(self, stage: str, output: StageOutput) -> dict[str, torch.Tensor]:
@@ -154,6 +156,13 @@ class Execution:
         after = self.stages[self.stages.index(stage) + 1 :]
         used = self._own(after[0], None) is None if after else self.max_new_tokens > 0
         return {CHAIN: output.host} if used else {}
+
+    @contextmanager
+    def _part(self, stage: str, part: str) -> Iterator[None]:
+        """Count the time inside as one of `PARTS`, and say that it is under way."""
+        progress.doing(f"{stage}: {PARTS[part]}")
+        with self._result.profile.stages[stage].timing(part):
+            yield
 
     def _note_peak(self, stage: str) -> None:
         """Count the memory that was held since the last call as a stage's."""
@@ -170,7 +179,7 @@ class Execution:
             after = self.stages
         if not self.streams:
             after = tuple(each for each in after if each not in self._loaded)
-        with profile.timing("wait"):
+        with self._part(stage, "wait"):
             used = self.port.load(stage)
             # Before the prints: they, too, take time in which the next stage can be read.
             self.port.expect(after[0] if after and self.ahead else None)
@@ -178,7 +187,7 @@ class Execution:
         if stage in result.weights:
             return
         result.tensors_used[stage] = used
-        with profile.timing("fingerprint"):
+        with self._part(stage, "fingerprint"):
             result.effective[stage] = self.port.effective_weights(stage)
         lines = "\n".join(f"{name} {digest}" for name, digest in sorted(used.items()))
         result.weights[stage] = text_digest(lines)
@@ -190,7 +199,7 @@ class Execution:
         own = self._own(stage, step)
         fed = previous if own is None else StageOutput(own, own)
         assert fed is not None, f"{stage} has neither given values nor a stage before it"
-        with profile.timing("compute"):
+        with self._part(stage, "compute"):
             observed = self.port.run(stage, fed.device)
             self._result.devices.add(observed.output.device.type)
             output = StageOutput(observed.output, observed.output.detach().cpu())
@@ -199,7 +208,7 @@ class Execution:
         self._result.feeds.append(Feed(stage, site, tensor_digest(fed.host), source))
         tensors, specs = self._wanted_sites(stage, fed.host, output.host, observed, step)
         if self.references is not None:
-            with profile.timing("reference"):
+            with self._part(stage, "reference"):
                 self.references.evaluate(
                     StageRecord(stage, fed.host, own is None, tensors, specs, step)
                 )
@@ -293,7 +302,7 @@ class Execution:
             chosen, chosen_specs = _chosen(step, rows[-1])
             self._write(f"decode.{step}", self.stages[-1], tensors | chosen, specs | chosen_specs)
             self._note(f"decode.{step}", {TOKENS: torch.cat(rows, dim=1)}, *self.stages)
-            self.progress(f"token {step + 1}")
+            self.count.step(f"token {step + 1}")
         return torch.cat(rows, dim=1)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from layerparity.ground import console
+from layerparity.ground import console, progress
 from layerparity.ground.errors import UserError
 from layerparity.record.manifest import SitePatterns
 from layerparity.run import open_backend, open_port
@@ -51,7 +51,7 @@ def load_weights(plan: RunPlan) -> LoadedWeights:
             f"weights of {plan.config.model.label}, {plan.scope.describe()}, as port {label} has "
             "them"
         )
-        with console.progress("stages", len(stages)) as bar:
+        with progress.shown("stages", len(stages)) as bar:
             for stage in stages:
                 used[stage] = port.load(stage)
                 prints[stage] = against(checkpoint, port.effective_weights(stage))

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from layerparity.ground import console
+from layerparity.ground import console, progress
 from layerparity.ground.errors import UserError
 from layerparity.record.manifest import Manifest
 from layerparity.record.recorder import Recorder
@@ -89,6 +89,7 @@ def _run(
         progress = reuse.go_on(active, *before) if before else None
         with SystemMetrics() as system:
             notes = reuse.can_go_on(config)
+            active.keep_log()
             manifest, result = execute(
                 prepared, port, active.folder, fingerprint, before=progress, notes=notes
             )
@@ -172,7 +173,7 @@ def execute(
         journal = Journal(folder, fingerprint, port, recorder, references, warnings, before)
     more = max(config.generate.max_new_tokens - 1, 0)
     title = "blocks and tokens" if more else "blocks"
-    with console.progress(title, len(stages) + more) as bar:
+    with progress.shown(title, len(stages) + more) as bar:
         result = Execution(
             port=port,
             stages=stages,
@@ -183,7 +184,7 @@ def execute(
             },
             wanted=prepared.wanted,
             recorder=recorder,
-            progress=bar.step,
+            count=bar,
             max_new_tokens=config.generate.max_new_tokens,
             references=references,
             streams=prepared.backend.streams,

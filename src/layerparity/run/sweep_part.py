@@ -34,7 +34,7 @@ def make_part(config: Config) -> None:
     assert run is not None, "a run that was just made can be found"
     how = "reused" if run.sequence <= before else f"{time.monotonic() - began:.1f} s"
     left = (time.time() - float(started)) / number * (int(parts) - number)
-    more = [f"about {left:.0f} s left"] if number < int(parts) else []
+    more = [f"about {console.duration_text(left)} left"] if number < int(parts) else []
     words = [f"{title}: {run.name} {run.id[:8]}", described(run.read_manifest()), how, *more]
     console.say(", ".join(words))
 

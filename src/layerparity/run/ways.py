@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from layerparity.anatomy.site import DECODE, PREFILL, Kind, Place, Site
+from layerparity.ground import progress
 from layerparity.numbers.clean import FLOOR, PLAIN, reference
 from layerparity.run.pass_result import StageRecord
 from layerparity.run.ports._evaluate import Evaluator, StageCopy
@@ -82,7 +83,10 @@ class Ways:
         start = Site(record.stage, "in")
         records = {each.stage: each for each in (record, *parts)}
         results: dict[str, Results] = {stage: {} for stage in records}
-        for key, track in self._tracks.items():
+        how = ", chained" if chained else ""
+        for number, (key, track) in enumerate(self._tracks.items(), 1):
+            way = f"{number} of {len(self._tracks)}: {' '.join(key).strip()}{how}"
+            progress.doing(f"{record.stage}: reference, {way}")
             given = track.state if chained else record.given
             assert given is not None
             track.evaluator.load(record.stage)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from layerparity.anatomy.block import SERIAL
 from layerparity.anatomy.blocks import Blocks, by_layer
 from layerparity.anatomy.site import Place, Site
-from layerparity.ground import console
+from layerparity.ground import console, progress
 from layerparity.ground.errors import UserError
 from layerparity.record.manifest import Manifest
 from layerparity.report.refusals import obstacles_in_words
@@ -160,7 +160,7 @@ class Bench:
     def _compare(self, golden: Sequence[StoredRun], runs: Sequence[StoredRun]) -> Verdict:
         from layerparity.judge.conclude import conclude
 
-        with brief("comparing"), obstacles_in_words(), console.counting("sites") as count:
+        with brief("comparing"), obstacles_in_words(), progress.counting("sites") as count:
             return conclude(golden, runs, self.config.tolerance, progress=count)
 
     def _make(self, keys: Settings, apart: bool = False) -> StoredRun:

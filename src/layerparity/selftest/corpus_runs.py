@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from layerparity.anatomy.site import within
-from layerparity.ground import console
+from layerparity.ground import console, progress
 from layerparity.ground.errors import UserError
 from layerparity.judge.conclude import conclude, judged_of
 from layerparity.judge.evidence import evidence_of
@@ -184,7 +184,7 @@ def run_corpus(config: Config, folder: Path) -> Iterator[CaseResult]:
     keys = {"threads": config.threads or 1}
     seed = config.job.seed
     runner, corpus = CorpusRunner(folder, store, config.tolerance, keys, seed), Corpus(seed)
-    with console.progress("faulty runs", config.job.corpus) as bar:
+    with progress.shown("faulty runs", config.job.corpus) as bar:
         for case in corpus.cases(config.job.corpus):
             yield runner.result(case)
             bar.step(case.name)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerparity.ground import console
+from layerparity.ground import progress
 from layerparity.ground.errors import UserError
 from layerparity.mistakes.catalogue import catalogue
 from layerparity.selftest.cells import (
@@ -72,7 +72,7 @@ def run_grid(config: Config, folder: Path) -> list[CellResult]:
     cells = list(cells_of(config.job, settings, layers))
     cells += _module_cells(config.job, folder)
     results: list[CellResult] = []
-    with console.progress("candidates", len(cells)) as bar:
+    with progress.shown("candidates", len(cells)) as bar:
         for cell in cells:
             results += runner.results(cell)
             bar.step(f"{cell.name} ({cell.setting.label})")

@@ -165,10 +165,15 @@ class ActiveRun:
         with self.connection.user_errors():
             self.connection.client.set_tag(run.id, names.PREFIX + RESUMED_BY, self.id)
 
+    def keep_log(self) -> None:
+        """Write what was said to the run's log, and from now on each line as it is said."""
+        with self.connection.user_errors():
+            self._lines.write_to(self.folder / LOG)
+
     def publish(self) -> None:
         """Upload the files where the artifact store is remote; a local one has them already."""
         with self.connection.user_errors():
-            write_text(self.folder / LOG, redacted(self._lines.text()))
+            write_text(self.folder / LOG, self._lines.text())
             if self.remote:
                 artifacts.upload(self.connection.client, self.id, self.folder)
 
@@ -182,7 +187,7 @@ class ActiveRun:
             log.LOGGER.error("the run ends as %s: %s", status, reason)
             # The disk may be what failed.
             with suppress(OSError):
-                write_text(self.folder / LOG, redacted(self._lines.text()))
+                write_text(self.folder / LOG, self._lines.text())
         self._lines.close()
         with self.connection.user_errors():
             self.connection.client.set_terminated(self.id, status)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 
-from layerparity.ground import console
+from layerparity.ground import console, progress
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import writing
 from layerparity.machine import owner
@@ -57,7 +57,7 @@ def unpacked(path: Path, root: Path) -> Iterator[tuple[Path, ExportList]]:
         if needed > free:
             need, have = console.bytes_text(needed), console.bytes_text(free)
             raise UserError(f"{path} holds {need}, and {cache} has {have} left", "free some space.")
-        with console.progress("files", count) as bar:
+        with progress.shown("files", count) as bar:
             yield part, unpack(path, part, bar.step)
     finally:
         shutil.rmtree(part, ignore_errors=True)

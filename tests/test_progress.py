@@ -1,0 +1,231 @@
+"""Progress: what a step is at, a line now and then in a log, how long the rest takes."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Ended
+
+from layerparity.cli import output
+from layerparity.ground import console, log, progress
+from layerparity.ground.progress import Progress
+from layerparity.model.reading import Files
+from layerparity.run.ports._evaluate import Evaluator
+from layerparity.run.ports.hf import HfPort
+
+Capsys = pytest.CaptureFixture[str]
+
+
+class Clock:
+    """Stands still unless it is told to go on, in seconds."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Return the clock that progress is told the time by; nothing looks at it unasked."""
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock)
+    monkeypatch.setattr(progress, "_TICK_SECONDS", 1e6)
+    return clock
+
+
+def test_a_line_comes_every_30_seconds_also_within_a_block(clock: Clock, capsys: Capsys) -> None:
+    with progress.shown("blocks", 62) as work:
+        for second in range(1, 101):
+            clock.now += 1
+            if second == 40:
+                work.step("layers.0")
+            if second == 41:
+                progress.doing("layers.1: waiting for weights")
+            with progress.measured(lambda: "3.10 GB of 7.34 GB read"):
+                work.tell()
+    assert capsys.readouterr().out.splitlines() == [
+        "blocks: 0 of 62; 30 s so far",
+        "blocks: 1 of 62, layers.1: waiting for weights, 3.10 GB of 7.34 GB read; 60 s so far, "
+        "about 40 min left",
+        "blocks: 1 of 62, layers.1: waiting for weights, 3.10 GB of 7.34 GB read; 90 s so far, "
+        "about 45 min left",
+    ]
+
+
+def test_short_work_says_its_end_alone(clock: Clock, capsys: Capsys) -> None:
+    with progress.shown("blocks", 2) as work:
+        for layer in range(2):
+            clock.now += 10
+            progress.doing(f"layers.{layer}: compute")
+            work.step(f"layers.{layer}")
+            work.tell()
+    assert capsys.readouterr().out == "blocks: 2 of 2 layers.1\n"
+
+
+def test_nothing_is_promised_before_a_block_is_done(clock: Clock) -> None:
+    work = Progress("blocks", 10)
+    clock.now += 100
+    assert work.left() == ""
+    # Found done, and the embedding: neither says what a block takes.
+    work.step("layers.0", timed=False)
+    clock.now += 1
+    work.step("embed_tokens", timed=False)
+    assert work.left() == ""
+    clock.now += 60
+    assert work.left() == ""
+    work.step("layers.1")
+    assert work.left() == "about 7 min left"
+    clock.now += 30
+    assert work.left() == "about 6 min left"
+
+
+def test_a_step_that_takes_longer_than_the_others_says_more_than_they_do(clock: Clock) -> None:
+    work = Progress("blocks", 3)
+    clock.now += 10
+    work.step("layers.0")
+    assert work.left() == "about 20 s left"
+    clock.now += 90
+    assert work.left() == "about 50 s left"
+    work.step("layers.1")
+    clock.now += 70
+    assert work.left() == "", "what should be done by now is not promised"
+
+
+def test_durations_are_said_as_a_person_does() -> None:
+    seconds = (0.4, 95, 119, 120, 3600, 7170, 11_100)
+    said = ["0 s", "95 s", "119 s", "2 min", "60 min", "2 h 00 min", "3 h 05 min"]
+    assert [console.duration_text(each) for each in seconds] == said
+
+
+def test_steps_in_brief_show_their_progress_where_they_are_long(
+    clock: Clock, capsys: Capsys
+) -> None:
+    with console.brief("layer 3", set()), progress.shown("blocks", 9) as work:
+        clock.now += 31
+        work.step("layers.0")
+    said = "layer 3: blocks: 1 of 9 layers.0; 31 s so far, about 4 min left\n"
+    assert capsys.readouterr().out == said
+
+
+def test_a_child_s_notes_and_progress_are_said_as_one_s_own(clock: Clock, capsys: Capsys) -> None:
+    with console.to_be_relayed():
+        console.say("a line")
+        console.note("the device is a stand-in")
+        with progress.shown("layers", 9) as work:
+            clock.now += 6
+            work.step("layers.0")
+            progress.doing("layers.1: compute")
+            clock.now += 6
+            work.tell()
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 4, "a line, a note, and progress twice"
+
+    def slowly() -> Iterator[str]:
+        for line in [*said, said[-1]]:
+            yield line
+            clock.now += 29
+
+    with console.brief("layer 3", set()):
+        progress.relay(slowly())
+    # How long the rest takes is told by the child: this process learned of the block late.
+    assert capsys.readouterr().out.splitlines() == [
+        "note: the device is a stand-in",
+        "layer 3: blocks: 1 of 9, layers.1: compute; 58 s so far, about 42 s left",
+    ]
+    progress.relay(["5", '{"other": 1}', "x: 1 of 2"])
+    assert capsys.readouterr().out == '5\n{"other": 1}\nx: 1 of 2\n'
+
+
+def test_quiet_prints_no_progress_and_the_log_has_it(
+    clock: Clock, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for word in (output.QUIET, output.JSON):
+        lines = log.Lines()
+        with output.taken([word]), progress.shown("blocks", 9) as work:
+            clock.now += 31
+            work.tell()
+        lines.close()
+        assert capfd.readouterr().out == ""
+        assert "blocks: 0 of 9; 31 s so far" in lines.text()
+
+
+ON_A_TERMINAL = """
+import time
+from layerparity.ground import progress
+with progress.shown("blocks", 3) as work:
+    time.sleep(1.2)
+    work.step("layers.0")
+    with progress.measured(lambda: "3.10 GB of 7.34 GB read"):
+        progress.doing("layers.1: waiting for weights")
+        time.sleep(0.4)
+"""
+
+
+def test_a_terminal_shows_what_a_block_is_at() -> None:
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "160"}
+    with subprocess.Popen(
+        [sys.executable, "-c", ON_A_TERMINAL], stdout=theirs, env=environment
+    ) as child:
+        os.close(theirs)
+        shown = b""
+        # The end of a terminal is an error.
+        with suppress(OSError):
+            while more := os.read(ours, 65536):
+                shown += more
+        assert child.wait() == 0
+    os.close(ours)
+    text = shown.decode()
+    assert "layers.1: waiting for weights, 3.10 GB of 7.34 GB read" in text
+    assert "1/3" in text
+    assert "about 2 s left" in text
+
+
+def test_a_run_s_log_tells_while_it_works(
+    cli: Callable[..., Ended], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real run of which everything is slow, its intervals short: ``tail -f`` shows it."""
+    seen: list[str] = []
+    logs = "kept/artifacts/*/artifacts/log.txt"
+
+    def slowed(owner: type, name: str, seconds: float) -> None:
+        function = getattr(owner, name)
+
+        def slow(self: Any, *args: Any, **keys: Any) -> Any:
+            # What evaluates the reference is a port too.
+            if type(self) is owner:
+                if owner is Evaluator:
+                    seen[:] = [each.read_text() for each in tmp_path.glob(logs)]
+                time.sleep(seconds)
+            return function(self, *args, **keys)
+
+        monkeypatch.setattr(owner, name, slow)
+
+    monkeypatch.setattr(progress, "_LOG_EVERY_SECONDS", 0.1)
+    monkeypatch.setattr(progress, "_TICK_SECONDS", 0.01)
+    slowed(Files, "read", 0.002)
+    slowed(HfPort, "run", 0.5)
+    slowed(Evaluator, "evaluate", 0.06)
+    where = f"tracking.folder={tmp_path / 'kept'}"
+    ended = cli("backend=gpu", "device_map=cpu", "scope=range", "start=0", "end=1", where)
+    assert ended.exit == 0, ended.err
+    (while_at_work,) = seen
+    for text in (ended.out, while_at_work):
+        assert re.search(r"of 3, \S+: waiting for weights, [\d.]+ \w+ of [\d.]+ \w+ read; ", text)
+        assert re.search(r"of 3, layers\.\d: compute; \d+ s so far", text)
+        assert re.search(r"of 3, layers\.\d: reference, \d of \d: float32 \w+", text)
+    # Nothing is promised yet.
+    assert re.search(r"1 of 3, layers\.0: .* s so far$", while_at_work, re.M)
+    assert re.search(r"2 of 3, layers\.1: .*, about \d+ s left$", while_at_work, re.M)
