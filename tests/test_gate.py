@@ -13,6 +13,7 @@ from conftest import Ended
 
 from layerparity.record.stored_run import FINISHED, StoredRun
 from layerparity.report import series
+from layerparity.report.measures import numeral
 
 CANDIDATE = ("backend=gpu", "device_map=cpu", "kind=candidate", "scope=single", "layer=1")
 RIGHT = ("attn_implementation=eager", "name=right")
@@ -85,6 +86,9 @@ def test_a_commit_that_breaks_parity_is_named(
         ("2" * 40, "fail"),
     ]
     assert rows[1]["version.torch"] and rows[1]["worst"].startswith("R ")
+    assert rows[1]["worst_value"] > rows[1]["worst_limit"] > rows[0]["worst_value"] > 0
+    # One number, written in one way: as the page writes it.
+    assert rows[1]["worst"] == f"R {numeral(rows[1]['worst_value'])} of 2"
     verdict = json.loads((tmp_path / "gate" / "verdict.json").read_text(encoding="utf-8"))
     assert verdict["outcome"] == "fail"
     suite = ElementTree.parse(tmp_path / "gate" / "junit.xml").getroot()

@@ -26,6 +26,7 @@ from test_report import words_of
 from layerparity.anatomy.block import label
 from layerparity.anatomy.site import Kind, Site
 from layerparity.record.verdict import Breach, Outcome, Row, Verdict
+from layerparity.report.answer import numbers_text
 from layerparity.report.columns import Columns
 from layerparity.report.error_by_layer import error_by_layer
 from layerparity.report.heatmaps import Bins, binning, metric_heatmap, token_heatmap
@@ -221,6 +222,17 @@ def test_every_colour_of_a_pass_is_calm(name: str) -> None:
     used = steps(CASES[name])
     assert used and max(used) < STEPS / 4
     assert max(steps(CASES["calibrated" if name == "calibrated pass" else "fail"])) > STEPS / 2
+
+
+def test_a_number_is_written_in_one_way() -> None:
+    shown = [numeral(x) for x in (1234.5, 999.7, 9999.4, 1_774_321.5, 123.4, 0.00012)]
+    assert shown == ["1234", "1000", "9999", "1.8e6", "123", "1.2e-4"]
+    site = Site.inside(3, "mlp:out")
+    metrics = {"error_ratio": 1_774_321.5, "rel_l2": 1.23e-5, "norm_ratio": 1234.5678}
+    assert numbers_text(Row(site, Kind.REAL, Outcome.FAIL, metrics=metrics)) == (
+        "error against the reference 1.8e6 times the floor of rounding, "
+        "relative L2 error against the golden 1.2e-5, norm 1235 times the golden's"
+    )
 
 
 def test_numbers_close_to_their_ideal_are_not_rounded_onto_it() -> None:

@@ -19,6 +19,7 @@ from layerparity.report.distributions import quantile_plot
 from layerparity.report.distributions import ulp_histogram as drawn_ulp
 from layerparity.report.experts import agreement_by_layer, agreement_text, load_figure
 from layerparity.report.heatmaps import group_heatmap
+from layerparity.report.html import noise
 from layerparity.report.noise_by_layer import accumulated_error, local_error
 from layerparity.report.stages import stages, table_rows
 
@@ -108,3 +109,17 @@ def test_decode_steps_that_were_skipped_are_told_in_a_line() -> None:
     comparison = replace(GUILTY, rows=(*GUILTY.rows, *said), total=GUILTY.total + 39)
     layer = next(each for each in stages(comparison) if each.layer == 3)
     assert table_rows(layer) == (list(layer.rows), [])
+
+
+def ticks(figure: str) -> list[str]:
+    return re.findall(r">(1e-?\d+)</text>", figure)
+
+
+def test_errors_and_accumulated_errors_share_a_scale() -> None:
+    site = "self_attn.q_proj:out"
+    local = local_error(columns(GUILTY), GUILTY, site)
+    added = accumulated_error(columns(GUILTY), GUILTY, site)
+    assert ticks(local) == ticks(added)
+    assert len(ticks(local)) > len(ticks(accumulated_error(columns(GUILTY), GUILTY)))
+    shown = noise(columns(GUILTY), GUILTY, site)
+    assert ticks(shown["local"]) == ticks(shown["accumulated"])

@@ -289,3 +289,12 @@ def test_what_held_the_run_up_is_above_the_axis_and_what_was_read_meanwhile_belo
 )
 def test_spans_of_time_have_the_unit_a_person_would_use(seconds: float, said: str) -> None:
     assert seconds_text(seconds) == said
+
+
+def test_the_two_sides_share_a_scale_of_seconds() -> None:
+    slow, fast = profile(2, reference=30.0), profile(2, reference=0.0)
+    ticks = [
+        re.findall(r'text-anchor="end">([^<]+)<', time_by_stage(*sides))
+        for sides in (("golden", slow, fast), ("candidate", fast, slow), ("candidate", fast))
+    ]
+    assert ticks[0] == ticks[1] != ticks[2]

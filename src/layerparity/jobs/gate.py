@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,15 +97,21 @@ def _target(to: str | None) -> Path | None:
     return Path(to)
 
 
-def _whole(member: StoredRun, row: dict[str, str]) -> dict[str, str]:
-    """Return a row for programs: its commit and id in full, and the versions of packages."""
-    from layerparity.report.series import REVISION
+def _whole(member: StoredRun, row: dict[str, str]) -> dict[str, str | float | None]:
+    """Return a row for programs: commit and id in full, versions of packages, numbers as such.
 
-    versions = {k: v for k, v in member.tags.items() if k.startswith("version.")}
-    return row | {"revision": member.tags[REVISION], "run": member.id} | versions
+    What is not finite, or not known, is None: JSON has no such number.
+    """
+    from layerparity.report.series import LIMIT, REVISION, WORST
+
+    tags = member.tags
+    versions = {k: v for k, v in tags.items() if k.startswith("version.")}
+    numbers = {name: float(tags.get(name, "nan")) for name in (WORST, LIMIT)}
+    told = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+    return {**row, "revision": tags[REVISION], "run": member.id, **told, **versions}
 
 
-def _write(target: Path, made: StoredRun, rows: list[dict[str, str]]) -> None:
+def _write(target: Path, made: StoredRun, rows: list[dict[str, str | float | None]]) -> None:
     from layerparity.ground.files import write_text
 
     for name in _FILES:

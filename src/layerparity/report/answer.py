@@ -16,6 +16,7 @@ from layerparity.record.weights import WeightFinding
 from layerparity.report.cautions import ranges
 from layerparity.report.gauge import Gauge, R
 from layerparity.report.headline import shown_site
+from layerparity.report.measures import numeral
 from layerparity.report.reasons import reason_text
 from layerparity.report.reproduce import next_lines
 from layerparity.report.weights import finding_text
@@ -62,10 +63,9 @@ def _labelled(label: str, lines: Sequence[str]) -> Iterator[str]:
 
 # Each number with what it is measured against: the two are not the same tensor.
 _NUMBERS = (
-    ("error_ratio", "error against the reference {:.3g} times the floor of rounding"),
-    ("rel_l2", "relative L2 error against the golden {:.2g}"),
-    ("norm_ratio", "norm {:.4g} times the golden's"),
-    ("set_agreement", "what is chosen is the golden's at {:.0%} of the tokens"),
+    ("error_ratio", "error against the reference {} times the floor of rounding", 3),
+    ("rel_l2", "relative L2 error against the golden {}", 2),
+    ("norm_ratio", "norm {} times the golden's", 4),
 )
 _SURE = ((0.9, "very likely"), (0.7, "likely"), (0.4, "plausible"), (0.0, "a guess"))
 _OTHERS = 3
@@ -223,8 +223,14 @@ def _few(names: Sequence[str], most: int = 3) -> str:
 
 def numbers_text(row: Row) -> str:
     """Return the few numbers of a row that a person asks for first."""
-    known = {name: row.metrics[name] for name, _ in _NUMBERS if name in row.metrics}
-    texts = [form.format(known[n]) for n, form in _NUMBERS if math.isfinite(known.get(n, math.nan))]
+    known = row.metrics
+    texts = [
+        form.format(numeral(known[name], digits))
+        for name, form, digits in _NUMBERS
+        if math.isfinite(known.get(name, math.nan))
+    ]
+    if math.isfinite(agreed := known.get("set_agreement", math.nan)):
+        texts.append(f"what is chosen is the golden's at {agreed:.0%} of the tokens")
     if known.get("rel_l2") == math.inf:
         texts.append("the golden is zero there, so no error relative to it")
     elif math.isnan(known.get("rel_l2", 0.0)):

@@ -243,7 +243,7 @@ def noise(columns: Columns, verdict: Verdict, fallback: str) -> dict[str, Any]:
     return {
         "local_site": local,
         "local": local_error(columns, verdict, local) if local else "",
-        "accumulated": accumulated_error(columns, verdict),
+        "accumulated": accumulated_error(columns, verdict, local),
     }
 
 

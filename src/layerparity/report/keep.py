@@ -15,12 +15,14 @@ from layerparity.record.side import Side
 from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import FILE_NAME, Outcome, Row, Verdict
 from layerparity.report import headline as words
+from layerparity.report import series
 from layerparity.report.answer import answer_of
 from layerparity.report.at_the_end import end_metrics
 from layerparity.report.gauge import Ordinate, R
 from layerparity.report.html import render_html
 from layerparity.report.junit import render_junit
 from layerparity.report.markdown import render_markdown
+from layerparity.report.measures import numeral
 from layerparity.report.table import closing_table, per_site_table
 from layerparity.settings.config import Config
 from layerparity.tracking.links import say_served
@@ -114,7 +116,7 @@ def _tags(verdict: Verdict) -> dict[str, str]:
         "golden": " ".join(run.named for run in verdict.golden.made),
         "candidate": " ".join(run.named for run in verdict.candidate.made),
         "tolerance": verdict.tolerance,
-        "worst": _worst(verdict),
+        **_worst(verdict),
         **_side_tags(verdict.candidate),
     }
 
@@ -137,14 +139,21 @@ def _side_tags(side: Side) -> dict[str, str]:
     return {name: value for name, value in told.items() if value}
 
 
-def _worst(verdict: Verdict) -> str:
-    """Return the largest number that sites are judged by, and its limit, as in ``R 0.7 of 2``."""
+def _worst(verdict: Verdict) -> dict[str, str]:
+    """Return the largest number that sites are judged by, and its limit, as in ``R 0.7 of 2``.
+
+    Both stand for programs as well, as `repr` writes a float.
+    """
     shown = Ordinate.of(verdict)
     values = [shown.value(row, verdict.limits) for row in verdict.rows]
     found = [math.inf if math.isnan(value) else value for value in values if value is not None]
     if not found or shown.limit is None:
-        return ""
-    return f"{shown.label} {max(found):.3g} of {shown.limit:.3g}"
+        return {"worst": ""}
+    return {
+        "worst": f"{shown.label} {numeral(max(found))} of {numeral(shown.limit)}",
+        series.WORST: repr(max(found)),
+        series.LIMIT: repr(shown.limit),
+    }
 
 
 def _metrics(verdict: Verdict) -> Iterator[tuple[str, float, int]]:

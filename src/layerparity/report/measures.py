@@ -11,15 +11,21 @@ from layerparity.record.verdict import SIMILARITIES, Row, Verdict
 _CAP_DB = 320.0
 
 
-def numeral(value: float) -> str:
-    """Write a number in few characters: ``0``, ``12``, ``0.0312``, ``4.1e-7``, ``NaN``, ``∞``."""
+def numeral(value: float, digits: int = 3) -> str:
+    """Write a number in few characters: ``0``, ``12``, ``0.0312``, ``4.1e-7``, ``NaN``, ``∞``.
+
+    ``digits`` are those of a number that is neither whole nor written with an exponent.
+    """
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
     if value == int(value) and abs(value) < 1e6:
         return str(int(value))
-    return f"{value:.3g}" if 1e-3 <= abs(value) < 1e4 else power(value)
+    if not 1e-3 <= abs(value) < 1e4:
+        return power(value)
+    # Of 1234.5 three digits would be 1.23e+03: a third way of writing.
+    return f"{value:.0f}" if abs(value) >= 10**digits - 0.5 else f"{value:.{digits}g}"
 
 
 def power(value: float, digits: int = 1) -> str:

@@ -27,12 +27,50 @@ class Curve:
     quiet: bool = False
 
 
+@dataclass(frozen=True)
+class Drawing:
+    """What a figure shows: curves over the band under ``floors``, and one up to ``limit`` times."""
+
+    title: str
+    curves: Sequence[Curve]
+    floors: Points
+    words: str
+    limit: float = 0.0
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether there is a curve, and a band that goes on."""
+        return len(self.floors) > 1 and any(curve.points for curve in self.curves)
+
+    @property
+    def values(self) -> list[float]:
+        """All that has a height."""
+        values = [value for curve in self.curves for value in curve.points.values()]
+        floors = self.floors.values()
+        return [*values, *floors, *(self.limit * floor for floor in floors if self.limit)]
+
+
 def local_error(columns: Columns, verdict: Verdict, local: str) -> str:
     """Return the figure of one class of site: its error over the band of its noise floor.
 
-    Errors are against the reference, relative to it. Empty where fewer than two blocks have a
-    floor there.
+    Errors are against the reference, relative to it. Its scale is `accumulated_error`'s. Empty
+    where fewer than two blocks have a floor there.
     """
+    return _figure(columns, _local(columns, verdict, local), _accumulated(columns, verdict))
+
+
+def accumulated_error(columns: Columns, verdict: Verdict, local: str = "") -> str:
+    """Return the figure of the blocks' outputs: what has added up, over what clean rounding would.
+
+    Independent rounding errors add up in squares: the band is the root of the sum of the squared
+    local floors of the blocks passed, each taken to pass errors on as they are. A chained
+    candidate's error is its own; of an isolated one the local errors are added up alike. Its scale
+    is that of `local_error` at the class of site ``local``.
+    """
+    return _figure(columns, _accumulated(columns, verdict), _local(columns, verdict, local))
+
+
+def _local(columns: Columns, verdict: Verdict, local: str) -> Drawing:
     rows = _rows(columns, local)
     floors = _values(rows, lambda row: row.metrics["floor_rel_l2"])
     limit = verdict.limits.get("error_ratio", 0.0)
@@ -41,17 +79,10 @@ def local_error(columns: Columns, verdict: Verdict, local: str) -> str:
         Curve("golden", _values(rows, lambda row: _error(row, "golden_error_ratio")), 4, True),
         Curve("candidate", _values(rows, lambda row: _error(row, "error_ratio")), 1),
     ]
-    title = "Error against the noise floor, by layer"
-    return _figure(columns, title, curves, floors, (band, limit))
+    return Drawing("Error against the noise floor, by layer", curves, floors, band, limit)
 
 
-def accumulated_error(columns: Columns, verdict: Verdict) -> str:
-    """Return the figure of the blocks' outputs: what has added up, over what clean rounding would.
-
-    Independent rounding errors add up in squares: the band is the root of the sum of the squared
-    local floors of the blocks passed, each taken to pass errors on as they are. A chained
-    candidate's error is its own; of an isolated one the local errors are added up alike.
-    """
+def _accumulated(columns: Columns, verdict: Verdict) -> Drawing:
     rows = _rows(columns, BLOCK_OUT)
     errors = _values(rows, _candidate)
     floors = _values(rows, lambda row: row.metrics["floor_rel_l2"])
@@ -63,23 +94,20 @@ def accumulated_error(columns: Columns, verdict: Verdict) -> str:
         local = verdict.portrait.local_floors if verdict.portrait else {}
         floors = {i: local[str(row.site)] for i, row in rows if str(row.site) in local}
     title = "Accumulated error at the block out, by layer"
-    return _figure(columns, title, curves, _grown(floors), ("clean rounding, added up", 0.0))
+    return Drawing(title, curves, _grown(floors), "clean rounding, added up")
 
 
-def _figure(
-    columns: Columns, title: str, curves: list[Curve], floors: Points, said: tuple[str, float]
-) -> str:
-    """Draw curves over the band under ``floors``, and a paler one up to ``limit`` times those."""
-    if len(floors) < 2 or not any(curve.points for curve in curves):
+def _figure(columns: Columns, shown: Drawing, beside: Drawing) -> str:
+    """Draw a figure on the scale that it shares with the one ``beside`` it."""
+    if not shown.is_shown:
         return ""
-    words, limit = said
-    values = [value for curve in curves for value in curve.points.values()]
-    axis = Axis.over([*values, *floors.values(), *(limit * f for f in floors.values() if limit)])
+    curves, floors, words, limit = shown.curves, shown.floors, shown.words, shown.limit
+    axis = Axis.over([*shown.values, *(beside.values if beside.is_shown else ())])
     summary = f"{words}: from {numeral(min(floors.values()))} to {numeral(max(floors.values()))}."
     drawn = canvas(
         columns.width,
         axis.bottom + AXIS,
-        title,
+        shown.title,
         summary,
         _band(columns, axis, floors, limit, "band far") if limit else "",
         _band(columns, axis, floors, 1.0, "band"),
@@ -153,7 +181,7 @@ def _curve(columns: Columns, axis: Axis, curve: Curve) -> str:
     return "".join(drawn)
 
 
-def _key(curves: list[Curve], words: str) -> str:
+def _key(curves: Sequence[Curve], words: str) -> str:
     items = []
     for curve in reversed(curves):
         line = tag("path", class_=f"line s{curve.series}", d="M-11 0h22")

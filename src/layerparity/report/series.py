@@ -9,6 +9,8 @@ from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import Outcome
 
 SERIES, REVISION = "series", "revision"
+# The number behind the text of the tag ``worst``, and what it may be.
+WORST, LIMIT = "worst_value", "worst_limit"
 # What a comparison has as tags besides versions: what may have made the difference.
 _DECIDES = {"revision": REVISION, "golden": "golden", "layerparity": "git_commit"}
 _VERSION = "version."

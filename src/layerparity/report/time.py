@@ -60,11 +60,17 @@ class WhereTimeWent:
 def where_time_went(verdict: Verdict) -> WhereTimeWent:
     """Return where the time of both sides went, as far as their runs say."""
     sides = []
-    for role, side in (("golden", verdict.golden), ("candidate", verdict.candidate)):
+    both = (
+        ("golden", verdict.golden, verdict.candidate),
+        ("candidate", verdict.candidate, verdict.golden),
+    )
+    for role, side, other in both:
         if side.profile is not None and side.profile.stages:
             total = side.profile.total
             sentence = _sentence(role, len(side.made), total)
-            sides.append(SideTime(role, sentence, time_by_stage(role, side.profile), total))
+            sides.append(
+                SideTime(role, sentence, time_by_stage(role, side.profile, other.profile), total)
+            )
     totals = [side.total for side in sides]
     rows = [[words, *(_share(t, part) for t in totals)] for part, words in PARTS.items()]
     whole = ["in all", *(seconds_text(total.seconds) for total in totals)]
@@ -128,11 +134,18 @@ _TICKS = 5
 class Bars:
     """Where things stand: a column for each stage, seconds above and below one axis.
 
-    ``before`` are the bytes of memory that were held before the first stage.
+    ``before`` are the bytes of memory that were held before the first stage. The stages ``beside``
+    are another figure's, which has the same scale of seconds.
     """
 
     before: int
     stages: Sequence[tuple[str, StageProfile]]
+    beside: Sequence[StageProfile] = ()
+
+    @property
+    def scaled(self) -> list[StageProfile]:
+        """The stages of all figures that share a scale."""
+        return [*(each for _, each in self.stages), *self.beside]
 
     @property
     def pitch(self) -> float:
@@ -147,13 +160,13 @@ class Bars:
 
     @property
     def up(self) -> float:
-        """The most seconds that a stage held the run up."""
-        return max((each.seconds for _, each in self.stages), default=0.0)
+        """The most seconds that a stage held a run up."""
+        return max((each.seconds for each in self.scaled), default=0.0)
 
     @property
     def down(self) -> float:
         """The most seconds that the reading threads spent on a stage."""
-        return max((each.loading.seconds for _, each in self.stages), default=0.0)
+        return max((each.loading.seconds for each in self.scaled), default=0.0)
 
     def y(self, seconds: float) -> float:
         """Return a height in pixels from the top; negative seconds are below the axis."""
@@ -179,9 +192,10 @@ def seconds_text(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-def time_by_stage(side: str, profile: RunProfile) -> str:
-    """Return the figure of one side (``golden`` or ``candidate``)."""
-    bars = Bars(profile.before, list(profile.stages.items()))
+def time_by_stage(side: str, profile: RunProfile, beside: RunProfile | None = None) -> str:
+    """Return the figure of one side (``golden`` or ``candidate``), on the scale of both."""
+    others = list(beside.stages.values()) if beside is not None else []
+    bars = Bars(profile.before, list(profile.stages.items()), others)
     strips = _strips(bars)
     bottom = _TOP + _PLOT + len(strips) * (_CAPTION + _STRIP)
     total = profile.total
