@@ -136,3 +136,10 @@ def test_a_closed_or_full_output_is_no_failed_comparison(
     )
     assert ended.returncode == exit_, ended.stderr
     assert "Traceback" not in ended.stderr and "Exception ignored" not in ended.stderr
+
+
+@pytest.mark.parametrize("ours", ["--json", "--quiet"])
+def test_help_and_version_are_printed_beside_ours(cli: Callable[..., Ended], ours: str) -> None:
+    ended = cli("job=compare", ours, "--help")
+    assert ended.exit == 0 and ended.out.startswith("job=compare:")
+    assert cli(ours, "--version").out.startswith("layerparity ")
