@@ -166,6 +166,10 @@ def test_the_quoted_answer_is_taken_as_it_stands(value: str) -> None:
         (["port.name=router_softmax"], "belongs to port=clean and port=fault: choose one"),
         (["tp_degree=two"], "tp_degree=two is no value of tp_degree: give a whole number."),
         (["reuse=maybe"], "reuse=maybe is no value of reuse: give true or false."),
+        (
+            ["backend=gpu", "backend.compile=trace"],
+            "give true or false, or use backend=neuron, whose backend.compile takes trace.",
+        ),
         (["tracking.folder=x", "tolerance.error_ratio=y"], "tolerance.error_ratio: give a number."),
         (["port=nxdi"], "port=nxdi runs a class of your own: name it with port.model="),
         (["device_map=0"], "There is no device_map '0'."),

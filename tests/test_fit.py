@@ -66,6 +66,15 @@ def ask(real: PlannedModel) -> Callable[..., Question]:
 # ---------------------------------------------------------------- what is asked
 
 
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [("trn3", "trn3-gen1"), ("TRN2", "trn2.3xlarge"), ("trn2.48xl", "trn2.48xlarge")],
+)
+def test_a_name_that_is_no_instance_is_answered_with_one(text: str, meant: str) -> None:
+    with pytest.raises(UserError, match=rf"Did you mean '{meant}'\?"):
+        parse_devices(text)
+
+
 def test_devices_are_read() -> None:
     assert parse_devices("8x80GB").sizes == (80 * GB,) * 8
     assert parse_devices("141GB").sizes == (141 * GB,)

@@ -136,3 +136,20 @@ def test_a_closed_or_full_output_is_no_failed_comparison(
     )
     assert ended.returncode == exit_, ended.stderr
     assert "Traceback" not in ended.stderr and "Exception ignored" not in ended.stderr
+
+
+@pytest.mark.parametrize("ours", ["--json", "--quiet"])
+def test_help_and_version_are_printed_beside_ours(cli: Callable[..., Ended], ours: str) -> None:
+    ended = cli("job=compare", ours, "--help")
+    assert ended.exit == 0 and ended.out.startswith("job=compare:")
+    assert cli(ours, "--version").out.startswith("layerparity ")
+
+
+@pytest.mark.parametrize("side", ["golden", "candidate", "job.beside"])
+def test_comparing_with_a_folder_that_is_not_there_makes_no_store(
+    cli: Callable[..., Ended], tmp_path: Path, side: str
+) -> None:
+    store = tmp_path / "not-yet"
+    ended = cli("job=compare", f"{side}=./nowhere", f"tracking.folder={store}")
+    assert ended.exit == 2 and "There is no folder nowhere" in ended.err
+    assert not store.exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from enum import Enum
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -251,7 +252,17 @@ def explain(error: Exception) -> UserError:
         )
     if full and (misfit := _MISFIT.search(message)):
         wanted = _WANTED[misfit[2] or misfit[3]]
-        return UserError(f"{full[1]}={misfit[1]} is no value of {full[1]}", f"give {wanted}.")
+        # The same key of another option may be a choice of words.
+        others = [
+            f", or use {group}={option}, whose {own.path} takes {misfit[1]}"
+            for group, option, settings in config.plugin_schemas()
+            for own in config.keys_of(settings, f"{group}.")
+            if own.path == full[1]
+            and isinstance(own.default, Enum)
+            and misfit[1] in {each.value for each in type(own.default)}
+        ]
+        found = f"{full[1]}={misfit[1]} is no value of {full[1]}"
+        return UserError(found, f"give {wanted}{''.join(others)}.")
     first = str(error.__cause__ or error).strip().splitlines()[0]
     if choice := _CHOICE.search(first):
         first += nearest(choice[1], choice[2].split(", "))

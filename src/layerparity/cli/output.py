@@ -16,6 +16,8 @@ QUIET, JSON = "--quiet", "--json"
 _STDOUT = 1
 # Jobs that make a verdict, or run commands of which one does.
 _JUDGING = ("compare", "gate", "judge", "sequence")
+# What is asked for its text, which both of ours would swallow.
+_TOLD = {"-h", "--help", "help", "--version"}
 _asked: list[bool] = []
 
 
@@ -27,7 +29,7 @@ def taken(arguments: Sequence[str]) -> Iterator[list[str]]:
     the block made is printed behind it. Errors go to standard error as ever.
     """
     words = [word for word in arguments if word not in (QUIET, JSON)]
-    if len(words) == len(arguments):
+    if len(words) == len(arguments) or _TOLD.intersection(words):
         yield words
         return
     _asked[:] = [True] if JSON in arguments else []

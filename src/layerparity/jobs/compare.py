@@ -72,8 +72,12 @@ def compare(config: Config) -> Kept:
     """Compare two runs, or two sets of runs, keep the verdict and show it."""
     from layerparity.judge.choose import unfinished_sweeps
     from layerparity.report.refusals import obstacles_in_words
+    from layerparity.settings.tracking import read_config
+    from layerparity.tracking.lookup import refuse_absent
     from layerparity.tracking.store import open_store
 
+    named = (config.golden, config.candidate, config.job.beside)
+    refuse_absent(read_config(config.tracking), named)
     store = open_store(config.tracking)
     golden, candidate = _sides(config, store)
     # Torch is loaded only for runs that exist.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from layerparity.ground.errors import UserError
+from layerparity.ground.errors import UserError, nearest
 from layerparity.machine.max_memory import parse_limits, size_text
 from layerparity.machine.trainium import GIB, INSTANCES, Instance, instance_of
 
@@ -134,6 +134,10 @@ def _size(text: str, part: str) -> int:
 
 
 def _refusal(part: str) -> UserError:
+    known = [each.name for each in INSTANCES]
+    # An instance's family, trn3, is too short to be near to any of its names.
+    begun = [name for name in known if part and name.startswith(part.lower())]
+    hint = nearest(begun[0] if begun else part.lower(), known)
     return UserError(
-        f"plan.devices has '{part}', which is no number of devices of a size. {_FORMS}"
+        f"plan.devices has '{part}', which is no number of devices of a size.{hint} {_FORMS}"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from layerparity.ground.errors import UserError, nearest
 from layerparity.ground.files import is_there
 from layerparity.record.exported import ZIP, is_export
 from layerparity.record.stored_run import FINISHED, StoredRun, from_folder
+from layerparity.settings.tracking import EMBEDDED, TrackingConfig
+from layerparity.tracking import database
 from layerparity.tracking.exports import open_export
 from layerparity.tracking.stored_runs import (
     SWEEP,
@@ -25,6 +28,23 @@ LATEST = "latest"
 _ID = re.compile(r"[0-9a-f]{4,32}")
 _SHOWN_NAMES = 4
 _HOW_TO_LIST = "'python run.py job=ui' shows all runs"
+
+
+def refuse_absent(config: TrackingConfig, references: Iterable[str | None]) -> None:
+    """Raise UserError for a path where nothing is, before a store is made to look it up.
+
+    A store that is there may have a sweep that is called by its command, which may hold a path.
+    """
+    if config.name != EMBEDDED or (config.root / database.FILE_NAME).exists():
+        return
+    for each in references:
+        if each is not None and ("/" in each or each.startswith((".", "~"))):
+            _refuse_nothing_at(Path(each).expanduser())
+
+
+def _refuse_nothing_at(path: Path) -> None:
+    if not is_there(path):
+        raise UserError(f"There is no folder {path}", "give a run's id, its name, or a folder.")
 
 
 def look_up(stored: StoredRuns, reference: str, kind: str | None) -> list[StoredRun]:
@@ -84,8 +104,7 @@ def _latest(stored: StoredRuns, kind: str | None) -> list[StoredRun]:
 
 def _outside(stored: StoredRuns, path: Path, kind: str | None) -> list[StoredRun]:
     """Return the runs that an export outside the store holds, or the one that a folder is."""
-    if not is_there(path):
-        raise UserError(f"There is no folder {path}", "give a run's id, its name, or a folder.")
+    _refuse_nothing_at(path)
     if is_export(path):
         return open_export(path.resolve(), stored.config.root, kind)
     if not path.is_dir():
