@@ -13,7 +13,7 @@ from conftest import Ended
 
 from layerparity.record.stored_run import FINISHED, StoredRun
 from layerparity.report import series
-from layerparity.report.measures import numeral
+from layerparity.report.measure import numeral
 
 CANDIDATE = ("backend=gpu", "device_map=cpu", "kind=candidate", "scope=single", "layer=1")
 RIGHT = ("attn_implementation=eager", "name=right")

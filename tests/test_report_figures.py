@@ -30,7 +30,8 @@ from layerparity.report.answer import numbers_text
 from layerparity.report.columns import Columns
 from layerparity.report.error_by_layer import error_by_layer
 from layerparity.report.heatmaps import Bins, binning, metric_heatmap, token_heatmap
-from layerparity.report.measures import BY_NAME, beyond, numeral
+from layerparity.report.measure import numeral
+from layerparity.report.measures import BY_NAME, beyond
 from layerparity.report.stages import fold, stages
 from layerparity.report.svg import STEPS, Shade, ink_on, luminance, ramp, stylesheet
 

@@ -16,7 +16,7 @@ from layerparity.record.weights import WeightFinding
 from layerparity.report.cautions import ranges
 from layerparity.report.gauge import Gauge, R
 from layerparity.report.headline import shown_site
-from layerparity.report.measures import numeral
+from layerparity.report.measure import numeral
 from layerparity.report.reasons import reason_text
 from layerparity.report.reproduce import next_lines
 from layerparity.report.weights import finding_text

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from layerparity.anatomy.site import PREFILL
 from layerparity.record.verdict import Row, Verdict
-from layerparity.report.measures import AT_THE_END, BY_NAME, Measure, numeral
+from layerparity.report.measure import Measure, numeral
+from layerparity.report.measures import AT_THE_END, BY_NAME
 
 _RATIO = "_ratio"
 NUMBERS = tuple(each for each in AT_THE_END if f"{each.name}{_RATIO}" in BY_NAME or each.ideal)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from layerparity.record.portrait import FLOOR, InsteadKind, Portrait
-from layerparity.report.measures import numeral
+from layerparity.report.measure import numeral
 
 _UNREAL = "{place} shows the fault, and holds no real numbers to look at"
 _BY_WEIGHTS = "The weights of {place} are what is wrong: no site of it shows that by itself"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from layerparity.record.portrait import ULP_EDGES, Portrait
-from layerparity.report.measures import numeral
+from layerparity.report.measure import numeral
 from layerparity.report.svg import box, canvas, hover, tag, text
 
 _LEFT, _TOP, _RIGHT, _BOTTOM = 52.0, 24.0, 12.0, 46.0

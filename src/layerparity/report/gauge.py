@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from layerparity.anatomy.site import Kind
 from layerparity.record.verdict import Breach, Outcome, Row, Verdict
-from layerparity.report.measures import BY_NAME, REL_L2, Measure, numeral
+from layerparity.report.measure import Measure, numeral
+from layerparity.report.measures import BY_NAME, REL_L2
 
 R = BY_NAME["error_ratio"]
 # What sets are judged by: a count or a share, but no size of an error.

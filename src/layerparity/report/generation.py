@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from layerparity.judge.generation import GenerationParity, TokenChoice
-from layerparity.report.measures import numeral
+from layerparity.report.measure import numeral
 
 COLUMNS = (
     "row",

@@ -12,7 +12,8 @@ from layerparity.record.portrait import FLOOR, Portrait
 from layerparity.record.verdict import Outcome, Row
 from layerparity.report.columns import AXIS, LEFT, Columns
 from layerparity.report.gauge import Limits
-from layerparity.report.measures import Measure, beyond, compared, numeral
+from layerparity.report.measure import Measure, numeral
+from layerparity.report.measures import beyond, compared
 from layerparity.report.stages import Stage
 from layerparity.report.svg import Shade, box, canvas, hover, key, tag, text
 

@@ -34,15 +34,8 @@ from layerparity.report.heatmaps import (
     per_row,
     token_heatmap,
 )
-from layerparity.report.measures import (
-    beyond,
-    cells_of,
-    compared,
-    limits_texts,
-    numeral,
-    present,
-    which,
-)
+from layerparity.report.measure import numeral
+from layerparity.report.measures import beyond, cells_of, compared, limits_texts, present, which
 from layerparity.report.noise_by_layer import accumulated_error, local_error
 from layerparity.report.reasons import reason
 from layerparity.report.reproduce import reproduce

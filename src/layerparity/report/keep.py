@@ -22,7 +22,7 @@ from layerparity.report.gauge import Ordinate, R
 from layerparity.report.html import render_html
 from layerparity.report.junit import render_junit
 from layerparity.report.markdown import render_markdown
-from layerparity.report.measures import numeral
+from layerparity.report.measure import numeral
 from layerparity.report.table import closing_table, per_site_table
 from layerparity.settings.config import Config
 from layerparity.tracking.links import say_served
