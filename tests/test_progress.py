@@ -217,15 +217,15 @@ def test_a_run_s_log_tells_while_it_works(
     monkeypatch.setattr(progress, "_TICK_SECONDS", 0.01)
     slowed(Files, "read", 0.002)
     slowed(HfPort, "run", 0.5)
-    slowed(Evaluator, "evaluate", 0.06)
+    slowed(Evaluator, "evaluate", 0.03)
     where = f"tracking.folder={tmp_path / 'kept'}"
-    ended = cli("backend=gpu", "device_map=cpu", "scope=range", "start=0", "end=1", where)
+    ended = cli("backend=gpu", "device_map=cpu", "scope=range", "start=0", "end=3", where)
     assert ended.exit == 0, ended.err
     (while_at_work,) = seen
     for text in (ended.out, while_at_work):
-        assert re.search(r"of 3, \S+: waiting for weights, [\d.]+ \w+ of [\d.]+ \w+ read; ", text)
-        assert re.search(r"of 3, layers\.\d: compute; \d+ s so far", text)
-        assert re.search(r"of 3, layers\.\d: reference, \d of \d: float32 \w+", text)
+        assert re.search(r"of 5, \S+: waiting for weights, [\d.]+ \w+ of [\d.]+ \w+ read; ", text)
+        assert re.search(r"of 5, layers\.\d: compute; \d+ s so far", text)
+        assert re.search(r"of 5, layers\.\d: reference, \d of \d: float32 \w+", text)
     # Nothing is promised yet.
-    assert re.search(r"1 of 3, layers\.0: .* s so far$", while_at_work, re.M)
-    assert re.search(r"2 of 3, layers\.1: .*, about \d+ s left$", while_at_work, re.M)
+    assert re.search(r"1 of 5, layers\.0: .* s so far$", while_at_work, re.M)
+    assert re.search(r"2 of 5, layers\.1: .*, about \d+ s left$", while_at_work, re.M)
