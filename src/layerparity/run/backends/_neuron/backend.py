@@ -143,7 +143,8 @@ class NeuronBackend(Backend):
         """Refuse implementations that cannot compile, and models that cannot be sharded."""
         config: Any = model.config
         has_experts = any(hasattr(each, "_is_expert_parallel") for each in model.modules())
-        _refuse_unless("attn_implementation", config._attn_implementation, _ATTENTION)
+        attention = self.attn_implementation or config._attn_implementation
+        _refuse_unless("attn_implementation", attention, _ATTENTION)
         if has_experts:
             _refuse_unless("experts_implementation", self.experts_implementation, _EXPERTS)
         if self.runtime.tp_degree > 1 and self.runtime.is_neuron:
