@@ -187,6 +187,9 @@ def without(package: str, monkeypatch) -> None:
         ("joblib", "hydra_joblib_launcher", "joblib"),
         ("submitit_local", "hydra_submitit_launcher", "slurm"),
         ("submitit_slurm", "hydra_submitit_launcher", "slurm"),
+        ("slurm", "hydra_submitit_launcher", "slurm"),
+        ("processes", "hydra_submitit_launcher", "slurm"),
+        ("workers", "hydra_joblib_launcher", "joblib"),
     ],
 )
 def test_a_launcher_that_is_not_installed_costs_one_line(
@@ -210,8 +213,49 @@ def test_slurm_without_its_commands_costs_one_line(cli, tmp_path, monkeypatch):
     ended = cli("-m", *PARTS, "layer=0,1", "hydra/launcher=submitit_slurm")
     assert (ended.exit, ended.out) == (2, "")
     (line,) = ended.err.splitlines()
-    assert "Slurm's srun, not found on PATH" in line and "submitit_local" in line
+    assert "Slurm's srun, not found on PATH" in line and "hydra/launcher=processes" in line
     assert not (tmp_path / "mlruns").exists()
+
+
+SBATCH = """#!/bin/sh
+cp "$1" {folder}/script.sh
+echo "sbatch: error: no partition here" >&2
+exit 1
+"""
+
+
+def test_the_script_that_slurm_gets_asks_for_what_the_preset_says(tmp_path):
+    """sbatch is a stand-in that keeps what it is given, and takes no job."""
+    pytest.importorskip("submitit", reason="the extra slurm is not installed: make test brings it")
+    (tmp_path / "bin").mkdir()
+    for name, text in (("sbatch", SBATCH.format(folder=tmp_path)), ("srun", "#!/bin/sh\n")):
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+    path = os.pathsep.join([str(tmp_path / "bin"), os.environ["PATH"]])
+    words = ["layer=0,1", "hydra/launcher=slurm", "hydra.launcher.partition=trn2"]
+    code, out, err = sweep(tmp_path, *words, PATH=path)
+    assert code == 2, out + err
+    assert "Traceback" not in err and "no partition here" in err
+    script = (tmp_path / "script.sh").read_text()
+    for line in (
+        "--array=0-1%2",
+        "--cpus-per-task=8",
+        "--mem=64GB",
+        "--time=720",
+        "--partition=trn2",
+        "--job-name=layerparity",
+    ):
+        assert f"#SBATCH {line}\n" in script
+    assert f"srun --unbuffered --output {tmp_path}" in script
+
+
+def test_the_presets_run_parts(tmp_path):
+    for launcher in ("workers", "processes"):
+        code, out, err = sweep(
+            tmp_path, "layer=0", "dtype=float32,bfloat16", f"hydra/launcher={launcher}"
+        )
+        assert code == 0, out + err
+        assert "2 of 2 parts finished" in out
 
 
 def test_submitit_local_runs_parts_side_by_side(tmp_path):

@@ -53,6 +53,16 @@ def check(arguments: Sequence[str]) -> Any:
     return parsed
 
 
+def implied(arguments: Sequence[str]) -> list[str]:
+    """Return the words that a sweep over ``layer_chunks=N`` means besides: each of its chunks."""
+    given = dict(word.lstrip("+").split("=", 1) for word in arguments if "=" in word)
+    chunks = given.get("layer_chunks", "")
+    sweeps = {"-m", "--multirun", _SWEEPS} & set(arguments)
+    return (
+        [f"chunk=range(0,{chunks})"] if sweeps and chunks.isdigit() and "chunk" not in given else []
+    )
+
+
 def _check_ways(parsed: Any) -> None:
     """Raise UserError for options of which Hydra takes one at a time, or one with another."""
     if parsed.experimental_rerun is not None:

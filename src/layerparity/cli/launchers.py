@@ -14,12 +14,15 @@ _INSTALLED_BY = {
     "submitit_local": ("hydra_submitit_launcher", "slurm"),
     "submitit_slurm": ("hydra_submitit_launcher", "slurm"),
 }
+# Our presets, and the launcher that each is of.
+PRESETS = {"slurm": "submitit_slurm", "processes": "submitit_local", "workers": "joblib"}
 _OF_SLURM = ("sbatch", "srun")
 
 
 def check(name: str) -> None:
     """Raise UserError where a launcher's package or Slurm's commands are missing."""
-    package, extra = _INSTALLED_BY.get(name, ("", ""))
+    launcher = PRESETS.get(name, name)
+    package, extra = _INSTALLED_BY.get(launcher, ("", ""))
     plugins = package and find_spec("hydra_plugins")
     if package and not (plugins and find_spec(f"hydra_plugins.{package}")):
         raise UserError(
@@ -27,8 +30,8 @@ def check(name: str) -> None:
             f"pip install 'layerparity[{extra}]'.",
         )
     missing = [each for each in _OF_SLURM if shutil.which(each) is None]
-    if name == "submitit_slurm" and missing:
+    if launcher == "submitit_slurm" and missing:
         raise UserError(
             f"{GROUP}={name} needs Slurm's {' and '.join(missing)}, not found on PATH",
-            "run it on a node that submits to Slurm, or take hydra/launcher=submitit_local.",
+            "run it on a node that submits to Slurm, or take hydra/launcher=processes.",
         )

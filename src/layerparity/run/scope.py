@@ -73,14 +73,9 @@ def scope_of(config: Config, num_layers: int, family: Family) -> Scope:
         blocks = tuple(str(Place(layer)) for layer in range(num_layers))
         return Scope("full", ("embed_tokens", *blocks, "norm", "lm_head"), 0, num_layers - 1)
     if kind is ScopeKind.range:
-        if config.start is None or config.end is None:
-            raise UserError(f"scope=range wants start=A end=B (inclusive), 0 to {num_layers - 1}.")
-        _in_range("start", config.start, num_layers, config.model)
-        _in_range("end", config.end, num_layers, config.model)
-        if config.end < config.start:
-            raise UserError(f"end={config.end} comes before start={config.start}: swap them.")
-        blocks = tuple(str(Place(layer)) for layer in range(config.start, config.end + 1))
-        return Scope("range", blocks, config.start, config.end)
+        first, last = _range(config, num_layers)
+        blocks = tuple(str(Place(layer)) for layer in range(first, last + 1))
+        return Scope("range", blocks, first, last)
     component = config.component
     if component in OUTSIDE and config.layer is None:
         return Scope("single", (OUTSIDE[component],), component=component)
@@ -91,6 +86,46 @@ def scope_of(config: Config, num_layers: int, family: Family) -> Scope:
     _in_range("layer", config.layer, num_layers, config.model)
     stage = family.stage(component, config.layer) if component else str(Place(config.layer))
     return Scope("single", (stage,), config.layer, config.layer, component)
+
+
+def _range(config: Config, num_layers: int) -> tuple[int, int]:
+    """Return the first and the last block of scope=range, or of its chunk."""
+    first, last = config.start, config.end
+    if config.layer_chunks is not None:
+        # Chunks are of the whole model where no range is given.
+        first, last = first or 0, num_layers - 1 if last is None else last
+    if first is None or last is None:
+        raise UserError(
+            f"scope=range wants start=A end=B (inclusive), 0 to {num_layers - 1}",
+            "or -m layer_chunks=N for all blocks in N ranges.",
+        )
+    _in_range("start", first, num_layers, config.model)
+    _in_range("end", last, num_layers, config.model)
+    if last < first:
+        raise UserError(f"end={last} comes before start={first}: swap them.")
+    if config.layer_chunks is None:
+        return first, last
+    return _chunk(first, last, config.layer_chunks, config.chunk)
+
+
+def _chunk(first: int, last: int, chunks: int, chunk: int | None) -> tuple[int, int]:
+    """Return the ends of one of several ranges of blocks, whose lengths differ by one at most."""
+    count = last - first + 1
+    if chunks > count:
+        raise UserError(
+            f"layer_chunks={chunks} is more than the {count} blocks that are cut",
+            f"use {count} or less.",
+        )
+    if chunk is None:
+        raise UserError(
+            f"layer_chunks={chunks} cuts a sweep into parts",
+            f"add -m, or chunk=N (0 to {chunks - 1}) for one of them.",
+        )
+    if chunk >= chunks:
+        raise UserError(
+            f"chunk={chunk} is out of range: layer_chunks={chunks} has 0 to {chunks - 1}."
+        )
+    return first + count * chunk // chunks, first + count * (chunk + 1) // chunks - 1
 
 
 def _in_range(name: str, value: int, num_layers: int, model: ModelSettings) -> None:
@@ -108,6 +143,8 @@ def _refuse_strangers(config: Config, kind: ScopeKind) -> None:
         "component": ScopeKind.single,
         "start": ScopeKind.range,
         "end": ScopeKind.range,
+        "layer_chunks": ScopeKind.range,
+        "chunk": ScopeKind.range,
     }
     for key, owner in belongs.items():
         value = getattr(config, key)
@@ -115,5 +152,7 @@ def _refuse_strangers(config: Config, kind: ScopeKind) -> None:
             raise UserError(
                 f"{key}={value} does not belong to scope={kind.value}: use scope={owner.value}."
             )
+    if config.chunk is not None and config.layer_chunks is None:
+        raise UserError(f"chunk={config.chunk} is one of layer_chunks=N: give that too.")
     if config.generate.max_new_tokens and kind is not ScopeKind.full:
         raise UserError("generate.max_new_tokens needs the whole model: use scope=full.")

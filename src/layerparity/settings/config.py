@@ -264,6 +264,12 @@ class Config:
     layer: int | None = key(None, "the block of scope=single")
     start: int | None = key(None, "the first block of scope=range")
     end: int | None = key(None, "the last block of scope=range")
+    layer_chunks: int | None = key(
+        None, "with -m, how many ranges scope=range is cut into, a part each", least=1
+    )
+    chunk: int | None = key(
+        None, "which of the layer_chunks, from 0; null: a sweep's each", least=0
+    )
     component: str | None = key(None, "one component alone, or a stage outside the blocks")
     tp_degree: int = key(1, "devices that each block is split over", least=1)
     moe_ep_degree: int = key(
