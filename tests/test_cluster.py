@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -30,7 +31,11 @@ def asked(folder: Path, *words: str, **environment: str) -> tuple[list[str], dic
     """Return the command of a sweep, and how it is run as a process: its output is kept."""
     path = os.pathsep.join([str(HERE.parent / "src"), str(folder / "plugins"), *sys.path[1:]])
     kept = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    command = [sys.executable, "-m", "layerparity", "-m", *PARTS, *words]
+    chosen = {word.partition("=")[0] for word in words}
+    own = [word for word in PARTS if word.partition("=")[0] not in chosen]
+    if "backend=neuron" in words:
+        own.remove("device_map=cpu")
+    command = [sys.executable, "-m", "layerparity", "-m", *own, *words]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return command, {"cwd": folder, "env": {**kept, **environment}, **pipes}
 
@@ -172,6 +177,64 @@ def test_joblib_runs_parts_side_by_side(tmp_path):
     code, out, err = sweep(tmp_path, *words)
     assert code == 0, out + err
     assert "4 of 4 parts finished" in out
+
+
+SEEN = """
+import atexit, json, os, time
+from pathlib import Path
+from layerparity.run.ports.hf import HfPort
+
+class SeenPort(HfPort):
+    def run(self, stage, given):
+        names = ("CUDA_VISIBLE_DEVICES", "NEURON_RT_VISIBLE_CORES")
+        seen = {name: os.environ.get(name) for name in names} | {"began": time.time()}
+        Path(f"seen-{os.getpid()}.json").write_text(json.dumps(seen))
+        if os.environ.get("ALONE"):
+            inside = Path(f"inside-{os.getpid()}")
+            assert not set(Path().glob("inside-*")) - {inside}, "another part has not ended"
+            if not inside.exists():
+                inside.touch()
+                atexit.register(inside.unlink)
+                time.sleep(1)
+            return super().run(stage, given)
+        deadline = time.monotonic() + 120
+        while len(list(Path().glob("seen-*"))) < 2:
+            assert time.monotonic() < deadline, "no other process runs a part at the same time"
+            time.sleep(0.05)
+        return super().run(stage, given)
+"""
+
+
+def seen(folder: Path, *words: str, **environment: str) -> list[dict[str, Any]]:
+    """Sweep with a port that notes which devices its process was shown, in order of time."""
+    (folder / "plugins").mkdir()
+    (folder / "plugins" / "seen_port_of_cluster.py").write_text(SEEN)
+    words = ("layer=0", "port._target_=seen_port_of_cluster.SeenPort", *words)
+    code, out, err = sweep(folder, *words, **environment)
+    assert code == 0, out + err
+    kept = [json.loads(file.read_text()) for file in folder.glob("seen-*.json")]
+    return sorted(kept, key=lambda each: each["began"])
+
+
+def test_each_process_beside_others_is_shown_a_gpu_of_its_own(tmp_path):
+    words = ["dtype=float32,bfloat16", "capture=default,components", "device_map=stream"]
+    words += ["hydra/launcher=workers"]
+    parts = seen(tmp_path, *words, CUDA_VISIBLE_DEVICES="6,4,5")
+    assert {part["CUDA_VISIBLE_DEVICES"] for part in parts} == {"6", "4"}, "four parts, two workers"
+
+
+def test_a_part_waits_for_the_gpu_that_another_one_holds(tmp_path):
+    words = ["dtype=float32,bfloat16", "device_map=stream", "hydra/launcher=processes"]
+    parts = seen(tmp_path, *words, CUDA_VISIBLE_DEVICES="7", ALONE="yes")
+    assert [part["CUDA_VISIBLE_DEVICES"] for part in parts] == ["7", "7"]
+
+
+def test_each_process_beside_others_is_shown_cores_of_its_own(tmp_path):
+    """XLA:CPU, not Neuron: the variable is what a Neuron runtime would read."""
+    words = ["backend=neuron", "tp_degree=2", "dtype=float32,bfloat16"]
+    words += ["hydra/launcher=processes"]
+    parts = seen(tmp_path, *words, NEURON_RT_VISIBLE_CORES="2-6")
+    assert {part["NEURON_RT_VISIBLE_CORES"] for part in parts} == {"2,3", "4,5"}
 
 
 def without(package: str, monkeypatch) -> None:

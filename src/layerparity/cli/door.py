@@ -227,11 +227,15 @@ def _close_sweep() -> Exit:
 
     Return the gravest exit status of the command's jobs.
     """
+    from layerparity.cli import launchers
     from layerparity.run import endings, sweep
 
     code = endings.gravest()
     # Where the command was stopped, the parts that it did not wait for say nothing.
-    silent = endings.silent_parts() if stop_behind(sys.exception()) is None else []
+    stopped, folder = stop_behind(sys.exception()) is not None, os.environ.get(endings.VARIABLE)
+    silent = [] if stopped else endings.silent_parts()
+    if stopped and folder and (ends := launchers.left_running(Path(folder).parent)):
+        console.note(f"the parts that Slurm was given go on: {ends} ends them")
     refused = {each.part: each.why for each in endings.all_endings() if each.exit != Exit.OK}
     endings.remove()
     closed = sweep.close_parent(failed=code is not Exit.OK, refused=refused, silent=silent)

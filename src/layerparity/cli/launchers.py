@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from importlib.util import find_spec
+from pathlib import Path
 
+from layerparity.ground import console
 from layerparity.ground.errors import UserError
 
 GROUP = "hydra/launcher"
@@ -35,3 +38,22 @@ def check(name: str) -> None:
             f"{GROUP}={name} needs Slurm's {' and '.join(missing)}, not found on PATH",
             "run it on a node that submits to Slurm, or take hydra/launcher=processes.",
         )
+    if launcher == "submitit_slurm" and not _accounts():
+        console.note(
+            "sacct does not answer here: a part whose job Slurm ends is waited for until Ctrl-C"
+        )
+
+
+def left_running(sweep: Path) -> str:
+    """Return the command that ends the jobs which Slurm has of a sweep's folder; empty for none."""
+    scripts = (sweep / ".submitit").glob("*/*_submission.sh")
+    jobs = sorted(script.parent.name for script in scripts if "#SBATCH" in script.read_text())
+    return " ".join(["scancel", *jobs]) if jobs else ""
+
+
+def _accounts() -> bool:
+    """Say whether Slurm's accounting answers, by which submitit learns that a job has ended."""
+    if shutil.which("sacct") is None:
+        return False
+    asked = ["sacct", "--noheader", "--jobs=1"]
+    return subprocess.run(asked, capture_output=True, check=False).returncode == 0

@@ -28,9 +28,11 @@ def run(config: Config) -> Exit:
 
         dry.show(config)
         return Exit.OK
-    from layerparity.run import next_step, sweep, sweep_part
+    from layerparity.run import next_step, part_devices, sweep, sweep_part
     from layerparity.run.make import make
 
+    if sweep.part():
+        part_devices.take(config)
     if sweep.part() and not HydraConfig.get().verbose:
         sweep_part.make_part(config)
         return Exit.OK

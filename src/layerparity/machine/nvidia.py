@@ -9,6 +9,7 @@ from pathlib import Path
 
 DEVICE_FILES = Path("/dev")
 DRIVER = Path("/proc/driver/nvidia")
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def gpu_names() -> list[str]:
@@ -22,12 +23,26 @@ def gpu_names() -> list[str]:
     )
     models = _models()
     names = [models.get(minor, "NVIDIA GPU") for minor in minors]
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return names
-    # As CUDA reads it, the list ends at a -1 or an empty word.
-    words = (word.strip() for word in visible.split(","))
-    return names[: sum(1 for _ in takewhile(lambda word: word not in ("", "-1"), words))]
+    visible = _visible()
+    return names if visible is None else names[: len(visible)]
+
+
+def visible_gpus() -> list[str]:
+    """Return the GPUs that a process may take, as CUDA_VISIBLE_DEVICES names them."""
+    visible = _visible()
+    return [str(each) for each in range(len(gpu_names()))] if visible is None else visible
+
+
+def _visible() -> list[str] | None:
+    """Return the words of CUDA_VISIBLE_DEVICES; None where it is not set.
+
+    As CUDA reads it, the list ends at a -1 or an empty word.
+    """
+    text = os.environ.get(VISIBLE)
+    if text is None:
+        return None
+    words = (word.strip() for word in text.split(","))
+    return list(takewhile(lambda word: word not in ("", "-1"), words))
 
 
 def driver_version() -> str:

@@ -59,6 +59,15 @@ def await_parts(folder: Path, parts: list[str]) -> None:
     _awaited[:] = parts
 
 
+def folder_of_others() -> Path | None:
+    """Return the folder that this process shares with others that run parts; None if it is alone.
+
+    The command that waits for them runs none itself, unless its launcher uses no other process.
+    """
+    folder = os.environ.get(VARIABLE)
+    return Path(folder) if folder is not None and not _awaited else None
+
+
 def leave(ending: JobEnding) -> None:
     """Keep how this job ended. Raises OSError where the sweep's folder cannot be written."""
     folder = os.environ.get(VARIABLE)

@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 from layerparity.ground import console
 from layerparity.ground.errors import UserError
 from layerparity.ground.secrets import redacted
-from layerparity.run import endings
+from layerparity.run import endings, part_devices
 from layerparity.tracking.process import stop_behind
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ class SweepParent(Callback):
             launcher = OmegaConf.select(config, "hydra.launcher._target_") or _OWN_LAUNCHER
             if not launcher.endswith(_OWN_LAUNCHER):
                 endings.await_parts(Path(folder), [" ".join(words) for words in parts])
+                part_devices.keep_shown()
             if config.hydra.runtime.choices.get("job") != SWEPT_JOB:
                 return
             from layerparity.tracking.store import open_store
@@ -157,7 +158,7 @@ def close_parent(
     parent.end("KILLED" if stopped else "FINISHED" if whole else "FAILED", error)
     rows = [ChildRow(child.name, _status(child, silent), child.url) for child in children]
     rows += [ChildRow(_apart(words, shared), REFUSED, why) for words, why in lost.items()]
-    rows += [ChildRow(_apart(words, shared), SILENT, "its process ended") for words in unheard]
+    rows += [ChildRow(_apart(words, shared), SILENT, "nothing heard of it") for words in unheard]
     return ClosedSweep(rows, children, parent.id, shared)
 
 

@@ -37,6 +37,15 @@ class RankDevices:
 
 
 @dataclass(frozen=True)
+class DeviceShare:
+    """The devices that one process takes: ``count`` of ``devices``, as ``variable`` names them."""
+
+    variable: str
+    devices: list[str]
+    count: int
+
+
+@dataclass(frozen=True)
 class Abilities:
     """What a backend says of itself; others ask this, never its name. Defaults promise nothing.
 
@@ -50,7 +59,8 @@ class Abilities:
     package that compiled stages need on a GPU. ``nxdi``: its devices are Neuron cores, over which
     AWS's inference library lays a model; a plan pads and repeats as that library does. ``ranks``
     says what processes of transformers' own plan compute on, for tp_degree above 1; None where the
-    backend splits a model in one process, or not at all.
+    backend splits a model in one process, or not at all. ``share`` says which devices a run takes,
+    so that processes beside each other each get their own; None where it takes none in particular.
     """
 
     kind: RunKind = RunKind.candidate
@@ -64,6 +74,7 @@ class Abilities:
     gpu_compiler: str = ""
     nxdi: bool = False
     ranks: Callable[[Config], RankDevices] | None = None
+    share: Callable[[Config], DeviceShare | None] | None = None
 
 
 @dataclass

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from layerparity.machine import nvidia
 from layerparity.machine.device import Affinity, keep_torch_xla_out
-from layerparity.run.backends.base import Abilities, RankDevices
+from layerparity.run.backends.base import Abilities, DeviceShare, RankDevices
 from layerparity.settings.config import RunKind
 from layerparity.settings.key import key
 
@@ -50,7 +50,16 @@ def abilities(settings: Settings) -> Abilities:
         memory_known=True,
         gpu_compiler="triton" if settings.compile else "",
         ranks=_ranks,
+        share=_share,
     )
+
+
+def _share(config: Config) -> DeviceShare | None:
+    """Return the one GPU of a run that asks for one; any other device_map spreads over all."""
+    if config.device_map.strategy not in ("cuda:0", "stream") or config.tp_degree > 1:
+        return None
+    devices = nvidia.visible_gpus()
+    return DeviceShare(nvidia.VISIBLE, devices, 1) if devices else None
 
 
 def _ranks(config: Config) -> RankDevices:

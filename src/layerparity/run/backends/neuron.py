@@ -18,13 +18,14 @@ from layerparity.machine.neuron import (
     detect,
     runtime_of,
 )
+from layerparity.machine.neuron_machine import VISIBLE, read_machine
 from layerparity.run.backends._neuron.compiler_options import (
     AutoCast,
     Compilation,
     Compile,
     ReuseCompiled,
 )
-from layerparity.run.backends.base import Abilities, RankDevices
+from layerparity.run.backends.base import Abilities, DeviceShare, RankDevices
 from layerparity.settings.key import key
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ def abilities(settings: Settings) -> Abilities:
             experts="static",
             libraries=("torch_neuronx",) if choice is not RuntimeChoice.native_cpu else (),
             ranks=_ranks,
+            share=_share,
         )
     return Abilities(
         settings_once=True,
@@ -87,6 +89,7 @@ def abilities(settings: Settings) -> Abilities:
         libraries=("torch_xla",),
         # Who asks for the stand-in has this machine's XLA:CPU in mind, which splits evenly.
         nxdi=choice is not RuntimeChoice.xla_cpu,
+        share=_share,
     )
 
 
@@ -108,6 +111,16 @@ def _machine(settings: Settings) -> NeuronFit:
     if machine.score == 0:
         raise UserError(machine.reason)
     return machine
+
+
+def _share(config: Config) -> DeviceShare | None:
+    """Return the logical cores of a run, one for each rank; None where nothing says which exist.
+
+    Raises UserError for a variable that makes no sense.
+    """
+    machine = read_machine()
+    cores = range(machine.logical_cores) if machine.visible is None else machine.visible
+    return DeviceShare(VISIBLE, [str(core) for core in cores], config.tp_degree) if cores else None
 
 
 def _ranks(config: Config) -> RankDevices:
