@@ -41,7 +41,7 @@ SlurmdLogFile={folder}/slurmd.log
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 SlurmdParameters=config_overrides
-KillWait=5
+KillWait=60
 NodeName={host} NodeAddr=127.0.0.1 CPUs=16 RealMemory=128000 State=UNKNOWN
 PartitionName=trn2 Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
