@@ -34,6 +34,8 @@ TOKENS = SiteSpec(("batch", "token"), Kind.EXACT)
 LOGITS = SiteSpec(("batch", "token", "vocabulary"))
 # Where every block's router shows which experts it chose.
 ROUTED = "mlp.gate:choices"
+# How much each of them counts, and in what order: as the choices stand.
+WEIGHED = "mlp.gate:weights"
 # Where attention shows which tokens it chose to look at.
 ATTENDED = "self_attn.indexer:choices"
 
@@ -76,7 +78,7 @@ TAPS = (
     Tap("post_attention_layernorm:out", "post_attention_layernorm"),
     Tap("mlp.gate:logits", "mlp.gate", EXPERTS, pick=0),
     Tap(ROUTED, "mlp.gate", CHOICES, pick=2, follows=("mlp.gate:logits",)),
-    Tap("mlp.gate:weights", "mlp.gate", EXPERTS, pick=1, follows=("mlp.gate:logits", ROUTED)),
+    Tap(WEIGHED, "mlp.gate", EXPERTS, pick=1, follows=("mlp.gate:logits", ROUTED)),
     Tap("mlp.experts:out", "mlp.experts"),
     Tap("mlp:out", "mlp"),
 )

@@ -102,8 +102,8 @@ def chosen_sides(config: Config, store: Store) -> tuple[Runs, Runs, list[PassedO
     sides = {
         kind: _find_side(store, reference, kind, names)
         for kind, reference, names in (
-            (RunKind.golden, config.golden, config.job.golden_names),
-            (RunKind.candidate, config.candidate, config.job.candidate_names),
+            (RunKind.golden, config.golden, getattr(config.job, "golden_names", None)),
+            (RunKind.candidate, config.candidate, getattr(config.job, "candidate_names", None)),
         )
     }
     golden, candidate = sides[RunKind.golden], sides[RunKind.candidate]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from layerparity.anatomy.family import ATTENDED, ROUTED, end_spec, stage_ends
+from layerparity.anatomy.family import ATTENDED, ROUTED, WEIGHED, end_spec, stage_ends
 from layerparity.anatomy.site import DECODE, EMBEDDING, Kind, Site, SiteSpec
 from layerparity.ground import progress
 from layerparity.ground.errors import UserError, memory_ran_out
@@ -266,6 +266,11 @@ class Execution:
 
         routed, attended = told(ROUTED), told(ATTENDED)
         choosing = {*routed, *attended} if self.inputs.values_of else set()
+        if weighed := told(WEIGHED):
+            fed: dict[int | None, dict[str, torch.Tensor]] = {
+                layer: {WEIGHED: value} for layer, value in weighed.items()
+            }
+            return Call(mask, positions, None, routed, attended, fed)
         own = OwnValues(self.inputs.own, step, choosing)
         return Call(mask, positions, None, routed, attended, own)
 

@@ -16,7 +16,7 @@ from layerparity.machine import neuron
 from layerparity.model.architecture import read_config, usual_attention
 from layerparity.record.manifest import ModelPrint
 from layerparity.run import open_port
-from layerparity.run.inputs._replay import replays
+from layerparity.run.inputs._replay import ALL, replays
 from layerparity.run.ports import _emulated
 from layerparity.settings.config import Config, RunKind
 
@@ -60,7 +60,8 @@ def numerics(prepared: Prepared) -> dict[str, str]:
 
 def numerics_elsewhere(config: Config) -> dict[str, str]:
     """Return those settings of a run that are none of its backend's."""
-    replayed = {"replay": "golden"} if replays(config) else {}
+    asked = replays(config)
+    replayed = {"replay": "golden, with weights" if asked == ALL else "golden"} if asked else {}
     replayed |= {"forced": "golden"} if config.generate.forced else {}
     steps = {"max_new_tokens": str(config.generate.max_new_tokens)}
     return {**steps, **replayed, **_emulated.numerics(config)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from layerparity.anatomy.family import ATTENDED, ROUTED
+from layerparity.anatomy.family import ATTENDED, ROUTED, WEIGHED
 from layerparity.anatomy.site import DECODE, Place, Site
 from layerparity.ground.errors import UserError
 
@@ -15,12 +15,15 @@ if TYPE_CHECKING:
     from layerparity.settings.config import Config
 
 TOKENS = Site("tokens", "out")
+# What port.replay is beside true: the weights of the chosen experts are the golden's as well.
+ALL = "all"
 
 
-def replays(config: Config) -> bool:
-    """Say whether the port is told the golden's choices (port.replay=true)."""
+def replays(config: Config) -> bool | str:
+    """Return what the port repeats of the golden's routing: nothing, its choices, or `ALL`."""
     port = config.port
-    return bool(port.get("replay") if isinstance(port, Mapping) else getattr(port, "replay", False))
+    asked = port.get("replay") if isinstance(port, Mapping) else getattr(port, "replay", False)
+    return ALL if asked == ALL else bool(asked)
 
 
 def refuse_unfed(config: Config, inputs: Inputs) -> None:
@@ -42,6 +45,19 @@ def refuse_unfed(config: Config, inputs: Inputs) -> None:
         )
 
 
+def refuse_unweighed(stage: str, shown: Sequence[str]) -> None:
+    """Raise UserError where a run repeats a router's weights and does not look at them.
+
+    ``shown`` are the sites of a stage that it looks at, by their address there.
+    """
+    if WEIGHED not in shown:
+        raise UserError(
+            f"port.replay={ALL} repeats the weights of each router's choices, and this run does "
+            f"not look at {stage}.{WEIGHED}",
+            "use a capture that has it, as capture=default, or port.replay=true.",
+        )
+
+
 def choices(manifest: Manifest, request: Request) -> list[Record]:
     """Return what a run recorded of the choices that the scope's routers are to repeat.
 
@@ -49,24 +65,27 @@ def choices(manifest: Manifest, request: Request) -> list[Record]:
     ``generate.forced`` the tokens alone are repeated.
     The tokens it chose are among them: another token's routing would mean nothing.
     """
-    routed = replays(request.config) or request.config.inputs.name == "candidate"
+    asked = replays(request.config)
+    routed = asked or request.config.inputs.name == "candidate"
     if not (routed or request.config.generate.forced):
         return []
     layers = {site.layer for site in _blocks(request)}
-    wanted = {
-        str(site) for site in _sites(request, layers, *((ROUTED, ATTENDED) if routed else ()))
-    }
+    kinds = [ROUTED, ATTENDED] if routed else []
+    kinds += [WEIGHED] if asked == ALL else []
+    wanted = {str(site) for site in _sites(request, layers, *kinds)}
     return [record for record in manifest.records if str(record.site) in wanted]
 
 
 def lacking(manifests: Sequence[Manifest], request: Request) -> Site | None:
     """Return the first choice to repeat that no run recorded, or None."""
-    if not replays(request.config):
+    asked = replays(request.config)
+    if not asked:
         return None
     routed = {layer for manifest in manifests for layer in manifest.layer_experts}
     held = {str(record.site) for manifest in manifests for record in manifest.records}
     layers = {s.layer for s in _blocks(request) if s.component in ("", "mlp")} & routed
-    return next((s for s in _sites(request, layers, ROUTED) if str(s) not in held), None)
+    kinds = (ROUTED, WEIGHED) if asked == ALL else (ROUTED,)
+    return next((s for s in _sites(request, layers, *kinds) if str(s) not in held), None)
 
 
 def _blocks(request: Request) -> list[Site]:

@@ -63,7 +63,8 @@ class ObservedStage(nn.Module):
         arguments = dict(arguments)
         told: dict[str, torch.Tensor] = arguments.pop(REPLAYED, {})
         leading = {local for _, tap in self.taps for local in tap.follows}
-        noted = _Seen(arguments.pop(FED, None), leading)
+        fed = arguments.pop(FED, None)
+        noted = _Seen(None if fed is None else Fed(*fed), leading)
         if "past_key_values" in arguments:
             # A module may have another name for the cache.
             taken = inspect.signature(self.module.forward).parameters

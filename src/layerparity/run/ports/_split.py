@@ -29,7 +29,8 @@ class SplitPort(RanksPort):
                 f"use moe_ep_degree={config.tp_degree}, or 1.",
             )
         if keys.get("replay"):
-            raise UserError("port.replay=true runs in one process", "use tp_degree=1.")
+            asked = str(keys["replay"]).lower()
+            raise UserError(f"port.replay={asked} runs in one process", "use tp_degree=1.")
 
     @classmethod
     def where(cls, config: Config) -> str:

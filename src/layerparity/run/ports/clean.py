@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from layerparity.ground.errors import UserError, nearest
 from layerparity.run import open_backend
@@ -21,13 +21,13 @@ class Settings:
 
     _target_: str = "layerparity.run.ports.clean.CleanPort"
     name: str | None = key(None, "which fault, or which clean way")
-    replay: bool = key(False, REPLAY_HELP)
+    replay: Any = key(False, REPLAY_HELP)
 
 
 class CleanPort(HfPort):
     """transformers' modules, computed in one of the clean ways that no noise floor is made from."""
 
-    def __init__(self, assets: Assets, name: str | None = None, replay: bool = False) -> None:
+    def __init__(self, assets: Assets, name: str | None = None, replay: bool | str = False) -> None:
         from layerparity.numbers.clean import OTHERS
 
         if not open_backend.abilities(assets.config).eager:

@@ -47,7 +47,7 @@ class Settings:
     seed: int | None = key(None, "a random fault of this seed, instead of a named one", least=0)
     index: int | None = key(None, "which of the seed's random faults", least=0)
     module: str | None = key(None, "module of a block that gives out something else: mlp.gate")
-    replay: bool = key(False, REPLAY_HELP)
+    replay: Any = key(False, REPLAY_HELP)
 
 
 class PlantedPort(HfPort):
@@ -58,7 +58,7 @@ class PlantedPort(HfPort):
     """
 
     def __init__(
-        self, assets: Assets, layers: Sequence[int], seed: int = 0, *, replay: bool = False
+        self, assets: Assets, layers: Sequence[int], seed: int = 0, *, replay: bool | str = False
     ) -> None:
         super().__init__(assets, replay)
         self.layers = set(layers)
@@ -213,7 +213,7 @@ class FaultPort(PlantedPort):
         index: int | None = None,
         *,
         module: str | None = None,
-        replay: bool = False,
+        replay: bool | str = False,
     ) -> None:
         count = int(assets.checkpoint.config["num_hidden_layers"])
         self.check(assets.config, count, name=name, layers=layers, index=index, module=module)

@@ -21,6 +21,7 @@ from layerparity.ground.profile import Spent
 from layerparity.model import idle_skeletons
 from layerparity.model.layer_classes import classes_of
 from layerparity.record.ranks import RankRecord
+from layerparity.run.inputs._replay import ALL, refuse_unweighed
 from layerparity.run.ports import _emulated
 from layerparity.run.ports._canonical import (
     FED,
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 
 
 # What its ports' key ``replay`` does.
-REPLAY_HELP = "route tokens as the golden did, so that only arithmetic is left"
+REPLAY_HELP = "true: route tokens as the golden did; all: weigh the experts as it did, too"
 Settings = _emulated.Settings
 _OUTPUT = "__output__"
 
@@ -55,7 +56,8 @@ _OUTPUT = "__output__"
 class HfPort(Port):
     """transformers' modules, on a skeleton that is filled one stage at a time.
 
-    With ``replay`` every router chooses what the golden's did, where the pass says what that was.
+    With ``replay`` every router chooses what the golden's did, where the pass says what that was;
+    with `ALL` it weighs the experts as the golden's did, too.
     With ``emulate_tp`` a stage is computed as so many tensor-parallel ranks would, of which
     ``emulate_ep`` groups share the experts by number.
     """
@@ -71,14 +73,14 @@ class HfPort(Port):
     def __init__(
         self,
         assets: Assets,
-        replay: bool = False,
+        replay: bool | str = False,
         emulate_tp: int | None = None,
         emulate_ep: int | None = None,
     ) -> None:
         import torch
 
-        if not isinstance(replay, bool):
-            raise UserError(f"port.replay={replay} is neither true nor false.")
+        if not (isinstance(replay, bool) or replay == ALL):
+            raise UserError(f"port.replay={replay} is neither true nor false, nor {ALL}.")
         config, backend = assets.config, assets.backend
         experts = config.experts_implementation or backend.experts_implementation
         if experts is None and config.dtype is DType.float64:
@@ -124,8 +126,12 @@ class HfPort(Port):
                 f"The checkpoint's {skeleton.homeless[0]}{f' and {others} more' if others else ''} "
                 f"belong to no module of {skeleton.config.model_type}: they are not used."
             )
-        if self.replay and not any(self._routes(stage) for stage in stages):
-            backend.warnings.append("port.replay=true: no block of the scope has a router.")
+        asked = f"port.replay={str(self.replay).lower()}"
+        routing = [stage for stage in stages if self._routes(stage)]
+        if self.replay and not routing:
+            backend.warnings.append(f"{asked}: no block of the scope has a router.")
+        for stage in routing if self.replay == ALL else ():
+            refuse_unweighed(stage, [t.local for _, t in self._taps_of(stage, self.assets.wanted)])
         self._prove(stages)
         return backend.place(skeleton.model, {stage: skeleton.path(stage) for stage in stages})
 
@@ -209,10 +215,9 @@ class HfPort(Port):
         if told:
             arguments = {**arguments, REPLAYED: backend.send(stage, told)}
         if fed:
-            from layerparity.run.ports._fed import Fed
-
             values, mask = backend.send(stage, (fed, self._call.attention_mask))
-            arguments = {**arguments, FED: Fed(values, mask, self._call.tokens)}
+            # As plain containers, which a graph takes as arguments.
+            arguments = {**arguments, FED: (values, mask, self._call.tokens)}
         runnable = self._stages[stage]
         if isinstance(runnable, torch.nn.Module):
             runnable = self._stages[stage] = backend.compile(runnable, (sent, arguments))

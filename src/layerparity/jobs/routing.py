@@ -1,0 +1,113 @@
+"""Say how much of a candidate's error routing alone explains, by running it with the golden's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from layerparity.ground import console
+from layerparity.ground.errors import Exit, UserError
+from layerparity.settings.config import Config
+
+if TYPE_CHECKING:
+    from layerparity.judge.routing_share import RoutingShare
+    from layerparity.record.stored_run import StoredRun
+    from layerparity.tracking.store import Store
+
+
+@dataclass
+class Settings:
+    """conf/job/routing.yaml."""
+
+    name: str = "routing"
+
+
+# Of the candidate's keys, those that its runs with the golden's routing have anew.
+_OWN = ("candidate", "capture", "golden", "inputs", "name", "reuse", "resume", "tracking")
+
+
+def run(config: Config) -> Exit:
+    """Run the candidate with the golden's choices, and with all of its routing; print the errors.
+
+    Raises UserError where a side is not one run, where the candidate has no routing of its own or
+    kept no keys, and where its port cannot repeat a golden's.
+    """
+    from layerparity.judge.routing_share import EVERYTHING, IDS, NATURAL, routing_shares
+    from layerparity.judge.sides import open_side
+    from layerparity.report.routing_share import COLUMNS, share_lines, share_rows
+    from layerparity.run import steps
+    from layerparity.tracking.links import say_link
+    from layerparity.tracking.store import open_store
+
+    store = open_store(config.tracking)
+    golden, natural = _sides(config, store)
+    keys = _keys(golden, natural)
+    tags = {"golden": golden.id, "candidate": natural.id, "model": natural.tags.get("model", "")}
+    title = config.name or f"routing of {natural.name}"
+    with store.start(title, "routing", tags, {}) as active:
+        runs = {NATURAL: natural}
+        for name, value in ((IDS, True), (EVERYTHING, "all")):
+            runs[name] = steps.make(store, active.id, {**keys, "port.replay": value})
+        sides = {name: open_side("candidate", [each]) for name, each in runs.items()}
+        shares = routing_shares(open_side("golden", [golden]), sides)
+        if not shares:
+            raise UserError(
+                f"'{golden.name}' and '{natural.name}' share no block's output and no logits",
+                "make both with capture=default.",
+            )
+        active.log_metrics(_metrics(shares))
+        active.log_text("\n".join([*share_lines(shares), ""]), "routing.md")
+    console.table("||candidate - golden|| / ||golden||", COLUMNS, share_rows(shares))
+    for line in share_lines(shares):
+        console.say(line)
+    say_link(active, config.tracking)
+    judged = {"golden": golden.id[:8], "candidate": runs[EVERYTHING].id[:8]}
+    console.say(f"next:   {steps.command({'job': 'compare', **judged})}")
+    return Exit.OK
+
+
+def _sides(config: Config, store: Store) -> tuple[StoredRun, StoredRun]:
+    """Return the golden and the candidate, one run each."""
+    from layerparity.judge.choose import chosen_sides
+    from layerparity.report.refusals import obstacles_in_words
+
+    with obstacles_in_words():
+        golden, candidate, _ = chosen_sides(config, store)
+    for side, runs in (("golden", golden), ("candidate", candidate)):
+        if len(runs) > 1:
+            raise UserError(
+                f"job=routing runs one candidate again, and {side}= names {len(runs)} runs",
+                "name one run.",
+            )
+    return golden[0], candidate[0]
+
+
+def _keys(golden: StoredRun, natural: StoredRun) -> dict[str, Any]:
+    """Return the keys of the candidate's further runs, without what is repeated."""
+    from layerparity.settings.command_keys import settings_of
+
+    stored = natural.files.read_config() if natural.id or natural.files.is_run else None
+    if not stored:
+        raise UserError(f"'{natural.name}' kept no keys", "name a run of layerparity's own.")
+    if natural.read_manifest().numerics.get("replay"):
+        raise UserError(
+            f"'{natural.name}' was routed as its golden", "name the run that routed by itself."
+        )
+    if not golden.read_manifest().layer_experts:
+        raise UserError(f"'{golden.name}' has no experts: nothing is routed in it.")
+    kept = {k: v for k, v in settings_of(stored).items() if k.partition(".")[0] not in _OWN}
+    return {**kept, "kind": "candidate", "inputs": "golden", "golden": golden.reference}
+
+
+def _metrics(shares: Sequence[RoutingShare]) -> list[tuple[str, float, int]]:
+    """Return the errors by block, and those of the last site."""
+    rows = [(each.site.layer, each) for each in shares if each.site.layer is not None]
+    metrics = [
+        (f"routing/{name}", error, layer)
+        for layer, each in rows
+        for name, error in each.errors.items()
+    ]
+    return metrics + [
+        (f"routing/at the end, {name}", error, 0) for name, error in shares[-1].errors.items()
+    ]

@@ -1,0 +1,41 @@
+"""Say how much of a candidate's error its routing explains: a table of blocks, and what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from layerparity.judge.routing_share import EVERYTHING, IDS, NATURAL, RoutingShare
+from layerparity.report.measure import numeral
+
+COLUMNS = ("at", "routed apart", NATURAL, IDS, EVERYTHING)
+
+
+def share_rows(shares: Sequence[RoutingShare]) -> list[tuple[str, ...]]:
+    """Return a line for each site: tokens routed apart there, and the error of each run."""
+    return [
+        (
+            str(each.site),
+            f"{each.apart} of {each.tokens} tokens" if each.site.layer is not None else "",
+            *(numeral(each.errors[name]) for name in (NATURAL, IDS, EVERYTHING)),
+        )
+        for each in shares
+    ]
+
+
+def share_lines(shares: Sequence[RoutingShare]) -> list[str]:
+    """Return what routing explains of the squared error at the last site, and what is left."""
+    last = shares[-1]
+    ids, weights = last.by_ids, last.by_weights
+    if ids is None or weights is None:
+        return [f"at {last.site} nothing differs: there is nothing to explain"]
+    lines = [
+        f"at {last.site} routing alone explains {ids + weights:.1%} of the squared error: "
+        f"{ids:.1%} other experts, {weights:.1%} other weights of the same experts",
+        f"what is left without it: {numeral(last.errors[EVERYTHING])} of the golden's norm",
+    ]
+    if last.kl:
+        each = ", ".join(f"{name} {numeral(value)}" for name, value in last.kl.items())
+        lines.append(f"mean KL divergence of the logits, nats: {each}")
+    if not any(share.apart for share in shares):
+        lines.append("no token was routed apart")
+    return lines

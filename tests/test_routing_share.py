@@ -1,0 +1,143 @@
+"""job=routing: how much of a candidate's error its routing explains, by running it with another."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Ended
+from safetensors.torch import load_file
+
+from layerparity.settings.tracking import TrackingConfig
+from layerparity.tracking.store import open_store
+
+Cli = Callable[..., Ended]
+GOLDEN = ("backend=gpu", "device_map=cpu", "inputs=random", "seq_len=256", "dtype=bfloat16")
+CHAINED = ("backend=gpu", "device_map=cpu", "kind=candidate", "feed=chained", "dtype=bfloat16")
+OTHER_SUMS = ("port=clean", "port.name=tp 8")
+SLIP = ("port=fault", "port.name=router_topk_not_normalised", "port.layers=[2]")
+NUMBER = r"-?\d[\d.e-]*"
+
+
+def tensors(name: str) -> dict[str, torch.Tensor]:
+    """Return everything that a run stored, float64 or integers, by site."""
+    (run,) = open_store(TrackingConfig(folder="mlruns")).find(name)
+    found = {}
+    for file in Path(run.folder, "tensors").glob("*.safetensors"):
+        found |= load_file(file)
+    return {site: v.double() if v.is_floating_point() else v for site, v in found.items()}
+
+
+def errors_of(out: str, site: str) -> list[float]:
+    """Return the last three numbers of a site's line in the table that was printed."""
+    (line,) = [each for each in out.splitlines() if site in each and "│" in each]
+    return [float(cell) for cell in line.split("│")[-4:-1]]
+
+
+def shares_of(out: str) -> tuple[float, float, float]:
+    """Return what routing explains of the squared error, as parts: all, by ids, by weights."""
+    found = re.search(
+        rf"explains ({NUMBER})% of the squared error: ({NUMBER})% other experts, ({NUMBER})%", out
+    )
+    assert found is not None, out
+    whole, ids, weights = (float(each) / 100 for each in found.groups())
+    return whole, ids, weights
+
+
+def test_a_right_chain_differs_by_other_experts(cli: Cli) -> None:
+    """256 tokens, chained, bfloat16: rounding sends some to other experts; that is the error."""
+    assert cli(*GOLDEN, "name=the-one").exit == 0
+    assert cli(*CHAINED, *OTHER_SUMS, "name=by-itself").exit == 0
+    ended = cli("job=routing")
+    assert ended.exit == 0, ended.err
+    ids, everything = re.findall(r"capture=default: \S+ (\w{8}),", ended.out)
+    golden = tensors("the-one")["lm_head:out"]
+    # The same by torch from the files, to the three digits that are printed.
+    expected = [
+        float((tensors(name)["lm_head:out"] - golden).norm() / golden.norm())
+        for name in ("by-itself", ids, everything)
+    ]
+    assert torch.allclose(
+        torch.tensor(errors_of(ended.out, "lm_head:out")), torch.tensor(expected), rtol=6e-3
+    )
+    whole, by_ids, by_weights = shares_of(ended.out)
+    natural, told, all_told = (each**2 for each in expected)
+    assert abs(by_ids - (natural - told) / natural) < 6e-4
+    assert abs(by_weights - (told - all_told) / natural) < 6e-4
+    assert by_ids > 0.8 and abs(by_weights) < 0.05 and abs(whole - by_ids - by_weights) < 2e-3
+    # Before the first block that routes anything apart nothing can be explained by routing.
+    first = errors_of(ended.out, "layers.0:out")
+    assert "0 of 256 tokens" in ended.out and first[0] == first[1]
+    judged = cli(*ended.out.splitlines()[-1].partition("run.py ")[2].split())
+    assert judged.exit == 0, judged.out
+    # The runs that the job made for itself are nobody's newest candidate.
+    assert "by-itself" in cli("job=compare").out
+
+
+def test_other_weights_of_the_same_experts_are_told_from_other_experts(cli: Cli) -> None:
+    """Of a router that does not normalise, the choices are right: ids alone mend little."""
+    assert cli(*GOLDEN, "name=the-one").exit == 0
+    assert cli(*CHAINED, *SLIP, "name=faulty").exit == 0
+    ended = cli("job=routing")
+    assert ended.exit == 0, ended.err
+    natural, ids, everything = errors_of(ended.out, "layers.2:out")
+    assert ids > 0.9 * natural
+    assert everything < 0.1 * natural
+    assert shares_of(ended.out)[2] > 0.5
+    # What the router itself computed is kept, and judged: the slip shows there alone.
+    ended = cli(*ended.out.splitlines()[-1].partition("run.py ")[2].split())
+    assert ended.exit == 1
+    assert "layers.2" in ended.out and "mlp.gate:weights" in ended.out
+
+
+def test_decode_steps_are_weighed_as_the_golden_did(cli: Cli) -> None:
+    steps = "generate.max_new_tokens=3"
+    golden = ("backend=gpu", "device_map=cpu", "dtype=bfloat16", "capture=components")
+    assert cli(*golden, steps, "name=the-one").exit == 0
+    words = [*CHAINED, *SLIP, "capture=components", steps]
+    made = {}
+    for name in ("true", "all"):
+        ended = cli(*words, "inputs=golden", f"port.replay={name}", f"name=replayed-{name}")
+        assert ended.exit == 0, ended.err
+        made[name] = tensors(f"replayed-{name}")
+    right = tensors("the-one")
+    for site in ("layers.2.mlp:out", "layers.2.mlp:out@decode.1", "layers.2.mlp:out@decode.2"):
+        off = {name: float((value[site] - right[site]).norm()) for name, value in made.items()}
+        assert off["all"] < 0.1 * off["true"], (site, off)
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("torch_xla") is None,
+    reason="pip install torch==2.9.1 torch_xla==2.9.0",
+)
+@pytest.mark.parametrize("compile", ["lazy", "export", "trace"])
+def test_a_graph_takes_the_weights_as_tensors(cli: Cli, compile: str) -> None:
+    """On XLA:CPU, not Neuron."""
+    assert cli(*GOLDEN, "name=the-one").exit == 0
+    words = ["backend=neuron", f"backend.compile={compile}", "scope=range", "start=2", "end=2"]
+    words += ["feed=chained", "dtype=bfloat16", *SLIP]
+    right, off = tensors("the-one"), {}
+    for asked in ("true", "all"):
+        ended = cli(*words, f"port.replay={asked}", f"name=replayed-{asked}")
+        assert ended.exit == 0, ended.err
+        site = "layers.2.mlp:out"
+        off[asked] = float((tensors(f"replayed-{asked}")[site] - right[site]).norm())
+    assert off["all"] < 0.1 * off["true"]
+
+
+def test_what_cannot_be_explained_costs_one_line(cli: Cli) -> None:
+    assert cli(*GOLDEN, "name=the-one").exit == 0
+    assert cli(*CHAINED, "port.replay=true", "name=told").exit == 0
+    ended = cli("job=routing")
+    assert ended.exit == 2
+    assert "'told' was routed as its golden: name the run that routed by itself" in ended.err
+    blocks = cli(*CHAINED, "port.replay=all", "capture=blocks")
+    assert blocks.exit == 2
+    assert "does not look at layers.0.mlp.gate:weights" in blocks.err
+    wrong = cli(*CHAINED, "port.replay=most")
+    assert wrong.exit == 2
+    assert "port.replay=most is neither true nor false, nor all" in wrong.err
