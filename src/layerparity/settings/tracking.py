@@ -32,6 +32,7 @@ class TrackingConfig:
     folder: str = key("mlruns", "where runs are kept (server: where they wait and are cached)")
     experiment: str = key("layerparity", "the MLflow experiment that holds the runs")
     timeout_s: int = key(5, "seconds that a server may take for an answer", least=1, most=3600)
+    cache_gb: float = key(100.0, "gigabytes that what was fetched or unpacked may take", least=0)
 
     @property
     def root(self) -> Path:

@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from layerparity.machine import owner
+from layerparity.settings.tracking import TrackingConfig
+from layerparity.tracking import fetched
 from layerparity.tracking.process import TIMEOUT
 
 if TYPE_CHECKING:
@@ -39,12 +41,16 @@ def upload(client: MlflowClient, run_id: str, folder: Path) -> None:
                 client.log_artifact(run_id, str(path), None if inside == "." else inside)
 
 
-def download(client: MlflowClient, run_id: str, path: str, target: Path, cache: Path) -> Path:
+def download(
+    client: MlflowClient, run_id: str, path: str, target: Path, config: TrackingConfig
+) -> Path:
     """Return ``target`` holding an artifact (a file, or a folder), fetched unless it is there.
 
     An empty path is the whole folder. Where the run has no such file, ``target`` does not exist.
-    In ``cache``, which holds the target, is also what is not whole yet.
+    The target lies in the cache of ``config``, where is also what is not whole yet.
     """
+    cache = fetched.folder(config.root)
+    fetched.use(config.root, run_id)
     if target.exists():
         return target
     listed = client.list_artifacts(run_id, posixpath.dirname(path) or None) if path else []
@@ -56,12 +62,14 @@ def download(client: MlflowClient, run_id: str, path: str, target: Path, cache: 
     part = Path(tempfile.mkdtemp(prefix=owner.prefix("fetch"), dir=cache))
     try:
         with transfer():
-            fetched = Path(client.download_artifacts(run_id, path, str(part)))
+            brought = Path(client.download_artifacts(run_id, path, str(part)))
         # Another process may have brought the same one meanwhile: its copy is as good.
         if not target.exists():
-            fetched.replace(target)
+            brought.replace(target)
     finally:
         shutil.rmtree(part, ignore_errors=True)
+    size = sum(each.stat().st_size for each in (target, *target.rglob("*")) if each.is_file())
+    fetched.make_room(config, size)
     return target
 
 

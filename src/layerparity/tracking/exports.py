@@ -15,28 +15,30 @@ from layerparity.ground.files import writing
 from layerparity.machine import owner
 from layerparity.record.exported import FILE, ExportList, exported_runs, opened, unpack
 from layerparity.record.stored_run import StoredRun
+from layerparity.settings.tracking import TrackingConfig
+from layerparity.tracking import fetched
 
-_CACHE = "cache"
 
-
-def open_export(path: Path, root: Path, kind: str | None) -> list[StoredRun]:
+def open_export(path: Path, config: TrackingConfig, kind: str | None) -> list[StoredRun]:
     """Return the runs of an export, those of ``kind`` if it has any, to be read in place.
 
-    A file is unpacked below the store's folder ``root`` once, each file held against its hash; in
-    a folder each is when it is read. Raises UserError for an export that is not sound.
+    A file is unpacked into the cache of ``config`` once, each file held against its hash; in a
+    folder each is when it is read. Raises UserError for an export that is not sound.
     """
     with opened(path) as (listing, open_file), open_file(FILE) as file:
         digest = sha256(file.read()).hexdigest()
         folder = path
         if path.is_file():
             # What has these hashes is the same, wherever it came from.
-            folder = root / _CACHE / "exports" / digest
+            folder = fetched.folder(config.root) / "exports" / digest
+            fetched.use(config.root, digest)
     if not folder.is_dir():
-        with unpacked(path, root) as (whole, _):
+        with unpacked(path, config.root) as (whole, _):
             folder.parent.mkdir(parents=True, exist_ok=True)
             # Another process may have unpacked it meanwhile: its copy is as good.
             if not folder.exists():
                 whole.replace(folder)
+        fetched.make_room(config, sum(listing.sizes.values()))
     runs = exported_runs(folder, listing)
     return [run for run in runs if run.kind == kind] or runs
 
@@ -44,7 +46,7 @@ def open_export(path: Path, root: Path, kind: str | None) -> list[StoredRun]:
 @contextmanager
 def unpacked(path: Path, root: Path) -> Iterator[tuple[Path, ExportList]]:
     """Yield a folder below ``root`` with the runs of an export, until the block ends."""
-    cache = root / _CACHE
+    cache = fetched.folder(root)
     with writing(cache):
         cache.mkdir(parents=True, exist_ok=True)
         # What killed processes began to unpack is nobody's.

@@ -49,6 +49,13 @@ def hold(root: Path, run_id: str) -> bool:
     return True
 
 
+def held(root: Path) -> frozenset[str]:
+    """Return the runs of a store that this process holds."""
+    lock = _files.get(root)
+    mine = lock is not None and lock.process == os.getpid()
+    return frozenset(lock.shared) if lock is not None and mine else frozenset()
+
+
 def take(root: Path, run_id: str) -> bool:
     """Take a run for this process alone, to remove it; False where another process holds it.
 

@@ -106,7 +106,7 @@ def _outside(stored: StoredRuns, path: Path, kind: str | None) -> list[StoredRun
     """Return the runs that an export outside the store holds, or the one that a folder is."""
     _refuse_nothing_at(path)
     if is_export(path):
-        return open_export(path.resolve(), stored.config.root, kind)
+        return open_export(path.resolve(), stored.config, kind)
     if not path.is_dir():
         raise UserError(f"{path} is a file", "give the folder that holds it.")
     return [from_folder(path.resolve())]

@@ -19,7 +19,7 @@ from urllib.parse import quote, urlsplit
 
 from layerparity.ground.files import damaged, whole_file, writing
 from layerparity.ground.parse import parse_json
-from layerparity.tracking import artifacts
+from layerparity.tracking import artifacts, fetched
 
 if TYPE_CHECKING:
     from layerparity.tracking.connection import Connection
@@ -62,7 +62,7 @@ class RemoteTensors:
 
     def __init__(self, connection: Connection, run_id: str, artifact_uri: str) -> None:
         self._connection, self._id, self._uri = connection, run_id, artifact_uri
-        self._cache = connection.config.root / "cache"
+        self._cache = fetched.folder(connection.config.root)
         self._lock = threading.Lock()
         # None: the file is fetched whole.
         self._headers: dict[str, _FileHeader | None] = {}
@@ -76,17 +76,19 @@ class RemoteTensors:
         whole = self._cache / "files" / self._id / file
         key = sha256(name.encode()).hexdigest()[:32]
         part = self._cache / "tensors" / self._id / file / f"{key}.safetensors"
+        fetched.use(self._connection.config.root, self._id)
         if whole.exists() or part.exists():
             return whole if whole.exists() else part
         with self._lock, self._connection.user_errors():
             try:
                 if self._ranges and self._fetched(file, name, part):
+                    fetched.make_room(self._connection.config, part.stat().st_size)
                     return part
             except _NoRangeError:
                 # A store that only its server can reach gives nothing the next time either.
                 self._ranges = False
             client = self._connection.client
-            return artifacts.download(client, self._id, file, whole, self._cache)
+            return artifacts.download(client, self._id, file, whole, self._connection.config)
 
     def _fetched(self, file: str, name: str, target: Path) -> bool:
         """Write a tensor's bytes to a file of its own, as they come; False for a small file."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from layerparity.ground.errors import UserError
 from layerparity.record.stored_run import FINISHED, INTERRUPTED, KILLED, RUNNING, StoredRun
 from layerparity.settings.tracking import SERVER, TrackingConfig
-from layerparity.tracking import artifacts, database, in_use, interrupted, names, ranges
+from layerparity.tracking import artifacts, database, fetched, in_use, interrupted, names, ranges
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -214,10 +214,12 @@ class StoredRuns:
         local = artifacts.local_folder(artifact_uri)
         if local is None:
             # Single files are kept apart: a folder in the cache is always a whole one.
-            cache = self.config.root / "cache"
+            cache = fetched.folder(self.config.root)
             target = cache / "files" / run_id / path if path else cache / "runs" / run_id
             with self._connection.user_errors():
-                return artifacts.download(self._connection.client, run_id, path, target, cache)
+                return artifacts.download(
+                    self._connection.client, run_id, path, target, self.config
+                )
         if not in_use.hold(self.config.root, run_id):
             raise UserError(f"Run {run_id} is being removed by job=gc", "name another run.")
         if not local.is_dir():
