@@ -33,6 +33,7 @@ NAMES = (
     "python",
     "ci",
     "ports",
+    "families",
     "profile",
 )
 LAST = (

@@ -19,7 +19,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkR
 from layerparity.anatomy.family import Family, family_of
 from layerparity.anatomy.site import Site
 from layerparity.ground.errors import UserError
-from layerparity.model.architecture import read_config, usual_attention
+from layerparity.model.architecture import read_config, usual_attention, usual_names
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.skeleton import Skeleton
 from layerparity.model.twin import twins
@@ -28,6 +28,7 @@ from layerparity.record.verdict import FILE_NAME, Outcome, Verdict
 from layerparity.run import proof
 from layerparity.run.ports import hf
 from layerparity.run.ports.base import Assets, Call
+from layerparity.run.scope import num_layers_of
 from layerparity.selftest.models import make_model
 from layerparity.settings.config import Config
 
@@ -57,6 +58,7 @@ OPT = {
     "ffn_dim": 96,
     "word_embed_proj_dim": 64,
 }
+MIXER = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_chunk_size": 4}
 KNOWN: dict[str, dict[str, Any]] = {
     "mistral": {**DENSE, "sliding_window": 8},
     "qwen2": DENSE,
@@ -76,9 +78,20 @@ KNOWN: dict[str, dict[str, Any]] = {
     "gpt_neox": DENSE,
     "persimmon": DENSE,
     "gpt_oss": {**DENSE, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
+    "nanochat": {**DENSE, "final_logit_softcapping": 3.0},
+    "vaultgemma": {**GEMMA, "final_logit_softcapping": 3.0},
+    "falcon_h1": {
+        **DENSE,
+        **MIXER,
+        "mamba_d_ssm": 128,
+        "embedding_multiplier": 3.0,
+        "lm_head_multiplier": 0.5,
+        "ssm_multipliers": [0.5, 0.25, 2.0, 1.5, 0.75],
+    },
+    "bamba": {**DENSE, **MIXER, "attn_layer_indices": [1]},
 }
-EAGER = ("gemma2", "gpt_oss")
-NO_STATIC_CACHE = ("lfm2",)
+EAGER = ("gemma2", "gpt_oss", "vaultgemma")
+NO_STATIC_CACHE = ("lfm2", "bamba")
 Make = Callable[[str], Path]
 Cli = Callable[..., Ended]
 
@@ -280,9 +293,8 @@ def test_a_wrong_factor_is_seen(make: Make) -> None:
     proof._proved.clear()
 
 
-@pytest.mark.parametrize("name", ["opt", "nanochat"])
-def test_positions_and_norms_between_stages_are_refused(make: Make, name: str) -> None:
-    port = port_of(make(name))
+def test_positions_between_stages_are_refused(make: Make) -> None:
+    port = port_of(make("opt"))
     assert "between embed_tokens and layers" in refused(port, stages(port))
     _, call = padded_batch()
     port.place(["layers.1"])
@@ -351,6 +363,26 @@ def test_another_layout_is_said() -> None:
     config = read_config({"model_type": "longcat_flash"})
     with pytest.raises(UserError, match="not laid out as embedding, blocks, norm and head"):
         Skeleton(config, torch.float32, "sdpa", None)
+
+
+@pytest.mark.parametrize(
+    ("values", "blocks"),
+    [
+        ({"model_type": "gpt2", "n_layer": 3, "n_embd": 64}, 3),
+        ({"model_type": "bloom", "n_layer": 2}, 2),
+        ({"model_type": "nemotron_h", "layers_block_type": ["moe", "mlp", "full_attention"]}, 3),
+        ({"model_type": "llama", "num_hidden_layers": 5, "n_layer": 9}, 5),
+    ],
+)
+def test_the_blocks_are_counted_under_any_name(values: dict[str, Any], blocks: int) -> None:
+    assert num_layers_of(usual_names(values)) == blocks
+
+
+def test_a_model_of_several_parts_is_refused_for_that() -> None:
+    with pytest.raises(UserError, match=r"gemma4 holds a text model beside others \(text_config\)"):
+        num_layers_of(usual_names({"model_type": "gemma4", "text_config": {}}))
+    with pytest.raises(UserError, match=r"made_up counts no blocks"):
+        num_layers_of(usual_names({"model_type": "made_up"}))
 
 
 def test_infinities_in_a_config_are_read() -> None:

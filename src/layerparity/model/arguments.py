@@ -51,13 +51,16 @@ def block_arguments(
         "use_cache": past is not None,
     }
     with torch.no_grad():
-        try:
-            decoder(**given)
-        except IndexError:
-            # Some decoders take the first of what a block returns.
+        # Some decoders take the first of what a block returns, some the state and the weights.
+        for returns in (0, 1, 2):
             for stub in stubs:
-                stub.returns_tuple = True
-            decoder(**given)
+                stub.returns = returns
+            try:
+                decoder(**given)
+                break
+            except (IndexError, ValueError):
+                if returns == 2:
+                    raise
     dropped = (*CACHE_NAMES, "use_cache")
     return [{k: v for k, v in stub.seen.items() if k not in dropped} for stub in stubs]
 
@@ -105,7 +108,8 @@ def _stub(layer: nn.Module) -> Any:
 
     class Stub(nn.Module):
         seen: dict[str, Any]
-        returns_tuple = False
+        # How many values a block gives out in a tuple, none of which is a weight; 0: no tuple.
+        returns = 0
 
         def __getattr__(self, name: str) -> Any:
             # Some decoders ask a block what kind it is (attention_type) to choose its mask.
@@ -114,6 +118,7 @@ def _stub(layer: nn.Module) -> Any:
         def forward(self, hidden_states: Any, *unnamed: Any, **arguments: Any) -> Any:
             names = [*inspect.signature(layer.forward).parameters][1:]
             self.seen = dict(zip(names, unnamed, strict=False)) | arguments
-            return (hidden_states,) if self.returns_tuple else hidden_states
+            beside = (None,) * (self.returns - 1)
+            return (hidden_states, *beside) if self.returns else hidden_states
 
     return Stub()

@@ -152,7 +152,14 @@ def _compare(twin: Skeleton, family: Family, whole: Forward, mask: torch.Tensor)
         layer = Site(stage, "in").layer
         inside = Site(stage, "in").component if layer is not None else ""
         named = arguments[layer] if layer is not None and inside in ("", "self_attn") else {}
-        plain, _ = ObservedStage(twin.module(stage), [])(given, named)
+        try:
+            plain, _ = ObservedStage(twin.module(stage), [])(given, named)
+        except Exception:
+            if not inside:
+                raise
+            # A component that is passed more than one value by its block: Bloom's MLP adds.
+            proof.alone.add(kind_of(stage))
+            continue
         if inside and inside != "self_attn":
             kinds = proof.apart if _is_apart(twin.module(stage), given, plain) else mixing
             kinds.add(kind_of(stage))
@@ -164,6 +171,18 @@ def _compare(twin: Skeleton, family: Family, whole: Forward, mask: torch.Tensor)
             if not _agree(passed, wanted[follows[stage]], mask):
                 proof.between.add((kind_of(stage), kind_of(follows[stage])))
     proof.apart -= mixing
+    _measure_kinds(proof, twin, family, whole, arguments)
+    return proof
+
+
+def _measure_kinds(
+    proof: Proof,
+    twin: Skeleton,
+    family: Family,
+    whole: Forward,
+    arguments: Sequence[dict[str, Any]],
+) -> None:
+    """Measure what one block of each class of layers computes from what."""
     for layer, kind in classes_of(twin).items():
         if kind in proof.kinds:
             continue
@@ -173,7 +192,6 @@ def _compare(twin: Skeleton, family: Family, whole: Forward, mask: torch.Tensor)
         except Exception as error:
             # An architecture of the user's may not bear what is done to its values.
             proof.unmeasured = _first_line(error)
-    return proof
 
 
 def _is_apart(module: torch.nn.Module, given: torch.Tensor, plain: torch.Tensor) -> bool:

@@ -133,6 +133,8 @@ def make_model(
         ) from error
     with torch.no_grad():
         for path, value in [*model.named_parameters(), *model.named_buffers()]:
+            if not value.is_floating_point():
+                continue
             if "norm" in path:
                 value.mul_(torch.empty_like(value).log_normal_(0.0, 0.4))
             elif value.dim() > 1:
