@@ -90,8 +90,8 @@ KNOWN: dict[str, dict[str, Any]] = {
     },
     "bamba": {**DENSE, **MIXER, "attn_layer_indices": [1]},
 }
-EAGER = ("gemma2", "gpt_oss", "vaultgemma")
-NO_STATIC_CACHE = ("lfm2", "bamba")
+MIXED = {"jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 8}}
+EAGER = ("gemma2", "gpt_oss", "vaultgemma", "mamba")
 Make = Callable[[str], Path]
 Cli = Callable[..., Ended]
 
@@ -149,7 +149,7 @@ def test_the_stages_are_the_model(make: Make, name: str) -> None:
             assert value.dim() == len(block.specs[local].axes)
 
 
-@pytest.mark.parametrize("name", [name for name in KNOWN if name not in NO_STATIC_CACHE])
+@pytest.mark.parametrize("name", KNOWN)
 def test_decoding_with_a_cache_is_the_model(make: Make, name: str) -> None:
     """Six steps: past the window of those that slide (8 tokens)."""
     ids, call = padded_batch()
@@ -170,10 +170,34 @@ def test_decoding_with_a_cache_is_the_model(make: Make, name: str) -> None:
     assert torch.allclose(torch.cat(ours, 1), expected, rtol=0, atol=1e-5 * expected.abs().max())
 
 
-@pytest.mark.parametrize("name", NO_STATIC_CACHE)
-def test_blocks_without_a_static_cache_are_said(make: Make, name: str) -> None:
-    with pytest.raises(UserError, match=r"leave generate\.max_new_tokens out"):
-        port_of(make(name)).new_cache(1, 8)
+def test_blocks_without_a_static_cache_are_said(make: Make) -> None:
+    port = port_of(make("qwen2"))
+    port.skeleton.config.layer_types = ["compressed_sparse_attention"] * 3
+    with pytest.raises(UserError, match="for which transformers has no static cache: leave gen"):
+        port.new_cache(1, 8)
+
+
+@pytest.mark.parametrize("name", ["mamba", "jamba"])
+def test_a_state_goes_on_from_the_prefill(tmp_path: Path, name: str) -> None:
+    """Padded rows and all; a state that is lost after the prefill gives other logits."""
+    ids, call = padded_batch()
+    port = port_of(make_model(name, tmp_path, changes=MIXED.get(name)))
+    expected = []
+    for lost in (False, True):
+        call.cache = port.new_cache(2, 9)
+        run_all(port, ids, call)
+        if lost:
+            call.cache = port.new_cache(2, 9)
+        mask = torch.cat([call.attention_mask, torch.ones(2, 1, dtype=torch.long)], 1)
+        port.begin(Call(mask, mask.sum(-1, keepdim=True) - 1, call.cache))
+        state = torch.tensor([[30], [40]])
+        for stage in stages(port):
+            state = port.run(stage, state).output
+        expected.append(state)
+    longer = torch.cat([ids, torch.tensor([[30], [40]])], 1)
+    whole = forward(name, tmp_path / name, longer, mask)[:, -1:]
+    assert (expected[0] - whole).norm() <= 1e-3 * whole.norm()
+    assert (expected[1] - whole).norm() > 1e-2 * whole.norm()
 
 
 @pytest.mark.parametrize("name", ["olmo2", "gemma2", "cohere", "deepseek_v3", "llama", "qwen3_moe"])

@@ -23,6 +23,7 @@ from layerparity.model.conversion import no_bars
 from layerparity.model.layer_classes import classes_of, experts_of
 from layerparity.record.stored_run import StoredRun, from_folder
 from layerparity.record.verdict import Outcome, Verdict
+from layerparity.report.headline import because
 from layerparity.run.replay import replays
 from layerparity.run.steps import composed
 from layerparity.selftest.models import make_model
@@ -34,6 +35,9 @@ WAYS = ("golden", "XLA", "bf16", "stream", "decode", "modules")
 YES, NO, NONE = "yes", "no", "-"
 # Relative L2 error of float32 logits: sums in another order stay far below, a factor does not.
 _NEAR = 1e-4
+# A decode step may take another way: MiniMax decays its state by tables that a checkpoint rounds,
+# and in a decode step by what they are made of. A lost state or a wrong mask is off by 0.1.
+_NEAR_IN_DECODE = 1e-3
 _STEPS = 3
 
 
@@ -110,7 +114,8 @@ class FamilyRuns:
         verdict = self._judged(name, keys)
         if verdict.outcome is Outcome.PASS:
             return ""
-        return f"{verdict.outcome} at {verdict.where}" if verdict.where else str(verdict.outcome)
+        where = f" at {verdict.where}" if verdict.where else ""
+        return f"{verdict.outcome}{where}: {because(verdict)}"
 
     def _judged(self, name: str, keys: dict[str, Any]) -> Verdict:
         assert self._golden is not None
@@ -204,7 +209,8 @@ class FamilyRuns:
         real = mask.bool()
         found = torch.cat(ours, 1)
         error = ((found - theirs)[real].norm() / theirs[real].norm()).item()
-        return "" if error <= _NEAR else f"logits are off transformers' own by {error:.1e}"
+        limit = _NEAR_IN_DECODE if steps else _NEAR
+        return "" if error <= limit else f"logits are off transformers' own by {error:.1e}"
 
     def _keys(self) -> dict[str, Any]:
         return {
@@ -221,7 +227,7 @@ class FamilyRuns:
     def _first(self) -> dict[str, Any]:
         """Return the keys of a run from a prompt: two rows, one of them padded."""
         ids = self.folder / "ids.json"
-        ids.write_text(json.dumps([[*range(5, 19)], [*range(60, 69)]]), encoding="utf-8")
+        ids.write_text(json.dumps([[*range(5, 53)], [*range(60, 100)]]), encoding="utf-8")
         return {
             **self._keys(),
             "kind": "golden",

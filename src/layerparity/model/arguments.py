@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 # What blocks call the cache they are given.
-CACHE_NAMES = ("past_key_values", "past_key_value", "layer_past")
+CACHE_NAMES = ("past_key_values", "past_key_value", "layer_past", "cache_params")
 
 
 def block_arguments(
@@ -47,9 +47,11 @@ def block_arguments(
         "inputs_embeds": hidden,
         "attention_mask": attention_mask,
         "position_ids": position_ids,
-        "past_key_values": past,
-        "use_cache": past is not None,
+        # A decoder whose class of cache is its own takes another where it need not make one.
+        "use_cache": False,
     }
+    taken = inspect.signature(decoder.forward).parameters
+    given[next((name for name in CACHE_NAMES if name in taken), CACHE_NAMES[0])] = past
     with torch.no_grad():
         # Some decoders take the first of what a block returns, some the state and the weights.
         for returns in (0, 1, 2):
@@ -62,7 +64,22 @@ def block_arguments(
                 if returns == 2:
                     raise
     dropped = (*CACHE_NAMES, "use_cache")
-    return [{k: v for k, v in stub.seen.items() if k not in dropped} for stub in stubs]
+    layers = [None] * len(stubs) if past is None else past.layers
+    return [
+        {k: _own(v, layer, tokens) for k, v in stub.seen.items() if k not in dropped}
+        for stub, layer in zip(stubs, layers, strict=True)
+    ]
+
+
+def _own(value: Any, cached: Any, tokens: int) -> Any:
+    """Return an argument of a block; of a mask of padding, [batch, seen], what is of this pass.
+
+    A block that keeps a state has no use for the rest, which transformers' generation leaves out.
+    """
+    import torch
+
+    padding = isinstance(value, torch.Tensor) and value.dim() == 2 and value.shape[1] > tokens
+    return value[:, -tokens:] if padding and hasattr(cached, "has_previous_state") else value
 
 
 def _stubbed(skeleton: Skeleton) -> tuple[nn.Module, list[Any]]:

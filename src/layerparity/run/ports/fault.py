@@ -142,7 +142,9 @@ class PlantedPort(HfPort):
 
         assert self.fault.arguments is not None
         skeleton = self.skeleton
-        keys = 0 if self.cache is None else self.cache.device.layers[layer].max_cache_len
+        kept = None if self.cache is None else self.cache.device.layers[layer]
+        # A block that keeps a state caches no keys.
+        keys = getattr(kept, "max_cache_len", 0)
         this = Pass(
             call.attention_mask, call.position_ids, skeleton.config, skeleton.dtype, tables, keys
         )
