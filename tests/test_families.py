@@ -28,6 +28,7 @@ from layerparity.record.verdict import FILE_NAME, Outcome, Verdict
 from layerparity.run import proof
 from layerparity.run.ports import hf
 from layerparity.run.ports.base import Assets, Call
+from layerparity.run.ports.fault import FaultPort
 from layerparity.run.scope import num_layers_of
 from layerparity.selftest.models import make_model
 from layerparity.settings.config import Config
@@ -465,3 +466,15 @@ def test_gpt_oss_through_the_door(cli: Callable[..., Ended], tmp_path: Path) -> 
     half = cli("job=compare", *asked[2:], "golden=gold", "candidate=other-class")
     assert half.exit == 4, half.out
     assert "only moe, sliding_attention layers were compared" in " ".join(half.out.split())
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "llama4_text"])
+def test_a_mutation_is_drawn_of_any_block_and_said(tmp_path: Path, name: str) -> None:
+    """A gate of one row, as Qwen3-Next's shared expert has, has no two rows to swap."""
+    sizes = {"interleave_moe_layer_step": 2} if name == "llama4_text" else {}
+    base = port_of(make_model(name, tmp_path, changes={"num_hidden_layers": 2, **sizes}))
+    for index in (0, 3):
+        base.assets.backend.warnings.clear()
+        port = FaultPort(base.assets, "mutation", index=index)
+        (said,) = base.assets.backend.warnings
+        assert said == f"The mutation that was drawn: {port.fault.story}."

@@ -89,7 +89,8 @@ _LOW_RANK: dict[str, Any] = {
 }
 # What a small model of these is not, or is too large, with the sizes that all have.
 SIZES: dict[str, dict[str, Any]] = {
-    "gemma4_text": {"head_dim": 24, "global_head_dim": 24, "vocab_size_per_layer_input": 256},
+    # As the larger ones: without embeddings of their own for each block.
+    "gemma4_text": {"head_dim": 24, "global_head_dim": 24, "hidden_size_per_layer_input": 0},
     "gptj": {"rotary_dim": 8},
     "deepseek_v2": {
         **_LOW_RANK,

@@ -144,7 +144,7 @@ class FamilyRuns:
         skeleton = self._skeleton()
         classes = classes_of(skeleton)
         sites = {str(record.site) for record in self._golden.read_manifest().records}
-        family, missing = family_of(self.family), {}
+        family, missing = family_of(self.family), dict[str, None]()
         for layer in sorted({kind: n for n, kind in [*classes.items()][::-1]}.values()):
             block = skeleton.blocks[layer]
             names = {tap.module: tap.local.partition(":")[0] for tap in family.present(block)}

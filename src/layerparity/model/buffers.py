@@ -76,7 +76,7 @@ def _init_above(model: PreTrainedModel, owner: nn.Module) -> None:
     for holder in (each for each in holders if each is not owner):
         for tensor in (*holder.parameters(), *holder.buffers()):
             if id(tensor) not in own:
-                tensor._is_hf_initialized = True  # type: ignore[attr-defined]
+                tensor._is_hf_initialized = True
         model._init_weights(holder)
 
 

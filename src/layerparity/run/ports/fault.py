@@ -263,6 +263,7 @@ class FaultPort(PlantedPort):
         block = self.skeleton.module(str(Place(min(self.layers))))
         drawn = mutations(self.seed, number + 1, block)
         chosen: Fault = drawn[number]
+        self.assets.backend.warnings.append(f"The mutation that was drawn: {chosen.story}.")
         return chosen
 
 
