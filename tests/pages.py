@@ -34,6 +34,7 @@ NAMES = (
     "python",
     "ci",
     "ports",
+    "families",
     "profile",
 )
 LAST = (

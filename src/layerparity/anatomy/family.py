@@ -8,7 +8,7 @@ what a block lacks is skipped and said so.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.block import Block
@@ -89,6 +89,12 @@ SHARED_TAPS = (
     Tap("self_attn:in", "self_attn", of_input=True),
     Tap("mlp:in", "mlp", of_input=True),
 )
+
+
+def taps_under(names: Mapping[str, str]) -> tuple[Tap, ...]:
+    """Return the shared taps of blocks whose modules have ``names`` of their own, by the usual."""
+    return tuple(replace(tap, module=names.get(tap.module, tap.module)) for tap in SHARED_TAPS)
+
 
 # What a user may call a component, and the module it is.
 COMPONENTS = {

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig, PreTrainedModel
 
+_COUNT = "num_hidden_layers"
 # transformers does not check every value: 0 heads end in a division, 0 experts in a chunk.
 _NONSENSE = (ArithmeticError, RuntimeError, ValueError, LookupError, TypeError, AttributeError)
 
@@ -37,6 +38,27 @@ def read_config(values: Mapping[str, Any]) -> PretrainedConfig:
     except (*_NONSENSE, StrictDataclassError) as error:
         said = " ".join(str(error).split())
         raise UserError(f"config.json does not describe a {model_type}: {said[:200]}") from error
+
+
+def usual_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return config.json's values with the sizes under their usual names: n_layer has another.
+
+    transformers knows the names of each architecture, and is imported where the usual one of the
+    number of blocks is not there. Raises UserError where it then cannot read the values.
+    """
+    kind, renamed = values.get("model_type"), dict(values)
+    if _COUNT in renamed or "text_config" in renamed:
+        return renamed
+    from transformers import CONFIG_MAPPING
+
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+        return renamed
+    for usual, own in getattr(CONFIG_MAPPING[kind], "attribute_map", {}).items():
+        if own in renamed and usual not in renamed:
+            renamed[usual] = renamed.pop(own)
+    # Some list their blocks, and count them.
+    count = None if _COUNT in renamed else getattr(read_config(values), _COUNT, None)
+    return renamed if count is None else {**renamed, _COUNT: count}
 
 
 def _decoded(value: Any) -> Any:
@@ -119,7 +141,7 @@ def layout_of(model: PreTrainedModel) -> Layout:
 
     kind = model.config.model_type
     names = {id(module): name for name, module in model.named_modules()}
-    count = getattr(model.config, "num_hidden_layers", None)
+    count = getattr(model.config, _COUNT, None)
     stacks = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
     if not stacks:
         raise UserError(_refusal(kind, "list of blocks"))

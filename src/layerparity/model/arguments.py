@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 # What blocks call the cache they are given.
-CACHE_NAMES = ("past_key_values", "past_key_value", "layer_past")
+CACHE_NAMES = ("past_key_values", "past_key_value", "layer_past", "cache_params")
 
 
 def block_arguments(
@@ -47,19 +47,39 @@ def block_arguments(
         "inputs_embeds": hidden,
         "attention_mask": attention_mask,
         "position_ids": position_ids,
-        "past_key_values": past,
-        "use_cache": past is not None,
+        # A decoder whose class of cache is its own takes another where it need not make one.
+        "use_cache": False,
     }
+    taken = inspect.signature(decoder.forward).parameters
+    given[next((name for name in CACHE_NAMES if name in taken), CACHE_NAMES[0])] = past
     with torch.no_grad():
-        try:
-            decoder(**given)
-        except IndexError:
-            # Some decoders take the first of what a block returns.
+        # Some decoders take the first of what a block returns, some the state and the weights.
+        for returns in (0, 1, 2):
             for stub in stubs:
-                stub.returns_tuple = True
-            decoder(**given)
+                stub.returns = returns
+            try:
+                decoder(**given)
+                break
+            except (IndexError, ValueError):
+                if returns == 2:
+                    raise
     dropped = (*CACHE_NAMES, "use_cache")
-    return [{k: v for k, v in stub.seen.items() if k not in dropped} for stub in stubs]
+    layers = [None] * len(stubs) if past is None else past.layers
+    return [
+        {k: _own(v, layer, tokens) for k, v in stub.seen.items() if k not in dropped}
+        for stub, layer in zip(stubs, layers, strict=True)
+    ]
+
+
+def _own(value: Any, cached: Any, tokens: int) -> Any:
+    """Return an argument of a block; of a mask of padding, [batch, seen], what is of this pass.
+
+    A block that keeps a state has no use for the rest, which transformers' generation leaves out.
+    """
+    import torch
+
+    padding = isinstance(value, torch.Tensor) and value.dim() == 2 and value.shape[1] > tokens
+    return value[:, -tokens:] if padding and hasattr(cached, "has_previous_state") else value
 
 
 def _stubbed(skeleton: Skeleton) -> tuple[nn.Module, list[Any]]:
@@ -105,7 +125,8 @@ def _stub(layer: nn.Module) -> Any:
 
     class Stub(nn.Module):
         seen: dict[str, Any]
-        returns_tuple = False
+        # How many values a block gives out in a tuple, none of which is a weight; 0: no tuple.
+        returns = 0
 
         def __getattr__(self, name: str) -> Any:
             # Some decoders ask a block what kind it is (attention_type) to choose its mask.
@@ -114,6 +135,7 @@ def _stub(layer: nn.Module) -> Any:
         def forward(self, hidden_states: Any, *unnamed: Any, **arguments: Any) -> Any:
             names = [*inspect.signature(layer.forward).parameters][1:]
             self.seen = dict(zip(names, unnamed, strict=False)) | arguments
-            return (hidden_states,) if self.returns_tuple else hidden_states
+            beside = (None,) * (self.returns - 1)
+            return (hidden_states, *beside) if self.returns else hidden_states
 
     return Stub()

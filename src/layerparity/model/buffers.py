@@ -44,6 +44,8 @@ def fill_buffers(model: PreTrainedModel, part: nn.Module) -> None:
             tensor._is_hf_initialized = not any(tensor is owner._buffers[name] for name in lost)  # type: ignore[attr-defined]
         with torch.no_grad():
             model._init_weights(owner)
+            if any(_unfilled(owner._buffers[name]) for name in lost):
+                _init_above(model, owner)
         for name in lost:
             _check(owner, name)
 
@@ -67,15 +69,29 @@ def set_tensor(model: nn.Module, weight: str, value: torch.Tensor) -> None:
         owner._parameters[name] = nn.Parameter(value, requires_grad=False)
 
 
-def _check(owner: nn.Module, name: str) -> None:
-    """Raise UserError where the initialisation left a buffer as it was marked."""
+def _init_above(model: PreTrainedModel, owner: nn.Module) -> None:
+    """Let the modules that hold one initialise it: some fill what their blocks keep."""
+    own = {id(each) for each in (*owner.parameters(), *owner.buffers())}
+    holders = [each for each in model.modules() if any(part is owner for part in each.modules())]
+    for holder in (each for each in holders if each is not owner):
+        for tensor in (*holder.parameters(), *holder.buffers()):
+            if id(tensor) not in own:
+                tensor._is_hf_initialized = True
+        model._init_weights(holder)
+
+
+def _unfilled(value: torch.Tensor | None) -> bool:
+    """Say whether an initialisation left a buffer, or a part of it, as it was marked."""
     import torch
 
-    value = owner._buffers[name]
     assert value is not None
-    floating = value.is_floating_point()
-    unfilled = torch.isnan(value).any() if floating else (value == _UNFILLED).any()
-    if value.numel() and bool(unfilled):
+    marked = torch.isnan(value) if value.is_floating_point() else value == _UNFILLED
+    return bool(value.numel()) and bool(marked.any())
+
+
+def _check(owner: nn.Module, name: str) -> None:
+    """Raise UserError where the initialisation left a buffer as it was marked."""
+    if _unfilled(owner._buffers[name]):
         raise UserError(
             f"{type(owner).__name__}.{name} is computed when the model is built and cannot be "
             "computed again: this architecture cannot be run by stages."

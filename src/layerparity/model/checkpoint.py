@@ -14,6 +14,7 @@ from layerparity.ground.errors import UserError
 from layerparity.ground.files import text_digest
 from layerparity.ground.parse import parse_json
 from layerparity.model import weight_types
+from layerparity.model.architecture import usual_names
 from layerparity.model.contradiction import contradiction
 from layerparity.model.header import Header, Stored, read_header
 
@@ -67,8 +68,8 @@ class Checkpoint:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """config.json as it stands."""
-        return _read_json(self.folder / "config.json")
+        """config.json, its sizes under their usual names."""
+        return usual_names(_read_json(self.folder / "config.json"))
 
     @cached_property
     def config_digest(self) -> str:

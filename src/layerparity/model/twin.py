@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.sizes import EXPERT_KEYS, sizes_of
 from layerparity.ground.errors import UserError
-from layerparity.model.architecture import read_config
+from layerparity.model.architecture import read_config, usual_names
 from layerparity.model.buffers import fill_buffers
 from layerparity.model.skeleton import Skeleton
 
@@ -35,7 +35,7 @@ def twins(skeleton: Skeleton) -> Iterator[Skeleton]:
     if is_small(skeleton):
         yield _build(skeleton, skeleton.config.to_dict())
         return
-    values = skeleton.config.to_dict()
+    values = usual_names(skeleton.config.to_dict())
     narrow = _without_width(values)
     for changes in (narrow | _fewer_heads(values), narrow):
         try:

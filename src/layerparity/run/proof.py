@@ -40,6 +40,7 @@ class Proof:
     they are run by themselves, ``apart`` those components that give two batches in one call what
     they give each; ``between`` pairs neighbours with something between them;
     ``unproved`` says why nothing could be shown, ``failed`` why stages cannot be run at all.
+    ``beside`` are the decoder's modules with weights that are of no stage: learned positions.
     ``kinds`` holds what was measured of one block of each class of layers; ``unmeasured`` says why
     a class is not among them.
     """
@@ -51,6 +52,7 @@ class Proof:
     failed: str = ""
     kinds: dict[str, Anatomised] = field(default_factory=dict)
     unmeasured: str = ""
+    beside: tuple[str, ...] = ()
 
 
 @dataclass
@@ -85,9 +87,9 @@ def check(proof: Proof, model: str, stages: Sequence[str], chained: bool) -> lis
     for pair in [*pairs, *([("lm_head", "logits")] if "lm_head" in kinds else [])]:
         if pair in proof.between:
             raise UserError(
-                f"{model} computes something between {pair[0]} and {pair[1]} that belongs to no "
-                "module, so these stages would be wrong: use scope=single layer=N inputs=random, "
-                f"or {_OWN_PORT}."
+                f"{model} computes something between {pair[0]} and {pair[1]} that belongs to "
+                f"{_nobody(proof, pair)}, so these stages would be wrong: use scope=single "
+                f"layer=N inputs=random, or {_OWN_PORT}."
             )
     notes = []
     if proof.unproved:
@@ -102,6 +104,12 @@ def check(proof: Proof, model: str, stages: Sequence[str], chained: bool) -> lis
             "them by what its family declares, or by the usual order alone."
         )
     return notes
+
+
+def _nobody(proof: Proof, pair: tuple[str, str]) -> str:
+    """Return what holds nothing of what a model computes between two stages."""
+    known = pair[0] == "embed_tokens" and proof.beside
+    return f"no stage (its {', '.join(proof.beside)})" if known else "no module"
 
 
 def prove(skeleton: Skeleton, family: Family) -> Proof:
@@ -152,7 +160,14 @@ def _compare(twin: Skeleton, family: Family, whole: Forward, mask: torch.Tensor)
         layer = Site(stage, "in").layer
         inside = Site(stage, "in").component if layer is not None else ""
         named = arguments[layer] if layer is not None and inside in ("", "self_attn") else {}
-        plain, _ = ObservedStage(twin.module(stage), [])(given, named)
+        try:
+            plain, _ = ObservedStage(twin.module(stage), [])(given, named)
+        except Exception:
+            if not inside:
+                raise
+            # A component that is passed more than one value by its block: Bloom's MLP adds.
+            proof.alone.add(kind_of(stage))
+            continue
         if inside and inside != "self_attn":
             kinds = proof.apart if _is_apart(twin.module(stage), given, plain) else mixing
             kinds.add(kind_of(stage))
@@ -164,6 +179,21 @@ def _compare(twin: Skeleton, family: Family, whole: Forward, mask: torch.Tensor)
             if not _agree(passed, wanted[follows[stage]], mask):
                 proof.between.add((kind_of(stage), kind_of(follows[stage])))
     proof.apart -= mixing
+    stages = {twin.module("embed_tokens"), twin.blocks, twin.module("norm"), twin.module("lm_head")}
+    others = (each for each in twin.base.named_children() if each[1] not in stages)
+    proof.beside = tuple(name for name, each in others if any(True for _ in each.parameters()))
+    _measure_kinds(proof, twin, family, whole, arguments)
+    return proof
+
+
+def _measure_kinds(
+    proof: Proof,
+    twin: Skeleton,
+    family: Family,
+    whole: Forward,
+    arguments: Sequence[dict[str, Any]],
+) -> None:
+    """Measure what one block of each class of layers computes from what."""
     for layer, kind in classes_of(twin).items():
         if kind in proof.kinds:
             continue
@@ -173,7 +203,6 @@ def _compare(twin: Skeleton, family: Family, whole: Forward, mask: torch.Tensor)
         except Exception as error:
             # An architecture of the user's may not bear what is done to its values.
             proof.unmeasured = _first_line(error)
-    return proof
 
 
 def _is_apart(module: torch.nn.Module, given: torch.Tensor, plain: torch.Tensor) -> bool:

@@ -1,4 +1,8 @@
-"""transformers' static cache on a device, and its twin on the host."""
+"""transformers' static cache on a device, and its twin on the host.
+
+A block that keeps a state in place of keys and values (mamba, short convolution, linear attention)
+has one of a fixed size: it is static by itself.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +19,26 @@ if TYPE_CHECKING:
     from transformers.cache_utils import Cache
 
 
+_COUNT = "cumulative_length"
+# transformers' kinds of keys and values that count their tokens, and of what needs no count.
+_KEYS_AND_VALUES = ("StaticLayer", "StaticSlidingWindowLayer")
+_STATES = "LinearAttention"
+_NOTHING = "DummyLayer"
+
+
 class HfCache:
     """transformers' static cache on the device, and a host-side twin that only counts tokens."""
 
     def __init__(self, skeleton: Skeleton, max_tokens: int) -> None:
-        from transformers import StaticCache
-
-        self.device: Cache = StaticCache(config=skeleton.config, max_cache_len=max_tokens)
-        self.host: Cache = StaticCache(config=skeleton.config, max_cache_len=max_tokens)
-        if not all(hasattr(layer, "cumulative_length") for layer in self.host.layers):
-            raise UserError(
-                f"{skeleton.config.model_type} has blocks that keep no keys and values, and no "
-                "static cache for them: leave generate.max_new_tokens out."
-            )
+        self.device = _cache(skeleton, max_tokens)
+        self.host = _cache(skeleton, max_tokens)
+        for layer in self.host.layers:
+            kind = type(layer).__name__
+            if not (hasattr(layer, _COUNT) or kind.startswith(_STATES) or kind == _NOTHING):
+                raise UserError(
+                    f"{skeleton.config.model_type} has blocks whose cache transformers calls "
+                    f"{kind}, which is not static: leave generate.max_new_tokens out."
+                )
 
     def seen(self, call: Call) -> Cache:
         """Return the host's twin as it stands before a pass, which its masks are made from.
@@ -38,10 +49,13 @@ class HfCache:
 
         before = int(call.attention_mask.shape[-1]) - call.tokens
         for twin in self.host.layers:
-            twin.cumulative_length = torch.tensor(before)
-            # A sliding window counts here, and beyond its own length.
-            twin.cumulative_length_int = before
-            twin.is_initialized = before > 0
+            if hasattr(twin, _COUNT):
+                twin.cumulative_length = torch.tensor(before)
+                # A sliding window counts here, and beyond its own length.
+                twin.cumulative_length_int = before
+                twin.is_initialized = before > 0
+            if hasattr(twin, "has_previous_state"):
+                twin.has_previous_state = dict.fromkeys(twin.has_previous_state, before > 0)
         return self.host
 
     def newest(
@@ -55,11 +69,39 @@ class HfCache:
         import torch
 
         kept: Any = self.device.layers[layer]
+        if type(kept).__name__ == _NOTHING:
+            return {}
+        if type(kept).__name__ not in _KEYS_AND_VALUES:
+            return None
         if not kept.is_initialized:
             return {}
-        if type(kept).__name__ not in ("StaticLayer", "StaticSlidingWindowLayer"):
-            return None
         rows = newest(call, kept.max_cache_len)
         places = send(torch.arange(rows.start, rows.stop))
         parts = {"keys": kept.keys, "values": kept.values}
         return {name: part.index_select(2, places) for name, part in parts.items()}
+
+
+def _cache(skeleton: Skeleton, max_tokens: int) -> Any:
+    """Return an empty static cache for a model's blocks. Raises UserError where there is none."""
+    from transformers import StaticCache
+
+    class StatesCache(StaticCache):
+        """A static cache that also holds what MiniMax keeps of its linear attention, by block."""
+
+        def get_linear_cache(self, layer_idx: int) -> torch.Tensor | None:
+            """Return a block's state, [batch, head, channel, channel]; None before the prefill."""
+            return self.states.get(layer_idx)
+
+        def set_linear_cache(self, layer_idx: int, linear_cache: torch.Tensor) -> None:
+            """Keep a block's state, [batch, head, channel, channel]."""
+            self.states[layer_idx] = linear_cache
+
+    try:
+        cache = StatesCache(config=skeleton.config, max_cache_len=max_tokens)
+    except KeyError as error:
+        raise UserError(
+            f"{skeleton.config.model_type} has blocks of type {error}, for which transformers has "
+            "no static cache: leave generate.max_new_tokens out."
+        ) from error
+    cache.states = {}
+    return cache

@@ -103,6 +103,8 @@ _OF_ANY: dict[str, Any] = {
     "shared_expert_intermediate_size": 48,
     "shared_intermediate_size": 48,
 }
+# Buffers that checkpoints store though they follow from a formula: other values are no such model.
+_COMPUTED = ("_decay", "slope_rate")
 SHAPES = tuple(_OF_OTHER_SHAPES)
 MADE = (*_OWN, *SHAPES)
 
@@ -133,9 +135,11 @@ def make_model(
         ) from error
     with torch.no_grad():
         for path, value in [*model.named_parameters(), *model.named_buffers()]:
+            if not value.is_floating_point():
+                continue
             if "norm" in path:
                 value.mul_(torch.empty_like(value).log_normal_(0.0, 0.4))
-            elif value.dim() > 1:
+            elif value.dim() > 1 and not path.endswith(_COMPUTED):
                 value.normal_(0.0, value.shape[-1] ** -0.5)
             elif path.endswith("sinks"):
                 value.normal_()

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from layerparity.anatomy.families import granite
-from layerparity.anatomy.family import SHARED_TAPS
+from layerparity.anatomy.family import taps_under
 
-_NAMES = {
+NAMES = {
     "mlp": "block_sparse_moe",
     "mlp.gate": "block_sparse_moe.router",
     "mlp.experts": "block_sparse_moe.experts",
@@ -14,5 +14,5 @@ _NAMES = {
 FAMILY = replace(
     granite.FAMILY,
     model_type="granitemoe",
-    taps=tuple(replace(tap, module=_NAMES.get(tap.module, tap.module)) for tap in SHARED_TAPS),
+    taps=taps_under(NAMES),
 )

@@ -67,12 +67,13 @@ def swaps(draw: Random, block: nn.Module) -> Iterator[Mutation]:
         for _ in range(TIMES):
             if experts > 1:
                 yield _swap(part, "experts", 0, draw.randrange(experts - 1), 1)
-            yield _swap(part, "channels", 1, draw.randrange(rows - 1), 1)
+            if rows > 1:
+                yield _swap(part, "channels", 1, draw.randrange(rows - 1), 1)
             if columns > 1:
                 yield _swap(part, "inputs", 2, draw.randrange(columns - 1), 1)
-            if size and part.name in HEAD_ROWS and rows > size:
+            if size and part.name in HEAD_ROWS and rows // size > 1:
                 yield _swap(part, "heads", 1, draw.randrange(rows // size - 1), size)
-            if size and part.name == HEAD_COLUMNS:
+            if size and part.name == HEAD_COLUMNS and columns // size > 1:
                 yield _swap(part, "heads", 2, draw.randrange(columns // size - 1), size)
             if part.name == "mlp.experts.gate":
                 yield _gate_with_up(part, draw.randrange(experts))

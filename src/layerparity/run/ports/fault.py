@@ -142,7 +142,9 @@ class PlantedPort(HfPort):
 
         assert self.fault.arguments is not None
         skeleton = self.skeleton
-        keys = 0 if self.cache is None else self.cache.device.layers[layer].max_cache_len
+        kept = None if self.cache is None else self.cache.device.layers[layer]
+        # A block that keeps a state caches no keys.
+        keys = getattr(kept, "max_cache_len", 0)
         this = Pass(
             call.attention_mask, call.position_ids, skeleton.config, skeleton.dtype, tables, keys
         )
@@ -261,6 +263,7 @@ class FaultPort(PlantedPort):
         block = self.skeleton.module(str(Place(min(self.layers))))
         drawn = mutations(self.seed, number + 1, block)
         chosen: Fault = drawn[number]
+        self.assets.backend.warnings.append(f"The mutation that was drawn: {chosen.story}.")
         return chosen
 
 
