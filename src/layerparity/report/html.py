@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from layerparity.anatomy.block import label
 from layerparity.anatomy.site import Site
+from layerparity.ground.numeral import numeral
 from layerparity.record.portrait import FLOOR, Portrait
 from layerparity.record.verdict import Outcome, Verdict
 from layerparity.report import headline as words
@@ -34,7 +35,6 @@ from layerparity.report.heatmaps import (
     per_row,
     token_heatmap,
 )
-from layerparity.report.measure import numeral
 from layerparity.report.measures import beyond, cells_of, compared, limits_texts, present, which
 from layerparity.report.noise_by_layer import accumulated_error, local_error
 from layerparity.report.reasons import reason

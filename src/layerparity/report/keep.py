@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from layerparity.anatomy.site import Kind
 from layerparity.ground import console
+from layerparity.ground.numeral import numeral
 from layerparity.ground.secrets import redacted
 from layerparity.record.side import Side
 from layerparity.record.stored_run import StoredRun
@@ -22,7 +23,6 @@ from layerparity.report.gauge import Ordinate, R
 from layerparity.report.html import render_html
 from layerparity.report.junit import render_junit
 from layerparity.report.markdown import render_markdown
-from layerparity.report.measure import numeral
 from layerparity.report.table import closing_table, per_site_table
 from layerparity.settings.config import Config
 from layerparity.tracking.links import say_served
