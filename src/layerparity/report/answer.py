@@ -50,10 +50,14 @@ class Answer:
             *_labelled("cause", [self.cause] if self.cause else []),
             *_labelled("or", self.others),
             *_labelled("evidence", [f"- {each}" for each in self.evidence]),
-            *(["next"] if self.next else []),
-            *(f"  {line}" for line in self.next),
+            *commands_text(self.next),
         ]
         return "\n".join(lines)
+
+
+def commands_text(lines: Sequence[str]) -> list[str]:
+    """Return what to type next as a terminal shows it: under a label, on lines of their own."""
+    return ["next", *(f"  {line}" for line in lines)] if lines else []
 
 
 def _labelled(label: str, lines: Sequence[str]) -> Iterator[str]:
