@@ -36,6 +36,11 @@ def test_a_golden_run_leads_to_a_verdict(cli: Callable[..., Ended], tmp_path: Pa
     candidate = cli(*following(golden))
     compared = cli(*following(candidate))
     assert compared.exit == 0, compared.out + compared.err
+    page, ticket = [Path(line.strip()) for line in compared.out.splitlines() if "/report." in line][
+        1:
+    ]
+    assert (page.name, ticket.name) == ("report.html", "report.md")
+    assert page.is_file() and ticket.read_text().startswith("# PASS")
     whole = [cli(*words) for words in after(compared, "the whole model")]
     assert [each.exit for each in whole] == [0, 0, 0], whole[-1].out + whole[-1].err
     assert "whole model: pass" in whole[-1].out

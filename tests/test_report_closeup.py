@@ -165,6 +165,7 @@ def test_a_fault_is_named_and_shown(run: Callable[..., Ended], store: Path) -> N
     assert "against the golden" in said
     assert "candidate=layers.3.self_attn.q_norm-alone" in said
     newest = max(store.rglob("verdict.json"), key=lambda path: path.stat().st_mtime)
+    assert f"        {newest.parent / 'report.md'}\n" in ended.out
     comparison = Verdict.from_json(newest.read_text())
     assert str(comparison.guilty) == "layers.3.self_attn.q_norm"
     answer = answer_of(comparison)
@@ -188,7 +189,8 @@ def test_a_fault_is_named_and_shown(run: Callable[..., Ended], store: Path) -> N
     assert "layers.3.self_attn.q_norm</strong>" in page
     assert "against the reference" in page
     assert "against the golden" in page
-    assert "## Worst elements" in (newest.parent / "report.md").read_text()
+    ticket = newest.parent / "report.md"
+    assert "## Worst elements" in ticket.read_text()
 
 
 def test_a_fault_that_only_choices_show_stays_in_its_block(
