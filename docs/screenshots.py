@@ -1,7 +1,7 @@
 """python docs/screenshots.py (or make screenshots): the pictures in docs/images, taken anew.
 
 In an empty folder it runs the quickstart and compares its golden with a port that has a fault;
-then it opens the report of the fault and the MLflow UI of the quickstart in headless Chromium.
+then it opens both reports and the MLflow UI of the quickstart in headless Chromium.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
 PORT = 5077
+# Bytes of a picture: README is read on slow lines, too.
+LARGEST = 200_000
 # MLflow opens a chat panel on the right unless the browser remembers that it was closed.
 _FAULT = "port=fault port.name=qk_norm_per_head port.layers=[3]"
 _COMMANDS = (
@@ -46,7 +48,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="layerparity-pictures-") as folder:
         tracking = TrackingConfig(folder=str(Path(folder) / "mlruns"))
         clean, *_, faulty = (_made(words, folder, tracking) for words in _COMMANDS)
-        _report(faulty.folder / "report.html")
+        _report(faulty.folder / "report.html", "report.png", 1345)
+        _report(clean.folder / "report.html", "report-pass.png", 1080)
         with serve(tracking, PORT) as address:
             _charts(address, clean.url)
     return 0
@@ -63,10 +66,10 @@ def _made(words: str, folder: str, tracking: TrackingConfig) -> StoredRun:
     return found
 
 
-def _report(page: Path) -> None:
-    with browser(1200, 3350) as driver:
+def _report(page: Path, name: str, height: int) -> None:
+    with browser(1100, height) as driver:
         driver.get(page.as_uri())
-        _save(driver, "report.png")
+        _save(driver, name)
 
 
 def _charts(address: str, url: str) -> None:
@@ -85,6 +88,8 @@ def _charts(address: str, url: str) -> None:
 
 def _save(driver: Any, name: str) -> None:
     driver.save_screenshot(str(IMAGES / name))
+    size = (IMAGES / name).stat().st_size
+    assert size <= LARGEST, f"{name} has {size} bytes: show less of the page"
     print(IMAGES / name)
 
 

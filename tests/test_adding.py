@@ -316,7 +316,7 @@ def test_a_metric_is_measured_stored_and_in_the_report(compared: Compared) -> No
 
 def test_a_cause_is_planted_and_named(compared: Compared) -> None:
     assert "FAIL at layers.1.mlp:out" in compared.said
-    assert "very likely (97%): the MLP has the other sign" in compared.said
+    assert "very likely (97 %): the MLP has the other sign" in compared.said
     assert compared.verdict.causes[0].id == "mlp_subtracted"
 
 

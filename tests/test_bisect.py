@@ -333,7 +333,7 @@ def test_a_faulty_port_is_bisected_to_its_component(
     parts = re.findall(r"^(where|cause|or|evidence|next)\b", ended.out, re.M)
     assert parts == ["where", "cause", "evidence", "next"]
     assert "where     layers.3.self_attn.q_norm is the first wrong place\n" in ended.out
-    assert re.search(r"^cause     shown \(\d+%\): ", ended.out, re.M)
+    assert re.search(r"^cause     shown \(\d+ %\): ", ended.out, re.M)
     assert "because" not in ended.out
     # Each of the two runs is one line, and neither's tables nor its own link are shown.
     line = r"^candidate run of .*: candidate-tiny_minimax_m2-\S+ \w{8}, "
@@ -384,7 +384,7 @@ def test_known_mistakes_are_planted_in_the_place_that_was_found(run: Cli, store:
     assert ended.exit == 1, ended.out + ended.err
     # In one block, once, whatever the search compared before.
     assert len(re.findall(r"^trying \d+ known mistakes on layers\.3$", ended.out, re.M)) == 1
-    assert re.search(r"^cause     shown \(\d+%\): gate and up halves stacked", ended.out, re.M)
+    assert re.search(r"^cause     shown \(\d+ %\): gate and up halves stacked", ended.out, re.M)
     assert [each["id"] for each in record(store)["causes"]] == ["gate_up_swapped"]  # type: ignore
 
 
@@ -561,8 +561,8 @@ def test_the_bisection_s_own_report_has_the_answer_and_the_portrait(run: Cli, st
 
 def test_how_sure_a_cause_is_stands_in_words() -> None:
     said = [how_sure(Cause("", each, "")) for each in (0.93, 0.75, 0.4, 0.1)]
-    assert said == ["very likely (93%)", "likely (75%)", "plausible (40%)", "a guess (10%)"]
-    assert how_sure(Cause("", 0.96, "", grade="shown")) == "shown (96%)"
+    assert said == ["very likely (93 %)", "likely (75 %)", "plausible (40 %)", "a guess (10 %)"]
+    assert how_sure(Cause("", 0.96, "", grade="shown")) == "shown (96 %)"
 
 
 def test_a_leap_of_the_error_names_a_second_wrong_component() -> None:

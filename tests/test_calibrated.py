@@ -167,7 +167,7 @@ def test_factors_of_tokens_fail_where_they_matter_and_clean_ways_show_none(name:
     (said,) = LIMITS.breaches(Kind.REAL, metrics)
     whose = "each head of a token" if name.endswith("head") else "each token"
     assert breach_text(said, metrics) == (
-        f"{whose} has a factor of its own, off by 0.120% (RMS), 3.4 times what clean computations "
+        f"{whose} has a factor of its own, off by 0.12 % (RMS), 3.4 times what clean computations "
         "show"
     )
 
@@ -255,14 +255,14 @@ def test_a_slope_fails_only_where_it_is_significant_and_matters() -> None:
     assert not LIMITS.breaches(Kind.REAL, {**clean, "slope": 0.01, "slope_z": 1.0})
     assert not LIMITS.breaches(Kind.REAL, {**clean, "slope": 0.0001, "slope_z": 50.0})
     (said,) = LIMITS.breaches(Kind.REAL, {**clean, "slope": 0.003, "slope_z": 50.0})
-    assert "+0.300%" in breach_text(said, clean)
+    assert "+0.3 %" in breach_text(said, clean)
 
 
 def test_a_wrong_size_fails_beside_the_ratio_unless_the_floor_is_wider() -> None:
     clean = {"error_ratio": 0.9, "floor_rel_l2": 0.003}
     assert not LIMITS.breaches(Kind.REAL, {**clean, "norm_ratio": 1.01})
     (said,) = LIMITS.breaches(Kind.REAL, {**clean, "norm_ratio": 0.95})
-    assert "norm is off by 5.00%" in breach_text(said, clean)
+    assert "norm is off by 5 %" in breach_text(said, clean)
     assert not LIMITS.breaches(Kind.REAL, {**clean, "norm_ratio": 0.95, "floor_rel_l2": 0.05})
     assert not LIMITS.breaches(Kind.REAL, {**clean, "norm_ratio": float("nan")})
     assert not LIMITS.breaches(Kind.REAL, {**clean, "norm_ratio": 0.9, "agreeing_tokens": 0.99})

@@ -293,3 +293,11 @@ def test_a_private_word_is_defined_where_it_is_first_used(tmp_path: Path) -> Non
     assert undefined([page])[0] == "no page: noise floor"
     assert "page.md: guilty" in undefined([page])
     assert not {f"page.md: {each}" for each in ("site", "port", "candidate")} & {*undefined([page])}
+
+
+def test_readme_s_pictures_are_a_fail_and_a_pass_and_small() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for name in ("report.png", "report-pass.png", "mlflow.png"):
+        picture = ROOT / "docs" / "images" / name
+        assert f"(docs/images/{name})" in readme
+        assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size <= 200_000

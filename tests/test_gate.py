@@ -11,9 +11,9 @@ from xml.etree import ElementTree
 import pytest
 from conftest import Ended
 
+from layerparity.ground.numeral import numeral
 from layerparity.record.stored_run import FINISHED, StoredRun
 from layerparity.report import series
-from layerparity.report.measure import numeral
 
 CANDIDATE = ("backend=gpu", "device_map=cpu", "kind=candidate", "scope=single", "layer=1")
 RIGHT = ("attn_implementation=eager", "name=right")

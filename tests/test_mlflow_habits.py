@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -11,7 +14,7 @@ from typing import Any
 
 import pytest
 from browser import browser, missing, wait_for
-from conftest import Ended
+from conftest import ROOT, Ended
 from stores import free_port
 
 from layerparity.cli.mlflow_variables import words_for
@@ -180,6 +183,51 @@ def test_the_ui_opens_on_the_runs_with_our_columns(compared: Store) -> None:
     shown = ["Run Name", "Created", *wanted, "Dataset", "Duration"]
     assert [head for head in ours if head] == shown
     assert "the-golden" in page and "fail" in page
+
+
+# Of each run on the screen, what each of its columns shows.
+_CELLS = """
+const rows = {};
+document.querySelectorAll('.ag-cell').forEach(e => {
+  const row = e.closest('.ag-row').getAttribute('row-index');
+  (rows[row] ??= {})[e.getAttribute('col-id')] = e.innerText.trim();
+});
+return Object.values(rows);
+"""
+
+
+@pytest.mark.skipif(bool(missing()), reason=missing() or "all is there")
+def test_the_command_s_page_shows_each_run_in_our_columns(compared: Store) -> None:
+    words = ("job=ui", f"job.port={free_port()}", f"tracking.folder={compared.config.folder}")
+    command = [sys.executable, str(ROOT / "run.py"), *words]
+    served = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert served.stdout is not None
+        address = re.search(r"http://\S+", served.stdout.readline())
+        assert address is not None
+        with browser(2400) as driver:
+            driver.get(address[0])
+            wait_for(driver, lambda d: "golden 1x" in str(d.execute_script(_CELLS)))
+            rows = driver.execute_script(_CELLS)
+    finally:
+        served.send_signal(signal.SIGTERM)
+        served.wait(timeout=60)
+        if served.stdout is not None:
+            served.stdout.close()
+    start = re.compile(rf"(?:tags|metrics|attributes)\.`(?:{re.escape(PREFIX)})?")
+    rows = [{start.sub("", k).rstrip("`"): text for k, text in row.items()} for row in rows]
+    kinds = {row["kind"]: row for row in rows}
+    assert kinds.keys() == {"golden", "candidate", "comparison"}
+    for row in rows:
+        assert (row["model"], row["dtype"]) == ("tiny_minimax_m2", "float32")
+        assert row["device"] == "cpu"
+    assert "the-golden" in kinds["golden"]["Run Name"]
+    assert re.match(r"prompt 1x\d+ \(\w{36}\)", kinds["golden"]["Dataset"])
+    assert re.match(r"golden 1x\d+ \(\w{36}\)", kinds["candidate"]["Dataset"])
+    judged = kinds["comparison"]
+    assert (judged["verdict"], kinds["candidate"]["verdict"]) == ("fail", "fail")
+    assert judged["first_failure"] == "layers.2.self_attn:out"
+    assert float(judged["summary/worst R"]) > 2
 
 
 def _data(store: Store, run_id: str) -> dict[str, Any]:

@@ -21,6 +21,14 @@ def following(ended: Ended) -> list[str]:
     return words
 
 
+def after(ended: Ended, why: str) -> list[list[str]]:
+    """Return the words of the commands that a comparison names as the next ones, and why."""
+    lines = ended.out.splitlines()
+    remark, *rest = lines[lines.index("next") + 1 :]
+    assert remark.startswith("  # ") and why in remark
+    return [shlex.split(line)[2:] for line in rest[: rest.index("")]]
+
+
 def test_a_golden_run_leads_to_a_verdict(cli: Callable[..., Ended], tmp_path: Path) -> None:
     where = f"tracking.folder={tmp_path / 'a folder'}"
     typed = ("backend=gpu", "device_map=cpu", "scope=range", "start=0", "end=1", where)
@@ -28,7 +36,17 @@ def test_a_golden_run_leads_to_a_verdict(cli: Callable[..., Ended], tmp_path: Pa
     candidate = cli(*following(golden))
     compared = cli(*following(candidate))
     assert compared.exit == 0, compared.out + compared.err
-    assert "next:" not in compared.out
+    page, ticket = [Path(line.strip()) for line in compared.out.splitlines() if "/report." in line][
+        1:
+    ]
+    assert (page.name, ticket.name) == ("report.html", "report.md")
+    assert page.is_file() and ticket.read_text().startswith("# PASS")
+    whole = [cli(*words) for words in after(compared, "the whole model")]
+    assert [each.exit for each in whole] == [0, 0, 0], whole[-1].out + whole[-1].err
+    assert "whole model: pass" in whole[-1].out
+    (gate,) = after(whole[-1], "the newest candidate")
+    gated = cli(*gate)
+    assert gated.exit == 0 and "Series " in gated.out, gated.out + gated.err
     again = cli(*typed, "reuse=true")
     assert following(again) == following(golden), "a run that is reused has the same next step"
 

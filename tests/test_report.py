@@ -9,19 +9,30 @@ import subprocess
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
+from typing import Any
 
 import pytest
-from report_samples import CASES, COMPONENTS, every_case, html_of, judged, real, sample, side
+from report_samples import (
+    CASES,
+    COMPONENTS,
+    every_case,
+    html_of,
+    judged,
+    markdown_of,
+    real,
+    sample,
+    side,
+)
 
 from layerparity.anatomy.site import Site
 from layerparity.judge.beside import CandidatePair
 from layerparity.record.findings import Caution, CautionKind
-from layerparity.record.side import RunOrigin
-from layerparity.record.verdict import Breach, Outcome, Verdict
+from layerparity.record.side import RunOrigin, Side
+from layerparity.record.verdict import Breach, Outcome, Verdict, WholeModel
 from layerparity.report import headline
 from layerparity.report.beside import beside_lines
 from layerparity.report.reasons import reason
-from layerparity.report.reproduce import next_lines, reproduce
+from layerparity.report.reproduce import after_pass, next_lines, reproduce
 
 
 class Page(HTMLParser):
@@ -280,6 +291,67 @@ def test_a_stage_outside_the_blocks_is_shown_alone() -> None:
     assert (asked["scope"], asked["component"], asked["feed"]) == ("single", "lm_head", "isolated")
     assert "layer" not in asked and asked["inputs"] == "golden"
     assert read(its)["candidate"] == asked["name"] == "lm_head-alone"
+
+
+def part_of(verdict: Verdict, golden: dict[str, Any], candidate: dict[str, Any]) -> Verdict:
+    """Return a verdict on layers 0 to 1, its two runs made with these keys and a few more."""
+
+    def ran(made: Side, keys: dict[str, Any]) -> Side:
+        scope = {"scope": "range", "start": 0, "end": 1, "name": "part", **keys}
+        settings = {**made.made[0].settings, **scope}
+        return replace(made, scope="range 0..1", made=(replace(made.made[0], settings=settings),))
+
+    return replace(
+        verdict,
+        golden=ran(verdict.golden, golden),
+        candidate=ran(verdict.candidate, candidate),
+        whole=WholeModel(Outcome.INCONCLUSIVE, 6, 2),
+    )
+
+
+def test_a_pass_of_a_part_leads_to_the_whole_model() -> None:
+    generated = {"generate.max_new_tokens": 4, "seq_len": 32}
+    part = part_of(CASES["pass"], generated, {"inputs": "random", "port.replay": True})
+    remark, *lines = after_pass(part)
+    assert remark == "# this scope passes; the whole model:"
+    golden, candidate, compared = map(read, lines)
+    assert golden.pop("name") == candidate["golden"] == compared["golden"] == "whole-golden"
+    assert golden == {"backend": "gpu", "kind": "golden", "feed": "isolated", **generated}
+    assert candidate.pop("name") == compared["candidate"] == "whole-candidate"
+    assert candidate["inputs"] == "golden" and candidate["port.replay"] is True
+    assert candidate["generate.max_new_tokens"] == 4 and "seq_len" not in candidate
+    assert not {"scope", "start", "end"} & (golden.keys() | candidate.keys())
+    assert compared["job"] == "compare" and compared["tolerance"] == "fixed"
+
+
+def test_a_golden_of_the_whole_model_is_not_made_again() -> None:
+    whole = CASES["pass"].golden
+    part = replace(part_of(CASES["pass"], {}, {}), golden=whole)
+    _, candidate, compared = after_pass(part)
+    assert read(candidate)["golden"] == read(compared)["golden"] == whole.named
+
+
+def test_a_pass_that_nothing_widens_leads_to_the_gate() -> None:
+    passed = CASES["pass"]
+    for verdict in (passed, replace(passed, whole=WholeModel(Outcome.INCONCLUSIVE, 6, 6))):
+        _, line = after_pass(verdict)
+        assert read(line) == {"job": "gate", "golden": passed.golden.named, "tolerance": "fixed"}
+    dump = side("candidate", named="/dumps/x", made=(RunOrigin("/dumps/x", False, (), {}),))
+    _, line = after_pass(replace(part_of(passed, {}, {}), candidate=dump))
+    assert read(line)["candidate"] == "/dumps/x"
+    assert after_pass(replace(passed, golden=replace(passed.golden, named=""))) == ()
+    for name in ("fail", "empty"):
+        assert after_pass(CASES[name]) == ()
+
+
+def test_the_page_and_the_ticket_of_a_pass_say_what_to_type_next() -> None:
+    passed = CASES["pass"]
+    _, line = after_pass(passed)
+    html = html_of(passed)
+    header = html[: html.index("</header>")]
+    assert "<dt>next</dt>" in header and line in header
+    assert "**Next**\n\n```sh\n# " in markdown_of(passed) and line in markdown_of(passed)
+    assert "the newest candidate, after each change" not in html_of(CASES["fail"])
 
 
 def read(line: str) -> dict[str, object]:

@@ -160,11 +160,12 @@ def test_a_fault_is_named_and_shown(run: Callable[..., Ended], store: Path) -> N
     assert ended.exit == 1, ended.err
     said = " ".join(ended.out.split())
     assert "where layers.3.self_attn.q_norm is the first wrong place" in said
-    assert re.search(r"^cause +shown \(\d+%\): the norm is taken over each head", ended.out, re.M)
+    assert re.search(r"^cause +shown \(\d+ %\): the norm is taken over each head", ended.out, re.M)
     assert "against the reference" in said
     assert "against the golden" in said
     assert "candidate=layers.3.self_attn.q_norm-alone" in said
     newest = max(store.rglob("verdict.json"), key=lambda path: path.stat().st_mtime)
+    assert f"        {newest.parent / 'report.md'}\n" in ended.out
     comparison = Verdict.from_json(newest.read_text())
     assert str(comparison.guilty) == "layers.3.self_attn.q_norm"
     answer = answer_of(comparison)
@@ -188,7 +189,8 @@ def test_a_fault_is_named_and_shown(run: Callable[..., Ended], store: Path) -> N
     assert "layers.3.self_attn.q_norm</strong>" in page
     assert "against the reference" in page
     assert "against the golden" in page
-    assert "## Worst elements" in (newest.parent / "report.md").read_text()
+    ticket = newest.parent / "report.md"
+    assert "## Worst elements" in ticket.read_text()
 
 
 def test_a_fault_that_only_choices_show_stays_in_its_block(
@@ -301,7 +303,14 @@ def test_a_guilt_of_weights_alone_is_shown_in_its_place() -> None:
 
 def test_page_begins_with_the_first_wrong_place_and_its_cause() -> None:
     words = words_of(GUILTY)
-    labels = ("where", "cause very likely (93%)", "by how much", "next", "evidence", "The two runs")
+    labels = (
+        "where",
+        "cause very likely (93 %)",
+        "by how much",
+        "next",
+        "evidence",
+        "The two runs",
+    )
     places = [words.index(each) for each in labels]
     assert places == sorted(places)
     assert words.index("where") < words.index("is the first wrong place") < places[1]
@@ -315,7 +324,7 @@ def test_page_begins_with_the_first_wrong_place_and_its_cause() -> None:
 def test_markdown_has_the_headline_and_the_worst_elements() -> None:
     answer = Answer(
         f"{GUILTY.where} is the first wrong place",
-        cause="very likely (93%): the norm is taken over each head",
+        cause="very likely (93 %): the norm is taken over each head",
         evidence=("<it> fails & more",),
         next=("# a remark", "python run.py scope=single layer=3"),
     )
@@ -328,7 +337,7 @@ def test_markdown_has_the_headline_and_the_worst_elements() -> None:
     assert (
         "| sequence | token | element | golden | candidate | reference | noise floors off |" in text
     )
-    assert "| 0 | 0 | head 2, channel 0 | −0.25 | 2.5 | −0.2500001 | 1.0e6 |" in text
+    assert "| 0 | 0 | head 2, channel 0 | -0.25 | 2.5 | -0.2500001 | 1.0e6 |" in text
 
 
 def test_a_stored_verdict_comes_back_whole_with_the_same_answer() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import random
 import re
 from dataclasses import replace
 from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
+from report_portraits import portrait
 from report_samples import (
     CASES,
     COMPONENTS,
@@ -18,6 +20,7 @@ from report_samples import (
     every_oddity,
     html_of,
     judged,
+    markdown_of,
     real,
     sample,
 )
@@ -25,12 +28,13 @@ from test_report import words_of
 
 from layerparity.anatomy.block import label
 from layerparity.anatomy.site import Kind, Site
+from layerparity.ground.numeral import numeral
 from layerparity.record.verdict import Breach, Outcome, Row, Verdict
+from layerparity.record.weights import FATE_NUMBERS, Fate, WeightFinding
 from layerparity.report.answer import numbers_text
 from layerparity.report.columns import Columns
 from layerparity.report.error_by_layer import error_by_layer
 from layerparity.report.heatmaps import Bins, binning, metric_heatmap, token_heatmap
-from layerparity.report.measure import numeral
 from layerparity.report.measures import BY_NAME, beyond
 from layerparity.report.stages import fold, stages
 from layerparity.report.svg import STEPS, Shade, ink_on, luminance, ramp, stylesheet
@@ -234,6 +238,31 @@ def test_a_number_is_written_in_one_way() -> None:
         "error against the reference 1.8e6 times the floor of rounding, "
         "relative L2 error against the golden 1.2e-5, norm 1235 times the golden's"
     )
+
+
+@pytest.mark.parametrize("value", [1.23e-7, 5.43e5, 3.21e12])
+def test_no_sentence_of_a_report_writes_a_number_in_another_way(value: float) -> None:
+    names = ("error_ratio", "error_ratio_head", "slope", "slope_token", "norm_ratio", "outlier")
+    names += ("offset", "replicas_apart", "pearson", "rel_l2", "novel")
+    beside = ("slope_z", "slope_token_ratio", "offset_z", "outlier_z")
+    broken = tuple(Breach(name, value, value / 3, 2) for name in names)
+    row = real("layers.0.mlp:out", value)
+    row = replace(row, outcome=Outcome.FAIL, breaches=broken)
+    row.metrics.update(dict.fromkeys((*names, *beside), value))
+    verdict = judged([row], {"layers.0.mlp:out": [value, 3 * value]})
+    fates = [each for each, numbers in FATE_NUMBERS.items() if numbers and each is not Fate.SLICED]
+    weights = tuple(
+        WeightFinding(
+            "model.norm.weight", "norm", None, "norm", "changed_value", each, numbers=numbers
+        )
+        for each in fates
+        for numbers in [dict.fromkeys(FATE_NUMBERS[each], value)]
+    )
+    shown = portrait("layers.0.mlp:out", 1, 4, random.Random(7))
+    worst = tuple(replace(each, golden=value, candidate=-value) for each in shown.worst)
+    verdict = replace(verdict, weights=weights, portrait=replace(shown, worst=worst))
+    for said in (html_of(verdict), markdown_of(verdict)):
+        assert not re.findall(r".{40}\d(?:e\+|e-?0)\d.{9}", said)
 
 
 def test_numbers_close_to_their_ideal_are_not_rounded_onto_it() -> None:

@@ -62,7 +62,7 @@ def test_distributions_show_both_sides_and_nothing_where_there_is_nothing() -> N
     assert GUILTY.portrait is not None
     figure = drawn_ulp(GUILTY.portrait)
     assert 'class="outline"' in figure
-    assert "up to 1.0e6 ULP: 5 elements, 2.9%" in hovers(figure)
+    assert "up to 1.0e6 ULP: 5 elements, 2.86 %" in hovers(figure)
     assert len(re.findall("<circle", quantile_plot(GUILTY.portrait))) == 2 * 29
     empty = Portrait("layers.0:out", GOLDEN)
     assert drawn_ulp(empty) == quantile_plot(empty) == ""
@@ -77,7 +77,7 @@ def test_experts_are_told_apart_by_flips_and_load() -> None:
     rows = [row if each.site == row.site else each for each in comparison.rows]
     across = columns(replace(comparison, rows=tuple(rows)))
     assert "1 of 6 layers: 4 tokens, of which 3 are no ties" in agreement_text(across)
-    assert any("50.00% of the tokens agree" in each for each in hovers(agreement_by_layer(across)))
+    assert any("50 % of the tokens agree" in each for each in hovers(agreement_by_layer(across)))
     figure = load_figure({"golden": [4, 0], "candidate": [1, 3]})
     assert "expert 1: golden 0, candidate 3" in hovers(figure)
     assert "3 of 4 choices went elsewhere" in figure

@@ -183,7 +183,7 @@ def test_a_tie_at_one_decode_step_leaves_a_pass_and_is_counted(tmp_path: Path) -
         f"layers.1{local}@decode.2" for local in (".mlp.gate:weights", ".mlp:out", ":out")
     }
     assert all(each.why == Reason(ReasonKind.TIES, {"share": 5 / 6}) for each in left_out)
-    assert "83% of the tokens of such steps are judged" in reason(left_out[0])
+    assert "83.3 % of the tokens of such steps are judged" in reason(left_out[0])
     assert "tokens routed apart: 1 in 1 block, all by ties" in coverage_lines(found)
     again = judge_again(found, CalibratedTolerance())
     assert (again.rows, again.outcome) == (found.rows, found.outcome)
@@ -200,7 +200,7 @@ def test_ties_at_most_decode_steps_are_no_pass(tmp_path: Path) -> None:
     found = decoded(tmp_path, dict.fromkeys((1, 2, 3, 4), TIE))
     assert found.exit is Exit.INCONCLUSIVE
     assert whole_model(found).startswith("inconclusive")
-    assert headline(found).startswith("INCONCLUSIVE: 8 of 126 sites: only 0% of the tokens were")
+    assert headline(found).startswith("INCONCLUSIVE: 8 of 126 sites: only 0 % of the tokens were")
     assert "use port.replay=true" in headline(found)
 
 

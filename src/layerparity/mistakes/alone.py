@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from layerparity.ground.numeral import percent
 from layerparity.mistakes.block import CHOICES
 from layerparity.mistakes.cause import Evidence
 from layerparity.mistakes.routers import GATES
-from layerparity.mistakes.shape import percent
 
 # Beside one that is wrong, another may be off by this part of its error at most.
 _OTHERS = 0.05

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from layerparity.ground.numeral import percent
 from layerparity.mistakes.cause import Evidence
 
 
@@ -91,11 +92,6 @@ def lone(evidence: Evidence, group: str) -> tuple[str, list[str]] | None:
     if slope is not None:
         reasons.append(f"it is off by {percent(slope)}")
     return which, reasons
-
-
-def percent(fraction: float) -> str:
-    """Return a fraction as a person reads it: 0.003 is 0.3 %."""
-    return f"{fraction * 100:.3g} %"
 
 
 def _ranks(values: Sequence[float]) -> list[float]:

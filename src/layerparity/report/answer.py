@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from layerparity.anatomy.site import Place, Site
+from layerparity.ground.numeral import numeral, percent
 from layerparity.judge.evidence import stage_rows
 from layerparity.judge.guilty import name_in_block
 from layerparity.judge.leaps import amplified
@@ -16,7 +17,6 @@ from layerparity.record.weights import WeightFinding
 from layerparity.report.cautions import ranges
 from layerparity.report.gauge import Gauge, R
 from layerparity.report.headline import shown_site
-from layerparity.report.measure import numeral
 from layerparity.report.reasons import reason_text
 from layerparity.report.reproduce import next_lines
 from layerparity.report.weights import finding_text
@@ -50,10 +50,14 @@ class Answer:
             *_labelled("cause", [self.cause] if self.cause else []),
             *_labelled("or", self.others),
             *_labelled("evidence", [f"- {each}" for each in self.evidence]),
-            *(["next"] if self.next else []),
-            *(f"  {line}" for line in self.next),
+            *commands_text(self.next),
         ]
         return "\n".join(lines)
+
+
+def commands_text(lines: Sequence[str]) -> list[str]:
+    """Return what to type next as a terminal shows it: under a label, on lines of their own."""
+    return ["next", *(f"  {line}" for line in lines)] if lines else []
 
 
 def _labelled(label: str, lines: Sequence[str]) -> Iterator[str]:
@@ -73,12 +77,12 @@ _ALSO = 6
 
 
 def how_sure(cause: Cause) -> str:
-    """Return how often such a cause is true in words, with the share: ``likely (75%)``.
+    """Return how often such a cause is true in words, with the share: ``likely (75 %)``.
 
     One that gives the candidate's numbers to rounding is shown.
     """
     known = next(word for least, word in _SURE if cause.confidence >= least)
-    return f"{'shown' if cause.shown else known} ({cause.confidence:.0%})"
+    return f"{'shown' if cause.shown else known} ({100 * cause.confidence:.0f} %)"
 
 
 def answer_of(
@@ -192,8 +196,8 @@ def _around_it(guilt: Guilt, verdict: Verdict) -> Iterator[str]:
     for component, leap in amplified(rows, block).items():
         if component not in {name_in_block(guilt), *guilt.also}:
             yield (
-                f"{component} seems wrong as well: its output's error is {leap:.2g} times that of "
-                "what it is fed"
+                f"{component} seems wrong as well: its output's error is {numeral(leap, 2)} times "
+                "that of what it is fed"
             )
 
 
@@ -230,7 +234,7 @@ def numbers_text(row: Row) -> str:
         if math.isfinite(known.get(name, math.nan))
     ]
     if math.isfinite(agreed := known.get("set_agreement", math.nan)):
-        texts.append(f"what is chosen is the golden's at {agreed:.0%} of the tokens")
+        texts.append(f"what is chosen is the golden's at {percent(agreed)} of the tokens")
     if known.get("rel_l2") == math.inf:
         texts.append("the golden is zero there, so no error relative to it")
     elif math.isnan(known.get("rel_l2", 0.0)):

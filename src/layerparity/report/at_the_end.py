@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from layerparity.anatomy.site import PREFILL
+from layerparity.ground.numeral import numeral
 from layerparity.record.verdict import Row, Verdict
-from layerparity.report.measure import Measure, numeral
+from layerparity.report.measure import Measure
 from layerparity.report.measures import AT_THE_END, BY_NAME
 
 _RATIO = "_ratio"

@@ -11,6 +11,7 @@ from layerparity.checkpoint.deep import DeepAudit
 from layerparity.checkpoint.finding import counted, grouped
 from layerparity.checkpoint.sizes import ByteCounts
 from layerparity.ground.console import bytes_text
+from layerparity.ground.numeral import percent
 
 SHOWN = 30
 _LARGEST = 5
@@ -30,7 +31,7 @@ def tables(audit: Audit) -> Iterator[Table]:
     """Yield the tables of an audit, the findings last."""
     whole = max(audit.sizes.whole.stored, 1)
     dtypes: list[tuple[Any, ...]] = [
-        (name, each.tensors, bytes_text(each.stored), f"{each.stored / whole:.1%}")
+        (name, each.tensors, bytes_text(each.stored), percent(each.stored / whole))
         for name, each in audit.sizes.dtypes.items()
     ]
     yield Table("As stored", ("dtype", "tensors", "bytes", "share"), dtypes)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from layerparity.ground.numeral import numeral, precise
 from layerparity.record.portrait import FLOOR, InsteadKind, Portrait
-from layerparity.report.measure import numeral
 
 _UNREAL = "{place} shows the fault, and holds no real numbers to look at"
 _BY_WEIGHTS = "The weights of {place} are what is wrong: no site of it shows that by itself"
@@ -40,7 +40,7 @@ def worst_rows(portrait: Portrait) -> list[list[str]]:
         batch = [str(each.sequence)] if _many(portrait) else []
         values = [each.golden, each.candidate]
         values += [] if each.reference is None else [each.reference]
-        numbers = [f"{value:.8g}".replace("-", "−") for value in values]
+        numbers = [precise(value) for value in values]
         place = f"channel {each.channel}"
         place = place if each.head is None else f"head {each.head}, {place}"
         rows.append([*batch, str(each.token), place, *numbers, numeral(each.error)])

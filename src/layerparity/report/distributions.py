@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from layerparity.ground.numeral import numeral, percent, power
 from layerparity.record.portrait import ULP_EDGES, Portrait
-from layerparity.report.measure import numeral
 from layerparity.report.svg import box, canvas, hover, tag, text
 
 _LEFT, _TOP, _RIGHT, _BOTTOM = 52.0, 24.0, 12.0, 46.0
@@ -36,12 +36,12 @@ def ulp_histogram(portrait: Portrait) -> str:
     pitch = (_WIDTH - _LEFT - _RIGHT) / (last - first + 1)
     bars = []
     for n, share in enumerate(shares["candidate"]):
-        words = hover(f"{_bin(first + n)}: {counts[first + n]} elements, {share:.1%}")
+        words = hover(f"{_bin(first + n)}: {counts[first + n]} elements, {percent(share)}")
         height = _HEIGHT * share / most
         shape = box(_LEFT + n * pitch + 1, _TOP + _HEIGHT - height, max(pitch - 2, 1), height)
         bars.append(tag("path", words, class_="bar1", d=shape))
     golden = _steps(shares["golden"], pitch, most) if "golden" in shares else ""
-    beyond = f"{100 * sum(counts[one + 1 :]) / total:.3g} %"
+    beyond = percent(sum(counts[one + 1 :]) / total)
     return canvas(
         _WIDTH,
         _TOP + _HEIGHT + _BOTTOM,
@@ -120,7 +120,7 @@ def _scale(most: float) -> str:
     for share in (0.0, most / 2, most):
         y = _TOP + _HEIGHT * (1 - share / most)
         parts.append(tag("path", class_="grid", d=f"M{_LEFT:.1f} {y:.1f}H{_WIDTH - _RIGHT:.1f}"))
-        parts.append(text(_LEFT - 8, y + 4, f"{share:.0%}", text_anchor="end"))
+        parts.append(text(_LEFT - 8, y + 4, percent(share), text_anchor="end"))
     return tag("g", *parts, class_="ticks")
 
 
@@ -145,8 +145,7 @@ def _grid(reach: float, y: Place) -> str:
     for value in marks:
         at = y(value)
         parts.append(tag("path", class_="grid", d=f"M{_LEFT:.1f} {at:.1f}H{_WIDTH - _RIGHT:.1f}"))
-        words = f"{value:.0e}".replace("e+0", "e").replace("e+", "e")
-        shown = words if abs(value) >= 1000 else f"{value:.0f}"
+        shown = power(value, 0) if abs(value) >= 1000 else numeral(value)
         parts.append(text(_LEFT - 8, at + 4, shown.replace("-", "−"), text_anchor="end"))
     return tag("g", *parts, class_="ticks")
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from html import escape
 
 from layerparity.anatomy.block import label
+from layerparity.ground.numeral import numeral
 from layerparity.record.verdict import Outcome, Row, Verdict
 from layerparity.report.columns import AXIS, LEFT, TOP, Axis, Columns, grid
 from layerparity.report.gauge import Limits, Ordinate
-from layerparity.report.measure import numeral
 from layerparity.report.svg import canvas, hover, tag, text
 
 _FIRST = (":out", "self_attn:out", "mlp:out", "mlp.gate:logits", ":in")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from layerparity.anatomy.site import Site
+from layerparity.ground.numeral import percent
 from layerparity.record.verdict import Row, Verdict
 from layerparity.report.columns import AXIS, LEFT, Columns
 from layerparity.report.svg import box, canvas, hover, tag, text
@@ -27,14 +28,14 @@ def agreement_by_layer(columns: Columns) -> str:
     bars = []
     for index, row in rows:
         share = row.metrics[_AGREEMENT]
-        words = hover(f"{row.site}: {share:.2%} of the tokens agree, {row.outcome.value}")
+        words = hover(f"{row.site}: {percent(share)} of the tokens agree, {row.outcome.value}")
         left, style = columns.left(index) + 1, "bar0" if share == 1.0 else "bar1"
         bars.append(_bar(left, columns.pitch - 2, share, style, words))
     return canvas(
         columns.width,
         _TOP + _HEIGHT + AXIS,
         "Share of tokens sent to the same experts, by layer",
-        f"The least is {least:.1%}.",
+        f"The least is {percent(least)}.",
         tag("g", *_levels({0.0: "0%", 0.5: "50%", 1.0: "100%"}, columns.right), class_="ticks"),
         columns.first_failure(_TOP, _HEIGHT),
         *bars,

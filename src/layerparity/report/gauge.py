@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from layerparity.anatomy.site import Kind
+from layerparity.ground.numeral import numeral
 from layerparity.record.verdict import Breach, Outcome, Row, Verdict
-from layerparity.report.measure import Measure, numeral
+from layerparity.report.measure import Measure
 from layerparity.report.measures import BY_NAME, REL_L2
 
 R = BY_NAME["error_ratio"]

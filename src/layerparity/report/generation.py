@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from layerparity.ground.numeral import numeral, percent
 from layerparity.judge.generation import GenerationParity, TokenChoice
-from layerparity.report.measure import numeral
 
 COLUMNS = (
     "row",
@@ -31,7 +31,7 @@ def step_rows(parity: GenerationParity, words: Words) -> list[tuple[str, ...]]:
             words(each.golden.token),
             words(each.candidate.token) if not each.agrees else "the same",
             numeral(each.kl),
-            f"{each.overlap:.0%}",
+            percent(each.overlap),
             numeral(each.golden.margin),
             numeral(each.noise) if each.noise else "-",
             numeral(each.moved),
@@ -68,5 +68,5 @@ def prefill_line(apart: Sequence[float], name: str) -> str:
 
 
 def _seen(choice: TokenChoice, words: Words) -> str:
-    shown = ", ".join(f"{words(token)} {share:.1%}" for token, share in choice.likeliest)
+    shown = ", ".join(f"{words(token)} {percent(share)}" for token, share in choice.likeliest)
     return f"{shown} (margin {numeral(choice.margin)})"

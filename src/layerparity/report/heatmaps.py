@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 from layerparity.anatomy.block import label
 from layerparity.anatomy.site import Site
+from layerparity.ground.numeral import numeral
 from layerparity.record.portrait import FLOOR, Portrait
 from layerparity.record.verdict import Outcome, Row
 from layerparity.report.columns import AXIS, LEFT, Columns
 from layerparity.report.gauge import Limits
-from layerparity.report.measure import Measure, numeral
+from layerparity.report.measure import Measure
 from layerparity.report.measures import beyond, compared
 from layerparity.report.stages import Stage
 from layerparity.report.svg import Shade, box, canvas, hover, key, tag, text

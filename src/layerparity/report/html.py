@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from layerparity.anatomy.block import label
 from layerparity.anatomy.site import Site
+from layerparity.ground.numeral import numeral
 from layerparity.record.portrait import FLOOR, Portrait
 from layerparity.record.verdict import Outcome, Verdict
 from layerparity.report import headline as words
@@ -34,11 +35,10 @@ from layerparity.report.heatmaps import (
     per_row,
     token_heatmap,
 )
-from layerparity.report.measure import numeral
 from layerparity.report.measures import beyond, cells_of, compared, limits_texts, present, which
 from layerparity.report.noise_by_layer import accumulated_error, local_error
 from layerparity.report.reasons import reason
-from layerparity.report.reproduce import reproduce
+from layerparity.report.reproduce import after_pass, reproduce
 from layerparity.report.stages import beside, first_wrong, fold, stages, table_rows
 from layerparity.report.svg import stylesheet
 from layerparity.report.time import where_time_went
@@ -89,6 +89,7 @@ def _context(verdict: Verdict, answer: Answer | None) -> dict[str, Any]:
         "reason": reason,
         "words": words,
         "commands": reproduce(verdict),
+        "then": after_pass(verdict),
         "warnings": warning_lines(verdict),
         "evidence": {
             "weights": weight_rows(verdict),

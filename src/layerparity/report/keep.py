@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING
 
 from layerparity.anatomy.site import Kind
 from layerparity.ground import console
+from layerparity.ground.numeral import numeral
 from layerparity.ground.secrets import redacted
 from layerparity.record.side import Side
 from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import FILE_NAME, Outcome, Row, Verdict
 from layerparity.report import headline as words
 from layerparity.report import series
-from layerparity.report.answer import answer_of
+from layerparity.report.answer import answer_of, commands_text
 from layerparity.report.at_the_end import end_metrics
 from layerparity.report.gauge import Ordinate, R
 from layerparity.report.html import render_html
 from layerparity.report.junit import render_junit
 from layerparity.report.markdown import render_markdown
-from layerparity.report.measure import numeral
+from layerparity.report.reproduce import after_pass
 from layerparity.report.table import closing_table, per_site_table
 from layerparity.settings.config import Config
 from layerparity.tracking.links import say_served
@@ -74,6 +75,8 @@ def keep_verdict(
     console.show(closing_table(verdict))
     if answer is not None:
         console.say(f"\n{answer.text}\n")
+    elif then := after_pass(verdict):
+        console.say("\n".join(["", *commands_text(then), ""]))
     say_report(active)
     console.say(f"run:    {active.url}")
     say_served(config.tracking)

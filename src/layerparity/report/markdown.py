@@ -15,7 +15,7 @@ from layerparity.report.gauge import gauge_text
 from layerparity.report.headline import asked_counts, coverage_lines
 from layerparity.report.measures import limits_texts, present
 from layerparity.report.reasons import reason
-from layerparity.report.reproduce import reproduce
+from layerparity.report.reproduce import after_pass, reproduce
 from layerparity.report.stages import fold, stages
 from layerparity.report.table import BESIDE, JUDGED_BY, SHOWN, beside_cell, shown_cells
 from layerparity.report.time import time_table
@@ -29,6 +29,7 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!])")
 def render_markdown(verdict: Verdict, answer: Answer | None) -> str:
     """Return the report as GitHub-flavoured Markdown, ending in a newline."""
     weights = [[what, str(count), _plain(text)] for what, count, text in weight_rows(verdict)]
+    then = after_pass(verdict)
     commands = [f"{command}  # {purpose}" for purpose, command in reproduce(verdict)]
     parts = [
         f"# {_plain(words.headline(verdict))}",
@@ -36,6 +37,7 @@ def render_markdown(verdict: Verdict, answer: Answer | None) -> str:
         answer_markdown(answer) if answer is not None else "",
         _plain(words.because(verdict)),
         f"Whole model: {_plain(words.whole_model(verdict))}",
+        f"**Next**\n\n{_shell(then)}" if then else "",
         _titled("Warnings", _list(warning_lines(verdict))),
         _titled("Runs", _runs(verdict)),
         _titled("Coverage", _coverage(verdict)),

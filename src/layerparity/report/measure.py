@@ -5,30 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from layerparity.ground.numeral import numeral, percent, power
+
 _CAP_DB = 320.0
-
-
-def numeral(value: float, digits: int = 3) -> str:
-    """Write a number in few characters: ``0``, ``12``, ``0.0312``, ``4.1e-7``, ``NaN``, ``∞``.
-
-    ``digits`` are those of a number that is neither whole nor written with an exponent.
-    """
-    if math.isnan(value):
-        return "NaN"
-    if math.isinf(value):
-        return "∞" if value > 0 else "−∞"
-    if value == int(value) and abs(value) < 1e6:
-        return str(int(value))
-    if not 1e-3 <= abs(value) < 1e4:
-        return power(value)
-    # Of 1234.5 three digits would be 1.23e+03: a third way of writing.
-    return f"{value:.0f}" if abs(value) >= 10**digits - 0.5 else f"{value:.{digits}g}"
-
-
-def power(value: float, digits: int = 1) -> str:
-    """Write a finite number with an exponent of no more places than it needs: ``4.1e-7``."""
-    mantissa, exponent = f"{value:.{digits}e}".split("e")
-    return f"{mantissa}e{int(exponent)}"
 
 
 @dataclass(frozen=True)
@@ -69,9 +48,9 @@ class Measure:
         """Write a value so that one close to its ideal is never rounded onto it."""
         gap = value - self.ideal
         if self.part and math.isfinite(value):
-            shown = f"{100 * value:.3g}"
+            shown = percent(value)
             # What is not all of them is never rounded to 100 %.
-            return f"{100 * value:.6g} %" if shown == "100" and gap else f"{shown} %"
+            return f"{100 * value:.6g} %" if shown == "100 %" and gap else shown
         if self.ideal == 1 and 0 < abs(gap) < 1e-3:
             return f"1{'−' if gap < 0 else '+'}{power(abs(gap), 0)}"
         if self.ideal == 100 and 0 < -gap < 1:

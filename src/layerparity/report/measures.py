@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from layerparity.ground.numeral import numeral
 from layerparity.record.verdict import SIMILARITIES, Row, Verdict
-from layerparity.report.measure import Measure, numeral
+from layerparity.report.measure import Measure
 
 _GROUPS = ("head", "channel", "expert", "position")
 _SLOPE = "of the slope of (candidate − golden) on the reference: a factor that is off by so much"

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from layerparity.ground.numeral import numeral
 from layerparity.record.verdict import Outcome, Row, Verdict
 from layerparity.report.columns import AXIS, TOP, Axis, Columns, grid
 from layerparity.report.error_by_layer import SHAPES, sample
-from layerparity.report.measure import numeral
 from layerparity.report.svg import box, canvas, hover, tag
 
 BLOCK_OUT = ":out"

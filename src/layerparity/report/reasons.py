@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 
 from layerparity.anatomy.site import Kind
+from layerparity.ground.numeral import numeral, percent, signed
 from layerparity.record.reason import Reason, ReasonKind
 from layerparity.record.verdict import Breach, Row
 from layerparity.report.measures import BY_NAME
 
 _NO_STEP = "the {side} ran no {phase} step"
 _SHAPE = "shape [{golden}] against [{candidate}]"
-_ROUTED = "only {share:.0%} of the tokens were routed alike: use port.replay=true"
+_ROUTED = "only {share} of the tokens were routed alike: use port.replay=true"
 # What the two were not computed from alike. Of a digest, the first digits do.
 _STARTS = {
     ReasonKind.FEED_UNKNOWN: "nothing says what {stage} was fed",
@@ -66,7 +67,7 @@ _SENTENCES = {
     ReasonKind.ROUNDING_UNKNOWN: "nothing says how large its rounding may be",
     ReasonKind.BOTH_CONSTANT: "each side is one number throughout, such as 0: that they agree "
     "proves nothing",
-    ReasonKind.TIES: "routed apart by a tie; {share:.0%} of the tokens of such steps are judged",
+    ReasonKind.TIES: "routed apart by a tie; {share} of the tokens of such steps are judged",
     ReasonKind.INSIDE_UNJUDGED: "block output alone cannot show a bug inside; not judged: {sites}",
     ReasonKind.BLOCK_ALONE: "block output alone cannot show a bug inside; use capture=default",
 }
@@ -107,11 +108,14 @@ def reason_of_steps(row: Row) -> str:
 
 
 def _filled(sentence: str, why: Reason) -> str:
-    values = {
-        name: ", ".join(map(str, each)) if isinstance(each, list) else each
-        for name, each in why.values.items()
-    }
-    return sentence.format(**values)
+    return sentence.format(**{name: _said(each) for name, each in why.values.items()})
+
+
+def _said(value: object) -> object:
+    """Return a reason's value as a sentence has it: a list with commas, a share as a percentage."""
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return percent(value) if isinstance(value, float) else value
 
 
 def breach_text(breach: Breach, metrics: dict[str, float]) -> str:
@@ -123,33 +127,35 @@ def breach_text(breach: Breach, metrics: dict[str, float]) -> str:
         where = f" at {group} {breach.group}" if breach.group is not None else ""
         if f"{name}_sequence" in metrics:
             where += f" of prompt {metrics[f'{name}_sequence']:.0f}"
-        return f"error{where} is {value:.3g} times the noise floor (limit {limit:g})"
+        return f"error{where} is {numeral(value)} times the noise floor (limit {numeral(limit)})"
     if name.startswith("slope_token"):
         whose = "each head of a token" if name.endswith("head") else "each token"
         ratio = metrics.get(f"{name}_ratio", math.nan)
         return (
-            f"{whose} has a factor of its own, off by {value:.3%} (RMS), {ratio:.3g} times what "
-            "clean computations show"
+            f"{whose} has a factor of its own, off by {percent(value)} (RMS), {numeral(ratio)} "
+            "times what clean computations show"
         )
     if name.startswith("slope"):
         where = f" of {group} {breach.group}" if breach.group is not None else ""
         z = metrics.get(f"{name}_z", math.nan)
-        return f"a factor{where} is off by {value:+.3%}, {z:.3g} standard errors"
+        return f"a factor{where} is off by {signed(100 * value)} %, {numeral(z)} standard errors"
     plain = {
-        "norm_ratio": f"norm is off by {abs(value - 1.0):.2%}",
-        "outlier": f"the error of token {breach.group} stands out: {value:.3g} times its floor, "
-        f"{metrics.get('outlier_z', math.nan):.3g} standard deviations from the other tokens'",
-        "offset": f"an offset of {value:+.3g} noise floors, "
-        f"{metrics.get('offset_z', math.nan):.3g} standard errors",
+        "norm_ratio": f"norm is off by {percent(abs(value - 1.0))}",
+        "outlier": f"the error of token {breach.group} stands out: {numeral(value)} times its "
+        f"floor, {numeral(metrics.get('outlier_z', math.nan))} standard deviations from the other "
+        "tokens'",
+        "offset": f"an offset of {signed(value)} noise floors, "
+        f"{numeral(metrics.get('offset_z', math.nan))} standard errors",
         "flips_outside_noise": f"{value:.0f} of {metrics.get('flips', 0.0):.0f} flips are no ties",
-        "set_agreement": f"what is chosen differs at {1.0 - value:.2%} of the tokens",
+        "set_agreement": f"what is chosen differs at {percent(1.0 - value)} of the tokens",
         "unequal": f"{value:.0f} values are not equal to the bit",
-        "replicas_apart": f"the replicas that ranks hold of it differ by {value:.3%}",
+        "replicas_apart": f"the replicas that ranks hold of it differ by {percent(value)}",
         "nonfinite_disagreement": f"{value:.0f} values are NaN or Inf on one side only",
     }
     if name in plain:
         return plain[name]
     if breach.is_under_floor:
-        return f"{name} {value:.6g} is not over {limit:g}, {limit - value:.3g} short of it"
-    times = f", {value / limit:.1f} times it" if limit else ""
-    return f"{name} {value:.4g} is not under {limit:g}{times}"
+        short = f"{numeral(limit - value)} short of it"
+        return f"{name} {numeral(value, 6)} is not over {numeral(limit, 6)}, {short}"
+    times = f", {numeral(value / limit)} times it" if limit else ""
+    return f"{name} {numeral(value, 4)} is not under {numeral(limit, 4)}{times}"

@@ -1,4 +1,4 @@
-"""Compose the commands that make a comparison, and its first failing block alone, once more."""
+"""Compose the commands that repeat a comparison, show where it fails, or follow where it passes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from typing import Any
 from layerparity.anatomy.site import PREFILL, Site, within
 from layerparity.ground.quoting import typed
 from layerparity.record.side import RunOrigin, Side
-from layerparity.record.verdict import Verdict
+from layerparity.record.verdict import Outcome, Verdict
 from layerparity.report.headline import shown_site
 
+# What says which part of the model a run is of, and what its golden says instead of a command.
+_SCOPE = ("scope", "layer", "start", "end", "component", "layer_chunks")
+_FED = ("inputs", "prompt", "seq_len", "generate")
+_WHOLE = "full"
 # What a block run alone takes from its golden, or from the scope it is given instead.
-_REPLACED = ("inputs", "prompt", "seq_len", "generate", "feed", "scope", "layer", "start", "end")
+_REPLACED = (*_FED, "feed", "scope", "layer", "start", "end")
 # What says where a run was kept or how it was called, not how it was made.
 _ASIDE = ("name", "reuse", "resume", "golden", "candidate", "tolerance", "tracking")
 # A line of an answer that is a remark, not a command; a shell passes over it.
@@ -86,13 +90,56 @@ def shown_again(verdict: Verdict, site: Site) -> list[tuple[str, str]]:
     return pairs
 
 
-def _compare(verdict: Verdict, sides: dict[str, Any]) -> str:
+def after_pass(verdict: Verdict) -> tuple[str, ...]:
+    """Return what to type once a comparison passes, as the lines of an answer.
+
+    That is the whole model, where less of it was judged and the stored runs say how to run it; else
+    the gate that holds the next candidate against the same golden. Nothing where it did not pass.
+    """
+    sides: dict[str, Any] = {"golden": verdict.golden.named}
+    if verdict.on_own_values:
+        sides = {"job.own_inputs": True}
+    if verdict.outcome is not Outcome.PASS or "" in sides.values():
+        return ()
+    wider = [] if verdict.whole.outcome is Outcome.PASS else _wider(verdict)
+    if wider:
+        return (f"{REMARK}this scope passes; the whole model:", *wider)
+    # A dump is found by its folder alone.
+    if not all(run.settings for run in verdict.candidate.made):
+        sides["candidate"] = verdict.candidate.named
+    remark = f"{REMARK}the newest candidate, after each change, against the same golden:"
+    return (remark, _compare(verdict, sides, "gate"))
+
+
+def _wider(verdict: Verdict) -> list[str]:
+    """Return what runs and judges the whole model; nothing where no run says how, or all ran it."""
+    golden, candidate = verdict.golden, verdict.candidate
+    if verdict.on_own_values or not (golden.made and candidate.made):
+        return []
+    given, own = golden.made[-1].settings, candidate.made[-1].settings
+    generated = {k: v for k, v in given.items() if _head(k) == "generate"}
+    ran = candidate.scope == _WHOLE and all(own.get(k) == v for k, v in generated.items())
+    if ran or not given or not own:
+        return []
+    stored = {k: v for k, v in verdict.settings.items() if _head(k) == "tracking"}
+    lines, named = [], golden.named
+    if golden.scope != _WHOLE:
+        named = "whole-golden"
+        first = _without(given, (*_ASIDE, *_SCOPE))
+        lines.append(_command({**first, "name": named, **stored}))
+    again = {**_without(own, (*_ASIDE, *_SCOPE, *_FED)), **generated, "inputs": "golden"}
+    sides = {"golden": named, "candidate": "whole-candidate"}
+    again |= {"golden": named, "name": sides["candidate"], **stored}
+    return [*lines, _command(again), _compare(verdict, sides)]
+
+
+def _compare(verdict: Verdict, sides: dict[str, Any], job: str = "compare") -> str:
     runs = {
         "job.golden_names": verdict.golden.made[0],
         "job.candidate_names": verdict.candidate.made[0],
     }
     names = {key: run.names for key, run in runs.items() if run.names}
-    return _command({"job": "compare", **sides, **names, **verdict.settings})
+    return _command({"job": job, **sides, **names, **verdict.settings})
 
 
 def _command(settings: dict[str, Any]) -> str:

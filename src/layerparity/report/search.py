@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from layerparity.ground.numeral import numeral
 from layerparity.judge.growth import ChainJudgement
 from layerparity.record.guilt import Cause
 from layerparity.report.answer import Answer, cause_line, tensors_text
@@ -31,8 +32,8 @@ def chain_text(judged: ChainJudgement) -> str:
     if judged.site is None:
         return "nothing to judge"
     how = "more" if judged.wrong else "no more"
-    allowed = f"{judged.allowed:.2g}"
-    return f"{judged.site} is off by {judged.error:.2g}, {how} than rounding's {allowed}"
+    allowed = numeral(judged.allowed, 2)
+    return f"{judged.site} is off by {numeral(judged.error, 2)}, {how} than rounding's {allowed}"
 
 
 def chain_doubt(judged: ChainJudgement) -> str:
@@ -46,8 +47,8 @@ def chain_doubt(judged: ChainJudgement) -> str:
         cause = "nothing that it adds to the residual stream was compared"
     elif first.allowed:
         cause = (
-            f"rounding alone may have grown to {first.allowed:.2g} of {row.site}, and a mistake "
-            f"could hide in that{why}"
+            f"rounding alone may have grown to {numeral(first.allowed, 2)} of {row.site}, and a "
+            f"mistake could hide in that{why}"
         )
     else:
         cause = f"{row.site} was not judged{why}" if why else f"{row.site} is missing"

@@ -13,6 +13,7 @@ from itertools import groupby
 
 from layerparity.anatomy.site import Site
 from layerparity.ground.console import bytes_text
+from layerparity.ground.numeral import numeral
 from layerparity.ground.profile import PARTS, RunProfile, StageProfile
 from layerparity.record.verdict import Verdict
 from layerparity.report.svg import box, canvas, hover, tag, text
@@ -186,7 +187,7 @@ class Bars:
 def seconds_text(seconds: float) -> str:
     """Return a span of time in the unit a person would use: 12 ms, 3.4 s, 7.5 min."""
     if seconds < 0.9995:
-        return f"{seconds * 1000:.3g} ms"
+        return f"{numeral(seconds * 1000)} ms"
     if seconds < 100:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.1f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

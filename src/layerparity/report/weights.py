@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from layerparity.ground.numeral import numeral, percent
 from layerparity.record.verdict import Verdict
 from layerparity.record.weights import Fate, WeightFinding
 
 _MOST = 12
+# Numbers of a finding that count rows.
+_COUNTS = ("first", "last", "length")
 # A smaller change than this is not known from a sketch.
 _LEAST_CHANGE = 1e-4
-_CONSTANT = "never loaded: all {value:.4g} where the checkpoint holds {low:.4g} to {high:.4g}"
-_UNSCALED = "is up to {largest:.4g} instead of {expected:.4g}: its {lacks} was "
+_CONSTANT = "never loaded: all {value} where the checkpoint holds {low} to {high}"
+_UNSCALED = "is up to {largest} instead of {expected}: its {lacks} was "
 # What follows the tensor's name, with the numbers of its fate in their places.
 _SENTENCES = {
     Fate.NEVER_LOADED: "never loaded",
     Fate.MISSING: "was loaded, but nothing in the graph holds it",
     Fate.FILLED: _CONSTANT,
     Fate.FROZEN: f"{_CONSTANT} (a constant of the graph, or never filled)",
-    Fate.UNRELATED: "never loaded: its values (spread {spread:.4g}) have nothing to do with the "
-    "checkpoint's (spread {expected:.4g})",
+    Fate.UNRELATED: "never loaded: its values (spread {spread}) have nothing to do with the "
+    "checkpoint's (spread {expected})",
     Fate.ANOTHER: "holds the values of {whose}",
     Fate.MIXED_ROWS: "holds other rows: {holds} were fused or split in the wrong order",
     Fate.OTHER_ORDER: "holds the checkpoint's values in another order",
@@ -25,9 +28,9 @@ _SENTENCES = {
     Fate.NOT_FINITE: "holds NaN or Inf",
     Fate.SCALE_DROPPED: f"{_UNSCALED}dropped",
     Fate.SCALE_UNUSED: f"{_UNSCALED}not multiplied by",
-    Fate.AVERAGED: "changed: averaged, its spread fell from {expected:.4g} to {spread:.4g}",
+    Fate.AVERAGED: "changed: averaged, its spread fell from {expected} to {spread}",
     Fate.SLICED: "was cut: {first:.0f} to {last:.0f} of {length:.0f} alone are the checkpoint's",
-    Fate.CHANGED: "changed by {size}, its norm by a factor of {factor:.4g}",
+    Fate.CHANGED: "changed by {size}, its norm by a factor of {factor}",
 }
 
 
@@ -41,8 +44,8 @@ def finding_text(finding: WeightFinding) -> str:
     of = f" of {many} experts" if many > 1 else "".join(f" of expert {n}" for n in finding.experts)
     change = finding.numbers.get("change", 0.0)
     fate = _SENTENCES[finding.fate].format(
-        **finding.numbers,
-        size=f"{100 * change:.2g} %" if change > _LEAST_CHANGE else "less than 0.01 %",
+        **{k: v if k in _COUNTS else numeral(v, 4) for k, v in finding.numbers.items()},
+        size=percent(change) if change > _LEAST_CHANGE else "less than 0.01 %",
         whose=", ".join(_short(each, finding.name) for each in finding.holds),
         holds=", ".join(finding.holds),
         lacks=finding.lacks,

@@ -233,7 +233,7 @@ def _print(conclusion: Conclusion, active: ActiveRun) -> None:
 
 def _print_sites(guilt: Guilt, verdict: Verdict) -> None:
     """Print the sites of the guilty place in the guilty phase, in forward order."""
-    from layerparity.report.measure import numeral
+    from layerparity.ground.numeral import numeral
 
     stage = Place.parse(guilt.place.stage)
     rows = []

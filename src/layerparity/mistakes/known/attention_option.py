@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from layerparity.ground.numeral import numeral
 from layerparity.mistakes.block import config_of, find, head_dim
 from layerparity.mistakes.fault import Fault, Pass, Surgery
 from layerparity.mistakes.mutations.cores import Attend, attend_with, without
@@ -32,7 +33,7 @@ def tries(block: nn.Module) -> Iterator[Fault]:
     scale, size = getattr(attention, "scaling", None), head_dim(block)
     for own, words in ((size**-0.5 if size else 1.0, "head_dim^-0.5"), (1.0, "1")):
         if isinstance(scale, float) and abs(scale / own - 1) > 1e-6:
-            yield _scale(own, f"scores are scaled by {words} (the model's by {scale:.4g})")
+            yield _scale(own, f"scores are scaled by {words} (the model's by {numeral(scale, 4)})")
 
 
 def _kernel(name: str, words: str, around: Callable[[Attend], Attend]) -> Fault:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from layerparity.ground.numeral import numeral
 from layerparity.mistakes.cause import SHOWN, Cause, Evidence
 
 _NEVER = "it was never written, or its buffer was baked into the graph"
@@ -46,7 +47,7 @@ def _called(evidence: Evidence, side: str) -> str:
     """Return what a side's tensor is, or an empty string for one like any other."""
     constant = evidence.metric(f"{side}_constant")
     if constant is not None:
-        what = f"the same number everywhere ({constant:.4g})" if constant else "all zero"
+        what = f"the same number everywhere ({numeral(constant, 4)})" if constant else "all zero"
         filling = "that constant" if constant else "zeros"
         return what if side == "golden" else f"{what}: {_NEVER} as {filling}"
     for name, (what, why) in _WORDS.items():

@@ -6,11 +6,12 @@ import torch
 from torch import nn
 
 from layerparity.anatomy.site import within
+from layerparity.ground.numeral import percent
 from layerparity.mistakes.block import find, lacking
 from layerparity.mistakes.cause import HINTS, WEIGHTS, Cause, Evidence
 from layerparity.mistakes.fault import Fault, Surgery
 from layerparity.mistakes.parts import exchange, halves, weight_halves
-from layerparity.mistakes.shape import factor_share, percent
+from layerparity.mistakes.shape import factor_share
 from layerparity.record.weights import Fate, WeightFinding
 
 DENSE = ("mlp.gate_proj.weight", "mlp.up_proj.weight")

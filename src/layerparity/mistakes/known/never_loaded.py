@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from layerparity.ground.numeral import numeral
 from layerparity.mistakes.cause import SIGNS, WEIGHTS, Cause, Evidence
 from layerparity.mistakes.fault import Fault, Surgery
 
@@ -38,8 +39,8 @@ class NeverLoaded:
             return None
         text = f"the weights of {evidence.component} are those of the initialisation: never loaded"
         reasons = [
-            f"its output has nothing to do with the golden's (correlation {pearson:.2g})",
-            f"it has the size that weights drawn with a deviation of {drawn:g} give",
+            f"its output has nothing to do with the golden's (correlation {numeral(pearson, 2)})",
+            f"it has the size that weights drawn with a deviation of {numeral(drawn)} give",
         ]
         return Cause("never_loaded", 0.8, text, reasons, grade=SIGNS)
 

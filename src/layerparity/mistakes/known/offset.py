@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from layerparity.ground.numeral import numeral, percent
 from layerparity.mistakes.cause import HINTS, SHOWN, Cause, Evidence
 from layerparity.mistakes.routers import GATES
-from layerparity.mistakes.shape import percent
 
 _TEXT = "a constant is added or missing: look for a bias that was dropped, or a mean"
 
@@ -30,7 +30,7 @@ class Offset:
         if abs(evidence.metric("slope_z") or 0.0) > abs(certain):
             return None
         reasons = [
-            f"the difference has a mean of {offset:.3g} floors of rounding, "
+            f"the difference has a mean of {numeral(offset)} floors of rounding, "
             f"{abs(certain):.0f} sigmas from none"
         ]
         return Cause("offset", 0.6, _TEXT, reasons, grade=HINTS)

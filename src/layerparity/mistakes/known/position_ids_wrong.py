@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from layerparity.ground.numeral import numeral
 from layerparity.mistakes.block import needs
 from layerparity.mistakes.cause import SHOWN, SIGNS, Cause, Evidence
 from layerparity.mistakes.fault import Fault, Pass
@@ -50,7 +51,8 @@ class PositionIds:
         if inside == 0 or inside < 10 * outside:
             return None
         reasons = [
-            f"rows with padding are off by {inside:.2g}, rows without by {outside:.2g} (medians)",
+            f"rows with padding are off by {numeral(inside, 2)}, rows without by "
+            f"{numeral(outside, 2)} (medians)",
             "queries and keys pass before they are rotated and fail after",
         ]
         turning = turning_of(evidence)

@@ -6,11 +6,12 @@ import math
 
 import torch
 
+from layerparity.ground.numeral import numeral, percent
 from layerparity.mistakes.block import CHOICES, LOGITS, WEIGHTS
 from layerparity.mistakes.cause import HINTS, SHOWN, Cause, Evidence
 from layerparity.mistakes.norms import norm_check, one_factor_a_row
 from layerparity.mistakes.routers import GATES, SCORES
-from layerparity.mistakes.shape import factor_share, percent, spread
+from layerparity.mistakes.shape import factor_share, spread
 
 # About the relative L2 error of one operation on values rounded to each type.
 STEPS = {"float8_e4m3": 2**-5, "bfloat16": 2**-9, "float16": 2**-12, "float32": 2**-25}
@@ -111,7 +112,7 @@ def _unstructured(evidence: Evidence) -> Cause | None:
     name = min(STEPS, key=lambda name: abs(math.log(error / STEPS[name])))
     own = evidence.facts.get("dtype", "its type")
     reasons = [
-        f"it is {times:.3g} times the floor of rounding in {own}",
+        f"it is {numeral(times)} times the floor of rounding in {own}",
         f"the error has no structure: one factor explains {percent(share)}",
         f"tokens are off alike (spread {spread(evidence.errors):.0%})",
     ]

@@ -9,12 +9,13 @@ import torch
 from torch import nn
 
 from layerparity.anatomy.sizes import sizes_of
+from layerparity.ground.numeral import percent
 from layerparity.mistakes.block import head_dim
 from layerparity.mistakes.cause import SHOWN, SIGNS, Cause, Evidence
 from layerparity.mistakes.fault import Fault, Pass
 from layerparity.mistakes.known.rotary import growth_reasons
 from layerparity.mistakes.rotary_tables import no_plain_tables, parameters, rotated_width, tables
-from layerparity.mistakes.shape import blocks_of, percent
+from layerparity.mistakes.shape import blocks_of
 from layerparity.mistakes.turning import keeps_lengths, turning_of
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from layerparity.ground.numeral import numeral
 from layerparity.mistakes.cause import HINTS, SHOWN, SIGNS, Cause, Evidence
 from layerparity.mistakes.shape import median, trend
 from layerparity.mistakes.turning import same_angles, turning_of
@@ -68,7 +69,7 @@ def growth_reasons(evidence: Evidence) -> list[str]:
     if not middle or first > 0.05 * middle:
         return []
     grown = trend(errors, positions)
-    reasons = [f"token 0 is right: {first:.2g} against {middle:.2g} in the middle"]
+    reasons = [f"token 0 is right: {numeral(first, 2)} against {numeral(middle, 2)} in the middle"]
     if grown > 0.3:
         reasons.append(f"the error grows with the position (rank correlation {grown:.2f})")
     return reasons

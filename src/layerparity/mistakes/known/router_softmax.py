@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from layerparity.ground.numeral import percent
 from layerparity.mistakes.block import CHOICES, CORRECTION, LOGITS, WEIGHTS, find, lacking, route
 from layerparity.mistakes.cause import SHOWN, SIGNS, Cause, Evidence
 from layerparity.mistakes.fault import Fault, Surgery
 from layerparity.mistakes.routers import GATES, routing_of
-from layerparity.mistakes.shape import factor_share, percent
+from layerparity.mistakes.shape import factor_share
 
 
 def why_not(block: nn.Module, dtype: torch.dtype, phase: str) -> str:

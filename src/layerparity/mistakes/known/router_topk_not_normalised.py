@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from layerparity.ground.numeral import numeral, percent
 from layerparity.mistakes.block import CHOICES, CORRECTION, LOGITS, WEIGHTS, find, lacking, route
 from layerparity.mistakes.cause import SHOWN, SIGNS, Cause, Evidence
 from layerparity.mistakes.fault import Fault, Surgery
 from layerparity.mistakes.routers import GATES, routing_of
-from layerparity.mistakes.shape import factor_share, percent
+from layerparity.mistakes.shape import factor_share
 
 
 def why_not(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
@@ -80,7 +81,7 @@ def _by_size(evidence: Evidence) -> Cause | None:
         return None
     reasons = [
         "the same experts are chosen",
-        f"{WEIGHTS} is {ratio:.3g} times as large as the golden's, "
+        f"{WEIGHTS} is {numeral(ratio)} times as large as the golden's, "
         f"and one factor explains {percent(share)} of the error",
     ]
     return Cause("router_topk_not_normalised", 0.6, _TEXT, reasons, grade=SIGNS)

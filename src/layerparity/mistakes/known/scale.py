@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from layerparity.ground.numeral import numeral, percent
 from layerparity.mistakes.cause import SHOWN, SIGNS, Cause, Evidence
-from layerparity.mistakes.shape import factor_of, factor_share, percent, spread
+from layerparity.mistakes.shape import factor_of, factor_share, spread
 from layerparity.mistakes.values import best_factor
 
 # Tokens that are off by at most this part of their mean are off alike.
@@ -35,7 +36,9 @@ class Scale:
 
 
 def _text(factor: float) -> str:
-    text = f"everything is {factor:.4g} times the golden's: a wrong or missing constant factor"
+    text = (
+        f"everything is {numeral(factor, 4)} times the golden's: a wrong or missing constant factor"
+    )
     return f"{text}, or a weight that was scaled" if 0.5 < factor < 2 else text
 
 

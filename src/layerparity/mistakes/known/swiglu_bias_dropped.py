@@ -9,11 +9,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from layerparity.ground.numeral import percent
 from layerparity.mistakes.block import config_of, find, lacking
 from layerparity.mistakes.cause import HINTS, Cause, Evidence
 from layerparity.mistakes.fault import Fault, Surgery
 from layerparity.mistakes.parts import halves
-from layerparity.mistakes.shape import factor_share, percent
+from layerparity.mistakes.shape import factor_share
 
 
 def why_not(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
