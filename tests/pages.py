@@ -16,6 +16,7 @@ NAMES = (
     "stream",
     "candidate",
     "generation",
+    "invariance",
     "compare",
     "verdicts",
     "audit",

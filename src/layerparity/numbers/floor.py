@@ -19,6 +19,8 @@ _LEAST = 1e-4
 # No floor is below this part of one rounding (epsilon of the candidate's type) of the reference:
 # clean ways may happen to agree to the bit, on powers of two or on constants.
 LEAST = 0.1
+# The name of the golden itself among the ways, where it is of their type.
+GOLDEN = "golden"
 TINY = 1e-300
 
 
@@ -56,6 +58,18 @@ class Floor:
         """Return the floor of one of several passes; its slopes and factors are those of all."""
         own: dict[str, Any] = {name: each[index] for name, each in self.tensors().items()}
         return replace(self, **own)
+
+    def golden_share(self) -> float:
+        """Return the golden's own error over the largest of the other ways'; 0 where it is none.
+
+        Far above 1, the golden itself is off, and the floor is as wide as that.
+        """
+        others = [index for index, way in enumerate(self.ways) if way != GOLDEN]
+        if len(others) in (0, len(self.ways)):
+            return 0.0
+        sums = self.elements.sum(-1)
+        own, largest = sums[self.ways.index(GOLDEN)], sums[others].max()
+        return float((own / largest.clamp_min(TINY)).sqrt()) if own > 0 else 0.0
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors that it has, by name, in the shapes above."""

@@ -22,7 +22,7 @@ from layerparity.anatomy.family import COMPONENTS, EXPERTS, HIDDEN
 from layerparity.anatomy.site import EMBEDDING, Site, within
 from layerparity.numbers.at_the_end import at_the_end, largest, next_tokens, sizes
 from layerparity.numbers.clean import wider
-from layerparity.numbers.floor import Floor, measure_floors
+from layerparity.numbers.floor import GOLDEN, Floor, measure_floors
 from layerparity.numbers.token_sums import TokenLayout, heads_of, token_layout
 from layerparity.record.references import CHAINED, ISOLATED, ReferenceWriter
 from layerparity.run.pass_result import StageRecord
@@ -33,7 +33,6 @@ from layerparity.run.ways import REFERENCE, Key, Results, Ways
 if TYPE_CHECKING:
     from layerparity.run.ports.hf import HfPort
 
-GOLDEN = "golden"
 # Decode steps that are evaluated together.
 TOGETHER = 32
 # Rotary tables that depend on how long a sequence is by now: the last step's are not the first's.

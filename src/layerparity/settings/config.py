@@ -34,10 +34,10 @@ PLUGIN_GROUPS = {
 
 
 # Jobs that read a checkpoint, and those that leave a run.
-_OF_A_MODEL = ("run", "audit", "bisect", "capture", "convert", "doctor", "plan")
+_OF_A_MODEL = ("run", "audit", "bisect", "capture", "convert", "doctor", "invariance", "plan")
 _OF_A_RUN = (
     *("run", "audit", "bisect", "calibrate", "capture"),
-    *("compare", "gate", "generation", "judge", "selftest"),
+    *("compare", "gate", "generation", "invariance", "judge", "selftest"),
 )
 # How a hub's cache begins the folder of a model.
 _HUB = "models--"

@@ -82,7 +82,9 @@ class Evaluator(HfPort):
         dtype: torch.dtype | None = None,
         copied: StageCopy | None = None,
     ) -> None:
-        self.__dict__.update(port.__dict__)
+        # A user's own port holds its methods again, checked and bound to it: not this way's.
+        held = port.__dict__.items()
+        self.__dict__.update((k, v) for k, v in held if not hasattr(HfPort, k) or not callable(v))
         self._copied = copied or StageCopy()
         self.way = way
         self._narrow = dtype if dtype not in (None, port.skeleton.dtype) else None

@@ -1,0 +1,193 @@
+"""Hold one side against itself: another batch, padding, chunk, cache, thread count, or again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from layerparity.ground import console, progress
+from layerparity.ground.errors import Exit, UserError, nearest
+from layerparity.machine import owner
+from layerparity.settings.config import Choice, Config
+from layerparity.settings.key import key
+
+if TYPE_CHECKING:
+    from layerparity.report.invariance import InvarianceLine, InvarianceReport
+    from layerparity.run.prepare import Prepared
+    from layerparity.run.variations import Variation
+    from layerparity.run.varied import VariedRuns
+    from layerparity.tracking.active import ActiveRun
+    from layerparity.tracking.store import Store
+
+KIND = "invariance"
+AXES = ("repeat", "batch", "padding", "chunk", "cache", "threads", "bucket")
+
+
+class Demand(Choice):
+    """What passes: floor, results that are within the noise floor; bits, equal ones alone."""
+
+    floor = "floor"
+    bits = "bits"
+
+
+@dataclass
+class Settings:
+    """conf/job/invariance.yaml: what varies, and in which sizes; empty: as the text allows."""
+
+    name: str = KIND
+    axes: list[str] = key([], f"what varies: {', '.join(AXES)}; empty: all that is possible")
+    repeat: int = key(2, "how often the same is computed again", least=1)
+    batch: list[int] = key([], "sequences of a batch", least=1)
+    padding: list[int] = key([], "tokens of padding, on the left and on the right", least=1)
+    chunk: list[int] = key([], "tokens that are prefilled at a time", least=1)
+    cache: list[int] = key([], "tokens that a cache has room for", least=1)
+    threads: list[int] = key([], "threads of torch on the CPU", least=1, most=1024)
+    bucket: list[int] = key([], "lengths that the text is padded to", least=1)
+    demand: Demand = key(Demand.floor, "what passes: floor (within the noise floor) or bits")
+
+
+def run(config: Config) -> Exit:
+    """Vary one run; 0 where all is equal or within the floor, 1 where something is not."""
+    asked = _asked(config)
+    from layerparity.report.invariance import COLUMNS, InvarianceReport
+    from layerparity.run import make
+    from layerparity.run.varied import VariedRuns
+    from layerparity.run.write import shown_params, tags
+    from layerparity.tracking.links import say_link
+    from layerparity.tracking.store import open_store
+
+    demand: Demand = config.job.demand
+    left_out: dict[str, str] = {}
+    plain = replace(config, reuse=False, resume=False)
+    with make.decided(plain, open_store) as (store, prepared, mark):
+        variations = _planned(prepared, asked, left_out)
+        port = make.build_port(prepared)
+        name = config.name or f"{KIND}-{config.model.label.rpartition('/')[2]}"
+        marks = {**tags(prepared, mark), "demand": demand.value}
+        with (
+            store.start(name, KIND, marks, shown_params(prepared.config)) as active,
+            owner.temporary(KIND) as folder,
+        ):
+            runs = VariedRuns(prepared, port, Path(folder), mark)
+            lines = _compared(runs, variations, asked, left_out, store)
+            follows = _following(config, lines)
+            report = InvarianceReport(lines, left_out, demand.value, follows)
+            _log(active, report)
+    console.table("Against itself", COLUMNS, [each.cells() for each in lines])
+    for line in (*report.notes, report.headline):
+        console.say(line)
+    say_link(active, config.tracking)
+    console.say(f"next:   {follows}")
+    return report.exit
+
+
+def _asked(config: Config) -> dict[str, list[int]]:
+    """Return the sizes of each axis to vary, empty where the text decides. Raises UserError."""
+    job = config.job
+    strange = [each for each in job.axes if each not in AXES]
+    if strange:
+        raise UserError(
+            f"There is no axis '{strange[0]}'.{nearest(strange[0], AXES)}",
+            f"job.axes= takes {', '.join(AXES)}.",
+        )
+    if config.generate.max_new_tokens:
+        raise UserError(
+            f"job={KIND} computes prefills, and generate.max_new_tokens="
+            f"{config.generate.max_new_tokens} decodes",
+            "leave it out: 'job.chunk=[1]' is a decode step for each token of the text.",
+        )
+    sizes = {axis: [job.repeat] if axis == "repeat" else getattr(job, axis) for axis in AXES}
+    given = [axis for axis in AXES[1:] if sizes[axis]]
+    return {axis: sizes[axis] for axis in job.axes or given or AXES}
+
+
+def _planned(
+    prepared: Prepared, asked: dict[str, list[int]], left_out: dict[str, str]
+) -> list[Variation]:
+    """Return the variations; note why an axis is ``left_out``. Raises UserError for one by name."""
+    from layerparity.run.variations import VARY, Axes
+
+    axes, found = Axes(prepared), []
+    for axis, sizes in asked.items():
+        try:
+            made = list(VARY[axis](axes, sizes))
+        except UserError as error:
+            if len(asked) < len(AXES):
+                raise
+            left_out[axis] = str(error)
+            continue
+        found += made
+        if not made:
+            left_out[axis] = f"no other size fits a text of {axes.longest} tokens here"
+    if not found:
+        raise UserError(f"Nothing can be varied ({'; '.join(left_out.values())})", "give sizes.")
+    return found
+
+
+def _compared(
+    runs: VariedRuns,
+    variations: Sequence[Variation],
+    asked: dict[str, list[int]],
+    left_out: dict[str, str],
+    store: Store,
+) -> list[InvarianceLine]:
+    """Run and compare each variation; an axis that the backend refuses is ``left_out``."""
+    from layerparity.judge.invariance import SelfJudge
+    from layerparity.judge.model_limits import with_limits
+    from layerparity.report.invariance import InvarianceLine
+    from layerparity.report.refusals import obstacles_in_words
+
+    prepared = runs.prepared
+    tolerance = with_limits(prepared.config.tolerance, store, [runs.base])
+    golden = [run for each in prepared.inputs.runs for run in store.find(each)]
+    with obstacles_in_words():
+        judge = SelfJudge.of(runs.base, tolerance, golden)
+    lines = []
+    with progress.shown("blocks", len(variations) * len(prepared.scope.stages)) as bar:
+        for each in variations:
+            if each.axis in left_out:
+                continue
+            try:
+                varied = runs.vary(each, bar)
+            except UserError as error:
+                if len(asked) < len(AXES):
+                    raise
+                left_out[each.axis] = str(error)
+                continue
+            with obstacles_in_words():
+                found = judge.compare(varied)
+            lines.append(InvarianceLine(each.axis, each.size, each.detail, found))
+    if not lines:
+        raise UserError(f"Nothing can be varied ({'; '.join(left_out.values())})", "name an axis.")
+    return lines
+
+
+def _following(config: Config, lines: Sequence[InvarianceLine]) -> str:
+    """Return the command that most likely follows: the first wrong size, every component shown.
+
+    Where nothing differs, or that was just done, it is the run that is compared with others.
+    """
+    from layerparity.record.verdict import Outcome
+    from layerparity.run.steps import command, own_settings
+
+    own = {k: v for k, v in own_settings(config).items() if not k.startswith("job.")}
+    apart = [each for each in lines if each.found.first is not None]
+    wrong = [each for each in apart if each.found.outcome is Outcome.FAIL] or apart
+    if not wrong or config.capture.name == "components":
+        return command(own)
+    axis, size = wrong[0].axis, wrong[0].size
+    sizes = {"job.axes": [axis], f"job.{axis}": size if axis == "repeat" else [size]}
+    return command({"job": KIND, **sizes, **own, "capture": "components"})
+
+
+def _log(active: ActiveRun, report: InvarianceReport) -> None:
+    """Keep a report in its run, with R and how many sites differ by size."""
+    active.log_text(report.to_json(), "invariance.json")
+    for each in report.lines:
+        differing = float(each.found.sites - each.found.equal)
+        points = {"R": each.found.ratio or 0.0, "sites that differ": differing}
+        name = f"{KIND}/{each.axis} {each.detail}".strip()
+        active.log_metrics((f"{name} {what}", own, each.size) for what, own in points.items())
+    active.set_tags(report.tags)

@@ -1,0 +1,187 @@
+"""Invariance: hold a run against itself in another arrangement, to the bit, then to the floor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from layerparity.anatomy.blocks import Blocks, by_layer
+from layerparity.anatomy.site import PREFILL, Site
+from layerparity.judge.conclude import conclude
+from layerparity.judge.rows import by_token, has_tokens, places, real_tokens
+from layerparity.record.references import ISOLATED, StoredReferences
+from layerparity.record.source import RunSource
+from layerparity.record.stored_run import StoredRun
+from layerparity.record.verdict import Outcome, Row
+
+RATIO = "error_ratio"
+
+
+@dataclass(frozen=True)
+class SiteDifference:
+    """Where the bits of a site differ: the first real token, and the largest difference.
+
+    ``sequence`` and ``position`` count from 0, padding apart; both are None for a site without
+    tokens. ``tokens`` differ. ``largest`` is of absolute values; None for choices.
+    """
+
+    site: Site
+    sequence: int | None
+    position: int | None
+    tokens: int
+    largest: float | None
+
+
+@dataclass(frozen=True)
+class SelfComparison:
+    """How a side agrees with itself: of ``sites`` so many are ``equal`` to the bit.
+
+    ``first`` is the first difference in forward order. Where there is one, ``outcome`` judges all
+    sites against the noise floor. ``row`` is the one that counts: the first that fails, else that
+    with the largest R; ``at`` is the difference there. ``failing`` sites leave the floor. ``wide``
+    is the first site at which the run itself is so far off that its floor tells nothing.
+    """
+
+    sites: int
+    equal: int
+    first: SiteDifference | None = None
+    outcome: Outcome = Outcome.PASS
+    row: Row | None = None
+    at: SiteDifference | None = None
+    failing: int = 0
+    limit: float | None = None
+    wide: Site | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """R of the row that counts, where it has one."""
+        return None if self.row is None else self.row.metrics.get(RATIO)
+
+
+@dataclass(frozen=True)
+class SelfJudge:
+    """Judges what differs from ``base``: by its own floor, or by that of the ``golden`` it was fed.
+
+    Of a golden's floor, sites at which the base leaves it ``already`` say nothing of the variation;
+    of its own, those from ``wide`` on, where it is itself further off than clean computations are.
+    """
+
+    base: StoredRun
+    tolerance: Any
+    golden: tuple[StoredRun, ...] = ()
+    already: frozenset[Site] = frozenset()
+    wide: Site | None = None
+
+    @classmethod
+    def of(cls, base: StoredRun, tolerance: Any, golden: Sequence[StoredRun] = ()) -> SelfJudge:
+        """Return the judge of a run, which has a floor of its own or was fed from a golden."""
+        manifest = base.read_manifest()
+        if manifest.reference:
+            return cls(base, tolerance, wide=_wide_floor(base, tolerance))
+        rows = conclude(golden, [base], tolerance).rows if golden else ()
+        already = frozenset(row.site for row in rows if row.outcome is Outcome.FAIL)
+        return cls(base, tolerance, tuple(golden), already)
+
+    def compare(self, varied: StoredRun) -> SelfComparison:
+        """Compare every site of the base and of a variation of it, their padding left out.
+
+        The floor is asked only where bits differ. Raises UserError where a tensor is damaged, or
+        the run holds NaN.
+        """
+        left, right = RunSource(self.base), RunSource(varied)
+        order = _blocks(left).sorted(record.site for record in left.manifest.records)
+        found = {each: apart for each in order if (apart := difference(each, left, right))}
+        if not found:
+            return SelfComparison(len(order), len(order))
+        verdict = conclude(self.golden or [self.base], [varied], self.tolerance)
+        # Which rows are judged, whatever the whole verdict doubts: a short text leaves experts
+        # unused.
+        judged = found.keys() - self.already
+        rows = [row for row in verdict.rows if row.site in judged]
+        failing = [row for row in rows if row.outcome is Outcome.FAIL]
+        unsure = [row for row in rows if row.outcome in (Outcome.INCONCLUSIVE, Outcome.MISSING)]
+        wide = self.wide if self.wide in found else None
+        if failing:
+            outcome, counting = Outcome.FAIL, failing[:1]
+        else:
+            untold = unsure or wide is not None or not rows
+            outcome, counting = Outcome.INCONCLUSIVE if untold else Outcome.PASS, unsure or rows
+        row = max(counting, key=lambda each: each.metrics.get(RATIO, 0.0), default=None)
+        return SelfComparison(
+            len(order),
+            len(order) - len(found),
+            next(iter(found.values())),
+            outcome,
+            row,
+            None if row is None else found[row.site],
+            len(failing),
+            verdict.limits.get(RATIO),
+            wide,
+        )
+
+
+def _blocks(source: RunSource) -> Blocks:
+    return Blocks.of(source.manifest.model.model_type, by_layer(source.manifest.blocks))
+
+
+def _wide_floor(base: StoredRun, tolerance: Any) -> Site | None:
+    """Return the first site at which a run is itself off its reference, or None.
+
+    Its own error is one of those that its floor is made of. It is off where that is further from
+    the others' than the limit on R allows.
+    """
+    source = RunSource(base)
+    manifest, limit = source.manifest, tolerance.limits().get(RATIO)
+    if limit is None:
+        return None
+    stored = StoredReferences(base.files, manifest.reference)
+    shares = {
+        entry.site: floor.golden_share()
+        for entry in stored.entries()
+        if entry.feed == ISOLATED
+        and entry.stage == str(entry.site.place.stage)
+        and (floor := stored.floor(entry, manifest.dtype)) is not None
+    }
+    off = _blocks(source).sorted(site for site, share in shares.items() if share > limit)
+    return next((site for site in off if manifest.record(site) is not None), None)
+
+
+def difference(site: Site, left: RunSource, right: RunSource) -> SiteDifference | None:
+    """Return where two runs differ at a site, in the bits of real tokens; None where nowhere.
+
+    A site that the second run lacks differs as a whole.
+    """
+    mine, other = left.manifest.record(site), right.manifest.record(site)
+    assert mine is not None, "the site is one of the first run's"
+    if other is None:
+        return SiteDifference(site, None, None, 0, math.inf)
+    if mine.digest == other.digest:
+        return None
+    ours, theirs = left.load(mine), right.load(other)
+    if ours.shape != theirs.shape:
+        return SiteDifference(site, None, None, 0, math.inf)
+    if not has_tokens(mine.axes):
+        return SiteDifference(site, None, None, 0, _largest_of(ours, theirs))
+    a, b = (by_token(each, mine.axes) for each in (ours, theirs))
+    real = real_tokens(a, left.mask if site.phase == PREFILL else None)
+    apart = (bits(a) != bits(b)).flatten(2).any(-1) & real
+    tokens = apart.flatten().nonzero().flatten()
+    if not len(tokens):
+        return None
+    sequence, position = places(tokens[:1], real)[0]
+    return SiteDifference(site, sequence, position, len(tokens), _largest_of(a[apart], b[apart]))
+
+
+def bits(value: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of any shape and dtype as the bytes of its elements, [..., byte]."""
+    return value.contiguous().unsqueeze(-1).view(torch.uint8)
+
+
+def _largest_of(a: torch.Tensor, b: torch.Tensor) -> float | None:
+    if not a.is_floating_point():
+        return None
+    return float((a.double() - b.double()).abs().max())

@@ -1,0 +1,182 @@
+"""Say how a side agrees with itself: a line for each axis and size, and what it comes to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from layerparity.ground.errors import Exit
+from layerparity.judge.invariance import SelfComparison, SiteDifference
+from layerparity.record.verdict import Outcome
+from layerparity.report.measure import numeral
+from layerparity.report.reasons import breach_text, reason
+
+COLUMNS = ("axis", "size", "equal", "first difference", "token", "largest", "R (limit)", "")
+# What passes: equal bits alone, or what is within the noise floor as well.
+BITS, FLOOR = "bits", "floor"
+EQUAL = "equal"
+_ENDS = {Outcome.PASS: "within the floor", Outcome.FAIL: "leaves the floor"}
+
+
+class InvarianceLine(NamedTuple):
+    """One axis and size, and how the side agrees with itself there."""
+
+    axis: str
+    size: int
+    detail: str
+    found: SelfComparison
+
+    @property
+    def name(self) -> str:
+        """The axis, its size and which side of it."""
+        return f"{self.axis} {self.size} {self.detail}".strip()
+
+    @property
+    def ending(self) -> str:
+        """How it ended, in a few words."""
+        if self.found.first is None:
+            return EQUAL
+        return _ENDS.get(self.found.outcome, "not judged")
+
+    def cells(self) -> tuple[str, ...]:
+        """Return its row of the table."""
+        found, first = self.found, self.found.first
+        start = (self.axis, f"{self.size} {self.detail}".strip(), f"{found.equal} of {found.sites}")
+        if first is None:
+            return (*start, "", "", "", "", self.ending)
+        ratio = "-"
+        if found.ratio is not None:
+            limit = "" if found.limit is None else f" ({numeral(found.limit)})"
+            ratio = f"{numeral(found.ratio)}{limit}"
+        return (*start, str(first.site), place(first), size(first), ratio, self.ending)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        found, first = self.found, self.found.first
+        return {
+            "axis": self.axis,
+            "size": self.size,
+            "detail": self.detail,
+            "sites": found.sites,
+            "equal": found.equal,
+            "ending": self.ending,
+            "failing": found.failing,
+            "R": found.ratio,
+            "R_site": None if found.row is None else str(found.row.site),
+            "limit": found.limit,
+            "first": None
+            if first is None
+            else {
+                "site": str(first.site),
+                "layer": first.site.layer,
+                "component": first.site.component,
+                "sequence": first.sequence,
+                "token": first.position,
+                "tokens": first.tokens,
+                "largest_difference": first.largest,
+            },
+        }
+
+
+@dataclass(frozen=True)
+class InvarianceReport:
+    """All lines of one side; ``left_out`` says by axis why it was not varied.
+
+    ``demand`` is `BITS` or `FLOOR`; ``follows`` the command that most likely comes next.
+    """
+
+    lines: Sequence[InvarianceLine]
+    left_out: Mapping[str, str]
+    demand: str
+    follows: str
+
+    @property
+    def apart(self) -> list[InvarianceLine]:
+        """The lines with a difference, those that leave the floor first."""
+        apart = [each for each in self.lines if each.found.first is not None]
+        return sorted(apart, key=lambda each: each.found.outcome is not Outcome.FAIL)
+
+    @property
+    def exit(self) -> Exit:
+        """How the job ends: by all lines, and by what is demanded of them."""
+        ends = {each.found.outcome for each in self.apart}
+        if Outcome.FAIL in ends or (ends and self.demand == BITS):
+            return Exit.FAILED
+        return Exit.INCONCLUSIVE if ends - {Outcome.PASS} else Exit.OK
+
+    @property
+    def headline(self) -> str:
+        """The answer in a sentence: where the side first stops being equal to itself."""
+        if not self.apart:
+            return f"all {len(self.lines)} variations are equal to the bit"
+        worst, equal = self.apart[0], len(self.lines) - len(self.apart)
+        row, first = worst.found.row, worst.found.first
+        assert first is not None, "a line that is apart has a first difference"
+        ends = f"{worst.name} differs from {first.site} on"
+        if worst.found.outcome is Outcome.PASS:
+            ends += "; all that differ are within the floor"
+        elif worst.found.outcome is Outcome.FAIL and row is not None:
+            ends = f"{worst.name} leaves the floor at {row.site}"
+        else:
+            ends += ", and was not judged"
+        asked = ", and job.demand=bits asks for all" if self.demand == BITS else ""
+        return f"{equal} of {len(self.lines)} variations are equal to the bit{asked}; {ends}"
+
+    @property
+    def notes(self) -> list[str]:
+        """What leaves the floor and where, what was not judged, and what was left out."""
+        said = []
+        for each in self.apart:
+            row, at = each.found.row, each.found.at
+            if each.found.outcome is Outcome.PASS:
+                continue
+            if each.found.outcome is not Outcome.FAIL and each.found.wide is not None:
+                said.append(
+                    f"{each.name}: not judged: the run itself is off at {each.found.wide}, so its "
+                    "floor is wide; compare it with another golden first"
+                )
+            elif row is not None and at is not None:
+                why = breach_text(row.breaches[0], row.metrics) if row.breaches else reason(row)
+                more = f"; so do {each.found.failing - 1} more" if each.found.failing > 1 else ""
+                said.append(f"{each.name}: {row.site}, token {place(at)}: {why}{more}")
+        if any(each.axis == "repeat" for each in self.apart) and len(said) > 1:
+            said.append(
+                "the same again differs: what the other lines show may be no more than that"
+            )
+        return said + [f"left out: {axis} ({why})" for axis, why in self.left_out.items()]
+
+    def to_json(self) -> str:
+        """Return what the job's run keeps."""
+        record = {
+            "verdict": self.exit.name.lower(),
+            "demand": self.demand,
+            "variations": [each.to_dict() for each in self.lines],
+            "left_out": dict(self.left_out),
+            "next": self.follows,
+        }
+        return json.dumps(record, indent=1)
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """What the job's run is found by: how it ended, the first difference, and the text."""
+        first = self.apart[0].found.first if self.apart else None
+        return {
+            "verdict": self.exit.name.lower(),
+            "first": "" if first is None else f"{self.apart[0].name}: {first.site}",
+            "mlflow.note.content": "\n\n".join([self.headline, *self.notes]),
+        }
+
+
+def place(first: SiteDifference) -> str:
+    """Return the first token that differs, with its sequence where that is not the first."""
+    if first.position is None:
+        return ""
+    row = f" of sequence {first.sequence}" if first.sequence else ""
+    return f"{first.position}{row}"
+
+
+def size(first: SiteDifference) -> str:
+    """Return the largest difference at a site; of choices, how many tokens differ."""
+    return f"{first.tokens} tokens" if first.largest is None else numeral(first.largest)

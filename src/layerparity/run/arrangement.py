@@ -1,0 +1,117 @@
+"""Other layouts of the same tokens: batch size, padding, chunks of the prefill, cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+LEFT, RIGHT = "left", "right"
+FIRST, LAST = "first", "last"
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """Sequences of one pass, or of several with a cache, and where each token stands in the run.
+
+    ``rows`` is int64 [sequence], the run's sequence that each is made of; ``columns`` int64
+    [sequence, place], the run's column of each token, -1 for padding that the run has not;
+    ``mask`` int64 [sequence, place], 1 for real tokens. The sequences of ``strangers``, bool
+    [sequence], stand beside the run's own and are not compared. ``bounds`` are the first place of
+    each pass, and the end; ``room`` is the cache's length in tokens, 0 for a pass without a cache.
+    """
+
+    rows: torch.Tensor
+    columns: torch.Tensor
+    mask: torch.Tensor
+    strangers: torch.Tensor
+    bounds: tuple[int, ...]
+    room: int = 0
+
+    @property
+    def width(self) -> int:
+        """Places of each sequence, padding among them."""
+        return int(self.columns.shape[1])
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """Position of each token in its sequence, int64 [sequence, place]; padding holds 0."""
+        return ((self.mask.cumsum(-1) - 1) * self.mask).clamp(min=0)
+
+    def lay(self, value: torch.Tensor, pad: int = 0) -> torch.Tensor:
+        """Return the run's values [batch, token, ...] as [sequence, place, ...].
+
+        Padding that the run has not holds ``pad`` where values are ids, else a real token's values:
+        zeros would hide that they are used.
+        """
+        laid = value[self.rows.unsqueeze(1), self.columns.clamp(min=0)]
+        if not value.is_floating_point():
+            added = self.columns.eq(-1).view(*self.columns.shape, *(1,) * (value.dim() - 2))
+            laid = laid.masked_fill(added, pad)
+        return laid.contiguous()
+
+    def places_of(self, columns: torch.Tensor) -> torch.Tensor:
+        """Return chosen columns of the run, int64 [batch, token, k], as [sequence, place, k]."""
+        sequence, place = self.columns.ge(0).nonzero(as_tuple=True)
+        where = torch.full((len(self.rows), columns.shape[1]), -1)
+        where[sequence, self.columns[sequence, place]] = place
+        laid = self.lay(columns, -1)
+        first = torch.arange(len(self.rows)).view(-1, 1, 1)
+        return torch.where(laid < 0, -1, where[first, laid.clamp(min=0)])
+
+    def put_back(self, value: torch.Tensor, into: torch.Tensor) -> None:
+        """Write real tokens of [sequence, place, ...] into the run's [batch, token, ...]."""
+        own = self.mask.bool() & ~self.strangers.unsqueeze(1)
+        sequence, place = own.nonzero(as_tuple=True)
+        into[self.rows[sequence], self.columns[sequence, place]] = value[sequence, place]
+
+    def columns_of(self, places: torch.Tensor) -> torch.Tensor:
+        """Return chosen places as the run's columns, int64 [sequence, place, k]; -1 is none."""
+        first = torch.arange(len(self.rows)).view(-1, 1, 1)
+        found = torch.where(places < 0, -1, self.columns[first, places.clamp(min=0)])
+        return found.sort(-1).values
+
+
+def as_it_is(mask: torch.Tensor) -> Arrangement:
+    """Return the run's own arrangement; ``mask`` is its attention mask, int64 [batch, token]."""
+    batch, tokens = mask.shape
+    columns = torch.arange(tokens).expand(batch, tokens)
+    apart = torch.zeros(batch, dtype=torch.bool)
+    return Arrangement(torch.arange(batch), columns, mask, apart, (0, tokens))
+
+
+def padded(mask: torch.Tensor, width: int, side: str) -> Arrangement:
+    """Return each sequence's real tokens in ``width`` places, padded on a side."""
+    batch = mask.shape[0]
+    columns = torch.full((batch, width), -1)
+    for row in range(batch):
+        real = mask[row].nonzero().flatten()
+        start = 0 if side == RIGHT else width - len(real)
+        columns[row, start : start + len(real)] = real
+    apart = torch.zeros(batch, dtype=torch.bool)
+    return Arrangement(torch.arange(batch), columns, (columns >= 0).long(), apart, (0, width))
+
+
+def in_batches(mask: torch.Tensor, size: int, where: str = FIRST) -> list[Arrangement]:
+    """Return the sequences in batches of a size, strangers after them, or before where LAST.
+
+    A stranger has a sequence's tokens in the opposite order: another text of the same length.
+    """
+    own, made = as_it_is(mask), []
+    for rows in own.rows.split(size):
+        strangers = rows[torch.arange(size - len(rows)) % len(rows)]
+        both = (rows, strangers) if where == FIRST else (strangers, rows)
+        apart = torch.cat([torch.full((len(each),), each is strangers) for each in both])
+        all_rows = torch.cat(both)
+        columns = own.columns[all_rows].clone()
+        for index in apart.nonzero().flatten().tolist():
+            real = mask[all_rows[index]].nonzero().flatten()
+            columns[index, real] = real.flip(0)
+        made.append(Arrangement(all_rows, columns, mask[all_rows], apart, own.bounds))
+    return made
+
+
+def in_chunks(mask: torch.Tensor, size: int) -> Arrangement:
+    """Return the run's arrangement, read by a cache of its length, some tokens at a time."""
+    tokens = int(mask.shape[1])
+    return replace(as_it_is(mask), bounds=(*range(0, tokens, size), tokens), room=tokens)

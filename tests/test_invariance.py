@@ -1,0 +1,291 @@
+"""One side against itself: what is equal to the bit, what is rounding, and what is a mistake."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import Ended
+from runs import make_run
+
+from layerparity.judge.invariance import difference
+from layerparity.numbers.floor import GOLDEN, Floor
+from layerparity.record.source import RunSource
+from layerparity.run.arrangement import (
+    LAST,
+    LEFT,
+    RIGHT,
+    Arrangement,
+    as_it_is,
+    in_batches,
+    in_chunks,
+    padded,
+)
+from layerparity.settings.tracking import TrackingConfig
+from layerparity.tracking.store import open_store
+
+Cli = Callable[..., Ended]
+OWN = ("job=invariance", "backend=gpu", "device_map=cpu", "inputs=prompt", "threads=1")
+# Two sequences of 5 and 3 tokens, padded on the left.
+MASK = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
+MISTAKES = '''
+"""Ports that depend on what they should not; each begins where its name says."""
+
+from dataclasses import replace
+
+import torch
+
+from layerparity.run.ports.hf import HfPort
+
+
+class PaddingAttended(HfPort):
+    def begin(self, call):
+        super().begin(replace(call, attention_mask=torch.ones_like(call.attention_mask)))
+
+
+class CacheLost(HfPort):
+    def begin(self, call):
+        super().begin(call)
+        if call.cache is not None and call.attention_mask.shape[1] > call.tokens:
+            for layer in call.cache.device.layers:
+                if layer.is_initialized:
+                    layer.keys.zero_()
+                    layer.values.zero_()
+
+
+class RowMixed(HfPort):
+    def run(self, stage, given):
+        observed = super().run(stage, given)
+        if stage == "layers.2" and len(observed.output) > 1:
+            for value in (observed.output, observed.tensors["mlp:out"]):
+                value[1:] += 0.01 * value[:-1]
+        return observed
+
+
+class CacheLong(HfPort):
+    def run(self, stage, given):
+        observed = super().run(stage, given)
+        room = self.cache.device.layers[0].max_cache_len if self.cache is not None else 0
+        if stage == "layers.4" and room > 32:
+            observed.output[:, 3] *= 1.01
+        return observed
+
+
+class Counting(HfPort):
+    calls = 0
+
+    def run(self, stage, given):
+        observed = super().run(stage, given)
+        if stage == "layers.3":
+            Counting.calls += 1
+            observed.output.mul_(1 + 1e-3 * (Counting.calls - 1))
+        return observed
+
+
+class Threaded(HfPort):
+    def run(self, stage, given):
+        observed = super().run(stage, given)
+        if stage == "layers.1" and torch.get_num_threads() == 2:
+            observed.output.mul_(1.01)
+        return observed
+'''
+
+
+def ids(mask: torch.Tensor = MASK) -> torch.Tensor:
+    """Return an id for each place of a batch, int64 [batch, token]; no two are the same."""
+    return torch.arange(mask.numel()).view(mask.shape) + 10
+
+
+def back(arrangements: list[Arrangement], value: torch.Tensor) -> torch.Tensor:
+    """Return a batch that was laid out and put back."""
+    whole = torch.zeros_like(value)
+    for each in arrangements:
+        each.put_back(each.lay(value), whole)
+    return whole
+
+
+@pytest.mark.parametrize(
+    "arrangements",
+    [
+        [as_it_is(MASK)],
+        [padded(MASK, 9, LEFT)],
+        [padded(MASK, 5, RIGHT)],
+        in_batches(MASK, 1),
+        in_batches(MASK, 4),
+        in_batches(MASK, 5, LAST),
+        [in_chunks(MASK, 2)],
+    ],
+)
+def test_what_is_laid_out_comes_back_where_it_was(arrangements: list[Arrangement]) -> None:
+    real = MASK.bool()
+    for value in (ids(), ids().unsqueeze(-1) * torch.ones(3)):
+        whole = back(arrangements, value)
+        assert whole[real].equal(value[real])
+        assert not whole[~real].any()
+    for each in arrangements:
+        assert each.positions.amax(-1).equal(each.mask.sum(-1) - 1)
+        assert (each.positions * (1 - each.mask)).eq(0).all()
+
+
+def test_an_arrangement_is_what_it_says() -> None:
+    left, right = padded(MASK, 6, LEFT), padded(MASK, 6, RIGHT)
+    assert left.lay(ids(), pad=0)[1].tolist() == [0, 0, 0, 17, 18, 19]
+    assert right.lay(ids(), pad=0)[1].tolist() == [17, 18, 19, 0, 0, 0]
+    assert right.positions[1].tolist() == [0, 1, 2, 0, 0, 0]
+    # Padding of hidden states is no zero, which could be added unseen.
+    assert right.lay(ids().unsqueeze(-1).double())[1].ne(0).all()
+    three = in_batches(MASK, 3, LAST)
+    assert [each.strangers.tolist() for each in three] == [[True, False, False]]
+    assert three[0].lay(ids())[0].tolist() == [14, 13, 12, 11, 10]
+    assert in_chunks(MASK, 2).bounds == (0, 2, 4, 5)
+    # Tokens that attention chooses are named by where they stand.
+    chosen = torch.tensor([-1, 2, 4]).expand(2, 5, 3)
+    assert left.places_of(chosen)[1, 5].tolist() == [-1, 3, 5]
+    assert left.columns_of(left.places_of(chosen))[:, 3:].equal(chosen[:, :3])
+
+
+def test_the_first_token_whose_bits_differ_is_named(tmp_path: Path) -> None:
+    value = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
+    value[1, 3, 0] = 0.0
+    other = value.clone()
+    # Padding counts for nothing; a zero of another sign does.
+    other[1, 0], other[1, 3, 0] = 7.0, -0.0
+    sides = [
+        RunSource(make_run(tmp_path / n, {"norm:out": v}, stages=("norm",), mask=MASK))
+        for n, v in (("a", value), ("b", other))
+    ]
+    (site,) = (record.site for record in sides[0].manifest.records)
+    found = difference(site, *sides)
+    assert found is not None
+    assert (found.sequence, found.position, found.tokens, found.largest) == (1, 1, 1, 0.0)
+    assert difference(site, sides[0], sides[0]) is None
+
+
+def test_a_floor_knows_how_far_the_golden_is_off() -> None:
+    def share(golden: float, *others: float) -> float:
+        ways = (GOLDEN, *(str(index) for index in range(len(others))))
+        sums = torch.tensor([[each] for each in (golden, *others)], dtype=torch.float64)
+        return Floor(ways, sums, sums).golden_share()
+
+    assert share(9.0, 1.0, 0.5) == pytest.approx(3)
+    assert share(0.0, 1.0) == 0
+    assert share(9.0) == 0
+
+
+def kept(store: Path) -> dict[str, Any]:
+    """Return the record of the newest run of the job."""
+    newest = open_store(TrackingConfig(folder=str(store))).runs(kind="invariance", limit=1)
+    record: dict[str, Any] = json.loads(next(iter(newest)).file("invariance.json").read_text())
+    return record
+
+
+def test_a_sound_model_is_equal_or_within_the_floor(run: Cli, store: Path) -> None:
+    """Each axis of it; the same again, and any cache, to the bit."""
+    ended = run(*OWN)
+    assert ended.exit == 0, ended.out + ended.err
+    record = kept(store)
+    lines = record["variations"]
+    axes = {"repeat", "batch", "padding", "chunk", "cache", "threads", "bucket"}
+    assert {each["axis"] for each in lines} == axes
+    assert record["left_out"] == {}
+    endings = {each["axis"]: set() for each in lines}
+    for each in lines:
+        endings[each["axis"]].add(each["ending"])
+        assert each["R"] is None or each["R"] < 2
+    assert endings["repeat"] == endings["cache"] == {"equal"}
+    assert set().union(*endings.values()) == {"equal", "within the floor"}
+    assert "all that differ are within the floor" in ended.out
+    assert "next:   python run.py" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("port", "asked", "wrong", "site", "token"),
+    [
+        ("PaddingAttended", "job.padding=[2]", ["padding 2 left"], "layers.0.self_attn:out", 0),
+        ("CacheLost", "job.chunk=[40,8]", ["chunk 8"], "layers.0.self_attn:out", 1),
+        ("RowMixed", "job.batch=[2]", ["batch 2 last"], "layers.2.mlp:out", 0),
+        ("CacheLong", "job.cache=[30,64]", ["cache 64"], "layers.4:out", 3),
+        ("Threaded", "job.threads=[1,2]", ["threads 2"], "layers.1:out", 0),
+        ("Counting", "job.repeat=2", ["repeat 1", "repeat 2"], "layers.3:out", 0),
+    ],
+)
+def test_a_planted_dependence_is_named(
+    run: Cli, store: Path, port: str, asked: str, wrong: list[str], site: str, token: int
+) -> None:
+    """With its axis, its first size, its first site; the other sizes stay clean."""
+    Path("leaning_ports.py").write_text(MISTAKES)
+    axis = asked.partition("=")[0].removeprefix("job.")
+    ended = run(*OWN, f"job.axes=[{axis}]", asked, f"port._target_=leaning_ports.{port}")
+    assert ended.exit == 1, ended.out + ended.err
+    lines = kept(store)["variations"]
+    names = [f"{each['axis']} {each['size']} {each['detail']}".strip() for each in lines]
+    failing = [n for n, each in zip(names, lines, strict=True) if each["failing"]]
+    assert failing == wrong
+    line = lines[names.index(wrong[0])]
+    assert line["R_site"] == site
+    assert line["R"] > 2
+    assert f"{wrong[0]} leaves the floor at {site}" in ended.out
+    assert f"{wrong[0]}: {site}, token {token}: " in ended.out
+    assert f"next:   python run.py job=invariance 'job.axes=[{axis}]'" in ended.out
+
+
+def test_bits_can_be_demanded(run: Cli) -> None:
+    asked = ("job.axes=[padding]", "job.padding=[8]")
+    assert run(*OWN, *asked).exit == 0
+    strict = run(*OWN, *asked, "job.demand=bits")
+    assert strict.exit == 1
+    assert "job.demand=bits asks for all" in strict.out
+    assert run(*OWN, "job.axes=[repeat]", "job.demand=bits").exit == 0
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (["job.batch=[100000000]"], r"100000000 x \d+ tokens need .* use a smaller job\.batch"),
+        (["job.bucket=[100000]"], "makes 100000 tokens of a sequence, and the model's context is"),
+        (["job.bucket=[2]"], r"job\.bucket=\[2\] is shorter than the text of \d+ tokens"),
+        (["job.cache=[2]"], r"job\.cache=\[2\] is shorter than the text of \d+ tokens"),
+        (["seq_len=100000"], "the model's context is 512: shorten it"),
+        (["job.axes=[bath]"], r"There is no axis 'bath'\. Did you mean 'batch'\?"),
+        (["generate.max_new_tokens=4"], r"'job\.chunk=\[1\]' is a decode step"),
+    ],
+)
+def test_what_cannot_be_varied_is_refused(run: Cli, keys: list[str], said: str) -> None:
+    ended = run(*OWN, *keys)
+    assert ended.exit == 2, ended.out + ended.err
+    assert re.search(said, ended.err), ended.err
+
+
+def test_an_axis_that_a_backend_cannot_do_is_left_out_with_the_reason(run: Cli) -> None:
+    """And refused where it is asked for by name."""
+    Path("cacheless_port.py").write_text(
+        "from layerparity.porting import UserError\n"
+        "from layerparity.run.ports.hf import HfPort\n"
+        "class Port(HfPort):\n"
+        "    def new_cache(self, batch, max_tokens):\n"
+        "        raise UserError('no cache here')\n"
+    )
+    own = (*OWN, "port._target_=cacheless_port.Port")
+    ended = run(*own)
+    assert ended.exit == 0, ended.out + ended.err
+    assert "left out: chunk (no cache here)" in ended.out
+    assert "left out: cache (no cache here)" in ended.out
+    named = run(*own, "job.axes=[chunk]")
+    assert named.exit == 2
+    assert "no cache here" in named.err
+
+
+def test_a_candidate_is_judged_by_the_golden_that_feeds_it(run: Cli, store: Path) -> None:
+    """What the base itself has wrong against the golden says nothing of a variation."""
+    wrong = ("port=fault", "port.name=gate_up_swapped", "port.layers=[3]", "kind=candidate")
+    own = ("job=invariance", "backend=gpu", "device_map=cpu", "inputs=golden", "threads=1")
+    ended = run(*own, *wrong, "job.axes=[repeat,padding]", "job.padding=[8]")
+    assert ended.exit == 0, ended.out + ended.err
+    ends = [each["ending"] for each in kept(store)["variations"]]
+    assert ends[:2] == ["equal", "equal"]
+    assert "within the floor" in ends
