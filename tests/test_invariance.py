@@ -289,3 +289,14 @@ def test_a_candidate_is_judged_by_the_golden_that_feeds_it(run: Cli, store: Path
     ends = [each["ending"] for each in kept(store)["variations"]]
     assert ends[:2] == ["equal", "equal"]
     assert "within the floor" in ends
+
+
+def test_without_a_floor_what_differs_is_not_judged(run: Cli) -> None:
+    """And the command that follows makes a golden, which has one."""
+    asked = ("kind=candidate", "job.axes=[padding]", "job.padding=[8]")
+    ended = run(*OWN, *asked)
+    assert ended.exit == 4, ended.out + ended.err
+    assert "was not judged" in ended.out
+    assert "the golden has no reference to judge by" in ended.out
+    assert "next:   python run.py backend=gpu kind=golden" in ended.out
+    assert run(*OWN, *asked, "job.demand=bits").exit == 1

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 KIND = "invariance"
 AXES = ("repeat", "batch", "padding", "chunk", "cache", "threads", "bucket")
+# What a golden run has in common with the side that it judges.
+_OF_A_GOLDEN = ("capture", "dtype", "model", "prompt", "seq_len", "tracking")
 
 
 class Demand(Choice):
@@ -167,13 +169,17 @@ def _compared(
 def _following(config: Config, lines: Sequence[InvarianceLine]) -> str:
     """Return the command that most likely follows: the first wrong size, every component shown.
 
-    Where nothing differs, or that was just done, it is the run that is compared with others.
+    Where nothing differs, or that was just done, it is the run that is compared with others. Where
+    there is no floor to judge by, it is a golden run, which has one.
     """
     from layerparity.record.verdict import Outcome
     from layerparity.run.steps import command, own_settings
 
     own = {k: v for k, v in own_settings(config).items() if not k.startswith("job.")}
     apart = [each for each in lines if each.found.first is not None]
+    if apart and all(each.found.ratio is None and each.found.wide is None for each in apart):
+        shared = {k: v for k, v in own.items() if k.partition(".")[0] in _OF_A_GOLDEN}
+        return command({"backend": "gpu", "kind": "golden", **shared})
     wrong = [each for each in apart if each.found.outcome is Outcome.FAIL] or apart
     if not wrong or config.capture.name == "components":
         return command(own)
