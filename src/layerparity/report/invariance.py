@@ -179,4 +179,6 @@ def place(first: SiteDifference) -> str:
 
 def size(first: SiteDifference) -> str:
     """Return the largest difference at a site; of choices, how many tokens differ."""
-    return f"{first.tokens} tokens" if first.largest is None else numeral(first.largest)
+    if first.largest is not None:
+        return numeral(first.largest)
+    return f"{first.tokens} token{'s' * (first.tokens != 1)}"
