@@ -97,6 +97,27 @@ def test_a_pass_is_one_page_and_a_link_opens_the_rest(pages: dict[str, str]) -> 
         assert rest.get_attribute("open") is not None
 
 
+# Of two shapes that stand for the two sides, how light each is without its colour.
+_GREY = """
+const light = e => { const [r, g, b] = getComputedStyle(e).fill.match(/[\\d.]+/g).map(Number);
+  return 0.299 * r + 0.587 * g + 0.114 * b; };
+const [golden, candidate] = [".bar0", ".bar1"].map(c => document.querySelector(c));
+return [light(golden), light(candidate)];
+"""
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_the_two_sides_are_told_apart_without_colour(pages: dict[str, str], dark: bool) -> None:
+    with browser(1280, 1000, dark) as driver:
+        driver.get(pages["fail"])
+        golden, candidate = driver.execute_script(_GREY)
+        assert abs(golden - candidate) > 60
+        fewer = "return getComputedStyle(document.querySelector('[class^=less]')).fill"
+        assert "#fewer" in driver.execute_script(fewer)
+        shown = driver.find_element("css selector", "#fewer .fewer-line")
+        assert driver.execute_script("return getComputedStyle(arguments[0]).fill", shown) != "none"
+
+
 def test_print_cuts_nothing(pages: dict[str, str]) -> None:
     with browser(800, 1000) as driver:
         driver.get(pages["fail"])

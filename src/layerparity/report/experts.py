@@ -31,12 +31,14 @@ def agreement_by_layer(columns: Columns) -> str:
         words = hover(f"{row.site}: {percent(share)} of the tokens agree, {row.outcome.value}")
         left, style = columns.left(index) + 1, "bar0" if share == 1.0 else "bar1"
         bars.append(_bar(left, columns.pitch - 2, share, style, words))
+    levels = _levels({0.0: "0 %", 0.5: "50 %", 1.0: "100 %"}, columns.right)
+    title = text(LEFT - 10, _TOP - 10, "tokens alike", class_="axis", text_anchor="end")
     return canvas(
         columns.width,
         _TOP + _HEIGHT + AXIS,
         "Share of tokens sent to the same experts, by layer",
         f"The least is {percent(least)}.",
-        tag("g", *_levels({0.0: "0%", 0.5: "50%", 1.0: "100%"}, columns.right), class_="ticks"),
+        tag("g", *levels, title, class_="ticks"),
         columns.first_failure(_TOP, _HEIGHT),
         *bars,
         columns.axis(_TOP + _HEIGHT),
