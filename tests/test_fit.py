@@ -506,3 +506,11 @@ def test_a_plan_is_quick(ask: Any) -> None:
 
 def test_equal_devices_are_pretended_alike() -> None:
     assert parse_devices("2x80GB") == Devices((80 * GB, 80 * GB), 0, pretended=True)
+
+
+def test_what_cannot_be_run_is_not_said_to_fit() -> None:
+    """GPT-2's learned positions are of no stage; fed apart, its blocks are the model's."""
+    values = {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 300}
+    with pytest.raises(UserError, match=r"belongs to no stage \(its wpe\)"):
+        build(values, family_of("gpt2"), stages(2), None, None)
+    assert build(values, family_of("gpt2"), ["layers.0"], None, None).parameters > 0

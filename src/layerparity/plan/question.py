@@ -24,7 +24,7 @@ from layerparity.run.inputs.prompt import prompts
 from layerparity.run.needs import ITEMSIZE, ForwardPass, cache_bytes, stage_activations
 from layerparity.run.prepare import refuse_uneven_experts
 from layerparity.run.scope import num_layers_of, scope_of
-from layerparity.settings.config import Config
+from layerparity.settings.config import Config, FeedMode
 
 STREAM = "stream"
 # A prompt's tokens are not counted here: that would want the checkpoint's tokenizer.
@@ -117,7 +117,9 @@ def question_of(config: Config) -> Question:
     scope = scope_of(config, num_layers_of(values), family)
     # What is wrong with the values is said by those who build a model of them.
     experts = config.experts_implementation or abilities.experts
-    model = build(values, family, scope.stages, config.attn_implementation, experts)
+    chained = config.feed is not FeedMode.isolated
+    attention = config.attn_implementation
+    model = build(values, family, scope.stages, attention, experts, chained=chained)
     batch = batch_of(config, values, scope.stages)
     # Processes of transformers' own plan hold a part of every stage each.
     ranks = config.tp_degree > 1 and abilities.ranks is not None and not abilities.one_device

@@ -138,16 +138,21 @@ def build(
     stages: Sequence[str],
     attention: str | None,
     experts: str | None,
+    *,
+    chained: bool = True,
 ) -> PlannedModel:
     """Return the model of config.json's values on the meta device, without a weight.
 
     ``attention`` and ``experts`` are the implementations asked for; None: transformers' own choice.
-    Raises UserError for an architecture that is unknown, or that has no such stages.
+    ``chained`` says whether each stage is fed the one before it. Raises UserError for an
+    architecture that is unknown, that has no such stages, or whose stages would not be the model:
+    what fits and cannot be run is of no use.
     """
     import torch
 
     from layerparity.model.architecture import read_config
     from layerparity.model.skeleton import Skeleton
+    from layerparity.run.proof import check, prove
 
     keep_torch_xla_out()
     skeleton = Skeleton(
@@ -157,6 +162,7 @@ def build(
         experts if experts != "static" else None,
         family.float32_patterns,
     )
+    check(prove(skeleton, family), skeleton.config.model_type, stages, chained)
     weights = stage_weights(skeleton, stages, family.float32_patterns)
     whole = set(getattr(skeleton.model, "_no_split_modules", None) or ())
     kinds = {stage: type(skeleton.module(stage)).__name__ for stage in stages}
