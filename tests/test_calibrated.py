@@ -9,13 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import Ended
+from runs import make_run
 
+from layerparity.anatomy.blocks import Blocks
 from layerparity.anatomy.site import Kind, Site
 from layerparity.ground.errors import Exit, UserError
+from layerparity.judge.align import align
+from layerparity.judge.calibrate import Calibration
 from layerparity.judge.conclude import noisier
 from layerparity.judge.decide import decide
 from layerparity.judge.references import SiteReference
 from layerparity.judge.routing import flips
+from layerparity.judge.sides import open_side
 from layerparity.judge.tolerances.calibrated import CalibratedTolerance, limits_of
 from layerparity.numbers.clean_slopes import CleanSlopes
 from layerparity.numbers.floor import Floor
@@ -311,3 +316,22 @@ def test_a_calibration_wants_comparisons(cli: Run) -> None:
     ended = cli("job=calibrate")
     assert ended.exit == Exit.USER
     assert "job.runs=" in ended.err
+
+
+def test_a_block_without_heads_borrows_none_of_anothers(tmp_path: Path) -> None:
+    """Linear attention beside full attention: its floor was measured without heads."""
+    value, heads = torch.randn(1, 4, 8), torch.randn(1, 4, 2, 4)
+    tensors = {
+        "layers.0.self_attn.q_proj:out": value,
+        "layers.1.self_attn.q_proj:out": value,
+        "layers.1.self_attn:q_rotated": heads,
+    }
+    axes = {"layers.1.self_attn:q_rotated": ("batch", "token", "head", "channel")}
+    run = make_run(tmp_path / "run", tensors, axes=axes)
+    golden = open_side("golden", [run])
+    calibration = Calibration(golden, golden, Blocks())
+    layouts = {
+        str(pair.site): calibration.layout(pair).heads
+        for pair in align(golden, golden, Blocks()).pairs
+    }
+    assert layouts == dict(zip(tensors, (0, 2, 2), strict=True))

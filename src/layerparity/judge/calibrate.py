@@ -40,8 +40,12 @@ class Calibration:
     def __init__(self, golden: RunSet, candidate: RunSet, blocks: Blocks) -> None:
         self.references = References()
         self.routing = Routing(golden, candidate, blocks)
-        records = (each.record for each in golden.records.values())
-        self._heads = heads_of((each.site.end, each.shape, each.axes) for each in records)
+        # Each block by its own, as its floor was measured: attention may have other heads, or none.
+        shapes: dict[int | None, list[tuple[str, tuple[int, ...], tuple[str, ...]]]] = {}
+        for site, own in golden.records.items():
+            shape = (site.end, own.record.shape, own.record.axes)
+            shapes.setdefault(site.layer, []).append(shape)
+        self._heads = {layer: heads_of(each) for layer, each in shapes.items()}
 
     def of(
         self, pair: Pair, golden: torch.Tensor, candidate: torch.Tensor, mask: torch.Tensor | None
@@ -87,7 +91,9 @@ class Calibration:
     def layout(self, pair: Pair) -> TokenLayout:
         """Return how the elements of one token are laid out at a site."""
         record = pair.golden.record
-        return token_layout(record.shape, record.axes, pair.site.local, self._heads)
+        return token_layout(
+            record.shape, record.axes, pair.site.local, self._heads.get(pair.site.layer, {})
+        )
 
     def _choices(
         self, pair: Pair, left: torch.Tensor, right: torch.Tensor, real: torch.Tensor

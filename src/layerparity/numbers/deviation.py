@@ -240,8 +240,11 @@ def _by_token(site: JudgedSite, sums: SiteSums, result: Deviation) -> None:
     most = sums.weighed.argsort()[: count - count // _ODD]
     error, floor = float(sums.weighed[most].sum()), float(floors[most].sum())
     for grouping, shared in sums.shared.items():
+        if grouping not in site.floor.factors:
+            # The floor was measured of a site that was laid out otherwise.
+            continue
         name = f"slope_token_{grouping}".removesuffix("_whole")
-        share = site.floor.factors.get(grouping, 0.0) * chance
+        share = site.floor.factors[grouping] * chance
         found = float(shared[most].sum())
         result.metrics[name] = _root(found, sums.squares[most].sum())
         result.metrics[f"{name}_ratio"] = factor_ratio(found, error, share, floor)
