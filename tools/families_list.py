@@ -92,6 +92,8 @@ SIZES: dict[str, dict[str, Any]] = {
     # As the larger ones: without embeddings of their own for each block.
     "gemma4_text": {"head_dim": 24, "global_head_dim": 24, "hidden_size_per_layer_input": 0},
     "gptj": {"rotary_dim": 8},
+    # Of eight, the prompt's tokens leave one out.
+    "gpt_oss": {"num_local_experts": 4},
     "deepseek_v2": {
         **_LOW_RANK,
         "head_dim": 16,
