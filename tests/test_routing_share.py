@@ -41,7 +41,8 @@ def errors_of(out: str, site: str) -> list[float]:
 def shares_of(out: str) -> tuple[float, float, float]:
     """Return what routing explains of the squared error, as parts: all, by ids, by weights."""
     found = re.search(
-        rf"explains ({NUMBER})% of the squared error: ({NUMBER})% other experts, ({NUMBER})%", out
+        rf"explains ({NUMBER}) % of the squared error: ({NUMBER}) % other experts, ({NUMBER}) % ",
+        out,
     )
     assert found is not None, out
     whole, ids, weights = (float(each) / 100 for each in found.groups())

@@ -35,9 +35,10 @@ class Lines(logging.Handler):
         self.setFormatter(_FORM)
         self.lines: list[str] = [line for job in _jobs for line in job.lines]
         # With ``hydra.verbose`` everybody's.
-        debugged = logging.root.level == logging.DEBUG
-        self._heard = logging.root if debugged else LOGGER
-        self._heard.addHandler(self)
+        others = [logging.root] if logging.root.level == logging.DEBUG else []
+        self._heard = others if others and LOGGER.propagate else [LOGGER, *others]
+        for each in self._heard:
+            each.addHandler(self)
         self._file: TextIO | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -76,7 +77,8 @@ class Lines(logging.Handler):
 
     def close(self) -> None:
         """Hear no more."""
-        self._heard.removeHandler(self)
+        for each in self._heard:
+            each.removeHandler(self)
         self._end_file()
         super().close()
 
@@ -106,7 +108,8 @@ def begin(verbose: bool, shown: bool = False) -> None:
 
     ``shown``: Hydra's own logging prints the records.
     """
-    LOGGER.propagate = verbose or shown
+    # Not where the console prints them: a library may have given the root logger a handler.
+    LOGGER.propagate = shown
     end()
     _jobs.append(Lines())
     for each in [each for each in logging.root.handlers if each.get_name() == __name__]:
@@ -115,7 +118,7 @@ def begin(verbose: bool, shown: bool = False) -> None:
         handler = logging.StreamHandler(sys.stderr)
         handler.set_name(__name__)
         handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
-        # What the console prints itself.
+        # What Hydra's logging prints.
         handler.addFilter(lambda record: record.name != LOGGER.name)
         logging.root.addHandler(handler)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from layerparity.ground.numeral import percent
 from layerparity.judge.routing_share import EVERYTHING, IDS, NATURAL, RoutingShare
 from layerparity.report.measure import numeral
 
@@ -29,8 +30,8 @@ def share_lines(shares: Sequence[RoutingShare]) -> list[str]:
     if ids is None or weights is None:
         return [f"at {last.site} nothing differs: there is nothing to explain"]
     lines = [
-        f"at {last.site} routing alone explains {ids + weights:.1%} of the squared error: "
-        f"{ids:.1%} other experts, {weights:.1%} other weights of the same experts",
+        f"at {last.site} routing alone explains {percent(ids + weights)} of the squared error: "
+        f"{percent(ids)} other experts, {percent(weights)} other weights of the same experts",
         f"what is left without it: {numeral(last.errors[EVERYTHING])} of the golden's norm",
     ]
     if last.kl:
