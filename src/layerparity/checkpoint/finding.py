@@ -31,6 +31,7 @@ CURES = {
     "index_total_wrong": "nothing, where all else is sound",
     "file_not_indexed": "nothing: it is not read",
     "architecture_unknown": "check config.json's model_type; the names were not checked",
+    "not_by_stages": "nothing, for what loads it as a whole; a run wants a port of your own",
     "tensor_missing": "fetch what holds it, or " + _TOGETHER,
     "tensor_unexpected": _TOGETHER,
     "tensor_ignored": "nothing: the model computes it itself",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.site import Place
+from layerparity.checkpoint import named_class
 from layerparity.checkpoint.finding import AuditFinding
 from layerparity.ground.errors import UserError
 from layerparity.model import weight_types
@@ -15,6 +16,9 @@ from layerparity.model.conversion import in_order
 from layerparity.model.header import Stored
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from layerparity.model.conversion import Conversion
     from layerparity.model.skeleton import Skeleton
 
 READ = ("F64", "F32", "F16", "BF16", *weight_types.STORED)
@@ -75,8 +79,11 @@ def fit(config: Mapping[str, Any], tensors: Mapping[str, Stored], lost: set[str]
 
     try:
         skeleton = Skeleton(read_config(_unquantised(config)), torch.bfloat16, "eager", None)
-        return _Fitting(skeleton, tensors, lost).fit()
+        return _of_skeleton(skeleton, tensors, lost)
     except UserError as error:
+        named = named_class.model_of(_unquantised(config))
+        if named is not None:
+            return _of_named_class(named, tensors, lost, str(error))
         return Fit([AuditFinding("architecture_unknown", str(error), file="config.json", count=0)])
     except _NONSENSE as error:
         # Not everything that can be built can be taken apart again.
@@ -89,38 +96,69 @@ def _unquantised(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key != "quantization_config"}
 
 
-class _Fitting:
-    """A checkpoint beside a meta model."""
+def _of_skeleton(skeleton: Skeleton, tensors: Mapping[str, Stored], lost: set[str]) -> Fit:
+    """Return how tensors fit a model that is run by stages."""
+    tied = getattr(skeleton.config, "tie_word_embeddings", False)
+    # A tied head is its embedding: a checkpoint need not hold it.
+    spare = {f"{skeleton.path('lm_head')}.weight"} if tied else set()
+    decoder = f"{skeleton.layout.decoder}."
+    result = _Fitting(skeleton.model, skeleton.conversion, decoder, tensors, lost).fit(spare)
+    blocks = (str(Place(layer)) for layer in range(len(skeleton.blocks)))
+    modules = {name: skeleton.module(name) for name in ["embed_tokens", *blocks, "norm", "lm_head"]}
+    result.stages = {
+        name: sum(each.numel() for each in module.state_dict().values())
+        for name, module in modules.items()
+    }
+    return result
 
-    def __init__(self, skeleton: Skeleton, tensors: Mapping[str, Stored], lost: set[str]) -> None:
-        self.skeleton, self.tensors, self.lost = skeleton, tensors, lost
-        self.expected = skeleton.model.state_dict()
+
+def _of_named_class(
+    model: PreTrainedModel, tensors: Mapping[str, Stored], lost: set[str], why: str
+) -> Fit:
+    """Return how tensors fit a model that is not run by stages, for the reason ``why``."""
+    from layerparity.model.conversion import Conversion
+
+    fitting = _Fitting(model, Conversion(model), "", tensors, lost)
+    result = fitting.fit(named_class.spare_names(model, tensors.keys() | lost))
+    text = f"{why} Names and shapes were held against {type(model).__name__}."
+    note = AuditFinding("not_by_stages", text, file="config.json", count=0, note=True)
+    result.findings.insert(0, note)
+    return result
+
+
+class _Fitting:
+    """A checkpoint beside a meta model, whose weights are called without ``decoder``."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        conversion: Conversion,
+        decoder: str,
+        tensors: Mapping[str, Stored],
+        lost: set[str],
+    ) -> None:
+        self.model, self.conversion, self.decoder = model, conversion, decoder
+        self.tensors, self.lost = tensors, lost
+        self.expected = model.state_dict()
         self.result = Fit()
         self.sources: dict[str, list[str]] = {}
 
-    def fit(self) -> Fit:
-        """Return what is wrong, and the weights, buffers and stages that there should be."""
-        result, skeleton = self.result, self.skeleton
+    def fit(self, spare: set[str]) -> Fit:
+        """Return what is wrong, and the weights and buffers that there should be.
+
+        ``spare`` are weights that are another one's, so that a checkpoint need not hold them.
+        """
+        result = self.result
         self._sort()
-        head = f"{skeleton.path('lm_head')}.weight"
-        tied = getattr(skeleton.config, "tie_word_embeddings", False)
         for weight, tensor in self.expected.items():
-            if tied and weight == head and weight not in self.sources:
-                # A tied head is its embedding: a checkpoint need not hold it.
+            if weight in spare and weight not in self.sources:
                 continue
-            due = skeleton.conversion.revert(weight, tensor)
+            due = self.conversion.revert(weight, tensor)
             self._compare(weight, {name: tuple(piece.shape) for name, piece in due.items()})
             result.weights.append(ModuleWeight(self._called(weight), tensor.numel(), len(due)))
-        buffers = {name for name, _ in skeleton.model.named_buffers()}
+        buffers = {name for name, _ in self.model.named_buffers()}
         result.buffers = {name for weight in buffers for name in self.sources.get(weight, ())}
-        result.parameters = sum(each.numel() for each in skeleton.model.parameters())
-        blocks = (str(Place(layer)) for layer in range(len(skeleton.blocks)))
-        names = ["embed_tokens", *blocks, "norm", "lm_head"]
-        modules = {name: skeleton.module(name) for name in names}
-        result.stages = {
-            name: sum(each.numel() for each in module.state_dict().values())
-            for name, module in modules.items()
-        }
+        result.parameters = sum(each.numel() for each in self.model.parameters())
         return result
 
     def _sort(self) -> None:
@@ -128,9 +166,9 @@ class _Fitting:
         plain = [
             name for name in (self.tensors.keys() | self.lost) if not weight_types.is_scale(name)
         ]
-        ignored = [_COMPUTED, *(self.skeleton.model._keys_to_ignore_on_load_unexpected or ())]
+        ignored = [_COMPUTED, *(self.model._keys_to_ignore_on_load_unexpected or ())]
         skipped = re.compile("|".join(f"(?:{each})" for each in ignored))
-        for name, target in sorted(self.skeleton.conversion.targets(plain).items()):
+        for name, target in sorted(self.conversion.targets(plain).items()):
             if target in self.expected:
                 self.sources.setdefault(target, []).append(name)
             elif name not in self.tensors:
@@ -143,7 +181,7 @@ class _Fitting:
     def _compare(self, weight: str, due: dict[str, Shape]) -> None:
         """Compare the stored tensors of one weight with those it should be made of."""
         sources = self.sources.get(weight, [])
-        pairs = _paired(sources, due, f"{self.skeleton.model.base_model_prefix}.")
+        pairs = _paired(sources, due, f"{self.model.base_model_prefix}.")
         if pairs is None:
             text = f"{self._called(weight)} wants {len(due)} tensors, {len(sources)} are there"
             self._add("tensor_missing", text, sources[0])
@@ -164,10 +202,10 @@ class _Fitting:
             self._add("tensor_missing", text, published)
 
     def _called(self, weight: str) -> str:
-        return weight.removeprefix(f"{self.skeleton.layout.decoder}.")
+        return weight.removeprefix(self.decoder)
 
     def _unexpected(self, name: str) -> None:
-        kind = self.skeleton.config.model_type
+        kind = self.model.config.model_type
         self._add("tensor_unexpected", f"{name} has no place in this {kind}", name)
 
     def _add(self, what: str, text: str, name: str, note: bool = False) -> None:
