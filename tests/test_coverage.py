@@ -170,6 +170,26 @@ def test_an_expert_that_nothing_vouches_for_is_a_doubt(tmp_path: Path) -> None:
     )
 
 
+def test_routers_that_nobody_saw_are_no_pass(tmp_path: Path) -> None:
+    tensors = {k: v for k, v in inside(0, 1).items() if not k.endswith("gate:choices")}
+    held = {"layer_classes": dict.fromkeys((0, 1), "moe"), "layer_experts": {0: 4, 1: 4}}
+    runs = [
+        make_run(tmp_path / side, tensors, stages=BLOCKS, model=MODEL, **held)
+        for side in ("g", "c")
+    ]
+    found = judged(*runs)
+    assert {each.outcome for each in found.rows} == {Outcome.PASS}
+    assert found.coverage.doubts == (Doubt(DoubtKind.ROUTING, {"layers": [0, 1]}),)
+    assert headline(found).startswith(
+        "INCONCLUSIVE: the router's choices of layers 0, 1 were not observed: which experts got a "
+        "token is not known"
+    )
+    assert not [each for each in coverage_lines(found) if "experts exercised" in each]
+    # With weights that are the same on both sides nothing is left to see.
+    prints = expert_prints()
+    assert judged(*(with_prints(each, prints) for each in runs)).exit is Exit.OK
+
+
 def test_a_port_that_reports_no_weights_says_why_it_is_no_pass(tmp_path: Path) -> None:
     golden = with_prints(experts_of(tmp_path / "g"), expert_prints())
     silent = with_prints(experts_of(tmp_path / "c"), {"layers.0": {}, "layers.1": {}})

@@ -245,6 +245,7 @@ CLASSES = (LayerClass("dense", (0, 1), (0,)), LayerClass("moe", (2, 3, 4), ()))
 DOUBTS = (
     Doubt(DoubtKind.LAYER_CLASSES, {"names": ["moe"]}),
     Doubt(DoubtKind.EXPERTS, {"layer": 2, "experts": [0, 1, 2, 7]}),
+    Doubt(DoubtKind.ROUTING, {"layers": [3, 4]}),
     Doubt(DoubtKind.DECODING, {"max_new_tokens": 3}),
 )
 CAUTIONS = tuple(
@@ -294,6 +295,8 @@ def test_every_caution_and_every_doubt_is_kept_as_data_and_said() -> None:
         "only dense layers were compared; moe (layers 2..4) never",
         "layer 2: experts 0..2, 7 were never exercised, and nothing shows that their weights are "
         "the same",
+        "the router's choices of layers 3, 4 were not observed: which experts got a token is not "
+        "known, and nothing shows that the weights of all are the same",
         "generate.max_new_tokens=3 was asked for, and no decode step was compared",
         "The sweep night ended as KILLED: what did not finish was not compared.",
     ]

@@ -144,8 +144,11 @@ def _doubts(seen: Coverage, rows: Sequence[Row]) -> Iterator[Doubt]:
     if unseen and seen.several_blocks:
         yield Doubt(DoubtKind.LAYER_CLASSES, {"names": unseen})
     for use in seen.experts:
-        if use.judged and use.never:
+        if use.judged and use.never and use.seen:
             yield Doubt(DoubtKind.EXPERTS, {"layer": use.layer, "experts": list(use.never)})
+    blind = [use.layer for use in seen.experts if use.judged and use.never and not use.seen]
+    if blind:
+        yield Doubt(DoubtKind.ROUTING, {"layers": blind})
     # The first new token is the prefill's: only a second one takes a decode step.
     if seen.max_new_tokens > 1 and DECODE in unexercised(rows):
         yield Doubt(DoubtKind.DECODING, {"max_new_tokens": seen.max_new_tokens})
@@ -193,17 +196,17 @@ def _classes(golden: RunSet, candidate: RunSet) -> tuple[LayerClass, ...]:
 
 
 def _experts(rows: Sequence[Row], golden: RunSet, candidate: RunSet) -> Iterator[ExpertUse]:
-    """Yield the use of the experts of each block asked for whose choices the golden holds."""
+    """Yield the use of the experts of each block asked for, as far as the golden's choices say."""
     totals = {
         layer: count for each in golden.manifests for layer, count in each.layer_experts.items()
     }
     asked = {row.site.layer for row in rows if _is_of_mlp(row.site)}
-    for layer, used in sorted(_used_experts(golden, asked).items()):
-        total = totals.get(layer, 0)
-        unused = tuple(expert for expert in range(total) if expert not in used)
+    known = _used_experts(golden, asked)
+    for layer in sorted(each for each, total in totals.items() if total and each in asked):
+        used = known.get(layer, set())
+        unused = tuple(expert for expert in range(totals[layer]) if expert not in used)
         equal = tuple(each for each in unused if _bit_equal(layer, each, golden, candidate))
-        if total:
-            yield ExpertUse(layer, total, unused, equal)
+        yield ExpertUse(layer, totals[layer], unused, equal, seen=layer in known)
 
 
 def _used_experts(golden: RunSet, layers: Container[int | None]) -> dict[int, set[int]]:

@@ -26,7 +26,8 @@ class ExpertUse:
 
     To those that are ``unused`` the golden sent no real token; of these, ``bit_equal`` have the
     same weights on both sides. ``judged`` says whether the block was, ``vouched`` whether what its
-    experts put out passes: the kernel is right, then, and whatever has the right weights.
+    experts put out passes: the kernel is right, then, and whatever has the right weights. Where no
+    router's choices are ``seen``, none of the experts is known to have got a token.
     """
 
     layer: int
@@ -35,6 +36,7 @@ class ExpertUse:
     bit_equal: tuple[int, ...] = ()
     judged: bool = False
     vouched: bool = False
+    seen: bool = True
 
     @property
     def exercised(self) -> int:
@@ -57,6 +59,7 @@ class DoubtKind(StrEnum):
 
     LAYER_CLASSES = "layer_classes"
     EXPERTS = "experts"
+    ROUTING = "routing"
     DECODING = "decoding"
 
 
@@ -64,6 +67,7 @@ class DoubtKind(StrEnum):
 DOUBT_VALUES = {
     DoubtKind.LAYER_CLASSES: {"names"},
     DoubtKind.EXPERTS: {"layer", "experts"},
+    DoubtKind.ROUTING: {"layers"},
     DoubtKind.DECODING: {"max_new_tokens"},
 }
 

@@ -82,6 +82,13 @@ def doubt_text(doubt: Doubt, coverage: Coverage) -> str:
             f"layer {values['layer']}: experts {ranges(values['experts'])} were never exercised, "
             "and nothing shows that their weights are the same"
         )
+    if doubt.kind is DoubtKind.ROUTING:
+        layers = values["layers"]
+        return (
+            f"the router's choices of layer{'s' if len(layers) > 1 else ''} {ranges(layers)} were "
+            "not observed: which experts got a token is not known, and nothing shows that the "
+            "weights of all are the same"
+        )
     asked = values["max_new_tokens"]
     return f"generate.max_new_tokens={asked} was asked for, and no decode step was compared"
 

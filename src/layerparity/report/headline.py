@@ -272,7 +272,7 @@ def coverage_lines(verdict: Verdict) -> list[str]:
     if len(classes) > 1:
         parts = (f"{each.name} {len(each.judged)} of {len(each.layers)}" for each in classes)
         lines.append(f"layers judged by class: {', '.join(parts)}")
-    uses = [use for use in verdict.coverage.experts if use.judged]
+    uses = [use for use in verdict.coverage.experts if use.judged and use.seen]
     if uses:
         exercised, total = sum(use.exercised for use in uses), sum(use.total for use in uses)
         where = f"{len(uses)} block{'' if len(uses) == 1 else 's'}"
