@@ -21,6 +21,7 @@ from layerparity.anatomy.site import Site
 from layerparity.ground.errors import UserError
 from layerparity.model.architecture import read_config, usual_attention, usual_names
 from layerparity.model.checkpoint import Checkpoint
+from layerparity.model.layer_classes import classes_of
 from layerparity.model.skeleton import Skeleton
 from layerparity.model.twin import twins
 from layerparity.record.manifest import SitePatterns
@@ -466,6 +467,22 @@ def test_gpt_oss_through_the_door(cli: Callable[..., Ended], tmp_path: Path) -> 
     half = cli("job=compare", *asked[2:], "golden=gold", "candidate=other-class")
     assert half.exit == 4, half.out
     assert "only moe, sliding_attention layers were compared" in " ".join(half.out.split())
+
+
+def test_llama4_shows_the_choices_of_a_router_that_gives_scores_alone(tmp_path: Path) -> None:
+    """What is not chosen has the score 0; other weights of the chosen go on to the experts."""
+    sizes = {"num_hidden_layers": 2, "interleave_moe_layer_step": 2, "num_experts_per_tok": 2}
+    port = port_of(make_model("llama4_text", tmp_path, changes=sizes))
+    ids, call = padded_batch()
+    _, seen = run_all(port, ids, call)
+    block = seen["layers.1"]
+    assert block.unseen == {}
+    logits, choices = block.tensors["mlp.gate:logits"], block.tensors["mlp.gate:choices"]
+    assert torch.equal(choices, logits.topk(2).indices.sort().values)
+    assert torch.equal(block.tensors["mlp.gate:weights"], logits.gather(-1, choices).sigmoid())
+    proved = proof.prove(port.skeleton, family_of("llama4_text"))
+    measured = proved.kinds[classes_of(port.skeleton)[1]].block
+    assert measured.is_from("feed_forward.experts:in", "mlp.gate:weights")
 
 
 @pytest.mark.parametrize("name", ["qwen3_next", "llama4_text"])

@@ -20,6 +20,7 @@ from layerparity.record.verdict import Outcome, Row, Verdict
 from layerparity.report.reasons import reason as why
 from layerparity.run.ports.base import Call
 from layerparity.run.ports.hf import HfPort
+from layerparity.selftest.models import make_model
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.store import open_store
 
@@ -180,6 +181,21 @@ def test_own_choices_are_shown_and_others_computed(made: Made, family: str) -> N
     assert not torch.equal(observed["mlp.experts:out"], block["mlp.experts:out"])
 
 
+def test_a_router_that_takes_one_maximum_after_the_other_is_told_too(tmp_path: Path) -> None:
+    folder = make_model("phimoe", tmp_path, changes={"num_hidden_layers": 1})
+    ids, call = padded_batch()
+    _, seen = run_all(port_of(folder), ids, call)
+    given, natural = seen["embed_tokens"].output, seen["layers.0"]
+    own = natural.tensors["mlp.gate:choices"]
+    assert torch.equal(own, natural.tensors["mlp.gate:logits"].topk(2).indices.sort().values)
+    port, _ = replayed(folder, "layers.0", own)
+    assert torch.equal(port.run("layers.0", given).output, natural.output)
+    port, _ = replayed(folder, "layers.0", torch.tensor([1, 3]).expand(2, 7, 2))
+    other = port.run("layers.0", given)
+    assert torch.equal(other.tensors["mlp.gate:choices"], own)
+    assert not torch.equal(other.output, natural.output)
+
+
 def test_told_its_own_choices_a_block_is_the_same_to_the_bit(made: Made) -> None:
     ids, call = padded_batch()
     _, seen = run_all(port_of(made("minimax_m2")), ids, call)
@@ -215,6 +231,20 @@ def test_only_the_routers_top_k_is_answered() -> None:
     assert chosen.indices.tolist() == [[0, 3]]
     assert torch.equal(chosen.values, scores[:, [0, 3]])
     assert torch.equal(replay.scores, scores)
+
+
+def test_one_maximum_after_the_other_is_answered_too() -> None:
+    scores = torch.tensor([[0.1, 0.4, 0.3, 0.2]])
+    with Replay(torch.tensor([[0, 3]]), 4) as replay:
+        assert scores.max() == pytest.approx(0.4)
+        assert torch.rand(1, 3).max(dim=-1, keepdim=True).indices.shape == (1, 1)
+        assert replay.scores is None
+        first = scores.max(dim=-1, keepdim=True)
+        second = scores.scatter(-1, first.indices, -torch.inf).max(dim=-1, keepdim=True)
+    assert (first.indices.item(), second.indices.item()) == (3, 0)
+    assert torch.equal(torch.cat([first.values, second.values], -1), scores[:, [3, 0]])
+    assert torch.equal(replay.scores, scores)
+    assert replay.k == 2
 
 
 def test_a_router_that_chooses_groups_first_shows_their_scores() -> None:

@@ -41,6 +41,18 @@ ATTENDED = "self_attn.indexer:choices"
 
 
 @dataclass(frozen=True)
+class Derived:
+    """A tensor that is no element of what a module puts out.
+
+    ``read(module, output)`` returns it; ``write(module, output, value)`` returns an output that
+    says another value. Without ``write``, nothing goes on in its place.
+    """
+
+    read: Callable[[Any, Any], Any]
+    write: Callable[[Any, Any, Any], Any] | None = None
+
+
+@dataclass(frozen=True)
 class Tap:
     """Where a site is observed in a block: a module's input or output, or the attention interface.
 
@@ -49,6 +61,7 @@ class Tap:
     says that the module works on [batch, head, token, channel]. ``follows`` are the taps of the
     same call of a module that this one is computed from. A ``branch`` is what a block adds to its
     residual stream, under a name of the family's own: it is wanted wherever ``mlp:out`` is.
+    ``derived`` stands where the tensor is no element of the output.
     """
 
     local: str
@@ -60,6 +73,7 @@ class Tap:
     heads_first: bool = False
     follows: tuple[str, ...] = ()
     branch: bool = False
+    derived: Derived | None = None
 
 
 # What blocks share that norm first and add afterwards, in the order of a forward pass.

@@ -291,7 +291,8 @@ class Replay(Mode):
 
     The router's own scores still weigh the experts. ``choices`` is int64 [token, k], or None to
     only listen; a top-k of another size, or over another number of scores than ``experts``, is
-    somebody else's. ``scores`` is floating [token, expert], what the router would have chosen ``k``
+    somebody else's. One maximum after the other is answered too, by the highest of the choices
+    first. ``scores`` is floating [token, expert], what the router would have chosen ``k``
     from; None until it ran. ``groups``, floating [token, group], are the scores of groups of
     experts where the router chose among these before.
 
@@ -306,7 +307,7 @@ class Replay(Mode):
         self.scores: torch.Tensor | None = None
         self.groups: torch.Tensor | None = None
         self.k = 0
-        self._inside = False
+        self._inside = self._is_top_k = False
 
     @contextmanager
     def inside(self, module: nn.Module) -> Iterator[None]:
@@ -327,6 +328,8 @@ class Replay(Mode):
 
     def run(self, func: Operation, args: Sequence[Any], named: dict[str, Any]) -> Any:
         """Run one operation; a router's top-k returns the told choices and their scores."""
+        if func in (torch.max, torch.Tensor.max):
+            return self._highest(func, args, named)
         if func not in (torch.topk, torch.Tensor.topk):
             return func(*args, **named)
         scores: torch.Tensor = args[0] if args else named["input"]
@@ -335,7 +338,7 @@ class Replay(Mode):
             if self._is_of_groups(scores):
                 self.groups = scores
             return func(*args, **named)
-        self.scores, self.k = scores, k
+        self.scores, self.k, self._is_top_k = scores, k, True
         if self.choices is None:
             return func(*args, **named)
         chosen = self.choices.to(scores.device).flatten(0, -2)
@@ -346,6 +349,21 @@ class Replay(Mode):
         chosen = torch.where(chosen < 0, last, chosen)
         chosen = torch.cat([chosen, last.expand(*last.shape[:-1], k - chosen.shape[-1])], -1)
         return torch.return_types.topk((scores.gather(-1, chosen), chosen))
+
+    def _highest(self, func: Operation, args: Sequence[Any], named: dict[str, Any]) -> Any:
+        """Run a maximum: of a router that chooses one after the other, among the told choices."""
+        scores: torch.Tensor = args[0] if args else named["input"]
+        given = {**dict(zip(("dim", "keepdim"), args[1:], strict=False)), **named}
+        asked = given.get("dim") == -1 and given.get("keepdim") is True and not self._is_top_k
+        if not (asked and self.experts == scores.shape[-1]):
+            return func(*args, **named)
+        # Later ones are of what the router masked.
+        self.scores, self.k = scores if self.scores is None else self.scores, self.k + 1
+        if self.choices is None:
+            return func(*args, **named)
+        chosen = self.choices.to(scores.device).flatten(0, -2).view(*scores.shape[:-1], -1)
+        value, place = scores.gather(-1, chosen).max(dim=-1, keepdim=True)
+        return torch.return_types.max((value, chosen.gather(-1, place)))
 
     def _is_of_groups(self, scores: torch.Tensor) -> bool:
         """Say whether a top-k is of as many ``scores`` for each token as there may be groups."""

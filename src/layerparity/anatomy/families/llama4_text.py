@@ -1,8 +1,47 @@
-"""Llama 4, text only: a router without indices, whose logits are its second output."""
+"""Llama 4, text only: a router that gives scores of all experts, 0 where not chosen, and logits."""
 
-from layerparity.anatomy.family import EXPERTS, SHARED_TAPS, Family, Tap
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from layerparity.anatomy.family import ROUTED, WEIGHED, Derived, Family, taps_under
+
+NAMES = {"mlp": "feed_forward", "mlp.gate": "feed_forward.router"}
+# They see every token once an expert, which is no [batch, token].
+EXPERTS_OUT = "mlp.experts:out"
+
+
+Output = tuple[torch.Tensor, torch.Tensor]
+
+
+def _highest(router: Any, output: Output) -> Output:
+    """Return the highest scores and their experts, [token, k]. No top-k: a replay answers those."""
+    values, experts = output[0].sort(dim=-1, descending=True)
+    return values[:, : router.top_k], experts[:, : router.top_k]
+
+
+def _weigh(router: Any, output: Output, values: torch.Tensor) -> Output:
+    """Return the router's output with other scores, [token, k], of the experts it chose."""
+    scores, logits = output
+    return scores.scatter(-1, _highest(router, output)[1], values.to(scores.dtype)), logits
+
+
+# What the usual router puts out, and how this one says it.
+SAID: dict[str, dict[str, Any]] = {
+    "mlp.gate:logits": {"pick": 1},
+    WEIGHED: {
+        "pick": None,
+        "derived": Derived(lambda router, output: _highest(router, output)[0], _weigh),
+    },
+    ROUTED: {"pick": None, "derived": Derived(lambda router, output: _highest(router, output)[1])},
+}
 
 FAMILY = Family(
     "llama4_text",
-    taps=(*SHARED_TAPS, Tap("mlp.gate:logits", "feed_forward.router", EXPERTS, pick=1)),
+    taps=tuple(
+        replace(tap, **SAID.get(tap.local, {}))
+        for tap in taps_under(NAMES)
+        if tap.local != EXPERTS_OUT
+    ),
 )

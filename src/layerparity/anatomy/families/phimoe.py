@@ -1,13 +1,12 @@
 """Phi-3.5-MoE: the router is ``mlp.router``, and chooses one expert after the other.
 
-It takes no top-k, so that no reference can repeat its choices: its logits are what is observed.
+Most of its weights are 1 to the bit, as what stands far enough below the highest is masked: no
+floor of rounding comes of those for the few others, so that weights show in the MLP's output only.
 """
 
-from layerparity.anatomy.family import ROUTED, Family, taps_under
-
-_UNSEEN = (ROUTED, "mlp.gate:weights")
+from layerparity.anatomy.family import WEIGHED, Family, taps_under
 
 FAMILY = Family(
     "phimoe",
-    taps=tuple(t for t in taps_under({"mlp.gate": "mlp.router"}) if t.local not in _UNSEEN),
+    taps=tuple(tap for tap in taps_under({"mlp.gate": "mlp.router"}) if tap.local != WEIGHED),
 )

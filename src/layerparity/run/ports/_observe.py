@@ -161,13 +161,18 @@ def watched(module: nn.Module, tap: Tap, meet: Meet) -> Iterator[None]:
             return None
         return ((answer, *args[1:]), named) if args else (args, {**named, name: answer})
 
-    def at_output(_: nn.Module, __: Any, output: Any) -> Any:
-        value = picked(tap, output)
+    def at_output(owner: nn.Module, _: Any, output: Any) -> Any:
+        derived = tap.derived
+        value = picked(tap, output) if derived is None else derived.read(owner, output)
         if value is None:
             return None
         answer = meet(tap, value)
         # A hook that returns a value replaces the module's output.
-        return None if answer is value else put(tap, output, answer)
+        if answer is value:
+            return None
+        if derived is None:
+            return put(tap, output, answer)
+        return None if derived.write is None else derived.write(owner, output, answer)
 
     if tap.of_input:
         handle = module.register_forward_pre_hook(at_input, with_kwargs=True)
