@@ -153,3 +153,13 @@ def test_comparing_with_a_folder_that_is_not_there_makes_no_store(
     ended = cli("job=compare", f"{side}=./nowhere", f"tracking.folder={store}")
     assert ended.exit == 2 and "There is no folder nowhere" in ended.err
     assert not store.exists()
+
+
+@pytest.mark.parametrize("name", ["latest", "a-name", "0123abcd"])
+def test_comparing_by_a_name_makes_no_store(
+    cli: Callable[..., Ended], tmp_path: Path, name: str
+) -> None:
+    store = tmp_path / "not-yet"
+    ended = cli("job=compare", f"golden={name}", f"tracking.folder={store}")
+    assert ended.exit == 2 and f"There are no runs in {store}: make a golden first" in ended.err
+    assert not store.exists()

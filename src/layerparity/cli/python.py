@@ -9,6 +9,7 @@ the message of the command line. Calls from several threads take turns.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -189,7 +190,7 @@ def _composing(words: list[str], job: str) -> Iterator[Config]:
             raise UserError(
                 f"These keys ask for job={config.job.name}, and this call makes one {job}",
                 f"call run(), compare() and bisect() one by one, or type it: python run.py "
-                f"{' '.join(words)}",
+                f"{shlex.join(words)}",
             )
         yield config
 

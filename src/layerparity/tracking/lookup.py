@@ -31,15 +31,20 @@ _HOW_TO_LIST = "'python run.py job=ui' shows all runs"
 
 
 def refuse_absent(config: TrackingConfig, references: Iterable[str | None]) -> None:
-    """Raise UserError for a path where nothing is, before a store is made to look it up.
+    """Raise UserError for what no store can hold, before one is made to look it up.
 
-    A store that is there may have a sweep that is called by its command, which may hold a path.
+    That is a path where nothing is, and, as the store is not there yet, a name or an id.
     """
     if config.name != EMBEDDED or (config.root / database.FILE_NAME).exists():
         return
     for each in references:
-        if each is not None and ("/" in each or each.startswith((".", "~"))):
-            _refuse_nothing_at(Path(each).expanduser())
+        if each is None:
+            continue
+        path = Path(each).expanduser()
+        if "/" in each or each.startswith((".", "~")):
+            _refuse_nothing_at(path)
+        elif not is_there(path):
+            raise _no_runs(config)
 
 
 def _refuse_nothing_at(path: Path) -> None:
@@ -134,8 +139,7 @@ def _not_found(stored: StoredRuns, reference: str, kind: str | None = None) -> U
     recent = stored.runs(limit=100)
     place = stored.config.place
     if not recent:
-        command = ["python run.py backend=gpu scope=full device_map=cpu", *stored.config.words]
-        return UserError(f"There are no runs in {place}: make a golden first: {' '.join(command)}")
+        return _no_runs(stored.config)
     if reference == LATEST:
         wanted = f"{kind} run" if kind else "run"
         return UserError(f"There is no finished {wanted} in {place}; {_HOW_TO_LIST}.")
@@ -144,4 +148,11 @@ def _not_found(stored: StoredRuns, reference: str, kind: str | None = None) -> U
     return UserError(
         f"There is no run '{reference}' in {place}.{nearest(reference, known)} "
         f"Newest: {newest}; {_HOW_TO_LIST}."
+    )
+
+
+def _no_runs(config: TrackingConfig) -> UserError:
+    command = ["python run.py backend=gpu scope=full device_map=cpu", *config.words]
+    return UserError(
+        f"There are no runs in {config.place}: make a golden first: {' '.join(command)}"
     )
