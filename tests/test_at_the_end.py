@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -196,6 +197,19 @@ def test_each_may_be_a_limit_of_ones_own(cli, store: Store, limit: str, breaks: 
         failed = [row for row in verdict_of(store, name).rows if row.breaches]
         assert {str(row.site) for row in failed} >= {"lm_head:out"}
         assert {each.metric for row in failed for each in row.breaches} == {"kl_mean"}
+
+
+def test_a_limit_on_logits_that_nobody_compared_is_refused(cli, tmp_path: Path) -> None:
+    kept, block = f"tracking.folder={tmp_path}", ("scope=single", "layer=0")
+    golden = cli("backend=gpu", "device_map=cpu", "name=g", kept, *block)
+    again = ("kind=candidate", "inputs=golden", "golden=g", "name=c")
+    candidate = cli("backend=gpu", "device_map=cpu", kept, *block, *again)
+    assert golden.exit == candidate.exit == 0
+    ended = cli("job=compare", "golden=g", "candidate=c", "tolerance.nmse=0.1", kept)
+    assert ended.exit == 2
+    assert "tolerance.nmse judges logits, and what was compared holds none" in ended.err
+    assert cli("job=compare", "golden=g", "candidate=c", "name=kept", kept).exit in (0, 4)
+    assert cli("job=judge", "run=kept", "tolerance.nmse=0.1", kept).exit == 2
 
 
 def test_what_is_beyond_clean_ways_fails() -> None:

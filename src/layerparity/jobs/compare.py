@@ -83,6 +83,7 @@ def compare(config: Config) -> Kept:
     # Torch is loaded only for runs that exist.
     from layerparity.judge.conclude import conclude
     from layerparity.judge.model_limits import with_limits
+    from layerparity.judge.tolerances.base import refuse_limits_of_nothing
     from layerparity.report.keep import keep_verdict
     from layerparity.run.replay import replays
     from layerparity.run.steps import settings_to_judge
@@ -98,6 +99,7 @@ def compare(config: Config) -> Kept:
             portrait=True,
             replays=replays,
         )
+    refuse_limits_of_nothing(config.tolerance, verdict.rows)
     if config.job.beside is not None:
         return _keep_beside(config, store, verdict, golden, candidate)
     return Kept(verdict.exit, keep_verdict(config, store, verdict, candidate))

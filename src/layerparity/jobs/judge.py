@@ -21,6 +21,7 @@ class Settings:
 def run(config: Config) -> Exit:
     """Apply ``tolerance=`` to the rows of ``run=``, and log that as a comparison of its own."""
     from layerparity.judge.again import changed_rows, judge_again, stored_verdict
+    from layerparity.judge.tolerances.base import refuse_limits_of_nothing
     from layerparity.report.keep import KIND, keep_verdict
     from layerparity.report.reasons import reason
     from layerparity.run.replay import replays
@@ -30,6 +31,7 @@ def run(config: Config) -> Exit:
     store = open_store(config.tracking)
     judged = store.find(config.run or "latest", kind=KIND)[0]
     before = stored_verdict(judged)
+    refuse_limits_of_nothing(config.tolerance, before.rows)
     golden = [kept for made in before.golden.made if (kept := store.get(made.named))]
     candidate = [kept for made in before.candidate.made if (kept := store.get(made.named))]
     settings = settings_to_judge(config)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Protocol
 
 from layerparity.anatomy.site import Kind
+from layerparity.ground.errors import UserError
 from layerparity.numbers.closeness import Closeness
-from layerparity.record.verdict import SIMILARITIES, Breach
+from layerparity.record.verdict import SIMILARITIES, Breach, Row
 from layerparity.settings.key import key
 
 
@@ -76,3 +77,13 @@ class Tolerance(Protocol):
 
     def breaches(self, kind: Kind, metrics: Mapping[str, float]) -> list[Breach]:
         """Return the broken limits; nothing where all hold."""
+
+
+def refuse_limits_of_nothing(tolerance: Tolerance, rows: Iterable[Row]) -> None:
+    """Raise UserError for limits on the logits where none were compared: a pass would be empty."""
+    own = tolerance.end_limits() if isinstance(tolerance, EndLimits) else {}
+    if own and not any(row.site.is_logits for row in rows):
+        raise UserError(
+            f"tolerance.{next(iter(own))} judges logits, and what was compared holds none",
+            "compare runs that hold lm_head (scope=full), or leave it out.",
+        )
