@@ -12,6 +12,7 @@ import pytest
 import torch
 from conftest import Ended
 from folders import SHARED, _save
+from safetensors.torch import load_file, save_file
 from test_port_hf import HostBackend, padded_batch, run_all, stages
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
@@ -179,11 +180,29 @@ def test_blocks_without_a_static_cache_are_said(make: Make) -> None:
         port.new_cache(1, 8)
 
 
-@pytest.mark.parametrize("name", ["mamba", "jamba"])
+def decays_as_computed(folder: Path) -> None:
+    """Write MiniMax's decay tables in float32, as its class computes them.
+
+    The prefill reads the tables and a decode step the slope: rounded to bfloat16, as they are in
+    a bfloat16 checkpoint, the two are 1e-3 apart in transformers itself.
+    """
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    config = AutoConfig.from_pretrained(folder)
+    computed = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for name, value in computed.named_buffers():
+        if name in tensors:
+            tensors[name] = value.contiguous()
+    save_file(tensors, path, {"format": "pt"})
+
+
+@pytest.mark.parametrize("name", ["mamba", "jamba", "minimax"])
 def test_a_state_goes_on_from_the_prefill(tmp_path: Path, name: str) -> None:
     """Padded rows and all; a state that is lost after the prefill gives other logits."""
     ids, call = padded_batch()
-    port = port_of(make_model(name, tmp_path, changes=MIXED.get(name)))
+    folder = make_model(name, tmp_path, changes=MIXED.get(name))
+    decays_as_computed(folder)
+    port = port_of(folder)
     expected = []
     for lost in (False, True):
         call.cache = port.new_cache(2, 9)
@@ -198,7 +217,7 @@ def test_a_state_goes_on_from_the_prefill(tmp_path: Path, name: str) -> None:
         expected.append(state)
     longer = torch.cat([ids, torch.tensor([[30], [40]])], 1)
     whole = forward(name, tmp_path / name, longer, mask)[:, -1:]
-    assert (expected[0] - whole).norm() <= 1e-3 * whole.norm()
+    assert (expected[0] - whole).norm() <= 1e-5 * whole.norm()
     assert (expected[1] - whole).norm() > 1e-2 * whole.norm()
 
 
