@@ -389,6 +389,13 @@ def test_a_model_that_cannot_be_computed_is_refused(tmp_path: Path) -> None:
     assert "cannot be run by stages (RuntimeError: selected index k" in refused(port, stages(port))
 
 
+def test_embeddings_of_their_own_for_each_block_are_refused_by_name(tmp_path: Path) -> None:
+    settings = {"hidden_size_per_layer_input": 16, "head_dim": 24, "global_head_dim": 24}
+    port = port_of(make_model("gemma4_text", tmp_path, changes=settings))
+    wanted = "its embed_tokens_per_layer, per_layer_model_projection, per_layer_projection_norm"
+    assert f"{wanted} belong to no stage): give port._target_" in refused(port, stages(port))
+
+
 def test_attention_that_a_family_lacks_is_said() -> None:
     with pytest.raises(UserError, match=r"gemma2 has no sdpa .* use attn_implementation=eager"):
         Skeleton(read_config({"model_type": "gemma2", **GEMMA}), torch.float32, "sdpa", None)

@@ -89,7 +89,7 @@ _LOW_RANK: dict[str, Any] = {
 }
 # What a small model of these is not, or is too large, with the sizes that all have.
 SIZES: dict[str, dict[str, Any]] = {
-    # As the larger ones: without embeddings of their own for each block.
+    # As the larger ones: E2B and E4B have embeddings for each block, and are refused.
     "gemma4_text": {"head_dim": 24, "global_head_dim": 24, "hidden_size_per_layer_input": 0},
     "gptj": {"rotary_dim": 8},
     # Of eight, the prompt's tokens leave one out.

@@ -149,9 +149,12 @@ def layout_of(model: PreTrainedModel) -> Layout:
     blocks = min((names[id(stack)] for stack in stacks), key=lambda name: name.count("."))
     decoder, _, own = blocks.rpartition(".")
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    # The last norm that stands beside the blocks.
+    # The last norm that stands beside the blocks, and is not of embeddings of another width.
     beside = model.get_submodule(decoder).children()
-    norm = next((m for m in [*beside][::-1] if "Norm" in type(m).__name__), None)
+    norms = [m for m in beside if "Norm" in type(m).__name__]
+    width = getattr(model.config, "hidden_size", None)
+    wide = [m for m in norms if all(p.shape[-1] == width for p in m.parameters())]
+    norm = (wide or norms or [None])[-1]
     ends: dict[str, Any] = {"embedding": embedding, "final norm": norm, "head": head}
     for what, module in ends.items():
         if id(module) not in names:

@@ -75,7 +75,8 @@ def check(proof: Proof, model: str, stages: Sequence[str], chained: bool) -> lis
     Raises UserError.
     """
     if proof.failed:
-        raise UserError(f"{model} cannot be run by stages ({proof.failed}): {_OWN_PORT}.")
+        others = f"; its {', '.join(proof.beside)} belong to no stage" if proof.beside else ""
+        raise UserError(f"{model} cannot be run by stages ({proof.failed}{others}): {_OWN_PORT}.")
     kinds = [kind_of(stage) for stage in stages]
     for kind in kinds:
         if kind in proof.alone:
@@ -124,6 +125,7 @@ def prove(skeleton: Skeleton, family: Family) -> Proof:
 
 def _prove(skeleton: Skeleton, family: Family) -> Proof:
     reason, failed = "no small model of the kind can be built", ""
+    beside: tuple[str, ...] = ()
     for twin in twins(skeleton):
         seeded = torch.Generator().manual_seed(0)
         ids = torch.randint(1, int(twin.config.vocab_size), (2, 8), generator=seeded)
@@ -142,10 +144,17 @@ def _prove(skeleton: Skeleton, family: Family) -> Proof:
         try:
             return _compare(twin, family, whole, mask)
         except Exception as error:
-            failed = _first_line(error)
+            failed, beside = _first_line(error), _beside(twin)
     # Where the twin has the sizes of the model itself, the model cannot be computed either.
     failed = failed or (reason if is_small(skeleton) else "")
-    return Proof(unproved=reason, failed=failed)
+    return Proof(unproved=reason, failed=failed, beside=beside)
+
+
+def _beside(twin: Skeleton) -> tuple[str, ...]:
+    """Return the decoder's modules with weights that are of no stage."""
+    stages = {twin.module("embed_tokens"), twin.blocks, twin.module("norm"), twin.module("lm_head")}
+    others = (each for each in twin.base.named_children() if each[1] not in stages)
+    return tuple(name for name, each in others if any(True for _ in each.parameters()))
 
 
 def _compare(twin: Skeleton, family: Family, whole: Forward, mask: torch.Tensor) -> Proof:
@@ -179,9 +188,7 @@ def _compare(twin: Skeleton, family: Family, whole: Forward, mask: torch.Tensor)
             if not _agree(passed, wanted[follows[stage]], mask):
                 proof.between.add((kind_of(stage), kind_of(follows[stage])))
     proof.apart -= mixing
-    stages = {twin.module("embed_tokens"), twin.blocks, twin.module("norm"), twin.module("lm_head")}
-    others = (each for each in twin.base.named_children() if each[1] not in stages)
-    proof.beside = tuple(name for name, each in others if any(True for _ in each.parameters()))
+    proof.beside = _beside(twin)
     _measure_kinds(proof, twin, family, whole, arguments)
     return proof
 
