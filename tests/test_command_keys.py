@@ -14,6 +14,11 @@ from layerparity.settings.command_keys import settings_of
 
 def composed(*words: str) -> dict[str, Any]:
     """Return what Hydra composes of a command line, as a run stores it."""
+    return write.params(resolved(*words))  # type: ignore[arg-type]
+
+
+def resolved(*words: str) -> object:
+    """Return the configuration that a command line gives, as a job gets it."""
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf
@@ -26,8 +31,7 @@ def composed(*words: str) -> dict[str, Any]:
     search_path.register()
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(shipped("conf")), version_base="1.3"):
-        made = OmegaConf.to_object(compose("config", overrides=list(words)))
-    return write.params(made)  # type: ignore[arg-type]
+        return OmegaConf.to_object(compose("config", overrides=list(words)))
 
 
 COMMANDS = [
@@ -61,6 +65,15 @@ def test_what_was_set_is_found_again_and_typed_so_that_it_is_read_back(
     words = shlex.split(" ".join(typed(key, value) for key, value in settings.items()))
     stored = composed(*words)
     assert settings_of(stored) == settings
+
+
+@pytest.mark.parametrize("settings", COMMANDS, ids=",".join)
+def test_a_configuration_is_stored_as_omegaconf_writes_it(settings: dict[str, Any]) -> None:
+    from omegaconf import OmegaConf
+
+    words = shlex.split(" ".join(typed(key, value) for key, value in settings.items()))
+    structured = OmegaConf.structured(resolved(*words))
+    assert composed(*words) == OmegaConf.to_container(structured, enum_to_str=True)
 
 
 def test_a_name_that_is_no_option_is_a_value() -> None:

@@ -408,7 +408,7 @@ def test_a_model_without_sdpa_takes_eager_by_itself(tmp_path: Path, kind: str, u
     port = port_of(make_model(kind, tmp_path))
     port.place(stages(port))
     assert port.skeleton.model.config._attn_implementation == usual
-    assert usual_attention(port.skeleton.config) == usual
+    assert usual_attention(port.skeleton.config.model_type) == usual
 
 
 def test_another_layout_is_said() -> None:

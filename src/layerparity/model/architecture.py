@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from layerparity.ground.errors import UserError
@@ -21,23 +22,29 @@ _NONSENSE = (ArithmeticError, RuntimeError, ValueError, LookupError, TypeError, 
 def read_config(values: Mapping[str, Any]) -> PretrainedConfig:
     """Return transformers' configuration of an architecture. Raises UserError for unknown ones."""
     from huggingface_hub.errors import StrictDataclassError
-    from transformers import CONFIG_MAPPING, AutoConfig
+    from transformers import AutoConfig
 
     values = {key: _decoded(value) for key, value in values.items()}
     # FP8 weights are given their values while they are read: the modules are the usual ones.
     weight_types.block_of({"quantization_config": values.pop("quantization_config", None)})
-    model_type = values.pop("model_type", None)
+    model_type = _known_type(values.pop("model_type", None))
+    try:
+        return AutoConfig.for_model(model_type, **values)
+    except (*_NONSENSE, StrictDataclassError) as error:
+        said = " ".join(str(error).split())
+        raise UserError(f"config.json does not describe a {model_type}: {said[:200]}") from error
+
+
+def _known_type(model_type: object) -> str:
+    from transformers import CONFIG_MAPPING
+
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         raise UserError(
             f"transformers does not know the model type '{model_type}', and code from a checkpoint "
             "is never run",
             "check config.json's model_type.",
         )
-    try:
-        return AutoConfig.for_model(model_type, **values)
-    except (*_NONSENSE, StrictDataclassError) as error:
-        said = " ".join(str(error).split())
-        raise UserError(f"config.json does not describe a {model_type}: {said[:200]}") from error
+    return model_type
 
 
 def usual_names(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,11 +79,15 @@ def _decoded(value: Any) -> Any:
     return value
 
 
-def usual_attention(config: PretrainedConfig) -> str:
-    """Return how a model's attention is computed unless asked: sdpa, or eager where it has none."""
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+@cache
+def usual_attention(model_type: object) -> str:
+    """Return how attention is computed unless asked: sdpa, or eager where a model has none.
 
-    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    Raises UserError for a model type that transformers does not know.
+    """
+    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
+
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(CONFIG_MAPPING[_known_type(model_type)], None)
     return "sdpa" if getattr(kind, "_supports_sdpa", True) else "eager"
 
 
@@ -93,7 +104,7 @@ def build(
     import torch
     from transformers import AutoModelForCausalLM
 
-    attn_implementation = attn_implementation or usual_attention(config)
+    attn_implementation = attn_implementation or usual_attention(config.model_type)
     options: dict[str, Any] = {"attn_implementation": attn_implementation}
     # Without a word transformers asks on the terminal whether to run a checkpoint's own code.
     options["trust_remote_code"] = False

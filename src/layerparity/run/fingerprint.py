@@ -13,7 +13,7 @@ from layerparity import __version__
 from layerparity.ground.files import text_digest
 from layerparity.ground.resources import git_commit
 from layerparity.machine import neuron
-from layerparity.model.architecture import read_config, usual_attention
+from layerparity.model.architecture import usual_attention
 from layerparity.record.manifest import ModelPrint
 from layerparity.run import open_port
 from layerparity.run.inputs._replay import ALL, replays
@@ -44,7 +44,7 @@ def numerics(prepared: Prepared) -> dict[str, str]:
         config.attn_implementation
         or prepared.family.attention
         or backend.attn_implementation
-        or usual_attention(read_config(prepared.checkpoint.config))
+        or usual_attention(prepared.checkpoint.config.get("model_type"))
     )
     return {
         "attn_implementation": attention,
