@@ -130,6 +130,10 @@ def test_a_run_says_what_it_was_fed(compared: Store) -> None:
     assert re.fullmatch(r"golden \d+x\d+", fed.dataset.name)
     hashes = json.loads(fed.dataset.source)["hashes"]
     assert fed.dataset.digest in [each[:36] for each in hashes.values()]
+    comparison = compared.newest("comparison")
+    assert comparison is not None
+    (judged,) = client.get_run(comparison.id).inputs.dataset_inputs
+    assert judged.dataset.digest == fed.dataset.digest
 
 
 def test_a_comparison_has_its_candidates_tags_and_series_by_layer(compared: Store) -> None:
@@ -224,6 +228,7 @@ def test_the_command_s_page_shows_each_run_in_our_columns(compared: Store) -> No
     assert "the-golden" in kinds["golden"]["Run Name"]
     assert re.match(r"prompt 1x\d+ \(\w{36}\)", kinds["golden"]["Dataset"])
     assert re.match(r"golden 1x\d+ \(\w{36}\)", kinds["candidate"]["Dataset"])
+    assert kinds["comparison"]["Dataset"] == kinds["candidate"]["Dataset"]
     judged = kinds["comparison"]
     assert (judged["verdict"], kinds["candidate"]["verdict"]) == ("fail", "fail")
     assert judged["first_failure"] == "layers.2.self_attn:out"

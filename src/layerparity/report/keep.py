@@ -68,10 +68,12 @@ def keep_verdict(
         active.log_table(per_site_table(verdict), "sites.json")
         active.log_metrics(_metrics(verdict))
         active.set_tags({"mlflow.note.content": text})
-    for run in candidate:
-        kept = store.get(run.id) if run.id else None
-        if kept is not None:
-            store.tag(kept, {"verdict": verdict.outcome.value, "compared_in": active.id})
+        found = [store.get(run.id) for run in candidate if run.id]
+        stored = [run for run in found if run is not None]
+        if stored:
+            active.share_input(stored[0].id)
+    for run in stored:
+        store.tag(run, {"verdict": verdict.outcome.value, "compared_in": active.id})
     console.show(closing_table(verdict))
     if answer is not None:
         console.say(f"\n{answer.text}\n")

@@ -24,7 +24,7 @@ from layerparity.tracking.process import name_of, stop_behind
 from layerparity.tracking.stored_runs import RESUMED_BY
 
 if TYPE_CHECKING:
-    from mlflow.entities import Metric
+    from mlflow.entities import DatasetInput, Metric
 
 # What was said while the run was made, with times.
 LOG = "log.txt"
@@ -116,19 +116,29 @@ class ActiveRun:
         MLflow keeps at most 36 letters of a digest.
         """
         from mlflow.entities import Dataset, DatasetInput, InputTag
-        from mlflow.exceptions import MlflowException
 
         kept = Dataset(name[:_DATASET_NAME], digest[:_DIGEST], "layerparity", json.dumps(source))
-        fed = DatasetInput(kept, [InputTag("mlflow.data.context", "fed")])
+        self._log_inputs([DatasetInput(kept, [InputTag("mlflow.data.context", "fed")])])
+
+    def share_input(self, run: str) -> None:
+        """Say that this run is of what another one of the store was fed."""
+        with self.connection.user_errors():
+            fed = self.connection.client.get_run(run).inputs.dataset_inputs
+        if fed:
+            self._log_inputs(fed)
+
+    def _log_inputs(self, fed: list[DatasetInput]) -> None:
+        from mlflow.exceptions import MlflowException
+
         with self.connection.user_errors():
             try:
-                self.connection.client.log_inputs(self.id, [fed])
+                self.connection.client.log_inputs(self.id, fed)
             except MlflowException as error:
                 # MLflow looks for the dataset and then adds it: another run that was fed the same
                 # may add it in between, and it is found the second time.
                 if error.error_code != _REFUSED_BY_DATABASE:
                     raise
-                self.connection.client.log_inputs(self.id, [fed])
+                self.connection.client.log_inputs(self.id, fed)
 
     def log_text(self, text: str, path: str, *, tagged: bool = False) -> None:
         """Write text to a path inside the run's folder, without the logins of addresses.
