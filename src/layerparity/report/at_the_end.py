@@ -29,7 +29,7 @@ def end_line(verdict: Verdict) -> str:
         return ""
     row = rows[0]
     shown = [BY_NAME[name] for name in _LINE if name in row.metrics]
-    text = ", ".join(f"{each.label} {each.show(row.metrics[each.name])}" for each in shown)
+    text = ", ".join(f"{each.label} {each.told(row.metrics[each.name])}" for each in shown)
     ratios = [row.metrics[name] for name in _ratio_names(row)]
     beside = f"; at most {numeral(max(ratios))} of clean ways'" if ratios else ""
     return f"logits of the {_name(row)}: {text}{beside}"

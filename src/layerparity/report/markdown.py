@@ -94,7 +94,7 @@ def _divergence(verdict: Verdict) -> str:
     metrics = []
     for measure in present([row]):
         against = f" (against the {measure.against})" if measure.against else ""
-        metrics.append(f"{measure.label} {measure.show(row.metrics[measure.name])}{against}")
+        metrics.append(f"{measure.label} {measure.told(row.metrics[measure.name])}{against}")
     also, fed = words.also_failing(row, verdict), words.feed_note(verdict)
     parts = [text, also, fed, reason(row), " · ".join(metrics)]
     return "\n\n".join(_plain(part) for part in parts if part)

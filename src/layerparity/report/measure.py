@@ -19,7 +19,8 @@ class Measure:
     rounding. A ``detail`` stands with its site alone, not in the tables of many sites. ``against``
     is the tensor that an error is measured from, where two stand side by side that differ in it. A
     ``part`` is a share of the tokens, written as a percentage. ``group`` is what the worst is taken
-    of: ``head``, ``channel``, ``expert`` or ``position``.
+    of: ``head``, ``channel``, ``expert`` or ``position``. ``unit`` is what a value counts; ratios
+    and shares have none.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Measure:
     against: str = ""
     part: bool = False
     group: str = ""
+    unit: str = ""
 
     def badness(self, value: float) -> float:
         """Return the distance from the ideal (0 is bit-equal); NaN stays NaN."""
@@ -56,6 +58,10 @@ class Measure:
         if self.ideal == 100 and 0 < -gap < 1:
             return f"{value:.6g}" if -gap > 1e-4 else "<100"
         return numeral(value)
+
+    def told(self, value: float) -> str:
+        """Write a value with its unit, where it stands by itself."""
+        return f"{self.show(value)} {self.unit}" if self.unit else self.show(value)
 
     def side(self, limit: float) -> str:
         """Write a limit in words, such as ``below 0.01``."""

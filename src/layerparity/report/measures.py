@@ -19,6 +19,7 @@ CALIBRATED = (
         "computations in the candidate's dtype.",
         wrong=100.0,
         against="reference",
+        unit="floors",
     ),
     *(
         Measure(
@@ -28,6 +29,7 @@ CALIBRATED = (
             wrong=100.0,
             detail=True,
             group=group,
+            unit="floors",
         )
         for group in _GROUPS
     ),
@@ -37,6 +39,7 @@ CALIBRATED = (
         "‖golden − reference‖ over the noise floor.",
         wrong=100.0,
         detail=True,
+        unit="floors",
     ),
     Measure(
         "floor_rel_l2",
@@ -52,6 +55,7 @@ CALIBRATED = (
         bound="jointly",
         wrong=100.0,
         detail=True,
+        unit="standard errors",
     ),
     *(
         Measure(
@@ -61,6 +65,7 @@ CALIBRATED = (
             bound="jointly",
             detail=True,
             group=group,
+            unit="standard errors" if end else "",
         )
         for group in _GROUPS[:3]
         for end, words in (("", ""), ("_z", " z"))
@@ -72,6 +77,7 @@ CALIBRATED = (
         bound="jointly",
         detail=True,
         group="channel",
+        unit="standard errors",
     ),
     *(
         Measure(
@@ -94,6 +100,7 @@ CALIBRATED = (
         bound="jointly",
         detail=True,
         group="position",
+        unit="floors",
     ),
     Measure(
         "outlier_z",
@@ -102,6 +109,7 @@ CALIBRATED = (
         bound="jointly",
         detail=True,
         group="position",
+        unit="standard deviations",
     ),
     Measure(
         "offset",
@@ -109,13 +117,24 @@ CALIBRATED = (
         "A constant that is added to every element, in noise floors.",
         bound="jointly",
         detail=True,
+        unit="floors",
     ),
-    Measure("offset_z", "offset z", "The offset in standard errors.", bound="jointly", detail=True),
-    Measure("flips", "flips", "Tokens that were sent to other experts.", detail=True),
+    Measure(
+        "offset_z",
+        "offset z",
+        "The offset in standard errors.",
+        bound="jointly",
+        detail=True,
+        unit="standard errors",
+    ),
+    Measure(
+        "flips", "flips", "Tokens that were sent to other experts.", detail=True, unit="tokens"
+    ),
     Measure(
         "flips_outside_noise",
         "flips, no ties",
         "Those of them whose scores in the reference were too far apart for rounding.",
+        unit="tokens",
     ),
     Measure(
         "tie_margin",
@@ -163,6 +182,7 @@ AT_THE_END = (
             "above" if name in SIMILARITIES else "within" if ideal else "below",
             detail=True,
             part=name in SIMILARITIES,
+            unit="nats" if name.startswith(("kl_", "logp_")) else "",
         )
         for name, label, meaning, ideal in _END
     ),
@@ -233,6 +253,7 @@ MEASURES = (
         "nonfinite_disagreement",
         "NaN/Inf Δ",
         "Elements that are NaN or infinite on one side only, or differently.",
+        unit="elements",
     ),
     Measure(
         "replicas_apart",
@@ -240,7 +261,7 @@ MEASURES = (
         "The largest distance of two of the ranks' replicas of one tensor, over its norm.",
         detail=True,
     ),
-    Measure("unequal", "unequal", "Elements that are not the same to the bit."),
+    Measure("unequal", "unequal", "Elements that are not the same to the bit.", unit="elements"),
     Measure(
         "set_agreement",
         "set agreement",
