@@ -80,7 +80,7 @@ def _charts(address: str, url: str) -> None:
         driver.get("about:blank")
         path, _, query = url.split("#", 1)[1].partition("?")
         driver.get(f"{address}/#{path}/model-metrics?{query}")
-        wait_for(driver, lambda d: "rel_l2" in text_of(d))
+        wait_for(driver, lambda d: "by layer" in text_of(d))
         # The charts draw themselves after their titles are there.
         time.sleep(8)
         _save(driver, "mlflow.png")

@@ -55,7 +55,7 @@ CALIBRATED = (
         bound="jointly",
         wrong=100.0,
         detail=True,
-        unit="standard errors",
+        unit="σ",
     ),
     *(
         Measure(
@@ -65,7 +65,7 @@ CALIBRATED = (
             bound="jointly",
             detail=True,
             group=group,
-            unit="standard errors" if end else "",
+            unit="σ" if end else "",
         )
         for group in _GROUPS[:3]
         for end, words in (("", ""), ("_z", " z"))
@@ -77,7 +77,7 @@ CALIBRATED = (
         bound="jointly",
         detail=True,
         group="channel",
-        unit="standard errors",
+        unit="σ",
     ),
     *(
         Measure(
@@ -109,7 +109,7 @@ CALIBRATED = (
         bound="jointly",
         detail=True,
         group="position",
-        unit="standard deviations",
+        unit="σ",
     ),
     Measure(
         "offset",
@@ -125,7 +125,7 @@ CALIBRATED = (
         "The offset in standard errors.",
         bound="jointly",
         detail=True,
-        unit="standard errors",
+        unit="σ",
     ),
     Measure(
         "flips", "flips", "Tokens that were sent to other experts.", detail=True, unit="tokens"
