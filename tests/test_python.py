@@ -186,6 +186,35 @@ def test_calls_in_threads_take_turns(pair: tuple[Path, Path]) -> None:
     assert caller_state() == before
 
 
+APP = """
+import hydra
+import layerparity
+from hydra.core.hydra_config import HydraConfig
+
+@hydra.main(version_base="1.3", config_path=None)
+def main(config):
+    words = ("backend=gpu", "device_map=cpu", "scope=single", "inputs=random")
+    run = layerparity.run(*words, layer=config.layer, tracking={{"folder": "{store}"}})
+    print("made", run.manifest.stages, HydraConfig.get().job.name)
+
+main()
+"""
+
+
+def test_a_hydra_application_of_ones_own_runs_it(tmp_path: Path) -> None:
+    """Hydra keeps one state a process, and it is the application's."""
+    app = tmp_path / "mine.py"
+    app.write_text(APP.format(store=tmp_path / "mlruns"), encoding="utf-8")
+    variables = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    ended = subprocess.run(
+        [sys.executable, str(app), "-m", "+layer=1,3"],
+        cwd=tmp_path, env=variables, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    made = [line for line in ended.stdout.splitlines() if line.startswith("made")]
+    assert made == ["made ['layers.1'] mine", "made ['layers.3'] mine"]
+
+
 def test_a_comparison_is_a_frame_and_a_verdict(pair: tuple[Path, Path]) -> None:
     judged = layerparity.compare(*pair, "tolerance=fixed")
     assert (judged.outcome, judged.where) == ("fail", "layers.1.mlp:out")
