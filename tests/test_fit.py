@@ -207,6 +207,25 @@ def test_the_cache_is_what_transformers_allocates(dtype: str) -> None:
     assert sizes.windows.count(8) == 2
 
 
+@pytest.mark.parametrize(("name", "states"), [("qwen3_next", {0, 2}), ("jamba", {0, 2}), ("lfm2", {0, 2}), ("mamba", {0, 1, 2, 3})])  # fmt: skip # noqa: E501
+def test_a_state_does_not_grow_with_the_tokens(name: str, states: set[int]) -> None:
+    """Its blocks are those for which transformers' static cache makes no keys and values."""
+    from transformers import AutoConfig, StaticCache
+
+    kinds = ["linear_attention" if name != "lfm2" else "conv", "full_attention"] * 2
+    own = {"jamba": {"attn_layer_period": 2, "attn_layer_offset": 1}, "mamba": {}}
+    config = AutoConfig.for_model(
+        name, num_hidden_layers=4, **own.get(name, {"layer_types": kinds})
+    )
+    sizes = sizes_of(config)
+    assert sizes.without_keys == states
+    cache = StaticCache(config=config, max_cache_len=24)
+    assert {n for n, each in enumerate(cache.layers) if not hasattr(each, "keys")} == states
+    size = {"batch": 1, "tokens": 24, "itemsize": 2}
+    kept = [cache_bytes(sizes, f"layers.{n}", **size) > 0 for n in range(4)]
+    assert kept == [n not in states for n in range(4)]
+
+
 def test_only_attention_keeps_a_cache() -> None:
     size = {"batch": 1, "tokens": 10, "itemsize": 2}
     kept = [cache_bytes(DENSE, stage, **size) for stage in ("layers.1", "layers.1.self_attn")]

@@ -204,6 +204,12 @@ def test_what_is_kept_of_former_tokens_counts_as_well() -> None:
     with pytest.raises(UserError, match="use fewer sequences"):
         refuse_beyond_memory(asked, 1, 8)
     refuse_beyond_memory(request(("layers.0",), **here), 1, 8)
+    # The first of Jamba's blocks has a state, which config.json does not list.
+    jamba = {**MODEL, "model_type": "jamba", "attn_layer_period": 2, "attn_layer_offset": 1}
+    asked = replace(asked, model=jamba)
+    refuse_beyond_memory(asked, 1, 8)
+    with pytest.raises(UserError, match="use fewer sequences"):
+        refuse_beyond_memory(replace(asked, stages=("layers.1",)), 1, 8)
 
 
 def test_a_pickle_npy_is_not_opened(tmp_path: Path) -> None:

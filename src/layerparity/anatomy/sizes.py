@@ -14,6 +14,8 @@ EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_
 _TOP_K = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_k")
 _EXPERT_INTERMEDIATE = ("moe_intermediate_size", "expert_ffn_hidden_size")
 _WINDOWED = "sliding_attention"
+# The types of blocks, as transformers names them, that keep a state of one size, or nothing.
+_WITHOUT_KEYS = ("linear_attention", "mamba", "conv", "moe", "mlp")
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,8 @@ class ModelSizes:
 
     ``experts`` and ``top_k`` are 0 for a dense model. ``rotary_dims`` are the channels of a head
     that positions rotate. ``windows`` holds, for each block, the number of tokens its attention
-    looks back, or 0 for all of them.
+    looks back, or 0 for all of them. ``without_keys`` are the blocks that keep no keys and values:
+    those with a state of one size, as mamba and linear attention have, or without attention.
     """
 
     hidden: int
@@ -36,6 +39,7 @@ class ModelSizes:
     top_k: int
     vocabulary: int
     windows: tuple[int, ...]
+    without_keys: frozenset[int] = frozenset()
 
     @property
     def divided(self) -> dict[str, int]:
@@ -75,6 +79,7 @@ def sizes_of(config: Any) -> ModelSizes:
         top_k=_first(readers, *_TOP_K) or 1 if experts else 0,
         vocabulary=_first(readers, "vocab_size"),
         windows=tuple(window if kind == _WINDOWED else 0 for kind in kinds),
+        without_keys=frozenset(n for n, kind in enumerate(kinds) if kind in _WITHOUT_KEYS),
     )
 
 

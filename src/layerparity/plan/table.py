@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from layerparity.anatomy.site import Site
 from layerparity.ground import console
 from layerparity.machine.max_memory import STAND_IN_COPIES, most_at_once, size_text
 from layerparity.plan.fit import FitReport
@@ -33,6 +34,12 @@ def show_placement(question: Question, placement: Placement) -> None:
         f"{question.model.parameters:,} parameters are {size.parameters:,} bytes "
         f"({console.bytes_text(size.parameters)}) in {question.dtype}"
     )
+    keyless = question.model.sizes.without_keys
+    if states := [each for each in question.model.stages if Site(each, "in").layer in keyless]:
+        console.say(
+            f"{ranges(states)} keep no keys and values; a state, which is small and does not grow "
+            "with the tokens, is not counted"
+        )
     if question.strategy == STREAM:
         _say_streaming(question, placement)
 

@@ -33,6 +33,7 @@ from layerparity.anatomy.sizes import ModelSizes, sizes_of
 from layerparity.ground.console import bytes_text
 from layerparity.ground.errors import UserError
 from layerparity.machine.memory import host_memory
+from layerparity.model.architecture import read_config
 from layerparity.run import open_backend
 
 if TYPE_CHECKING:
@@ -110,10 +111,13 @@ def cache_bytes(
     2 * KV heads * head_dim * tokens * batch * itemsize for each block: what transformers' static
     cache allocates. A block with a sliding window keeps no more tokens than its window. KV heads
     are split over the devices, and repeated where there are fewer heads than devices. Blocks whose
-    heads differ are counted by the largest, and latent attention as if it kept whole keys.
+    heads differ are counted by the largest, and latent attention as if it kept whole keys. A state
+    (mamba, linear attention) does not grow with the tokens, and is not counted.
     """
     site = Site(stage, "in")
     if site.layer is None or site.component not in ("", "self_attn"):
+        return 0
+    if site.layer in sizes.without_keys:
         return 0
     # A config.json that nobody has checked yet may list fewer blocks than it says.
     window = sizes.windows[site.layer] if site.layer < len(sizes.windows) else 0
@@ -147,6 +151,10 @@ def refuse_beyond_memory(request: Request, sequences: int, tokens: int, cure: st
         return cached + max(stage_activations(sizes, stage, sparse, made) for stage in stages)
 
     if room is None or needed(tokens) <= room:
+        return
+    # It knows the kind of each block, which config.json need not list.
+    sizes = sizes_of(read_config(request.model))
+    if needed(tokens) <= room:
         return
     fitting = bisect_right(range(1, tokens + 1), room, key=needed)
     fewer = f"{cure} seq_len={fitting} or less" if fitting else f"{cure} fewer sequences"
