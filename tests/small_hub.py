@@ -72,9 +72,10 @@ def serve(
             self._send(with_body=False)
 
         def do_GET(self) -> None:
-            self._send(with_body=True)
+            # Before the body: a client that has it may look at once.
             if "/resolve/" in self.path:
                 hub.fetched.append(self.path.rpartition(f"{COMMIT}/")[2])
+            self._send(with_body=True)
 
         def _send(self, *, with_body: bool) -> None:
             status, error, body = hub.answer(self.path)

@@ -10,6 +10,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from layerparity.anatomy.blocks import Blocks
+from layerparity.anatomy.family import ROUTED
 from layerparity.anatomy.site import EMBEDDING, HEAD, PREFILL, Kind, Site
 from layerparity.ground.errors import UserError
 from layerparity.judge.fingerprints import differs_at
@@ -89,6 +90,8 @@ def align(golden: RunSet, candidate: RunSet, blocks: Blocks) -> Alignment:
     skipped = {Site.parse(text) for text in candidate.skipped()}
     for site in blocks.sorted(covered | set(candidate.records) | skipped):
         left, right = golden.records.get(site), candidate.records.get(site)
+        if right is None and left is not None and site not in skipped and _is_extra(left, stages):
+            continue
         if left is None or right is None:
             settled.append(_absent(site, golden, candidate))
             continue
@@ -106,6 +109,17 @@ def align(golden: RunSet, candidate: RunSet, blocks: Blocks) -> Alignment:
     if not shared or (refusals and not pairs):
         raise _nothing(golden, candidate, refusals)
     return Alignment(pairs, settled, blocks)
+
+
+def _is_extra(golden: SideRecord, candidates: list[Manifest]) -> bool:
+    """Say whether a golden of a candidate's own values holds what that never recorded.
+
+    It is the router's choices, which say which experts got a token.
+    """
+    site, manifest = golden.record.site, golden.source.manifest
+    if site.local != ROUTED or not manifest.values_of:
+        return False
+    return _not_asked(site, manifest, candidates) is not None
 
 
 def _absent(site: Site, golden: RunSet, candidate: RunSet) -> Row:

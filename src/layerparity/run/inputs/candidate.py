@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from layerparity.anatomy.family import ROUTED
 from layerparity.anatomy.site import EMBEDDING, HEAD, NORM, Kind, Site
 from layerparity.ground.errors import UserError
 from layerparity.ground.quoting import typed
-from layerparity.record.manifest import Manifest, Record
+from layerparity.record.manifest import Manifest, Record, SitePatterns
 from layerparity.run import open_backend, open_port
 from layerparity.run.goldens import (
     RecordedRun,
@@ -82,8 +83,15 @@ def prepare(settings: Settings, request: Request) -> Inputs:
         own=own,
         values_of=contents,
         origin=" ".join(contents),
-        capture=manifests[0].capture,
+        capture=_with_choices(manifests[0].capture),
     )
+
+
+def _with_choices(capture: SitePatterns) -> SitePatterns:
+    """Return a candidate's sites and the router's choices: they say which experts were used."""
+    if not capture.include or capture(layer=None, local=ROUTED):
+        return capture
+    return replace(capture, include=(*capture.include, ROUTED))
 
 
 def _lacking(manifests: Sequence[Manifest], request: Request) -> str:
