@@ -15,6 +15,7 @@ from conftest import Ended
 from safetensors.torch import load_file, save_file
 
 from layerparity.ground.errors import UserError
+from layerparity.record.findings import DoubtKind
 from layerparity.record.verdict import Outcome, Verdict
 from layerparity.run.captures import read_captures
 from layerparity.selftest.models import make_model
@@ -67,6 +68,16 @@ def test_a_clean_capture_passes_in_the_prefill_and_in_each_step(
     assert steps == {("prefill", 0), *(("decode", step) for step in range(2))}
     assert "lm_head:out" in {str(row.site) for row in verdict.rows if row.outcome is Outcome.PASS}
     assert not [row for row in verdict.rows if row.outcome is Outcome.SKIPPED]
+
+
+def test_experts_without_a_token_are_no_pass(judged: Judge, store: Path, tmp_path: Path) -> None:
+    """A capture has no weights: what nobody computed with them is not known."""
+    (store / "ids.json").write_text(json.dumps(PROMPT[:2]), encoding="utf-8")
+    verdict = judged(capture(tmp_path / "capture", tp=1, steps=0, prompt=PROMPT[:2]))
+    assert (failing(verdict), verdict.outcome) == (set(), Outcome.INCONCLUSIVE)
+    assert verdict.coverage is not None
+    assert {each.kind for each in verdict.coverage.doubts} == {DoubtKind.EXPERTS}
+    assert all(0 < len(each.never) < each.total for each in verdict.coverage.experts)
 
 
 @pytest.mark.parametrize(
