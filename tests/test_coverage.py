@@ -260,6 +260,23 @@ def test_weights_vouch_for_nothing_where_the_kernel_failed(tmp_path: Path) -> No
     assert found.exit is Exit.FAILED
 
 
+def test_a_decode_of_the_golden_alone_exercises_no_expert(tmp_path: Path) -> None:
+    """The candidate ran the prefill: what later tokens chose, it never computed."""
+    tensors = inside(0, 1)
+    others = torch.tensor([1, 3]).expand(2, 1, 2).clone()
+    decode = {f"layers.{n}.mlp.gate:choices@decode.1": others for n in (0, 1)}
+    held = {"layer_classes": dict.fromkeys((0, 1), "moe"), "layer_experts": {0: 4, 1: 4}}
+    made = [
+        make_run(tmp_path / side, each, stages=BLOCKS, model=MODEL, **held)
+        for side, each in (("g", tensors | decode), ("c", tensors))
+    ]
+    found = judged(*made)
+    assert uses(found) == [(n, 4, 2, (), (1, 3)) for n in (0, 1)]
+    assert found.exit is Exit.INCONCLUSIVE
+    both = make_run(tmp_path / "b", tensors | decode, stages=BLOCKS, model=MODEL, **held)
+    assert uses(judged(made[0], both)) == [(n, 4, 4, (), ()) for n in (0, 1)]
+
+
 def test_padding_exercises_no_expert(tmp_path: Path) -> None:
     choices = torch.tensor([0, 2]).expand(2, 5, 2).clone()
     choices[:, 0] = torch.tensor([1, 3])

@@ -201,7 +201,9 @@ def _experts(rows: Sequence[Row], golden: RunSet, candidate: RunSet) -> Iterator
         layer: count for each in golden.manifests for layer, count in each.layer_experts.items()
     }
     asked = {row.site.layer for row in rows if _is_of_mlp(row.site)}
-    known = _used_experts(golden, asked)
+    # What the golden alone computed, as a decode of its own, exercises nothing of the candidate.
+    sites = (site for site in candidate.records if _is_of_mlp(site) and site.end != "in")
+    known = _used_experts(golden, {(site.layer, site.pass_step) for site in sites})
     for layer in sorted(each for each, total in totals.items() if total and each in asked):
         used = known.get(layer, set())
         unused = tuple(expert for expert in range(totals[layer]) if expert not in used)
@@ -209,11 +211,16 @@ def _experts(rows: Sequence[Row], golden: RunSet, candidate: RunSet) -> Iterator
         yield ExpertUse(layer, totals[layer], unused, equal, seen=layer in known)
 
 
-def _used_experts(golden: RunSet, layers: Container[int | None]) -> dict[int, set[int]]:
-    """Return, by layer, the experts that the golden sent real tokens to, in any phase."""
+def _used_experts(
+    golden: RunSet, ran: Container[tuple[int | None, tuple[str, int]]]
+) -> dict[int, set[int]]:
+    """Return, by layer, the experts that the golden sent real tokens to, in the passes of ``ran``.
+
+    These are layers and passes.
+    """
     experts: dict[int, set[int]] = {}
     for site, own in golden.records.items():
-        if site.local != _CHOICES or site.layer is None or site.layer not in layers:
+        if site.local != _CHOICES or site.layer is None or (site.layer, site.pass_step) not in ran:
             continue
         choices = by_token(own.source.load(own.record), own.record.axes)
         real = real_tokens(choices, own.source.mask if site.phase == PREFILL else None)
