@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,9 @@ import torch
 from scipy import special, stats
 
 from layerparity.anatomy.site import Kind, Site
+from layerparity.ground.errors import UserError
+from layerparity.judge.decide import decide
+from layerparity.judge.tolerances.base import refuse_limits_of_nothing
 from layerparity.judge.tolerances.calibrated import END_RATIOS, CalibratedTolerance, limits_of
 from layerparity.numbers import at_the_end
 from layerparity.numbers.at_the_end import TOP, AtTheEnd
@@ -197,6 +201,26 @@ def test_each_may_be_a_limit_of_ones_own(cli, store: Store, limit: str, breaks: 
         failed = [row for row in verdict_of(store, name).rows if row.breaches]
         assert {str(row.site) for row in failed} >= {"lm_head:out"}
         assert {each.metric for row in failed for each in row.breaches} == {"kl_mean"}
+
+
+def test_a_limit_of_ones_own_needs_no_floor() -> None:
+    """Of a golden without a reference the site is open, unless the number breaks its limit."""
+    metrics = {"kl_mean": 0.5, "rel_l2": 0.1}
+    for limit, outcome in ((0.1, Outcome.FAIL), (1.0, Outcome.INCONCLUSIVE)):
+        found, breaches, _ = decide(Kind.REAL, metrics, CalibratedTolerance(kl_mean=limit))
+        assert found is outcome
+        assert [each.metric for each in breaches] == ["kl_mean"] * (outcome is Outcome.FAIL)
+
+
+def test_a_limit_on_a_number_that_was_never_measured_is_no_pass() -> None:
+    """Comparisons of before these numbers hold logits without them."""
+    row = Row(SITE, Kind.REAL, Outcome.PASS, metrics={"rel_l2": 0.0, "error_ratio": 0.1})
+    limit = CalibratedTolerance(kl_mean=1e-30)
+    with pytest.raises(UserError, match="not measured of these logits: compare the runs again"):
+        refuse_limits_of_nothing(limit, [row])
+    measured = replace(row, metrics={**row.metrics, "kl_mean": 0.0})
+    refuse_limits_of_nothing(limit, [measured, row])
+    refuse_limits_of_nothing(limit, [replace(row, outcome=Outcome.FAIL)])
 
 
 def test_a_limit_on_logits_that_nobody_compared_is_refused(cli, tmp_path: Path) -> None:

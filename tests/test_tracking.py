@@ -222,6 +222,8 @@ def test_find_says_what_is_there_instead(store, tmp_path):
         store.find("latest", kind="candidate")
     with pytest.raises(UserError, match="There is no folder"):
         store.find(str(tmp_path / "nowhere"))
+    with pytest.raises(UserError, match="There is no folder ~nobody-of-this-name/run"):
+        store.find("~nobody-of-this-name/run")
     (tmp_path / "file.npy").touch()
     with pytest.raises(UserError, match="is a file"):
         store.find(str(tmp_path / "file.npy"))

@@ -17,7 +17,7 @@ from layerparity.checkpoint.shard_writer import FinishedShard, explaining_disk_e
 from layerparity.checkpoint.shards import Shard
 from layerparity.ground.console import bytes_text
 from layerparity.ground.errors import UserError
-from layerparity.ground.files import damaged, text_digest, write_text
+from layerparity.ground.files import damaged, expanded, text_digest, write_text
 from layerparity.ground.parse import parse_json
 from layerparity.model.checkpoint import Checkpoint
 
@@ -35,7 +35,7 @@ def target_folder(to: str | None, source: Path) -> Path:
     """
     if to is None:
         raise UserError("job=convert wants to=<a new folder> for the result.")
-    folder = Path(to).expanduser().absolute()
+    folder = expanded(to).absolute()
     if folder.resolve() == source.resolve():
         raise UserError(f"to={to} is the checkpoint itself, which is never changed: give another.")
     if not folder.exists():

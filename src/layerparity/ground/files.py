@@ -7,7 +7,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,6 +69,13 @@ def write_text(path: Path, text: str) -> None:
     """Write UTF-8 text so that a crash leaves the old file or the new one, never half of it."""
     with whole_file(path) as part:
         part.write_text(text, encoding="utf-8")
+
+
+def expanded(path: str | Path) -> Path:
+    """Return a path with its ``~`` expanded; that of a user whom nobody knows stays as it is."""
+    with suppress(RuntimeError):
+        return Path(path).expanduser()
+    return Path(path)
 
 
 def text_digest(text: str) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from layerparity.ground import console
 from layerparity.ground.errors import Exit, UserError
+from layerparity.ground.files import expanded
 from layerparity.settings.config import Config
 from layerparity.settings.key import key
 
@@ -24,14 +24,14 @@ def run(config: Config) -> Exit:
     """Keep the folder as a candidate run, and say how it is judged."""
     if config.job.folder is None:
         raise UserError("job=capture wants job.folder=", "give the folder of the tensors.")
-    folder = Path(config.job.folder).expanduser().absolute()
+    folder = expanded(config.job.folder).absolute()
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}", "give the folder of the tensors.")
     from layerparity.run import imported
     from layerparity.tracking.links import say_link
     from layerparity.tracking.store import open_store
 
-    names = Path(config.job.names).expanduser().absolute() if config.job.names else None
+    names = expanded(config.job.names).absolute() if config.job.names else None
     run = imported.keep(folder, names, config, open_store(config.tracking), again=config.reuse)
     say_link(run, config.tracking)
     console.say(f"judge it: python run.py job=compare job.own_inputs=true candidate={run.id[:8]}")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from layerparity.ground import console, progress
 from layerparity.ground.errors import Exit, UserError
+from layerparity.ground.files import expanded
 from layerparity.ground.quoting import typed
 from layerparity.settings.config import Config, RunKind
 from layerparity.settings.key import key
@@ -57,7 +57,7 @@ def run(config: Config) -> Exit:
     plain = re.sub(r"[^A-Za-z0-9.-]+", "-", called).strip(".-")[:80]
     # A name in another script leaves nothing.
     usual = plain or f"{named.kind}-{named.id[:8]}"
-    to = Path(config.to or f"{usual}{ZIP}").expanduser().absolute()
+    to = expanded(config.to or f"{usual}{ZIP}").absolute()
     files = [files_of(each) for each in runs]
     with progress.shown("files", sum(len(taken) for taken, _ in files)) as bar:
         listed = write_export(runs, to, bar.step)

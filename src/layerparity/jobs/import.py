@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from layerparity.ground import console
 from layerparity.ground.errors import Exit, UserError
+from layerparity.ground.files import expanded
 from layerparity.settings.config import Config
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def run(config: Config) -> Exit:
         raise UserError(
             "job=import wants to know what", "add run=, a folder or file that job=export wrote."
         )
-    path = Path(config.run).expanduser().absolute()
+    path = expanded(config.run).absolute()
     if not is_there(path):
         raise UserError(f"There is no {path}", "give the folder or file that job=export wrote.")
     if not is_export(path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from layerparity.anatomy.site import Kind
-from layerparity.judge.tolerances.base import Tolerance
+from layerparity.judge.tolerances.base import EndLimits, Tolerance
 from layerparity.record.findings import Doubt, UnfinishedSweep
 from layerparity.record.reason import Reason, ReasonKind
 from layerparity.record.verdict import REPLICAS, Breach, Outcome, Row
@@ -22,7 +22,8 @@ def decide(
 ) -> tuple[Outcome, tuple[Breach, ...], Reason | None]:
     """Return how a site ends, the limits it breaks, and why it could not be judged.
 
-    ``lacking`` is why a tolerance may lack what it judges by: then the site is inconclusive.
+    ``lacking`` is why a tolerance may lack what it judges by: then the site is inconclusive, but
+    for limits of one's own on the logits, which it may break all the same.
 
     A constant, such as a buffer that was never written to, has nothing to be judged by.
     Exact sites and masks are judged by equality, NaN and Inf by agreement, whatever the tolerance;
@@ -36,6 +37,10 @@ def decide(
     else:
         broken = _any(metrics, "nonfinite_disagreement")
         if not broken and tolerance.lacks(kind, metrics):
+            # A limit on the logits needs no floor.
+            own = tolerance.end_breaches(metrics) if isinstance(tolerance, EndLimits) else []
+            if own:
+                return Outcome.FAIL, tuple(own), None
             return Outcome.INCONCLUSIVE, (), lacking or Reason(ReasonKind.ROUNDING_UNKNOWN)
         broken = broken or tolerance.breaches(kind, metrics)
         if not broken and metrics.keys() >= _CONSTANTS:

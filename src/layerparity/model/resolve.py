@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from layerparity.ground.errors import UserError
+from layerparity.ground.files import expanded
 from layerparity.ground.resources import shipped
 from layerparity.model import hub
 from layerparity.model.checkpoint import GGUF, Checkpoint, gguf_refusal
@@ -31,7 +32,7 @@ def describe(model: ModelSettings, stages: Sequence[str] | None = None) -> Check
         return Checkpoint(hub.cached(model), stages, cure)
     if model.path is not None:
         _refuse_hub_keys(model)
-        folder = Path(model.path).expanduser().absolute()
+        folder = expanded(model.path).absolute()
         _refuse_file(folder)
         return Checkpoint(folder, stages)
     if model.shipped is not None:

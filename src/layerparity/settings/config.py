@@ -19,6 +19,7 @@ from omegaconf import MISSING, OmegaConf
 
 from layerparity.ground import registry
 from layerparity.ground.errors import UserError
+from layerparity.ground.files import expanded
 from layerparity.settings.key import check_numbers, key, keys_of
 from layerparity.settings.tracking import TrackingConfig
 
@@ -153,7 +154,7 @@ class ModelSettings:
             return self.name
         if self.hub_id is not None:
             return self.hub_id
-        folder = Path(self.path).expanduser().absolute()
+        folder = expanded(self.path).absolute()
         if folder.parent.name == "snapshots" and folder.parents[1].name.startswith(_HUB):
             return folder.parents[1].name.removeprefix(_HUB).replace("--", "/")
         return folder.name or self.name

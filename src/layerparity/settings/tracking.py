@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from layerparity.ground.errors import UserError, nearest
+from layerparity.ground.files import expanded
 from layerparity.ground.quoting import typed
 from layerparity.ground.secrets import refuse_login
 from layerparity.settings.key import key
@@ -37,7 +38,7 @@ class TrackingConfig:
     @property
     def root(self) -> Path:
         """``folder`` as an absolute path without links."""
-        return Path(self.folder).expanduser().resolve()
+        return expanded(self.folder).resolve()
 
     @property
     def address(self) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from layerparity.ground import console
 from layerparity.ground.errors import UserError, nearest
-from layerparity.ground.files import is_there
+from layerparity.ground.files import expanded, is_there
 from layerparity.record.exported import ZIP, is_export
 from layerparity.record.stored_run import FINISHED, StoredRun, from_folder
 from layerparity.settings.tracking import EMBEDDED, TrackingConfig
@@ -40,7 +40,7 @@ def refuse_absent(config: TrackingConfig, references: Iterable[str | None]) -> N
     for each in references:
         if each is None:
             continue
-        path = Path(each).expanduser()
+        path = expanded(each)
         if "/" in each or each.startswith((".", "~")):
             _refuse_nothing_at(path)
         elif not is_there(path):
@@ -55,7 +55,7 @@ def _refuse_nothing_at(path: Path) -> None:
 def look_up(stored: StoredRuns, reference: str, kind: str | None) -> list[StoredRun]:
     """Return what `Store.find` promises."""
     if "/" in reference or reference.startswith((".", "~")):
-        path = Path(reference).expanduser()
+        path = expanded(reference)
         # A sweep that was given no name is called by its command, which may hold a path.
         run = None if is_there(path) else _by_name(stored, reference, kind)
         return _outside(stored, path, kind) if run is None else expand(stored, run, kind)

@@ -9,7 +9,7 @@ from typing import Protocol
 from layerparity.anatomy.site import Kind
 from layerparity.ground.errors import UserError
 from layerparity.numbers.closeness import Closeness
-from layerparity.record.verdict import SIMILARITIES, Breach, Row
+from layerparity.record.verdict import SIMILARITIES, Breach, Outcome, Row
 from layerparity.settings.key import key
 
 
@@ -80,10 +80,20 @@ class Tolerance(Protocol):
 
 
 def refuse_limits_of_nothing(tolerance: Tolerance, rows: Iterable[Row]) -> None:
-    """Raise UserError for limits on the logits where none were compared: a pass would be empty."""
+    """Raise UserError for limits on the logits where none were compared: a pass would be empty.
+
+    An earlier comparison may hold logits, and not the number that a limit is on.
+    """
     own = tolerance.end_limits() if isinstance(tolerance, EndLimits) else {}
-    if own and not any(row.site.is_logits for row in rows):
+    logits = [row for row in rows if row.site.is_logits]
+    if own and not logits:
         raise UserError(
             f"tolerance.{next(iter(own))} judges logits, and what was compared holds none",
             "compare runs that hold lm_head (scope=full), or leave it out.",
+        )
+    unknown = [name for name in own if not any(name in row.metrics for row in logits)]
+    if unknown and any(row.outcome is Outcome.PASS for row in logits):
+        raise UserError(
+            f"tolerance.{unknown[0]} judges a number that was not measured of these logits",
+            "compare the runs again (job=compare), or leave it out.",
         )

@@ -8,6 +8,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from layerparity.ground.errors import UserError
+from layerparity.ground.files import expanded
 
 EXAMPLE = "port.model=their_package.modeling_their_model.NeuronTheirForCausalLM"
 
@@ -18,12 +19,12 @@ def refuse_missing(target: str, paths: Sequence[str]) -> None:
     A package that computes its own ``__path__`` is believed: only its import tells what it holds.
     """
     for path in paths:
-        if not Path(path).expanduser().is_dir():
+        if not expanded(path).is_dir():
             raise UserError(f"port.path names {path}, which is no folder", "give its folder.")
     names = target.split(".")[:-1]
     if not names:
         raise UserError(f"port.model={target} is no dotted path", f"write {EXAMPLE}.")
-    folders = [*(str(Path(each).expanduser()) for each in paths), str(Path.cwd()), *sys.path]
+    folders = [*(str(expanded(each)) for each in paths), str(Path.cwd()), *sys.path]
     spec = PathFinder.find_spec(names[0], folders) or _hooked(names[0])
     for count in range(1, len(names) + 1):
         name = ".".join(names[:count])

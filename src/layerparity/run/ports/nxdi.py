@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from layerparity.ground.errors import UserError
-from layerparity.ground.files import text_digest
+from layerparity.ground.files import expanded, text_digest
 from layerparity.machine.neuron import NEURON, RuntimeChoice, neuron_devices
 from layerparity.run.backends._neuron.compiler_options import LNC_VARIABLE, Compilation, Compile
 from layerparity.run.nxdi.named import EXAMPLE, refuse_missing
@@ -91,7 +91,7 @@ class NxdiPort(RanksPort):
     ) -> None:
         keys = {
             "model": model,
-            "path": [str(Path(each).expanduser().absolute()) for each in path or ()],
+            "path": [str(expanded(each).absolute()) for each in path or ()],
             "neuron_config": dict(neuron_config or {}),
             "model_config": dict(model_config or {}),
             "names": dict(names or {}),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerparity.ground.errors import UserError
+from layerparity.ground.files import expanded
 
 if TYPE_CHECKING:
     from layerparity.settings.config import Config
@@ -140,7 +141,7 @@ class Compilation:
 
     def folder(self, config: Config) -> Path:
         """Return where graphs are kept: beside a command's runs, where it does not say."""
-        return Path(self.artefacts or config.tracking.root / _FOLDER).expanduser().resolve()
+        return expanded(self.artefacts or config.tracking.root / _FOLDER).resolve()
 
     def refuse_native(self) -> None:
         """Raise UserError, with the cure, for what the native runtime cannot be asked."""
