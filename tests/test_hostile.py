@@ -102,6 +102,19 @@ def test_code_that_a_golden_folder_names_is_not_started(
     assert ended.err.count("\n") == 1
 
 
+@pytest.mark.parametrize("port", [{"_target_": "evil.Port"}, {"model": "evil.Port"}])
+def test_code_that_a_candidate_folder_names_is_not_started(
+    cli: Callable[..., Any], golden: Path, port: dict[str, str]
+) -> None:
+    """job=routing runs a candidate again, by the keys of its folder."""
+    Path("evil.py").write_text(EVIL)
+    spoil(golden, port={"_target_": "layerparity.run.ports.nxdi.NxdiPort", **port})
+    ended = cli("job=routing", f"golden={golden}", f"candidate={golden}")
+    assert (ended.exit, Path("ran").exists()) == (2, False), ended.out + ended.err
+    assert "=evil.Port to this command, if it is yours" in ended.err
+    assert ended.err.count("\n") == 1
+
+
 @pytest.mark.parametrize("key", ["model", "path"])
 def test_a_model_that_a_golden_folder_names_is_not_imported(
     cli: Callable[..., Any], golden: Path, key: str

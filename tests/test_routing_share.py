@@ -142,3 +142,22 @@ def test_what_cannot_be_explained_costs_one_line(cli: Cli) -> None:
     wrong = cli(*CHAINED, "port.replay=most")
     assert wrong.exit == 2
     assert "port.replay=most is neither true nor false, nor all" in wrong.err
+
+
+def test_runs_of_another_store_are_repeated_there_and_strangers_refused(
+    cli: Cli, tmp_path: Path
+) -> None:
+    kept = f"tracking.folder={tmp_path / 'elsewhere'}"
+    block = ("backend=gpu", "device_map=cpu", "scope=single", "layer=2", kept)
+    assert cli(*block, "inputs=random", "name=g").exit == 0
+    candidate = (*block, "kind=candidate", "dtype=bfloat16")
+    assert cli(*candidate, "inputs=random", "inputs.seed=1", "name=other").exit == 0
+    assert cli(*candidate, "inputs=golden", "golden=g", "name=right").exit == 0
+    count = len(open_store(TrackingConfig(folder=str(tmp_path / "elsewhere"))).runs())
+    ended = cli("job=routing", "golden=g", "candidate=other", kept)
+    assert ended.exit == 2 and ended.err.startswith("layerparity: ")
+    assert len(open_store(TrackingConfig(folder=str(tmp_path / "elsewhere"))).runs()) == count
+    ended = cli("job=routing", "golden=g", "candidate=right", kept)
+    assert ended.exit == 0, ended.err
+    assert not Path("mlruns").exists()
+    assert kept in ended.out.splitlines()[-1]

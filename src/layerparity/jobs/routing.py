@@ -23,8 +23,9 @@ class Settings:
     name: str = "routing"
 
 
-# Of the candidate's keys, those that its runs with the golden's routing have anew.
-_OWN = ("candidate", "capture", "golden", "inputs", "name", "reuse", "resume", "tracking")
+# Of the candidate's keys, what its runs with the golden's routing have as well; their capture is
+# their own, and what they are fed is the golden's.
+_SCOPE = ("component", "end", "feed", "generate", "layer", "scope", "start")
 
 
 def run(config: Config) -> Exit:
@@ -33,8 +34,10 @@ def run(config: Config) -> Exit:
     Raises UserError where a side is not one run, where the candidate has no routing of its own or
     kept no keys, and where its port cannot repeat a golden's.
     """
+    from layerparity.judge.conclude import paired
     from layerparity.judge.routing_share import EVERYTHING, IDS, NATURAL, routing_shares
     from layerparity.judge.sides import open_side
+    from layerparity.report.refusals import obstacles_in_words
     from layerparity.report.routing_share import COLUMNS, share_lines, share_rows
     from layerparity.run import steps
     from layerparity.tracking.links import say_link
@@ -42,7 +45,10 @@ def run(config: Config) -> Exit:
 
     store = open_store(config.tracking)
     golden, natural = _sides(config, store)
-    keys = _keys(golden, natural)
+    kept = {k: v for k, v in steps.own_settings(config).items() if k.startswith("tracking")}
+    keys = {**_keys(golden, natural, config), **kept}
+    with obstacles_in_words():
+        paired([golden], [natural])
     tags = {"golden": golden.id, "candidate": natural.id, "model": natural.tags.get("model", "")}
     title = config.name or f"routing of {natural.name}"
     with store.start(title, "routing", tags, {}) as active:
@@ -63,7 +69,7 @@ def run(config: Config) -> Exit:
         console.say(line)
     say_link(active, config.tracking)
     judged = {"golden": golden.id[:8], "candidate": runs[EVERYTHING].id[:8]}
-    console.say(f"next:   {steps.command({'job': 'compare', **judged})}")
+    console.say(f"next:   {steps.command({'job': 'compare', **judged, **kept})}")
     return Exit.OK
 
 
@@ -83,8 +89,12 @@ def _sides(config: Config, store: Store) -> tuple[StoredRun, StoredRun]:
     return golden[0], candidate[0]
 
 
-def _keys(golden: StoredRun, natural: StoredRun) -> dict[str, Any]:
-    """Return the keys of the candidate's further runs, without what is repeated."""
+def _keys(golden: StoredRun, natural: StoredRun, config: Config) -> dict[str, Any]:
+    """Return the keys of the candidate's further runs.
+
+    Its folder may be somebody else's: the port is this package's, or the one that ``config`` names.
+    """
+    from layerparity.run import steps
     from layerparity.settings.command_keys import settings_of
 
     stored = natural.files.read_config() if natural.id or natural.files.is_run else None
@@ -96,7 +106,10 @@ def _keys(golden: StoredRun, natural: StoredRun) -> dict[str, Any]:
         )
     if not golden.read_manifest().layer_experts:
         raise UserError(f"'{golden.name}' has no experts: nothing is routed in it.")
-    kept = {k: v for k, v in settings_of(stored).items() if k.partition(".")[0] not in _OWN}
+    keys = settings_of(stored)
+    steps.refuse_code(natural, keys, config, "add {} to this command, if it is yours")
+    own = {*steps.COMPUTATION, *_SCOPE} - {"capture"}
+    kept = {k: v for k, v in keys.items() if k.partition(".")[0] in own}
     return {**kept, "kind": "candidate", "inputs": "golden", "golden": golden.reference}
 
 

@@ -26,7 +26,7 @@ _PORT = "port._target_"
 # Keys that name code: a port of one's own, and what port=nxdi imports and where it looks for it.
 _CODE = (_PORT, "port.model", "port.path")
 # The keys, by their groups, that say what a run computes, on whatever machine it is.
-_COMPUTATION = (
+COMPUTATION = (
     "attn_implementation",
     "backend",
     "capture",
@@ -127,6 +127,17 @@ def stored_settings(run: StoredRun, asked: Config) -> Settings:
     if not config:
         raise UserError(f"Run {run.name} kept no {CONFIG}: make a golden run with this version.")
     settings = settings_of(config)
+    cure = "make a golden of all components yourself with {} kind=golden capture=components, and "
+    refuse_code(run, settings, asked, cure + "name it with golden=")
+    # Not where anything is kept or read.
+    return {k: v for k, v in settings.items() if k.lstrip("+").partition(".")[0] in COMPUTATION}
+
+
+def refuse_code(run: StoredRun, settings: Settings, asked: Config, cure: str) -> None:
+    """Raise UserError where a stored run's keys name a port that the command does not.
+
+    ``cure`` has ``{}`` for the word that names the port.
+    """
     mine = open_port.keys_of(asked.port)
     for name in _CODE:
         code = settings.get(name)
@@ -134,11 +145,8 @@ def stored_settings(run: StoredRun, asked: Config) -> Settings:
             what = f"the port {code}" if name == _PORT else f"{name}={code}"
             raise UserError(
                 f"Run {run.name} was made by {what}. A port is code, and only a command may name "
-                f"it: make a golden of all components yourself with {typed(name, code)} "
-                "kind=golden capture=components, and name it with golden=."
+                f"it: {cure.format(typed(name, code))}."
             )
-    # Not where anything is kept or read.
-    return {k: v for k, v in settings.items() if k.lstrip("+").partition(".")[0] in _COMPUTATION}
 
 
 def reference(runs: Sequence[StoredRun]) -> str:

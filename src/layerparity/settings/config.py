@@ -297,10 +297,12 @@ class Config:
     golden: str | None = key(
         None,
         "the run that is believed: id, name or folder",
-        jobs=("run", "bisect", "capture", "compare", "gate", "generation"),
+        jobs=("run", "bisect", "capture", "compare", "gate", "generation", "routing"),
     )
     candidate: str | None = key(
-        None, "the run that is judged: id, name or folder", jobs=("compare", "gate", "generation")
+        None,
+        "the run that is judged: id, name or folder",
+        jobs=("compare", "gate", "generation", "routing"),
     )
     what: What = key(What.runs, "stored runs, or a port's weights", jobs=("compare",))
     run: str | None = key(
