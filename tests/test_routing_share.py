@@ -10,8 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import Ended
+from runs import make_run, sites
 from safetensors.torch import load_file
 
+from layerparity.anatomy.site import Site
+from layerparity.ground.errors import UserError
+from layerparity.judge.routing_share import EVERYTHING, IDS, NATURAL, RoutingShare, routing_shares
+from layerparity.judge.sides import open_side
+from layerparity.report.routing_share import share_lines, share_rows
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.store import open_store
 
@@ -161,3 +167,30 @@ def test_runs_of_another_store_are_repeated_there_and_strangers_refused(
     assert ended.exit == 0, ended.err
     assert not Path("mlruns").exists()
     assert kept in ended.out.splitlines()[-1]
+
+
+def share(apart: int | None, **errors: float) -> RoutingShare:
+    return RoutingShare(Site("layers.0", "out"), {**ERRORS, **errors}, 8, apart, {})
+
+
+ERRORS = {NATURAL: 0.02, IDS: 0.019, EVERYTHING: 0.0195}
+
+
+def test_only_what_was_seen_is_said_of_choices() -> None:
+    """Choices that nobody recorded are not known; of equal ones, the ids explain nothing."""
+    assert share_rows([share(None)])[0][1] == "-"
+    assert "no token" not in " ".join(share_lines([share(None), share(0)]))
+    said = share_lines([share(0)])
+    assert said[0] == "no token was routed apart" and "other experts" not in " ".join(said)
+    assert "take 4.94 % of the squared error away" in said[1]
+    assert "take none of the squared error away" in share_lines([share(0, **{EVERYTHING: 0.03})])[1]
+
+
+def test_numbers_that_are_none_are_refused(tmp_path: Path) -> None:
+    axes, broken = ("batch", "token", "channel"), sites()
+    broken["layers.1:out"][0, 1, 0] = torch.nan
+    runs = {name: make_run(tmp_path / name, each) for name, each in (("g", sites()), ("c", broken))}
+    golden, candidate = (open_side(name, [run]) for name, run in runs.items())
+    assert golden.records[Site("layers.1", "out")].record.axes == axes
+    with pytest.raises(UserError, match=r"'c' has NaN or Inf at layers.1:out.*job=compare says"):
+        routing_shares(golden, dict.fromkeys((NATURAL, IDS, EVERYTHING), candidate))

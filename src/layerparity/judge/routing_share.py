@@ -14,6 +14,7 @@ import torch
 
 from layerparity.anatomy.family import ROUTED
 from layerparity.anatomy.site import PREFILL, Kind, Site
+from layerparity.ground.errors import UserError
 from layerparity.judge.rows import by_token, real_tokens
 from layerparity.judge.sides import RunSet, SideRecord
 from layerparity.numbers.at_the_end import at_the_end
@@ -27,14 +28,15 @@ NATURAL, IDS, EVERYTHING = "natural", "ids replayed", "all replayed"
 class RoutingShare:
     """The errors at one site, by run: ||candidate - golden|| / ||golden|| over its real tokens.
 
-    ``apart`` of ``tokens`` were routed apart in the block, by the run that routed by itself.
+    ``apart`` of ``tokens`` were routed apart in the block, by the run that routed by itself; None
+    where a side did not record its choices, 0 where nothing is routed.
     ``kl`` is the mean divergence of the logits in nats, by run; empty elsewhere.
     """
 
     site: Site
     errors: dict[str, float]
     tokens: int
-    apart: int
+    apart: int | None
     kl: dict[str, float]
 
     @property
@@ -56,7 +58,7 @@ def routing_shares(golden: RunSet, runs: dict[str, RunSet]) -> list[RoutingShare
     """Return the errors at the end of each block and at the logits of the prefill, in their order.
 
     ``runs`` are the candidate's, by `NATURAL`, `IDS` and `EVERYTHING`. A site counts that all of
-    them hold. Raises UserError where a stored tensor is damaged.
+    them hold. Raises UserError where a stored tensor is damaged, or holds NaN or Inf.
     """
     found = []
     for site, own in golden.records.items():
@@ -84,16 +86,23 @@ def _rows(own: SideRecord) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a site's real tokens, float64 [token, element], and which those are."""
     view = by_token(own.source.load(own.record), own.record.axes)
     real = real_tokens(view, own.source.mask)
-    return view[real].flatten(1).double(), real
+    rows = view[real].flatten(1).double()
+    if not bool(rows.isfinite().all()):
+        raise UserError(
+            f"'{own.source.run.name}' has NaN or Inf at {own.record.site}: nothing is explained",
+            "job=compare says where they begin.",
+        )
+    return rows, real
 
 
-def _apart(site: Site, golden: RunSet, runs: dict[str, RunSet], real: torch.Tensor) -> int:
+def _apart(site: Site, golden: RunSet, runs: dict[str, RunSet], real: torch.Tensor) -> int | None:
     """Return how many real tokens, bool [batch, token], chose other experts in a site's block."""
-    if site.layer is None:
+    experts = (each.layer_experts.get(site.layer or 0) for each in golden.manifests)
+    if site.layer is None or not any(experts):
         return 0
     choices = site.beside(ROUTED)
     left, right = (side.records.get(choices) for side in (golden, runs[NATURAL]))
     if left is None or right is None or left.record.shape != right.record.shape:
-        return 0
+        return None
     both = (by_token(each.source.load(each.record), each.record.axes) for each in (left, right))
     return int((~sets_agree(*both) & real).sum())

@@ -16,7 +16,7 @@ def share_rows(shares: Sequence[RoutingShare]) -> list[tuple[str, ...]]:
     return [
         (
             str(each.site),
-            f"{each.apart} of {each.tokens} tokens" if each.site.layer is not None else "",
+            _apart(each),
             *(numeral(each.errors[name]) for name in (NATURAL, IDS, EVERYTHING)),
         )
         for each in shares
@@ -29,14 +29,30 @@ def share_lines(shares: Sequence[RoutingShare]) -> list[str]:
     ids, weights = last.by_ids, last.by_weights
     if ids is None or weights is None:
         return [f"at {last.site} nothing differs: there is nothing to explain"]
-    lines = [
+    explained = [
         f"at {last.site} routing alone explains {percent(ids + weights)} of the squared error: "
-        f"{percent(ids)} other experts, {percent(weights)} other weights of the same experts",
+        f"{percent(ids)} other experts, {percent(weights)} other weights of the same experts"
+    ]
+    if all(share.apart == 0 for share in shares):
+        # Runs with the same experts still round otherwise: that is no share of other experts.
+        gone = percent(ids + weights) if ids + weights > 0 else "none"
+        explained = [
+            "no token was routed apart",
+            f"at {last.site} the golden's weights of the experts take {gone} of the squared error "
+            "away",
+        ]
+    lines = [
+        *explained,
         f"what is left without it: {numeral(last.errors[EVERYTHING])} of the golden's norm",
     ]
     if last.kl:
         each = ", ".join(f"{name} {numeral(value)}" for name, value in last.kl.items())
         lines.append(f"mean KL divergence of the logits, nats: {each}")
-    if not any(share.apart for share in shares):
-        lines.append("no token was routed apart")
     return lines
+
+
+def _apart(share: RoutingShare) -> str:
+    """Return how many tokens were routed apart at the end of a block, as far as that is known."""
+    if share.site.layer is None:
+        return ""
+    return "-" if share.apart is None else f"{share.apart} of {share.tokens} tokens"
