@@ -13,9 +13,13 @@ import torch
 from conftest import Ended
 from runs import make_run
 
-from layerparity.judge.invariance import difference
+from layerparity.anatomy.site import Kind, Site
+from layerparity.ground.errors import Exit
+from layerparity.judge.invariance import SelfComparison, SiteDifference, difference
 from layerparity.numbers.floor import GOLDEN, Floor
 from layerparity.record.source import RunSource
+from layerparity.record.verdict import Outcome, Row
+from layerparity.report.invariance import FLOOR, InvarianceLine, InvarianceReport, gravest_first
 from layerparity.run.arrangement import (
     LAST,
     LEFT,
@@ -26,6 +30,7 @@ from layerparity.run.arrangement import (
     in_chunks,
     padded,
 )
+from layerparity.run.inputs.base import pad_of
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.store import open_store
 
@@ -234,12 +239,48 @@ def test_a_planted_dependence_is_named(
     assert f"next:   python run.py job=invariance 'job.axes=[{axis}]'" in ended.out
 
 
+def line(size: int, outcome: Outcome, ratio: float | None) -> InvarianceLine:
+    first = SiteDifference(Site("layers.1", "out"), 0, 3, 5, 0.1)
+    metrics = {} if ratio is None else {"error_ratio": ratio}
+    row = Row(Site("layers.1", "out"), Kind.REAL, outcome, metrics=metrics)
+    return InvarianceLine("batch", size, "", SelfComparison(9, 8, first, outcome, row))
+
+
+def test_what_was_not_judged_is_graver_than_what_holds_the_floor() -> None:
+    """One of a NaN fails without an R; one that was not judged has no floor."""
+    holds, opens = line(2, Outcome.PASS, 0.5), line(3, Outcome.INCONCLUSIVE, None)
+    report = InvarianceReport([holds, opens], {}, FLOOR, "")
+    assert report.exit is Exit.INCONCLUSIVE
+    assert report.headline.endswith("batch 3 differs from layers.1:out on, and was not judged")
+    broken = line(4, Outcome.FAIL, None)
+    assert [each.size for each in gravest_first([holds, opens, broken])] == [4, 3, 2]
+    assert [each.found.has_no_floor for each in (holds, opens, broken)] == [False, True, False]
+    report = InvarianceReport([holds], {}, FLOOR, "")
+    assert report.headline.endswith("; all that differ are within the floor")
+
+
+@pytest.mark.parametrize(
+    ("model", "pad"),
+    [
+        ({"pad_token_id": 5, "vocab_size": 9}, 5),
+        ({"pad_token_id": -1, "vocab_size": 9}, 0),
+        ({"pad_token_id": 9, "vocab_size": 9}, 0),
+        ({"pad_token_id": [1], "vocab_size": 9}, 0),
+        ({"pad_token_id": None}, 0),
+        ({"pad_token_id": 5}, 5),
+    ],
+)
+def test_what_pads_is_a_token(model: dict[str, Any], pad: int) -> None:
+    assert pad_of(model) == pad
+
+
 def test_bits_can_be_demanded(run: Cli) -> None:
     asked = ("job.axes=[padding]", "job.padding=[8]")
     assert run(*OWN, *asked).exit == 0
     strict = run(*OWN, *asked, "job.demand=bits")
     assert strict.exit == 1
     assert "job.demand=bits asks for all" in strict.out
+    assert "job.demand=bits" in strict.out.splitlines()[-1]
     assert run(*OWN, "job.axes=[repeat]", "job.demand=bits").exit == 0
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 KIND = "invariance"
 AXES = ("repeat", "batch", "padding", "chunk", "cache", "threads", "bucket")
 # What a golden run has in common with the side that it judges.
-_OF_A_GOLDEN = ("capture", "dtype", "model", "prompt", "seq_len", "tracking")
+_OF_A_GOLDEN = ("capture", "device_map", "dtype", "model", "prompt", "seq_len", "tracking")
 
 
 class Demand(Choice):
@@ -172,20 +172,21 @@ def _following(config: Config, lines: Sequence[InvarianceLine]) -> str:
     Where nothing differs, or that was just done, it is the run that is compared with others. Where
     there is no floor to judge by, it is a golden run, which has one.
     """
-    from layerparity.record.verdict import Outcome
+    from layerparity.report.invariance import gravest_first
     from layerparity.run.steps import command, own_settings
 
     own = {k: v for k, v in own_settings(config).items() if not k.startswith("job.")}
-    apart = [each for each in lines if each.found.first is not None]
-    if apart and all(each.found.ratio is None and each.found.wide is None for each in apart):
+    wrong = gravest_first(lines)
+    if wrong and all(each.found.has_no_floor for each in wrong):
         shared = {k: v for k, v in own.items() if k.partition(".")[0] in _OF_A_GOLDEN}
         return command({"backend": "gpu", "kind": "golden", **shared})
-    wrong = [each for each in apart if each.found.outcome is Outcome.FAIL] or apart
     if not wrong or config.capture.name == "components":
         return command(own)
     axis, size = wrong[0].axis, wrong[0].size
     sizes = {"job.axes": [axis], f"job.{axis}": size if axis == "repeat" else [size]}
-    return command({"job": KIND, **sizes, **own, "capture": "components"})
+    asked = config.job.demand
+    demand = {} if asked is Demand.floor else {"job.demand": asked.value}
+    return command({"job": KIND, **sizes, **demand, **own, "capture": "components"})
 
 
 def _log(active: ActiveRun, report: InvarianceReport) -> None:
@@ -193,7 +194,10 @@ def _log(active: ActiveRun, report: InvarianceReport) -> None:
     active.log_text(report.to_json(), "invariance.json")
     for each in report.lines:
         differing = float(each.found.sites - each.found.equal)
-        points = {"R": each.found.ratio or 0.0, "sites that differ": differing}
+        points = {"sites that differ": differing}
+        # Where nothing was judged, or is a number, there is no R: 0 is that of what is equal.
+        if each.found.ratio is not None or each.found.first is None:
+            points["R"] = each.found.ratio or 0.0
         name = f"{KIND}/{each.axis} {each.detail}".strip()
         active.log_metrics((f"{name} {what}", own, each.size) for what, own in points.items())
     active.set_tags(report.tags)

@@ -57,6 +57,11 @@ class SelfComparison:
     wide: Site | None = None
 
     @property
+    def has_no_floor(self) -> bool:
+        """Whether it was not judged for want of a floor; NaN has no ratio either, and fails."""
+        return self.outcome is Outcome.INCONCLUSIVE and self.ratio is None and self.wide is None
+
+    @property
     def ratio(self) -> float | None:
         """R of the row that counts, where it has one."""
         return None if self.row is None else self.row.metrics.get(RATIO)

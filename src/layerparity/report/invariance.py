@@ -80,6 +80,13 @@ class InvarianceLine(NamedTuple):
         }
 
 
+def gravest_first(lines: Sequence[InvarianceLine]) -> list[InvarianceLine]:
+    """Return the lines with a difference: what fails, what was not judged, what passes."""
+    gravity = {Outcome.FAIL: 0, Outcome.PASS: 2}
+    apart = [each for each in lines if each.found.first is not None]
+    return sorted(apart, key=lambda each: gravity.get(each.found.outcome, 1))
+
+
 @dataclass(frozen=True)
 class InvarianceReport:
     """All lines of one side; ``left_out`` says by axis why it was not varied.
@@ -94,9 +101,8 @@ class InvarianceReport:
 
     @property
     def apart(self) -> list[InvarianceLine]:
-        """The lines with a difference, those that leave the floor first."""
-        apart = [each for each in self.lines if each.found.first is not None]
-        return sorted(apart, key=lambda each: each.found.outcome is not Outcome.FAIL)
+        """The lines with a difference: those that leave the floor, were not judged, and hold it."""
+        return gravest_first(self.lines)
 
     @property
     def exit(self) -> Exit:

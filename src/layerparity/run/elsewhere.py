@@ -167,7 +167,7 @@ def _from_ids(recorded: Recorded, ids: torch.Tensor, request: Request) -> Inputs
     Behind the last real token of a row on the right stand ids that pad.
     """
     rows = [[int(each) for each in row] for row in ids.reshape(-1, ids.shape[-1])]
-    pad = pad_of(request)
+    pad = pad_of(request.model)
     for row in rows if recorded.on_the_right else ():
         while len(row) > 1 and row[-1] == pad:
             row.pop()

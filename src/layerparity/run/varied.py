@@ -26,6 +26,7 @@ from layerparity.record.stored_run import StoredRun, from_folder
 from layerparity.run import make, write
 from layerparity.run.arrangement import Arrangement
 from layerparity.run.execute import Execution
+from layerparity.run.inputs.base import pad_of
 from layerparity.run.pass_result import PassResult
 from layerparity.run.ports.base import Call, Observed, Port
 from layerparity.run.prepare import Prepared
@@ -123,7 +124,7 @@ class VariedPort(Port):
         if call.fed:
             raise UserError(
                 "Another run's own values inside blocks cannot be rearranged",
-                "use inputs=prompt, tokens or golden.",
+                "use inputs=prompt, tokens or golden, and port.replay=true for all.",
             )
         cache = None
         if arrangement.room:
@@ -208,10 +209,10 @@ class VariedRuns:
         where.mkdir()
         recorder, stages = Recorder(where), prepared.scope.stages
         given = prepared.inputs.sites
-        pad = prepared.checkpoint.config.get("pad_token_id")
+        pad = pad_of(prepared.checkpoint.config)
         with _threads(variation):
             result = Execution(
-                port=VariedPort(self.port, variation.arrangements, pad or 0, backend.streams),
+                port=VariedPort(self.port, variation.arrangements, pad, backend.streams),
                 stages=stages,
                 inputs=prepared.inputs,
                 input_sites={s: given.get(s, prepared.sites_of(s)[0]) for s in stages},

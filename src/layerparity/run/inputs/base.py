@@ -114,10 +114,11 @@ class Inputs:
         return {name: tensor_digest(tensor) for name, tensor in self.tensors().items()}
 
 
-def pad_of(request: Request) -> int:
+def pad_of(model: Mapping[str, Any]) -> int:
     """Return the id that config.json pads with, 0 where it is none: masked, it changes nothing."""
-    pad = request.model.get("pad_token_id")
-    return pad if type(pad) is int and 0 <= pad < request.size("vocab_size", 1 << 60) else 0
+    pad, vocabulary = model.get("pad_token_id"), model.get("vocab_size", 1 << 60)
+    ids = range(vocabulary if type(vocabulary) is int else 0)
+    return pad if type(pad) is int and pad in ids else 0
 
 
 def batch(rows: list[list[int]], length: int | None, pad: int) -> Inputs:

@@ -31,7 +31,7 @@ def prepare(settings: Settings, request: Request) -> Inputs:
     """
     rows = rows_of(settings, request)
     request.refuse_large(len(rows), request.config.seq_len or max(map(len, rows)))
-    inputs = batch(rows, request.config.seq_len, pad_of(request))
+    inputs = batch(rows, request.config.seq_len, pad_of(request.model))
     named = settings.run or Path(str(settings.file)).name
     inputs.chosen = f"tokens of {named}"
     return inputs
