@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -73,6 +74,41 @@ def test_a_sweep_takes_every_chunk_and_is_compared_as_one(cli: Cli, tmp_path: Pa
     compared = cli("job=compare", f"candidate={sweep.id}")
     assert compared.exit == 0, compared.err
     assert "42 pass = 42 sites asked for" in compared.out
+    # A chunk is kept as the range that it is: what runs one again types that.
+    kept = [run.files.read_config() for run in store.children(sweep.id)]
+    assert [(each["start"], each["end"]) for each in kept] == [(0, 0), (1, 2), (3, 3), (4, 5)]
+    assert {(each["layer_chunks"], each["chunk"]) for each in kept} == {(None, None)}
+    own = ("device_map=cpu", "job.own_inputs=true")
+    judged = cli("job=compare", *own, f"candidate={store.children(sweep.id)[1].id}")
+    assert judged.exit == 0, judged.err
+
+
+def test_what_follows_a_wrong_chunk_can_be_typed(cli: Cli) -> None:
+    assert cli("backend=gpu", "device_map=cpu").exit == 0
+    fault = ("port=fault", "port.name=router_bias_dropped", "port.layers=[3]")
+    assert cli(*SWEEP, "layer_chunks=3", *fault).exit == 0
+    ended = cli("job=compare", "candidate=latest")
+    assert ended.exit == 1, ended.err
+    run = next(line for line in ended.out.splitlines() if "scope=single layer=3" in line)
+    assert "chunk" not in run
+    assert cli(*shlex.split(run.partition("run.py ")[2])).exit == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("scope=range", "layer_chunks=0"), "This sweep has no parts"),
+        (("scope=single", "layer=range(0,0)"), "This sweep has no parts"),
+        (("scope=range", "layer_chunks=2,3"), "layer_chunks=2,3 cuts the blocks in several ways"),
+    ],
+)
+def test_a_sweep_of_nothing_is_refused(
+    cli: Cli, tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    ended = cli("-m", "backend=gpu", "device_map=cpu", *words)
+    assert ended.exit == 2, ended.out
+    assert said in ended.err
+    assert not (tmp_path / "mlruns").exists()
 
 
 def test_one_chunk_may_be_asked_for(cli: Cli, tmp_path: Path) -> None:

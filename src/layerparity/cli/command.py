@@ -54,10 +54,17 @@ def check(arguments: Sequence[str]) -> Any:
 
 
 def implied(arguments: Sequence[str]) -> list[str]:
-    """Return the words that a sweep over ``layer_chunks=N`` means besides: each of its chunks."""
+    """Return the words that a sweep over ``layer_chunks=N`` means besides: each of its chunks.
+
+    Raises UserError for several numbers of chunks.
+    """
     given = dict(word.lstrip("+").split("=", 1) for word in arguments if "=" in word)
     chunks = given.get("layer_chunks", "")
     sweeps = {"-m", "--multirun", _SWEEPS} & set(arguments)
+    if sweeps and "chunk" not in given and ("," in chunks or "(" in chunks):
+        raise UserError(
+            f"layer_chunks={chunks} cuts the blocks in several ways", "give it one number."
+        )
     return (
         [f"chunk=range(0,{chunks})"] if sweeps and chunks.isdigit() and "chunk" not in given else []
     )

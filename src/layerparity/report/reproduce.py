@@ -11,7 +11,7 @@ from layerparity.record.verdict import Outcome, Verdict
 from layerparity.report.headline import shown_site
 
 # What says which part of the model a run is of, and what its golden says instead of a command.
-_SCOPE = ("scope", "layer", "start", "end", "component", "layer_chunks")
+_SCOPE = ("scope", "layer", "start", "end", "component")
 _FED = ("inputs", "prompt", "seq_len", "generate")
 _WHOLE = "full"
 # What a block run alone takes from its golden, or from the scope it is given instead.

@@ -81,6 +81,9 @@ def plan_run(config: Config) -> RunPlan:
     num_layers = num_layers_of(values)
     family = family_of(str(values.get("model_type")))
     scope = scope_of(config, num_layers, family)
+    if config.layer_chunks is not None:
+        # What is kept of a run is the range that it is: a chunk means nothing by itself.
+        config = replace(config, start=scope.start, end=scope.end, layer_chunks=None, chunk=None)
     checkpoint = open_checkpoint(config.model, scope.needed)
     checkpoint.refuse_other_sizes()
     open_port.check(config, num_layers)

@@ -78,13 +78,18 @@ class SweepParent(Callback):
         # An id left by an outer command is not this sweep's parent.
         os.environ.pop(PARENT_VARIABLE, None)
         try:
-            folder = OmegaConf.select(config, "hydra.sweep.dir")
-            _make_folder(folder)
             overrides = [
                 str(each) for each in OmegaConf.select(config, "hydra.overrides.task") or ()
             ]
             params = OmegaConf.select(config, "hydra.sweeper.params") or {}
             parts = parts_of([*(f"{key}={value}" for key, value in params.items()), *overrides])
+            if not parts:
+                raise UserError(
+                    "This sweep has no parts: a list or range in it is empty",
+                    "give it a value, such as layer=range(0,4), which is 0 to 3.",
+                )
+            folder = OmegaConf.select(config, "hydra.sweep.dir")
+            _make_folder(folder)
             launcher = OmegaConf.select(config, "hydra.launcher._target_") or _OWN_LAUNCHER
             if not launcher.endswith(_OWN_LAUNCHER):
                 endings.await_parts(Path(folder), [" ".join(words) for words in parts])
