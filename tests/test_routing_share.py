@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,11 @@ from safetensors.torch import load_file
 
 from layerparity.anatomy.site import Site
 from layerparity.ground.errors import UserError
+from layerparity.jobs import routing
 from layerparity.judge.routing_share import EVERYTHING, IDS, NATURAL, RoutingShare, routing_shares
 from layerparity.judge.sides import open_side
 from layerparity.report.routing_share import share_lines, share_rows
+from layerparity.settings.config import Config
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.store import open_store
 
@@ -194,3 +197,20 @@ def test_numbers_that_are_none_are_refused(tmp_path: Path) -> None:
     assert golden.records[Site("layers.1", "out")].record.axes == axes
     with pytest.raises(UserError, match=r"'c' has NaN or Inf at layers.1:out.*job=compare says"):
         routing_shares(golden, dict.fromkeys((NATURAL, IDS, EVERYTHING), candidate))
+
+
+def test_a_port_of_ones_own_keeps_its_keys(tmp_path: Path) -> None:
+    """Its further runs are of the same port; a folder alone names none."""
+    port = {"_target_": "my_ports.Port", "flag": True}
+    run = make_run(tmp_path / "c", sites(), kind="candidate", layer_experts={0: 4})
+    run.files.write_config({"port": port, "seq_len": 8, "scope": {"kind": "full"}})
+    keys = routing._keys(run, run, replace(Config(), port=port))
+    assert {k: v for k, v in keys.items() if "port" in k} == {
+        "port._target_": "my_ports.Port",
+        "+port.flag": True,
+    }
+    ours = {"_target_": "layerparity.run.ports.hf.HfPort"}
+    for foreign in (port, {**ours, "model": "evil"}):
+        run.files.write_config({"port": foreign})
+        with pytest.raises(UserError, match="A port is code"):
+            routing._keys(run, run, replace(Config(), port=ours))

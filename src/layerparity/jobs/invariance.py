@@ -87,7 +87,14 @@ def run(config: Config) -> Exit:
 
 def _asked(config: Config) -> dict[str, list[int]]:
     """Return the sizes of each axis to vary, empty where the text decides. Raises UserError."""
+    from layerparity.run.open_port import keys_of
+
     job = config.job
+    if keys_of(config.port).get("replay") == "all":
+        raise UserError(
+            "port.replay=all feeds weights inside blocks, which cannot be rearranged",
+            "use port.replay=true.",
+        )
     strange = [each for each in job.axes if each not in AXES]
     if strange:
         raise UserError(

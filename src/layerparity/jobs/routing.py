@@ -109,7 +109,7 @@ def _keys(golden: StoredRun, natural: StoredRun, config: Config) -> dict[str, An
     keys = settings_of(stored)
     steps.refuse_code(natural, keys, config, "add {} to this command, if it is yours")
     own = {*steps.COMPUTATION, *_SCOPE} - {"capture"}
-    kept = {k: v for k, v in keys.items() if k.partition(".")[0] in own}
+    kept = {k: v for k, v in keys.items() if k.lstrip("+").partition(".")[0] in own}
     return {**kept, "kind": "candidate", "inputs": "golden", "golden": golden.reference}
 
 

@@ -139,8 +139,9 @@ def refuse_code(run: StoredRun, settings: Settings, asked: Config, cure: str) ->
     ``cure`` has ``{}`` for the word that names the port.
     """
     mine = open_port.keys_of(asked.port)
+    named = {key.lstrip("+"): value for key, value in settings.items()}
     for name in _CODE:
-        code = settings.get(name)
+        code = named.get(name)
         if code not in (None, [], mine.get(name.partition(".")[2])):
             what = f"the port {code}" if name == _PORT else f"{name}={code}"
             raise UserError(

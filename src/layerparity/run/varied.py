@@ -124,7 +124,7 @@ class VariedPort(Port):
         if call.fed:
             raise UserError(
                 "Another run's own values inside blocks cannot be rearranged",
-                "use inputs=prompt, tokens or golden, and port.replay=true for all.",
+                "use inputs=prompt, tokens or golden.",
             )
         cache = None
         if arrangement.room:
