@@ -139,7 +139,7 @@ def test_a_value_nobody_knows_comes_of_what_was_seen_before_it() -> None:
 
 def test_of_an_unknown_block_the_usual_inside_is_known_and_no_more() -> None:
     known = [*ENDS, "self_attn:context", "input_layernorm:out"]
-    block = ordered(known)
+    block = ordered(tuple(known))
     assert list(block.order) == [":in", *sorted(set(known) - {":in"}, key=SERIAL.rank)]
     assert block.by_local["self_attn:out"].inputs == ("self_attn:context",)
     assert block.by_local["mlp:out"].module == ""

@@ -7,13 +7,15 @@ built; what a family declares serves runs that hold no measurement.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from layerparity.anatomy.site import within
 
 ROTARY = "rotary"
+# Blocks of an unknown structure that are kept: a model has few kinds, each with its sites.
+_ORDERED = 1024
 ATTENTION_CORE = "attention core"
 RESIDUAL = "residual add"
 # What a reader calls the usual sites.
@@ -322,7 +324,8 @@ PARALLEL = Block(
 )
 
 
-def ordered(known: Collection[str]) -> Block:
+@lru_cache(_ORDERED)
+def ordered(known: tuple[str, ...]) -> Block:
     """Return a block of which nothing but the usual order is known, from the sites seen in it.
 
     What the usual modules compute inside attention and MLP is the same in every block that has

@@ -39,7 +39,7 @@ class Blocks:
     def block(self, layer: int | None, known: Collection[str] = ()) -> Block:
         """Return the structure of a block; of an unknown one, what its ``known`` sites tell."""
         measured = self.measured.get(layer) if layer is not None else None
-        return measured or self.usual or ordered(known)
+        return measured or self.usual or ordered(tuple(known))
 
     def order(self, site: Site) -> tuple[tuple[int, int, int], float, str, str]:
         """Return what sorts sites as a forward pass reaches them."""

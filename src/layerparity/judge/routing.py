@@ -34,11 +34,16 @@ class Routing:
     blocks: Blocks
     _choices: dict[tuple[int, tuple[str, int]], list[Site]] = field(init=False)
     _seen: dict[Site, torch.Tensor | None] = field(init=False)
+    _untouched: dict[tuple[int, tuple[str, int]], torch.Tensor | None] = field(init=False)
+    _layers: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        self._choices, self._seen = {}, {}
+        self._choices, self._seen, self._untouched = {}, {}, {}
         for site, own in self.golden.records.items():
-            if own.record.kind is Kind.INDEX_SET and site.layer is not None:
+            if site.layer is None:
+                continue
+            self._layers = max(self._layers, site.layer + 1)
+            if own.record.kind is Kind.INDEX_SET:
                 self._choices.setdefault((site.layer, site.pass_step), []).append(site)
 
     def agreeing(self, site: Site) -> torch.Tensor | None:
@@ -55,12 +60,15 @@ class Routing:
 
     def untouched(self, site: Site) -> torch.Tensor | None:
         """Return bool [batch, token]: no token up to there was routed apart in an earlier block."""
-        layers = [each.layer for each in self.golden.records if each.layer is not None]
-        before = site.layer if site.layer is not None else max(layers, default=-1) + 1
-        earlier = [self._choices.get((layer, site.pass_step), []) for layer in range(before)]
-        apart = [self._apart(each) for choices in earlier for each in choices]
-        # Later tokens of a sequence attend to one that was routed apart.
-        return _none_of([each.cumsum(-1) > 0 for each in apart if each is not None])
+        before = site.layer if site.layer is not None else self._layers
+        key = (before, site.pass_step)
+        if key not in self._untouched:
+            earlier = [self._choices.get((layer, site.pass_step), []) for layer in range(before)]
+            apart = [self._apart(each) for choices in earlier for each in choices]
+            # Later tokens of a sequence attend to one that was routed apart.
+            touched = [each.cumsum(-1) > 0 for each in apart if each is not None]
+            self._untouched[key] = _none_of(touched)
+        return self._untouched[key]
 
     def experts(self, site: Site) -> torch.Tensor | None:
         """Return which experts the golden sent each token to, bool [batch, token, experts]."""

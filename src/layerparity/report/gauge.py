@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from layerparity.anatomy.site import Kind
 from layerparity.ground.numeral import numeral
@@ -126,8 +127,9 @@ def nearest_to_limit(rows: Sequence[Row], limits: Limits) -> Row | None:
 
     Where nothing judges any, it is the row of the largest relative L2 error.
     """
-    measured = [row for row in rows if max(severity(row, limits)[1:]) > 0]
-    return max(measured, key=lambda row: severity(row, limits), default=None)
+    severities = [(severity(row, limits), row) for row in rows]
+    measured = [each for each in severities if max(each[0][1:]) > 0]
+    return max(measured, key=itemgetter(0))[1] if measured else None
 
 
 @dataclass(frozen=True)
