@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -11,11 +12,12 @@ from layerparity.anatomy.blocks import Blocks
 from layerparity.anatomy.site import Kind, Site
 from layerparity.judge.align import Pair
 from layerparity.judge.at_the_end import CleanEnd
-from layerparity.judge.references import References, SiteReference
+from layerparity.judge.references import FoundReference, References, SiteReference
 from layerparity.judge.routing import ENOUGH, Routing, flips, scores_of
 from layerparity.judge.rows import by_token, has_tokens, places
 from layerparity.judge.sides import RunSet
 from layerparity.numbers.deviation import JudgedSite, deviation
+from layerparity.numbers.one_token import OneTokenSites, deviations
 from layerparity.numbers.token_sums import TokenLayout, heads_of, token_layout
 from layerparity.record.reason import Reason, ReasonKind
 from layerparity.record.references import CHAINED
@@ -70,6 +72,61 @@ class Calibration:
         share = judged.tokens.numel() / max(judged.real, 1)
         clean = CleanEnd(judged.floor.ends, judged.tokens) if judged.floor.ends else None
         return Calibrated(off.metrics | {"agreeing_tokens": share}, off.profiles, end=clean)
+
+    def of_steps(
+        self, pairs: Sequence[Pair], golden: torch.Tensor, candidate: torch.Tensor
+    ) -> list[Calibrated]:
+        """Return what `of` does, of decode steps of one site, in which no expert has a part.
+
+        ``golden`` and ``candidate`` are floating [step, element]: one sequence's token each. Raises
+        UserError where a reference is damaged.
+        """
+        results, real = [Calibrated() for _ in pairs], torch.ones(1, 1, dtype=torch.bool)
+        together: dict[tuple[str, ...], list[tuple[int, FoundReference]]] = {}
+        for step, pair in enumerate(pairs):
+            found = self.references.found(pair.site, pair.golden.source, pair.candidate.source)
+            if isinstance(found, Reason):
+                results[step].lacking = found
+                continue
+            if not found.entry.steps or found.dtype not in found.entry.floors:
+                shape = pair.golden.record.shape
+                left, right = golden[step].reshape(shape), candidate[step].reshape(shape)
+                results[step] = self.of(pair, left, right, None)
+                continue
+            few = _too_few(self._alike(pair.site, found.feed, real), real, found.feed)
+            results[step].lacking = few
+            if few is None:
+                key = (found.stored.digest, found.entry.stage, found.feed, found.entry.name())
+                together.setdefault(key, []).append((step, found))
+        for group in together.values():
+            steps = [step for step, _ in group]
+            stored = [each for _, each in group]
+            sites = self._of_one_token(pairs[steps[0]], stored, golden[steps], candidate[steps])
+            for step, off in zip(steps, deviations(sites), strict=True):
+                metrics = off.metrics | {"agreeing_tokens": 1.0}
+                results[step] = Calibrated(metrics, off.profiles)
+        return results
+
+    def _of_one_token(
+        self,
+        pair: Pair,
+        found: Sequence[FoundReference],
+        golden: torch.Tensor,
+        candidate: torch.Tensor,
+    ) -> OneTokenSites:
+        """Return decode steps of a pair's site, [step, element], with what they are judged by."""
+        first, entries = found[0], [each.entry for each in found]
+        values, tokens, elements = first.stored.steps(entries, first.dtype)
+        return OneTokenSites(
+            candidate=candidate,
+            golden=golden,
+            reference=values,
+            tokens=tokens,
+            elements=elements,
+            layout=self.layout(pair),
+            epsilon=_epsilon(pair),
+            typical=self.references.typical_floor(first),
+        )
 
     def tensors(
         self, pair: Pair, golden: torch.Tensor, candidate: torch.Tensor, real: torch.Tensor
@@ -147,9 +204,6 @@ class Calibration:
         left, right = sides
         chosen = judged.flatten()
         routed = self.routing.experts(pair.site)
-        # Of a dump no more is known of the dtype it was computed in than what it holds.
-        own = pair.candidate
-        dtype = own.source.manifest.dtype if own.source.proved else own.record.dtype
         reference = by_token(wide.values, pair.golden.record.axes)
         tokens = torch.nonzero(chosen).flatten()
         ours, theirs, wider = (
@@ -170,9 +224,17 @@ class Calibration:
             floor=replace(wide.floor, weighed=None) if chained else wide.floor,
             clean=wide.clean,
             typical=wide.typical,
-            epsilon=torch.finfo(getattr(torch, dtype)).eps,
+            epsilon=_epsilon(pair),
             experts=None if routed is None else routed.flatten(0, 1).index_select(0, tokens),
         )
+
+
+def _epsilon(pair: Pair) -> float:
+    """Return the epsilon of the floating type that a pair's candidate was computed in."""
+    # Of a dump no more is known of that than what it holds.
+    own = pair.candidate
+    dtype = own.source.manifest.dtype if own.source.proved else own.record.dtype
+    return torch.finfo(getattr(torch, dtype)).eps
 
 
 def _of_last(wide: SiteReference, pair: Pair) -> SiteReference:

@@ -18,7 +18,8 @@ from layerparity.judge.coverage import (
     whole_model,
 )
 from layerparity.judge.decide import decide, outcome_of
-from layerparity.judge.evaluate import Measured, measure
+from layerparity.judge.decode_steps import by_steps, measure_steps
+from layerparity.judge.evaluate import Measured
 from layerparity.judge.evidence import evidence_of
 from layerparity.judge.fingerprints import refuse_strangers, same_experiment
 from layerparity.judge.guilty import Judged, guilty_in, guilty_places
@@ -143,15 +144,15 @@ def _evaluate(
     *,
     close: Closeness,
 ) -> dict[Site, Measured]:
-    """Return what was measured of every pair of tensors, by site; only two are held at a time."""
-    measured = {}
-    for done, pair in enumerate(aligned.pairs):
-        progress(done, len(aligned.pairs), str(pair.site))
-        measured[pair.site] = measure(
-            pair, golden, candidate, calibration, aligned.blocks, close=close
+    """Return what was measured of every pair of tensors, by site; few are held at a time."""
+    measured: dict[Site, Measured] = {}
+    for group in by_steps(aligned.pairs, calibration):
+        progress(len(measured), len(aligned.pairs), str(group[0].site))
+        measured |= measure_steps(
+            group, golden, candidate, calibration, aligned.blocks, close=close
         )
     progress(len(aligned.pairs), len(aligned.pairs), "")
-    return measured
+    return {pair.site: measured[pair.site] for pair in aligned.pairs}
 
 
 def _decide(

@@ -106,7 +106,12 @@ def token_errors(chunk: Chunk) -> list[float]:
 
     0 where both rows are zero; Inf where only the golden's is, or a value is not finite.
     """
-    golden, error = np.sqrt(chunk.row_squares)
+    return relative_errors(chunk.row_squares)
+
+
+def relative_errors(squares: np.ndarray) -> list[float]:
+    """Return `token_errors` from the sums of g^2 and of (c - g)^2, float64 [2, token]."""
+    golden, error = np.sqrt(squares)
     # A comparison holds one for every token of every site: six digits keep its file readable.
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(error == 0, 0.0, error / golden)
@@ -119,14 +124,15 @@ def _load_both(pair: Pair) -> tuple[torch.Tensor, torch.Tensor]:
     A small tensor is hashed sooner than a thread is started.
     """
     if math.prod(pair.golden.record.shape) < _WORTH_A_THREAD:
-        return _load(pair.golden), _load(pair.candidate)
+        return load(pair.golden), load(pair.candidate)
     with ThreadPoolExecutor(1) as other:
-        right = other.submit(_load, pair.candidate)
-        left = _load(pair.golden)
+        right = other.submit(load, pair.candidate)
+        left = load(pair.golden)
         return left, right.result()
 
 
-def _load(own: SideRecord) -> torch.Tensor:
+def load(own: SideRecord) -> torch.Tensor:
+    """Return a record's tensor, as stored. Raises UserError where it is damaged."""
     return own.source.load(own.record)
 
 
@@ -140,7 +146,7 @@ def _agreeing(
         return mask
     if not has_tokens(left.record.axes) or replayed(right):
         return mask
-    g, c = (by_token(_load(own), left.record.axes) for own in (left, right))
+    g, c = (by_token(load(own), left.record.axes) for own in (left, right))
     real, agree = real_tokens(g, mask), sets_agree(g, c)
     return real & agree if real.shape == agree.shape else mask
 

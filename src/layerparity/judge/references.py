@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -16,6 +17,18 @@ from layerparity.record.manifest import Manifest
 from layerparity.record.reason import Reason, ReasonKind
 from layerparity.record.references import CHAINED, ISOLATED, ReferenceEntry, StoredReferences
 from layerparity.record.source import Source
+
+
+class FoundReference(NamedTuple):
+    """Where a site's reference is stored, for a candidate's ``dtype``, whose stage had a ``feed``.
+
+    Whether there is a floor of that dtype, the entry says.
+    """
+
+    stored: StoredReferences
+    entry: ReferenceEntry
+    dtype: str
+    feed: str
 
 
 @dataclass(frozen=True)
@@ -48,6 +61,21 @@ class References:
 
     def at(self, site: Site, golden: Source, candidate: Source) -> SiteReference | Reason:
         """Return the reference at a site as the candidate's stage was fed, or why there is none."""
+        found = self.found(site, golden, candidate)
+        if isinstance(found, Reason):
+            return found
+        stored, entry, dtype, feed = found
+        floor = stored.floor(entry, dtype)
+        if floor is None:
+            return Reason(ReasonKind.NO_FLOOR_OF_DTYPE, {"dtype": dtype})
+        clean, typical = self._clean_slopes(stored, entry, dtype), self.typical_floor(found)
+        return SiteReference(stored.reference(entry), floor, clean, feed, typical)
+
+    def found(self, site: Site, golden: Source, candidate: Source) -> FoundReference | Reason:
+        """Return where the reference at a site is stored, or why there is none; no tensor is read.
+
+        It is that of the candidate's stage as it was fed.
+        """
         if not golden.proved or not golden.manifest.reference:
             return Reason(ReasonKind.NO_REFERENCE)
         if candidate.proved:
@@ -62,13 +90,7 @@ class References:
             return Reason(ReasonKind.NO_FLOOR_OF_CHAIN)
         if entry is None:
             return Reason(ReasonKind.NO_REFERENCE_ALONE, {"stage": stage})
-        dtype = candidate.manifest.dtype
-        floor = stored.floor(entry, dtype)
-        if floor is None:
-            return Reason(ReasonKind.NO_FLOOR_OF_DTYPE, {"dtype": dtype})
-        clean = self._clean_slopes(stored, entry, dtype)
-        typical = self._typical_floor(stored, entry, dtype)
-        return SiteReference(stored.reference(entry), floor, clean, feed, typical)
+        return FoundReference(stored, entry, candidate.manifest.dtype, feed)
 
     def local(self, pair: Pair) -> SiteReference | None:
         """Return the reference of a pair's site in its stage alone, whatever fed the candidate."""
@@ -91,9 +113,9 @@ class References:
             self._opened[key] = StoredReferences(golden.run.files, golden.manifest.reference)
         return self._opened[key]
 
-    def _typical_floor(
-        self, stored: StoredReferences, entry: ReferenceEntry, dtype: str
-    ) -> TypicalFloor | None:
+    def typical_floor(self, found: FoundReference) -> TypicalFloor | None:
+        """Return one token's floor as a rule at a site; None where too few are known."""
+        stored, entry, dtype, _ = found
         site = entry.site
         key = (stored.digest, entry.stage, entry.feed, site.path, site.end, dtype)
         if key not in self._typical_floors:

@@ -72,16 +72,20 @@ class Routing:
 
     def experts(self, site: Site) -> torch.Tensor | None:
         """Return which experts the golden sent each token to, bool [batch, token, experts]."""
-        if site.layer is None or site.local not in _BY_EXPERT:
-            return None
-        routed = Site(str(Place(site.layer, "mlp.gate")), CHOICES, site.phase, site.step)
-        choices = self.golden.records.get(routed)
+        choices = self.sent(site)
         if choices is None:
             return None
         chosen = _load(choices).long()
         return torch.zeros(*chosen.shape[:-1], int(chosen.max()) + 1, dtype=torch.bool).scatter_(
             -1, chosen, value=True
         )
+
+    def sent(self, site: Site) -> SideRecord | None:
+        """Return the golden's choices of the experts that a site's tokens were sent to, or None."""
+        if site.layer is None or site.local not in _BY_EXPERT:
+            return None
+        routed = Site(str(Place(site.layer, "mlp.gate")), CHOICES, site.phase, site.step)
+        return self.golden.records.get(routed)
 
     def _apart(self, choices: Site) -> torch.Tensor | None:
         """Return bool [batch, token], true at real tokens for which the two sides chose otherwise.

@@ -37,7 +37,7 @@ from layerparity.numbers.typical_floor import SHARED, TypicalFloor
 # No number's error is below this: machines flush what is smaller to zero.
 _FLUSHED = torch.finfo(torch.float32).tiny
 # So few independent numbers, such as a router's two weights of a token, are off by chance.
-_FEW = 8
+FEW_NUMBERS = 8
 # One token in so many, those with the largest errors, says nothing of factors.
 _ODD = 16
 # Experts whose variance is worked out at once.
@@ -140,7 +140,7 @@ def _ratios(site: JudgedSite, sums: SiteSums, sent: Sent | None, result: Deviati
     error, square = sums.error_tokens.sum(), sums.square_tokens.sum()
     own = torch.maximum(floors.sum(1).max(), _least(site, square, tokens * width))
     total, chance = _total(site, own, sums.square_tokens)
-    few = max(_of_few(tokens), chance) * float(total / own if own > 0 else 1.0)
+    few = max(of_few(tokens), chance) * float(total / own if own > 0 else 1.0)
     total = total * chance
     result.metrics |= {
         "error_ratio": _root(error, total),
@@ -166,7 +166,7 @@ def _ratios(site: JudgedSite, sums: SiteSums, sent: Sent | None, result: Deviati
         _note_worst(result, HEAD, per_head, tokens * width // site.layout.heads)
     if sent is not None:
         groups = [sent.sums(each) for each in per_token]
-        groups[1] = groups[1] * _of_few(sent.counts.double().clamp_min(1))
+        groups[1] = groups[1] * of_few(sent.counts.double().clamp_min(1))
         _note_worst(result, "expert", groups, width * sent.counts)
 
 
@@ -179,20 +179,30 @@ def _total(
     """
     tokens, width = site.candidate.shape
     if site.typical is None:
-        return own, _of_few(tokens) * (1 + _FEW / (tokens * width))
+        return own, of_few(tokens) * (1 + FEW_NUMBERS / (tokens * width))
     freedom = min(site.typical.freedom, width) * tokens
     typical = site.typical.of_tokens(squares).sum()
-    return site.typical.raised_to_typical(own, typical, freedom), 1 + _FEW / freedom
+    return site.typical.raised_to_typical(own, typical, freedom), 1 + FEW_NUMBERS / freedom
+
+
+def least_floor(
+    dtype: torch.dtype, epsilon: float, square: torch.Tensor, count: int
+) -> torch.Tensor:
+    """Return the least squared floor of so many numbers, from their reference's ``square``.
+
+    ``dtype`` is that of the candidate's tensor, ``epsilon`` that of the type it was computed in;
+    ``square`` is float64 of any shape, as is the result.
+    """
+    kind = torch.finfo(dtype)
+    smallest = max(_FLUSHED, kind.smallest_normal * kind.eps)
+    return (LEAST * epsilon) ** 2 * square + smallest**2 * count
 
 
 def _least(site: JudgedSite, square: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the least squared floor of so many numbers, from their reference's squares."""
-    dtype = torch.finfo(site.candidate.dtype)
-    smallest = max(_FLUSHED, dtype.smallest_normal * dtype.eps)
-    return (LEAST * site.epsilon) ** 2 * square + smallest**2 * count
+    return least_floor(site.candidate.dtype, site.epsilon, square, count)
 
 
-def _of_few(tokens: TokenCount) -> TokenCount:
+def of_few(tokens: TokenCount) -> TokenCount:
     """Return what to multiply a squared floor by, as it was seen in so many tokens only.
 
     All numbers of one token share factors (a norm, a softmax), which round well or badly together:

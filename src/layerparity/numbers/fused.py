@@ -17,7 +17,7 @@ import torch
 
 from layerparity.numbers import kernel
 from layerparity.numbers.closeness import CLOSE, Closeness
-from layerparity.numbers.pair_sums import BINS, Moments, PairSums, most_steps
+from layerparity.numbers.pair_sums import BINS, Moments, PairSums, filled, most_steps
 
 # Pairs of a slice: long enough to hide what starting one costs, short enough to share them out.
 _SLICE = 1 << 18
@@ -42,7 +42,7 @@ def fused_sums(
         # The kernel counts float32's steps.
         left, right = golden.reshape(-1), candidate.reshape(-1)
         finite = torch.isfinite(left) & torch.isfinite(right)
-        total.max_ulp = most_steps(left[finite].to(_EXACT), right[finite])
+        total.max_ulp = float(most_steps(left[finite].to(_EXACT), right[finite]))
     return total, work.squares.reshape(2, golden.shape[0], -1).sum(-1)
 
 
@@ -100,7 +100,7 @@ class _Work(NamedTuple):
             nonfinite_disagreement=int(counts[kernel.DISAGREE]),
             golden_nonfinite=int(counts[kernel.BROKEN]),
             moments=moments,
-            histogram=histogram,
+            histogram=filled(histogram),
         )
         if pairs.count:
             most = self.counts.max(0)

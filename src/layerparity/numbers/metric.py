@@ -130,11 +130,17 @@ def every_metric() -> Mapping[str, Metric]:
 class Chunk:
     """Two tensors of one shape, any dtypes; the first axis of two or more is rows.
 
-    ``close`` says which of their elements are similar.
+    ``close`` says which of their elements are similar. ``sums`` are given where they were worked
+    out together with those of others.
     """
 
     def __init__(
-        self, golden: torch.Tensor, candidate: torch.Tensor, close: Closeness = CLOSE
+        self,
+        golden: torch.Tensor,
+        candidate: torch.Tensor,
+        close: Closeness = CLOSE,
+        *,
+        sums: PairSums | None = None,
     ) -> None:
         if golden.shape != candidate.shape:
             raise ValueError(f"{list(golden.shape)} against {list(candidate.shape)}")
@@ -142,11 +148,12 @@ class Chunk:
         self.candidate = candidate
         self.close = close
         self.size = golden.numel()
+        self._sums = sums
 
-    @cached_property
+    @property
     def sums(self) -> PairSums:
         """Sums, counts and extremes over all elements, worked out once, when first asked."""
-        return self._measured[0]
+        return self._measured[0] if self._sums is None else self._sums
 
     @property
     def row_squares(self) -> np.ndarray:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import NamedTuple
 
@@ -22,6 +22,8 @@ BINS = 1 << 15
 # Elements of a piece: its float64 intermediates stay in a core's cache and within malloc's reuse,
 # which makes a pass three times and more faster than with a million.
 _SIZE = 1 << 16
+# So few values are sorted sooner than the bins of all are looked through.
+_FEW = 1 << 12
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -61,7 +63,8 @@ class PairSums:
     """Sums over the pairs that are finite on both sides, float64, with d = candidate - golden.
 
     The other pairs are counted. ``max_abs_diff`` and ``max_ulp`` are NaN where there is no pair.
-    ``histogram`` counts |d|, int64 [`BINS`], by the upper bits of its float32 pattern.
+    ``histogram`` is int64 [2, bin]: which of `BINS` bins hold some |d|, by the upper bits of its
+    float32 pattern, ascending, and how many each holds.
     """
 
     size: int = 0
@@ -77,7 +80,7 @@ class PairSums:
     max_abs_diff: float = float("nan")
     max_ulp: float = float("nan")
     moments: Moments = field(default_factory=Moments)
-    histogram: np.ndarray = field(default_factory=lambda: np.zeros(BINS, dtype=np.int64))
+    histogram: np.ndarray = field(default_factory=lambda: np.zeros((2, 0), dtype=np.int64))
 
     def merge(self, new: PairSums) -> None:
         """Take in the sums of more elements."""
@@ -86,7 +89,7 @@ class PairSums:
         for name in ("max_abs_diff", "max_ulp"):
             setattr(self, name, larger(getattr(self, name), getattr(new, name)))
         self.moments = self.moments.merge(new.moments)
-        self.histogram += new.histogram
+        self.histogram = added(self.histogram, new.histogram)
 
 
 _ADDED = (
@@ -135,7 +138,7 @@ def plain_sums(
         flat = left.reshape(-1), right.reshape(-1)
         piece = _piece(*flat, *wide, broken=bool(broken.any()), close=close)
         if left.numel() == golden.numel():
-            # To add up histograms takes as long as all else of a small site.
+            # What is merged with nothing stays as it is.
             return piece, squares
         total.merge(piece)
     return total, squares
@@ -162,25 +165,102 @@ def _piece(
         golden, candidate, g, c = golden[finite], candidate[finite], g[finite], c[finite]
     if not golden.numel():
         return sums
-    if candidate.is_floating_point():
-        sums.max_ulp = most_steps(golden.to(candidate.dtype), candidate)
-    d = c - g
+    row, other, g_row, c_row = (each.unsqueeze(0) for each in (golden, candidate, g, c))
+    (of_finite,) = _of_rows(row, other, g_row, c_row, close=close)
+    return replace(
+        of_finite,
+        size=sums.size,
+        golden_nonfinite=sums.golden_nonfinite,
+        nonfinite_disagreement=sums.nonfinite_disagreement,
+    )
+
+
+@one_thread()
+def row_sums(
+    golden: torch.Tensor, candidate: torch.Tensor, close: Closeness = CLOSE
+) -> list[PairSums]:
+    """Return the sums of each row of two [row, width] tensors of any dtypes, by itself.
+
+    All values are finite. Rows are summed together: of short ones, an operation's call takes longer
+    than the sum.
+    """
+    return _of_rows(golden, candidate, golden.double(), candidate.double(), close=close)
+
+
+def _of_rows(
+    golden: torch.Tensor,
+    candidate: torch.Tensor,
+    g: torch.Tensor,
+    c: torch.Tensor,
+    *,
+    close: Closeness,
+) -> list[PairSums]:
+    """Return `row_sums` of tensors of which ``g`` and ``c`` are the float64 values."""
+    d, width = c - g, g.shape[1]
     gap = d.abs()
-    sums.count = g.numel()
-    sums.golden_squares, sums.candidate_squares = _dot(g, g), _dot(c, c)
-    sums.diff_squares, sums.golden_diff = _dot(d, d), _dot(g, d)
-    sums.abs_diff_sum, sums.max_abs_diff = float(gap.sum()), float(gap.max())
-    sums.similar = int(torch.count_nonzero(gap <= c.abs().mul_(close.rtol).add_(close.atol)))
-    bins = gap.float().view(torch.int32) >> DROPPED_BITS
-    sums.histogram = torch.bincount(bins, minlength=BINS).numpy()
-    means = float(g.mean()), float(c.mean())
+    means = g.mean(1, keepdim=True), c.mean(1, keepdim=True)
     x, y = g - means[0], c - means[1]
-    sums.moments = Moments(sums.count, *means, _dot(x, x), _dot(y, y), _dot(x, y))
-    return sums
+    similar = gap <= c.abs().mul_(close.rtol).add_(close.atol)
+    ulp = gap.new_full((len(g),), math.nan)
+    if candidate.is_floating_point():
+        ulp = most_steps(golden.to(candidate.dtype), candidate)
+    sums = ((g, g), (c, c), (d, d), (g, d), (x, x), (y, y), (x, y))
+    columns = (gap.sum(1), gap.amax(1), similar.sum(1), ulp, *(each[:, 0] for each in means))
+    table = torch.stack([*columns, *((left * right).sum(1) for left, right in sums)], 1).tolist()
+    bins = (gap.float().view(torch.int32) >> DROPPED_BITS).numpy()
+    return [
+        PairSums(
+            size=width,
+            count=width,
+            abs_diff_sum=total,
+            max_abs_diff=largest,
+            similar=int(alike),
+            max_ulp=steps,
+            golden_squares=gg,
+            candidate_squares=cc,
+            diff_squares=dd,
+            golden_diff=gd,
+            moments=Moments(width, of_golden, of_candidate, xx, yy, xy),
+            histogram=_counted(row),
+        )
+        for row, (
+            total,
+            largest,
+            alike,
+            steps,
+            of_golden,
+            of_candidate,
+            gg,
+            cc,
+            dd,
+            gd,
+            xx,
+            yy,
+            xy,
+        ) in zip(bins, table, strict=True)
+    ]
 
 
-def _dot(left: torch.Tensor, right: torch.Tensor) -> float:
-    return float(torch.dot(left, right))
+def _counted(bins: np.ndarray) -> np.ndarray:
+    """Return the histogram of bins, int32 [element]; see `PairSums`."""
+    if bins.size <= _FEW:
+        return np.stack(np.unique(bins, return_counts=True)).astype(np.int64)
+    return filled(np.bincount(bins))
+
+
+def filled(counts: np.ndarray) -> np.ndarray:
+    """Return the histogram that all bins' counts are, int64 [bin]; see `PairSums`."""
+    some = np.flatnonzero(counts)
+    return np.stack([some, counts[some]])
+
+
+def added(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Return two histograms as one; see `PairSums`."""
+    if not left.size or not right.size:
+        return left if left.size else right
+    bins, counts = np.concatenate([left, right], 1)
+    some, where = np.unique(bins, return_inverse=True)
+    return np.stack([some, np.bincount(where, counts).astype(np.int64)])
 
 
 def _class(value: torch.Tensor) -> torch.Tensor:
@@ -189,17 +269,17 @@ def _class(value: torch.Tensor) -> torch.Tensor:
     return torch.where(torch.isnan(value), 3, infinite)
 
 
-def most_steps(golden: torch.Tensor, candidate: torch.Tensor) -> float:
-    """Return the most representable steps between two values of flat tensors of one float dtype.
+def most_steps(golden: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
+    """Return the most representable steps between two values of each row, float64 [...].
 
-    Bit patterns without their sign are ordered like the numbers (IEEE 754); +0 and -0 are one.
+    Both tensors are of one float dtype, [..., width]. Bit patterns without their sign are ordered
+    like the numbers (IEEE 754); +0 and -0 are one.
     """
     g, c = _ordered(golden), _ordered(candidate)
     gaps = torch.maximum(g, c) - torch.minimum(g, c)
-    wrapped = gaps < 0 if float(gaps.min()) < 0 else None
-    if wrapped is None:
-        return float(gaps.max())
-    return float(gaps[wrapped].max()) + 2.0 ** (8 * g.element_size())
+    # Between the outermost numbers lie more steps than the integers of that size count.
+    wide = gaps.double()
+    return torch.where(gaps < 0, wide + 2.0 ** (8 * g.element_size()), wide).amax(-1)
 
 
 def _ordered(values: torch.Tensor) -> torch.Tensor:

@@ -182,6 +182,23 @@ class StoredReferences:
         floor = Floor(stored.ways, tokens, elements, dict(stored.slopes), None, weighed, *numbers)
         return floor.of_pass(entry.row) if entry.steps else floor
 
+    def steps(
+        self, entries: Sequence[ReferenceEntry], dtype: str
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return values and floors of decode steps that are stored together, of one sequence.
+
+        Values are float32 or float64 [step, element], the floors' ``tokens`` float64 [step, way],
+        their ``elements`` [step, way, element]; see `Floor`. Raises UserError where they are
+        damaged.
+        """
+        first, rows = entries[0], torch.tensor([entry.row for entry in entries])
+        values = self._read(first, first.name(), 1).index_select(1, rows)
+        tokens, elements = (
+            self._read(first, first.name(dtype, part)).index_select(0, rows)
+            for part in ("tokens", "elements")
+        )
+        return values.reshape(len(entries), -1), tokens.flatten(1), elements
+
     def typical_floor(self, entry: ReferenceEntry, dtype: str) -> TypicalFloor | None:
         """Return one token's floor at a site, pooled over prefill and decode steps; or None."""
         names = [(each, each.name(dtype, "real")) for each in self._steps[_place(entry)]]

@@ -9,7 +9,7 @@ import numpy as np
 
 from layerparity.anatomy.site import Kind
 from layerparity.numbers.metric import FLOATING, Additive, Chunk, Largest
-from layerparity.numbers.pair_sums import DROPPED_BITS
+from layerparity.numbers.pair_sums import DROPPED_BITS, added
 
 
 def mean(count: float, total: float) -> float:
@@ -39,20 +39,20 @@ class Median:
     kinds: tuple[Kind, ...] = (Kind.REAL,)
 
     def start(self) -> np.ndarray:
-        """Return a histogram of no bins; others are over float32's bit patterns without sign."""
-        return np.zeros(0, dtype=np.int64)
+        """Return a histogram of no bins; see `PairSums`."""
+        return np.zeros((2, 0), dtype=np.int64)
 
     def update(self, state: np.ndarray, chunk: Chunk) -> np.ndarray:
-        """Return the state with the chunk's histogram, int64 [bin], added."""
-        return state + chunk.sums.histogram if state.size else chunk.sums.histogram
+        """Return the state with the chunk's histogram added."""
+        return added(state, chunk.sums.histogram)
 
     def compute(self, state: np.ndarray) -> float:
-        """Return the middle of the median's bin, of int64 [bin] counts; NaN of nothing."""
-        filled = np.flatnonzero(state)
-        if not filled.size:
+        """Return the middle of the median's bin; NaN of nothing."""
+        bins, counts = state
+        if not bins.size:
             return float("nan")
-        seen = np.cumsum(state[filled])
-        index = int(filled[np.searchsorted(seen, (int(seen[-1]) + 1) // 2)])
+        seen = np.cumsum(counts)
+        index = int(bins[np.searchsorted(seen, (int(seen[-1]) + 1) // 2)])
         if index == 0:
             return 0.0
         edges = np.array([index, index + 1], dtype=np.int32) << DROPPED_BITS
