@@ -10,7 +10,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -31,11 +31,15 @@ _measured: list[Callable[[], str]] = []
 class Progress:
     """Counts steps of long work: a moving bar on a terminal, elsewhere a line now and then.
 
-    How long the rest takes is told by the steps that were done, once there is one.
+    How long the rest takes is told by the steps that were done, once there is one. ``weights`` say,
+    step by step, how long each may take against the others; without them all are equal.
     """
 
-    def __init__(self, title: str, total: int, bar: Any = None) -> None:
+    def __init__(
+        self, title: str, total: int, bar: Any = None, weights: Sequence[float] = ()
+    ) -> None:
         self.title, self.total, self.done = title, total, 0
+        self._weights = weights or [1.0] * total
         self._what = self._doing = ""
         self._said = self._began = self._from = self._stepped = time.monotonic()
         self._timed = 0
@@ -107,13 +111,17 @@ class Progress:
         if self._told_left is not None:
             return self._told_left
         to_do = self.total - self.done
-        if not self._timed or not to_do:
+        if not self._timed or to_do < 1:
             return -1.0
-        each, under_way = (self._stepped - self._from) / self._timed, now - self._stepped
-        if under_way <= each:
-            return each * to_do - under_way
+        told = sum(self._weights[self.done - self._timed : self.done])
+        due, later = self._weights[self.done], sum(self._weights[self.done + 1 :])
+        if not told:
+            return -1.0
+        each, under_way = (self._stepped - self._from) / told, now - self._stepped
+        if under_way <= each * due:
+            return each * (due + later) - under_way
         # A step that takes longer than those before it says more than they do.
-        return (now - self._from) / (self._timed + 1) * (to_do - 1)
+        return (now - self._from) / (told + due) * later
 
     def _now(self) -> str:
         """Return what the step under way is at and how far; between two steps the one before."""
@@ -133,8 +141,11 @@ class _Drawn:
 
 
 @contextmanager
-def shown(title: str, total: int) -> Iterator[Progress]:
-    """Yield a counter of ``total`` steps that shows itself as the output allows."""
+def shown(title: str, total: int, weights: Sequence[float] = ()) -> Iterator[Progress]:
+    """Yield a counter of ``total`` steps that shows itself as the output allows.
+
+    ``weights`` are those of `Progress`.
+    """
     with ExitStack() as stack:
         bar = None
         if sys.stdout.isatty():
@@ -149,7 +160,8 @@ def shown(title: str, total: int) -> Iterator[Progress]:
                 rich.TextColumn("{task.fields[now]}", markup=False),
             )
             bar = stack.enter_context(rich.Progress(*columns, transient=console.is_brief()))
-        work, ended = Progress(console.titled(title), total, bar), threading.Event()
+        work = Progress(console.titled(title), total, bar, weights)
+        ended = threading.Event()
 
         def watch() -> None:
             # Where nobody reads any more, whoever works here meets it too, and says so.
