@@ -243,6 +243,27 @@ def test_a_child_s_notes_and_progress_are_said_as_one_s_own(clock: Clock, capsys
     assert capsys.readouterr().out == '5\n{"other": 1}\nx: 1 of 2\n'
 
 
+def test_the_log_of_a_run_whose_progress_is_relayed_has_lines_of_its_own(
+    clock: Clock, capsys: Capsys
+) -> None:
+    log.end()
+    lines = log.Lines()
+    with console.to_be_relayed(), progress.shown("blocks", 9) as work:
+        for second in range(1, 66):
+            clock.now += 1
+            if second == 10:
+                work.step("layers.0")
+            work.tell()
+    lines.close()
+    told = [re.sub(r"^.*INFO +", "", line) for line in lines.text().splitlines()]
+    assert told == [
+        "blocks: 1 of 9 layers.0; 30 s so far, about 105 s left",
+        "blocks: 1 of 9 layers.0; 60 s so far, about 4 min left",
+    ]
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 13 and all(line.startswith('{"progress"') for line in said)
+
+
 def test_quiet_prints_no_progress_and_the_log_has_it(
     clock: Clock, capfd: pytest.CaptureFixture[str]
 ) -> None:

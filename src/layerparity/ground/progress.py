@@ -19,6 +19,7 @@ from layerparity.ground import console
 from layerparity.ground.console import duration_text
 
 # A line of a log file, and a message to the process that relays this one, come so often.
+_LOG, _RELAY = "log", "relay"
 _LOG_EVERY_SECONDS = 30.0
 _RELAY_EVERY_SECONDS = 5.0
 # Between two looks at the clock.
@@ -41,7 +42,8 @@ class Progress:
         self.title, self.total, self.done = title, total, 0
         self._weights = weights or [1.0] * total
         self._what = self._doing = ""
-        self._said = self._began = self._from = self._stepped = time.monotonic()
+        self._began = self._from = self._stepped = time.monotonic()
+        self._said = dict.fromkeys((_LOG, _RELAY), self._began)
         self._timed = 0
         self._told_left: float | None = None
         self._one = threading.Lock()
@@ -82,16 +84,12 @@ class Progress:
         """Say a line where the last one, or the beginning, was long ago, and at the end."""
         now = time.monotonic()
         ended = self.done == self.total and not console.is_brief()
-        every = _RELAY_EVERY_SECONDS if console.is_relayed() else _LOG_EVERY_SECONDS
-        with self._one:
-            if math.isinf(self._said) or not (ended or now - self._said >= every):
-                return
-            # The end is said once.
-            self._said = math.inf if ended else now
-        if console.is_relayed():
+        relayed = console.is_relayed()
+        if relayed and self._is_due(_RELAY, _RELAY_EVERY_SECONDS, now, ended):
             left = self._seconds_left(now)
             told = {"done": self.done, "total": self.total, "what": self._what, "left": left}
             print(json.dumps({"progress": {**told, "doing": self._now()}}), flush=True)
+        if not self._is_due(_LOG, _LOG_EVERY_SECONDS, now, ended):
             return
         line = f"{self.title}: {self.done} of {self.total}"
         line += f", {self._now()}" if self._doing else f" {self._what}".rstrip()
@@ -99,7 +97,17 @@ class Progress:
             left_text = self.left()
             line += f"; {duration_text(now - self._began)} so far"
             line += f", {left_text}" if left_text else ""
-        console.say_progress(line, shown=self._bar is not None)
+        # Who reads the messages shows them; the log of the run is this process's.
+        console.say_progress(line, shown=relayed or self._bar is not None)
+
+    def _is_due(self, where: str, every: float, now: float, ended: bool) -> bool:
+        """Say whether something is to be said somewhere now, and note that it is."""
+        with self._one:
+            if math.isinf(self._said[where]) or not (ended or now - self._said[where] >= every):
+                return False
+            # The end is said once.
+            self._said[where] = math.inf if ended else now
+            return True
 
     def left(self) -> str:
         """Return how long the rest takes, ``about 12 min left``; empty where nothing tells it."""
