@@ -41,6 +41,13 @@ def test_a_run_apart_says_why_it_cannot_run(tmp_path: Path) -> None:
         apart.make({**keys, "tracking.folder": str(tmp_path)})
 
 
+def test_a_run_apart_keeps_its_progress_in_its_own_log(tmp_path: Path) -> None:
+    asked = {"backend": "gpu", "device_map": "cpu", "kind": "candidate", "inputs": "prompt"}
+    apart.make({**asked, "scope": "single", "layer": 0, "tracking.folder": str(tmp_path)})
+    (log,) = tmp_path.rglob("log.txt")
+    assert "blocks: 2 of 2 layers.0\n" in log.read_text()
+
+
 def test_a_run_apart_ends_with_the_command(tmp_path: Path) -> None:
     told = tmp_path / "told.json"
     told.write_text("{}")

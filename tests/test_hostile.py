@@ -78,6 +78,53 @@ def spoil(golden: Path, **changes: Any) -> None:
     edit_json(golden / "manifest.json", lambda manifest: manifest["files"].update(digest))
 
 
+UNKNOWN = (
+    "transformers does not know the model type 'my_llama', and code from a checkpoint is never "
+    "run: check config.json's model_type, or install a transformers that knows it."
+)
+
+
+@pytest.fixture
+def with_code(made: Callable[[str], Path], tmp_path: Path) -> Path:
+    """A checkpoint that brings the code of its own model type, and of its tokenizer."""
+    folder = Path(shutil.copytree(made("llama"), tmp_path / "with_code"))
+    code = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Port"}
+    edit_json(
+        folder / "config.json",
+        lambda values: values.update(model_type="my_llama", auto_map=code, architectures=["Port"]),
+    )
+    tokens = {"tokenizer_class": "Port", "auto_map": {"AutoTokenizer": ["own.Port", None]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokens))
+    (folder / "own.py").write_text(EVIL)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("job=run", *CPU),
+        ("job=run", *CPU, "dry_run=true"),
+        ("job=run", "backend=neuron", "scope=single", "layer=0", "inputs=random"),
+        ("job=plan", "plan.devices=1x80GB"),
+    ],
+)
+def test_code_of_a_checkpoint_is_refused_with_its_type(
+    cli: Callable[..., Any], with_code: Path, words: tuple[str, ...]
+) -> None:
+    ended = cli(*words, "model=checkpoint", f"model.path={with_code}")
+    assert (ended.exit, ended.err) == (2, f"layerparity: {UNKNOWN}\n")
+    assert not Path("ran").exists()
+
+
+def test_an_audit_goes_on_without_the_code_of_a_checkpoint(
+    cli: Callable[..., Any], with_code: Path
+) -> None:
+    ended = cli("job=audit", "model=checkpoint", f"model.path={with_code}")
+    assert ended.exit == 1, ended.err
+    assert f"PROBLEMS: 1 problem; the first: {UNKNOWN}" in ended.out.splitlines()
+    assert not Path("ran").exists()
+
+
 @pytest.mark.parametrize("group", ["port", "model", "device_map", "capture", "backend"])
 def test_a_stored_option_is_no_path(golden: Path, group: str) -> None:
     """Hydra follows ../ in the name of an option, and takes what it finds for ours."""

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pty
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Ended
+from conftest import ROOT, Ended
+from fp8_small import fp8_copy
 
 from layerparity.cli import output
 from layerparity.ground import console, log, progress
 from layerparity.ground.progress import Progress
+from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.reading import Files
+from layerparity.record.exported import FILE as EXPORT
 from layerparity.run.ports._evaluate import Evaluator
 from layerparity.run.ports.hf import HfPort
 
@@ -103,6 +107,97 @@ def test_a_step_that_takes_longer_than_the_others_says_more_than_they_do(clock: 
     assert work.left() == "", "what should be done by now is not promised"
 
 
+def test_a_step_counts_by_its_weight(clock: Clock) -> None:
+    work = Progress("blocks", 4, weights=[1, 2, 6, 1])
+    clock.now += 10
+    work.step("layers.0")
+    assert (work.left(), work.done, work.total) == ("about 90 s left", 1, 4)
+    clock.now += 15
+    assert work.left() == "about 75 s left"
+    clock.now += 15
+    # It weighs 2: three in 40 s, and seven are to come.
+    assert work.left() == "about 93 s left"
+    work.step("layers.1")
+    assert work.left() == "about 93 s left"
+    work.step("layers.2")
+    work.step("lm_head")
+    assert work.left() == ""
+
+
+def test_steps_that_weigh_nothing_promise_nothing(clock: Clock) -> None:
+    work = Progress("files", 3, weights=[0, 0, 5])
+    clock.now += 10
+    work.step("empty")
+    assert work.left() == ""
+
+
+def test_what_is_not_timed_weighs_nothing(clock: Clock) -> None:
+    work = Progress("blocks", 3, weights=[50, 2, 4])
+    clock.now += 1
+    work.step("embed_tokens", timed=False)
+    clock.now += 10
+    work.step("layers.0")
+    assert work.left() == "about 20 s left"
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, list[float]]]:
+    """Return what progress is shown of: its title, how many steps, and their weights."""
+    told, own = [], progress.shown
+
+    def spy(title: str, total: int, weights: Sequence[float] = ()) -> AbstractContextManager:
+        told.append((title, total, list(weights)))
+        return own(title, total, weights)
+
+    monkeypatch.setattr(progress, "shown", spy)
+    return told
+
+
+def test_files_weigh_their_bytes(cli: Callable[..., Ended], told: list, tmp_path: Path) -> None:
+    where = ("backend=gpu", "device_map=cpu", "scope=range", "start=0", "end=1")
+    assert cli(*where).exit == 0
+    assert cli("job=export", "run=latest", "to=carried").exit == 0
+    ((total, weights),) = [each[1:] for each in told if each[0] == "files"]
+    files = [path for path in (tmp_path / "carried").rglob("*") if path.is_file()]
+    sizes = sorted(path.stat().st_size for path in files if path.name != EXPORT)
+    assert (sorted(weights), total) == (sizes, len(sizes))
+    source = fp8_copy(ROOT / "checkpoints/tiny_minimax_m2", tmp_path / "fp8", 3)
+    assert cli("job=convert", f"model.path={source}", "to=bf16").exit == 0
+    ((total, weights),) = [each[1:] for each in told if each[0] == "shards"]
+    shards = sorted(Path("bf16").glob("*.safetensors"))
+    # A header, too, is in a file.
+    sizes = [path.stat().st_size for path in shards]
+    assert total == len(shards) == 3
+    assert all(0 <= size - each < 10_000 for size, each in zip(sizes, weights, strict=True))
+
+
+def test_blocks_weigh_what_is_stored_of_them_and_a_streamed_token_all_of_it(
+    cli: Callable[..., Ended], made: Callable[..., Path], told: list
+) -> None:
+    folder = made("qwen3_moe")
+    Path("tokens.json").write_text("[[5, 6, 7]]")
+    asked = (
+        "backend=gpu", "kind=candidate", "scope=full", "model=checkpoint", f"model.path={folder}",
+        "inputs=tokens", "inputs.file=tokens.json", "generate.max_new_tokens=3",
+    )  # fmt: skip
+    for where in ("cpu", "stream"):
+        ended = cli(*asked, f"device_map={where}")
+        assert ended.exit == 0, ended.err
+    stored = {each.name: each.bytes for each in Checkpoint(folder).tensors.values()}
+    bytes_of = [
+        sum(size for name, size in stored.items() if name.startswith(begin))
+        for begin in (
+            "model.embed_tokens", *(f"model.layers.{n}." for n in range(3)), "model.norm", "lm_head"
+        )
+    ]  # fmt: skip
+    assert sum(bytes_of) == sum(stored.values())
+    stages = [math.sqrt(1 + each) for each in bytes_of]
+    assert [title for title, *_ in told] == ["blocks and tokens"] * 2
+    resident, streamed = (weights for *_, weights in told)
+    assert resident == pytest.approx([*stages, *[sum(stages) / 6] * 2])
+    assert streamed == pytest.approx([*stages, *[sum(stages)] * 2])
+
+
 def test_durations_are_said_as_a_person_does() -> None:
     seconds = (0.4, 95, 119, 120, 3600, 7170, 11_100)
     said = ["0 s", "95 s", "119 s", "2 min", "60 min", "2 h 00 min", "3 h 05 min"]
@@ -146,6 +241,27 @@ def test_a_child_s_notes_and_progress_are_said_as_one_s_own(clock: Clock, capsys
     ]
     progress.relay(["5", '{"other": 1}', "x: 1 of 2"])
     assert capsys.readouterr().out == '5\n{"other": 1}\nx: 1 of 2\n'
+
+
+def test_the_log_of_a_run_whose_progress_is_relayed_has_lines_of_its_own(
+    clock: Clock, capsys: Capsys
+) -> None:
+    log.end()
+    lines = log.Lines()
+    with console.to_be_relayed(), progress.shown("blocks", 9) as work:
+        for second in range(1, 66):
+            clock.now += 1
+            if second == 10:
+                work.step("layers.0")
+            work.tell()
+    lines.close()
+    told = [re.sub(r"^.*INFO +", "", line) for line in lines.text().splitlines()]
+    assert told == [
+        "blocks: 1 of 9 layers.0; 30 s so far, about 105 s left",
+        "blocks: 1 of 9 layers.0; 60 s so far, about 4 min left",
+    ]
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 13 and all(line.startswith('{"progress"') for line in said)
 
 
 def test_quiet_prints_no_progress_and_the_log_has_it(

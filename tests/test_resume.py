@@ -126,6 +126,7 @@ def test_what_sliding_windows_cached_is_put_back(cli: Cli, stopping, tmp_path) -
     stopping(None)
     ended = cli(*words, "tracking.folder=stopped", "resume=true")
     assert ended.exit == 0 and "after decode.2" in ended.out, ended.err
+    assert f"blocks and tokens: {stages + 3} of {stages + 3} token 4" in ended.out.splitlines()
     assert contents(tmp_path / "stopped") == contents(tmp_path / "whole")
 
 

@@ -72,7 +72,7 @@ def _write_shards(
     checkpoint: Checkpoint, folder: Path, left: Sequence[Shard], state: ConversionState
 ) -> None:
     began, written = time.perf_counter(), 0
-    with progress.shown("shards", len(left)) as bar:
+    with progress.shown("shards", len(left), [each.bytes for each in left]) as bar:
         for shard in left:
             state.done[shard.name] = write_shard(folder, shard, checkpoint)
             sync_folder(folder)

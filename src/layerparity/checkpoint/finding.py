@@ -30,7 +30,8 @@ CURES = {
     "index_lacks": "make the index again",
     "index_total_wrong": "nothing, where all else is sound",
     "file_not_indexed": "nothing: it is not read",
-    "architecture_unknown": "check config.json's model_type; the names were not checked",
+    "architecture_unknown": "check config.json's model_type, or install a transformers that knows "
+    "it; the names were not checked",
     "not_by_stages": "nothing, for what loads it as a whole; a run wants a port of your own",
     "tensor_missing": "fetch what holds it, or " + _TOGETHER,
     "tensor_unexpected": _TOGETHER,

@@ -10,7 +10,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,7 @@ from layerparity.ground import console
 from layerparity.ground.console import duration_text
 
 # A line of a log file, and a message to the process that relays this one, come so often.
+_LOG, _RELAY = "log", "relay"
 _LOG_EVERY_SECONDS = 30.0
 _RELAY_EVERY_SECONDS = 5.0
 # Between two looks at the clock.
@@ -31,13 +32,18 @@ _measured: list[Callable[[], str]] = []
 class Progress:
     """Counts steps of long work: a moving bar on a terminal, elsewhere a line now and then.
 
-    How long the rest takes is told by the steps that were done, once there is one.
+    How long the rest takes is told by the steps that were done, once there is one. ``weights`` say,
+    step by step, how long each may take against the others; without them all are equal.
     """
 
-    def __init__(self, title: str, total: int, bar: Any = None) -> None:
+    def __init__(
+        self, title: str, total: int, bar: Any = None, weights: Sequence[float] = ()
+    ) -> None:
         self.title, self.total, self.done = title, total, 0
+        self._weights = weights or [1.0] * total
         self._what = self._doing = ""
-        self._said = self._began = self._from = self._stepped = time.monotonic()
+        self._began = self._from = self._stepped = time.monotonic()
+        self._said = dict.fromkeys((_LOG, _RELAY), self._began)
         self._timed = 0
         self._told_left: float | None = None
         self._one = threading.Lock()
@@ -78,16 +84,12 @@ class Progress:
         """Say a line where the last one, or the beginning, was long ago, and at the end."""
         now = time.monotonic()
         ended = self.done == self.total and not console.is_brief()
-        every = _RELAY_EVERY_SECONDS if console.is_relayed() else _LOG_EVERY_SECONDS
-        with self._one:
-            if math.isinf(self._said) or not (ended or now - self._said >= every):
-                return
-            # The end is said once.
-            self._said = math.inf if ended else now
-        if console.is_relayed():
+        relayed = console.is_relayed()
+        if relayed and self._is_due(_RELAY, _RELAY_EVERY_SECONDS, now, ended):
             left = self._seconds_left(now)
             told = {"done": self.done, "total": self.total, "what": self._what, "left": left}
             print(json.dumps({"progress": {**told, "doing": self._now()}}), flush=True)
+        if not self._is_due(_LOG, _LOG_EVERY_SECONDS, now, ended):
             return
         line = f"{self.title}: {self.done} of {self.total}"
         line += f", {self._now()}" if self._doing else f" {self._what}".rstrip()
@@ -95,7 +97,17 @@ class Progress:
             left_text = self.left()
             line += f"; {duration_text(now - self._began)} so far"
             line += f", {left_text}" if left_text else ""
-        console.say_progress(line, shown=self._bar is not None)
+        # Who reads the messages shows them; the log of the run is this process's.
+        console.say_progress(line, shown=relayed or self._bar is not None)
+
+    def _is_due(self, where: str, every: float, now: float, ended: bool) -> bool:
+        """Say whether something is to be said somewhere now, and note that it is."""
+        with self._one:
+            if math.isinf(self._said[where]) or not (ended or now - self._said[where] >= every):
+                return False
+            # The end is said once.
+            self._said[where] = math.inf if ended else now
+            return True
 
     def left(self) -> str:
         """Return how long the rest takes, ``about 12 min left``; empty where nothing tells it."""
@@ -107,13 +119,17 @@ class Progress:
         if self._told_left is not None:
             return self._told_left
         to_do = self.total - self.done
-        if not self._timed or not to_do:
+        if not self._timed or to_do < 1:
             return -1.0
-        each, under_way = (self._stepped - self._from) / self._timed, now - self._stepped
-        if under_way <= each:
-            return each * to_do - under_way
+        told = sum(self._weights[self.done - self._timed : self.done])
+        due, later = self._weights[self.done], sum(self._weights[self.done + 1 :])
+        if not told:
+            return -1.0
+        each, under_way = (self._stepped - self._from) / told, now - self._stepped
+        if under_way <= each * due:
+            return each * (due + later) - under_way
         # A step that takes longer than those before it says more than they do.
-        return (now - self._from) / (self._timed + 1) * (to_do - 1)
+        return (now - self._from) / (told + due) * later
 
     def _now(self) -> str:
         """Return what the step under way is at and how far; between two steps the one before."""
@@ -133,8 +149,11 @@ class _Drawn:
 
 
 @contextmanager
-def shown(title: str, total: int) -> Iterator[Progress]:
-    """Yield a counter of ``total`` steps that shows itself as the output allows."""
+def shown(title: str, total: int, weights: Sequence[float] = ()) -> Iterator[Progress]:
+    """Yield a counter of ``total`` steps that shows itself as the output allows.
+
+    ``weights`` are those of `Progress`.
+    """
     with ExitStack() as stack:
         bar = None
         if sys.stdout.isatty():
@@ -149,7 +168,8 @@ def shown(title: str, total: int) -> Iterator[Progress]:
                 rich.TextColumn("{task.fields[now]}", markup=False),
             )
             bar = stack.enter_context(rich.Progress(*columns, transient=console.is_brief()))
-        work, ended = Progress(console.titled(title), total, bar), threading.Event()
+        work = Progress(console.titled(title), total, bar, weights)
+        ended = threading.Event()
 
         def watch() -> None:
             # Where nobody reads any more, whoever works here meets it too, and says so.

@@ -59,7 +59,8 @@ def run(config: Config) -> Exit:
     usual = plain or f"{named.kind}-{named.id[:8]}"
     to = expanded(config.to or f"{usual}{ZIP}").absolute()
     files = [files_of(each) for each in runs]
-    with progress.shown("files", sum(len(taken) for taken, _ in files)) as bar:
+    sizes = [path.stat().st_size for taken, _ in files for path in taken]
+    with progress.shown("files", len(sizes), sizes) as bar:
         listed = write_export(runs, to, bar.step)
     for made, (taken, left) in zip(listed.runs, files, strict=True):
         size = console.bytes_text(sum(file.bytes for file in made.files.values()))

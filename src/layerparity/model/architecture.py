@@ -27,7 +27,7 @@ def read_config(values: Mapping[str, Any]) -> PretrainedConfig:
     values = {key: _decoded(value) for key, value in values.items()}
     # FP8 weights are given their values while they are read: the modules are the usual ones.
     weight_types.block_of({"quantization_config": values.pop("quantization_config", None)})
-    model_type = _known_type(values.pop("model_type", None))
+    model_type = known_type(values.pop("model_type", None))
     try:
         return AutoConfig.for_model(model_type, **values)
     except (*_NONSENSE, StrictDataclassError) as error:
@@ -35,14 +35,15 @@ def read_config(values: Mapping[str, Any]) -> PretrainedConfig:
         raise UserError(f"config.json does not describe a {model_type}: {said[:200]}") from error
 
 
-def _known_type(model_type: object) -> str:
+def known_type(model_type: object) -> str:
+    """Return a model type that transformers knows. Raises UserError for any other."""
     from transformers import CONFIG_MAPPING
 
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         raise UserError(
             f"transformers does not know the model type '{model_type}', and code from a checkpoint "
             "is never run",
-            "check config.json's model_type.",
+            "check config.json's model_type, or install a transformers that knows it.",
         )
     return model_type
 
@@ -87,7 +88,7 @@ def usual_attention(model_type: object) -> str:
     """
     from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 
-    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(CONFIG_MAPPING[_known_type(model_type)], None)
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(CONFIG_MAPPING[known_type(model_type)], None)
     return "sdpa" if getattr(kind, "_supports_sdpa", True) else "eager"
 
 

@@ -96,6 +96,14 @@ class Skeleton:
                 _refuse_other_numbers(checkpoint, self._sources[weight])
         return sorted(name for weight in wanted for name in self._sources[weight])
 
+    def stored_bytes(self, checkpoint: Checkpoint, stage: str) -> int:
+        """Return how many bytes of the checkpoint a stage's weights are, by its headers.
+
+        Raises UserError as `sources` does.
+        """
+        names = self.sources(checkpoint, stage)
+        return sum(checkpoint.weights[name].bytes for name in names)
+
     def load(self, checkpoint: Checkpoint, stage: str) -> dict[str, TensorHashes]:
         """Fill a stage from the checkpoint; return what each stored tensor that it used held."""
         self.sources(checkpoint, stage)

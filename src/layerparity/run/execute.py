@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 # The next token is a choice like a router's: near a tie, rounding decides.
 NEW_TOKENS = SiteSpec(("batch", "token", "choice"), Kind.INDEX_SET)
+# The prefill chooses it: no step of its own.
+_FIRST_CHOICE = "decode.0"
 # How a manifest calls where a stage's own values came from, by the source of the inputs.
 _FED_FROM = {each: each for each in ("golden", "candidate", "random")}
 _NO_MEMORY = (
@@ -95,7 +97,8 @@ class Execution:
             self.references.begin(call, room, self.inputs.token_ids)
         done, state = self.journal.restore(self._result) if self.journal is not None else ([], {})
         for name in done:
-            self.count.step(name, timed=False)
+            if name != _FIRST_CHOICE:
+                self.count.step(name, timed=False)
         chain = state.get(CHAIN)
         previous = None if chain is None else StageOutput(chain, chain)
         for stage in self.stages[len(done) :]:
@@ -109,8 +112,8 @@ class Execution:
             if not rows:
                 assert previous is not None
                 rows = [_greedy(previous.host)]
-                self._write("decode.0", self.stages[-1], *_chosen(0, rows[0]))
-                self._note("decode.0", {TOKENS: rows[0]})
+                self._write(_FIRST_CHOICE, self.stages[-1], *_chosen(0, rows[0]))
+                self._note(_FIRST_CHOICE, {TOKENS: rows[0]})
             self._result.new_tokens = self._generate(call, rows)
         self._result.ranks = self.port.rank_record()
         if self.references is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -147,6 +148,22 @@ def _references(prepared: Prepared, port: Port, folder: Path) -> ReferenceRecord
     return ReferenceRecorder(port, folder, dtypes, others and chained, others and components)
 
 
+def _step_weights(prepared: Prepared, port: Port, tokens: int) -> list[float]:
+    """Return what each stage, and then each further token, weighs in how long the rest takes."""
+    from layerparity.run.ports.hf import HfPort
+
+    stages = prepared.scope.stages
+    weights = [1.0] * len(stages)
+    if isinstance(port, HfPort):
+        stored = [port.skeleton.stored_bytes(prepared.checkpoint, stage) for stage in stages]
+        # Reading takes as long as the bytes are many; what few of many experts compute, and what
+        # is evaluated beside it, does not: the root lies between the two.
+        weights = [math.sqrt(1 + each) for each in stored]
+    # Where weights stream, a token reads all of them again.
+    token = sum(weights) / (1 if prepared.backend.streams else len(weights))
+    return [*weights, *[token] * tokens]
+
+
 def execute(
     prepared: Prepared,
     port: Port,
@@ -173,7 +190,7 @@ def execute(
         journal = Journal(folder, fingerprint, port, recorder, references, warnings, before)
     more = max(config.generate.max_new_tokens - 1, 0)
     title = "blocks and tokens" if more else "blocks"
-    with progress.shown(title, len(stages) + more) as bar:
+    with progress.shown(title, len(stages) + more, _step_weights(prepared, port, more)) as bar:
         result = Execution(
             port=port,
             stages=stages,

@@ -18,7 +18,7 @@ from layerparity.anatomy.sizes import ModelSizes, sizes_of
 from layerparity.ground import console, registry
 from layerparity.ground.errors import UserError
 from layerparity.machine.memory import refuse_small_limits
-from layerparity.model import weight_types
+from layerparity.model import architecture, weight_types
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.resolve import describe, open_checkpoint
 from layerparity.record.manifest import SitePatterns
@@ -115,9 +115,12 @@ def refuse_uneven_experts(config: Config, sizes: ModelSizes) -> None:
 def prepare(plan: RunPlan, backend: Backend, store: Store) -> Prepared:
     """Choose inputs, feed and capture of a planned run, and say what was chosen.
 
-    Raises UserError where no input fits, and for a typed key that would change nothing.
+    Raises UserError where transformers does not know the model, where no input fits, and for a
+    typed key that would change nothing.
     """
     config, scope = plan.config, plan.scope
+    # A tokenizer would be refused with it, and with less to go by.
+    architecture.known_type(plan.checkpoint.config.get("model_type"))
     request = Request(
         config=config,
         model_folder=plan.checkpoint.folder,
