@@ -318,6 +318,26 @@ def test_an_archive_that_was_tampered_with_is_refused(
     refused(empty, archive, said)
 
 
+@pytest.mark.parametrize("name", ["config.yaml", MANIFEST])
+def test_a_damaged_file_is_called_as_in_the_archive(
+    cli: Cli, empty: Store, archive: Path, name: str
+) -> None:
+    def spoil(files: dict[str, bytes], listing: dict[str, Any]) -> None:
+        golden, text = listing["runs"][0], b"a: ["
+        files[f"runs/{golden['id']}/{name}"] = text
+        golden["files"][name] = {"bytes": len(text), "sha256": sha256(text).hexdigest()}
+        member.append(f"runs/{golden['id']}/{name}")
+
+    member: list[str] = []
+    rewrite(archive, spoil)
+    refused(empty, archive, f"{archive} is no sound export ({member[0]} is damaged: ")
+    for words in (("job=import", f"run={archive}"), ("job=compare", f"golden={archive}")):
+        ended = cli(*words, f"tracking.folder={empty.config.root}")
+        assert ended.exit == 2
+        assert f"{archive} is no sound export ({member[0]} is damaged: " in ended.err
+        assert "cache" not in ended.err and ended.err.count("\n") == 1
+
+
 def link(archive: zipfile.ZipFile) -> None:
     entry = zipfile.ZipInfo("link.json")
     entry.external_attr = (stat.S_IFLNK | 0o777) << 16

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +13,13 @@ import pytest
 import torch
 from conftest import Ended
 from runs import make_run
+from stores import fresh_store
 
 from layerparity.anatomy.site import Kind, Site
 from layerparity.ground.errors import Exit
-from layerparity.judge.invariance import SelfComparison, SiteDifference, difference
+from layerparity.jobs import invariance
+from layerparity.judge.invariance import SelfComparison, SelfJudge, SiteDifference, difference
+from layerparity.judge.tolerances.calibrated import CalibratedTolerance
 from layerparity.numbers.floor import GOLDEN, Floor
 from layerparity.record.source import RunSource
 from layerparity.record.verdict import Outcome, Row
@@ -171,6 +175,37 @@ def test_the_first_token_whose_bits_differ_is_named(tmp_path: Path) -> None:
     assert difference(site, sides[0], sides[0]) is None
 
 
+def test_a_site_that_a_variation_lacks_counts_before_what_cannot_be_judged(tmp_path: Path) -> None:
+    value = torch.ones(1, 4, 8)
+    base = make_run(
+        tmp_path / "base", {"layers.0:out": value, "norm:out": value, "lm_head:out": value}
+    )
+    other = make_run(tmp_path / "other", {"layers.0:out": 2 * value, "lm_head:out": value})
+    found = SelfJudge.of(base, CalibratedTolerance()).compare(other)
+    assert found.first is not None and str(found.first.site) == "layers.0:out"
+    assert found.row is not None and str(found.row.site) == "norm:out"
+    assert (found.outcome, found.equal, found.sites) == (Outcome.MISSING, 1, 3)
+    report = InvarianceReport([InvarianceLine("batch", 2, "", found)], {}, FLOOR, "")
+    assert report.exit is Exit.INCONCLUSIVE
+    assert [each.partition(": norm:out")[2] for each in report.notes] == [
+        ": the candidate covers it but holds no tensor of it"
+    ]
+
+
+def test_where_there_is_no_number_no_r_is_logged(tmp_path: Path) -> None:
+    store = fresh_store(tmp_path / "store")
+    ratios = {2: 0.5, 3: math.nan, 4: math.inf, 5: None}
+    lines = [line(size, Outcome.FAIL, ratio) for size, ratio in ratios.items()]
+    lines.append(InvarianceLine("batch", 6, "", SelfComparison(9, 9)))
+    with store.start("mine", "invariance", {}, {}) as active:
+        invariance._log(active, InvarianceReport(lines, {}, FLOOR, ""))
+    history = store._connection.client.get_metric_history
+    points = {each.step: each.value for each in history(active.id, "invariance/batch R")}
+    assert points == {2: 0.5, 6: 0.0}
+    differing = history(active.id, "invariance/batch sites that differ")
+    assert {each.step: each.value for each in differing} == {2: 1, 3: 1, 4: 1, 5: 1, 6: 0}
+
+
 def test_a_floor_knows_how_far_the_golden_is_off() -> None:
     def share(golden: float, *others: float) -> float:
         ways = (GOLDEN, *(str(index) for index in range(len(others))))
@@ -255,6 +290,9 @@ def test_what_was_not_judged_is_graver_than_what_holds_the_floor() -> None:
     broken = line(4, Outcome.FAIL, None)
     assert [each.size for each in gravest_first([holds, opens, broken])] == [4, 3, 2]
     assert [each.found.has_no_floor for each in (holds, opens, broken)] == [False, True, False]
+    lost = line(5, Outcome.MISSING, None)
+    for both in ([opens, lost], [lost, opens]):
+        assert [each.size for each in gravest_first([holds, *both, broken])] == [4, 5, 3, 2]
     report = InvarianceReport([holds], {}, FLOOR, "")
     assert report.headline.endswith("; all that differ are within the floor")
 

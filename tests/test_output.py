@@ -13,8 +13,10 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import torch
 from conftest import Ended
 from report_samples import every_oddity
+from runs import MODEL, make_run
 
 from layerparity.cli import output
 from layerparity.ground import console
@@ -153,6 +155,35 @@ def test_comparing_with_a_folder_that_is_not_there_makes_no_store(
     ended = cli("job=compare", f"{side}=./nowhere", f"tracking.folder={store}")
     assert ended.exit == 2 and "There is no folder nowhere" in ended.err
     assert not store.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("golden=strange", "candidate=mine"), "strange has neither manifest.json, which a"),
+        (("golden=mine", "candidate=strange"), "strange has neither manifest.json, which a"),
+        (
+            ("golden=mine", "candidate=twin", "job.beside=strange"),
+            "strange has neither manifest.json, which a",
+        ),
+        (("golden=mine", "candidate=other"), "cannot be compared: model (minimax_m2"),
+        (("golden=mine",), "There is no finished candidate run to compare"),
+        ((), "There are no runs in "),
+    ],
+)
+def test_what_cannot_be_compared_makes_no_store(
+    cli: Callable[..., Ended], tmp_path: Path, words: tuple[str, ...], says: str
+) -> None:
+    values = {"norm:out": torch.ones(1, 4, 8)}
+    for name in ("mine", "twin"):
+        make_run(tmp_path / name, values, stages=("norm",))
+    model = replace(MODEL, model_type="other")
+    make_run(tmp_path / "other", values, stages=("norm",), model=model)
+    (tmp_path / "strange").mkdir()
+    before = sorted(tmp_path.iterdir())
+    ended = cli("job=compare", *words)
+    assert ended.exit == 2 and says in ended.err
+    assert sorted(tmp_path.iterdir()) == before
 
 
 @pytest.mark.parametrize("name", ["latest", "a-name", "0123abcd"])

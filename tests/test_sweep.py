@@ -169,6 +169,36 @@ def test_composing_imports_no_mlflow():
     assert subprocess.check_output(command, text=True) == "[]\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            ("layer=0,1", "dtype=float99"),
+            "dtype: Invalid value 'float99', expected one of [float64",
+        ),
+        (("layer=0", "dtype=float32,float99"), "dtype: Invalid value 'float99', expected one of ["),
+        (("layer=0,x",), "layer=x is no value of layer: give a whole number."),
+        (("layer=0,1", "seq_len=0"), "seq_len=0: give 1 or more."),
+        # Which keys there are goes by what is chosen.
+        (("layer=0", "tolerance=fixed,calibrated", "dtype=float99,float32"), "'float99', expected"),
+        (("layer=0", "tolerance=fixed,calibrated", "seq_len=0"), "seq_len=0: give 1 or more."),
+    ],
+)
+def test_a_sweep_with_a_value_that_is_none_opens_nothing(cli, tmp_path, words, says):
+    ended = cli("-m", "backend=gpu", "device_map=cpu", "scope=single", *words)
+    assert ended.exit == 2 and says in ended.err and ended.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_parts_that_do_not_go_together_leave_the_others_alone(cli, tmp_path):
+    ended = cli(
+        "-m", "backend=gpu", "device_map=cpu", "scope=single", "layer=0", "kind=candidate",
+        "inputs=random", "tp_degree=1,3", "moe_ep_degree=2,1",
+    )  # fmt: skip
+    assert ended.exit == 2
+    assert "1 of 4 parts finished" in ended.out
+
+
 def test_a_part_that_was_refused_has_a_row(cli, tmp_path):
     made = cli(
         "-m", "backend=gpu", "device_map=cpu", "scope=single", "layer=0,9", "kind=candidate",

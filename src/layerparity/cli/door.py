@@ -143,6 +143,8 @@ def _explained() -> Iterator[None]:
     except (HydraException, OmegaConfBaseException) as error:
         raise command.explain(error) from error
     except sweep.CannotBegin as stopped:
+        if isinstance(stopped.reason, (HydraException, OmegaConfBaseException)):
+            raise command.explain(stopped.reason) from stopped.reason
         raise stopped.reason from None
     except Exception as error:
         silent = endings.silent_parts()

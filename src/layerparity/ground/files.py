@@ -108,9 +108,17 @@ def inside(folder: Path, name: str, cure: str = RUN_AGAIN) -> Path:
     return path
 
 
-def damaged(path: Path, why: object, cure: str = RUN_AGAIN) -> UserError:
+class DamagedError(UserError):
+    """What is said of a file that does not hold what it should; ``path`` and ``why`` keep it."""
+
+    def __init__(self, path: Path, why: str, cure: str) -> None:
+        super().__init__(f"{path} is damaged ({why})", cure)
+        self.path, self.why = path, why
+
+
+def damaged(path: Path, why: object, cure: str = RUN_AGAIN) -> DamagedError:
     """Return what is said of a file that does not hold what it should: one line, with the cure."""
-    return UserError(f"{path} is damaged ({' '.join(str(why).split())})", f"{cure}.")
+    return DamagedError(path, " ".join(str(why).split()), f"{cure}.")
 
 
 @contextmanager

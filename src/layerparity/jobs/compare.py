@@ -13,6 +13,7 @@ from layerparity.settings.config import Config, RunKind, What
 from layerparity.settings.key import key
 
 if TYPE_CHECKING:
+    from layerparity.judge.align import Alignment
     from layerparity.judge.choose import Runs
     from layerparity.record.verdict import Verdict
     from layerparity.tracking.store import Store
@@ -50,18 +51,13 @@ def run(config: Config) -> Exit:
 
 def show(config: Config) -> Exit:
     """Say which runs would be compared at how many sites (``dry_run=true``); keep nothing."""
-    from layerparity.report.refusals import obstacles_in_words
     from layerparity.tracking.newest import open_to_read
 
     if config.what is What.weights or config.job.own_inputs:
         asked = "what=weights" if config.what is What.weights else "job.own_inputs=true"
         raise UserError(f"dry_run=true: {asked} has none", "leave one of them out.")
     golden, candidate = _sides(config, open_to_read(config.tracking))
-    from layerparity.judge.conclude import paired
-
-    with obstacles_in_words():
-        *_, aligned = paired(golden, candidate)
-    pairs = aligned.pairs
+    pairs = _paired(golden, candidate).pairs
     size = sum(own.record.bytes for pair in pairs for own in (pair.golden, pair.candidate))
     console.say(f"reads:     {len(pairs)} sites of each, {console.bytes_text(size)}")
     console.say("dry run:   nothing was kept")
@@ -72,14 +68,8 @@ def compare(config: Config) -> Kept:
     """Compare two runs, or two sets of runs, keep the verdict and show it."""
     from layerparity.judge.choose import unfinished_sweeps
     from layerparity.report.refusals import obstacles_in_words
-    from layerparity.settings.tracking import read_config
-    from layerparity.tracking.lookup import refuse_absent
-    from layerparity.tracking.store import open_store
 
-    named = (config.golden, config.candidate, config.job.beside)
-    refuse_absent(read_config(config.tracking), named)
-    store = open_store(config.tracking)
-    golden, candidate = _sides(config, store)
+    store, golden, candidate = _opened(config)
     # Torch is loaded only for runs that exist.
     from layerparity.judge.conclude import conclude
     from layerparity.judge.model_limits import with_limits
@@ -103,6 +93,39 @@ def compare(config: Config) -> Kept:
     if config.job.beside is not None:
         return _keep_beside(config, store, verdict, golden, candidate)
     return Kept(verdict.exit, keep_verdict(config, store, verdict, candidate))
+
+
+def _opened(config: Config) -> tuple[Store, Runs, Runs]:
+    """Return the store and the runs that are compared; say these.
+
+    A store is made for runs that can be compared, and where goldens are made for them.
+    """
+    from layerparity.settings.tracking import read_config
+    from layerparity.tracking.lookup import is_made, refuse_absent
+    from layerparity.tracking.newest import open_to_read
+    from layerparity.tracking.store import open_store
+
+    tracking = read_config(config.tracking)
+    refuse_absent(tracking, (config.golden, config.candidate, config.job.beside))
+    if is_made(tracking) or config.job.own_inputs:
+        store = open_store(tracking)
+        return (store, *_sides(config, store))
+    nothing = open_to_read(tracking)
+    golden, candidate = _sides(config, nothing)
+    _paired(golden, candidate)
+    if config.job.beside is not None:
+        _paired(golden, nothing.find(config.job.beside, kind=RunKind.candidate.value))
+    return open_store(tracking), golden, candidate
+
+
+def _paired(golden: Runs, candidate: Runs) -> Alignment:
+    """Return what is compared with what; no tensor is read. Raises UserError where nothing is."""
+    from layerparity.judge.conclude import paired
+    from layerparity.report.refusals import obstacles_in_words
+
+    with obstacles_in_words():
+        *_, aligned = paired(golden, candidate)
+    return aligned
 
 
 def _sides(config: Config, store: Store) -> tuple[Runs, Runs]:

@@ -41,9 +41,10 @@ class SelfComparison:
     """How a side agrees with itself: of ``sites`` so many are ``equal`` to the bit.
 
     ``first`` is the first difference in forward order. Where there is one, ``outcome`` judges all
-    sites against the noise floor. ``row`` is the one that counts: the first that fails, else that
-    with the largest R; ``at`` is the difference there. ``failing`` sites leave the floor. ``wide``
-    is the first site at which the run itself is so far off that its floor tells nothing.
+    sites against the noise floor. ``row`` is the one that counts: the first that fails, else the
+    first that the variation lacks, else that with the largest R; ``at`` is the difference there.
+    ``failing`` sites leave the floor. ``wide`` is the first site at which the run itself is so far
+    off that its floor tells nothing.
     """
 
     sites: int
@@ -108,10 +109,13 @@ class SelfJudge:
         judged = found.keys() - self.already
         rows = [row for row in verdict.rows if row.site in judged]
         failing = [row for row in rows if row.outcome is Outcome.FAIL]
-        unsure = [row for row in rows if row.outcome in (Outcome.INCONCLUSIVE, Outcome.MISSING)]
+        missing = [row for row in rows if row.outcome is Outcome.MISSING]
+        unsure = [row for row in rows if row.outcome is Outcome.INCONCLUSIVE]
         wide = self.wide if self.wide in found else None
         if failing:
             outcome, counting = Outcome.FAIL, failing[:1]
+        elif missing:
+            outcome, counting = Outcome.MISSING, missing[:1]
         else:
             untold = unsure or wide is not None or not rows
             outcome, counting = Outcome.INCONCLUSIVE if untold else Outcome.PASS, unsure or rows

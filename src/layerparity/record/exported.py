@@ -23,7 +23,7 @@ from layerparity import __version__
 from layerparity.ground.console import bytes_text
 from layerparity.ground.decode import decode
 from layerparity.ground.errors import UserError
-from layerparity.ground.files import writing
+from layerparity.ground.files import DamagedError, writing
 from layerparity.ground.parse import parse_json
 from layerparity.record.folder import MANIFEST
 from layerparity.record.stored_run import MANIFEST_TAG, TEXT_TAG, StoredRun, from_folder
@@ -325,11 +325,32 @@ def _copy_checked(open_file: _Open, name: str, target: IO[bytes]) -> ExportedFil
         return _copied(source, target)
 
 
+@contextmanager
+def named_in(path: Path, folder: Path) -> Iterator[None]:
+    """Raise, of a damaged file below ``folder``, what it is called in the export at ``path``.
+
+    The folder may be one that the export was unpacked to, and gone when the message is read.
+    """
+    try:
+        yield
+    except DamagedError as error:
+        root = folder.resolve()
+        if not error.path.is_relative_to(root):
+            raise
+        name = error.path.relative_to(root).as_posix()
+        raise _unsound(path, f"{name} is damaged: {error.why}") from error
+
+
 def exported_runs(folder: Path, listing: ExportList) -> list[StoredRun]:
-    """Return the runs below an exported folder, or one that an export was unpacked to."""
+    """Return the runs below an exported folder, or one that an export was unpacked to.
+
+    Raises UserError for a manifest, or a configuration, that is damaged.
+    """
     runs = []
     for run in listing.runs:
         stored = from_folder((folder / run.folder).resolve())
         tags = {**carried(run.tags), **stored.tags}
         runs.append(replace(stored, name=run.name, tags=tags))
+        runs[-1].read_manifest()
+        stored.files.read_config()
     return runs

@@ -17,6 +17,7 @@ COLUMNS = ("axis", "size", "equal", "first difference", "token", "largest", "R (
 # What passes: equal bits alone, or what is within the noise floor as well.
 BITS, FLOOR = "bits", "floor"
 EQUAL = "equal"
+_GRAVEST = (Outcome.FAIL, Outcome.MISSING, Outcome.INCONCLUSIVE, Outcome.PASS)
 _ENDS = {Outcome.PASS: "within the floor", Outcome.FAIL: "leaves the floor"}
 
 
@@ -81,10 +82,9 @@ class InvarianceLine(NamedTuple):
 
 
 def gravest_first(lines: Sequence[InvarianceLine]) -> list[InvarianceLine]:
-    """Return the lines with a difference: what fails, what was not judged, what passes."""
-    gravity = {Outcome.FAIL: 0, Outcome.PASS: 2}
+    """Return the lines with a difference: what fails, lacks a site, was not judged, and passes."""
     apart = [each for each in lines if each.found.first is not None]
-    return sorted(apart, key=lambda each: gravity.get(each.found.outcome, 1))
+    return sorted(apart, key=lambda each: _GRAVEST.index(each.found.outcome))
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,8 @@ class InvarianceReport:
             elif row is not None and at is not None:
                 why = breach_text(row.breaches[0], row.metrics) if row.breaches else reason(row)
                 more = f"; so do {each.found.failing - 1} more" if each.found.failing > 1 else ""
-                said.append(f"{each.name}: {row.site}, token {place(at)}: {why}{more}")
+                token = f", token {place(at)}" if place(at) else ""
+                said.append(f"{each.name}: {row.site}{token}: {why}{more}")
         if any(each.axis == "repeat" for each in self.apart) and len(said) > 1:
             said.append(
                 "the same again differs: what the other lines show may be no more than that"

@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,6 +22,7 @@ from layerparity.ground import console
 from layerparity.ground.errors import UserError
 from layerparity.ground.secrets import redacted
 from layerparity.run import endings, part_devices
+from layerparity.settings.key import check_numbers
 from layerparity.tracking.process import stop_behind
 
 if TYPE_CHECKING:
@@ -73,7 +75,8 @@ class SweepParent(Callback):
     def on_multirun_start(self, config: Any, **kwargs: Any) -> None:
         """Open the parent and put its id into the environment, where workers see it too.
 
-        Raises CannotBegin where the store cannot be used.
+        Raises CannotBegin where a part has a value that is none, and where the store cannot be
+        used.
         """
         # An id left by an outer command is not this sweep's parent.
         os.environ.pop(PARENT_VARIABLE, None)
@@ -88,6 +91,7 @@ class SweepParent(Callback):
                     "This sweep has no parts: a list or range in it is empty",
                     "give it a value, such as layer=range(0,4), which is 0 to 3.",
                 )
+            _refuse_misfits(parts, overrides)
             folder = OmegaConf.select(config, "hydra.sweep.dir")
             _make_folder(folder)
             launcher = OmegaConf.select(config, "hydra.launcher._target_") or _OWN_LAUNCHER
@@ -123,6 +127,50 @@ def parts_of(words: list[str]) -> list[list[str]]:
     parser = OverridesParser.create(known.config_loader() if known.is_initialized() else None)
     (parts,) = BasicSweeper.split_arguments(parser.parse_overrides(words), None)
     return parts
+
+
+def _refuse_misfits(parts: list[list[str]], composed: list[str]) -> None:
+    """Raise for a part's value that its key does not take, as Hydra will, but before it begins.
+
+    The words that are ``composed`` have been read.
+    """
+    from hydra import compose
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    own = dict.fromkeys(word for words in parts for word in words if word not in composed)
+    if not own:
+        return
+    parser, loader = OverridesParser.create(), GlobalHydra.instance().config_loader()
+    parsed = {word: parser.parse_override(word) for word in own}
+    swept = {each.key_or_group for each in parsed.values()}
+    groups = {name for name in swept if loader.get_group_options(name)}
+    values = {
+        w: each for w, each in parsed.items() if _sets(each) and each.key_or_group not in groups
+    }
+    # Which keys there are goes by the options. Composing takes 0.1 s: a value is tried by itself.
+    tried: dict[tuple[str, ...], dict[str, Any]] = {}
+    for words in parts:
+        choices = tuple(word for word in words if word not in values)
+        tried.setdefault(choices, {}).update({w: values[w] for w in words if w in values})
+    for choices, overrides in tried.items():
+        keys = compose("config", overrides=list(choices))
+        _check_numbers(keys)
+        for each in overrides.values():
+            OmegaConf.update(keys, each.key_or_group, each.value())
+            _check_numbers(keys)
+
+
+def _check_numbers(keys: Any) -> None:
+    """Hold the numbers of composed keys against their bounds, where they have a schema."""
+    settings = OmegaConf.to_object(keys)
+    if is_dataclass(settings):
+        check_numbers(settings)
+
+
+def _sets(override: Any) -> bool:
+    """Say whether an override gives a key that is there another value."""
+    return not (override.is_add() or override.is_force_add() or override.is_delete())
 
 
 def part() -> str:

@@ -13,7 +13,7 @@ from layerparity.ground import console, progress
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import writing
 from layerparity.machine import owner
-from layerparity.record.exported import FILE, ExportList, exported_runs, opened, unpack
+from layerparity.record.exported import FILE, ExportList, exported_runs, named_in, opened, unpack
 from layerparity.record.stored_run import StoredRun
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking import fetched
@@ -39,7 +39,8 @@ def open_export(path: Path, config: TrackingConfig, kind: str | None) -> list[St
             if not folder.exists():
                 whole.replace(folder)
         fetched.make_room(config, sum(listing.sizes.values()))
-    runs = exported_runs(folder, listing)
+    with named_in(path, folder):
+        runs = exported_runs(folder, listing)
     return [run for run in runs if run.kind == kind] or runs
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from layerparity.ground.files import text_digest, writing
-from layerparity.record.exported import KINDS, ExportedRun, ExportList, exported_runs
+from layerparity.record.exported import KINDS, ExportedRun, ExportList, exported_runs, named_in
 from layerparity.record.folder import MANIFEST, RunFolder
 from layerparity.record.manifest import Manifest
 from layerparity.record.stored_run import FINISHED, MANIFEST_TAG, StoredRun
@@ -35,11 +35,9 @@ def import_runs(store: Store, path: Path, points: Points) -> list[ImportedRun]:
     manifest is the last file it gets. A run that is there already is not taken again. ``points``
     returns the metrics of a run. Raises UserError for an export that is not sound.
     """
-    with unpacked(path, store.config.root) as (folder, listing):
+    with unpacked(path, store.config.root) as (folder, listing), named_in(path, folder):
         first = sorted(listing.runs, key=lambda run: KINDS.index(run.tags["kind"]))
         runs = exported_runs(folder, ExportList(tuple(first)))
-        for run in runs:
-            run.read_manifest()
         return [_taken(store, *each, points) for each in zip(first, runs, strict=True)]
 
 

@@ -30,12 +30,17 @@ _SHOWN_NAMES = 4
 _HOW_TO_LIST = "'python run.py job=ui' shows all runs"
 
 
+def is_made(config: TrackingConfig) -> bool:
+    """Say whether the store is there; of a server that is not known before it is asked."""
+    return config.name != EMBEDDED or (config.root / database.FILE_NAME).exists()
+
+
 def refuse_absent(config: TrackingConfig, references: Iterable[str | None]) -> None:
     """Raise UserError for what no store can hold, before one is made to look it up.
 
     That is a path where nothing is, and, as the store is not there yet, a name or an id.
     """
-    if config.name != EMBEDDED or (config.root / database.FILE_NAME).exists():
+    if is_made(config):
         return
     for each in references:
         if each is None:
