@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from omegaconf import OmegaConf
@@ -21,6 +23,7 @@ from layerparity.ground import console
 from layerparity.ground.errors import UserError
 from layerparity.ground.secrets import redacted
 from layerparity.run import endings, part_devices
+from layerparity.run.sweep_loader import SweepLoader
 from layerparity.tracking.process import stop_behind
 
 if TYPE_CHECKING:
@@ -94,6 +97,7 @@ class SweepParent(Callback):
             if not launcher.endswith(_OWN_LAUNCHER):
                 endings.await_parts(Path(folder), [" ".join(words) for words in parts])
                 part_devices.keep_shown()
+            _load_parts_once()
             if config.hydra.runtime.choices.get("job") != SWEPT_JOB:
                 return
             from layerparity.tracking.store import open_store
@@ -109,13 +113,19 @@ class SweepParent(Callback):
             raise CannotBegin(error) from error
 
 
+def _load_parts_once() -> None:
+    """Have Hydra compose the parts to come by `SweepLoader`, for all sweepers and launchers."""
+    hydra = GlobalHydra.instance().hydra
+    if hydra is not None and type(hydra.config_loader) is ConfigLoaderImpl:
+        hydra.config_loader = SweepLoader(hydra.config_loader)
+
+
 def parts_of(words: list[str]) -> list[list[str]]:
     """Return the words of each part of a sweep, as Hydra's own sweeper combines them.
 
     A pattern of options wants Hydra initialised.
     """
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-    from hydra.core.global_hydra import GlobalHydra
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     known = GlobalHydra.instance()
