@@ -231,7 +231,8 @@ def test_a_sweep_of_only_reused_parts_is_the_latest(cli, tmp_path):
     words = ("backend=gpu", "device_map=cpu", "scope=single", "kind=candidate", "inputs=prompt")
     for layer in ("0", "0"):
         assert cli(*words, f"layer={layer}", "name=before", "reuse=true").exit == 0
-    assert cli("-m", *words, "layer=0", "reuse=true", "name=again").exit == 0
+    again = cli("-m", *words, "layer=0", "reuse=true", "name=again")
+    assert again.exit == 0 and re.search(r"^1 of 1: before .*, reused$", again.out, re.M)
     store = open_store(the_config(tmp_path))
     (sweep_run,) = store.runs(kind="sweep")
     (found,) = store.find("latest", "candidate")

@@ -24,6 +24,7 @@ from layerparity.ground.errors import UserError
 from layerparity.ground.secrets import redacted
 from layerparity.run import endings, part_devices
 from layerparity.run.sweep_loader import SweepLoader
+from layerparity.settings.tracking import EMBEDDED, read_config
 from layerparity.tracking.process import stop_behind
 
 if TYPE_CHECKING:
@@ -133,6 +134,20 @@ def parts_of(words: list[str]) -> list[list[str]]:
     parser = OverridesParser.create(known.config_loader() if known.is_initialized() else None)
     (parts,) = BasicSweeper.split_arguments(parser.parse_overrides(words), None)
     return parts
+
+
+def open_store(tracking: object) -> Store:
+    """Open a store; for a part of this process's sweep, the one that its parent is open in.
+
+    An embedded store is looked at when it is opened: whether it is whole, and who left runs open.
+    A server is asked again for every part: what waits to be uploaded waits no longer than it must.
+    """
+    from layerparity.tracking import store
+
+    for mine, _, _ in _open:
+        if mine.config.name == EMBEDDED and mine.config == read_config(tracking):
+            return mine
+    return store.open_store(tracking)
 
 
 def part() -> str:
