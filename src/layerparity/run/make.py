@@ -103,14 +103,13 @@ def _run(
             manifest, result = execute(
                 prepared, port, active.folder, fingerprint, before=progress, notes=notes
             )
-        active.log_metrics(system.points)
         if not manifest.records:
             raise UserError("The run stored no site: capture.include= matches none of the scope's.")
         for line in prepared.backend.memory_table():
             console.say(str(line))
         now = time.perf_counter()
         took = {"seconds": now - executed, "whole": now - began}
-        write.finish(prepared, active, manifest, result, **took)
+        write.finish(prepared, active, manifest, result, **took, system=system.points)
     # Not before the store knows that the run is finished: until then it can be resumed.
     remove_progress(active.folder)
     if type(port) is HfPort:
