@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from omegaconf import OmegaConf
 from runs import make_run, sites
 
 from layerparity.anatomy.site import Site
@@ -67,6 +68,23 @@ def compare(folder: Path) -> object:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return full_run(tmp_path_factory.mktemp("whole") / "run").folder
+
+
+def test_a_configuration_of_awkward_texts_is_read_as_it_was_by_both_readers(tmp_path: Path) -> None:
+    texts = ["true", "yes", "off", "1e3", "1_000", "0x1f", "-.inf", "nan", "null", "~", "", " a "]
+    texts += ["${layer}", "a: b", "# c", "- d", "é 👍", "two\nlines\n", "'", '"', "x " * 90, "1:30"]
+    config = {
+        "texts": texts,
+        "mapping": {text: text for text in texts},
+        "others": [None, True, 3, -1.5, 1e30, [], {}, {"deep": [{"er": []}]}],
+    }
+    files = RunFolder(tmp_path)
+    files.write_config(config)
+    assert files.read_config() == config
+    loaded = OmegaConf.load(tmp_path / "config.yaml")
+    assert OmegaConf.to_container(loaded) == config
+    with pytest.raises(yaml.representer.RepresenterError):
+        files.write_config({"path": tmp_path})
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import sys
 import textwrap
 
 import pytest
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 from stores import fresh_config
 
@@ -112,6 +113,27 @@ def test_ctrl_c_kills_the_parent(multirun, tracking):
     parent = the_sweep(tracking)
     assert (parent.status, parent.tags["error"]) == ("KILLED", "stopped by Ctrl-C")
     assert (parent.tags["children"], parent.tags["children.killed"]) == ("2", "1")
+
+
+def test_parts_that_differ_in_a_value_are_composed_once(multirun, monkeypatch):
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+
+    composed, seen = [], []
+    original = ConfigLoaderImpl.load_configuration
+
+    def load(self, *args, **kwargs):
+        composed.append(kwargs["overrides"])
+        return original(self, *args, **kwargs)
+
+    def job(config):
+        ours = HydraConfig.get()
+        seen.append((config.layer, ours.job.num, ours.overrides.task, ours.job.override_dirname))
+
+    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", load)
+    multirun(job, "job=compare", "layer=3,1,2")
+    words = [["job=compare", f"layer={layer}"] for layer in (3, 1, 2)]
+    assert seen == [(int(b[-1]), at, [a, b], f"{a},{b}") for at, (a, b) in enumerate(words)]
+    assert [words[-1] for words in composed if "layer=3,1,2" not in words] == ["layer=3"]
 
 
 def test_the_name_of_a_sweep_can_be_chosen(multirun, tracking):
@@ -239,7 +261,8 @@ def test_a_sweep_of_only_reused_parts_is_the_latest(cli, tmp_path):
     words = ("backend=gpu", "device_map=cpu", "scope=single", "kind=candidate", "inputs=prompt")
     for layer in ("0", "0"):
         assert cli(*words, f"layer={layer}", "name=before", "reuse=true").exit == 0
-    assert cli("-m", *words, "layer=0", "reuse=true", "name=again").exit == 0
+    again = cli("-m", *words, "layer=0", "reuse=true", "name=again")
+    assert again.exit == 0 and re.search(r"^1 of 1: before .*, reused$", again.out, re.M)
     store = open_store(the_config(tmp_path))
     (sweep_run,) = store.runs(kind="sweep")
     (found,) = store.find("latest", "candidate")

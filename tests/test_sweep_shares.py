@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,10 @@ from layerparity.ground.resources import shipped
 from layerparity.model import header, idle_skeletons, layer_classes
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.skeleton import Skeleton
+from layerparity.run import sweep
 from layerparity.settings.tracking import TrackingConfig
+from layerparity.tracking import connection
+from layerparity.tracking import store as store_module
 from layerparity.tracking.store import open_store
 
 SWEEP = ("backend=gpu", "device_map=cpu", "kind=candidate", "scope=single", "inputs=random")
@@ -65,6 +69,39 @@ def test_parts_build_and_map_the_model_once(cli, tmp_path, counts, monkeypatch):
     assert cli("-m", *SWEEP, "layer=0,1,2,3", "tracking.folder=apart").exit == 0
     assert counts == {"built": 5, "mapped": 5}
     assert outputs(tmp_path / "apart") == shared
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """Return the folder of each store that is opened."""
+    folders: list[str] = []
+    original = connection.open_embedded
+
+    def open_embedded(config):
+        folders.append(config.root.name)
+        return original(config)
+
+    monkeypatch.setattr(connection, "open_embedded", open_embedded)
+    return folders
+
+
+def test_parts_use_the_store_that_the_sweep_is_kept_in(cli, opened):
+    assert cli("-m", *SWEEP, "layer=0,1", "tracking.folder=first").exit == 0
+    assert opened == ["first"]
+
+
+def test_a_server_and_another_store_are_opened_for_every_part(monkeypatch):
+    served = TrackingConfig(name="server", uri="http://127.0.0.1:1")
+    asked = []
+    monkeypatch.setattr(store_module, "open_store", asked.append)
+    kept = SimpleNamespace(config=served)
+    monkeypatch.setattr(sweep, "_open", [(kept, None, [])])
+    sweep.open_store(served)
+    kept.config = TrackingConfig(folder="first")
+    second = TrackingConfig(folder="second")
+    sweep.open_store(second)
+    assert asked == [served, second]
+    assert sweep.open_store(kept.config) is kept
 
 
 def skeleton(attention: str = "eager") -> tuple[Checkpoint, Skeleton]:

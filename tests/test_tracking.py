@@ -139,6 +139,30 @@ def test_nonfinite_points_are_counted_not_stored(shared):
     assert shared.get(run.id).tags["nonfinite"] == "3"
 
 
+def test_points_and_tags_share_requests_that_mlflow_takes(store, monkeypatch):
+    sent = []
+    with store.start("many", "golden", {}, {}) as run:
+        original = run.connection.client.log_batch
+
+        def log_batch(run_id, metrics=(), params=(), tags=(), **more):
+            sent.append((len(metrics), len(tags)))
+            return original(run_id, metrics=metrics, params=params, tags=tags, **more)
+
+        monkeypatch.setattr(run.connection.client, "log_batch", log_batch)
+        run.log_metrics([("layer/x", 0.5, 0), ("layer/x", math.nan, 1)], {"device": "cpu"})
+        assert sent == [(1, 2)], "the tags are the device, and how many points are no numbers"
+        run.log_metrics([("layer/y", 1.0, step) for step in range(1000)], {"facts": "two"})
+        tags = {f"t{number:03d}": number for number in range(150)}
+        run.set_tags(tags)
+        run.log_metrics([])
+    # MLflow takes 1000 of all kinds together, 100 of them tags.
+    assert sent[1:] == [(900, 1), (100, 0), (0, 100), (0, 50)]
+    found = store.get(run.id).tags
+    assert found["device"] == "cpu" and found["facts"] == "two" and found["nonfinite"] == "1"
+    assert {name: found[name] for name in tags} == {name: str(n) for name, n in tags.items()}
+    assert len(history(store, run.id, "layer/y")) == 1000
+
+
 def test_tables_are_written_as_the_ui_reads_them(shared):
     with shared.start("pages", "comparison", {}, {}) as run:
         run.log_table({"site": ["a", "b"], "error": [1.0, math.nan]}, "rows.json")

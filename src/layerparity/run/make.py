@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from layerparity.ground import console, progress
 from layerparity.ground.errors import UserError
@@ -18,7 +18,7 @@ from layerparity.run import goldens, open_backend, open_port, reuse, terminal, w
 from layerparity.run.fingerprint import fingerprint_of
 from layerparity.run.ports.base import Assets, Port
 from layerparity.run.prepare import Prepared, plan_run, prepare, with_kind
-from layerparity.run.sweep import PARENT_VARIABLE
+from layerparity.run.sweep import PARENT_VARIABLE, open_store
 from layerparity.settings.config import Config, RunKind
 from layerparity.tracking.links import say_link, say_served
 
@@ -29,20 +29,30 @@ if TYPE_CHECKING:
     from layerparity.tracking.store import Store
 
 
+class Made(NamedTuple):
+    """The id of a run, and whether it was there before."""
+
+    id: str
+    is_reused: bool
+
+
 def make(config: Config) -> str:
     """Make one run, or find the one that is reused, and return its id."""
-    from layerparity.tracking.store import open_store
+    return made(config).id
 
+
+def made(config: Config) -> Made:
+    """Make one run, or find the one that is reused."""
     began, parent = terminal.began(), os.environ.get(PARENT_VARIABLE)
     with decided(config, open_store) as (store, prepared, mark), reuse.alone(config, store, mark):
         again = reuse.reusable(store, mark) if config.reuse else None
         if again is None:
-            return _run(prepared, store, parent, mark, began)
+            return Made(_run(prepared, store, parent, mark, began), is_reused=False)
     if parent:
         store.adopt(parent, again)
     console.say(f"Reusing run {again.name} ({again.id}): same fingerprint.\n{again.url}")
     say_served(config.tracking)
-    return again.id
+    return Made(again.id, is_reused=True)
 
 
 @contextmanager
@@ -94,14 +104,13 @@ def _run(
             manifest, result = execute(
                 prepared, port, active.folder, fingerprint, before=progress, notes=notes
             )
-        active.log_metrics(system.points)
         if not manifest.records:
             raise UserError("The run stored no site: capture.include= matches none of the scope's.")
         for line in prepared.backend.memory_table():
             console.say(str(line))
         now = time.perf_counter()
         took = {"seconds": now - executed, "whole": now - began}
-        write.finish(prepared, active, manifest, result, **took)
+        write.finish(prepared, active, manifest, result, **took, system=system.points)
     # Not before the store knows that the run is finished: until then it can be resumed.
     remove_progress(active.folder)
     if type(port) is HfPort:

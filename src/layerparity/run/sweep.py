@@ -14,6 +14,8 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from omegaconf import OmegaConf
@@ -22,7 +24,9 @@ from layerparity.ground import console
 from layerparity.ground.errors import UserError
 from layerparity.ground.secrets import redacted
 from layerparity.run import endings, part_devices
+from layerparity.run.sweep_loader import SweepLoader
 from layerparity.settings.key import check_numbers
+from layerparity.settings.tracking import EMBEDDED, read_config
 from layerparity.tracking.process import stop_behind
 
 if TYPE_CHECKING:
@@ -98,6 +102,7 @@ class SweepParent(Callback):
             if not launcher.endswith(_OWN_LAUNCHER):
                 endings.await_parts(Path(folder), [" ".join(words) for words in parts])
                 part_devices.keep_shown()
+            _load_parts_once()
             if config.hydra.runtime.choices.get("job") != SWEPT_JOB:
                 return
             from layerparity.tracking.store import open_store
@@ -113,13 +118,19 @@ class SweepParent(Callback):
             raise CannotBegin(error) from error
 
 
+def _load_parts_once() -> None:
+    """Have Hydra compose the parts to come by `SweepLoader`, for all sweepers and launchers."""
+    hydra = GlobalHydra.instance().hydra
+    if hydra is not None and type(hydra.config_loader) is ConfigLoaderImpl:
+        hydra.config_loader = SweepLoader(hydra.config_loader)
+
+
 def parts_of(words: list[str]) -> list[list[str]]:
     """Return the words of each part of a sweep, as Hydra's own sweeper combines them.
 
     A pattern of options wants Hydra initialised.
     """
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-    from hydra.core.global_hydra import GlobalHydra
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     known = GlobalHydra.instance()
@@ -135,7 +146,6 @@ def _refuse_misfits(parts: list[list[str]], composed: list[str]) -> None:
     The words that are ``composed`` have been read.
     """
     from hydra import compose
-    from hydra.core.global_hydra import GlobalHydra
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     own = dict.fromkeys(word for words in parts for word in words if word not in composed)
@@ -171,6 +181,20 @@ def _check_numbers(keys: Any) -> None:
 def _sets(override: Any) -> bool:
     """Say whether an override gives a key that is there another value."""
     return not (override.is_add() or override.is_force_add() or override.is_delete())
+
+
+def open_store(tracking: object) -> Store:
+    """Open a store; for a part of this process's sweep, the one that its parent is open in.
+
+    An embedded store is looked at when it is opened: whether it is whole, and who left runs open.
+    A server is asked again for every part: what waits to be uploaded waits no longer than it must.
+    """
+    from layerparity.tracking import store
+
+    for mine, _, _ in _open:
+        if mine.config.name == EMBEDDED and mine.config == read_config(tracking):
+            return mine
+    return store.open_store(tracking)
 
 
 def part() -> str:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from hydra.core.hydra_config import HydraConfig
 
 from layerparity.ground import console
-from layerparity.run.make import make
-from layerparity.run.sweep import PARTS_VARIABLE
+from layerparity.run.make import made
+from layerparity.run.sweep import PARTS_VARIABLE, open_store
 
 if TYPE_CHECKING:
     from layerparity.record.manifest import Manifest
@@ -22,17 +22,15 @@ _noted: set[str] = set()
 
 def make_part(config: Config) -> None:
     """Make one part of a sweep and say so in a line. Raises UserError where it cannot be made."""
-    from layerparity.tracking.store import open_store
-
-    store, began = open_store(config.tracking), time.monotonic()
-    before = store.counted()
+    began = time.monotonic()
     number = HydraConfig.get().job.num + 1
     parts, started = os.environ.get(PARTS_VARIABLE, f"{number} {time.time()}").split()
     title = f"{number} of {parts}"
     with console.brief(title, _noted):
-        run = store.get(make(config))
+        one = made(config)
+    run = open_store(config.tracking).get(one.id)
     assert run is not None, "a run that was just made can be found"
-    how = "reused" if run.sequence <= before else f"{time.monotonic() - began:.1f} s"
+    how = "reused" if one.is_reused else f"{time.monotonic() - began:.1f} s"
     left = (time.time() - float(started)) / number * (int(parts) - number)
     more = [f"about {console.duration_text(left)} left"] if number < int(parts) else []
     words = [f"{title}: {run.name} {run.id[:8]}", described(run.read_manifest()), how, *more]

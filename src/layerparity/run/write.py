@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -192,17 +192,19 @@ def finish(
     *,
     seconds: float,
     whole: float,
+    system: Sequence[tuple[str, float, int]] = (),
 ) -> None:
     """Write everything that describes the run; the manifest last, which makes it whole.
 
-    ``seconds`` are those of the stages, ``whole`` with all that came before them.
+    ``seconds`` are those of the stages, ``whole`` with all that came before them; ``system`` are
+    the points of the machine meanwhile.
     Raises UserError where the disk refuses.
     """
     files = RunFolder(active.folder)
     describe(prepared, files, result)
-    active.log_metrics(run_metrics(manifest, result, seconds))
     _, inside = computed_on(prepared, result)
-    active.set_tags({"device": manifest.device, **(_facts(prepared) if inside else {})})
+    found = {"device": manifest.device, **(_facts(prepared) if inside else {})}
+    active.log_metrics([*run_metrics(manifest, result, seconds), *system], found)
     if manifest.device != prepared.backend.device_label:
         console.note(
             f"The stages computed on {manifest.device}, and the backend's device is "

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -70,8 +70,10 @@ class ActiveRun:
         """Return a tab of the run's page: ``model-metrics``, ``artifacts``, ``artifacts/PATH``."""
         return self.connection.run_url(self.id, tab)
 
-    def log_metrics(self, values: Iterable[tuple[str, float, int]]) -> None:
-        """Log points (name, value, step), step being the layer.
+    def log_metrics(
+        self, values: Iterable[tuple[str, float, int]], tags: Mapping[str, object] | None = None
+    ) -> None:
+        """Log points (name, value, step), step being the layer, and set ``tags`` with them.
 
         NaN and Inf are counted in the tag ``nonfinite`` instead of being stored as 1.8e308. In a
         child of a sweep all but ``summary/...`` and ``system/...`` goes onto the parent too: its
@@ -85,12 +87,11 @@ class ActiveRun:
                 metrics.append(Metric(names.clean(name), float(value), now, int(step)))
             else:
                 skipped += 1
-        self._send(self.id, metrics)
+        self._nonfinite += skipped
+        more = {"nonfinite": self._nonfinite} if skipped else {}
+        self._send(self.id, metrics, {**(tags or {}), **more})
         if self.parent:
             self._send(self.parent, [m for m in metrics if not m.key.startswith(OWN)])
-        if skipped:
-            self._nonfinite += skipped
-            self.set_tags({"nonfinite": self._nonfinite})
 
     def log_params(self, params: Mapping[str, object]) -> None:
         """Log nested parameters under dotted names; long values are cut (config.yaml has them)."""
@@ -103,12 +104,7 @@ class ActiveRun:
 
     def set_tags(self, tags: Mapping[str, object]) -> None:
         """Set tags under our prefix; ``mlflow.note.content`` and its like keep their names."""
-        from mlflow.entities import RunTag
-
-        own = [RunTag(*pair) for pair in names.own_tags(tags).items()]
-        with self.connection.user_errors():
-            for chunk in _chunks(own, _TEXTS_PER_REQUEST):
-                self.connection.client.log_batch(self.id, tags=chunk)
+        self._send(self.id, tags=tags)
 
     def log_input(self, name: str, digest: str, source: Mapping[str, object]) -> None:
         """Say what the run was fed, as the UI's column Dataset shows it: ``name (digest)``.
@@ -207,10 +203,18 @@ class ActiveRun:
         if self.remote and (status == FINISHED or not RunFolder(self.folder).is_run):
             spool.remove(self.folder)
 
-    def _send(self, run_id: str, metrics: Sequence[Metric]) -> None:
+    def _send(
+        self, run_id: str, metrics: Sequence[Metric] = (), tags: Mapping[str, object] | None = None
+    ) -> None:
+        """Log points and set tags, in as few requests as MLflow takes them in: each costs alike."""
+        from mlflow.entities import RunTag
+
+        texts = [RunTag(*pair) for pair in names.own_tags(tags or {}).items()]
+        # With a request's most points MLflow takes no tag more.
+        points = _chunks(metrics, _METRICS_PER_REQUEST - _TEXTS_PER_REQUEST)
         with self.connection.user_errors():
-            for chunk in _chunks(metrics, _METRICS_PER_REQUEST):
-                self.connection.client.log_batch(run_id, metrics=chunk)
+            for some, few in zip_longest(points, _chunks(texts, _TEXTS_PER_REQUEST), fillvalue=()):
+                self.connection.client.log_batch(run_id, metrics=some, tags=few)
 
 
 def _plain(cell: object) -> object:
