@@ -49,7 +49,7 @@ def main() -> None:
         for name in sources:
             columns = zip(*(each[name] for each in rounds), strict=True)
             wall, own = (statistics.median(each) for each in columns)
-            print(f"| {name} | {wall:.2f} | {own:.2f} |", flush=True)
+            print(f"| {name} | {wall:.3f} | {own:.3f} |", flush=True)
 
 
 def measured(source: Path, model: Path, parts: int) -> tuple[float, float]:

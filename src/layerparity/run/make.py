@@ -30,9 +30,11 @@ if TYPE_CHECKING:
 
 
 class Made(NamedTuple):
-    """The id of a run, and whether it was there before."""
+    """A run: its id, its name, what it holds, and whether it was there before."""
 
     id: str
+    name: str
+    manifest: Manifest
     is_reused: bool
 
 
@@ -47,12 +49,12 @@ def made(config: Config) -> Made:
     with decided(config, open_store) as (store, prepared, mark), reuse.alone(config, store, mark):
         again = reuse.reusable(store, mark) if config.reuse else None
         if again is None:
-            return Made(_run(prepared, store, parent, mark, began), is_reused=False)
+            return _run(prepared, store, parent, mark, began)
     if parent:
         store.adopt(parent, again)
     console.say(f"Reusing run {again.name} ({again.id}): same fingerprint.\n{again.url}")
     say_served(config.tracking)
-    return Made(again.id, is_reused=True)
+    return Made(again.id, again.name, again.read_manifest(), is_reused=True)
 
 
 @contextmanager
@@ -78,8 +80,8 @@ def decided(
 
 def _run(
     prepared: Prepared, store: Store, parent: str | None, fingerprint: str, began: float
-) -> str:
-    """Execute a run that is decided, and keep it in the store under a parent; return its id."""
+) -> Made:
+    """Execute a run that is decided, and keep it in the store under a parent."""
     from layerparity.model import idle_skeletons
     from layerparity.record.progress import remove_progress
     from layerparity.run.ports.hf import HfPort
@@ -117,7 +119,7 @@ def _run(
         # Ports that are made of this one may have changed its modules.
         idle_skeletons.give_back(port.skeleton)
     say_link(active, config.tracking)
-    return str(active.id)
+    return Made(active.id, active.name, manifest, is_reused=False)
 
 
 def build_port(prepared: Prepared, make: Callable[[Assets], Port] | None = None) -> Port:

@@ -10,7 +10,7 @@ from hydra.core.hydra_config import HydraConfig
 
 from layerparity.ground import console
 from layerparity.run.make import made
-from layerparity.run.sweep import PARTS_VARIABLE, open_store
+from layerparity.run.sweep import PARTS_VARIABLE
 
 if TYPE_CHECKING:
     from layerparity.record.manifest import Manifest
@@ -28,12 +28,10 @@ def make_part(config: Config) -> None:
     title = f"{number} of {parts}"
     with console.brief(title, _noted):
         one = made(config)
-    run = open_store(config.tracking).get(one.id)
-    assert run is not None, "a run that was just made can be found"
     how = "reused" if one.is_reused else f"{time.monotonic() - began:.1f} s"
     left = (time.time() - float(started)) / number * (int(parts) - number)
     more = [f"about {console.duration_text(left)} left"] if number < int(parts) else []
-    words = [f"{title}: {run.name} {run.id[:8]}", described(run.read_manifest()), how, *more]
+    words = [f"{title}: {one.name} {one.id[:8]}", described(one.manifest), how, *more]
     console.say(", ".join(words))
 
 
