@@ -15,7 +15,9 @@ from layerparity.ground.errors import UserError
 from layerparity.ground.files import tensor_digest
 from layerparity.model.architecture import read_config
 from layerparity.model.checkpoint import Checkpoint
+from layerparity.model.resolve import open_checkpoint
 from layerparity.model.skeleton import Skeleton
+from layerparity.settings.config import ModelSettings
 
 WEIGHTS = "model.safetensors"
 
@@ -256,3 +258,59 @@ def test_scales_without_an_eight_bit_weight_are_noticed(folder: Path) -> None:
     name = "model.layers.1.self_attn.v_proj.weight_scale_inv"
     edit(folder, lambda t: t.update({name: torch.ones(1, 1)}))
     assert fill(folder).homeless == [name]
+
+
+def read_whole(folder: Path) -> Checkpoint:
+    """Open a folder as a run does, for one stage, and list all of its tensors."""
+    checkpoint = open_checkpoint(ModelSettings(path=str(folder)), ["layers.0"])
+    assert checkpoint.tensors
+    return checkpoint
+
+
+def config_again(folder: Path) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "rope_theta": 1e4}))
+
+
+def shard_again(folder: Path) -> None:
+    file = folder / WEIGHTS
+    save_file(load_file(file), file)
+
+
+def shard_more(folder: Path) -> None:
+    save_file({"more": torch.zeros(1)}, folder / "more.safetensors")
+
+
+def shard_gone(folder: Path) -> None:
+    file = folder / WEIGHTS
+    file.rename(file.with_name("other.safetensors"))
+
+
+@pytest.mark.parametrize("change", [config_again, shard_again, shard_more, shard_gone])
+def test_a_whole_checkpoint_is_listed_once_until_a_file_changes(
+    folder: Path, change: Callable[[Path], None]
+) -> None:
+    first = read_whole(folder)
+    assert read_whole(folder) is first
+    change(folder)
+    again = read_whole(folder)
+    assert again is not first
+    assert {each.file for each in again.tensors.values()} == set(folder.glob("*.safetensors"))
+
+
+def test_a_checkpoint_that_lacks_files_is_listed_for_each_of_its_stages(folder: Path) -> None:
+    file = folder / WEIGHTS
+    tensors = load_file(file)
+    shards = {name: "one" if name.startswith("model.layers.0.") else "two" for name in tensors}
+    for shard in ("one", "two"):
+        part = {name: each for name, each in tensors.items() if shards[name] == shard}
+        save_file(part, folder / f"{shard}.safetensors")
+    file.unlink()
+    index = {"weight_map": {name: f"{shard}.safetensors" for name, shard in shards.items()}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    whole = read_whole(folder)
+    assert read_whole(folder) is whole
+    (folder / "two.safetensors").unlink()
+    assert read_whole(folder) is not read_whole(folder)
+    with pytest.raises(UserError, match=r"two\.safetensors, which is not in"):
+        assert open_checkpoint(ModelSettings(path=str(folder)), ["layers.1"]).tensors

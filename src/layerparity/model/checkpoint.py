@@ -16,7 +16,7 @@ from layerparity.ground.parse import parse_json
 from layerparity.model import weight_types
 from layerparity.model.architecture import usual_names
 from layerparity.model.contradiction import contradiction
-from layerparity.model.header import Header, Stored, read_header
+from layerparity.model.header import Header, Stamp, Stored, read_header, stamp
 
 if TYPE_CHECKING:
     import torch
@@ -65,6 +65,24 @@ class Checkpoint:
                 f"{folder} has no config.json: it is not a Hugging Face model folder",
                 "give another model.path.",
             )
+        self._marks = self._marked()
+
+    def is_whole_still(self) -> bool:
+        """Say whether all tensors were listed, with none absent, and no file has changed since."""
+        if "tensors" not in vars(self) or self.absent:
+            return False
+        read = {header.file: header.stamp for header in self.headers}
+        try:
+            changed = [file for file in read if stamp(file.stat()) != read[file]]
+            here = read.keys() if self.index else set(self.folder.glob(_SAFETENSORS))
+            return not changed and here == read.keys() and self._marked() == self._marks
+        except OSError:
+            return False
+
+    def _marked(self) -> list[Stamp | None]:
+        """Return what tells config.json and the index from the same files after a change."""
+        files = (self.folder / "config.json", self.folder / INDEX)
+        return [stamp(file.stat()) if file.is_file() else None for file in files]
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -153,7 +171,7 @@ class Checkpoint:
         own = [name for name in self.weights if name.startswith(marks)]
         return self.of_stage(EMBEDDING) if stage == HEAD and not own else own
 
-    @property
+    @cached_property
     def lonely_scales(self) -> list[str]:
         """The scales whose weight is missing, or stored in a type that needs none."""
         owners = {name: self.tensors.get(weight_types.weight_name(name)) for name in self.tensors}

@@ -12,6 +12,9 @@ from layerparity.model import hub
 from layerparity.model.checkpoint import GGUF, Checkpoint, gguf_refusal
 from layerparity.settings.config import ModelSettings
 
+# The one that was opened last: each part of a sweep opens the same checkpoint.
+_last: list[Checkpoint] = []
+
 
 def open_checkpoint(model: ModelSettings, stages: Sequence[str] | None = None) -> Checkpoint:
     """Return the model's checkpoint, with the weights of ``stages``; None: with all of them.
@@ -29,20 +32,35 @@ def describe(model: ModelSettings, stages: Sequence[str] | None = None) -> Check
     """Return the model's checkpoint, of which config.json is there, and weights may be missing."""
     if model.hub_id is not None:
         cure = f"add model.download=true, or type '{hub.command(model)}'."
-        return Checkpoint(hub.cached(model), stages, cure)
+        return _opened(hub.cached(model), stages, cure)
     if model.path is not None:
         _refuse_hub_keys(model)
         folder = expanded(model.path).absolute()
         _refuse_file(folder)
-        return Checkpoint(folder, stages)
+        return _opened(folder, stages)
     if model.shipped is not None:
-        return Checkpoint(shipped("checkpoints") / model.shipped, stages)
+        return _opened(shipped("checkpoints") / model.shipped, stages)
     if model.architecture is not None:
         raise UserError(
             f"model={model.name} describes an architecture without weights",
             "give model.path=<folder> to run it.",
         )
     raise UserError("model=checkpoint wants model.path=", "give a Hugging Face folder.")
+
+
+def _opened(
+    folder: Path, stages: Sequence[str] | None = None, cure: str = "fetch it."
+) -> Checkpoint:
+    """Return a folder's checkpoint: the last one where it is of this folder, and whole still.
+
+    What was listed of it is not listed again, and whatever ``stages`` need is there. Raises
+    UserError as `Checkpoint` does.
+    """
+    for each in _last:
+        if each.folder == folder and each.is_whole_still():
+            return each
+    _last[:] = [Checkpoint(folder, stages, cure)]
+    return _last[0]
 
 
 def _refuse_hub_keys(model: ModelSettings) -> None:
