@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from layerparity.ground.resources import shipped
-from layerparity.model import header, idle_skeletons, layer_classes
+from layerparity.model import header, idle_skeletons, layer_classes, resolve
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.skeleton import Skeleton
 from layerparity.run import sweep
@@ -26,6 +26,7 @@ FOLDER = shipped("checkpoints") / "tiny_minimax_m2"
 def nothing_kept(monkeypatch):
     """Let a test begin as a fresh process does."""
     monkeypatch.setattr(idle_skeletons, "_idle", {})
+    monkeypatch.setattr(resolve, "_last", [])
     layer_classes._classes.cache_clear()
     header._listed.cache_clear()
 
