@@ -133,7 +133,7 @@ def test_a_type_checker_sees_what_is_called(tmp_path: Path) -> None:
 
 
 def test_two_runs_and_their_comparison_leave_the_caller_as_he_was(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A caller that has composed with Hydra and MLflow himself goes on as if nothing had been."""
     import mlflow
@@ -141,6 +141,8 @@ def test_two_runs_and_their_comparison_leave_the_caller_as_he_was(
 
     (folder / "mine").mkdir()
     (folder / "mine" / "app.yaml").write_text("a: 1\n")
+    # MLflow puts it into the environment, where later tests would read it.
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/theirs.db")
     mlflow.set_tracking_uri(f"sqlite:///{folder}/theirs.db")
     open_before = mlflow.start_run().info.run_id
     torch.set_num_threads(2)
