@@ -99,6 +99,7 @@ def test_what_follows_a_wrong_chunk_can_be_typed(cli: Cli) -> None:
     [
         (("scope=range", "layer_chunks=0"), "This sweep has no parts"),
         (("scope=single", "layer=range(0,0)"), "This sweep has no parts"),
+        (("scope=single", "layer=0", "tracking.folder=a,b"), "are kept in one store"),
         (("scope=range", "layer_chunks=2,3"), "layer_chunks=2,3 cuts the blocks in several ways"),
     ],
 )

@@ -95,6 +95,7 @@ class SweepParent(Callback):
                     "This sweep has no parts: a list or range in it is empty",
                     "give it a value, such as layer=range(0,4), which is 0 to 3.",
                 )
+            _refuse_several_stores(parts)
             _refuse_misfits(parts, overrides)
             folder = OmegaConf.select(config, "hydra.sweep.dir")
             _make_folder(folder)
@@ -138,6 +139,16 @@ def parts_of(words: list[str]) -> list[list[str]]:
     parser = OverridesParser.create(known.config_loader() if known.is_initialized() else None)
     (parts,) = BasicSweeper.split_arguments(parser.parse_overrides(words), None)
     return parts
+
+
+def _refuse_several_stores(parts: list[list[str]]) -> None:
+    """Raise UserError where a sweep's parts would be kept in other places than the sweep is."""
+    first, *others = ({w for w in words if w.startswith("tracking")} for words in parts)
+    if any(each != first for each in others):
+        raise UserError(
+            "A sweep and its parts are kept in one store, and these have several",
+            "give tracking one value, and type the command once for each store.",
+        )
 
 
 def _refuse_misfits(parts: list[list[str]], composed: list[str]) -> None:
