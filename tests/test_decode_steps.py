@@ -109,3 +109,17 @@ def test_a_step_that_is_not_finite_or_constant_is_as_by_itself(
         same(measured, expected[name])
     name = "nonfinite_disagreement" if math.isnan(value) else "candidate_constant"
     assert name in found[site].metrics
+
+
+@pytest.mark.parametrize("sides", ["isolated"], indirect=True)
+def test_a_site_by_itself_has_all_threads(
+    sides: Sides, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    golden, candidate, aligned, calibration = sides
+    had: list[int] = []
+    monkeypatch.setattr(
+        decode_steps, "measure", lambda *_, **__: had.append(torch.get_num_threads())
+    )
+    alone = next(each for each in aligned.pairs if each.site.phase == PREFILL)
+    decode_steps.measure_steps([alone], golden, candidate, calibration, aligned.blocks)
+    assert had == [threads]

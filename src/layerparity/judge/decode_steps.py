@@ -67,7 +67,6 @@ def _is_step(pair: Pair) -> bool:
     )
 
 
-@one_thread()
 def measure_steps(
     pairs: Sequence[Pair],
     golden: RunSet,
@@ -87,14 +86,29 @@ def measure_steps(
             pair.site: measure(pair, golden, candidate, calibration, blocks, close=close)
             for pair in pairs
         }
-    left, right = sides
+    # A single site may be large, and takes all threads; these are many small pieces.
+    with one_thread():
+        return _together(pairs, sides, (golden, candidate), calibration, blocks, close=close)
+
+
+def _together(
+    pairs: Sequence[Pair],
+    stored: tuple[torch.Tensor, torch.Tensor],
+    runs: tuple[RunSet, RunSet],
+    calibration: Calibration,
+    blocks: Blocks,
+    *,
+    close: Closeness,
+) -> dict[Site, Measured]:
+    """Measure pairs whose tensors, golden and candidate, are ``stored``: finite [step, element]."""
+    left, right = stored
     sums, calibrated = row_sums(left, right, close), calibration.of_steps(pairs, left, right)
     squares = np.array([[each.golden_squares, each.diff_squares] for each in sums])
     errors, usual = relative_errors(squares.T), (_varies(left) & _varies(right)).tolist()
     found: dict[Site, Measured] = {}
     for step, pair in enumerate(pairs):
         metrics = _plain(Chunk(left[step], right[step], close, sums=sums[step]), usual[step])
-        metrics |= passed_through(pair, golden, candidate, blocks)
+        metrics |= passed_through(pair, *runs, blocks)
         own = calibrated[step]
         metrics |= own.metrics
         found[pair.site] = Measured(metrics, [errors[step]], None, own.profiles, own.lacking)
