@@ -112,6 +112,12 @@ def test_a_sweep_of_nothing_is_refused(
     assert not (tmp_path / "mlruns").exists()
 
 
+def test_jobs_that_make_no_runs_may_go_over_several_stores(cli: Cli) -> None:
+    ended = cli("-m", "job=runs", "tracking.folder=a,b")
+    assert ended.exit == 0, ended.err
+    assert ended.out.count("no store") == 2, ended.out
+
+
 def test_one_chunk_may_be_asked_for(cli: Cli, tmp_path: Path) -> None:
     ended = cli(*SWEEP, "layer_chunks=3", "chunk=0,2", "inputs=random", "dry_run=true")
     assert ended.exit == 0, ended.err

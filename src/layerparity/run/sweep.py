@@ -95,7 +95,9 @@ class SweepParent(Callback):
                     "This sweep has no parts: a list or range in it is empty",
                     "give it a value, such as layer=range(0,4), which is 0 to 3.",
                 )
-            _refuse_several_stores(parts)
+            makes_runs = config.hydra.runtime.choices.get("job") == SWEPT_JOB
+            if makes_runs:
+                _refuse_several_stores(parts)
             _refuse_misfits(parts, overrides)
             folder = OmegaConf.select(config, "hydra.sweep.dir")
             _make_folder(folder)
@@ -104,7 +106,7 @@ class SweepParent(Callback):
                 endings.await_parts(Path(folder), [" ".join(words) for words in parts])
                 part_devices.keep_shown()
             _load_parts_once()
-            if config.hydra.runtime.choices.get("job") != SWEPT_JOB:
+            if not makes_runs:
                 return
             from layerparity.tracking.store import open_store
 
