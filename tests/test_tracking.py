@@ -12,8 +12,10 @@ import subprocess
 import sys
 import textwrap
 import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
+from threading import Barrier
 from types import SimpleNamespace
 
 import pytest
@@ -128,6 +130,22 @@ def test_two_runs_may_be_fed_the_same_at_the_same_moment(store, monkeypatch):
     kept = [store._connection.client.get_run(run.id).inputs for run in store.runs()]
     digests = [[each.dataset.digest for each in inputs.dataset_inputs] for inputs in kept]
     assert digests == [["0123"], ["0123"]]
+
+
+def test_commands_may_set_one_tag_of_one_run_at_the_same_moment(store):
+    """As those do that find one abandoned run at once; MLflow's set_tag fails for all but one."""
+    runs, four = [make(store, f"r{number}") for number in range(8)], Barrier(4)
+
+    def mark(number: int) -> None:
+        for run in runs:
+            four.wait(timeout=20)
+            store.tag(run, {"one": number, "two": number, "three": number})
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(mark, range(4))) == [None] * 4
+    for run in runs:
+        tags = store.get(run.id).tags
+        assert {tags[name] for name in ("one", "two", "three")} <= set("0123")
 
 
 def test_nonfinite_points_are_counted_not_stored(shared):

@@ -19,7 +19,7 @@ from layerparity.ground.secrets import redacted
 from layerparity.record.folder import RunFolder
 from layerparity.record.stored_run import FINISHED, KILLED, TEXT_TAG, StoredRun
 from layerparity.tracking import artifacts, interrupted, names, spool, system
-from layerparity.tracking.connection import Connection
+from layerparity.tracking.connection import TAGS_PER_REQUEST, Connection
 from layerparity.tracking.process import name_of, stop_behind
 from layerparity.tracking.stored_runs import RESUMED_BY
 
@@ -32,7 +32,6 @@ WHOLE_RUN = "summary/"
 # Of one run alone, and no part of a sweep's series by layer.
 OWN = (WHOLE_RUN, system.PREFIX)
 _METRICS_PER_REQUEST = 1000
-_TEXTS_PER_REQUEST = 100
 # MLflow's limits.
 _DATASET_NAME, _DIGEST = 500, 36
 _REFUSED_BY_DATABASE = "BAD_REQUEST"
@@ -99,7 +98,7 @@ class ActiveRun:
 
         flat = [Param(*pair) for pair in names.flat_params(params).items()]
         with self.connection.user_errors():
-            for chunk in _chunks(flat, _TEXTS_PER_REQUEST):
+            for chunk in _chunks(flat, TAGS_PER_REQUEST):
                 self.connection.client.log_batch(self.id, params=chunk)
 
     def set_tags(self, tags: Mapping[str, object]) -> None:
@@ -168,8 +167,7 @@ class ActiveRun:
                 "another command may go on with it: wait for that one.",
             ) from error
         self.set_tags({"resumed": run.id})
-        with self.connection.user_errors():
-            self.connection.client.set_tag(run.id, names.PREFIX + RESUMED_BY, self.id)
+        self.connection.set_tags(run.id, {RESUMED_BY: self.id})
 
     def keep_log(self) -> None:
         """Write what was said to the run's log, and from now on each line as it is said."""
@@ -211,9 +209,9 @@ class ActiveRun:
 
         texts = [RunTag(*pair) for pair in names.own_tags(tags or {}).items()]
         # With a request's most points MLflow takes no tag more.
-        points = _chunks(metrics, _METRICS_PER_REQUEST - _TEXTS_PER_REQUEST)
+        points = _chunks(metrics, _METRICS_PER_REQUEST - TAGS_PER_REQUEST)
         with self.connection.user_errors():
-            for some, few in zip_longest(points, _chunks(texts, _TEXTS_PER_REQUEST), fillvalue=()):
+            for some, few in zip_longest(points, _chunks(texts, TAGS_PER_REQUEST), fillvalue=()):
                 self.connection.client.log_batch(run_id, metrics=some, tags=few)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import urllib.request
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -15,7 +16,7 @@ from urllib.parse import quote, urlsplit
 from layerparity.ground import console
 from layerparity.ground.errors import UserError
 from layerparity.settings.tracking import TrackingConfig
-from layerparity.tracking import database
+from layerparity.tracking import database, names
 from layerparity.tracking.failures import no_mlflow, unreachable, user_errors
 from layerparity.tracking.view import WORKFLOW, runs_url, shared_view
 
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Experiment
 
-
+# MLflow's limit.
+TAGS_PER_REQUEST = 100
 _VERSION = re.compile(r"[0-9]+(\.[0-9]+)+[\w.+-]*")
 # Versions of servers that were noted in this process.
 _noted: set[str] = set()
@@ -165,6 +167,20 @@ class Connection:
         So does a store that is gone, of which sqlite itself may say nothing.
         """
         return user_errors(self.config, self.identity)
+
+    def set_tags(self, run_id: str, tags: Mapping[str, object]) -> None:
+        """Set tags of ours on any run; see `names.own_tags`.
+
+        Several commands may set the same one at once, as those that find one abandoned run do:
+        MLflow's set_tag then fails for all but one, where log_batch looks again.
+        """
+        from mlflow.entities import RunTag
+
+        texts = [RunTag(*pair) for pair in names.own_tags(tags).items()]
+        with self.user_errors():
+            for start in range(0, len(texts), TAGS_PER_REQUEST):
+                some = texts[start : start + TAGS_PER_REQUEST]
+                self.client.log_batch(run_id, tags=some)
 
     def run_url(self, run_id: str, tab: str = "") -> str:
         """Return a run's page in the MLflow UI, or a tab of it."""

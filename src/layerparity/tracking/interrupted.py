@@ -89,11 +89,9 @@ def end_abandoned(link: Connection, runs: Iterable[StoredRun]) -> None:
         seen = owner_ended(run.tags) is not None
         minutes = int(DEADLINE_SECONDS / 60)
         why = "its process is gone" if seen else f"nothing was heard of it for {minutes} minutes"
-        marks = names.own_tags({TAG: "true", "error": f"interrupted: {why}"})
         try:
+            link.set_tags(run.id, {TAG: "true", "error": f"interrupted: {why}"})
             with link.user_errors():
-                for tag, value in marks.items():
-                    link.client.set_tag(run.id, tag, value)
                 last = int(_last_beat(run.tags, run.start_time) * 1000)
                 link.client.set_terminated(run.id, KILLED, last)
         except UserError as error:

@@ -154,7 +154,7 @@ def _upload(link: Connection, folder: Path, tags: dict[str, str]) -> None:
     with link.user_errors():
         if MANIFEST_TAG not in tags:
             digest = text_digest((folder / MANIFEST).read_text(encoding="utf-8"))
-            client.set_tag(run_id, names.PREFIX + MANIFEST_TAG, digest)
+            link.set_tags(run_id, {MANIFEST_TAG: digest})
         artifacts.upload(client, run_id, folder)
         client.set_terminated(run_id, FINISHED)
         for tag in (interrupted.TAG, "error"):

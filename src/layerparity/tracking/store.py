@@ -124,9 +124,7 @@ class Store(StoredRuns):
 
     def tag(self, run: StoredRun, tags: Mapping[str, object]) -> None:
         """Set tags of ours on a run that has ended."""
-        with self._connection.user_errors():
-            for tag, value in names.own_tags(tags).items():
-                self._connection.client.set_tag(run.id, tag, value)
+        self._connection.set_tags(run.id, tags)
 
     def delete(self, run: StoredRun) -> None:
         """Let MLflow hold a run as deleted; its files stay where they are."""
@@ -138,9 +136,8 @@ class Store(StoredRuns):
         from layerparity.tracking.active import OWN
 
         client = self._connection.client
+        self._connection.set_tags(parent, {MEMBER_TAG + run.id: run.name})
         with self._connection.user_errors():
-            for tag, value in names.own_tags({MEMBER_TAG + run.id: run.name}).items():
-                client.set_tag(parent, tag, value)
             for name in client.get_run(run.id).data.metrics:
                 if not name.startswith(OWN):
                     client.log_batch(parent, metrics=client.get_metric_history(run.id, name))
