@@ -7,7 +7,8 @@ Two comparisons: that of `make demo` (2,856 sites of a few kB, with references),
 blocks x 50 sites without references. Each is a command in a process of its own. Printed are its CPU
 seconds, which a busy machine changes least, and those of the clock; the first round is not counted,
 ratios are of the two commands of one round, and their median is printed. With ``--before`` the
-older code makes the runs: it cannot read those of a newer one.
+older code makes the runs: it cannot read those of a newer one. The last line is what importing the
+libraries alone takes, below which no command can come.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from layerparity.record.folder import RunFolder, stage_file
 from layerparity.record.manifest import Feed, Manifest, ModelPrint, Record, SitePatterns
 
 ROOT = Path(__file__).resolve().parents[1]
+LIBRARIES = "hydra, torch, mlflow.store.tracking.sqlalchemy_store"
 LAYERS, DECODED, TOKENS, WIDTH = 62, 4, 16, 64
 PLACES = (
     ":in", ".input_layernorm:out", ".self_attn.q_proj:out", ".self_attn.k_proj:out",
@@ -65,6 +67,13 @@ def main() -> None:
                 cpu, wall = (statistics.median(each) for each in both)
                 ratio = statistics.median(r["this"][0] / r[name][0] for r in rounds)
                 print(f"| {case} | {name} | {cpu:.1f} | {wall:.1f} | {ratio:.2f} |", flush=True)
+    cpu, wall = (statistics.median(each) for each in zip(*imported(options.rounds), strict=True))
+    print(f"| nothing | {LIBRARIES} | {cpu:.1f} | {wall:.1f} | |")
+
+
+def imported(rounds: int) -> list[tuple[float, float]]:
+    """Return the CPU seconds, and those of the clock, of importing the libraries, each round."""
+    return [spent(["-c", f"import {LIBRARIES}"]) for _ in range(rounds + 1)][1:]
 
 
 def prepared(case: str, folder: Path, maker: Path) -> list[str]:
@@ -80,19 +89,28 @@ def prepared(case: str, folder: Path, maker: Path) -> list[str]:
 
 def measured(source: Path, words: list[str]) -> tuple[float, float]:
     """Run a command with a checkout's code; return its CPU seconds, and those of the clock."""
+    return spent([str(source / "run.py"), *words], source)
+
+
+def spent(words: list[str], source: Path = ROOT) -> tuple[float, float]:
+    """Run Python with a checkout's code; return its CPU seconds, and those of the clock."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    run(source, words)
+    python(words, source)
     wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, wall
 
 
 def run(source: Path, words: list[str], program: str = "") -> None:
     """Run run.py, or a program, with a checkout's code. Raises CalledProcessError if it fails."""
+    python([program or str(source / "run.py"), *words], source)
+
+
+def python(words: list[str], source: Path) -> None:
+    """Run Python with a checkout's code. Raises CalledProcessError if it fails."""
     variables = {**os.environ, "PYTHONPATH": str(source.resolve() / "src")}
     # Compiled once, as in the environment that make sets up.
     variables.pop("PYTHONDONTWRITEBYTECODE", None)
-    command = [sys.executable, program or str(source / "run.py"), *words]
-    subprocess.run(command, check=True, stdout=subprocess.PIPE, env=variables)
+    subprocess.run([sys.executable, *words], check=True, stdout=subprocess.PIPE, env=variables)
 
 
 def write(folder: Path, slip: float) -> Path:

@@ -87,23 +87,47 @@ def test_steps_are_measured_together_as_each_by_itself(sides: Sides) -> None:
     for site, measured in found.items():
         same(measured, expected[site])
     assert any("error_ratio_head" in each.metrics for each in found.values())
+    several = {str(pair.site) for group in groups if len(group) > 1 for pair in group}
+    assert any("error_ratio_expert" in found[site].metrics for site in several)
+    assert any(":weights@decode" in site for site in several)
+
+
+@pytest.fixture
+def replace(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, float], None]:
+    """Return what lets the candidate hold one number all over a site."""
+    read, candidate = evaluate.load, sides[1]
+
+    def by(site: str, value: float) -> None:
+        def load(own: SideRecord) -> torch.Tensor:
+            values = read(own)
+            theirs = own.source in candidate.sources and str(own.record.site) == site
+            return torch.full_like(values, value) if theirs else values
+
+        for module in (decode_steps, evaluate):
+            monkeypatch.setattr(module, "load", load)
+
+    return by
+
+
+@pytest.mark.parametrize("sides", ["isolated"], indirect=True)
+def test_weights_of_experts_that_one_side_chose_are_as_by_themselves(
+    sides: Sides, replace: Callable[[str, float], None]
+) -> None:
+    replace("layers.1.mlp.gate:choices@decode.1", 0)
+    found, expected = together(sides), one_by_one(sides)
+    for name, measured in found.items():
+        same(measured, expected[name])
+    apart = [name for name, each in found.items() if each.nothing is not None]
+    assert apart == ["layers.1.mlp.gate:weights@decode.1"]
 
 
 @pytest.mark.parametrize("sides", ["isolated"], indirect=True)
 @pytest.mark.parametrize("value", [math.nan, 0.0], ids=str)
 def test_a_step_that_is_not_finite_or_constant_is_as_by_itself(
-    sides: Sides, value: float, monkeypatch: pytest.MonkeyPatch
+    sides: Sides, value: float, replace: Callable[[str, float], None]
 ) -> None:
-    site, read = "layers.1.mlp.gate:logits@decode.1", evaluate.load
-    candidate = sides[1]
-
-    def damaged(own: SideRecord) -> torch.Tensor:
-        values = read(own)
-        theirs = own.source in candidate.sources and str(own.record.site) == site
-        return torch.full_like(values, value) if theirs else values
-
-    for module in (decode_steps, evaluate):
-        monkeypatch.setattr(module, "load", damaged)
+    site = "layers.1.mlp.gate:logits@decode.1"
+    replace(site, value)
     found, expected = together(sides), one_by_one(sides)
     for name, measured in found.items():
         same(measured, expected[name])

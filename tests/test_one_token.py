@@ -19,8 +19,13 @@ TYPICAL = [None, TypicalFloor(1e-6, 1e-7, 5.0), TypicalFloor(1e-4, 1e-3, math.in
 CLEAN = CleanSlopes({"whole": SlopeSample(0.1, 3), "channel": SlopeSample(0.2, 3)})
 
 
-def made(heads: int, typical: TypicalFloor | None, dtype: torch.dtype) -> OneTokenSites:
-    """Return sites of random numbers: one a zero, one without a floor, one equal, one far off."""
+def made(
+    heads: int, typical: TypicalFloor | None, dtype: torch.dtype, experts: int
+) -> OneTokenSites:
+    """Return sites of random numbers: one a zero, one without a floor, one equal, one far off.
+
+    Each token is sent to at least one of the ``experts``, if there are any.
+    """
     maker = torch.Generator().manual_seed(heads)
 
     def drawn(*shape: int) -> torch.Tensor:
@@ -37,8 +42,11 @@ def made(heads: int, typical: TypicalFloor | None, dtype: torch.dtype) -> OneTok
     elements[2] = 0
     epsilon = torch.finfo(dtype).eps
     layout = TokenLayout(WIDTH, heads)
+    sent = drawn(SITES, experts) > 0 if experts else None
+    if sent is not None:
+        sent[:, -1] |= ~sent.any(1)
     return OneTokenSites(
-        candidate, golden, reference, elements.sum(2), elements, layout, epsilon, typical
+        candidate, golden, reference, elements.sum(2), elements, layout, epsilon, typical, sent
     )
 
 
@@ -57,18 +65,20 @@ def alone(sites: OneTokenSites, index: int) -> Deviation:
             floor,
             CLEAN,
             sites.epsilon,
+            experts=None if sites.experts is None else sites.experts[row],
             typical=sites.typical,
         )
     )
 
 
+@pytest.mark.parametrize("experts", [0, 1, 6])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("heads", [0, 4])
 @pytest.mark.parametrize("typical", TYPICAL, ids=["none", "narrow", "wide"])
 def test_sites_judged_together_are_judged_as_each_by_itself(
-    heads: int, typical: TypicalFloor | None, dtype: torch.dtype
+    heads: int, typical: TypicalFloor | None, dtype: torch.dtype, experts: int
 ) -> None:
-    sites = made(heads, typical, dtype)
+    sites = made(heads, typical, dtype, experts)
     found = deviations(sites)
     assert len(found) == SITES
     for index, together in enumerate(found):

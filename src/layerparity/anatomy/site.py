@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import lru_cache, total_ordering
+from functools import cached_property, lru_cache, total_ordering
 
 PREFILL = "prefill"
 DECODE = "decode"
@@ -124,12 +124,13 @@ class Site:
     def __lt__(self, other: object) -> bool:
         return self._order() < other._order() if isinstance(other, Site) else NotImplemented
 
-    @property
+    # A comparison asks for these a hundred times of each site.
+    @cached_property
     def place(self) -> Place:
         """The module whose end this is."""
         return Place.parse(self.path)
 
-    @property
+    @cached_property
     def layer(self) -> int | None:
         """Index of the block the site belongs to, or None outside the blocks."""
         return self.place.layer
@@ -139,7 +140,7 @@ class Site:
         """Module path inside the block (empty: the block itself); outside blocks, the path."""
         return self.place.module
 
-    @property
+    @cached_property
     def local(self) -> str:
         """Address inside the block, such as ``mlp.gate:logits`` or ``:in``."""
         return f"{self.component}:{self.end}"

@@ -76,13 +76,14 @@ class Calibration:
     def of_steps(
         self, pairs: Sequence[Pair], golden: torch.Tensor, candidate: torch.Tensor
     ) -> list[Calibrated]:
-        """Return what `of` does, of decode steps of one site, in which no expert has a part.
+        """Return what `of` does, of decode steps of one site.
 
         ``golden`` and ``candidate`` are floating [step, element]: one sequence's token each. Raises
         UserError where a reference is damaged.
         """
         results, real = [Calibrated() for _ in pairs], torch.ones(1, 1, dtype=torch.bool)
-        together: dict[tuple[str, ...], list[tuple[int, FoundReference]]] = {}
+        together: dict[tuple[object, ...], list[tuple[int, FoundReference]]] = {}
+        routed = [self.routing.experts(pair.site) for pair in pairs]
         for step, pair in enumerate(pairs):
             found = self.references.found(pair.site, pair.golden.source, pair.candidate.source)
             if isinstance(found, Reason):
@@ -96,12 +97,16 @@ class Calibration:
             few = _too_few(self._alike(pair.site, found.feed, real), real, found.feed)
             results[step].lacking = few
             if few is None:
-                key = (found.stored.digest, found.entry.stage, found.feed, found.entry.name())
-                together.setdefault(key, []).append((step, found))
+                sent = routed[step]
+                width = None if sent is None else sent.shape[-1]
+                own = (found.stored.digest, found.entry.stage, found.feed, found.entry.name())
+                together.setdefault((*own, width), []).append((step, found))
         for group in together.values():
             steps = [step for step, _ in group]
             stored = [each for _, each in group]
             sites = self._of_one_token(pairs[steps[0]], stored, golden[steps], candidate[steps])
+            experts = [each.flatten(0, -2) for step in steps if (each := routed[step]) is not None]
+            sites.experts = torch.cat(experts) if experts else None
             for step, off in zip(steps, deviations(sites), strict=True):
                 metrics = off.metrics | {"agreeing_tokens": 1.0}
                 results[step] = Calibrated(metrics, off.profiles)

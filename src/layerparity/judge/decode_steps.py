@@ -23,7 +23,9 @@ from layerparity.judge.evaluate import (
     measure,
     passed_through,
     relative_errors,
+    routed_alike,
 )
+from layerparity.judge.routing import Routing
 from layerparity.judge.sides import RunSet
 from layerparity.numbers.arithmetic import one_thread
 from layerparity.numbers.closeness import CLOSE, Closeness
@@ -41,7 +43,7 @@ def by_steps(pairs: Sequence[Pair], calibration: Calibration) -> Iterator[list[P
     for number, pair in enumerate(pairs):
         golden, candidate = pair.golden.record, pair.candidate.record
         key: tuple[object, ...] = (number,)
-        if _is_step(pair) and calibration.routing.sent(pair.site) is None:
+        if _is_step(pair) and not _routed_apart(pair, calibration.routing):
             sides = (id(pair.golden.source), id(pair.candidate.source))
             dtypes = (golden.dtype, candidate.dtype)
             key = (pair.site.path, pair.site.end, sides, dtypes, golden.shape, golden.axes)
@@ -62,9 +64,16 @@ def _is_step(pair: Pair) -> bool:
         and golden.axes[:2] == ("batch", "token")
         and golden.shape[:2] == (1, 1)
         and golden.shape == candidate.shape
-        and pair.site.end != WEIGHTS
         and not pair.site.is_logits
     )
+
+
+def _routed_apart(pair: Pair, routing: Routing) -> bool:
+    """Say whether a pair holds the weights of experts that only one side chose."""
+    if pair.site.end != WEIGHTS:
+        return False
+    alike = routed_alike(pair.site, routing.golden, routing.candidate, None)
+    return alike is not None and not bool(alike.all())
 
 
 def measure_steps(
@@ -105,13 +114,17 @@ def _together(
     sums, calibrated = row_sums(left, right, close), calibration.of_steps(pairs, left, right)
     squares = np.array([[each.golden_squares, each.diff_squares] for each in sums])
     errors, usual = relative_errors(squares.T), (_varies(left) & _varies(right)).tolist()
+    weights = pairs[0].site.end == WEIGHTS
     found: dict[Site, Measured] = {}
     for step, pair in enumerate(pairs):
-        metrics = _plain(Chunk(left[step], right[step], close, sums=sums[step]), usual[step])
+        chunk = Chunk(left[step], right[step], close, sums=sums[step])
+        # The weights of a token that goes to one expert are 1, however it was computed.
+        metrics = _plain(chunk, usual[step] or weights)
         metrics |= passed_through(pair, *runs, blocks)
         own = calibrated[step]
         metrics |= own.metrics
-        found[pair.site] = Measured(metrics, [errors[step]], None, own.profiles, own.lacking)
+        of_token = [] if weights else [errors[step]]
+        found[pair.site] = Measured(metrics, of_token, None, own.profiles, own.lacking)
     return found
 
 

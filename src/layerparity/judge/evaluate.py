@@ -68,7 +68,7 @@ def measure(
     real = mask
     routed = pair.site.end == WEIGHTS and pair.kind is Kind.REAL
     if routed:
-        mask = _agreeing(pair.site, golden, candidate, mask)
+        mask = routed_alike(pair.site, golden, candidate, mask)
     if mask is not None and has_tokens(axes) and by_token(left, axes).shape[:2] != mask.shape:
         shapes = {"mask": list(mask.shape), "tensor": list(left.shape)}
         return Measured(nothing=Reason(ReasonKind.MASK_SHAPE, shapes))
@@ -136,7 +136,7 @@ def load(own: SideRecord) -> torch.Tensor:
     return own.source.load(own.record)
 
 
-def _agreeing(
+def routed_alike(
     site: Site, golden: RunSet, candidate: RunSet, mask: torch.Tensor | None
 ) -> torch.Tensor | None:
     """Narrow a mask, bool [batch, token], to the tokens that both sides send to one expert set."""

@@ -19,13 +19,16 @@ from layerparity.numbers.floor import TINY, scales
 from layerparity.numbers.token_sums import HEAD, WHOLE, TokenLayout
 from layerparity.numbers.typical_floor import SHARED, TypicalFloor
 
+EXPERT = "expert"
+
 
 @dataclass
 class OneTokenSites:
     """Sites of one judged token each, of one layout, as `JudgedSite` has them.
 
     ``candidate``, ``golden`` and ``reference`` are floating [site, element]. ``tokens``, float64
-    [site, way], and ``elements``, float64 [site, way, element], are their floors.
+    [site, way], and ``elements``, float64 [site, way, element], are their floors. ``experts`` is
+    bool [site, expert] where the tokens were routed.
     """
 
     candidate: torch.Tensor
@@ -36,6 +39,7 @@ class OneTokenSites:
     layout: TokenLayout
     epsilon: float
     typical: TypicalFloor | None = None
+    experts: torch.Tensor | None = None
 
     def least(self, square: torch.Tensor, count: int) -> torch.Tensor:
         """Return the least squared floor of so many numbers, float64 as their ``square``."""
@@ -59,8 +63,13 @@ def deviations(sites: OneTokenSites) -> list[Deviation]:
             found.append((name, ratio))
     difference, weight, none = c - g, scale.square(), torch.zeros(len(c), dtype=torch.float64)
     of_channels = difference * r * weight, square * weight
-    for grouping in sites.layout.groupings:
-        p, q = (sites.layout.sums(each, grouping) for each in of_channels)
+    groups = {
+        grouping: [sites.layout.sums(each, grouping) for each in of_channels]
+        for grouping in sites.layout.groupings
+    }
+    if sites.experts is not None:
+        groups[EXPERT] = [each.sum(1, keepdim=True) * sites.experts for each in of_channels]
+    for grouping, (p, q) in groups.items():
         slope, name = p / q.clamp_min(TINY), f"slope_{grouping}".removesuffix(f"_{WHOLE}")
         found += [(name, slope[:, 0]), (f"{name}_z", none)]
         if slope.shape[1] > 1:
@@ -97,13 +106,19 @@ def _ratios(
         by_element = (error, seen * few.unsqueeze(1), square)
         by_head = [sites.layout.sums(each, HEAD) for each in by_element]
         yield "error_ratio_head", _of_groups(by_head, width // sites.layout.heads)
+    if sites.experts is not None:
+        # Each has this one token, or none.
+        of_token = (all_errors, raised * of_few(1.0), all_squares)
+        by_expert = [each.unsqueeze(1) * sites.experts for each in of_token]
+        yield f"error_ratio_{EXPERT}", _of_groups(by_expert, width * sites.experts)
 
 
-def _of_groups(sums: Sequence[torch.Tensor], count: int) -> torch.Tensor:
+def _of_groups(sums: Sequence[torch.Tensor], count: int | torch.Tensor) -> torch.Tensor:
     """Return each group's ratio of error to floor, float64 [site, group].
 
     ``sums`` are the squared error, floor and reference of each, in that shape, ``count`` the
-    numbers in one. As in `deviation`, the floor is drawn to what the site's groups have in common.
+    numbers in one, of all groups or int64 [site, group]. As in `deviation`, the floor is drawn to
+    what the site's groups have in common.
     """
     error, floor, square = sums
     relative = torch.where(square > 0, floor / square.clamp_min(TINY), torch.nan)

@@ -82,9 +82,9 @@ def gauge(row: Row, limits: Limits) -> Gauge | None:
     if found:
         return next((each for each in found if each.measure is R), found[0])
     if row.kind is Kind.REAL:
-        held = [name for name in limits if name in row.metrics and _alone(name)]
         # R is what the others of its tolerance only add to: without it, nothing was judged.
-        held = [R.name] * (R.name in held) if R.name in limits else held
+        judging = (R.name,) if R.name in limits else filter(_alone, limits)
+        held = [name for name in judging if name in row.metrics]
         found = [Gauge(BY_NAME[name], row.metrics[name], limits[name]) for name in held]
         if not found and REL_L2.name in row.metrics:
             return Gauge(REL_L2, row.metrics[REL_L2.name])
