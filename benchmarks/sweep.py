@@ -5,7 +5,9 @@
 
 One sweep runs in a process of its own. A part takes the seconds between two manifests; the first
 two are not counted, for what a process does once. Those that a run says its stages took are taken
-away, and what is left is the overhead. Medians of the parts are printed.
+away, and what is left is the overhead. Medians of the parts are printed. Beside them stands the
+time of processors that a part takes more than a sweep of three: a machine that has other work to do
+makes that longer, too, but not by its waiting.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -40,26 +43,35 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         config = {**json.loads(text), "num_hidden_layers": 62}
         model = checkpoints.write(Path(folder) / "model", config, table=1 << 16)
-        print("| code | seconds a part | overhead a part, s |")
-        print("|---|---|---|", flush=True)
+        print("| code | seconds a part | overhead a part, s | processor a part, s |")
+        print("|---|---|---|---|", flush=True)
         rounds = [
             {name: measured(source, model, options.parts) for name, source in sources.items()}
             for _ in range(options.rounds)
         ]
         for name in sources:
             columns = zip(*(each[name] for each in rounds), strict=True)
-            wall, own = (statistics.median(each) for each in columns)
-            print(f"| {name} | {wall:.3f} | {own:.3f} |", flush=True)
+            wall, own, processor = (statistics.median(each) for each in columns)
+            print(f"| {name} | {wall:.3f} | {own:.3f} | {processor:.3f} |", flush=True)
 
 
-def measured(source: Path, model: Path, parts: int) -> tuple[float, float]:
-    """Return the seconds from one part's end to the next one's, and those that are overhead."""
+def measured(source: Path, model: Path, parts: int) -> tuple[float, float, float]:
+    """Return the seconds from one part's end to the next one's, the overhead, the processor's."""
+    *_, few = swept(source, model, 3)
+    wall, own, many = swept(source, model, parts)
+    return wall, own, (many - few) / (parts - 3)
+
+
+def swept(source: Path, model: Path, parts: int) -> tuple[float, float, float]:
+    """Return the seconds of a part and its overhead, and the processor's of the whole sweep."""
+    before = processor_seconds()
     with tempfile.TemporaryDirectory() as folder:
         words = ["-m", "backend=gpu", "device_map=cpu", "scope=single", f"layer=range(0,{parts})"]
         words += ["model=checkpoint", f"model.path={model}", "inputs=random", "kind=candidate"]
         variables = {**os.environ, "PYTHONPATH": str(source.resolve() / "src")}
         program = [sys.executable, str(source / "run.py"), *words, f"tracking.folder={folder}"]
         subprocess.run(program, check=True, stdout=subprocess.PIPE, env=variables)
+        processor = processor_seconds() - before
         store = open_store(TrackingConfig(folder=folder))
         (sweep,) = store.runs(kind="sweep")
         runs = store.children(sweep.id)
@@ -69,7 +81,13 @@ def measured(source: Path, model: Path, parts: int) -> tuple[float, float]:
         ends = [(run.folder / MANIFEST).stat().st_mtime for run in runs]
     spans = [later - before for before, later in pairwise(ends)][1:]
     own = [span - spent for span, spent in zip(spans, stages[2:], strict=True)]
-    return statistics.median(spans), statistics.median(own)
+    return statistics.median(spans), statistics.median(own), processor
+
+
+def processor_seconds() -> float:
+    """Return what the processes that this one started, and that ended, took of the processors."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 if __name__ == "__main__":

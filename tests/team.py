@@ -127,7 +127,9 @@ class Team:
 
     def start_mlflow(self, **environment: str) -> None:
         """Start the tracking server, with these variables in place of its own."""
-        words = ["--backend-store-uri", self.database, "--artifacts-destination", f"s3://{BUCKET}"]
+        # As docs/tracking.md has it: without the driver's name it goes by SQLAlchemy's version.
+        store = self.database.replace("postgresql:", "postgresql+psycopg:")
+        words = ["--backend-store-uri", store, "--artifacts-destination", f"s3://{BUCKET}"]
         words += ["--host", "127.0.0.1", "--port", str(self.ports["mlflow"]), "--workers", "1"]
         command = [sys.executable, "-m", "mlflow", "server", *words]
         given = {**os.environ, **QUIET, **self.credentials, **environment}

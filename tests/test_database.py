@@ -112,7 +112,10 @@ def test_a_check_that_takes_too_long_lets_the_command_go_on(
 
 @pytest.mark.parametrize(
     ("kind", "mode"),
-    [("nfs4", "delete"), ("cifs", "delete"), ("fuse.sshfs", "delete"), ("ext4", "wal")],
+    [
+        *(("nfs4", "delete"), ("cifs", "delete"), ("fuse.sshfs", "delete"), ("wekafs", "delete")),
+        ("ext4", "wal"),
+    ],
 )
 def test_a_network_file_system_has_no_write_ahead_log(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, mode: str

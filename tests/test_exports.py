@@ -8,9 +8,11 @@ import re
 import stat
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from threading import Event, current_thread, main_thread
 from typing import Any
 
 import pytest
@@ -19,10 +21,11 @@ from runs import make_run, sites
 from stores import fresh_store
 
 from layerparity.ground.errors import UserError
-from layerparity.record.exported import FILE, unpack, write_export
+from layerparity.record.exported import FILE, is_export, unpack, write_export
 from layerparity.record.folder import MANIFEST, RunFolder
 from layerparity.record.stored_run import MANIFEST_TAG
 from layerparity.run.reuse import reusable
+from layerparity.tracking import imports
 from layerparity.tracking.imports import import_runs
 from layerparity.tracking.store import Store
 
@@ -233,6 +236,16 @@ def test_an_export_that_was_stopped_leaves_nothing(home: Home, tmp_path: Path) -
         with pytest.raises(KeyboardInterrupt):
             write_export([home.golden], tmp_path / to, stop)
     assert {*tmp_path.iterdir()} == before
+
+
+def test_what_a_killed_export_of_the_same_number_left_is_in_no_ones_way(
+    home: Home, tmp_path: Path
+) -> None:
+    """In containers every command may be process 1."""
+    for to in ("whole.zip", "whole"):
+        (tmp_path / f".{to}.{os.getpid()}.part").mkdir()
+        write_export([home.golden], tmp_path / to, lambda name: None)
+        assert is_export(tmp_path / to)
 
 
 def rewrite(path: Path, change: Callable[[dict[str, bytes], dict[str, Any]], None]) -> None:
@@ -484,3 +497,33 @@ def test_an_import_that_is_stopped_shows_no_run(
     monkeypatch.undo()
     (run,) = fresh_store(tmp_path / "full").runs()
     assert run.status == "FAILED" and not RunFolder(run.folder).is_run
+
+
+def test_two_imports_at_once_take_each_run_once(
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, looked = fresh_store(tmp_path / "both"), Event()
+    known, start = imports.known_as, Store.start
+
+    def take() -> list[bool]:
+        return [each.fresh for each in imports.import_runs(store, archive, lambda *_: ())]
+
+    def looking(*given: Any) -> Any:
+        if current_thread() is not main_thread():
+            looked.set()
+        return known(*given)
+
+    def second_begins(*given: Any, **more: Any) -> Any:
+        if not second:
+            second.append(pool.submit(take))
+            # It looks what is there, unless it waits for this one.
+            looked.wait(timeout=2)
+        return start(*given, **more)
+
+    second: list[Future[list[bool]]] = []
+    monkeypatch.setattr(imports, "known_as", looking)
+    monkeypatch.setattr(Store, "start", second_begins)
+    with ThreadPoolExecutor(1) as pool:
+        assert take() == [True, True]
+        assert second[0].result(timeout=60) == [False, False]
+    assert len(store.runs()) == 2

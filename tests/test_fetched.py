@@ -82,6 +82,18 @@ def test_what_a_process_uses_stays(tmp_path: Path, capsys: pytest.CaptureFixture
     assert not theirs.exists() and ours.exists()
 
 
+def test_two_processes_may_bring_one_folder_at_the_same_moment(tmp_path: Path) -> None:
+    """Each sees that it is not there yet, and one is quicker: neither fails."""
+    brought = [tmp_path / "mine", tmp_path / "theirs"]
+    for each in brought:
+        each.mkdir()
+        (each / "file").write_text("the same")
+        fetched.put(each, tmp_path / "runs")
+    assert (tmp_path / "runs" / "file").read_text() == "the same"
+    with pytest.raises(OSError, match="No such file"):
+        fetched.put(tmp_path / "nothing", tmp_path / "elsewhere")
+
+
 def test_what_a_killed_process_put_aside_is_nobodys(tmp_path: Path) -> None:
     kept(tmp_path, IDS[0], 10)
     killed = "import os, sys; from pathlib import Path; from layerparity.tracking import fetched; "

@@ -145,6 +145,22 @@ def test_the_name_of_a_sweep_can_be_chosen(multirun, tracking):
     assert [run.name for run in open_store(tracking).find("mine")] == ["layer 0", "layer 1"]
 
 
+def test_sweeps_of_one_second_have_folders_of_their_own():
+    """In one folder each would name the other's jobs of Slurm as its own, after Ctrl-C."""
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+
+    from layerparity.ground.resources import shipped
+    from layerparity.settings import config
+
+    config.register()
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(shipped("conf")), version_base="1.3"):
+        composed = [compose("config", return_hydra_config=True).hydra.sweep for _ in range(2)]
+    first, second = (each.dir for each in composed)
+    assert first.startswith("mlruns/sweeps/") and first != second
+
+
 def test_other_jobs_have_no_parent(multirun, tracking):
     seen = []
     assert multirun(lambda config: seen.append(config.layer), "job=compare", "layer=0,1") == []

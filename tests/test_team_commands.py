@@ -26,7 +26,7 @@ from layerparity.run.ports.hf import HfPort
 
 class GatedPort(HfPort):
     def run(self, stage, given):
-        if stage == "lm_head":
+        if stage in ("lm_head", "layers.1"):
             Path("at-the-gate").touch()
             while not Path("open").exists():
                 time.sleep(0.05)
@@ -74,6 +74,14 @@ class Shell:
         return out, err
 
 
+def at_the_gate(process: subprocess.Popen[str], folder: Path) -> None:
+    """Wait until a command computes what it stops at."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not (folder / "at-the-gate").exists() and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def test_a_sweep_and_its_comparison(team: Team, tmp_path: Path) -> None:
     shell = Shell(team, tmp_path, "swept")
     shell.run(*ONE, "name=the-one")
@@ -103,10 +111,7 @@ def test_a_server_that_is_killed_in_the_middle_of_a_command(team: Team, tmp_path
     (tmp_path / "gated_port_of_team.py").write_text(GATED)
     words = (*ONE, "kind=candidate", "port._target_=gated_port_of_team.GatedPort", "name=cut")
     process = shell.begin(*words)
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not (tmp_path / "at-the-gate").exists() and process.poll() is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    at_the_gate(process, tmp_path)
     team.kill("mlflow")
     try:
         (tmp_path / "open").touch()
@@ -120,3 +125,30 @@ def test_a_server_that_is_killed_in_the_middle_of_a_command(team: Team, tmp_path
     assert len(lines) == 1 and "does not answer" in lines[0], err
     (cut,) = [run for run in shell.store.runs(kind="candidate") if run.name == "cut"]
     assert not cut.finished and not cut.file("manifest.json").exists()
+
+
+def test_a_server_that_is_killed_in_the_middle_of_a_sweep(team: Team, tmp_path: Path) -> None:
+    """Each part that it leaves costs a line; once it is back, what was finished is taken."""
+    shell = Shell(team, tmp_path, "cut-sweep")
+    shell.place[-1] = "tracking.timeout_s=5"
+    (tmp_path / "gated_port_of_team.py").write_text(GATED)
+    words = ("-m", *ONE, "kind=candidate", "scope=single", "layer=0,1,2", "inputs=random")
+    words += ("port._target_=gated_port_of_team.GatedPort",)
+    process = shell.begin(*words)
+    at_the_gate(process, tmp_path)
+    team.kill("mlflow")
+    try:
+        (tmp_path / "open").touch()
+        out, err = process.communicate(timeout=WAIT_SECONDS)
+    finally:
+        team.start_mlflow()
+    print(out, err)
+    assert process.returncode == 2, out + err
+    lines = err.strip().splitlines()
+    assert 0 < len(lines) <= 3 and all("does not answer: start it" in line for line in lines)
+    out, _ = shell.run(*words, "reuse=true")
+    assert out.count(", reused") == 1 and "3 of 3 parts finished" in out
+    again, cut = shell.store.runs(kind="sweep")
+    assert (cut.status, again.status) == ("INTERRUPTED", "FINISHED")
+    assert [run.status for run in shell.store.children(again.id)] == ["FINISHED"] * 3
+    assert not list((tmp_path / "mlruns" / "spool").glob("[0-9a-f]*"))

@@ -13,6 +13,8 @@ import sys
 import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from threading import Barrier
@@ -23,9 +25,10 @@ from stores import free_port, fresh_config, fresh_store
 
 from layerparity.ground.errors import UserError
 from layerparity.settings.tracking import UI_FILE, TrackingConfig, read_config
-from layerparity.tracking import database, names
+from layerparity.tracking import database, interrupted, names
 from layerparity.tracking.process import terminable
 from layerparity.tracking.store import open_store
+from layerparity.tracking.view import shared_view
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +149,67 @@ def test_commands_may_set_one_tag_of_one_run_at_the_same_moment(store):
     for run in runs:
         tags = store.get(run.id).tags
         assert {tags[name] for name in ("one", "two", "three")} <= set("0123")
+
+
+def test_two_commands_may_give_an_experiment_its_view_at_the_same_moment(store, monkeypatch):
+    """MLflow looks for the tag, then adds it; another ``job=ui`` may add it in between."""
+    from sqlalchemy import event
+    from sqlalchemy.orm import Session
+
+    link, tag = store._connection, next(iter(shared_view()))
+    with closing(sqlite3.connect(store.config.root / "mlflow.db")) as other, other:
+        other.execute("DELETE FROM experiment_tags WHERE key = ?", (tag,))
+
+    flushed = []
+
+    def first_another(*_: object) -> None:
+        flushed.append(tag)
+        if len(flushed) == 1:
+            assert open_store(store.config).runs_url.startswith("http")
+
+    event.listen(Session, "before_flush", first_another)
+    try:
+        assert store.runs_url.startswith("http")
+    finally:
+        event.remove(Session, "before_flush", first_another)
+    assert link.client.get_experiment(link.experiment_id).tags[tag] == shared_view()[tag]
+
+
+def test_a_request_that_others_make_fail_every_time_is_not_made_for_ever(store):
+    from mlflow.exceptions import MlflowException
+    from mlflow.protos import databricks_pb2 as errors
+
+    tries = []
+
+    def refused(number: int, *, error: str) -> None:
+        tries.append(number)
+        raise MlflowException("UNIQUE constraint failed", getattr(errors, error))
+
+    for error, times in (("BAD_REQUEST", 4), ("INTERNAL_ERROR", 1)):
+        with pytest.raises(MlflowException, match="UNIQUE"):
+            store._connection.insist(refused, times, error=error)
+    assert tries == [4, 4, 4, 4, 1]
+
+
+def test_a_run_that_was_deleted_while_it_is_used_is_named(store, capsys):
+    """In MLflow's pages, or by job=gc in another process: no story of MLflow's code."""
+    running, ended = store.begin("running", "golden", {}, {}), make(store, "ended")
+    lost = replace(store.get(running.id), status="INTERRUPTED")
+    ended = store.get(ended.id)
+    for run in (running, ended):
+        store._connection.client.delete_run(run.id)
+    said = f"Run {running.id[:8]} was deleted in {store.config.root} while this command used it"
+    with pytest.raises(UserError, match=said):
+        running.log_metrics([("layer/x", 1.0, 0)])
+    with pytest.raises(UserError, match=said):
+        running.end()
+    with pytest.raises(UserError, match=f"Run {ended.id[:8]} was deleted"):
+        store.tag(ended, {"verdict": "pass"})
+    interrupted.end_abandoned(store._connection, [lost])
+    assert "could not be marked so: Run" in capsys.readouterr().out
+    store._connection.client.delete_experiment(store._connection.experiment_id)
+    with pytest.raises(UserError, match="Experiment 1 was deleted"):
+        store.begin("later", "golden", {}, {})
 
 
 def test_nonfinite_points_are_counted_not_stored(shared):
@@ -343,6 +407,20 @@ def test_newest_and_fingerprints_see_finished_runs_only(store):
 
 
 # Sweeps as sets of runs.
+
+
+def test_a_run_is_newer_than_one_that_was_deleted(store):
+    first, second = (make(store, name) for name in ("first", "second"))
+    counts = [store.get(run.id).sequence for run in (first, second)]
+    store.delete(store.get(second.id))
+    assert counts[0] < counts[1] < store.get(make(store, "third").id).sequence
+
+
+def test_what_is_asked_of_a_database_that_is_gone_makes_none(store):
+    (store.config.root / "mlflow.db").rename(store.config.root / "elsewhere.db")
+    with pytest.raises(UserError, match="was removed, moved or unmounted while this command ran"):
+        store.counted()
+    assert not (store.config.root / "mlflow.db").exists()
 
 
 def test_a_sweep_is_its_finished_children_in_natural_order(store):

@@ -6,7 +6,10 @@ from pathlib import Path
 
 IN_MEMORY = ("tmpfs", "ramfs")
 # Their machines do not share memory, which sqlite's write-ahead log needs.
-_NETWORK = ("9p", "afs", "beegfs", "ceph", "cifs", "davfs", "gfs2", "glusterfs", "gpfs", "lustre")
+_NETWORK = (
+    *("9p", "afs", "beegfs", "ceph", "cifs", "davfs", "gfs2", "glusterfs", "gpfs", "lustre"),
+    *("orangefs", "panfs", "pvfs2", "virtiofs", "wekafs"),
+)
 _NETWORK_BEGINS = ("nfs", "smb", "fuse.", "fuseblk.", "ocfs")
 
 

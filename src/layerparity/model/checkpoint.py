@@ -185,12 +185,15 @@ class Checkpoint:
 
     def refuse_other_sizes(self) -> None:
         """Raise UserError where config.json has a size far beyond what the checkpoint holds."""
-        found = contradiction(self.config, self.tensors, len(self.absent))
-        if found:
+        if self._misfit:
             raise UserError(
-                f"{self.folder / 'config.json'} has {found}",
+                f"{self.folder / 'config.json'} has {self._misfit}",
                 "they are not of one model; fetch both again.",
             )
+
+    @cached_property
+    def _misfit(self) -> str:
+        return contradiction(self.config, self.tensors, len(self.absent))
 
     @property
     def has_weights(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import stat
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
@@ -120,7 +121,8 @@ def write_export(runs: Sequence[StoredRun], to: Path, progress: Progress) -> Exp
     """
     if os.path.lexists(to):
         raise UserError(f"to={to} is there already", "name another file or folder.")
-    part = to.with_name(f".{to.name}.{os.getpid()}.part")
+    # In containers many processes have one number, and one that was killed left what it wrote.
+    part = to.with_name(f".{to.name}.{secrets.token_hex(4)}.{os.getpid()}.part")
     made = (_new_zip if to.suffix == ZIP else _new_folder)(part)
     with writing(to), made as create:
         listed = tuple(_written(run, create, progress) for run in runs)

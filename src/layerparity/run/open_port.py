@@ -205,6 +205,8 @@ def _resolve(target: str) -> Callable[..., Any]:
 
 
 def _import(path: str, target: str) -> Any:
+    if (known := sys.modules.get(path)) is not None:
+        return known
     # A console script does not look for modules where it is run; a user's own port stands there.
     if not _is_ours(target) and str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))

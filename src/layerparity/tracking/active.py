@@ -24,7 +24,7 @@ from layerparity.tracking.process import name_of, stop_behind
 from layerparity.tracking.stored_runs import RESUMED_BY
 
 if TYPE_CHECKING:
-    from mlflow.entities import DatasetInput, Metric
+    from mlflow.entities import Metric
 
 # What was said while the run was made, with times.
 LOG = "log.txt"
@@ -34,7 +34,6 @@ OWN = (WHOLE_RUN, system.PREFIX)
 _METRICS_PER_REQUEST = 1000
 # MLflow's limits.
 _DATASET_NAME, _DIGEST = 500, 36
-_REFUSED_BY_DATABASE = "BAD_REQUEST"
 _T = TypeVar("_T")
 
 
@@ -97,9 +96,8 @@ class ActiveRun:
         from mlflow.entities import Param
 
         flat = [Param(*pair) for pair in names.flat_params(params).items()]
-        with self.connection.user_errors():
-            for chunk in _chunks(flat, TAGS_PER_REQUEST):
-                self.connection.client.log_batch(self.id, params=chunk)
+        for chunk in _chunks(flat, TAGS_PER_REQUEST):
+            self.connection.insist(self.connection.client.log_batch, self.id, params=chunk)
 
     def set_tags(self, tags: Mapping[str, object]) -> None:
         """Set tags under our prefix; ``mlflow.note.content`` and its like keep their names."""
@@ -113,27 +111,15 @@ class ActiveRun:
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
         kept = Dataset(name[:_DATASET_NAME], digest[:_DIGEST], "layerparity", json.dumps(source))
-        self._log_inputs([DatasetInput(kept, [InputTag("mlflow.data.context", "fed")])])
+        fed = [DatasetInput(kept, [InputTag("mlflow.data.context", "fed")])]
+        self.connection.insist(self.connection.client.log_inputs, self.id, fed)
 
     def share_input(self, run: str) -> None:
         """Say that this run is of what another one of the store was fed."""
         with self.connection.user_errors():
             fed = self.connection.client.get_run(run).inputs.dataset_inputs
         if fed:
-            self._log_inputs(fed)
-
-    def _log_inputs(self, fed: list[DatasetInput]) -> None:
-        from mlflow.exceptions import MlflowException
-
-        with self.connection.user_errors():
-            try:
-                self.connection.client.log_inputs(self.id, fed)
-            except MlflowException as error:
-                # MLflow looks for the dataset and then adds it: another run that was fed the same
-                # may add it in between, and it is found the second time.
-                if error.error_code != _REFUSED_BY_DATABASE:
-                    raise
-                self.connection.client.log_inputs(self.id, fed)
+            self.connection.insist(self.connection.client.log_inputs, self.id, fed)
 
     def log_text(self, text: str, path: str, *, tagged: bool = False) -> None:
         """Write text to a path inside the run's folder, without the logins of addresses.
@@ -196,7 +182,7 @@ class ActiveRun:
         with self.connection.user_errors():
             self.connection.client.set_terminated(self.id, status)
             more = ("error",) if error is None else ()
-            interrupted.unmark(self.connection.client, self.id, *more)
+            interrupted.unmark(self.connection, self.id, *more)
         # Files stay where the server went away, or would not take a run that is whole.
         if self.remote and (status == FINISHED or not RunFolder(self.folder).is_run):
             spool.remove(self.folder)
@@ -210,9 +196,9 @@ class ActiveRun:
         texts = [RunTag(*pair) for pair in names.own_tags(tags or {}).items()]
         # With a request's most points MLflow takes no tag more.
         points = _chunks(metrics, _METRICS_PER_REQUEST - TAGS_PER_REQUEST)
-        with self.connection.user_errors():
-            for some, few in zip_longest(points, _chunks(texts, TAGS_PER_REQUEST), fillvalue=()):
-                self.connection.client.log_batch(run_id, metrics=some, tags=few)
+        link = self.connection
+        for some, few in zip_longest(points, _chunks(texts, TAGS_PER_REQUEST), fillvalue=()):
+            link.insist(link.client.log_batch, run_id, metrics=some, tags=few)
 
 
 def _plain(cell: object) -> object:

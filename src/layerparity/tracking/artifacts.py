@@ -63,9 +63,7 @@ def download(
     try:
         with transfer():
             brought = Path(client.download_artifacts(run_id, path, str(part)))
-        # Another process may have brought the same one meanwhile: its copy is as good.
-        if not target.exists():
-            brought.replace(target)
+        fetched.put(brought, target)
     finally:
         shutil.rmtree(part, ignore_errors=True)
     size = sum(each.stat().st_size for each in (target, *target.rglob("*")) if each.is_file())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # MLflow's limit.
 TAGS_PER_REQUEST = 100
+# What MLflow calls it where its database refuses to add what is there, and how often that may be.
+_REFUSED_BY_DATABASE, _TIMES = "BAD_REQUEST", 4
 _VERSION = re.compile(r"[0-9]+(\.[0-9]+)+[\w.+-]*")
 # Versions of servers that were noted in this process.
 _noted: set[str] = set()
@@ -168,19 +170,34 @@ class Connection:
         """
         return user_errors(self.config, self.identity)
 
+    def insist(self, request: Callable[..., object], *arguments: object, **more: object) -> None:
+        """Make a request of ``client`` that may be made twice, again where others were quicker.
+
+        MLflow looks whether a tag, a dataset or a series is there, and then adds it. Where several
+        processes do so at once its database refuses all but one; the next time each finds it.
+        """
+        from mlflow.exceptions import MlflowException
+
+        with self.user_errors():
+            for left in reversed(range(_TIMES)):
+                try:
+                    request(*arguments, **more)
+                    return
+                except MlflowException as error:
+                    if error.error_code != _REFUSED_BY_DATABASE or not left:
+                        raise
+
     def set_tags(self, run_id: str, tags: Mapping[str, object]) -> None:
         """Set tags of ours on any run; see `names.own_tags`.
 
-        Several commands may set the same one at once, as those that find one abandoned run do:
-        MLflow's set_tag then fails for all but one, where log_batch looks again.
+        Not by MLflow's set_tag, which does not look again for what another command adds.
         """
         from mlflow.entities import RunTag
 
         texts = [RunTag(*pair) for pair in names.own_tags(tags).items()]
-        with self.user_errors():
-            for start in range(0, len(texts), TAGS_PER_REQUEST):
-                some = texts[start : start + TAGS_PER_REQUEST]
-                self.client.log_batch(run_id, tags=some)
+        for start in range(0, len(texts), TAGS_PER_REQUEST):
+            some = texts[start : start + TAGS_PER_REQUEST]
+            self.insist(self.client.log_batch, run_id, tags=some)
 
     def run_url(self, run_id: str, tab: str = "") -> str:
         """Return a run's page in the MLflow UI, or a tab of it."""
@@ -193,9 +210,9 @@ class Connection:
         """
         with self.user_errors():
             kept = self.client.get_experiment(self.experiment_id).tags
-            for tag, value in shared_view().items():
-                if kept.get(tag) != value:
-                    self.client.set_experiment_tag(self.experiment_id, tag, value)
+        for tag, value in shared_view().items():
+            if kept.get(tag) != value:
+                self.insist(self.client.set_experiment_tag, self.experiment_id, tag, value)
         return runs_url(self.config.address, self.experiment_id)
 
 

@@ -35,9 +35,7 @@ def open_export(path: Path, config: TrackingConfig, kind: str | None) -> list[St
     if not folder.is_dir():
         with unpacked(path, config.root) as (whole, _):
             folder.parent.mkdir(parents=True, exist_ok=True)
-            # Another process may have unpacked it meanwhile: its copy is as good.
-            if not folder.exists():
-                whole.replace(folder)
+            fetched.put(whole, folder)
         fetched.make_room(config, sum(listing.sizes.values()))
     with named_in(path, folder):
         runs = exported_runs(folder, listing)

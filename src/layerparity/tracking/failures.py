@@ -61,6 +61,8 @@ _SILENT = (
     "does not answer",
     "start it, correct tracking.uri, or keep the runs here with tracking=embedded.",
 )
+# What MLflow says of a change to something that was deleted.
+_DELETED = re.compile(r"The (run|experiment) (\w+) must be in the 'active' state")
 # As urllib3, after its last try, and MLflow say a status.
 _STATUS = re.compile(r"(?:too many|failed with error code) (\d{3})\b")
 _TOO_SLOW = re.compile(r"Read timed out|ReadTimeout|timeout exception")
@@ -84,7 +86,8 @@ def user_errors(
         yield
     except (*causes, requests.RequestException, OSError) as error:
         _refuse_gone(config, identity, error)
-        known = _server(config, error) if config.name == SERVER else _embedded(config, error)
+        explained = _server if config.name == SERVER else _embedded
+        known = _deleted(config, error) or explained(config, error)
         if known is None:
             raise
         raise known from error
@@ -96,6 +99,18 @@ def _refuse_gone(
 ) -> None:
     if identity is not None and database.identity(config.root) != identity:
         raise database.gone(config.root) from error
+
+
+def _deleted(config: TrackingConfig, error: Exception) -> UserError | None:
+    """Return what is said where a run, or the experiment, is held as deleted; None elsewhere."""
+    said = _DELETED.search(str(error))
+    if said is None:
+        return None
+    what = f"{said[1].capitalize()} {said[2][:8]}"
+    return UserError(
+        f"{what} was deleted in {config.place} while this command used it",
+        "restore it in MLflow's pages, or run the command again.",
+    )
 
 
 def _embedded(config: TrackingConfig, error: Exception) -> UserError | None:

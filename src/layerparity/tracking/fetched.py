@@ -44,6 +44,16 @@ def use(root: Path, entry: str) -> None:
         os.utime(path)
 
 
+def put(made: Path, target: Path) -> None:
+    """Move what was fetched to its place, unless another process was quicker to bring the same."""
+    try:
+        made.replace(target)
+    except OSError:
+        # A folder takes no other one's place, and that copy is as good.
+        if not target.exists():
+            raise
+
+
 def make_room(config: TrackingConfig, size: int) -> None:
     """Remove what was not used for the longest time, after so many bytes were fetched.
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from filelock import FileLock
 
 from layerparity.ground.files import text_digest, writing
 from layerparity.record.exported import KINDS, ExportedRun, ExportList, exported_runs, named_in
@@ -17,6 +20,7 @@ from layerparity.tracking.stored_runs import StoredRuns, status_is, tag_is
 
 # Of a run that was imported: the id it has where it was made.
 IMPORTED = "imported_from"
+_LOCKS = "locks"
 Points = Callable[[Manifest, RunFolder], Iterable[tuple[str, float, int]]]
 
 
@@ -38,13 +42,32 @@ def import_runs(store: Store, path: Path, points: Points) -> list[ImportedRun]:
     with unpacked(path, store.config.root) as (folder, listing), named_in(path, folder):
         first = sorted(listing.runs, key=lambda run: KINDS.index(run.tags["kind"]))
         runs = exported_runs(folder, ExportList(tuple(first)))
-        return [_taken(store, *each, points) for each in zip(first, runs, strict=True)]
+        return [_taken_once(store, *each, points) for each in zip(first, runs, strict=True)]
+
+
+def _taken_once(store: Store, made: ExportedRun, run: StoredRun, points: Points) -> ImportedRun:
+    """Take a run that no other command takes at the same time: that one is waited for."""
+    with _alone(store.config.root / _LOCKS, made.id):
+        there = known_as(store, made.id)
+        if there is not None:
+            return ImportedRun(there, fresh=False)
+        return _taken(store, made, run, points)
+
+
+@contextmanager
+def _alone(folder: Path, run_id: str) -> Iterator[None]:
+    lock = FileLock(folder / f"import-{run_id}.lock")
+    # A file system without locks has none.
+    with suppress(OSError, NotImplementedError):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _taken(store: Store, made: ExportedRun, run: StoredRun, points: Points) -> ImportedRun:
-    there = known_as(store, made.id)
-    if there is not None:
-        return ImportedRun(there, fresh=False)
     manifest, files, tags = run.read_manifest(), run.files, {**run.tags, IMPORTED: made.id}
     fed = [known_as(store, each) for each in tags.get("inputs_from", "").split()]
     if any(fed):

@@ -20,6 +20,10 @@ class NoRuns(Store):
         """Return nothing."""
         return []
 
+    def counted(self) -> int:
+        """Return 0."""
+        return 0
+
 
 def open_to_read(raw: object) -> Store:
     """Open the store that `open_store` would open, as far as it is there: nothing is made or ended.

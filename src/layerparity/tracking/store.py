@@ -135,12 +135,13 @@ class Store(StoredRuns):
         """Make a run that is reused a member of this sweep too, with its per-layer series."""
         from layerparity.tracking.active import OWN
 
-        client = self._connection.client
-        self._connection.set_tags(parent, {MEMBER_TAG + run.id: run.name})
-        with self._connection.user_errors():
-            for name in client.get_run(run.id).data.metrics:
+        link = self._connection
+        link.set_tags(parent, {MEMBER_TAG + run.id: run.name})
+        with link.user_errors():
+            for name in link.client.get_run(run.id).data.metrics:
                 if not name.startswith(OWN):
-                    client.log_batch(parent, metrics=client.get_metric_history(run.id, name))
+                    points = link.client.get_metric_history(run.id, name)
+                    link.insist(link.client.log_batch, parent, metrics=points)
 
 
 def end_quietly(run: ActiveRun, error: BaseException) -> None:

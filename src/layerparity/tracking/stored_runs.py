@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING
 from layerparity.ground.errors import UserError
 from layerparity.record.stored_run import FINISHED, INTERRUPTED, KILLED, RUNNING, StoredRun
 from layerparity.settings.tracking import SERVER, TrackingConfig
-from layerparity.tracking import artifacts, database, fetched, in_use, interrupted, names, ranges
+from layerparity.tracking import (
+    artifacts,
+    asked,
+    database,
+    fetched,
+    in_use,
+    interrupted,
+    names,
+    ranges,
+)
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -106,8 +115,13 @@ class StoredRuns:
         return None
 
     def counted(self) -> int:
-        """Return the count of the newest run, 0 where none was counted."""
-        return next((run.sequence for run in self.search([], limit=1)), 0)
+        """Return the greatest count of a run, 0 where none was counted."""
+        link = self._connection
+        if self.config.name == SERVER:
+            return next((run.sequence for run in self.search([], limit=1)), 0)
+        root, tag = self.config.root, names.PREFIX + _SEQUENCE
+        with link.user_errors():
+            return _count(asked.greatest_tag(root, link.experiment_id, tag))
 
     def newest(self, kind: str) -> StoredRun | None:
         """Return the newest finished run of a kind, or None."""
@@ -189,14 +203,13 @@ class StoredRuns:
             if now.info.status != RUNNING:
                 return self._stored(now)
         marked = info.status == KILLED and interrupted.TAG in tags
-        count = tags.get(_SEQUENCE, "")
         return StoredRun(
             id=info.run_id,
             name=info.run_name or "",
             status=INTERRUPTED if gone or marked else info.status,
             tags=tags,
             start_time=started,
-            sequence=int(count) if _COUNT.fullmatch(count) else 0,
+            sequence=_count(tags.get(_SEQUENCE, "")),
             url=self._connection.run_url(info.run_id),
             parent=run.data.tags.get(names.PARENT_TAG),
             locate=partial(self._locate, info.run_id, info.artifact_uri),
@@ -227,6 +240,10 @@ class StoredRuns:
                 f"The artifacts of run {run_id} are gone from {local}", "make it again."
             )
         return local / path
+
+
+def _count(text: str) -> int:
+    return int(text) if _COUNT.fullmatch(text) else 0
 
 
 def count_tag(count: int) -> dict[str, str]:
