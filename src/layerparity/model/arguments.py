@@ -10,6 +10,7 @@ import copy
 import inspect
 from typing import TYPE_CHECKING, Any
 
+from layerparity.anatomy.site import EMBEDDING
 from layerparity.model.buffers import fill_buffers
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from layerparity.model.skeleton import Skeleton
 
 
+# What blocks call a bias that grows with the distance of two tokens.
+_BIAS = "alibi"
 # What blocks call the cache they are given.
 CACHE_NAMES = ("past_key_values", "past_key_value", "layer_past", "cache_params")
 
@@ -41,8 +44,8 @@ def block_arguments(
     import torch
 
     batch, tokens = position_ids.shape
-    decoder, stubs = _stubbed(skeleton)
     hidden = torch.zeros(batch, tokens, skeleton.config.hidden_size, dtype=dtype or skeleton.dtype)
+    decoder, stubs = _stubbed(skeleton, hidden)
     given = {
         "inputs_embeds": hidden,
         "attention_mask": attention_mask,
@@ -66,24 +69,32 @@ def block_arguments(
     dropped = (*CACHE_NAMES, "use_cache")
     layers = [None] * len(stubs) if past is None else past.layers
     return [
-        {k: _own(v, layer, tokens) for k, v in stub.seen.items() if k not in dropped}
+        {k: _own(k, v, layer, tokens) for k, v in stub.seen.items() if k not in dropped}
         for stub, layer in zip(stubs, layers, strict=True)
     ]
 
 
-def _own(value: Any, cached: Any, tokens: int) -> Any:
+def _own(name: str, value: Any, cached: Any, tokens: int) -> Any:
     """Return an argument of a block; of a mask of padding, [batch, seen], what is of this pass.
 
     A block that keeps a state has no use for the rest, which transformers' generation leaves out.
+    A bias by distance that is made of the mask, [batch * head, 1, seen], gets the length of a cache
+    of a fixed size, whose empty places nobody looks at.
     """
     import torch
 
+    room = getattr(cached, "max_cache_len", 0)
+    if name == _BIAS and isinstance(value, torch.Tensor) and 1 < value.shape[-1] < room:
+        return torch.nn.functional.pad(value, (0, room - value.shape[-1]))
     padding = isinstance(value, torch.Tensor) and value.dim() == 2 and value.shape[1] > tokens
     return value[:, -tokens:] if padding and hasattr(cached, "has_previous_state") else value
 
 
-def _stubbed(skeleton: Skeleton) -> tuple[nn.Module, list[Any]]:
-    """Return a shallow copy of the decoder whose blocks are stubs and whose tables are real."""
+def _stubbed(skeleton: Skeleton, hidden: torch.Tensor) -> tuple[nn.Module, list[Any]]:
+    """Return a shallow copy of the decoder whose blocks are stubs and whose tables are real.
+
+    Modules of the embedding give out ``hidden`` [batch, token, channel], whatever they are given.
+    """
     from torch import nn
 
     base, layout = skeleton.base, skeleton.layout
@@ -92,12 +103,15 @@ def _stubbed(skeleton: Skeleton) -> tuple[nn.Module, list[Any]]:
     stubs = [_stub(layer) for layer in skeleton.blocks]
     decoder._modules[layout.blocks] = nn.ModuleList(stubs)
     decoder._modules[layout.norm] = nn.Identity()
-    embedding = skeleton.module("embed_tokens")
+    several = skeleton.embedding
+    parts = [skeleton.module(EMBEDDING)] if several is None else several.modules_in_order
     for name, child in base.named_children():
-        if child in (skeleton.blocks, embedding) or name == layout.norm:
+        if child is skeleton.blocks or name == layout.norm:
             continue
-        if any(True for _ in child.parameters()):
-            # Learned positions: not read here, and of use to the hidden states alone.
+        if child in parts:
+            decoder._modules[name] = _giving(hidden)
+        elif any(True for _ in child.parameters()):
+            # Of no stage: not read here, and of use to the hidden states alone.
             decoder._modules[name] = _zeroed(skeleton, child)
         else:
             # Rotary tables: small, in no checkpoint, and needed on the host.
@@ -118,6 +132,17 @@ def _zeroed(skeleton: Skeleton, child: nn.Module) -> nn.Module:
                 module._parameters[name] = nn.Parameter(empty, requires_grad=False)
     fill_buffers(skeleton.model, copied)
     return copied
+
+
+def _giving(hidden: torch.Tensor) -> nn.Module:
+    """Return a module whose output is ``hidden``."""
+    from torch import nn
+
+    class Gives(nn.Module):
+        def forward(self, *_: Any, **__: Any) -> Any:
+            return hidden
+
+    return Gives()
 
 
 def _stub(layer: nn.Module) -> Any:

@@ -281,12 +281,24 @@ class HfPort(Port):
         """
         place, family = Place.parse(stage), self.assets.family
         if place.layer is None:
-            return []
+            return self._parts_of_embedding(wanted) if stage == EMBEDDING else []
         taps = family.present(self.skeleton.module(place.stage))
         measured = self._kinds.get(place.layer)
         if measured is not None and not family.complete:
             taps += measured.taps
         return taps_within(place, taps, wanted)
+
+    def _parts_of_embedding(self, wanted: Callable[..., bool]) -> list[tuple[str, Tap]]:
+        """Return a tap for each module of an embedding of several.
+
+        They are wanted wherever what the first block is fed is.
+        """
+        several = self.skeleton.embedding
+        return [
+            (part.module, Tap(part.local, part.module, part.spec))
+            for part in (() if several is None else several.parts)
+            if any(wanted(layer=None, local=each) for each in (part.local, f"{EMBEDDING}:out"))
+        ]
 
     def fed(self, stage: str) -> dict[str, torch.Tensor]:
         """Return what goes on at a stage's sites, floating [batch, token, ...]: another run's own.
@@ -374,6 +386,12 @@ class HfPort(Port):
     def _arguments_of(self, stage: str) -> dict[str, Any]:
         layer = Site(stage, "in").layer
         component = Site(stage, "in").component
+        if stage == EMBEDDING and self.skeleton.embedding is not None:
+            assert self._call is not None
+            sent: dict[str, Any] = self.assets.backend.send(
+                stage, {"position_ids": self._call.position_ids}
+            )
+            return sent
         if layer is None or component not in ("", "self_attn"):
             return {}
         arguments = self._arguments[layer]
