@@ -198,8 +198,23 @@ class Family:
         """
         place = Place.parse(stage)
         if place.layer is None:
-            return {}
-        return {tap.local: tap.spec for _, tap in taps_within(place, self.taps, wanted)}
+            taps = self.taps_outside(stage, wanted)
+        else:
+            taps = [tap for _, tap in taps_within(place, self.taps, wanted)]
+        return {tap.local: tap.spec for tap in taps}
+
+    def taps_outside(self, stage: str, wanted: Callable[..., bool]) -> list[Tap]:
+        """Return the wanted taps of a stage outside the blocks: of an embedding of several modules.
+
+        Each is wanted wherever what the first block is fed is.
+        """
+        several = self.embedding if stage == EMBEDDING else None
+        parts = () if several is None else several.parts
+        return [
+            Tap(part.local, part.module, part.spec)
+            for part in parts
+            if any(wanted(layer=None, local=each) for each in (part.local, f"{EMBEDDING}:out"))
+        ]
 
 
 def taps_within(

@@ -173,22 +173,28 @@ def _inside(judged: Judged, block: Block, stage: Place, rows: Rows) -> Guilt | N
     It may be an embedding of several modules, too. On the candidate's own values every site has
     good inputs.
     """
-    seen = seen_in(rows)
+    seen, entry = seen_in(rows), stage.site("in").local
     failing = {local for local, row in rows.items() if row.outcome is Outcome.FAIL}
-    order = sorted(failing - {stage.site("in").local}, key=lambda local: (block.rank(local), local))
+    order = sorted(failing - {entry}, key=lambda local: (block.rank(local), local))
     bad = set() if judged.own else failing
     roots = [each for each in order if bad.isdisjoint(block.origin(each, seen).inputs)]
     if not roots:
         return None
     first = blame(block, roots[0], seen)
     others = dict.fromkeys(name_in_block(blame(block, root, seen)) for root in roots[1:])
-    fed = [rows[local] for local in block.origin(roots[0], seen).inputs if local in rows]
+    site, inputs = rows[roots[0]].site, block.origin(roots[0], seen).inputs
+    fed = [rows[local] for local in inputs if local in rows]
+    # Nobody vouches for ids that were not observed.
+    unseen = [entry] if stage.layer is None and entry in inputs and entry not in rows else []
     return replace(
         first,
         place=replace(first.place, layer=stage.layer),
-        site=rows[roots[0]].site,
+        site=site,
         good=tuple(row.site for row in fed if row.outcome is Outcome.PASS),
-        unjudged=tuple(row.site for row in fed if row.outcome is not Outcome.PASS),
+        unjudged=(
+            *(row.site for row in fed if row.outcome is not Outcome.PASS),
+            *map(site.beside, unseen),
+        ),
         also=tuple(each for each in others if each != name_in_block(first)),
     )
 

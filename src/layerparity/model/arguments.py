@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from layerparity.model.skeleton import Skeleton
 
 
-# What blocks call a bias that grows with the distance of two tokens.
+# What blocks call a bias by the distance of two tokens, and a configuration whether there is one.
 _BIAS = "alibi"
 # What blocks call the cache they are given.
 CACHE_NAMES = ("past_key_values", "past_key_value", "layer_past", "cache_params")
@@ -48,7 +48,7 @@ def block_arguments(
     decoder, stubs = _stubbed(skeleton, hidden)
     given = {
         "inputs_embeds": hidden,
-        "attention_mask": attention_mask,
+        "attention_mask": _with_room(skeleton, attention_mask, past),
         "position_ids": position_ids,
         # A decoder whose class of cache is its own takes another where it need not make one.
         "use_cache": False,
@@ -69,23 +69,34 @@ def block_arguments(
     dropped = (*CACHE_NAMES, "use_cache")
     layers = [None] * len(stubs) if past is None else past.layers
     return [
-        {k: _own(k, v, layer, tokens) for k, v in stub.seen.items() if k not in dropped}
+        {k: _own(v, layer, tokens) for k, v in stub.seen.items() if k not in dropped}
         for stub, layer in zip(stubs, layers, strict=True)
     ]
 
 
-def _own(name: str, value: Any, cached: Any, tokens: int) -> Any:
-    """Return an argument of a block; of a mask of padding, [batch, seen], what is of this pass.
+def _with_room(skeleton: Skeleton, mask: torch.Tensor, past: Cache | None) -> torch.Tensor:
+    """Return a mask [batch, seen] as long as a cache of a fixed size, where a bias is made of it.
 
-    A block that keeps a state has no use for the rest, which transformers' generation leaves out.
-    A bias by distance that is made of the mask, [batch * head, 1, seen], gets the length of a cache
-    of a fixed size, whose empty places nobody looks at.
+    The empty places are padding, as transformers' generation has it. Other decoders lengthen their
+    masks themselves.
     """
     import torch
 
-    room = getattr(cached, "max_cache_len", 0)
-    if name == _BIAS and isinstance(value, torch.Tensor) and 1 < value.shape[-1] < room:
-        return torch.nn.functional.pad(value, (0, room - value.shape[-1]))
+    layer: Any = skeleton.blocks[0]
+    biased = _BIAS in inspect.signature(layer.forward).parameters
+    if past is None or not (biased and getattr(skeleton.config, _BIAS, True)):
+        return mask
+    room = max(getattr(each, "max_cache_len", 0) for each in past.layers)
+    return torch.nn.functional.pad(mask, (0, max(room - mask.shape[-1], 0)))
+
+
+def _own(value: Any, cached: Any, tokens: int) -> Any:
+    """Return an argument of a block; of a mask of padding, [batch, seen], what is of this pass.
+
+    A block that keeps a state has no use for the rest, which transformers' generation leaves out.
+    """
+    import torch
+
     padding = isinstance(value, torch.Tensor) and value.dim() == 2 and value.shape[1] > tokens
     return value[:, -tokens:] if padding and hasattr(cached, "has_previous_state") else value
 
