@@ -104,7 +104,7 @@ def _save(config: Any, folder: Path, seed: int) -> Path:
                 value.mul_(torch.empty_like(value).log_normal_(0.0, 0.5))
             elif "e_score_correction_bias" in name:
                 value.copy_(8.5 + 0.0625 * torch.randint(-4, 5, value.shape))
-            elif value.dim() > 1:
+            elif value.dim() > 1 and value.is_floating_point():
                 value.mul_(4.0)
     model.to(torch.bfloat16).save_pretrained(folder)
     return folder

@@ -92,9 +92,13 @@ KNOWN: dict[str, dict[str, Any]] = {
         "ssm_multipliers": [0.5, 0.25, 2.0, 1.5, 0.75],
     },
     "bamba": {**DENSE, **MIXER, "attn_layer_indices": [1]},
+    "gpt2": DENSE,
+    "gpt_bigcode": DENSE,
+    "bloom": DENSE,
+    "opt": OPT,
 }
 MIXED = {"jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 8}}
-EAGER = ("gemma2", "gpt_oss", "vaultgemma", "mamba")
+EAGER = ("gemma2", "gpt_oss", "vaultgemma", "mamba", "bloom")
 Make = Callable[[str], Path]
 Cli = Callable[..., Ended]
 
@@ -105,7 +109,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
 
     def made(name: str) -> Path:
         folder = base / name
-        settings = OPT if name == "opt" else KNOWN.get(name, DENSE)
+        settings = KNOWN.get(name, DENSE)
         return (
             folder if folder.is_dir() else _save(AutoConfig.for_model(name, **settings), folder, 0)
         )
@@ -459,10 +463,11 @@ def test_a_family_without_a_file_through_the_door(
     assert golden.exit == 0, golden.err
     alone = cli(*shared, "kind=candidate", "scope=single", "layer=1", "component=mlp")
     assert alone.exit == 0, alone.err
-    other = (*shared[:-1], f"model.path={make('opt')}", *tokens)
+    other = (*shared[:-1], f"model.path={make('biogpt')}", *tokens)
     ended = cli(*other)
     assert ended.exit == 2, ended.out
-    assert "opt computes something between embed_tokens and layers" in ended.err
+    said = "biogpt computes something between embed_tokens and layers that belongs to no stage"
+    assert f"{said} (its embed_positions)" in ended.err
     assert "Traceback" not in ended.err
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,11 @@ PAGE = ROOT / "docs" / "families.md"
 def rows() -> list[str]:
     lines = PAGE.read_text(encoding="utf-8").splitlines()
     head = next(n for n, line in enumerate(lines) if line.startswith("| family | golden"))
-    return [line for line in lines[head + 2 :] if line.startswith("|")]
+    return [*takewhile(lambda line: line.startswith("|"), lines[head + 2 :])]
+
+
+def rows_that_run() -> int:
+    return sum(f" {NO} |" not in row and f" {NONE} |" not in row for row in rows())
 
 
 def test_the_table_has_every_family_once_and_says_why_one_falls_short() -> None:
@@ -43,6 +48,7 @@ def test_the_list_is_what_the_page_says_of_it() -> None:
     counted = f"{len(DENSE)} dense ones, {len(EXPERTS)} with experts, {len(STATES)} with blocks"
     assert counted in " ".join(said.split())
     assert len(set(FAMILIES)) == len(FAMILIES) == 54
+    assert ("All 54 families run and decode" in said) is (rows_that_run() == len(FAMILIES))
     assert set(SIZES) <= set(FAMILIES)
 
 
@@ -54,6 +60,20 @@ def test_a_written_row_takes_the_place_of_the_old_one() -> None:
     assert written(again, [row for row in rows() if family_in(row) == "llama"]) == page
     with pytest.raises(ValueError, match="no table that begins with"):
         written("# Families\n", [str(new)])
+
+
+@pytest.mark.parametrize("family", ["gpt2", "opt", "bloom"])
+def test_each_module_of_an_embedding_is_found_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    """Of one that is not found the table says so by its name."""
+    with prepared():
+        runs = FamilyRuns(family, tmp_path)
+        assert runs.golden() == ""
+        monkeypatch.setattr(FamilyRuns, "_found", lambda *_: True)
+        assert runs.modules() == ""
+        monkeypatch.setattr(FamilyRuns, "_found_outside", lambda _, path: "." not in path)
+        assert runs.modules().startswith("an error goes unseen in embed_tokens.")
 
 
 def test_a_family_runs_in_every_way(tmp_path: Path) -> None:

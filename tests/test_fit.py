@@ -528,8 +528,18 @@ def test_equal_devices_are_pretended_alike() -> None:
 
 
 def test_what_cannot_be_run_is_not_said_to_fit() -> None:
-    """GPT-2's learned positions are of no stage; fed apart, its blocks are the model's."""
-    values = {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 300}
-    with pytest.raises(UserError, match=r"belongs to no stage \(its wpe\)"):
-        build(values, family_of("gpt2"), stages(2), None, None)
-    assert build(values, family_of("gpt2"), ["layers.0"], None, None).parameters > 0
+    """Nobody says how BioGPT reads its positions; fed apart, its blocks are the model's."""
+    sizes = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
+    values = {"model_type": "biogpt", **sizes, "intermediate_size": 96, "vocab_size": 300}
+    with pytest.raises(UserError, match=r"belongs to no stage \(its embed_positions\)"):
+        build(values, family_of("biogpt"), stages(2), None, None)
+    assert build(values, family_of("biogpt"), ["layers.0"], None, None).parameters > 0
+
+
+def test_every_module_of_an_embedding_is_weighed() -> None:
+    """Once, under its own name; a tied head has a tensor of its own, as it has in a run."""
+    values = {"model_type": "gpt2", "n_layer": 1, "n_embd": 64, "n_head": 4, "vocab_size": 300}
+    model = build({**values, "n_positions": 32}, family_of("gpt2"), stages(1), None, None)
+    shapes = {weight.name: weight.shape for weight in model.weights["embed_tokens"]}
+    assert shapes == {"embed_tokens.wte.weight": (300, 64), "embed_tokens.wpe.weight": (32, 64)}
+    assert [weight.shape for weight in model.weights["lm_head"]] == [(300, 64)]

@@ -14,7 +14,7 @@ from families_list import SIZES
 from transformers import AutoModelForCausalLM
 
 from layerparity.anatomy.family import ROUTED, family_of
-from layerparity.anatomy.site import overlap
+from layerparity.anatomy.site import EMBEDDING, overlap
 from layerparity.ground import console
 from layerparity.ground.errors import UserError
 from layerparity.judge.conclude import conclude
@@ -138,7 +138,8 @@ class FamilyRuns:
         """Plant a wrong output in each module that holds weights; say which are not found.
 
         One block of each class stands for the others. A module is found where it, one inside it or
-        the one that holds it is named as the first wrong place.
+        the one that holds it is named as the first wrong place; one of an embedding of several,
+        where it is named itself.
         """
         assert self._golden is not None
         skeleton = self._skeleton()
@@ -156,6 +157,10 @@ class FamilyRuns:
                     continue
                 if not self._found(layer, path, names):
                     missing[path] = None
+        several = skeleton.embedding
+        for part in () if several is None else several.parts:
+            if not self._found_outside(part.path):
+                missing[part.path] = None
         return f"an error goes unseen in {', '.join(missing)}" if missing else ""
 
     def _found(self, layer: int, path: str, names: dict[str, str]) -> bool:
@@ -177,6 +182,13 @@ class FamilyRuns:
         named, own = verdict.guilty.place, (path, names.get(path, path))
         inside = named.layer == layer and named.module != ""
         return inside and any(overlap(each, named.module) for each in own)
+
+    def _found_outside(self, path: str) -> bool:
+        """Say whether a wrong output of a module of the embedding is found in that very module."""
+        keys = {"port": "fault", "port.name": "wrong_output", "port.module": path}
+        alone = {"scope": "single", "component": EMBEDDING}
+        guilty = self._judged(path, {**alone, **keys}).guilty
+        return guilty is not None and str(guilty.place) == path
 
     def _skeleton(self) -> Any:
         from layerparity.model.architecture import read_config

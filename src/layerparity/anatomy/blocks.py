@@ -8,7 +8,7 @@ from functools import cached_property
 
 from layerparity.anatomy.block import Block, ordered
 from layerparity.anatomy.family import family_of
-from layerparity.anatomy.site import Site
+from layerparity.anatomy.site import EMBEDDING, Place, Site
 
 
 @dataclass(frozen=True)
@@ -21,15 +21,21 @@ class BlockKind:
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks of a model by layer; ``usual`` stands for those that nobody measured."""
+    """The blocks of a model by layer; ``usual`` stands for those that nobody measured.
+
+    ``embedding`` is the structure of an embedding of several modules.
+    """
 
     kinds: tuple[BlockKind, ...] = ()
     usual: Block | None = None
+    embedding: Block | None = None
 
     @classmethod
     def of(cls, model_type: str, measured: Mapping[int, Block]) -> Blocks:
         """Return a model's blocks: as they were measured, else as its family declares them."""
-        return cls(kinds_of(measured), family_of(model_type).block)
+        family = family_of(model_type)
+        embedding = None if family.embedding is None else family.embedding.block
+        return cls(kinds_of(measured), family.block, embedding)
 
     @cached_property
     def measured(self) -> dict[int, Block]:
@@ -41,10 +47,19 @@ class Blocks:
         measured = self.measured.get(layer) if layer is not None else None
         return measured or self.usual or ordered(tuple(known))
 
+    def outside(self, place: Place) -> Block | None:
+        """Return the structure of the stage outside the blocks that a place is of, if it has one.
+
+        What stands outside the blocks has one module, but for some embeddings.
+        """
+        return self.embedding if place.layer is None and place.stage == EMBEDDING else None
+
     def order(self, site: Site) -> tuple[tuple[int, int, int], float, str, str]:
         """Return what sorts sites as a forward pass reaches them."""
         if site.layer is None:
-            return site.pass_order(), 0 if site.end == "in" else 1, site.path, site.end
+            stage = self.outside(site.place)
+            rank = float(site.end != "in") if stage is None else stage.rank(site.local)
+            return site.pass_order(), rank, site.path, site.end
         block = self.block(site.layer, (site.local,))
         return site.pass_order(), block.rank(site.local), site.component, site.end
 

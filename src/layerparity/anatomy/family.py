@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.block import Block
+from layerparity.anatomy.embedding import Embedding
 from layerparity.anatomy.site import EMBEDDING, HEAD, NORM, Kind, Place, Site, SiteSpec, within
 from layerparity.ground import registry
 from layerparity.ground.errors import UserError, nearest
@@ -136,6 +137,7 @@ class Family:
     added. ``block`` says what is computed from what in its blocks, for runs that hold no
     measurement. ``after`` is what the model computes between a stage's module and the next stage.
     ``attention`` is the implementation to run with where the backend's usual one does not exist.
+    ``embedding`` names the modules of its embedding, where that is more than one table of tokens.
     """
 
     model_type: str
@@ -145,6 +147,7 @@ class Family:
     float32_patterns: tuple[str, ...] = ()
     after: Mapping[str, After] = field(default_factory=dict)
     attention: str | None = None
+    embedding: Embedding | None = None
 
     def stage(self, component: str, layer: int | None) -> str:
         """Return the stage of a component the user named. Raises UserError with the known names."""
@@ -195,8 +198,23 @@ class Family:
         """
         place = Place.parse(stage)
         if place.layer is None:
-            return {}
-        return {tap.local: tap.spec for _, tap in taps_within(place, self.taps, wanted)}
+            taps = self.taps_outside(stage, wanted)
+        else:
+            taps = [tap for _, tap in taps_within(place, self.taps, wanted)]
+        return {tap.local: tap.spec for tap in taps}
+
+    def taps_outside(self, stage: str, wanted: Callable[..., bool]) -> list[Tap]:
+        """Return the wanted taps of a stage outside the blocks: of an embedding of several modules.
+
+        Each is wanted wherever what the first block is fed is.
+        """
+        several = self.embedding if stage == EMBEDDING else None
+        parts = () if several is None else several.parts
+        return [
+            Tap(part.local, part.module, part.spec)
+            for part in parts
+            if any(wanted(layer=None, local=each) for each in (part.local, f"{EMBEDDING}:out"))
+        ]
 
 
 def taps_within(

@@ -73,8 +73,8 @@ class Place:
 
     @property
     def stage(self) -> str:
-        """The stage that runs it: ``layers.3`` for all of block 3, else the module itself."""
-        return self.module if self.layer is None else f"layers.{self.layer}"
+        """The stage that runs it: ``layers.3`` for all of block 3, ``norm``, ``embed_tokens``."""
+        return self.module.partition(".")[0] if self.layer is None else f"layers.{self.layer}"
 
     def within(self, other: Place) -> bool:
         """Say whether this is another place or lies inside it."""
@@ -174,5 +174,8 @@ class Site:
         return step, 0, layer + 1
 
     def _order(self) -> tuple[tuple[int, int, int], int, str, str]:
-        ends = {":in": 0, ":out": 2}
-        return self.pass_order(), ends.get(self.local, 1), self.component, self.end
+        ends = {"in": 0, "out": 2}
+        # What stands inside a block, or inside the embedding, comes between its ends.
+        whole = self.component == "" if self.layer is not None else "." not in self.path
+        rank = ends.get(self.end, 1) if whole else 1
+        return self.pass_order(), rank, self.component, self.end

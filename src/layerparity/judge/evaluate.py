@@ -229,7 +229,8 @@ def passed_through(
     the golden's are not.
     """
     site = pair.site
-    block = blocks.block(site.layer) if site.layer is not None else None
+    inside = site.layer is not None
+    block = blocks.block(site.layer) if inside else blocks.outside(site.place)
     node = block.by_local.get(site.local) if block is not None else None
     if node is None or len(node.inputs) != 1:
         return {}

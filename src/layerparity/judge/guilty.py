@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -144,15 +144,14 @@ def _in_phase(judged: Judged, stage: Place, steps: Sequence[Step]) -> Guilt | No
     """
     by_step = {step: judged.at(stage, step) for step in steps}
     known = {local for rows in by_step.values() for local in rows}
-    block = judged.blocks.block(stage.layer, known)
+    block = _structure(judged, stage, known)
     shown = []
     for rows in by_step.values():
-        outside = stage.layer is None
-        one = _outside(judged, stage, rows) if outside else _inside(judged, block, stage, rows)
+        one = _inside(judged, block, stage, rows) if block else _outside(judged, stage, rows)
         shown += [one] if one is not None else []
     if not shown:
         return None
-    guilt = min(shown, key=lambda each: block.rank(each.site.local) if each.site else 0)
+    guilt = min(shown, key=lambda each: block.rank(each.site.local) if block and each.site else 0)
     names = dict.fromkeys(name for each in shown for name in (name_in_block(each), *each.also))
     guilt = replace(guilt, also=tuple(name for name in names if name != name_in_block(guilt)))
     guilt = _with_weights(guilt, block, by_step[guilt.step], judged.faults(stage))
@@ -161,27 +160,41 @@ def _in_phase(judged: Judged, stage: Place, steps: Sequence[Step]) -> Guilt | No
     return replace(guilt, phases=phases, first_step=first_step)
 
 
+def _structure(judged: Judged, stage: Place, known: Collection[str] = ()) -> Block | None:
+    """Return what is computed from what in a stage; None outside the blocks, of a single module."""
+    if stage.layer is None:
+        return judged.blocks.outside(stage)
+    return judged.blocks.block(stage.layer, known)
+
+
 def _inside(judged: Judged, block: Block, stage: Place, rows: Rows) -> Guilt | None:
     """Return what is guilty in a block by one pass: the first site of those with good inputs.
 
-    On the candidate's own values every site has good inputs.
+    It may be an embedding of several modules, too. On the candidate's own values every site has
+    good inputs.
     """
-    seen = seen_in(rows)
+    seen, entry = seen_in(rows), stage.site("in").local
     failing = {local for local, row in rows.items() if row.outcome is Outcome.FAIL}
-    order = sorted(failing - {":in"}, key=lambda local: (block.rank(local), local))
+    order = sorted(failing - {entry}, key=lambda local: (block.rank(local), local))
     bad = set() if judged.own else failing
     roots = [each for each in order if bad.isdisjoint(block.origin(each, seen).inputs)]
     if not roots:
         return None
     first = blame(block, roots[0], seen)
     others = dict.fromkeys(name_in_block(blame(block, root, seen)) for root in roots[1:])
-    fed = [rows[local] for local in block.origin(roots[0], seen).inputs if local in rows]
+    site, inputs = rows[roots[0]].site, block.origin(roots[0], seen).inputs
+    fed = [rows[local] for local in inputs if local in rows]
+    # Nobody vouches for ids that were not observed.
+    unseen = [entry] if stage.layer is None and entry in inputs and entry not in rows else []
     return replace(
         first,
         place=replace(first.place, layer=stage.layer),
-        site=rows[roots[0]].site,
+        site=site,
         good=tuple(row.site for row in fed if row.outcome is Outcome.PASS),
-        unjudged=tuple(row.site for row in fed if row.outcome is not Outcome.PASS),
+        unjudged=(
+            *(row.site for row in fed if row.outcome is not Outcome.PASS),
+            *map(site.beside, unseen),
+        ),
         also=tuple(each for each in others if each != name_in_block(first)),
     )
 
@@ -247,11 +260,13 @@ def _phases(judged: Judged, stage: Place, first: Site) -> tuple[Phases, int | No
     return (Phases.PREFILL_ONLY, None) if prefill else (Phases.DECODE_ONLY, first.step)
 
 
-def _with_weights(guilt: Guilt, block: Block, rows: Rows, faults: Sequence[WeightFinding]) -> Guilt:
+def _with_weights(
+    guilt: Guilt, block: Block | None, rows: Rows, faults: Sequence[WeightFinding]
+) -> Guilt:
     """Let a weight that differs name the component it explains; say which ones are absorbed."""
     if not faults:
         return guilt
-    if guilt.layer is None:
+    if block is None:
         return replace(guilt, findings=tuple(faults))
     explains = [each for each in faults if _explains(each, guilt, block, rows)]
     others = [each for each in faults if each not in explains]
@@ -291,10 +306,10 @@ def _by_weights(judged: Judged, stage: Place) -> Guilt | None:
     faults = judged.faults(stage)
     if not faults:
         return None
-    block = judged.blocks.block(stage.layer)
-    first = min(faults, key=lambda each: block.rank_of_module(each.component))
-    if stage.layer is None:
+    block = _structure(judged, stage)
+    if block is None:
         return Guilt(stage, suspects=(stage.module,), findings=tuple(faults))
+    first = min(faults, key=lambda each: block.rank_of_module(each.component))
     others = dict.fromkeys(each.component for each in faults if each.component != first.component)
     return Guilt(
         replace(stage, module=first.component),

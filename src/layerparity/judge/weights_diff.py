@@ -90,7 +90,8 @@ def diff_side(
 
     def forward(finding: WeightFinding) -> tuple[tuple[int, int, int], int, str]:
         stage = Place.parse(finding.stage).site("in")
-        rank = blocks.block(stage.layer).rank_of_module(finding.component)
+        block = blocks.outside(stage.place) or blocks.block(stage.layer)
+        rank = block.rank_of_module(finding.component)
         return stage.pass_order(), rank, finding.component
 
     return [*sorted(_faults(cases, side), key=forward), *_roundings(prints, side)]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from layerparity.anatomy.site import EMBEDDING
 from layerparity.ground.errors import UserError
 from layerparity.model import weight_types
 
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig, PreTrainedModel
 
+    from layerparity.anatomy.embedding import EmbeddingPart
+
+# Where a decoder holds the stage of an embedding of several modules.
+_GATHERED = "embedding_stage"
 _COUNT = "num_hidden_layers"
 # transformers does not check every value: 0 heads end in a division, 0 experts in a chunk.
 _NONSENSE = (ArithmeticError, RuntimeError, ValueError, LookupError, TypeError, AttributeError)
@@ -133,18 +138,25 @@ class Layout:
     """Module paths of the canonical stages; ``decoder`` is the module that runs the blocks.
 
     ``blocks`` and ``norm`` are the decoder's own names for them; ``paths`` are by stage, from the
-    model's root.
+    model's root. ``table`` is the path of the tokens' embedding, which the stage ``embed_tokens``
+    is, or else holds beside other modules of the decoder.
     """
 
     decoder: str
     blocks: str
     norm: str
     paths: dict[str, str]
+    table: str
 
     def path(self, stage: str) -> str:
         """Return the module path of a stage such as ``layers.3.mlp`` inside the model."""
         head, _, rest = stage.partition(".")
         return f"{self.paths.get(head, head)}.{rest}" if rest else self.paths.get(head, head)
+
+    def weight(self, stage: str, name: str) -> str:
+        """Return the model's own name of a stage's weight, which the stage calls ``name``."""
+        several = stage == EMBEDDING and self.paths[EMBEDDING] != self.table
+        return f"{self.decoder if several else self.path(stage)}.{name}".lstrip(".")
 
 
 def layout_of(model: PreTrainedModel) -> Layout:
@@ -177,7 +189,21 @@ def layout_of(model: PreTrainedModel) -> Layout:
         "norm": names[id(norm)],
         "lm_head": names[id(head)],
     }
-    return Layout(decoder, own, paths["norm"].rpartition(".")[2], paths)
+    return Layout(decoder, own, paths["norm"].rpartition(".")[2], paths, paths["embed_tokens"])
+
+
+def gathered(model: PreTrainedModel, layout: Layout, parts: Sequence[EmbeddingPart]) -> Layout:
+    """Return a layout whose stage ``embed_tokens`` runs several of the decoder's modules in turn.
+
+    The stage is found by its path, and is none of the modules that the model itself goes through.
+    """
+    from layerparity.model.embedding_stage import EmbeddingStage
+
+    decoder = model.get_submodule(layout.decoder)
+    # Past torch's own book of children: each weight has one name.
+    decoder.__dict__[_GATHERED] = EmbeddingStage(decoder, parts)
+    path = f"{layout.decoder}.{_GATHERED}".lstrip(".")
+    return replace(layout, paths={**layout.paths, EMBEDDING: path})
 
 
 def _refusal(kind: str, what: str) -> str:

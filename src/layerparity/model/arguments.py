@@ -10,6 +10,7 @@ import copy
 import inspect
 from typing import TYPE_CHECKING, Any
 
+from layerparity.anatomy.site import EMBEDDING
 from layerparity.model.buffers import fill_buffers
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from layerparity.model.skeleton import Skeleton
 
 
+# What blocks call a bias by the distance of two tokens, and a configuration whether there is one.
+_BIAS = "alibi"
 # What blocks call the cache they are given.
 CACHE_NAMES = ("past_key_values", "past_key_value", "layer_past", "cache_params")
 
@@ -41,11 +44,11 @@ def block_arguments(
     import torch
 
     batch, tokens = position_ids.shape
-    decoder, stubs = _stubbed(skeleton)
     hidden = torch.zeros(batch, tokens, skeleton.config.hidden_size, dtype=dtype or skeleton.dtype)
+    decoder, stubs = _stubbed(skeleton, hidden)
     given = {
         "inputs_embeds": hidden,
-        "attention_mask": attention_mask,
+        "attention_mask": _with_room(skeleton, attention_mask, past),
         "position_ids": position_ids,
         # A decoder whose class of cache is its own takes another where it need not make one.
         "use_cache": False,
@@ -71,6 +74,22 @@ def block_arguments(
     ]
 
 
+def _with_room(skeleton: Skeleton, mask: torch.Tensor, past: Cache | None) -> torch.Tensor:
+    """Return a mask [batch, seen] as long as a cache of a fixed size, where a bias is made of it.
+
+    The empty places are padding, as transformers' generation has it. Other decoders lengthen their
+    masks themselves.
+    """
+    import torch
+
+    layer: Any = skeleton.blocks[0]
+    biased = _BIAS in inspect.signature(layer.forward).parameters
+    if past is None or not (biased and getattr(skeleton.config, _BIAS, True)):
+        return mask
+    room = max(getattr(each, "max_cache_len", 0) for each in past.layers)
+    return torch.nn.functional.pad(mask, (0, max(room - mask.shape[-1], 0)))
+
+
 def _own(value: Any, cached: Any, tokens: int) -> Any:
     """Return an argument of a block; of a mask of padding, [batch, seen], what is of this pass.
 
@@ -82,8 +101,11 @@ def _own(value: Any, cached: Any, tokens: int) -> Any:
     return value[:, -tokens:] if padding and hasattr(cached, "has_previous_state") else value
 
 
-def _stubbed(skeleton: Skeleton) -> tuple[nn.Module, list[Any]]:
-    """Return a shallow copy of the decoder whose blocks are stubs and whose tables are real."""
+def _stubbed(skeleton: Skeleton, hidden: torch.Tensor) -> tuple[nn.Module, list[Any]]:
+    """Return a shallow copy of the decoder whose blocks are stubs and whose tables are real.
+
+    Modules of the embedding give out ``hidden`` [batch, token, channel], whatever they are given.
+    """
     from torch import nn
 
     base, layout = skeleton.base, skeleton.layout
@@ -92,12 +114,15 @@ def _stubbed(skeleton: Skeleton) -> tuple[nn.Module, list[Any]]:
     stubs = [_stub(layer) for layer in skeleton.blocks]
     decoder._modules[layout.blocks] = nn.ModuleList(stubs)
     decoder._modules[layout.norm] = nn.Identity()
-    embedding = skeleton.module("embed_tokens")
+    several = skeleton.embedding
+    parts = [skeleton.module(EMBEDDING)] if several is None else several.modules_in_order
     for name, child in base.named_children():
-        if child in (skeleton.blocks, embedding) or name == layout.norm:
+        if child is skeleton.blocks or name == layout.norm:
             continue
-        if any(True for _ in child.parameters()):
-            # Learned positions: not read here, and of use to the hidden states alone.
+        if child in parts:
+            decoder._modules[name] = _giving(hidden)
+        elif any(True for _ in child.parameters()):
+            # Of no stage: not read here, and of use to the hidden states alone.
             decoder._modules[name] = _zeroed(skeleton, child)
         else:
             # Rotary tables: small, in no checkpoint, and needed on the host.
@@ -118,6 +143,17 @@ def _zeroed(skeleton: Skeleton, child: nn.Module) -> nn.Module:
                 module._parameters[name] = nn.Parameter(empty, requires_grad=False)
     fill_buffers(skeleton.model, copied)
     return copied
+
+
+def _giving(hidden: torch.Tensor) -> nn.Module:
+    """Return a module whose output is ``hidden``."""
+    from torch import nn
+
+    class Gives(nn.Module):
+        def forward(self, *_: Any, **__: Any) -> Any:
+            return hidden
+
+    return Gives()
 
 
 def _stub(layer: nn.Module) -> Any:

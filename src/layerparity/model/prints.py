@@ -68,14 +68,14 @@ def stage_prints(
             return _as_filled(held, known, place, checkpoint.tensors[name].dtype)
         return print_of(held, place)
 
-    path = skeleton.path(stage)
     prints: dict[str, WeightPrint] = {}
     with ThreadPoolExecutor(_THREADS) as pool:
         for name, tensor in _on_cpu(skeleton.module(stage)):
             place = f"{stage}.{name}"
             held = frozen.get(place, tensor)
-            stored = skeleton.as_stored(checkpoint, f"{path}.{name}", held)
-            same = trusting and place not in frozen and skeleton.untouched(f"{path}.{name}")
+            weight = skeleton.weight(stage, name)
+            stored = skeleton.as_stored(checkpoint, weight, held)
+            same = trusting and place not in frozen and skeleton.untouched(weight)
             printed = pool.map(print_stored, stored, stored.values(), repeat(place), repeat(same))
             prints.update(zip(stored, printed, strict=True))
     return against(checkpoint, prints)

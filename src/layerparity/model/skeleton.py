@@ -5,10 +5,12 @@ from __future__ import annotations
 from itertools import product
 from typing import TYPE_CHECKING
 
+from layerparity.anatomy.family import family_of
+from layerparity.anatomy.site import EMBEDDING
 from layerparity.ground.errors import UserError
 from layerparity.ground.profile import Spent
 from layerparity.model import weight_types
-from layerparity.model.architecture import build, layout_of
+from layerparity.model.architecture import build, gathered, layout_of
 from layerparity.model.buffers import fill_buffers, set_tensor, tensor_at
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.conversion import Conversion, in_order
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PretrainedConfig
 
+    from layerparity.model.embedding_stage import EmbeddingStage
     from layerparity.model.loader import Loader
     from layerparity.model.tensor_hashes import TensorHashes
 
@@ -45,6 +48,9 @@ class Skeleton:
         self.float32_patterns = patterns_of(self.model, dtype, float32_patterns)
         self._keep = dict.fromkeys(self.float32_patterns, torch.float32)
         self.layout = layout_of(self.model)
+        embedding = family_of(config.model_type).embedding
+        if embedding is not None:
+            self.layout = gathered(self.model, self.layout, embedding.parts)
         self.conversion = Conversion(self.model)
         self.homeless: list[str] = []
         self.spent: dict[str, Spent] = {}
@@ -69,6 +75,18 @@ class Skeleton:
     def path(self, stage: str) -> str:
         """Return the module path of a stage (``layers.3.mlp``, ``lm_head``) inside the model."""
         return self.layout.path(stage)
+
+    def weight(self, stage: str, name: str) -> str:
+        """Return the model's own name of a weight that a stage calls ``name``."""
+        return self.layout.weight(stage, name)
+
+    @property
+    def embedding(self) -> EmbeddingStage | None:
+        """The stage of an embedding of several modules; None where it is one table."""
+        from layerparity.model.embedding_stage import EmbeddingStage
+
+        stage = self.module(EMBEDDING)
+        return stage if isinstance(stage, EmbeddingStage) else None
 
     def module(self, stage: str) -> nn.Module:
         """Return a stage's module. Raises UserError where the architecture has none."""
@@ -247,8 +265,7 @@ class Skeleton:
         self.homeless += checkpoint.lonely_scales
 
     def _weights(self, stage: str) -> list[str]:
-        path = self.path(stage)
-        return [f"{path}.{name}" for name in self.module(stage).state_dict()]
+        return [self.weight(stage, name) for name in self.module(stage).state_dict()]
 
     def _source_of(self, weight: str) -> str:
         """Return the weight that a weight is loaded as: a tied head, as the embedding.
@@ -257,7 +274,7 @@ class Skeleton:
         """
         tied = bool(getattr(self.config, "tie_word_embeddings", False))
         if tied and weight == f"{self.path('lm_head')}.weight":
-            return f"{self.path('embed_tokens')}.weight"
+            return f"{self.layout.table}.weight"
         return weight
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.site import Site
@@ -58,7 +59,8 @@ def stage_weights(
     }
     weights = {}
     for stage in stages:
-        module, path = skeleton.module(stage), skeleton.path(stage)
+        module = skeleton.module(stage)
+        own = partial(skeleton.weight, stage)
         parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
         weights[stage] = tuple(
             StageWeight(
@@ -67,7 +69,7 @@ def stage_weights(
                 tensor.numel(),
                 name in parameters,
                 None if tensor.dtype == skeleton.dtype else tensor.itemsize,
-                frozenset(e for e in ITEMSIZE if stays_float32(f"{path}.{name}", patterns[e])),
+                frozenset(e for e in ITEMSIZE if stays_float32(own(name), patterns[e])),
             )
             for name, tensor in module.state_dict().items()
         )

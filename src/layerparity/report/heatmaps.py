@@ -181,7 +181,7 @@ TokenErrors = Mapping[str, Sequence[float]]
 def errors_by_column(columns: Columns, token_errors: TokenErrors, local: str) -> list[list[float]]:
     """Return each column's token errors at one class of site, decode steps after the prefill.
 
-    Outside the blocks every site counts as ``:out``: the map of the blocks' output is whole.
+    Outside the blocks a stage's own ends count as ``:out``: the map of the blocks' output is whole.
     """
     return [
         [error for row in stage.rows for error in _of_tokens(stage, row, token_errors, local)]
@@ -190,7 +190,7 @@ def errors_by_column(columns: Columns, token_errors: TokenErrors, local: str) ->
 
 
 def _of_tokens(stage: Stage, row: Row, token_errors: TokenErrors, local: str) -> Sequence[float]:
-    here = ":out" if stage.layer is None else row.site.local
+    here = ":out" if row.site.path == stage.key and stage.layer is None else row.site.local
     return token_errors.get(str(row.site), ()) if here == local else ()
 
 

@@ -71,8 +71,9 @@ def shown_again(verdict: Verdict, site: Site) -> list[tuple[str, str]]:
         purpose = "The failing block alone"
         scope: dict[str, Any] = {"scope": "single", "layer": site.layer}
         if site.layer is None:
-            purpose = f"{site.path} alone"
-            scope = {"scope": "single", "component": site.path, "feed": "isolated"}
+            stage = site.place.stage
+            purpose = f"{stage} alone"
+            scope = {"scope": "single", "component": stage, "feed": "isolated"}
         rest = {**scope, **_without(again, _REPLACED), "inputs": "golden"}
         again = {"backend": again["backend"], **rest}
         again["golden"] = golden.named or source[-1].named

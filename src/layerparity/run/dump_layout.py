@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
-from layerparity.anatomy.family import Family, end_spec
-from layerparity.anatomy.site import Kind, Site, SiteSpec
+from layerparity.anatomy.family import HIDDEN, Family, end_spec
+from layerparity.anatomy.site import EMBEDDING, Kind, Site, SiteSpec
 
 if TYPE_CHECKING:
     import torch
@@ -20,11 +20,21 @@ def spec_of(family: Family, site: Site) -> SiteSpec:
     """Return axes and kind of a site, as a run of this family records it."""
     if site.path == "tokens":
         return _CHOSEN
+    if site.place.stage == EMBEDDING and site.end == "out":
+        return _embedded(family, site)
     if site.layer is None or not site.component:
         return end_spec(site.path, site.end)
     taps = {tap.local: tap.spec for tap in family.taps}
     kind = Kind.INDEX_SET if site.end == "choices" else Kind.REAL
     return taps.get(site.local, SiteSpec(("batch", "token", "channel"), kind))
+
+
+def _embedded(family: Family, site: Site) -> SiteSpec:
+    """Return axes and kind of what an embedding, or one of its modules, gives out."""
+    parts = () if family.embedding is None else family.embedding.parts
+    specs = {part.local: part.spec for part in parts}
+    computed = bool(parts) or EMBEDDING in family.after
+    return specs.get(site.local, HIDDEN if computed else end_spec(EMBEDDING, "out"))
 
 
 @dataclass(frozen=True)

@@ -234,13 +234,11 @@ class Execution:
         ``fed`` and ``output`` are [batch, token, channel], token ids [batch, token] at the
         embedding, on the CPU.
         """
-        layer = Site(stage, "in").layer
         tensors: Tensors = {}
         specs: Specs = {}
 
         def inside(local: str) -> Site:
-            assert layer is not None, f"{stage} has no sites but its ends"
-            return Site.inside(layer, local).at_step(step)
+            return Site(stage, "in").beside(local).at_step(step)
 
         for end in stage_ends(stage):
             site = Site(stage, end).at_step(step)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from layerparity.anatomy.family import COMPONENTS, Family
-from layerparity.anatomy.site import Place, Site
+from layerparity.anatomy.site import EMBEDDING, Place, Site
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import text_digest
 from layerparity.model.arguments import block_arguments
@@ -28,6 +28,8 @@ from layerparity.run.ports._observe import ObservedStage
 
 # Relative L2 error of float32 sums in another order stays far below; a forgotten factor does not.
 AGREES = 1e-4
+# Where a decoder may have more modules: learned positions, a projection before the head.
+_WITH_MORE = (("embed_tokens", "layers"), ("norm", "lm_head"))
 _OWN_PORT = "give port._target_= a port of your own"
 _proved: dict[str, Proof] = {}
 
@@ -109,7 +111,7 @@ def check(proof: Proof, model: str, stages: Sequence[str], chained: bool) -> lis
 
 def _nobody(proof: Proof, pair: tuple[str, str]) -> str:
     """Return what holds nothing of what a model computes between two stages."""
-    known = pair[0] == "embed_tokens" and proof.beside
+    known = pair in _WITH_MORE and proof.beside
     return f"no stage (its {', '.join(proof.beside)})" if known else "no module"
 
 
@@ -152,7 +154,9 @@ def _prove(skeleton: Skeleton, family: Family) -> Proof:
 
 def _beside(twin: Skeleton) -> tuple[str, ...]:
     """Return the decoder's modules with weights that are of no stage."""
-    stages = {twin.module("embed_tokens"), twin.blocks, twin.module("norm"), twin.module("lm_head")}
+    several = twin.embedding
+    embedding = [twin.module(EMBEDDING)] if several is None else several.modules_in_order
+    stages = {*embedding, twin.blocks, twin.module("norm"), twin.module("lm_head")}
     others = (each for each in twin.base.named_children() if each[1] not in stages)
     return tuple(name for name, each in others if any(True for _ in each.parameters()))
 
@@ -169,6 +173,8 @@ def _compare(twin: Skeleton, family: Family, whole: Forward, mask: torch.Tensor)
         layer = Site(stage, "in").layer
         inside = Site(stage, "in").component if layer is not None else ""
         named = arguments[layer] if layer is not None and inside in ("", "self_attn") else {}
+        if stage == EMBEDDING and twin.embedding is not None:
+            named = {"position_ids": _positions(mask)}
         try:
             plain, _ = ObservedStage(twin.module(stage), [])(given, named)
         except Exception:
@@ -180,7 +186,8 @@ def _compare(twin: Skeleton, family: Family, whole: Forward, mask: torch.Tensor)
         if inside and inside != "self_attn":
             kinds = proof.apart if _is_apart(twin.module(stage), given, plain) else mixing
             kinds.add(kind_of(stage))
-        if not _agree(plain, whole.output[stage], mask):
+        # Of several modules that are no module of the model's, the next stage's input tells.
+        if stage in whole.output and not _agree(plain, whole.output[stage], mask):
             proof.alone.add(kind_of(stage))
         elif stage in follows:
             after = family.after.get(stage)
@@ -233,13 +240,19 @@ def _forward(twin: Skeleton, ids: torch.Tensor, mask: torch.Tensor) -> Forward:
     given: dict[str, torch.Tensor] = {}
     output: dict[str, torch.Tensor] = {}
 
+    several = twin.embedding
+
     def watch(stage: str) -> Any:
+        first_only = stage == EMBEDDING and several is not None
+
         def hook(_: Any, args: Any, named: Any, result: Any) -> None:
             first = args[0] if args else next(iter(named.values()))
             given[stage] = first.clone()
-            output[stage] = (result[0] if isinstance(result, tuple) else result).clone()
+            if not first_only:
+                output[stage] = (result[0] if isinstance(result, tuple) else result).clone()
 
-        return twin.module(stage).register_forward_hook(hook, with_kwargs=True)
+        module = several.modules_in_order[0] if several and first_only else twin.module(stage)
+        return module.register_forward_hook(hook, with_kwargs=True)
 
     components = [
         str(Place(number, name))

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from layerparity.anatomy.family import COMPONENTS, EXPERTS, HIDDEN
-from layerparity.anatomy.site import EMBEDDING, Site, within
+from layerparity.anatomy.family import COMPONENTS, EXPERTS
+from layerparity.anatomy.site import EMBEDDING, Kind, Site, within
 from layerparity.numbers.at_the_end import at_the_end, largest, next_tokens, sizes
 from layerparity.numbers.clean import wider
 from layerparity.numbers.floor import GOLDEN, Floor, measure_floors
@@ -94,8 +94,8 @@ class ReferenceRecorder:
 
     def evaluate(self, record: StageRecord) -> None:
         """Evaluate one stage in every way and store the floors; decode steps isolated only."""
-        embedded = Site(record.stage, "out").at_step(record.step)
-        if record.stage == EMBEDDING and record.specs.get(embedded) != HIDDEN:
+        kinds = {spec.kind for spec in record.specs.values()}
+        if record.stage == EMBEDDING and Kind.REAL not in kinds:
             # Rows that are copied have nothing to round.
             return
         if record.step is None:

@@ -108,7 +108,8 @@ class Bench:
         Decoding wants the whole model, and a remark says so: each block is still fed from the
         golden. The run is named after the component that it shows.
         """
-        outside = {"scope": "single", "component": component, "feed": "isolated"}
+        stage = Place(layer, component).stage
+        outside = {"scope": "single", "component": stage, "feed": "isolated"}
         keys = outside if layer is None else _alone(layer)
         if decoding:
             keys = {**self._isolated_keys(), "capture": "components"}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 import torch
 from torch import nn
 
+from layerparity.anatomy.site import EMBEDDING, within
 from layerparity.mistakes.block import lacking
 from layerparity.mistakes.fault import Surgery
 from layerparity.mistakes.mutations.base import Mutation, mutation
@@ -159,10 +161,14 @@ def wrong_output(path: str) -> Mutation:
     """Return the mistake of a module, by its path in the block, whose output is off by noise.
 
     The noise is the same for every token, so that it is a wrong function of what was fed, and of
-    the size `SIZE` times the output's own spread.
+    the size `SIZE` times the output's own spread. The embedding, or a module of it, is named from
+    there: ``embed_tokens.wpe``.
     """
     story = f"{path} gives out something else"
-    return given_out("output", story, path, _disturbed, size=SIZE)
+    outside = within(path, EMBEDDING)
+    inside = path.removeprefix(EMBEDDING).removeprefix(".") if outside else path
+    planted = given_out("output", story, inside, _disturbed, size=SIZE)
+    return replace(planted, component=path, stage=EMBEDDING) if outside else planted
 
 
 def _disturbed(value: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.family import CHOSEN_TOKENS, HIDDEN, ROUTED, Family, Tap
-from layerparity.anatomy.site import SiteSpec
+from layerparity.anatomy.site import EMBEDDING, SiteSpec
 from layerparity.model.skeleton import Skeleton
 from layerparity.run.ports.base import Call
 
@@ -102,6 +102,13 @@ def after_of(family: Family, skeleton: Skeleton, stage: str) -> Callable[..., An
     """Return what the model computes of a stage's output before the next stage, or None."""
     after, config = family.after.get(stage), skeleton.config
     return None if after is None else lambda output: after(output, config)
+
+
+def copies_rows(family: Family, skeleton: Skeleton) -> bool:
+    """Say whether an embedding hands its rows on as they are: some models scale or add to them."""
+    from torch.nn import Embedding
+
+    return type(skeleton.module(EMBEDDING)) is Embedding and EMBEDDING not in family.after
 
 
 def shown(

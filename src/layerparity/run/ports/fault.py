@@ -38,7 +38,8 @@ class Settings:
     """conf/port/fault.yaml: which fault, at which layers (all where none are given).
 
     ``seed`` decides what is random; ``index`` picks among the seed's mutations, port.name=mutation.
-    ``module`` is the module of a block whose output port.name=wrong_output makes wrong.
+    ``module`` is the module of a block, or of the embedding, whose output port.name=wrong_output
+    makes wrong.
     """
 
     _target_: str = "layerparity.run.ports.fault.FaultPort"
@@ -98,7 +99,7 @@ class PlantedPort(HfPort):
         if stage not in self._surgeries:
             return hashes
         whole = Place.parse(stage).stage
-        lost = {self.skeleton.path(f"{whole}.{name}") for name in self.fault.never_loaded}
+        lost = {self.skeleton.weight(whole, name) for name in self.fault.never_loaded}
         targets = self.skeleton.conversion.targets(hashes)
         return {name: digest for name, digest in hashes.items() if targets[name] not in lost}
 
@@ -173,9 +174,10 @@ class PlantedPort(HfPort):
         """Yield the FP8 weights of a stage whose modules are filled, as they are stored."""
         from layerparity.mistakes.fault import Quantised
 
-        checkpoint, path = self.assets.checkpoint, self.skeleton.path(stage)
-        for name, parameter in self.skeleton.module(stage).named_parameters():
-            pieces = self.skeleton.as_stored(checkpoint, f"{path}.{name}", parameter.data)
+        checkpoint, skeleton = self.assets.checkpoint, self.skeleton
+        for name, parameter in skeleton.module(stage).named_parameters():
+            weight = skeleton.weight(stage, name)
+            pieces = skeleton.as_stored(checkpoint, weight, parameter.data)
             for stored, value in pieces.items():
                 held = checkpoint.scales(stored)
                 if held is None:
@@ -242,7 +244,7 @@ class FaultPort(PlantedPort):
         if (module is None) is (name == WRONG_OUTPUT):
             raise UserError(
                 f"port.name={WRONG_OUTPUT} and port.module=NAME, a module of a block such as mlp, "
-                "go together: give both or neither."
+                "or embed_tokens, go together: give both or neither."
             )
         layers: Sequence[int] | None = keys.get("layers")
         if layers is not None and (not layers or not all(0 <= n < num_layers for n in layers)):

@@ -27,6 +27,7 @@ from layerparity.run.ports._canonical import (
     FED,
     REPLAYED,
     after_of,
+    copies_rows,
     own_choices,
     shown,
 )
@@ -281,7 +282,9 @@ class HfPort(Port):
         """
         place, family = Place.parse(stage), self.assets.family
         if place.layer is None:
-            return []
+            parts = dict(self.skeleton.module(stage).named_children())
+            outside = family.taps_outside(stage, wanted)
+            return [(tap.module, tap) for tap in outside if tap.module in parts]
         taps = family.present(self.skeleton.module(place.stage))
         measured = self._kinds.get(place.layer)
         if measured is not None and not family.complete:
@@ -307,13 +310,6 @@ class HfPort(Port):
         shown = {tap.local for _, tap in self._taps_of(stage, lambda **site: True)}
         told = {ROUTED: self._call.choices, ATTENDED: self._call.attended}
         return {n: each[layer] for n, each in told.items() if n in shown and layer in each}
-
-    def _copies_rows(self) -> bool:
-        """Say whether the embedding hands its rows on as they are: some models scale them."""
-        from torch.nn import Embedding
-
-        plain = type(self.skeleton.module(EMBEDDING)) is Embedding
-        return plain and EMBEDDING not in self.assets.family.after
 
     def _prove(self, stages: Sequence[str]) -> None:
         """Refuse stages that would not compute what the model computes."""
@@ -374,6 +370,10 @@ class HfPort(Port):
     def _arguments_of(self, stage: str) -> dict[str, Any]:
         layer = Site(stage, "in").layer
         component = Site(stage, "in").component
+        if stage == EMBEDDING and self.skeleton.embedding is not None:
+            assert self._call is not None
+            positions = {"position_ids": self._call.position_ids}
+            return dict(self.assets.backend.send(stage, positions))
         if layer is None or component not in ("", "self_attn"):
             return {}
         arguments = self._arguments[layer]
@@ -392,6 +392,6 @@ class HfPort(Port):
     def _canonical(self, stage: str, output: Any, seen: dict[str, torch.Tensor]) -> Observed:
         assert self._call is not None
         tensors, specs, unseen = shown([tap for _, tap in self._taps[stage]], seen, self._call)
-        if stage == EMBEDDING and not self._copies_rows():
+        if stage == EMBEDDING and not copies_rows(self.assets.family, self.skeleton):
             specs.setdefault(f"{EMBEDDING}:out", HIDDEN)
         return Observed(output, tensors, specs, unseen)

@@ -110,12 +110,13 @@ class HfRank(RankSide):
     def held(self, stage: str) -> dict[str, Held]:
         """Return what this rank holds; every rank has to take part in gathering what is split."""
         skeleton, checkpoint = self.port.skeleton, self.assets.checkpoint
-        module, path = skeleton.module(stage), skeleton.path(stage)
+        module = skeleton.module(stage)
         found = {}
         for name, each in (*module.named_parameters(), *module.named_buffers()):
             whole, own = self._gathered(each)
-            values = skeleton.as_stored(checkpoint, f"{path}.{name}", whole)
-            masks = skeleton.as_stored(checkpoint, f"{path}.{name}", own)
+            weight = skeleton.weight(stage, name)
+            values = skeleton.as_stored(checkpoint, weight, whole)
+            masks = skeleton.as_stored(checkpoint, weight, own)
             for stored, value in values.items():
                 right, mask = checkpoint.value(stored, value.dtype), masks[stored] > 0
                 differs = not torch.equal(value[mask], right[mask])

@@ -114,7 +114,6 @@ class RanksPort(Port):
             self.facts.update(told["facts"])
             for line in told["notes"]:
                 self._note(line)
-        layer = Site(stage, "in").layer
         outputs = [each.output for each in seen]
         end = str(Site(stage, "out"))
         output = self._gathered(end, outputs, [each.output_share for each in seen], "channel")
@@ -123,7 +122,7 @@ class RanksPort(Port):
         for local, spec in first.specs.items():
             if local in unseen:
                 continue
-            site = str(Site.inside(layer, local)) if layer is not None else f"{stage}:{local}"
+            site = str(Site(stage, "in").beside(local))
             shares = [each.shares[local] for each in seen]
             axis = spec.axes[shares[0].dim]
             parts = [each.tensors[local] for each in seen]
