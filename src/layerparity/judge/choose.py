@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from layerparity.anatomy.blocks import Blocks
 from layerparity.ground import console
 from layerparity.ground.errors import UserError
+from layerparity.ground.program import program
 from layerparity.judge.align import align
 from layerparity.judge.fingerprints import refuse_strangers
 from layerparity.judge.sides import open_side
@@ -84,13 +85,13 @@ def newest_pair(
     if not candidates:
         raise UserError(
             "There is no finished candidate run to compare: make one "
-            "(python run.py backend=neuron), or give candidate=<run>."
+            f"({program()} backend=neuron), or give candidate=<run>."
         )
     if refused:
         raise NoPairError(refused[0])
     raise UserError(
         "There is no finished golden run to compare with: make one "
-        "(python run.py backend=gpu device_map=cpu), or give golden=<run>."
+        f"({program()} backend=gpu device_map=cpu), or give golden=<run>."
     )
 
 
