@@ -201,7 +201,7 @@ def _begin_log() -> None:
 
     ours = HydraConfig.get()
     shown = ours.runtime.choices["hydra/job_logging"] not in ("none", "disabled")
-    log.begin(ours.verbose is True, shown)
+    log.begin(ours.verbose, shown)
     console.only_log(shown)
 
 
