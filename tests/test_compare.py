@@ -294,6 +294,16 @@ def test_why_runs_are_passed_over_is_said(golden: StoredRun, tmp_path: Path) -> 
         newest_pair([[golden]], [[other]])
 
 
+def test_a_golden_of_the_same_model_is_taken_before_a_newer_one(tmp_path: Path) -> None:
+    def called(name: str, model: str) -> list[StoredRun]:
+        run = make_run(tmp_path / name, sites())
+        return [replace(run, tags={**run.tags, "model": model})]
+
+    ours, theirs, judged = called("ours", "v1"), called("theirs", "v2"), called("judged", "v1")
+    assert newest_pair([theirs, ours], [judged])[0] is ours
+    assert newest_pair([theirs], [judged])[0] is theirs, "the weights decide, not the name"
+
+
 def test_two_runs_of_one_experiment_are_said(tmp_path: Path) -> None:
     def made(name: str, kind: str, torch_version: str, **manifest: Any) -> StoredRun:
         run = make_run(tmp_path / name, sites(), kind=kind, **manifest)

@@ -105,6 +105,31 @@ def test_runs_are_listed_by_what_they_are_and_how_they_ended(cli: Cli, home: Hom
     assert wrong.exit == 2 and "MLflow cannot search by job.filter=kind =" in wrong.err
 
 
+@pytest.mark.parametrize("job", ["runs", "gc"])
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("job.kind=goldn", "No run has job.kind=goldn. Did you mean 'golden'?"),
+        ("job.model=tyny", "Did you mean 'tiny'?"),
+        ("job.verdict=failed", "Did you mean 'fail'?"),
+        ("job.kind=x", "No run has job.kind=x. There is: candidate, golden."),
+    ],
+)
+def test_a_mistyped_rule_is_told_from_one_that_nothing_fits(
+    cli: Cli, home: Home, job: str, word: str, says: str
+) -> None:
+    shown = cli(f"job={job}", home.store, word)
+    assert shown.exit == 0 and says in shown.out, shown.out
+    right = cli(f"job={job}", home.store, "job.kind=golden", "job.verdict=pass")
+    assert "No run has" not in right.out
+
+
+def test_a_status_that_no_run_has_is_refused(cli: Cli, home: Home) -> None:
+    wrong = cli("job=runs", home.store, "job.status=done")
+    assert (wrong.exit, len(wrong.err.splitlines())) == (2, 1)
+    assert "give one of finished, failed, killed, running." in wrong.err
+
+
 def test_listing_makes_no_store(cli: Cli, tmp_path: Path) -> None:
     shown = cli("job=runs", "tracking.folder=mistyped")
     assert shown.exit == 0 and f"There is no store of runs in {tmp_path / 'mistyped'}" in shown.out
@@ -150,7 +175,7 @@ def test_a_whole_store_is_merged_into_another(cli: Cli, tmp_path: Path) -> None:
     exported = cli("job=export", "run=all", f"tracking.folder={store.config.root}")
     assert exported.exit == 0, exported.err
     assert "damaged" in exported.out and "is left out: " in exported.out
-    assert "not exported: 1 sweeps, comparisons (made again" in exported.out
+    assert "not exported: 1 that are sweeps, comparisons (made again" in exported.out
     for _ in range(2):
         taken = cli("job=import", "run=all.zip", "tracking.folder=there")
         assert taken.exit == 0, taken.err

@@ -79,6 +79,18 @@ def test_options_and_experiments_of_ones_own_folder(
     assert nightly["dtype"] == "bfloat16"
 
 
+@pytest.mark.parametrize("name", ["my conf é", "a,b"])
+def test_a_folder_of_any_name_serves_a_sweep_that_is_shown(
+    cli: Callable[..., Ended], own: Path, name: str
+) -> None:
+    folder = own.rename(own.parent / name)
+    words = [f"--config-dir={folder}", "experiment=first_block", "backend=tuned", "layer=0,1"]
+    assert [each["layer"] for each in composed(cli("-m", *words, "--cfg", "job"))] == [0, 1]
+    other = f'hydra.searchpath=["file://{folder}"]'
+    beside = [other, f"--config-dir={ROOT / 'conf'}", *words[1:]]
+    assert len(composed(cli("-m", *beside, "--cfg", "job"))) == 2
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -91,6 +103,14 @@ def test_options_and_experiments_of_ones_own_folder(
         (["--experimental-rerun=job.pickle"], "opens a pickle, which runs what it holds"),
         (["--config-name=other"], "Cannot find primary config 'other'"),
         (["hydra.mode=MULTIRUN", "dtype=fp64,no"], "'no'"),
+        (["hydra.verbos=true"], "Did you mean 'hydra.verbose'? --cfg hydra lists Hydra's."),
+        (["hydra.launcher.n_job=1"], "'hydra.launcher.n_job'. --cfg hydra lists Hydra's."),
+        (["hydra/lancher=workers"], "Did you mean 'hydra/launcher'? There is: hydra/env, "),
+        (["hydra/job_logging=jsn"], "Did you mean 'json'? There is: default, disabled, json"),
+        (["-m", "layer=0,1", "hydra/launcher=ray"], "no hydra/launcher 'ray'. There is: basic,"),
+        (["-m", "scope=single", "layer=range(3,3)", "--cfg", "job"], "This sweep has no parts"),
+        (["-m", "layer=range(3,3)", "dry_run=true"], "This sweep has no parts"),
+        (["hydra.searchpath=[file://my conf é]"], "'hydra.searchpath=[\"file://my conf é\"]'"),
     ],
 )
 def test_what_cannot_be_meant_costs_one_line(

@@ -54,6 +54,22 @@ def test_verbose_shows_what_libraries_say(cli: Callable[..., Ended], tmp_path: P
     assert "golden run of" not in ended.err
 
 
+@pytest.mark.parametrize("named", ["filelock", "[filelock,no.such]"])
+def test_verbose_of_one_library_shows_that_one_alone(
+    cli: Callable[..., Ended], tmp_path: Path, named: str
+) -> None:
+    folder = tmp_path / "kept"
+    ended = cli(*RUN, f"hydra.verbose={named}", f"tracking.folder={folder}")
+    logging.getLogger("filelock").setLevel(logging.NOTSET)
+    said = [line for line in ended.err.splitlines() if line.startswith("DEBUG ")]
+    assert said and all(line.startswith("DEBUG filelock: ") for line in said), ended.err
+    assert "DEBUG   Attempting to acquire lock" in kept(folder)
+    assert ended.out.count("golden run of tiny_minimax_m2") == 1
+    log.begin(verbose=False)
+    assert not [each for each in logging.getLogger("filelock").handlers if each.get_name()]
+    log.end()
+
+
 def test_hydras_job_logging_shows_each_line_once(cli: Callable[..., Ended], tmp_path: Path) -> None:
     words = ("job=plan", "model=tiny_minimax_m2", f"tracking.folder={tmp_path / 'kept'}")
     said = [json.loads(line) for line in cli(*words, "hydra/job_logging=json").out.splitlines()]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from layerparity.cli import help as help_text
-from layerparity.cli import launchers
+from layerparity.cli import hydras_own, launchers
 from layerparity.cli.search_path import given_folders
 from layerparity.ground.errors import UserError, nearest
 from layerparity.ground.quoting import quoted
@@ -31,7 +31,7 @@ _MISFIT = re.compile(
     r"|is not a valid (bool))"
 )
 _WANTED = {"Integer": "a whole number", "Float": "a number", "bool": "true or false"}
-_FULL_KEY = re.compile(r"full_key: ([\w.\[\]]+)")
+_FULL_KEY = re.compile(r"full_key: ([\w.\[\]/]+)")
 
 
 def check(arguments: Sequence[str]) -> Any:
@@ -263,6 +263,8 @@ def explain(error: Exception) -> UserError:
         group = key.partition(".")[0]
         if key in config.every_key():
             return _of_others(key, group)
+        if (of_hydra := hydras_own.no_key(key)) is not None:
+            return of_hydra
         own = f" A key of a port of your own takes a plus: +{key}=." if group == "port" else ""
         return UserError(
             f"There is no key '{key}'.{nearest(key, config.every_key())} --help lists them.{own}"
@@ -280,9 +282,11 @@ def explain(error: Exception) -> UserError:
         ]
         found = f"{full[1]}={misfit[1]} is no value of {full[1]}"
         return UserError(found, f"give {wanted}{''.join(others)}.")
+    if (no_option := hydras_own.no_option(error)) is not None:
+        return no_option
     first = str(error.__cause__ or error).strip().splitlines()[0]
     if choice := _CHOICE.search(first):
-        first += nearest(choice[1], choice[2].split(", "))
+        first += "." + nearest(choice[1], choice[2].split(", "))
     where = f"{full[1]}: " if full else ""
     return UserError(f"{where}{first}")
 

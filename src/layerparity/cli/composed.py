@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from layerparity.cli.search_path import given_folders
+from layerparity.ground import quoting
 from layerparity.ground.resources import shipped
 
 _YES = ("true", "yes", "on", "1")
@@ -51,7 +54,15 @@ def _jobs(parsed: Any) -> list[list[str]]:
     from layerparity.run import sweep
 
     with initialize_config_dir(version_base="1.3", config_dir=str(shipped("conf").absolute())):
-        return sweep.parts_of([*_swept_by_experiment(parsed), *parsed.overrides])
+        parts = sweep.parts_of([*_swept_by_experiment(parsed), *parsed.overrides])
+    sweep.refuse_none(parts)
+    return parts
+
+
+def _with_folder(words: list[str], folder: str) -> str:
+    """Return the word by which Hydra also looks into a folder, beside those that ``words`` name."""
+    named = [str(each) for each in given_folders(None, words)]
+    return quoting.word("hydra.searchpath", [str(Path(folder).absolute()), *named])
 
 
 def is_sweep(parsed: Any) -> bool:
@@ -74,7 +85,7 @@ def _swept_by_experiment(parsed: Any) -> list[str]:
         word for word in parsed.overrides if not parser.parse_override(word).is_sweep_override()
     ]
     if parsed.config_dir:
-        chosen.append(f"hydra.searchpath=[{parsed.config_dir}]")
+        chosen.append(_with_folder(chosen, parsed.config_dir))
     whole = compose("config", overrides=chosen, return_hydra_config=True)
     params = whole.hydra.sweeper.get("params") or {}
     return [f"{key}={value}" for key, value in params.items()]

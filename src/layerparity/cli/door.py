@@ -154,8 +154,9 @@ def _explained() -> Iterator[None]:
                 f"The launcher lost {len(silent)} parts of the sweep ({why})",
                 "read what it kept of them, then run the sweep again with reuse=true.",
             ) from error
-        # A job that began has said itself what it raised.
-        mistake = None if endings.all_endings() else command.blame(sys.argv[1:])
+        # A job that began has said itself what it raised, and a message needs no other.
+        told = endings.all_endings() or isinstance(error, UserError)
+        mistake = None if told else command.blame(sys.argv[1:])
         if mistake is None:
             raise
         raise mistake from error
@@ -200,7 +201,7 @@ def _begin_log() -> None:
 
     ours = HydraConfig.get()
     shown = ours.runtime.choices["hydra/job_logging"] not in ("none", "disabled")
-    log.begin(ours.verbose is True, shown)
+    log.begin(ours.verbose, shown)
     console.only_log(shown)
 
 

@@ -11,6 +11,7 @@ from omegaconf import MISSING
 
 from layerparity.cli.search_path import experiment_folders
 from layerparity.ground import registry
+from layerparity.ground.program import program
 from layerparity.ground.resources import shipped
 from layerparity.settings.config import NAMED_BY, Config, plugin_schemas
 from layerparity.settings.key import Key, keys_of
@@ -67,7 +68,7 @@ def text() -> str:
         fit = registry.load("run.backends", name).affinity()
         how = ("cannot run", "stands in", "fits")[fit.score]
         machine.append(f"  {name:<8}{how:<11}{fit.device}: {fit.reason}")
-    return "\n".join([*parts, *machine, "", _keys(), _ENDING])
+    return _as_called("\n".join([*parts, *machine, "", _keys(), _ENDING]))
 
 
 def answer(arguments: Sequence[str]) -> str:
@@ -87,7 +88,12 @@ def answer(arguments: Sequence[str]) -> str:
     told = [key for key in keys if key.help and not key.path.startswith("tracking.")]
     rows = {f"{key.path}={_plain(key.default)}": key.help for key in told}
     lines += ["Its keys and their defaults", *_rows(rows), ""] if rows else []
-    return "\n".join([*lines, _ELSEWHERE])
+    return _as_called("\n".join([*lines, _ELSEWHERE]))
+
+
+def _as_called(words: str) -> str:
+    """Return a text with its commands as this one was called."""
+    return words.replace("python run.py", program())
 
 
 def _rows(rows: Mapping[str, str]) -> list[str]:

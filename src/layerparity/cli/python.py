@@ -19,6 +19,7 @@ from layerparity.cli import caller, command, mlflow_variables
 from layerparity.cli.search_path import given_folders
 from layerparity.ground import registry
 from layerparity.ground.errors import UserError
+from layerparity.ground.program import program
 from layerparity.ground.quoting import word
 from layerparity.ground.resources import shipped
 from layerparity.record.exported import is_export
@@ -63,7 +64,7 @@ def compare(
     with _job("compare", overrides, keys) as config:
         if config.what is What.weights:
             raise UserError(
-                "what=weights compares no runs", "type it: python run.py job=compare what=weights"
+                "what=weights compares no runs", f"type it: {program()} job=compare what=weights"
             )
         kept: Kept = registry.load("jobs", "compare").compare(config)
         return Comparison(_stored(config, kept.run))
@@ -169,7 +170,7 @@ def _composing(words: list[str], job: str) -> Iterator[Config]:
     for each in words:
         key = each.partition("=")[0].lstrip("+~")
         if key == "job" and each != f"job={job}":
-            raise UserError(f"{each} is not what is called", f"type it: python run.py {each}")
+            raise UserError(f"{each} is not what is called", f"type it: {program()} {each}")
         if key.startswith("hydra.") and key != "hydra.searchpath":
             raise UserError(f"{each} is for the command line", "leave it out.")
     # An experiment chooses a job; where one is asked for by name, that one stands.
@@ -189,7 +190,7 @@ def _composing(words: list[str], job: str) -> Iterator[Config]:
         if config.job.name != job:
             raise UserError(
                 f"These keys ask for job={config.job.name}, and this call makes one {job}",
-                f"call run(), compare() and bisect() one by one, or type it: python run.py "
+                f"call run(), compare() and bisect() one by one, or type it: {program()} "
                 f"{shlex.join(words)}",
             )
         yield config

@@ -12,11 +12,13 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
 from layerparity.ground.errors import UserError
+from layerparity.ground.quoting import typed
 from layerparity.ground.resources import shipped
 
 GROUP = "experiment"
@@ -39,9 +41,7 @@ def given_folders(config_dir: str | None, overrides: Sequence[str]) -> list[Path
     parser = OverridesParser.create()
     for word in overrides:
         if word.startswith(_SEARCHPATH):
-            listed = parser.parse_override(word).value()
-            named = listed if isinstance(listed, list) else [listed]
-            given |= {str(getattr(each, "text", each)): _SEARCHPATH for each in named}
+            given |= dict.fromkeys(_listed(word, parser), _SEARCHPATH)
     folders = []
     for place, key in given.items():
         scheme, separator, rest = place.rpartition("://")
@@ -61,6 +61,19 @@ def given_folders(config_dir: str | None, overrides: Sequence[str]) -> list[Path
             )
         folders.append(folder)
     return folders
+
+
+def _listed(word: str, parser: OverridesParser) -> list[str]:
+    """Return what a word ``hydra.searchpath=`` lists. UserError where a place must be quoted."""
+    try:
+        value = parser.parse_override(word).value()
+    except HydraException as error:
+        inner = word.partition("=")[2].strip("[]").split(",")
+        places = [each.strip(" '\"") for each in inner]
+        cure = typed(_SEARCHPATH.rstrip("="), places)
+        raise UserError(f"{word} must be quoted", cure) from error
+    named = value if isinstance(value, list) else [value]
+    return [str(getattr(each, "text", each)) for each in named]
 
 
 class ExperimentSource(FileConfigSource):

@@ -11,6 +11,7 @@ from layerparity.doctor.disk import speed_of_file
 from layerparity.doctor.packages import TOO_SLOW
 from layerparity.ground.console import bytes_text
 from layerparity.ground.errors import UserError
+from layerparity.ground.program import program
 from layerparity.ground.quoting import typed
 from layerparity.machine import probe
 from layerparity.model.resolve import describe
@@ -43,7 +44,7 @@ def check_checkpoint(config: Config) -> Iterator[Result]:
             raise
         words = [typed("model", config.model.name)]
         words += [typed("model.path", config.model.path)] if config.model.path else []
-        cure = f"'python run.py job=audit {' '.join(words)}' lists all that is wrong with it"
+        cure = f"'{program()} job=audit {' '.join(words)}' lists all that is wrong with it"
         yield problem("checkpoint", str(error), cure)
         return
     files = {stored.file for stored in checkpoint.tensors.values()}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from layerparity.doctor.base import Check, Result, Section, ok, problem, warning
 from layerparity.ground.console import bytes_text
+from layerparity.ground.program import program
 from layerparity.machine.memory import cpus_granted, host_memory
 
 if TYPE_CHECKING:
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 # torch, transformers and mlflow hold about 1 GB once they are imported, before any weight.
 _TOO_LITTLE = 1e9
 _LITTLE = 4e9
-_RAISE = "raise {limit}; 'python run.py job=plan' says what a model needs"
-_CURE = "end other programs; 'python run.py job=plan' says what a model needs"
+_RAISE = "raise {limit}; '{program} job=plan' says what a model needs"
+_CURE = "end other programs; '{program} job=plan' says what a model needs"
 _VARIABLE = "OMP_NUM_THREADS"
 _BUSY = 2.0
 
@@ -28,7 +29,7 @@ def check_memory(config: Config) -> Iterator[Result]:
     found = f"{bytes_text(memory.free)} free of {bytes_text(memory.total)}"
     if memory.limit:
         found += f" ({memory.limit} leaves no more)"
-    cure = _RAISE.format(limit=memory.limit) if memory.limit else _CURE
+    cure = (_RAISE if memory.limit else _CURE).format(limit=memory.limit, program=program())
     if memory.free < _TOO_LITTLE:
         yield problem("memory", found, cure)
     elif memory.free < _LITTLE:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections.abc import Iterable
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TextIO
@@ -34,8 +35,8 @@ class Lines(logging.Handler):
         super().__init__()
         self.setFormatter(_FORM)
         self.lines: list[str] = [line for job in _jobs for line in job.lines]
-        # With ``hydra.verbose`` everybody's.
-        others = [logging.root] if logging.root.level == logging.DEBUG else []
+        # With ``hydra.verbose`` everybody's, or those of the loggers that it names.
+        others = [logging.root] if logging.root.level == logging.DEBUG else _named
         self._heard = others if others and LOGGER.propagate else [LOGGER, *others]
         for each in self._heard:
             each.addHandler(self)
@@ -101,26 +102,33 @@ class JsonLines(logging.Formatter):
 
 # The one that is under way; none outside a command.
 _jobs: list[Lines] = []
+# The loggers that ``hydra.verbose`` names; Hydra itself sets their level.
+_named: list[logging.Logger] = []
 
 
-def begin(verbose: bool, shown: bool = False) -> None:
+def begin(verbose: bool | str | Iterable[str], shown: bool = False) -> None:
     """Forget what another job said; from now on ``verbose`` ones say more, to standard error.
 
-    ``shown``: Hydra's own logging prints the records.
+    ``verbose``: all loggers, or those of these names. ``shown``: Hydra's own logging prints the
+    records.
     """
+    everybody = verbose is True
+    names = [verbose] if isinstance(verbose, str) else () if isinstance(verbose, bool) else verbose
     # Not where the console prints them: a library may have given the root logger a handler.
     LOGGER.propagate = shown
     end()
+    for logger in (logging.root, *_named):
+        for each in [each for each in logger.handlers if each.get_name() == __name__]:
+            logger.removeHandler(each)
+    _named[:] = [logging.getLogger(name) for name in names]
     _jobs.append(Lines())
-    for each in [each for each in logging.root.handlers if each.get_name() == __name__]:
-        logging.root.removeHandler(each)
-    if verbose:
+    for logger in [logging.root] if everybody else _named:
         handler = logging.StreamHandler(sys.stderr)
         handler.set_name(__name__)
         handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
         # What Hydra's logging prints.
         handler.addFilter(lambda record: record.name != LOGGER.name)
-        logging.root.addHandler(handler)
+        logger.addHandler(handler)
 
 
 def end() -> None:

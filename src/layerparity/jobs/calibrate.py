@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from layerparity.ground import console
 from layerparity.ground.errors import Exit, UserError
+from layerparity.ground.program import program
 from layerparity.record.verdict import Outcome
 from layerparity.settings.config import Config
 from layerparity.settings.key import key
@@ -46,8 +47,9 @@ def run(config: Config) -> Exit:
             raise UserError(
                 f"'{each.name}' ({each.id[:8]}) fails at {where_text(comparison)}: limits come "
                 "from comparisons that pass. Mend the candidate, or, if you know that it is right, "
-                "say by which limits, and calibrate from what passes: python run.py job=judge "
-                f"run={each.id[:8]} tolerance.error_ratio=..."
+                f"say by which limits, and calibrate from what passes: {program()} job=judge "
+                f"{' '.join([f'run={each.id[:8]}', *config.tracking.words])} "
+                "tolerance.error_ratio=..."
             )
     models = {(model_of(store, c, each.name), c.candidate.dtypes) for each, c in comparisons}
     if len(models) > 1:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from layerparity.ground import console
 from layerparity.ground.errors import Exit, UserError
 from layerparity.ground.files import expanded
+from layerparity.ground.program import program
 from layerparity.settings.config import Config
 from layerparity.settings.key import key
 
@@ -34,5 +35,6 @@ def run(config: Config) -> Exit:
     names = expanded(config.job.names).absolute() if config.job.names else None
     run = imported.keep(folder, names, config, open_store(config.tracking), again=config.reuse)
     say_link(run, config.tracking)
-    console.say(f"judge it: python run.py job=compare job.own_inputs=true candidate={run.id[:8]}")
+    words = ["job=compare", "job.own_inputs=true", f"candidate={run.id[:8]}"]
+    console.say(f"judge it: {' '.join([program(), *words, *config.tracking.words])}")
     return Exit.OK

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from layerparity.ground import console
 from layerparity.ground.console import bytes_text
 from layerparity.ground.errors import Exit
+from layerparity.ground.program import program
 from layerparity.ground.quoting import typed
 from layerparity.model.resolve import open_checkpoint
 from layerparity.settings.config import Config
@@ -78,5 +79,5 @@ def _show(done: Sequence[ConversionGroup]) -> None:
 
 def _say_command(folder: Path, dtype: str) -> Exit:
     path = typed("model.path", str(folder))
-    console.say(f"To run it: python run.py model=checkpoint {path} dtype={dtype}")
+    console.say(f"To run it: {program()} model=checkpoint {path} dtype={dtype}")
     return Exit.OK

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from layerparity.ground import console, progress
 from layerparity.ground.errors import Exit, UserError
 from layerparity.ground.files import expanded
+from layerparity.ground.program import program
 from layerparity.ground.quoting import typed
 from layerparity.settings.config import Config, RunKind
 from layerparity.settings.key import key
@@ -68,7 +69,7 @@ def run(config: Config) -> Exit:
         others = [path.name for path in left if not path.name.startswith(".")]
         if others:
             console.note(f"left out of {made.name}: {', '.join(others)}")
-    console.say(f"exported to {to}\nelsewhere: python run.py job=import {typed('run', to.name)}")
+    console.say(f"exported to {to}\nelsewhere: {program()} job=import {typed('run', to.name)}")
     return Exit.OK
 
 
@@ -94,7 +95,7 @@ def _every(store: Store) -> list[StoredRun]:
         raise UserError(f"No golden or candidate run in {store.config.place} finished", "make one.")
     if others:
         console.note(
-            f"not exported: {others} sweeps, comparisons (made again from their runs) and "
+            f"not exported: {others} that are sweeps, comparisons (made again from their runs) or "
             "runs that did not finish"
         )
     return runs

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from layerparity.ground import console
 from layerparity.ground.errors import Exit, UserError
+from layerparity.ground.program import program
 from layerparity.settings.config import Config, RunKind
 from layerparity.settings.key import key
 
@@ -50,6 +51,7 @@ def run(config: Config) -> Exit:
     from layerparity.settings.tracking import EMBEDDED
     from layerparity.tracking import removal
     from layerparity.tracking.database import FILE_NAME
+    from layerparity.tracking.mistyped import hints
     from layerparity.tracking.store import open_store
 
     if config.tracking.name != EMBEDDED:
@@ -67,7 +69,9 @@ def run(config: Config) -> Exit:
     _show(store, found, left)
     going = [each.run for each in found if each.goes]
     if not going and not left:
-        console.say("Nothing goes.")
+        job = config.job
+        told = {"kind": job.kind, "model": job.model, "verdict": job.verdict}
+        console.say(" ".join(["Nothing goes.", *hints((each.run for each in found), told)]))
         return Exit.OK
     if not config.job.apply:
         again = steps.command({"job": "gc", **_typed(config), "job.apply": True})
@@ -150,7 +154,7 @@ def _fates(
             store.find(config.run or "")
             raise UserError(f"run={config.run} is no run of the store", "give its id.")
         found = keeping.fates(runs, gone, {named.id}, refused)
-        _refuse_in_vain(next(each for each in found if each.run.id == named.id))
+        _refuse_in_vain(next(each for each in found if each.run.id == named.id), config)
         return found
     if config.job.filter is not None:
         matching = store.filtered([], config.job.filter, 50_000)
@@ -165,13 +169,14 @@ def _named(runs: Sequence[StoredRun], words: str) -> StoredRun | None:
     return begins[0] if len(begins) == 1 else called[0] if called else None
 
 
-def _refuse_in_vain(fate: RunFate) -> None:
+def _refuse_in_vain(fate: RunFate, config: Config) -> None:
     """Raise UserError where the very run that a command names stays."""
     if fate.goes:
         return
     cure = "wait until it has ended, or end it."
     if fate.by:
-        cure = f"remove that one first: python run.py job=gc run={fate.by[:8]}"
+        words = ["job=gc", f"run={fate.by[:8]}", *config.tracking.words]
+        cure = f"remove that one first: {program()} {' '.join(words)}"
     elif fate.misfit:
         cure = "name that one: it goes as a whole."
     run = fate.run

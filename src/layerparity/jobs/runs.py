@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from layerparity.ground import console
-from layerparity.ground.errors import Exit
+from layerparity.ground.errors import Exit, UserError
 from layerparity.settings.config import Config
 from layerparity.settings.key import key
 
 if TYPE_CHECKING:
     from layerparity.record.stored_run import StoredRun
+
+_STATUSES = ("FINISHED", "FAILED", "KILLED", "RUNNING")
 
 
 @dataclass
@@ -31,6 +33,7 @@ def run(config: Config) -> Exit:
     """Print a table of the runs that every given key fits, newest first."""
     from layerparity.settings.tracking import EMBEDDED, SERVER, read_config
     from layerparity.tracking.database import FILE_NAME
+    from layerparity.tracking.mistyped import hints
     from layerparity.tracking.store import open_store
     from layerparity.tracking.stored_runs import equals, tag_is
 
@@ -38,7 +41,7 @@ def run(config: Config) -> Exit:
     tags = {"kind": job.kind, "model": job.model, "verdict": job.verdict}
     clauses = [tag_is(name, value) for name, value in tags.items() if value is not None]
     if job.status is not None:
-        clauses.append(equals("attributes.status", job.status.upper()))
+        clauses.append(equals("attributes.status", _status(job.status)))
     place = read_config(config.tracking)
     if place.name == EMBEDDED and not (place.root / FILE_NAME).exists():
         # Opening would make one, where a path was mistyped.
@@ -52,6 +55,8 @@ def run(config: Config) -> Exit:
         fits = " fits" if clauses or job.filter else ""
         key = "tracking.uri=" if store.config.name == SERVER else "tracking.folder="
         console.say(f"No run in {store.config.place}{fits}; {key} names another store.")
+        for line in hints(store.every(), tags) if clauses else ():
+            console.say(line)
         return Exit.OK
     columns = ("id", "kind", "name", "model", "scope", "dtype", "device", "ended", "began", "size")
     console.table(f"Runs in {store.config.place}", columns, rows)
@@ -60,6 +65,14 @@ def run(config: Config) -> Exit:
     more = f"; there are more: job.limit={2 * job.limit} lists them" if found[job.limit :] else ""
     console.say(f"{len(rows)} run{'s' if len(rows) > 1 else ''}{total}{more}")
     return Exit.OK
+
+
+def _status(status: str) -> str:
+    """Return a status as MLflow writes it. Raises UserError for one that no run has."""
+    if status.upper() not in _STATUSES:
+        known = ", ".join(each.lower() for each in _STATUSES)
+        raise UserError(f"job.status={status} is no status of a run", f"give one of {known}.")
+    return status.upper()
 
 
 def _row(run: StoredRun, size: int | None) -> tuple[str, ...]:

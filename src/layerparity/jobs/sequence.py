@@ -9,6 +9,7 @@ from typing import Any
 from layerparity.anatomy.site import overlap
 from layerparity.ground import console, registry
 from layerparity.ground.errors import Exit, UserError
+from layerparity.ground.program import program
 from layerparity.run import open_backend, typed_keys
 from layerparity.settings.config import Config, checked
 from layerparity.settings.key import key
@@ -63,7 +64,7 @@ def run(config: Config) -> Exit:
             error.add_note(f"Step {number} of {len(steps)} ({step})")
             raise
     for number, (step, each) in enumerate(zip(steps, composed, strict=True), start=1):
-        console.say(f"\n[{number} of {len(steps)}] python run.py {step}")
+        console.say(f"\n[{number} of {len(steps)}] {program()} {step}")
         if number in lacks:
             console.note(lacks[number][1])
         with typed_keys.step(step.split()):

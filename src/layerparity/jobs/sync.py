@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from layerparity.ground import console
 from layerparity.ground.errors import Exit, UserError
+from layerparity.ground.program import program
 from layerparity.ground.quoting import typed
 
 if TYPE_CHECKING:
@@ -54,5 +55,5 @@ def _say_others(tracking: TrackingConfig) -> None:
             uri = typed("tracking.uri", address)
             console.say(
                 f"{len(folders)} wait for another server: "
-                f"python run.py job=sync tracking=server {uri} {folder}"
+                f"{program()} job=sync tracking=server {uri} {folder}"
             )

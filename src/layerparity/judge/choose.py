@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from layerparity.anatomy.blocks import Blocks
 from layerparity.ground import console
 from layerparity.ground.errors import UserError
+from layerparity.ground.program import program
 from layerparity.judge.align import align
 from layerparity.judge.fingerprints import refuse_strangers
 from layerparity.judge.sides import open_side
@@ -70,12 +71,14 @@ def newest_pair(
     """Return a golden, the newest candidate that fits one, and the pairs that were passed over.
 
     Both come newest first. A golden that covers the whole candidate is preferred to a newer one
-    that does not. Raises NoPairError where none fits, and UserError where a side has no runs.
+    that does not, and of those one of the same model to a newer one of another. Raises NoPairError
+    where none fits, and UserError where a side has no runs.
     """
     refused: list[PassedOver] = []
     for candidate in candidates:
+        nearest_first = sorted(goldens, key=lambda each: _models(each) != _models(candidate))
         for in_full in (True, False):
-            for golden in goldens:
+            for golden in nearest_first:
                 against = obstacle(golden, candidate, in_full)
                 if against is None:
                     return golden, candidate, refused
@@ -84,14 +87,19 @@ def newest_pair(
     if not candidates:
         raise UserError(
             "There is no finished candidate run to compare: make one "
-            "(python run.py backend=neuron), or give candidate=<run>."
+            f"({program()} backend=neuron), or give candidate=<run>."
         )
     if refused:
         raise NoPairError(refused[0])
     raise UserError(
         "There is no finished golden run to compare with: make one "
-        "(python run.py backend=gpu device_map=cpu), or give golden=<run>."
+        f"({program()} backend=gpu device_map=cpu), or give golden=<run>."
     )
+
+
+def _models(runs: Runs) -> set[str]:
+    """Return what the models of a side are called; a block of another may have the same weights."""
+    return {each.tags.get("model", "") for each in runs}
 
 
 def chosen_sides(config: Config, store: Store) -> tuple[Runs, Runs, list[PassedOver]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from layerparity.anatomy.site import Site, overlap
 from layerparity.ground.errors import UserError
+from layerparity.ground.program import program
 from layerparity.judge.sides import RunSet, SideRecord
 from layerparity.judge.stages import chain_to, is_feed, stage_of
 from layerparity.judge.weights import weights_differ
@@ -51,7 +52,7 @@ def refuse_strangers(golden: RunSet, candidate: RunSet) -> None:
     if judged and strange is not None:
         raise UserError(
             f"'{golden.sources[0].run.name}' was fed another candidate's own values, and judges "
-            f"that one alone: for '{strange.name}' use python run.py job=compare "
+            f"that one alone: for '{strange.name}' use {program()} job=compare "
             f"job.own_inputs=true candidate={strange.reference}."
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from layerparity.anatomy.site import PREFILL, Site, within
+from layerparity.ground.program import program
 from layerparity.ground.quoting import typed
 from layerparity.record.side import RunOrigin, Side
 from layerparity.record.verdict import Outcome, Verdict
@@ -144,7 +145,7 @@ def _compare(verdict: Verdict, sides: dict[str, Any], job: str = "compare") -> s
 
 
 def _command(settings: dict[str, Any]) -> str:
-    return " ".join(["python run.py", *(typed(key, value) for key, value in settings.items())])
+    return " ".join([program(), *(typed(key, value) for key, value in settings.items())])
 
 
 def _runs_with(side: Side, site: Site) -> list[RunOrigin]:

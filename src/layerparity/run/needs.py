@@ -32,6 +32,7 @@ from layerparity.anatomy.site import Site
 from layerparity.anatomy.sizes import ModelSizes, sizes_of
 from layerparity.ground.console import bytes_text
 from layerparity.ground.errors import UserError
+from layerparity.ground.program import program
 from layerparity.machine.memory import host_memory
 from layerparity.model.architecture import read_config
 from layerparity.run import open_backend
@@ -161,7 +162,7 @@ def refuse_beyond_memory(request: Request, sequences: int, tokens: int, cure: st
     raise UserError(
         f"{sequences} x {tokens} tokens need {bytes_text(needed(tokens))} in {config.dtype.value} "
         f"for what one stage computes with, and {where} {bytes_text(room)} free",
-        f"{fewer}; 'python run.py job=plan' shows what a run needs.",
+        f"{fewer}; '{program()} job=plan' shows what a run needs.",
     )
 
 

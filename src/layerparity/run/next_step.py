@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from layerparity.ground.program import program
 from layerparity.record.stored_run import FINISHED
 from layerparity.run import steps
 from layerparity.settings.config import Config, RunKind
@@ -65,11 +66,11 @@ def after_sweep(closed: ClosedSweep) -> str:
         more = [f"{key}={value}" for key, value in _CANDIDATE.items()]
         return _sweep([*more, f"golden={parent}", *own])
     kept = [word for word in words if word.startswith(("tracking", "tolerance"))]
-    return shlex.join(["python", "run.py", "job=compare", f"candidate={parent}", *kept])
+    return f"{program()} {shlex.join(['job=compare', f'candidate={parent}', *kept])}"
 
 
 def _sweep(words: Sequence[str]) -> str:
-    return shlex.join(["python", "run.py", "-m", *words])
+    return f"{program()} {shlex.join(['-m', *words])}"
 
 
 def _of_the_golden(key: str) -> bool:

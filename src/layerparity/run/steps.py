@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from layerparity.ground import console
 from layerparity.ground.errors import UserError
+from layerparity.ground.program import program
 from layerparity.ground.quoting import typed, word
 from layerparity.record.folder import CONFIG
 from layerparity.run import apart as _apart
@@ -159,7 +160,7 @@ def reference(runs: Sequence[StoredRun]) -> str:
 
 def command(settings: Settings) -> str:
     """Return the command line that has these keys."""
-    return " ".join(["python run.py", *(typed(key, value) for key, value in settings.items())])
+    return " ".join([program(), *(typed(key, value) for key, value in settings.items())])
 
 
 @contextmanager

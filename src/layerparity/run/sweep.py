@@ -90,11 +90,7 @@ class SweepParent(Callback):
             ]
             params = OmegaConf.select(config, "hydra.sweeper.params") or {}
             parts = parts_of([*(f"{key}={value}" for key, value in params.items()), *overrides])
-            if not parts:
-                raise UserError(
-                    "This sweep has no parts: a list or range in it is empty",
-                    "give it a value, such as layer=range(0,4), which is 0 to 3.",
-                )
+            refuse_none(parts)
             makes_runs = config.hydra.runtime.choices.get("job") == SWEPT_JOB
             if makes_runs:
                 _refuse_several_stores(parts)
@@ -141,6 +137,15 @@ def parts_of(words: list[str]) -> list[list[str]]:
     parser = OverridesParser.create(known.config_loader() if known.is_initialized() else None)
     (parts,) = BasicSweeper.split_arguments(parser.parse_overrides(words), None)
     return parts
+
+
+def refuse_none(parts: list[list[str]]) -> None:
+    """Raise UserError for a sweep of nothing."""
+    if not parts:
+        raise UserError(
+            "This sweep has no parts: a list or range in it is empty",
+            "give it a value, such as layer=range(0,4), which is 0 to 3.",
+        )
 
 
 def _refuse_several_stores(parts: list[list[str]]) -> None:

@@ -56,10 +56,13 @@ class TrackingConfig:
     @property
     def words(self) -> list[str]:
         """What a command has to say to use this store; nothing for the usual one."""
+        usual = TrackingConfig()
+        words = [] if self.root == usual.root else [typed("tracking.folder", self.folder)]
         if self.name == SERVER:
-            return ["tracking=server", typed("tracking.uri", self.uri or "")]
-        usual = self.root == TrackingConfig().root
-        return [] if usual else [typed("tracking.folder", self.folder)]
+            words = ["tracking=server", typed("tracking.uri", self.uri or "")]
+        if self.experiment != usual.experiment:
+            words.append(typed("tracking.experiment", self.experiment))
+        return words
 
 
 def read_config(raw: object) -> TrackingConfig:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from layerparity.ground import console
+from layerparity.ground.program import program
 from layerparity.settings.tracking import EMBEDDED, UI_FILE, TrackingConfig
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def say_served(config: TrackingConfig) -> None:
     if (config.root / UI_FILE).is_file() and _listens(config.address):
         return
     _printed.add(config.root)
-    console.say(" ".join(["served by: python run.py job=ui", *config.words]))
+    console.say(" ".join([f"served by: {program()} job=ui", *config.words]))
 
 
 def _listens(address: str) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 from layerparity.ground import console
 from layerparity.ground.errors import UserError, nearest
 from layerparity.ground.files import expanded, is_there
+from layerparity.ground.program import program
 from layerparity.record.exported import ZIP, is_export
 from layerparity.record.stored_run import FINISHED, StoredRun, from_folder
 from layerparity.settings.tracking import EMBEDDED, TrackingConfig
@@ -27,7 +28,6 @@ from layerparity.tracking.stored_runs import (
 LATEST = "latest"
 _ID = re.compile(r"[0-9a-f]{4,32}")
 _SHOWN_NAMES = 4
-_HOW_TO_LIST = "'python run.py job=ui' shows all runs"
 
 
 def is_made(config: TrackingConfig) -> bool:
@@ -147,17 +147,23 @@ def _not_found(stored: StoredRuns, reference: str, kind: str | None = None) -> U
         return _no_runs(stored.config)
     if reference == LATEST:
         wanted = f"{kind} run" if kind else "run"
-        return UserError(f"There is no finished {wanted} in {place}; {_HOW_TO_LIST}.")
+        return UserError(
+            f"There is no finished {wanted} in {place}; {_how_to_list(stored.config)}."
+        )
     known = list(dict.fromkeys(run.name for run in recent))
     newest = ", ".join(f"'{name}'" for name in known[:_SHOWN_NAMES])
     return UserError(
         f"There is no run '{reference}' in {place}.{nearest(reference, known)} "
-        f"Newest: {newest}; {_HOW_TO_LIST}."
+        f"Newest: {newest}; {_how_to_list(stored.config)}."
     )
 
 
+def _how_to_list(config: TrackingConfig) -> str:
+    return f"'{' '.join([program(), 'job=ui', *config.words])}' shows all runs"
+
+
 def _no_runs(config: TrackingConfig) -> UserError:
-    command = ["python run.py backend=gpu scope=full device_map=cpu", *config.words]
+    command = [f"{program()} backend=gpu scope=full device_map=cpu", *config.words]
     return UserError(
         f"There are no runs in {config.place}: make a golden first: {' '.join(command)}"
     )

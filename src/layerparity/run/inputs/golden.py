@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from layerparity.anatomy.site import DECODE, Site
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import damaged, text_digest
+from layerparity.ground.program import program
 from layerparity.ground.quoting import typed
 from layerparity.record.folder import MANIFEST, RunFolder
 from layerparity.record.manifest import Manifest, Record
@@ -153,7 +154,7 @@ def golden_command(request: Request) -> str:
     path = f" {typed('model.path', asked.path)}" if asked.path else ""
     model = f" {typed('model', asked.name)}{path}"
     store = "".join(f" {word}" for word in request.config.tracking.words)
-    return f"python run.py backend=gpu device_map=cpu scope=full{model}{extra}{store}"
+    return f"{program()} backend=gpu device_map=cpu scope=full{model}{extra}{store}"
 
 
 def inputs_of(recorded: RecordedInputs, request: Request, feed: FeedMode) -> Inputs:

@@ -12,6 +12,7 @@ from layerparity.ground.errors import UserError, memory_ran_out
 from layerparity.ground.parse import parse_json
 from layerparity.run.inputs import _chat
 from layerparity.run.inputs.base import Inputs, Request, batch, check_length
+from layerparity.run.inputs.golden import golden_command
 
 DEFAULT_PROMPT = "The first machine asked the second one a question, and the answer was"
 
@@ -31,7 +32,7 @@ def prepare(settings: Settings, request: Request) -> Inputs:
     if not request.from_tokens:
         raise UserError(
             f"A prompt can only feed a scope that begins at layer 0, not {request.stages[0]}: "
-            "make a golden run first (python run.py backend=gpu scope=full) and use inputs=golden."
+            f"make a golden run first ({golden_command(request)}) and use inputs=golden."
         )
     texts = prompts(request)
     tokenizer = load_tokenizer(request.model_folder)
