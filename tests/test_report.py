@@ -24,15 +24,16 @@ from report_samples import (
     side,
 )
 
-from layerparity.anatomy.site import Site
+from layerparity.anatomy.site import Kind, Site
 from layerparity.judge.beside import CandidatePair
 from layerparity.record.findings import Caution, CautionKind
+from layerparity.record.reason import Reason, ReasonKind
 from layerparity.record.side import RunOrigin, Side
 from layerparity.record.verdict import Breach, Outcome, Verdict, WholeModel
 from layerparity.report import headline
 from layerparity.report.beside import beside_lines
 from layerparity.report.reasons import reason
-from layerparity.report.reproduce import after_pass, next_lines, reproduce
+from layerparity.report.reproduce import after_pass, next_lines, reproduce, to_decide, what_next
 
 
 class Page(HTMLParser):
@@ -352,6 +353,48 @@ def test_the_page_and_the_ticket_of_a_pass_say_what_to_type_next() -> None:
     assert "<dt>next</dt>" in header and line in header
     assert "**Next**\n\n```sh\n# " in markdown_of(passed) and line in markdown_of(passed)
     assert "the newest candidate, after each change" not in html_of(CASES["fail"])
+
+
+def left_open(kind: ReasonKind, **values: object) -> Verdict:
+    """Return a verdict in which no real number was judged, for one reason."""
+    rows = [
+        replace(row, outcome=Outcome.INCONCLUSIVE, why=Reason(kind, values))
+        if row.kind is Kind.REAL
+        else row
+        for row in CASES["pass"].rows
+    ]
+    return replace(CASES["pass"], rows=tuple(rows), outcome=Outcome.INCONCLUSIVE)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "key", "value"),
+    [
+        (left_open(ReasonKind.NO_REFERENCE), "kind", "golden"),
+        (left_open(ReasonKind.NO_FLOOR_OF_DTYPE, dtype="x16"), "reference.dtypes", ["x16"]),
+        (left_open(ReasonKind.NO_REFERENCE_ALONE, stage="norm"), "capture", "components"),
+        (left_open(ReasonKind.NO_FLOOR_OF_CHAIN), "feed", "isolated"),
+        (left_open(ReasonKind.FEED_UNKNOWN, stage="norm"), "inputs", "golden"),
+    ],
+)
+def test_what_is_left_open_leads_to_what_decides_it(
+    verdict: Verdict, key: str, value: object
+) -> None:
+    remark, run, compared = to_decide(verdict)
+    assert remark.startswith("# ") and read(run)[key] == value
+    role = "candidate" if read(run)["kind"] == "candidate" else "golden"
+    assert read(compared)[role] == read(run)["name"]
+    other = "golden" if role == "candidate" else "candidate"
+    assert read(compared)[other] == getattr(verdict, other).named
+    assert what_next(verdict) == to_decide(verdict)
+    assert run in markdown_of(verdict) and "Why, at " in markdown_of(verdict)
+
+
+def test_a_dump_that_is_left_open_is_judged_by_fixed_limits() -> None:
+    verdict = replace(left_open(ReasonKind.CANDIDATE_IS_DUMP), settings={"tolerance": "calibrated"})
+    _, line = to_decide(verdict)
+    assert read(line)["tolerance"] == "fixed"
+    assert to_decide(left_open(ReasonKind.BOTH_CONSTANT)) == ()
+    assert to_decide(CASES["fail"]) == to_decide(CASES["pass"]) == ()
 
 
 def read(line: str) -> dict[str, object]:

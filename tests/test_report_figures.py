@@ -116,7 +116,7 @@ def test_error_by_layer_rises_with_the_error_and_marks_failure_and_limit() -> No
     }
     failed = heights.pop("layers.3.mlp:out: of limit 260, fail")
     assert all(failed < y for name, y in heights.items() if "layers" in name)
-    assert ">limit<" in figure
+    assert ">limit 1<" in figure
     assert "first failure: layer 3" in hovers(figure)
     assert "first failure" not in error_by_layer(columns(CASES["pass"]), CASES["pass"])
 

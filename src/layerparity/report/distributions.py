@@ -152,7 +152,10 @@ def _grid(reach: float, y: Place) -> str:
 
 def _normal_axis(across: float, x: Place) -> str:
     whole = range(-math.floor(across), math.floor(across) + 1)
-    parts = [text(x(n), _TOP + _HEIGHT + 17, f"{n}σ", text_anchor="middle") for n in whole]
+    parts = [
+        text(x(n), _TOP + _HEIGHT + 17, f"{n}σ".replace("-", "−"), text_anchor="middle")
+        for n in whole
+    ]
     words = "quantiles of a normal distribution"
     label = text(x(0), _TOP + _HEIGHT + 37, words, class_="axis", text_anchor="middle")
     return tag("g", *parts, label, class_="ticks")

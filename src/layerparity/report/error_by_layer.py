@@ -147,7 +147,7 @@ def _limit(columns: Columns, axis: Axis, limit: float | None) -> str:
         return ""
     y = axis.y(limit)
     line = tag("path", class_="limit", d=f"M{LEFT:.1f} {y:.1f}H{columns.right:.1f}")
-    return line + text(columns.right + 6, y + 4, "limit", class_="mark")
+    return line + text(columns.right + 6, y + 4, f"limit {numeral(limit)}", class_="mark")
 
 
 def _key(drawn: list[str], outside: bool, left_out: int, failing: bool) -> str:

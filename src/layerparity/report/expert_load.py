@@ -16,7 +16,7 @@ from layerparity.report.svg import STEPS, box, canvas, hover, tag, text
 Load = Mapping[str, Mapping[str, Sequence[int]]]
 Grid = Sequence[Sequence[float]]
 
-_WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 284.0, 40.0, 8.0, 8.0, 42.0
+_WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 284.0, 40.0, 8.0, 22.0, 42.0
 _SIDES = ("golden", "candidate")
 _MOST_ROWS = 64
 _PLOT, _TALLEST, _WIDEST = 256.0, 16.0, 40.0
@@ -181,6 +181,7 @@ def _axes(board: Board) -> str:
         )
         for row in range(0, board.rows, every)
     ]
+    parts.append(text(0, _TOP - 8, "expert", class_="axis"))
     step = max(math.ceil(_LABEL_ROOM / board.pitch), 1)
     for column in range(0, len(board.layers), step):
         x = _LEFT + (column + 0.5) * board.pitch

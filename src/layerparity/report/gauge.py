@@ -110,6 +110,27 @@ def gauge_text(row: Row, limits: Limits) -> str:
     return "-" if found is None else found.text
 
 
+# What a stranger has to know of a gauge before he can read it.
+_R_MEANS = (
+    "R is the error in noise floors. A noise floor is the largest rounding error of correct "
+    "computations of the same block."
+)
+_FLIPS_MEAN = (
+    "A flip is a token that chose other experts than in the golden; it is no tie where rounding "
+    "cannot have done it."
+)
+
+
+def gauge_meaning(row: Row, limits: Limits) -> str:
+    """Return what a row's gauge is, for one who reads his first report; empty where it has none."""
+    found = gauge(row, limits)
+    if found is None:
+        return ""
+    if found.measure.name.startswith(R.name):
+        return _R_MEANS
+    return _FLIPS_MEAN if found.measure.name == _SETS[0] else found.measure.meaning
+
+
 def severity(row: Row, limits: Limits) -> tuple[bool, float, float]:
     """Return what orders rows that ended alike: by how much of their limit they take.
 

@@ -90,15 +90,28 @@ def because(verdict: Verdict) -> str:
         if row is None:
             return f"{within}. No value differs."
         return f"{within}. {nearest_text(row, verdict)}"
+    return _undecided(verdict, judged)
+
+
+def _undecided(verdict: Verdict, judged: int) -> str:
+    """Say of a verdict that is inconclusive what is open, and why."""
     if not judged:
-        return "No site could be judged."
+        return f"No site could be judged. {_why_open(verdict)}".rstrip()
+    counts = verdict.counts
     open_ends = [
         f"{_sites(counts[each.value])} {each.value}"
         for each in (Outcome.MISSING, Outcome.INCONCLUSIVE)
         if counts.get(each.value)
     ]
-    why = " and ".join(open_ends) or _open_end(verdict)
-    return f"Nothing judged fails, but this is no pass: {why}."
+    said = "Nothing judged fails, but this is no pass"
+    if not open_ends:
+        return f"{said}: {_open_end(verdict)}."
+    return f"{said}: {' and '.join(open_ends)}. {_why_open(verdict)}"
+
+
+def _why_open(verdict: Verdict) -> str:
+    """Return the commonest reason for which sites were not judged, as a sentence of its own."""
+    return f"Why, at {_open_end(verdict)}." if verdict.rows else ""
 
 
 def nearest(verdict: Verdict) -> Row | None:

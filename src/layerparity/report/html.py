@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from layerparity.report.distributions import quantile_plot, ulp_histogram
 from layerparity.report.error_by_layer import error_by_layer
 from layerparity.report.expert_load import experts_per_row, load_panels, load_text
 from layerparity.report.experts import agreement_by_layer, agreement_text, load_figure, load_site
-from layerparity.report.gauge import Ordinate, gauge_text, nearest_to_limit
+from layerparity.report.gauge import Ordinate, gauge_meaning, gauge_text, nearest_to_limit
 from layerparity.report.headline import asked_counts, coverage_lines
 from layerparity.report.heatmaps import (
     GROUPS,
@@ -35,10 +36,11 @@ from layerparity.report.heatmaps import (
     per_row,
     token_heatmap,
 )
+from layerparity.report.measure import Measure
 from layerparity.report.measures import beyond, cells_of, compared, limits_texts, present, which
 from layerparity.report.noise_by_layer import accumulated_error, local_error
 from layerparity.report.reasons import reason
-from layerparity.report.reproduce import after_pass, reproduce
+from layerparity.report.reproduce import reproduce, what_next
 from layerparity.report.stages import beside, first_wrong, fold, stages, table_rows
 from layerparity.report.svg import stylesheet
 from layerparity.report.time import where_time_went
@@ -68,13 +70,30 @@ def render_html(verdict: Verdict, answer: Answer | None) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(link=words.followable, called=label, numeral=numeral, dotted=dotted)
+    environment.filters.update(link=words.followable, called=label, numeral=numeral)
+    environment.filters.update(dotted=dotted, apart=apart)
     return environment.get_template(_TEMPLATE).render(_context(verdict, answer))
 
 
 def dotted(name: str) -> Markup:
     """Return a name as markup that a narrow page breaks after a dot, not within a word."""
     return Markup("<wbr>").join(_DOT.split(name))
+
+
+def apart(name: str) -> Markup:
+    """Return a name as markup that a narrow column breaks after an underscore, if it must."""
+    return Markup("<wbr>").join(re.split(r"(?<=_)", name))
+
+
+def names_css(measures: Sequence[Measure]) -> str:
+    """Return the CSS that names each number of a site on paper, where no header stands over it."""
+    said = (
+        # Of what is no letter, its number in hexadecimal: CSS and HTML read nothing else into it.
+        (n, re.sub(r"\W", lambda found: f"\\{ord(found[0]):x} ", each.label))
+        for n, each in enumerate(measures, start=2)
+    )
+    rules = (f'.sites td:nth-child({n + 1})::before{{content:"{name} "}}' for n, name in said)
+    return f"@media print{{{''.join(rules)}}}"
 
 
 def _context(verdict: Verdict, answer: Answer | None) -> dict[str, Any]:
@@ -89,7 +108,7 @@ def _context(verdict: Verdict, answer: Answer | None) -> dict[str, Any]:
         "reason": reason,
         "words": words,
         "commands": reproduce(verdict),
-        "then": after_pass(verdict),
+        "then": what_next(verdict),
         "warnings": warning_lines(verdict),
         "evidence": {
             "weights": weight_rows(verdict),
@@ -107,8 +126,10 @@ def _context(verdict: Verdict, answer: Answer | None) -> dict[str, Any]:
         # The one stage whose table stands open.
         "opened": "" if first is None else first.key,
         "measures": measures,
+        "names_css": names_css(measures),
         "cells": lambda row: cells_of(row, measures),
         "gauge": lambda row: gauge_text(row, verdict.limits),
+        "gauge_meaning": lambda row: gauge_meaning(row, verdict.limits),
         "finding_text": finding_text,
         "asked": asked_counts(verdict),
         "which": which,

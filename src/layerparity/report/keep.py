@@ -23,7 +23,7 @@ from layerparity.report.gauge import Ordinate, R
 from layerparity.report.html import render_html
 from layerparity.report.junit import render_junit
 from layerparity.report.markdown import render_markdown
-from layerparity.report.reproduce import after_pass
+from layerparity.report.reproduce import what_next
 from layerparity.report.table import closing_table, per_site_table
 from layerparity.settings.config import Config
 from layerparity.tracking.links import say_served
@@ -77,7 +77,7 @@ def keep_verdict(
     console.show(closing_table(verdict))
     if answer is not None:
         console.say(f"\n{answer.text}\n")
-    elif then := after_pass(verdict):
+    elif then := what_next(verdict):
         console.say("\n".join(["", *commands_text(then), ""]))
     say_report(active)
     console.say(f"run:    {active.url}")

@@ -15,7 +15,7 @@ from layerparity.report.gauge import gauge_text
 from layerparity.report.headline import asked_counts, coverage_lines
 from layerparity.report.measures import limits_texts, present
 from layerparity.report.reasons import reason
-from layerparity.report.reproduce import after_pass, reproduce
+from layerparity.report.reproduce import reproduce, what_next
 from layerparity.report.stages import fold, stages
 from layerparity.report.table import BESIDE, JUDGED_BY, SHOWN, beside_cell, shown_cells
 from layerparity.report.time import time_table
@@ -29,7 +29,7 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!])")
 def render_markdown(verdict: Verdict, answer: Answer | None) -> str:
     """Return the report as GitHub-flavoured Markdown, ending in a newline."""
     weights = [[what, str(count), _plain(text)] for what, count, text in weight_rows(verdict)]
-    then = after_pass(verdict)
+    then = what_next(verdict)
     commands = [f"{command}  # {purpose}" for purpose, command in reproduce(verdict)]
     parts = [
         f"# {_plain(words.headline(verdict))}",

@@ -332,6 +332,10 @@ def cells_of(row: Row, measures: Sequence[Measure]) -> list[tuple[str | None, bo
     ]
 
 
+# A limit that several metrics share.
+_OF_SEVERAL = {"end_ratio": "each number of the logits, over clean ways,"}
+
+
 def limits_texts(verdict: Verdict) -> list[str]:
     """Return the limits of a verdict in words, and what it counts as similar where that is one."""
     texts = [limit_text(name, limit) for name, limit in verdict.limits.items()]
@@ -343,5 +347,7 @@ def limits_texts(verdict: Verdict) -> list[str]:
 
 def limit_text(name: str, limit: float) -> str:
     """Write a metric's limit in words, such as ``max |Δ| below 0.01``."""
+    if name in _OF_SEVERAL:
+        return f"{_OF_SEVERAL[name]} up to {numeral(limit)}"
     measure = BY_NAME.get(name)
     return f"{measure.label} {measure.side(limit)}" if measure else f"{name} {numeral(limit)}"

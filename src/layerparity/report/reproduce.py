@@ -1,12 +1,15 @@
-"""Compose the commands that repeat a comparison, show where it fails, or follow where it passes."""
+"""Compose the commands that repeat a comparison, show where it fails, or lead on from it."""
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 from layerparity.anatomy.site import PREFILL, Site, within
 from layerparity.ground.program import program
 from layerparity.ground.quoting import typed
+from layerparity.record.reason import Reason, ReasonKind
 from layerparity.record.side import RunOrigin, Side
 from layerparity.record.verdict import Outcome, Verdict
 from layerparity.report.headline import shown_site
@@ -66,7 +69,7 @@ def shown_again(verdict: Verdict, site: Site) -> list[tuple[str, str]]:
     if not runs or not runs[-1].settings:
         return []
     again = _without(runs[-1].settings, _ASIDE)
-    stored = {k: v for k, v in verdict.settings.items() if _head(k) == "tracking"}
+    stored = _stored(verdict)
     source = _runs_with(golden, site)
     if site.phase == PREFILL and source and source[-1].proved:
         purpose = "The failing block alone"
@@ -92,6 +95,11 @@ def shown_again(verdict: Verdict, site: Site) -> list[tuple[str, str]]:
     return pairs
 
 
+def what_next(verdict: Verdict) -> tuple[str, ...]:
+    """Return what to type after a comparison in which nothing fails, if that is known."""
+    return after_pass(verdict) or to_decide(verdict)
+
+
 def after_pass(verdict: Verdict) -> tuple[str, ...]:
     """Return what to type once a comparison passes, as the lines of an answer.
 
@@ -113,6 +121,74 @@ def after_pass(verdict: Verdict) -> tuple[str, ...]:
     return (remark, _compare(verdict, sides, "gate"))
 
 
+# What a golden that judges nothing is made with instead, and what it is then called.
+_GOLDEN_WITH = {
+    ReasonKind.NO_REFERENCE: ("reference.make", "golden-with-reference"),
+    ReasonKind.NO_FLOOR_OF_DTYPE: ("reference.dtypes", "golden-with-floors"),
+    ReasonKind.NO_REFERENCE_ALONE: ("capture", "golden-of-components"),
+}
+# What a candidate that cannot be judged as it was fed, or routed, is run with instead.
+_CANDIDATE_WITH: dict[ReasonKind, dict[str, Any]] = {
+    ReasonKind.NO_FLOOR_OF_CHAIN: {"feed": "isolated"},
+    ReasonKind.ROUTED_APART_IN_CHAIN: {"feed": "isolated"},
+    ReasonKind.OTHER_FEED: {},
+    ReasonKind.OTHER_START: {},
+    ReasonKind.FEED_UNKNOWN: {},
+}
+
+
+def to_decide(verdict: Verdict) -> tuple[str, ...]:
+    """Return what to type where a comparison is inconclusive, as the lines of an answer.
+
+    It mends the commonest reason for which sites were not judged. Nothing where no command does,
+    or where the stored runs do not say how they were made.
+    """
+    why = Counter(
+        (row.why.kind, repr(row.why.values))
+        for row in verdict.rows
+        if row.outcome is Outcome.INCONCLUSIVE and row.why is not None
+    )
+    if verdict.outcome is not Outcome.INCONCLUSIVE or verdict.on_own_values or not why:
+        return ()
+    most, _ = max(why, key=lambda each: why[each])
+    reason = next(row.why for row in verdict.rows if row.why and row.why.kind is most)
+    if most is ReasonKind.CANDIDATE_IS_DUMP and verdict.golden.named and verdict.candidate.named:
+        sides = {"golden": verdict.golden.named, "candidate": verdict.candidate.named}
+        fixed = replace(verdict, settings={**verdict.settings, "tolerance": "fixed"})
+        return (f"{REMARK}limits that need no noise floor:", _compare(fixed, sides))
+    lines = _golden_again(verdict, reason) or _candidate_again(verdict, reason)
+    return (f"{REMARK}this decides what is open:", *lines) if lines else ()
+
+
+def _golden_again(verdict: Verdict, reason: Reason) -> list[str]:
+    """Return what makes a golden that judges, and judges the same candidate by it."""
+    if reason.kind not in _GOLDEN_WITH or not verdict.candidate.named or not verdict.golden.made:
+        return []
+    given = verdict.golden.made[-1].settings
+    key, name = _GOLDEN_WITH[reason.kind]
+    again = {k: v for k, v in given.items() if _head(k) not in _ASIDE and k != key}
+    if given.get("backend") != "gpu" or len(verdict.golden.made) > 1:
+        return []
+    if reason.kind is ReasonKind.NO_FLOOR_OF_DTYPE:
+        again[key] = [reason.values["dtype"]]
+    elif reason.kind is ReasonKind.NO_REFERENCE_ALONE:
+        again[key] = "components"
+    sides = {"golden": name, "candidate": verdict.candidate.named}
+    return [_command({**again, "name": name, **_stored(verdict)}), _compare(verdict, sides)]
+
+
+def _candidate_again(verdict: Verdict, reason: Reason) -> list[str]:
+    """Return what runs the candidate fed by the golden, and judges that."""
+    golden, made = verdict.golden.named, verdict.candidate.made
+    if reason.kind not in _CANDIDATE_WITH or not golden or len(made) != 1 or not made[0].settings:
+        return []
+    again = _without(made[0].settings, (*_ASIDE, "inputs", "prompt", "seq_len"))
+    sides = {"golden": golden, "candidate": "candidate-again"}
+    again |= {**_CANDIDATE_WITH[reason.kind], "inputs": "golden", "golden": golden}
+    again["name"] = sides["candidate"]
+    return [_command({**again, **_stored(verdict)}), _compare(verdict, sides)]
+
+
 def _wider(verdict: Verdict) -> list[str]:
     """Return what runs and judges the whole model; nothing where no run says how, or all ran it."""
     golden, candidate = verdict.golden, verdict.candidate
@@ -123,8 +199,7 @@ def _wider(verdict: Verdict) -> list[str]:
     ran = candidate.scope == _WHOLE and all(own.get(k) == v for k, v in generated.items())
     if ran or not given or not own:
         return []
-    stored = {k: v for k, v in verdict.settings.items() if _head(k) == "tracking"}
-    lines, named = [], golden.named
+    stored, lines, named = _stored(verdict), [], golden.named
     if golden.scope != _WHOLE:
         named = "whole-golden"
         first = _without(given, (*_ASIDE, *_SCOPE))
@@ -133,6 +208,11 @@ def _wider(verdict: Verdict) -> list[str]:
     sides = {"golden": named, "candidate": "whole-candidate"}
     again |= {"golden": named, "name": sides["candidate"], **stored}
     return [*lines, _command(again), _compare(verdict, sides)]
+
+
+def _stored(verdict: Verdict) -> dict[str, Any]:
+    """Return the keys that say where the runs are kept."""
+    return {k: v for k, v in verdict.settings.items() if _head(k) == "tracking"}
 
 
 def _compare(verdict: Verdict, sides: dict[str, Any], job: str = "compare") -> str:

@@ -44,7 +44,11 @@ def box(x: float, y: float, width: float, height: float) -> str:
 
 
 def canvas(width: float, height: float, title: str, summary: str, *inner: str) -> str:
-    """Return a whole figure: an SVG read out as one image, in a box that scrolls if it is wide."""
+    """Return a whole figure: an SVG read out as one image.
+
+    On a page that is too narrow for it, it shrinks until its words would be too small to read, and
+    then its box scrolls.
+    """
     drawn = tag(
         "svg",
         tag("title", escape(title)),
@@ -54,10 +58,15 @@ def canvas(width: float, height: float, title: str, summary: str, *inner: str) -
         viewBox=f"0 0 {_short(width)} {_short(height)}",
         width=width,
         height=height,
+        style=f"min-width:{_short(_LEAST * width)}px",
         role="img",
         aria_label=f"{title}. {summary}",
     )
     return tag("div", drawn, class_="scroll", tabindex=0, role="group", aria_label=title)
+
+
+# The share of its size to which a figure may shrink: words of 12 pixels are then 8.6 tall.
+_LEAST = 0.72
 
 
 def _short(value: object) -> str:
@@ -111,7 +120,7 @@ def stylesheet() -> str:
     """Return the CSS of the heat classes: ``q0``.. fill a cell, ``t0``.. fill the text on it."""
     rules = [f".q{i}{{fill:var(--q{i})}}.t{i}{{fill:var(--t{i})}}" for i in range(STEPS)]
     swatches = [f".w{i}{{background:var(--q{i})}}" for i in range(STEPS)]
-    dark = f"@media (prefers-color-scheme: dark){{:root{{{_variables(dark=True)}}}}}"
+    dark = f"@media screen and (prefers-color-scheme: dark){{:root{{{_variables(dark=True)}}}}}"
     return "\n".join([f":root{{{_variables(dark=False)}}}", dark, *rules, *swatches])
 
 
