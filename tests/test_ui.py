@@ -19,7 +19,7 @@ from stores import free_port, fresh_config
 from layerparity.ground.errors import Exit, UserError
 from layerparity.jobs import ui
 from layerparity.record.folder import USED_WEIGHTS
-from layerparity.settings.tracking import TrackingConfig
+from layerparity.settings.tracking import UI_FILE, TrackingConfig
 from layerparity.tracking import server
 from layerparity.tracking.store import open_store
 
@@ -65,6 +65,23 @@ def test_a_taken_port_is_named_with_the_cure(served, tmp_path):
     with pytest.raises(UserError, match=rf"Port {port} .*is in use.*job\.port={port + 1}"):
         job(TrackingConfig(folder=str(tmp_path / "none")), port=port)
     assert not (tmp_path / "none").exists(), "nothing is made before the port is known to be free"
+
+
+def test_a_port_that_another_ui_takes_meanwhile_is_not_said_to_be_ours(
+    served, tmp_path, monkeypatch
+):
+    """Two begin at once and both find the port free; what answers there is the other's store."""
+    address, _ = served
+    port, check = int(address.rpartition(":")[2]), server.check_port
+    monkeypatch.setattr(
+        server, "check_port", lambda *_: monkeypatch.setattr(server, "check_port", check)
+    )
+    with (
+        pytest.raises(UserError, match=f"Port {port} on 127.0.0.1 is in use: choose another"),
+        server.running(fresh_config(tmp_path), port, "127.0.0.1"),
+    ):
+        pass
+    assert not (tmp_path / UI_FILE).exists(), "links must not lead to another store"
 
 
 @pytest.mark.parametrize("port", [-1, 0, 70000])

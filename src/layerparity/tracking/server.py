@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO
 
+import psutil
+
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import write_text
 from layerparity.settings.tracking import UI_FILE, TrackingConfig, read_config
@@ -78,7 +80,7 @@ def running(config: TrackingConfig, port: int, host: str) -> Iterator[Server]:
         try:
             # Imports what the server imports, at the same time.
             store = open_store(config)
-            _await(server)
+            _await(server, host, port)
             # From now on links to the runs lead here.
             write_text(config.root / UI_FILE, f"{address}\n")
             server.runs = store.runs_url
@@ -133,10 +135,11 @@ def _launch(config: TrackingConfig, host: str, port: int, log: IO[str]) -> subpr
     )
 
 
-def _await(server: Server) -> None:
+def _await(server: Server, host: str, port: int) -> None:
+    """Wait until the server answers. Raises UserError where it ends first, or never does."""
     deadline = time.monotonic() + START_SECONDS
     while server.process.poll() is None and time.monotonic() < deadline:
-        if answers(server.address):
+        if answers(server.address) and _listens(server.process, port):
             return
         time.sleep(0.2)
     if server.process.poll() is None:
@@ -145,7 +148,25 @@ def _await(server: Server) -> None:
             "it may still be starting: wait until the machine and its disk are less busy, and run "
             "the command again.",
         )
+    # Another one may have taken the port while this one started.
+    check_port(host, port)
     raise UserError(f"The MLflow UI did not start: {server.last_words()}")
+
+
+def _listens(process: subprocess.Popen[bytes], port: int) -> bool:
+    """Say whether it is this process, or one that it started, to which a port belongs."""
+    try:
+        top = psutil.Process(process.pid)
+        return any(
+            each.status == psutil.CONN_LISTEN and each.laddr.port == port
+            for one in (top, *top.children(recursive=True))
+            for each in one.net_connections("tcp")
+        )
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.Error:
+        # Where that may not be seen, who answers is believed.
+        return True
 
 
 def answers(address: str) -> bool:
