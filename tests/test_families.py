@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from test_port_hf import HostBackend, padded_batch, run_all, stages
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 
-from layerparity.anatomy.family import Family, family_of
+from layerparity.anatomy.family import WEIGHED, Family, family_of
 from layerparity.anatomy.site import Site
 from layerparity.ground.errors import UserError
 from layerparity.model.architecture import read_config, usual_attention, usual_names
@@ -514,6 +515,17 @@ def test_llama4_shows_the_choices_of_a_router_that_gives_scores_alone(tmp_path: 
     proved = proof.prove(port.skeleton, family_of("llama4_text"))
     measured = proved.kinds[classes_of(port.skeleton)[1]].block
     assert measured.is_from("feed_forward.experts:in", "mlp.gate:weights")
+
+
+def test_llama4_weighs_its_experts_in_the_order_in_which_weights_are_stored() -> None:
+    """By expert, whichever scores higher: repeated weights reach the expert they are of."""
+    (tap,) = [tap for tap in family_of("llama4_text").taps if tap.local == WEIGHED]
+    assert tap.derived is not None and tap.derived.write is not None
+    scores = torch.tensor([[0.9, 0.0, 0.3], [0.0, 0.2, 0.8]])
+    router = SimpleNamespace(top_k=2)
+    stored = tap.derived.read(router, (scores, scores))
+    assert torch.equal(stored, torch.tensor([[0.9, 0.3], [0.2, 0.8]]))
+    assert torch.equal(tap.derived.write(router, (scores, scores), stored)[0], scores)
 
 
 @pytest.mark.parametrize("name", ["qwen3_next", "llama4_text"])

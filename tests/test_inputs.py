@@ -90,6 +90,14 @@ def test_token_files_agree(tmp_path: Path) -> None:
         assert made.token_ids.tolist() == rows
 
 
+def test_random_tokens_beyond_the_context_are_refused() -> None:
+    """As a text is."""
+    context = request().max_tokens
+    random.prepare(random.Settings(), request(seq_len=context))
+    with pytest.raises(UserError, match=f"context is {context}: .* seq_len={context}"):
+        random.prepare(random.Settings(), request(seq_len=context + 1))
+
+
 def test_random_states_are_seeded_and_synthetic() -> None:
     asked = request(("layers.3",), seq_len=4)
     one = random.prepare(random.Settings(seed=1, batch=2), asked)

@@ -20,6 +20,7 @@ from layerparity.jobs import routing
 from layerparity.judge.routing_share import EVERYTHING, IDS, NATURAL, RoutingShare, routing_shares
 from layerparity.judge.sides import open_side
 from layerparity.report.routing_share import share_lines, share_rows
+from layerparity.selftest.models import make_model
 from layerparity.settings.config import Config
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.store import open_store
@@ -151,6 +152,22 @@ def test_what_cannot_be_explained_costs_one_line(cli: Cli) -> None:
     wrong = cli(*CHAINED, "port.replay=most")
     assert wrong.exit == 2
     assert "port.replay=most is neither true nor false, nor all" in wrong.err
+
+
+def test_a_router_that_hides_its_weights_is_refused_before_anything_runs(cli: Cli) -> None:
+    """Phi-3.5-MoE's weights are no site, so no golden could be made that has them."""
+    where = make_model("phimoe", Path("models"))
+    model = ("model=checkpoint", f"model.path={where}", "seq_len=16")
+    assert cli(*GOLDEN, *model, "reference.make=false", "name=the-one").exit == 0
+    assert cli(*CHAINED, *model, "inputs=golden", "name=by-itself").exit == 0
+    ended = cli("job=routing")
+    assert ended.exit == 2
+    assert "phimoe does not show what its routers weigh their experts by" in ended.err
+    assert "capture=default" not in ended.out
+    told = cli(*CHAINED, *model, "inputs=golden", "port.replay=all")
+    assert told.exit == 2
+    assert "No golden of phimoe stores layers.0.mlp.gate:weights, which port.replay=all" in told.err
+    assert "use port.replay=true" in told.err
 
 
 def test_runs_of_another_store_are_repeated_there_and_strangers_refused(

@@ -95,6 +95,7 @@ def _keys(golden: StoredRun, natural: StoredRun, config: Config) -> dict[str, An
     Its folder may be somebody else's: the port is this package's, or the one that ``config`` names.
     """
     from layerparity.run import steps
+    from layerparity.run.inputs._replay import shows_weights
     from layerparity.settings.command_keys import settings_of
 
     stored = natural.files.read_config() if natural.id or natural.files.is_run else None
@@ -104,8 +105,14 @@ def _keys(golden: StoredRun, natural: StoredRun, config: Config) -> dict[str, An
         raise UserError(
             f"'{natural.name}' was routed as its golden", "name the run that routed by itself."
         )
-    if not golden.read_manifest().layer_experts:
+    manifest = golden.read_manifest()
+    if not manifest.layer_experts:
         raise UserError(f"'{golden.name}' has no experts: nothing is routed in it.")
+    if not shows_weights(manifest.model.model_type):
+        raise UserError(
+            f"{manifest.model.model_type} does not show what its routers weigh their experts by",
+            "port.replay=true repeats the choices alone, and job=compare judges that.",
+        )
     keys = settings_of(stored)
     steps.refuse_code(natural, keys, config, "add {} to this command, if it is yours")
     own = {*steps.COMPUTATION, *_SCOPE} - {"capture"}

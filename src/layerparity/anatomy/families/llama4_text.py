@@ -16,9 +16,13 @@ Output = tuple[torch.Tensor, torch.Tensor]
 
 
 def _highest(router: Any, output: Output) -> Output:
-    """Return the highest scores and their experts, [token, k]. No top-k: a replay answers those."""
-    values, experts = output[0].sort(dim=-1, descending=True)
-    return values[:, : router.top_k], experts[:, : router.top_k]
+    """Return the highest scores, and their experts in ascending order, [token, k].
+
+    So they are stored, and what is repeated comes. No top-k: a replay answers those.
+    """
+    experts = output[0].sort(dim=-1, descending=True).indices[:, : router.top_k]
+    experts = experts.sort(dim=-1).values
+    return output[0].gather(-1, experts), experts
 
 
 def _weigh(router: Any, output: Output, values: torch.Tensor) -> Output:

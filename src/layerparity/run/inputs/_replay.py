@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from layerparity.anatomy.family import ATTENDED, ROUTED, WEIGHED
+from layerparity.anatomy.family import ATTENDED, ROUTED, WEIGHED, family_of
 from layerparity.anatomy.site import DECODE, Place, Site
 from layerparity.ground.errors import UserError
 
@@ -56,6 +56,18 @@ def refuse_unweighed(stage: str, shown: Sequence[str]) -> None:
             f"not look at {stage}.{WEIGHED}",
             "use a capture that has it, as capture=default, or port.replay=true.",
         )
+
+
+def shows_weights(model_type: str) -> bool:
+    """Return whether the routers of an architecture show what they weigh their experts by."""
+    return any(tap.local == WEIGHED for tap in family_of(model_type).taps)
+
+
+def refuse_unshown(site: Site, request: Request, what: str) -> None:
+    """Raise UserError where no golden of the model could hold a site that is to be repeated."""
+    model_type = str(request.model.get("model_type"))
+    if site.local == WEIGHED and not shows_weights(model_type):
+        raise UserError(f"No golden of {model_type} stores {what}: use port.replay=true.")
 
 
 def choices(manifest: Manifest, request: Request) -> list[Record]:

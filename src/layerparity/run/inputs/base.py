@@ -148,22 +148,22 @@ def positions(mask: torch.Tensor) -> torch.Tensor:
 
 def check_length(rows: list[list[int]], request: Request, what: str) -> None:
     """Refuse empty rows, rows beyond the model's context, and ids outside the vocabulary."""
-    longest = max(len(row) for row in rows)
-    wanted = request.config.seq_len or longest
-    room = request.max_tokens - request.config.generate.max_new_tokens
     if min(len(row) for row in rows) == 0:
         raise UserError(f"{what} holds no token: give some text.")
-    if max(wanted, min(longest, wanted)) > room:
-        raise UserError(
-            f"{what} has {wanted} tokens and the model's context is {request.max_tokens}"
-            + (
-                f" less {request.max_tokens - room} to generate"
-                if room < request.max_tokens
-                else ""
-            )
-            + f": shorten it, or cut it with seq_len={room}."
-        )
+    refuse_beyond_context(request.config.seq_len or max(len(row) for row in rows), request, what)
     vocabulary = request.size("vocab_size", 1 << 60)
     worst = max(max(row) for row in rows)
     if worst >= vocabulary or min(min(row) for row in rows) < 0:
         raise UserError(f"{what} holds token id {worst}; the vocabulary has {vocabulary}.")
+
+
+def refuse_beyond_context(tokens: int, request: Request, what: str) -> None:
+    """Raise UserError for a sequence that the model's context cannot hold, with what is new."""
+    room = request.max_tokens - request.config.generate.max_new_tokens
+    if tokens <= room:
+        return
+    less = f" less {request.max_tokens - room} to generate" if room < request.max_tokens else ""
+    raise UserError(
+        f"{what} has {tokens} tokens and the model's context is {request.max_tokens}{less}: "
+        f"shorten it, or cut it with seq_len={room}."
+    )

@@ -72,11 +72,14 @@ def from_runs(runs: Sequence[Any], request: Request) -> Inputs:
     feed = _feed_of(sources, request)
     unrouted = _replay.lacking(manifests, request)
     if unrouted is not None:
+        asked = str(_replay.replays(request.config)).lower()
+        what = f"{unrouted}, which port.replay={asked} repeats"
+        _replay.refuse_unshown(unrouted, request, what)
         tokens = request.config.generate.max_new_tokens
         more = f" generate.max_new_tokens={tokens}" if tokens else ""
         raise UserError(
-            f"Golden run {names_of(runs)} did not store {unrouted}, which port.replay=true "
-            f"repeats. Make one that does: {golden_command(request)}{more}"
+            f"Golden run {names_of(runs)} did not store {what}. Make one that does: "
+            f"{golden_command(request)}{more}"
         )
     recorded = RecordedInputs(sources, request, feed)
     _refuse_mixed(recorded.holders)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from layerparity.ground.errors import UserError
-from layerparity.run.inputs.base import Inputs, Request, positions
+from layerparity.run.inputs.base import Inputs, Request, positions, refuse_beyond_context
 from layerparity.settings.config import MOST_TOKENS
 from layerparity.settings.key import key
 
@@ -34,6 +34,7 @@ def prepare(settings: Settings, request: Request) -> Inputs:
     if tokens > MOST_TOKENS:
         found = f"inputs.batch={settings.batch} of seq_len={length} are {tokens} tokens"
         raise UserError(found, f"give {MOST_TOKENS} or less.")
+    refuse_beyond_context(length, request, "inputs=random")
     request.refuse_large(settings.batch, length)
     mask = torch.ones((settings.batch, length), dtype=torch.int64)
     site = request.site_of(request.stages[0])
