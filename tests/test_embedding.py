@@ -150,7 +150,9 @@ OPTS = (
 )
 
 
-def guilts(kind: str, ends: Sequence[str], known: Sequence[str], weights: str = "") -> list[Guilt]:
+def guilts(
+    kind: str, ends: str, known: Sequence[str], weights: str = "", *, own: bool = False
+) -> list[Guilt]:
     """Return what is guilty where each site ends as its letter says: passed, failed or not seen."""
     outcomes = {"p": Outcome.PASS, "f": Outcome.FAIL}
     rows = [
@@ -161,8 +163,8 @@ def guilts(kind: str, ends: Sequence[str], known: Sequence[str], weights: str = 
     finding = WeightFinding(
         "stored", "embed_tokens", None, weights, "missing", Fate.MISSING, tensor="weight"
     )
-    found = Judged(rows, (finding,) if weights else (), Blocks.of(kind, {}), chained=True)
-    return guilty_places(found)
+    findings = (finding,) if weights else ()
+    return guilty_places(Judged(rows, findings, Blocks.of(kind, {}), chained=not own, own=own))
 
 
 @pytest.mark.parametrize(
@@ -185,6 +187,12 @@ def test_the_module_that_goes_wrong_by_itself_is_named(
 ) -> None:
     (guilt,) = guilts(kind, ends, sites)
     assert str(guilt.place) == place
+
+
+def test_what_comes_of_a_wrong_table_is_not_wrong_on_the_candidate_s_own_values() -> None:
+    """They go on inside blocks alone: the sum is of the golden's own rows."""
+    (guilt,) = guilts("gpt2", "ppff", GPT2, own=True)
+    assert (str(guilt.place), guilt.also) == ("embed_tokens.wpe", ())
 
 
 def test_a_table_that_was_given_other_ids_is_not_wrong_for_that() -> None:
@@ -234,6 +242,25 @@ def test_a_wrong_module_is_named_through_the_door(cli: Cli, tmp_path: Path, kind
         assert f"{place} is the first wrong place" in judged.out
         # What is to be typed next runs the stage alone.
         assert "component=embed_tokens feed=isolated" in judged.out
+
+
+def test_ranks_that_look_ids_up_as_rank_0_are_recognised_beside_positions(
+    cli: Cli, tmp_path: Path
+) -> None:
+    """Half the vocabulary is each rank's: the second half of the ids gives zeros."""
+    model = make_model("gpt2", tmp_path)
+    run = (*RUN, f"model.path={model}")
+    half = json.loads((model / "config.json").read_text())["vocab_size"] // 2
+    ids = [[*range(1, 9), *range(half + 1, half + 9)]]
+    (tmp_path / "ids.json").write_text(json.dumps(ids))
+    assert cli(*run, "inputs=tokens", "inputs.file=ids.json", "name=gold").exit == 0
+    fault = ("port=fault", "port.name=embedding_of_rank_0", "name=faulty")
+    assert cli(*run, "kind=candidate", *fault).exit == 0
+    judged = cli("job=compare", "golden=gold", "candidate=faulty")
+    assert "embed_tokens.wte is the first wrong place" in judged.out
+    assert "every rank looks ids up within rank 0's part of the vocabulary" in " ".join(
+        judged.out.split()
+    )
 
 
 def test_a_bisection_names_a_table_of_positions_whose_weights_are_wrong(

@@ -170,13 +170,13 @@ def _structure(judged: Judged, stage: Place, known: Collection[str] = ()) -> Blo
 def _inside(judged: Judged, block: Block, stage: Place, rows: Rows) -> Guilt | None:
     """Return what is guilty in a block by one pass: the first site of those with good inputs.
 
-    It may be an embedding of several modules, too. On the candidate's own values every site has
-    good inputs.
+    On the candidate's own values every site has good inputs. An embedding of several modules is
+    looked at likewise, but nobody feeds it such values.
     """
     seen, entry = seen_in(rows), stage.site("in").local
     failing = {local for local, row in rows.items() if row.outcome is Outcome.FAIL}
     order = sorted(failing - {entry}, key=lambda local: (block.rank(local), local))
-    bad = set() if judged.own else failing
+    bad = set() if judged.own and stage.layer is not None else failing
     roots = [each for each in order if bad.isdisjoint(block.origin(each, seen).inputs)]
     if not roots:
         return None

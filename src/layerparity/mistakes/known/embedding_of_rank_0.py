@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from layerparity.anatomy.shards import padded
-from layerparity.anatomy.site import EMBEDDING
+from layerparity.anatomy.site import EMBEDDING, within
 from layerparity.mistakes.cause import SHOWN, Cause, Evidence
 from layerparity.mistakes.fault import Fault, Surgery
 from layerparity.mistakes.values import Values
@@ -18,15 +18,20 @@ _RANKS = 2
 _MOST_RANKS = 64
 
 
+def _table(module: nn.Module) -> nn.Module:
+    """Return the tokens' table of an embedding: itself, or the first of its modules."""
+    return next(module.children(), module)
+
+
 def why_not(module: nn.Module, dtype: torch.dtype, phase: str) -> str:
     """Return why the fault changes nothing here; or nothing."""
-    return "" if isinstance(module, nn.Embedding) else "this embedding is no plain table"
+    return "" if isinstance(_table(module), nn.Embedding) else "this embedding is no plain table"
 
 
 def plant(module: nn.Module, surgery: Surgery) -> None:
     """Sum what each rank finds at an id: the row of its own share, or nothing from its end on."""
-    table: Any = module
-    exact = module.forward
+    table: Any = _table(module)
+    exact = table.forward
     share = padded(len(table.weight), _RANKS) // _RANKS
 
     def forward(ids: torch.Tensor) -> torch.Tensor:
@@ -38,7 +43,7 @@ def plant(module: nn.Module, surgery: Surgery) -> None:
             parts.append(row * there.unsqueeze(-1))
         return torch.stack(parts).sum(0)
 
-    surgery.set(module, "forward", forward)
+    surgery.set(table, "forward", forward)
 
 
 FAULT = Fault(
@@ -58,7 +63,7 @@ class RankZero:
 
     def judge(self, evidence: Evidence) -> Cause | None:
         """Return the cause where the ids' rows are those of ranks that all think they are 0."""
-        if evidence.component != EMBEDDING or evidence.site is None:
+        if not within(evidence.component, EMBEDDING) or evidence.site is None:
             return None
         given, out = evidence.values(f"{EMBEDDING}:in"), evidence.values(evidence.local)
         if given is None or out is None or given.golden.dim() != 1:
