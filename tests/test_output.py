@@ -120,7 +120,13 @@ def test_a_summary_that_is_full_is_not_made_too_large(
 
 @pytest.mark.parametrize(
     ("words", "to", "exit_"),
-    [("job=runs --quiet", ">&-", 0), ("--version", ">&-", 0), ("--version", ">/dev/full", 2)],
+    [
+        ("job=runs --quiet", ">&-", 0),
+        ("--version", ">&-", 0),
+        ("--version", ">/dev/full", 2),
+        ("job=gc job.older_than=1d", ">/dev/full", 2),
+        ("job=plan", ">/dev/full", 2),
+    ],
 )
 def test_a_closed_or_full_output_is_no_failed_comparison(
     tmp_path: Path, words: str, to: str, exit_: int

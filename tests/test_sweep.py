@@ -13,7 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 from stores import fresh_config
 
-from layerparity.run import sweep
+from layerparity.run import next_step, sweep
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.store import open_store
 
@@ -113,6 +113,22 @@ def test_ctrl_c_kills_the_parent(multirun, tracking):
     parent = the_sweep(tracking)
     assert (parent.status, parent.tags["error"]) == ("KILLED", "stopped by Ctrl-C")
     assert (parent.tags["children"], parent.tags["children.killed"]) == ("2", "1")
+
+
+def test_a_stopped_sweep_counts_the_parts_that_it_did_not_begin(tracking, monkeypatch):
+    monkeypatch.setenv(sweep.PARTS_VARIABLE, "6 0.0")
+    store = open_store(tracking)
+    parent = store.begin("sweep", "sweep", {}, {})
+    with store.start("layer 0", "candidate", {}, {}, parent=parent.id):
+        pass
+    sweep._open.append((store, parent, ["scope=single", "layer=range(0,6)"]))
+    closed = sweep.close_parent(error=KeyboardInterrupt())
+    assert (len(closed.rows), closed.total) == (1, 6)
+    words = "-m scope=single 'layer=range(0,6)' reuse=true"
+    assert next_step.after_sweep(closed) == f"python run.py {words}"
+    assert next_step.after_sweep(closed._replace(rows=[], children=[])).endswith(words)
+    whole = closed._replace(total=1)
+    assert " job=compare " in next_step.after_sweep(whole)
 
 
 def test_parts_that_differ_in_a_value_are_composed_once(multirun, monkeypatch):

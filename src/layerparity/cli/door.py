@@ -41,9 +41,8 @@ def main() -> int:
         return _UNREAD
     except OSError as error:
         # On a full disk. What still waits to be printed would break when the interpreter ends.
-        with Path(os.devnull).open("wb") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
-        console.complain(f"layerparity: standard output cannot be written ({error.strerror}).")
+        if not console.unwritable(error):
+            raise
         return Exit.USER
     return _UNREAD if _unread else code
 
@@ -71,8 +70,7 @@ def _ended(arguments: list[str]) -> int:
         console.complain(f"layerparity: {error}")
         return Exit.USER
     except Exception as error:
-        _complain_of(error)
-        return Exit.INTERNAL
+        return _complain_of(error)
     except KeyboardInterrupt:
         console.complain("layerparity: interrupted; what was not finished is marked so.")
         return 128 + signal.SIGINT
@@ -177,20 +175,23 @@ def _job(composed: Any) -> int:
         console.complain(f"layerparity: {error}")
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
-        _complain_of(error)
+        code = _complain_of(error)
     finally:
         endings.leave(endings.JobEnding(code, sweep.part(), why.split("\n", 1)[0]))
     return int(code)
 
 
-def _complain_of(error: Exception) -> None:
-    """Say that an error is ours, unless it is that nobody listens."""
+def _complain_of(error: Exception) -> Exit:
+    """Say that an error is ours, unless it is that nobody listens; return the command's status."""
     if console.abandoned(error):
         _unread.append(True)
     if _unread:
-        return
+        return Exit.INTERNAL
+    if console.unwritable(error):
+        return Exit.USER
     traceback.print_exc()
     console.complain("layerparity: an internal error; the traceback above belongs in a report.")
+    return Exit.INTERNAL
 
 
 def _begin_log() -> None:
@@ -245,7 +246,7 @@ def _close_sweep() -> Exit:
     rows = closed.rows
     unfinished = [row for row in rows if row.status != FINISHED]
     if rows:
-        console.say(f"{len(rows) - len(unfinished)} of {len(rows)} parts finished")
+        console.say(f"{len(rows) - len(unfinished)} of {closed.total} parts finished")
     if unfinished:
         console.table("Parts that did not finish", ("run", "status", "link"), unfinished)
     if rows:

@@ -6,6 +6,7 @@ that the other shows them as its own.
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -14,11 +15,14 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from layerparity.ground.log import LOGGER
 from layerparity.ground.secrets import redacted
 
+# What the system says of a file that takes no more.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 # Of a table, in letters, where there is no terminal.
 _WIDTH = 160
 
@@ -131,6 +135,33 @@ def abandoned(error: BaseException) -> bool:
             os.dup2(nowhere, output)
             os.close(nowhere)
     return gone
+
+
+def unwritable(error: BaseException) -> bool:
+    """Say whether an error is that standard output takes nothing, as a file on a full disk; say so.
+
+    What is printed from now on goes nowhere.
+    """
+    if not isinstance(error, OSError) or error.errno not in _FULL or error.filename:
+        return False
+    try:
+        output = sys.stdout.fileno()
+    except (AttributeError, OSError, ValueError):
+        return False
+    try:
+        # Python drops what it could not write, so a byte is tried.
+        os.write(output, b"\n")
+        return False
+    except OSError:
+        _mute(sys.stdout)
+    complain(f"layerparity: standard output cannot be written ({error.strerror}).")
+    return True
+
+
+def _mute(stream: Any) -> None:
+    """Let what a stream prints from now on, and what waits, go nowhere."""
+    with Path(os.devnull).open("wb") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
 
 
 @contextmanager

@@ -52,14 +52,15 @@ def after_run(config: Config, run: StoredRun) -> str:
 def after_sweep(closed: ClosedSweep) -> str:
     """Return what follows a sweep: of candidates after golden runs, a comparison after candidates.
 
-    The same sweep again where a part did not finish; nothing where none did: the same again would
-    end alike.
+    The same sweep again where a part did not finish, or was not begun; nothing where none of them
+    finished: the same again would end alike.
     """
     children, words, parent = closed.children, closed.words, closed.parent[:_SHOWN]
-    if all(child.status != FINISHED for child in children):
+    short = len(closed.rows) < closed.total
+    if not short and all(child.status != FINISHED for child in children):
         return ""
     kinds = {child.kind for child in children}
-    if any(row.status != FINISHED for row in closed.rows) or len(kinds) != 1:
+    if short or any(row.status != FINISHED for row in closed.rows) or len(kinds) != 1:
         return _sweep([*words, *(["reuse=true"] if "reuse=true" not in words else [])])
     if kinds == {RunKind.golden.value}:
         own = [word for word in words if not _of_the_golden(word.partition("=")[0])]

@@ -65,12 +65,16 @@ class CannotBegin(BaseException):
 
 
 class ClosedSweep(NamedTuple):
-    """A sweep that ended: a row for each part, its runs, its id, and its command's words."""
+    """A sweep that ended: a row for each part, its runs, its id, and its command's words.
+
+    ``total`` is how many parts there are; one that was stopped did not begin all of them.
+    """
 
     rows: list[ChildRow]
     children: list[StoredRun]
     parent: str
     words: list[str]
+    total: int
 
 
 class SweepParent(Callback):
@@ -237,9 +241,9 @@ def close_parent(
     whose process, perhaps on another node, ended without a word.
     """
     os.environ.pop(PARENT_VARIABLE, None)
-    os.environ.pop(PARTS_VARIABLE, None)
+    parts, _, _ = os.environ.pop(PARTS_VARIABLE, "").partition(" ")
     if not _open:
-        return ClosedSweep([], [], "", [])
+        return ClosedSweep([], [], "", [], 0)
     store, parent, shared = _open.pop()
     children = store.children(parent.id)
     known = {child.tags.get("part") for child in children}
@@ -254,7 +258,8 @@ def close_parent(
     rows = [ChildRow(child.name, _status(child, silent), child.url) for child in children]
     rows += [ChildRow(_apart(words, shared), REFUSED, why) for words, why in lost.items()]
     rows += [ChildRow(_apart(words, shared), SILENT, "nothing heard of it") for words in unheard]
-    return ClosedSweep(rows, children, parent.id, shared)
+    total = max(len(rows), int(parts or 0)) if stopped else len(rows)
+    return ClosedSweep(rows, children, parent.id, shared, total)
 
 
 def _make_folder(folder: str | None) -> None:
