@@ -129,6 +129,11 @@ def _found(reference: Reference, config: Config, kind: str | None = None) -> lis
         return list(reference.parts)
     if isinstance(reference, Path) and reference.is_dir() and not is_export(reference):
         return [from_folder(reference.resolve())]
+    if not isinstance(reference, str | Path) or reference == "":
+        raise UserError(
+            f"{reference!r} names no run",
+            "Give its id, name or folder, or leave it out: the newest.",
+        )
     words = str(reference.resolve() if isinstance(reference, Path) else reference)
     return _store(config).find(words, kind=kind)
 
@@ -145,6 +150,14 @@ def _store(config: Config) -> Store:
     return open_store(config.tracking)
 
 
+def _check_words(overrides: tuple[object, ...]) -> None:
+    for each in overrides:
+        if not isinstance(each, str):
+            raise UserError(
+                f"{each!r} is no word of a command", "give it by its key, as in layer=3"
+            )
+
+
 @contextmanager
 def _job(job: str, overrides: tuple[str, ...], keys: Mapping[str, Any]) -> Iterator[Config]:
     """Yield what the keys of a call are composed to, with all set up for the job to run.
@@ -153,6 +166,7 @@ def _job(job: str, overrides: tuple[str, ...], keys: Mapping[str, Any]) -> Itera
     """
     try:
         with caller.untouched():
+            _check_words(overrides)
             words = [*overrides, *(each for key in keys for each in _words(key, keys[key]))]
             words += mlflow_variables.words_for(words)
             with _composing(words, job) as config, command.plain_errors():
