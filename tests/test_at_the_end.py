@@ -22,7 +22,8 @@ from layerparity.numbers import at_the_end
 from layerparity.numbers.at_the_end import TOP, AtTheEnd
 from layerparity.record.source import RunSource
 from layerparity.record.verdict import Outcome, Row, Verdict
-from layerparity.report.at_the_end import end_line, end_table
+from layerparity.report.at_the_end import end_lines, end_table
+from layerparity.report.measures import BY_NAME
 from layerparity.report.table import closing_table
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.store import Store, open_store
@@ -176,9 +177,10 @@ def test_a_comparison_has_the_numbers_of_what_was_stored(store: Store) -> None:
 def test_they_are_in_the_report_and_in_mlflow(store: Store) -> None:
     (run,) = store.find("compared")
     verdict = verdict_of(store)
-    line = end_line(verdict)
+    line, steps = end_lines(verdict)
     assert line.startswith("logits of the prefill: KL mean ") and "of clean ways'" in line
-    assert line in str(closing_table(verdict).caption)
+    assert steps.startswith("logits of the worst of 2 decode steps: KL mean ")
+    assert f"{line}\n{steps}" in str(closing_table(verdict).caption)
     header, lines = end_table(verdict, every=True)
     assert [each[0] for each in lines] == ["prefill", "over clean ways", "decode 1", "decode 2"]
     assert {len(each) for each in lines} == {len(header)} == {13}
@@ -186,6 +188,12 @@ def test_they_are_in_the_report_and_in_mlflow(store: Store) -> None:
     assert 'id="logits"' in run.file("report.html").read_text()
     points = store._connection.client.get_metric_history(run.id, "logits/kl_mean")
     assert sorted(point.step for point in points) == [0, 1, 2]
+
+
+def test_a_perplexity_that_is_off_is_never_written_as_equal() -> None:
+    measure = BY_NAME["perplexity_ratio"]
+    shown = {value: measure.show(value) for value in (1.0, 1.0036, 0.9964, 1.0004, 1.2)}
+    assert list(shown.values()) == ["1", "1.004", "0.996", "1+4e-4", "1.2"]
 
 
 @pytest.mark.parametrize(

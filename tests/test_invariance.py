@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ from layerparity.jobs import invariance
 from layerparity.judge.invariance import SelfComparison, SelfJudge, SiteDifference, difference
 from layerparity.judge.tolerances.calibrated import CalibratedTolerance
 from layerparity.numbers.floor import GOLDEN, Floor
+from layerparity.record.reason import Reason, ReasonKind
 from layerparity.record.source import RunSource
 from layerparity.record.verdict import Outcome, Row
 from layerparity.report.invariance import FLOOR, InvarianceLine, InvarianceReport, gravest_first
+from layerparity.run import steps
 from layerparity.run.arrangement import (
     LAST,
     LEFT,
@@ -35,6 +38,7 @@ from layerparity.run.arrangement import (
     padded,
 )
 from layerparity.run.inputs.base import pad_of
+from layerparity.settings.config import Config
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.store import open_store
 
@@ -310,6 +314,28 @@ def test_what_was_not_judged_is_graver_than_what_holds_the_floor() -> None:
 )
 def test_what_pads_is_a_token(model: dict[str, Any], pad: int) -> None:
     assert pad_of(model) == pad
+
+
+@pytest.mark.parametrize(
+    ("own", "follows"),
+    [
+        ({"inputs": "prompt", "dtype": "bfloat16"}, "backend=gpu kind=golden dtype=bfloat16"),
+        ({"inputs": "golden"}, "job=invariance inputs=golden feed=isolated"),
+    ],
+)
+def test_a_chain_that_is_routed_apart_names_what_judges_it(
+    monkeypatch: pytest.MonkeyPatch, own: dict[str, Any], follows: str
+) -> None:
+    """A golden, which feeds each block by itself; where one feeds it, feed=isolated."""
+    monkeypatch.setattr(steps, "own_settings", lambda config: own)
+    untold = line(3, Outcome.INCONCLUSIVE, None)
+    assert untold.found.row is not None
+    why = Reason(ReasonKind.ROUTED_APART_IN_CHAIN, {"share": 0.1})
+    found = replace(untold.found, row=replace(untold.found.row, why=why))
+    lines = [untold._replace(found=found), line(2, Outcome.PASS, 0.5)]
+    said = InvarianceReport(lines, {}, FLOOR, "").notes[-1]
+    assert said.endswith("job=invariance inputs=golden feed=isolated")
+    assert invariance._following(Config(), lines).endswith(follows)
 
 
 def test_bits_can_be_demanded(run: Cli) -> None:

@@ -177,14 +177,17 @@ def _following(config: Config, lines: Sequence[InvarianceLine]) -> str:
     """Return the command that most likely follows: the first wrong size, every component shown.
 
     Where nothing differs, or that was just done, it is the run that is compared with others. Where
-    there is no floor to judge by, it is a golden run, which has one.
+    there is no floor to judge by, it is a golden run, which has one and feeds each block by itself;
+    of a run that a golden feeds, the same with feed=isolated.
     """
     from layerparity.report.invariance import gravest_first
     from layerparity.run.steps import command, own_settings
 
     own = {k: v for k, v in own_settings(config).items() if not k.startswith("job.")}
     wrong = gravest_first(lines)
-    if wrong and all(each.found.has_no_floor for each in wrong):
+    if wrong and wrong[0].found.has_no_floor:
+        if own.get("inputs") == "golden" and wrong[0].found.routed_apart:
+            return command({"job": KIND, **own, "feed": "isolated"})
         shared = {k: v for k, v in own.items() if k.partition(".")[0] in _OF_A_GOLDEN}
         return command({"backend": "gpu", "kind": "golden", **shared})
     if not wrong or config.capture.name == "components":

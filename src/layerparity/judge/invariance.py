@@ -13,12 +13,14 @@ from layerparity.anatomy.blocks import Blocks, by_layer
 from layerparity.anatomy.site import PREFILL, Site
 from layerparity.judge.conclude import conclude
 from layerparity.judge.rows import by_token, has_tokens, places, real_tokens
+from layerparity.record.reason import ReasonKind
 from layerparity.record.references import ISOLATED, StoredReferences
 from layerparity.record.source import RunSource
 from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import Outcome, Row
 
 RATIO = "error_ratio"
+_APART = (ReasonKind.ROUTED_APART, ReasonKind.ROUTED_APART_IN_CHAIN)
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,12 @@ class SelfComparison:
     def has_no_floor(self) -> bool:
         """Whether it was not judged for want of a floor; NaN has no ratio either, and fails."""
         return self.outcome is Outcome.INCONCLUSIVE and self.ratio is None and self.wide is None
+
+    @property
+    def routed_apart(self) -> bool:
+        """Whether it was not judged as too few tokens met the same experts."""
+        why = None if self.row is None else self.row.why
+        return why is not None and why.kind in _APART
 
     @property
     def ratio(self) -> float | None:

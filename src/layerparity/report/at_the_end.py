@@ -22,17 +22,24 @@ def end_rows(verdict: Verdict) -> list[Row]:
     return sorted(found, key=lambda row: row.site.pass_order())
 
 
-def end_line(verdict: Verdict) -> str:
-    """Return the numbers of the prefill's logits, or of the first pass with any; or nothing."""
+def end_lines(verdict: Verdict) -> list[str]:
+    """Return the numbers of the prefill's logits, and the worst of the decode steps, as lines."""
     rows = end_rows(verdict)
-    if not rows:
-        return ""
-    row = rows[0]
-    shown = [BY_NAME[name] for name in _LINE if name in row.metrics]
-    text = ", ".join(f"{each.label} {each.told(row.metrics[each.name])}" for each in shown)
-    ratios = [row.metrics[name] for name in _ratio_names(row)]
+    steps = [row for row in rows if row.site.phase != PREFILL]
+    found = [_line(f"the {PREFILL}", [row]) for row in rows if row.site.phase == PREFILL]
+    return found + ([_line(f"the {_worst_of(steps)}", steps)] if steps else [])
+
+
+def _line(name: str, rows: list[Row]) -> str:
+    worst = {name: _worst(rows, BY_NAME[name]) for name in _LINE}
+    text = ", ".join(
+        f"{BY_NAME[name].label} {BY_NAME[name].told(value)}"
+        for name, value in worst.items()
+        if value is not None
+    )
+    ratios = [row.metrics[name] for row in rows for name in _ratio_names(row)]
     beside = f"; at most {numeral(max(ratios))} of clean ways'" if ratios else ""
-    return f"logits of the {_name(row)}: {text}{beside}"
+    return f"logits of {name}: {text}{beside}"
 
 
 def end_table(verdict: Verdict, *, every: bool) -> tuple[list[str], list[list[str]]]:
@@ -51,7 +58,7 @@ def end_table(verdict: Verdict, *, every: bool) -> tuple[list[str], list[list[st
             lines.append([OVER, *_cells(over)])
     if steps and not every:
         worst = {each.name: _worst(steps, each) for each in NUMBERS}
-        lines.append([f"worst of {len(steps)} decode steps", *_cells(worst)])
+        lines.append([_worst_of(steps), *_cells(worst)])
     return header, lines
 
 
@@ -62,6 +69,10 @@ def end_metrics(verdict: Verdict) -> Iterator[tuple[str, float, int]]:
         for each in NUMBERS:
             if each.name in row.metrics:
                 yield f"logits/{each.name}", row.metrics[each.name], step
+
+
+def _worst_of(steps: list[Row]) -> str:
+    return f"worst of {len(steps)} decode step{'s' * (len(steps) != 1)}"
 
 
 def _name(row: Row) -> str:

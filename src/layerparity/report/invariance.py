@@ -152,6 +152,11 @@ class InvarianceReport:
             said.append(
                 "the same again differs: what the other lines show may be no more than that"
             )
+        if any(each.found.has_no_floor and each.found.routed_apart for each in self.apart):
+            said.append(
+                "a chain that is routed apart is not judged: make a golden of this text, and give "
+                "job=invariance inputs=golden feed=isolated"
+            )
         return said + [f"left out: {axis} ({why})" for axis, why in self.left_out.items()]
 
     def to_json(self) -> str:

@@ -55,6 +55,8 @@ class Measure:
             return f"{100 * value:.6g} %" if shown == "100 %" and gap else shown
         if self.ideal == 1 and 0 < abs(gap) < 1e-3:
             return f"1{'−' if gap < 0 else '+'}{power(abs(gap), 0)}"
+        if self.ideal == 1 and gap and numeral(value) == "1":
+            return numeral(value, 4)
         if self.ideal == 100 and 0 < -gap < 1:
             return f"{value:.6g}" if -gap > 1e-4 else "<100"
         return numeral(value)

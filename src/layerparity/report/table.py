@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from layerparity.record.verdict import Outcome, Verdict
 from layerparity.report import headline as words
-from layerparity.report.at_the_end import end_line
+from layerparity.report.at_the_end import end_lines
 from layerparity.report.cautions import warning_lines
 from layerparity.report.gauge import gauge, gauge_text
 from layerparity.report.headline import coverage_lines
@@ -116,7 +116,7 @@ def _caption(verdict: Verdict) -> str:
     lines = [words.counts_text(verdict), *words.left_out_lines(verdict)]
     lines.append(f"whole model: {words.whole_model(verdict)}")
     lines += [*weight_lines(verdict), *coverage_lines(verdict)]
-    lines += [end_line(verdict)] if end_line(verdict) else []
+    lines += end_lines(verdict)
     lines += [f"warning: {each}" for each in warning_lines(verdict)]
     return "\n".join(lines)
 
