@@ -288,6 +288,18 @@ def test_a_bisection_names_a_table_of_positions_whose_weights_are_wrong(
     assert {str(each.guilty.place) for each in verdicts if each.guilty} == {"embed_tokens.wpe"}
 
 
+def test_an_mlp_that_is_passed_what_it_adds_to_is_not_evaluated_alone(
+    cli: Cli, tmp_path: Path
+) -> None:
+    """BLOOM's, with its input recorded: a golden run has its floors from the block."""
+    run = (*RUN[:-1], "capture=components", f"model.path={make_model('bloom', tmp_path)}")
+    golden = cli(*run, *ids_in(tmp_path), "name=gold")
+    assert golden.exit == 0, golden.err
+    assert cli(*run, "kind=candidate", "dtype=bfloat16", "name=sound").exit == 0
+    judged = cli("job=compare", "golden=gold", "candidate=sound")
+    assert judged.exit == 0, judged.out
+
+
 def test_a_stage_of_several_modules_is_one_graph(cli: Cli, tmp_path: Path) -> None:
     pytest.importorskip("torch_xla", reason="pip install torch==2.9.1 torch_xla==2.9.0")
     run = ("model=checkpoint", f"model.path={make_model('gpt2', tmp_path)}", "name=gold")

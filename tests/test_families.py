@@ -344,7 +344,7 @@ def test_a_wrong_factor_is_seen(make: Make) -> None:
 
 
 def test_positions_between_stages_are_refused(make: Make) -> None:
-    port = port_of(make("opt"))
+    port = port_of(make("biogpt"))
     assert "between embed_tokens and layers" in refused(port, stages(port))
     _, call = padded_batch()
     port.place(["layers.1"])

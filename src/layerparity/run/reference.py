@@ -28,6 +28,7 @@ from layerparity.record.references import CHAINED, ISOLATED, ReferenceWriter
 from layerparity.run.pass_result import StageRecord
 from layerparity.run.ports._evaluate import StageCopy
 from layerparity.run.ports.base import Call, Port
+from layerparity.run.proof import kind_of
 from layerparity.run.ways import REFERENCE, Key, Results, Ways
 
 if TYPE_CHECKING:
@@ -276,9 +277,10 @@ class ReferenceRecorder:
         children = {name for name, _ in self.port.skeleton.module(record.stage).named_children()}
         measured = self.port.blocks().get(block.layer)
         for path in dict.fromkeys(COMPONENTS.values()):
-            if path not in children:
-                continue
             stage = f"{record.stage}.{path}"
+            # One that its block passes more than what it is fed has floors with its block alone.
+            if path not in children or kind_of(stage) in self.port.not_alone:
+                continue
             sites = self.port.assets.family.input_sites(stage, 0, measured)
             given = next((record.tensors[site] for site in sites if site in record.tensors), None)
             if given is None:

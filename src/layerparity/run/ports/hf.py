@@ -106,6 +106,8 @@ class HfPort(Port):
         self._taps: dict[str, list[tuple[str, Tap]]] = {}
         self._kinds: dict[int, Anatomised] = {}
         self._apart: set[str] = set()
+        # Kinds of stage that a small model's block passes more than what they are fed.
+        self.not_alone: frozenset[str] = frozenset()
         self._arguments: list[dict[str, Any]] = []
         self._sent: dict[tuple[int, ...], Any] = {}
         self._call: Call | None = None
@@ -319,7 +321,7 @@ class HfPort(Port):
         proof = prove(self.skeleton, self.assets.family)
         model = self.skeleton.config.model_type
         self.assets.backend.warnings += check(proof, model, stages, chained)
-        self._apart = proof.apart
+        self._apart, self.not_alone = proof.apart, frozenset(proof.alone)
         layers = {Place.parse(stage).layer for stage in stages}
         self._kinds = {
             layer: proof.kinds[kind]
