@@ -41,7 +41,8 @@ SlurmdLogFile={folder}/slurmd.log
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 SlurmdParameters=config_overrides
-KillWait=60
+KillWait=120
+MessageTimeout=60
 NodeName={host} NodeAddr=127.0.0.1 CPUs=16 RealMemory=128000 State=UNKNOWN
 PartitionName=trn2 Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
@@ -77,8 +78,7 @@ class Slurm:
                 self._processes.append(subprocess.Popen(command, stdout=log, stderr=log))
         deadline = time.monotonic() + _START_SECONDS
         while "idle" not in self.said("sinfo", "--noheader"):
-            logs = [file.read_text()[-2000:] for file in self.folder.glob("*.log")]
-            assert time.monotonic() < deadline, "\n".join(logs)
+            assert time.monotonic() < deadline, self.logs()
             time.sleep(0.2)
 
     def said(self, *command: str) -> str:
@@ -87,6 +87,18 @@ class Slurm:
         return subprocess.run(
             command, env=environment, capture_output=True, text=True, check=False
         ).stdout
+
+    def did(self, *command: str) -> None:
+        """Do one of Slurm's commands, which must not fail."""
+        environment = {**os.environ, **self.environment}
+        ended = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False
+        )
+        assert ended.returncode == 0, ended.stderr
+
+    def logs(self) -> str:
+        """Return the end of what both daemons wrote, for the message of a test that failed."""
+        return "\n".join(file.read_text()[-2000:] for file in self.folder.glob("*.log"))
 
     def stop(self) -> None:
         """End its jobs, and then the processes that were started: a job's end is told to both."""

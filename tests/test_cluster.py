@@ -80,7 +80,7 @@ def test_parts_with_a_tmp_of_their_own_are_heard(tmp_path):
     assert "layer=9 is out of range" in refused[2]
     assert silent[:2] == ["layer=9 dtype=bfloat16", "LEFT NO WORD"]
     words = " ".join([*PARTS, "layer=0,9", "dtype=float32,bfloat16", "reuse=true"])
-    assert out.splitlines()[-1] == f"next:   python run.py -m {words}"
+    assert out.splitlines()[-1] == f"next:   python -m layerparity -m {words}"
     (parent,) = open_store(TrackingConfig(folder=str(tmp_path / "mlruns"))).runs(kind="sweep")
     tags = {name: parent.tags[f"children.{name}"] for name in ("finished", "refused")}
     assert (parent.status, tags) == ("FAILED", {"finished": "2", "refused": "1"})
@@ -138,11 +138,11 @@ def test_ctrl_c_in_a_terminal_stops_the_parts_of_other_processes(tmp_path):
     assert [run.status for run in store.children(parent.id)] == ["KILLED", "KILLED"]
 
 
-def awaited(holds: Callable[[], bool]) -> None:
-    """Wait until something holds."""
+def awaited(holds: Callable[[], bool], state: Callable[[], str] = str) -> None:
+    """Wait until something holds; ``state`` says what there is instead when it never does."""
     deadline = time.monotonic() + WAIT_SECONDS
     while not holds():
-        assert time.monotonic() < deadline
+        assert time.monotonic() < deadline, state()
         time.sleep(0.1)
 
 

@@ -6,13 +6,15 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import slurm_here
 from test_cluster import asked, awaited, seen, sweep
 
+from layerparity.record.stored_run import StoredRun
 from layerparity.settings.tracking import TrackingConfig
-from layerparity.tracking.store import open_store
+from layerparity.tracking.store import Store, open_store
 
 pytestmark = pytest.mark.skipif(bool(slurm_here.missing()), reason=slurm_here.missing())
 SMALL = ("hydra/launcher=slurm", "hydra.launcher.cpus_per_task=1", "hydra.launcher.mem_gb=1")
@@ -70,18 +72,46 @@ class WaitingPort(HfPort):
 
 
 def test_ctrl_c_says_what_ends_the_jobs_that_slurm_has(tmp_path, slurm):
-    (tmp_path / "plugins").mkdir()
-    (tmp_path / "plugins" / "waiting_port_of_slurm.py").write_text(WAITING)
+    store, note = interrupted(tmp_path, slurm)
+    slurm.did(*note)
+    awaited(lambda: not slurm.said("squeue", "--noheader"), slurm.logs)
+    # srun is signalled as its part is, and kills the part at once where it is the first to know.
+    how = {run.tags["error"] for run in ended(store)}
+    assert how <= {"stopped by SIGTERM", "interrupted: its process is gone"}
+
+
+def test_a_part_that_slurm_signals_closes_its_run_itself(tmp_path, slurm):
+    store, (scancel, *jobs) = interrupted(tmp_path, slurm)
+    slurm.did(scancel, "--signal=TERM", *jobs)
+    awaited(lambda: not slurm.said("squeue", "--noheader"), slurm.logs)
+    assert {run.tags["error"] for run in ended(store)} == {"stopped by SIGTERM"}
+
+
+def interrupted(folder: Path, slurm: slurm_here.Slurm) -> tuple[Store, list[str]]:
+    """Stop a sweep by Ctrl-C while both parts run: its store, and the command that it names."""
+    (folder / "plugins").mkdir()
+    (folder / "plugins" / "waiting_port_of_slurm.py").write_text(WAITING)
     words = [*TWO, *SMALL, "port._target_=waiting_port_of_slurm.WaitingPort"]
-    command, options = asked(tmp_path, *words, **slurm.environment)
+    command, options = asked(folder, *words, **slurm.environment)
     with subprocess.Popen(command, start_new_session=True, **options) as process:
-        awaited(lambda: len(list(tmp_path.glob("began-*"))) == 2 or process.poll() is not None)
+        awaited(lambda: len(list(folder.glob("began-*"))) == 2 or process.poll() is not None)
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=200)
     assert process.returncode == 130, out + err
     (note,) = [line for line in out.splitlines() if "go on: scancel" in line]
-    store = open_store(TrackingConfig(folder=str(tmp_path / "mlruns")))
+    store = open_store(TrackingConfig(folder=str(folder / "mlruns")))
+    assert [run.status for run in parts(store)] == ["RUNNING", "RUNNING"]
+    return store, note.partition("go on: ")[2].split()[:2]
+
+
+def parts(store: Store) -> list[StoredRun]:
+    """Return the runs of the only sweep of a store."""
     (parent,) = store.runs(kind="sweep")
-    assert [run.status for run in store.children(parent.id)] == ["RUNNING", "RUNNING"]
-    slurm.said(*note.partition("go on: ")[2].split()[:2])
-    awaited(lambda: all(run.status == "KILLED" for run in store.children(parent.id)))
+    return store.children(parent.id)
+
+
+def ended(store: Store) -> list[StoredRun]:
+    """Return the runs of the sweep, which are closed as soon as another command opens the store."""
+    runs = parts(open_store(store.config))
+    assert [run.status for run in runs] == ["KILLED", "KILLED"]
+    return runs
