@@ -89,7 +89,7 @@ def prepared(case: str, folder: Path, maker: Path) -> list[str]:
 
 def measured(source: Path, words: list[str]) -> tuple[float, float]:
     """Run a command with a checkout's code; return its CPU seconds, and those of the clock."""
-    return spent([str(source / "run.py"), *words], source)
+    return spent([str(source.resolve() / "run.py"), *words], source)
 
 
 def spent(words: list[str], source: Path = ROOT) -> tuple[float, float]:
@@ -102,7 +102,7 @@ def spent(words: list[str], source: Path = ROOT) -> tuple[float, float]:
 
 def run(source: Path, words: list[str], program: str = "") -> None:
     """Run run.py, or a program, with a checkout's code. Raises CalledProcessError if it fails."""
-    python([program or str(source / "run.py"), *words], source)
+    python([program or str(source.resolve() / "run.py"), *words], source)
 
 
 def python(words: list[str], source: Path) -> None:
@@ -110,7 +110,10 @@ def python(words: list[str], source: Path) -> None:
     variables = {**os.environ, "PYTHONPATH": str(source.resolve() / "src")}
     # Compiled once, as in the environment that make sets up.
     variables.pop("PYTHONDONTWRITEBYTECODE", None)
-    subprocess.run([sys.executable, *words], check=True, stdout=subprocess.PIPE, env=variables)
+    # In its own folder: a checkout takes experiments/ from where it is called.
+    subprocess.run(
+        [sys.executable, *words], check=True, stdout=subprocess.PIPE, env=variables, cwd=source
+    )
 
 
 def write(folder: Path, slip: float) -> Path:

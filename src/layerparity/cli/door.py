@@ -14,7 +14,7 @@ from typing import Any
 
 from layerparity import __version__
 from layerparity.cli import output
-from layerparity.ground import console
+from layerparity.ground import console, garbage
 from layerparity.ground.errors import Exit, UserError
 from layerparity.machine import owner
 from layerparity.record.stored_run import FINISHED
@@ -57,6 +57,7 @@ def _asked(arguments: list[str]) -> int:
     if "--version" in arguments:
         print(f"layerparity {__version__}")
         return Exit.OK
+    garbage.pass_over_imports()
     # To the very end of the process: impatience must not cut short what Python closes at its exit.
     with terminable(for_good=True):
         return _ended(arguments)

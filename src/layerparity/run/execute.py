@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from layerparity.anatomy.site import DECODE, EMBEDDING, Kind, Site, SiteSpec
 from layerparity.ground import progress
 from layerparity.ground.errors import UserError, memory_ran_out
 from layerparity.ground.files import tensor_digest, text_digest
+from layerparity.ground.garbage import passed_over
 from layerparity.ground.profile import PARTS, MemoryPeaks, StageProfile, anonymous_bytes
 from layerparity.record.manifest import Feed, SitePatterns
 from layerparity.record.recorder import Recorder
@@ -72,7 +72,7 @@ class Execution:
         Raises UserError where the machine, or a limit, has no memory left.
         """
         self._result.profile.before = anonymous_bytes()
-        with self._peaks, _frozen():
+        with self._peaks, passed_over():
             try:
                 self._passes()
             except BaseException as error:
@@ -310,20 +310,6 @@ class Execution:
             self._note(f"decode.{step}", {TOKENS: torch.cat(rows, dim=1)}, *self.stages)
             self.count.step(f"token {step + 1}")
         return torch.cat(rows, dim=1)
-
-
-@contextmanager
-def _frozen() -> Iterator[None]:
-    """Let the garbage collector pass over what was there before.
-
-    It would look through all that torch and transformers made when they were imported, again and
-    again: each record that a run keeps calls for it.
-    """
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def _chosen(step: int, token: torch.Tensor) -> tuple[Tensors, Specs]:

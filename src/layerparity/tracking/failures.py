@@ -19,7 +19,7 @@ from layerparity.tracking import database
 
 _REFUSED = ("PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED")
 _UNKNOWN = "RESOURCE_DOES_NOT_EXIST"
-_LOGIN = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
+_LOGIN = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD to a login that it takes."
 _NO_RIGHT = "ask who runs it for the right, or set another MLFLOW_TRACKING_USERNAME and _PASSWORD."
 # What stands behind a server: its log alone says what that answered.
 _DATABASE = "look into its log, which says why: its database may not answer, or refuse its login."
