@@ -25,9 +25,6 @@ from layerparity.selftest.models import make_model, make_tokens
 
 SLIPS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
 VERDICT = "verdict"
-NUMBERS = tuple(
-    name for name in END_RATIOS if name not in ("top1_agreement_ratio", "perplexity_ratio_ratio")
-)
 LIMIT = CalibratedTolerance().end_ratio
 PORT = '''
 from layerparity.run.ports.hf import HfPort
@@ -81,12 +78,12 @@ def print_table(dtype: str, models: list[str]) -> None:
                     clean[name].append(value)
             for at in ("layers.1.self_attn", "norm"):
                 found = smallest(golden, words, at)
-                for name in (*NUMBERS, VERDICT):
+                for name in (*END_RATIOS, VERDICT):
                     seen[name, at.rpartition(".")[2]].append(found.get(name, float("inf")))
     print(f"{dtype}, {', '.join(models)}; limit {LIMIT:g}")
     print("| number | largest of right runs | breaks | slip of attention | slip of the norm |")
     print("|---|---|---|---|---|")
-    for name in (*NUMBERS, VERDICT):
+    for name in (*END_RATIOS, VERDICT):
         values = clean[name]
         limit = 0 if name == VERDICT else LIMIT
         broken = sum(value > limit for value in values)
@@ -149,7 +146,9 @@ def ratios_of(golden: str, candidate: str) -> dict[str, float]:
     verdict = layerparity.compare(golden, candidate)
     rows = verdict.rows
     row = rows[rows.site == "lm_head:out"].iloc[0]
-    found = {name: float(row[name]) for name in NUMBERS if name in row and row[name] == row[name]}
+    found = {
+        name: float(row[name]) for name in END_RATIOS if name in row and row[name] == row[name]
+    }
     return {**found, VERDICT: float(verdict.outcome == "fail")}
 
 

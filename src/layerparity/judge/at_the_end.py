@@ -9,7 +9,7 @@ import torch
 from layerparity.anatomy.site import PREFILL
 from layerparity.judge.align import Pair
 from layerparity.judge.rows import by_token, real_tokens
-from layerparity.numbers.at_the_end import at_the_end, next_tokens, sizes
+from layerparity.numbers.at_the_end import at_the_end, next_tokens, of_so_many, sizes
 
 # Of fewer positions a largest number, or a mean, is one token's.
 _FEWEST = 16
@@ -51,9 +51,10 @@ def end_metrics(
     if clean is None or not clean.sizes or clean.tokens.numel() < _FEWEST:
         return found
     judged = found if clean.tokens.equal(every) else of(clean.tokens)
+    theirs = of_so_many(clean.sizes, clean.tokens.numel())
     ratios = {
-        f"{name}_ratio": size / clean.sizes[name]
+        f"{name}_ratio": size / theirs[name]
         for name, size in sizes(judged).items()
-        if name in clean.sizes
+        if name in theirs
     }
     return found | ratios

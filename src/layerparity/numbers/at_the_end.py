@@ -7,7 +7,7 @@ infinity, as of a padded vocabulary) is left out of its position's numbers on bo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,8 +28,7 @@ _ABSOLUTE = 1e-5
 _PIECE = 1 << 22
 
 
-# By number: what it is where nothing differs. Of the others that is 0.
-_EQUAL = {"top1_agreement": 1.0, "perplexity_ratio": 1.0}
+_AGREEMENT, _PERPLEXITY = "top1_agreement", "perplexity_ratio"
 _SQUARED = ("kl_mean", "kl_p99", "kl_max", "nmse")
 _MEANS = ("kl_mean", "logp_mean", "nmse")
 
@@ -61,27 +60,49 @@ def divergence(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 def sizes(found: dict[str, float]) -> dict[str, float]:
     """Return numbers as errors that grow as rounding does: 0 where equal, twice for twice of it.
 
-    A divergence grows with its square. Two are left out: agreement of the likeliest tokens, since
-    of few positions it says nothing, and perplexity, whose errors cancel each other by chance.
+    A divergence grows with its square. Of an agreement it is the share that does not agree, of two
+    perplexities how far their logarithms are apart.
     """
-    return {
-        name: math.sqrt(max(value, 0.0)) if name in _SQUARED else value
-        for name, value in found.items()
-        if name not in _EQUAL
-    }
+    errors = {name: value for name, value in found.items() if name not in _SQUARED}
+    errors |= {name: math.sqrt(max(found[name], 0.0)) for name in _SQUARED if name in found}
+    if _AGREEMENT in found:
+        errors[_AGREEMENT] = 1.0 - found[_AGREEMENT]
+    if _PERPLEXITY in found:
+        ratio = found[_PERPLEXITY]
+        # What float64 cannot hold.
+        errors[_PERPLEXITY] = abs(math.log(ratio)) if 0.0 < ratio < math.inf else math.inf
+    return errors
+
+
+def of_so_many(clean: Mapping[str, float], positions: int) -> dict[str, float]:
+    """Return the `largest` of clean ways, as they may be at so many positions by chance.
+
+    A count of tokens that are rarely another one scatters by its root, as counts of rare events do;
+    one more may always be. In a perplexity errors of either sign cancel each other, in some ways by
+    luck: the mean of n independent normal errors whose mean size is m scatters by m sqrt(pi / 2n).
+    """
+    found = dict(clean)
+    if _AGREEMENT in clean:
+        others = clean[_AGREEMENT] * positions
+        found[_AGREEMENT] = (others + math.sqrt(others) + 1.0) / positions
+    if _PERPLEXITY in clean:
+        scatter = clean["logp_mean"] * math.sqrt(math.pi / 2.0 / positions)
+        found[_PERPLEXITY] = max(clean[_PERPLEXITY], scatter)
+    return found
 
 
 def largest(ways: Iterable[dict[str, float]], epsilon: float, scale: float) -> dict[str, float]:
     """Return the largest of several `sizes`, by name, none less than rounding explains.
 
     ``epsilon`` is that of the ways' type and ``scale`` the largest of the logits: clean ways may
-    happen to agree to the bit.
+    happen to agree to the bit. What `of_so_many` adds to two of them is more than that.
     """
     found: dict[str, float] = {}
     for each in ways:
         for name, value in each.items():
             one = epsilon * (1.0 if name in (*TOP, "nmse") else scale)
             least = one * (LEAST if name in _MEANS else 1.0)
+            least = 0.0 if name in (_AGREEMENT, _PERPLEXITY) else least
             found[name] = max(value, found.get(name, least))
     return found
 
@@ -147,14 +168,15 @@ class AtTheEnd:
             "kl_mean": float(kl.mean()),
             "kl_p99": float(np.quantile(kl, 0.99)),
             "kl_max": float(kl.max()),
-            "top1_agreement": self._same / self._positions,
+            _AGREEMENT: self._same / self._positions,
             **self._top,
         }
         moved = np.concatenate(self._moved)
         if moved.size:
             found["logp_mean"] = float(np.abs(moved).mean())
             found["logp_max"] = float(np.abs(moved).max())
-            found["perplexity_ratio"] = math.exp(-float(moved.mean()))
+            with np.errstate(over="ignore"):
+                found[_PERPLEXITY] = float(np.exp(-moved.mean()))
         error, size = self._squares
         found["nmse"] = error / size if size else (math.inf if error else 0.0)
         return found

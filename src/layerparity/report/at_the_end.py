@@ -11,7 +11,8 @@ from layerparity.report.measure import Measure
 from layerparity.report.measures import AT_THE_END, BY_NAME
 
 _RATIO = "_ratio"
-NUMBERS = tuple(each for each in AT_THE_END if f"{each.name}{_RATIO}" in BY_NAME or each.ideal)
+NUMBERS = tuple(each for each in AT_THE_END if f"{each.name}{_RATIO}" in BY_NAME)
+_RATIOS = tuple(BY_NAME[f"{each.name}{_RATIO}"] for each in NUMBERS)
 OVER = "over clean ways"
 _LINE = ("kl_mean", "kl_max", "top1_agreement", "logp_mean", "perplexity_ratio")
 
@@ -54,8 +55,7 @@ def end_table(verdict: Verdict, *, every: bool) -> tuple[list[str], list[list[st
     for row in rows if every else [row for row in rows if row.site.phase == PREFILL]:
         lines.append([_name(row), *_cells(row.metrics)])
         if _ratio_names(row):
-            over = {each.name: row.metrics.get(f"{each.name}{_RATIO}") for each in NUMBERS}
-            lines.append([OVER, *_cells(over)])
+            lines.append([OVER, *_cells(row.metrics, _RATIOS)])
     if steps and not every:
         worst = {each.name: _worst(steps, each) for each in NUMBERS}
         lines.append([_worst_of(steps), *_cells(worst)])
@@ -80,12 +80,13 @@ def _name(row: Row) -> str:
 
 
 def _ratio_names(row: Row) -> list[str]:
-    names = (f"{each.name}{_RATIO}" for each in NUMBERS)
-    return [name for name in names if name in row.metrics]
+    return [each.name for each in _RATIOS if each.name in row.metrics]
 
 
-def _cells(values: Mapping[str, float | None]) -> list[str]:
-    found = [(each, values.get(each.name)) for each in NUMBERS]
+def _cells(
+    values: Mapping[str, float | None], measures: tuple[Measure, ...] = NUMBERS
+) -> list[str]:
+    found = [(each, values.get(each.name)) for each in measures]
     return ["" if value is None else each.show(value) for each, value in found]
 
 

@@ -171,6 +171,12 @@ _END = (
     ("perplexity_ratio", "perplexity", "The candidate's perplexity over the golden's.", 1.0),
     ("nmse", "NMSE", "Σ(candidate − golden)² / Σ golden².", 0.0),
 )
+_CLEAN = "over the largest of clean computations"
+_OVER = {
+    **dict.fromkeys(("kl_mean", "kl_p99", "kl_max", "nmse"), f"The root of it {_CLEAN}."),
+    "top1_agreement": f"The share of tokens with another likeliest next one, {_CLEAN}.",
+    "perplexity_ratio": f"How far the logarithms of both perplexities are apart, {_CLEAN}.",
+}
 # What is said of logits alone.
 AT_THE_END = (
     *(
@@ -190,12 +196,11 @@ AT_THE_END = (
         Measure(
             f"{name}_ratio",
             f"{label}, over clean",
-            "The same over the largest of clean computations; of a divergence, the root of both.",
+            _OVER.get(name, f"The same {_CLEAN}."),
             wrong=100.0,
             detail=True,
         )
-        for name, label, _, ideal in _END
-        if not ideal
+        for name, label, _, _ in _END
     ),
 )
 
