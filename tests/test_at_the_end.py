@@ -7,6 +7,8 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from scipy import special, stats
 
 from layerparity.anatomy.site import Kind, Site
 from layerparity.ground.errors import UserError
+from layerparity.judge.at_the_end import CleanEnd, end_metrics
 from layerparity.judge.decide import decide
 from layerparity.judge.tolerances.base import refuse_limits_of_nothing
 from layerparity.judge.tolerances.calibrated import END_RATIOS, CalibratedTolerance, limits_of
@@ -22,13 +25,14 @@ from layerparity.numbers import at_the_end
 from layerparity.numbers.at_the_end import TOP, AtTheEnd
 from layerparity.record.source import RunSource
 from layerparity.record.verdict import Outcome, Row, Verdict
-from layerparity.report.at_the_end import end_lines, end_table
+from layerparity.report.at_the_end import NUMBERS, end_lines, end_table
 from layerparity.report.measures import BY_NAME
 from layerparity.report.table import closing_table
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.store import Store, open_store
 
 SITE = Site("lm_head", "out")
+RATED = ("top1_agreement", "logp_mean", "kl_mean", "perplexity_ratio")
 
 
 def logits(seed: int, positions: int = 40, vocabulary: int = 300) -> torch.Tensor:
@@ -105,7 +109,7 @@ def test_perplexities_that_no_number_holds_are_infinitely_apart():
 
 
 def test_what_clean_ways_show_by_chance_is_no_more_than_they_do():
-    """Of right computations as far off as the clean ways few are beyond twice their number."""
+    """Right computations as far off as they are stay below the limit, whatever luck they had."""
     draw = torch.Generator().manual_seed(0)
     golden = torch.randn(200, 64, generator=draw)
 
@@ -118,8 +122,6 @@ def test_what_clean_ways_show_by_chance_is_no_more_than_they_do():
     labels = torch.randint(0, 64, (200,), generator=draw)
     ways = at_the_end.largest((other() for _ in range(3)), 2.0**-8, 4.0)
     clean = at_the_end.of_so_many(ways, 200)
-    assert clean["kl_max"] == ways["kl_max"]
-    assert clean["perplexity_ratio"] >= ways["perplexity_ratio"]
     # As luck may have it.
     clean = at_the_end.of_so_many({**ways, "perplexity_ratio": 0.0}, 200)
     ratios = {name: [] for name in ("top1_agreement", "perplexity_ratio")}
@@ -129,7 +131,7 @@ def test_what_clean_ways_show_by_chance_is_no_more_than_they_do():
             each.append(found[name] / clean[name])
     for name, each in ratios.items():
         assert sum(each) > 0, name
-        assert sorted(each)[-2] < 2.5 and max(each) < 4, (name, sorted(each)[-5:])
+        assert max(each) < 4, (name, sorted(each)[-5:])
     biased = golden - 0.01 * torch.nn.functional.one_hot(labels, 64)
     found = at_the_end.sizes(numbers(golden, biased, labels))
     assert found["perplexity_ratio"] / clean["perplexity_ratio"] > 4, "errors of one sign"
@@ -139,6 +141,54 @@ def test_what_clean_ways_show_by_chance_is_no_more_than_they_do():
 def test_a_few_tokens_more_may_be_another_one(others, of, most):
     clean = {"top1_agreement": others / of}
     assert at_the_end.of_so_many(clean, of)["top1_agreement"] == pytest.approx(most / of)
+
+
+def test_tokens_after_the_same_tokens_count_once():
+    ids = torch.tensor([[5, 0, 7, 7], [5, 0, 7, 7], [5, 0, 8, 7], [0, 5, 7, 7]])
+    every = torch.arange(16)
+    assert at_the_end.unlike(ids, every, ids.shape) == 4 + 0 + 2 + 4
+    assert at_the_end.unlike(ids, torch.tensor([2, 6, 10]), ids.shape) == 2
+    assert at_the_end.unlike(ids, torch.arange(4), torch.Size((4, 1))) == 3, "decode steps"
+    assert at_the_end.unlike(None, every, ids.shape) == 16
+    assert at_the_end.unlike(ids[:, :3], every, ids.shape) == 16, "ids of something else"
+
+
+def test_a_prompt_that_fills_a_batch_is_wrong_once():
+    golden, ids = logits(1), torch.arange(40)
+    candidate = golden.clone()
+    candidate[3, (best := golden[3].argmax())] = golden[3].sort().values[-2] - 0.01
+    assert candidate[3].argmax() != best
+    clean = at_the_end.sizes(numbers(golden, golden)) | {"logp_mean": 1.0, "kl_mean": 1.0}
+    found = []
+    for copies in (1, 16):
+        batch = [each.expand(copies, *each.shape) for each in (ids, golden, candidate)]
+        pair: Any = SimpleNamespace(
+            golden=SimpleNamespace(
+                record=SimpleNamespace(axes=("batch", "token", "channel")),
+                source=SimpleNamespace(token_ids=batch[0]),
+            ),
+            last=False,
+            site=SITE,
+        )
+        ends = CleanEnd({each: clean[each] for each in RATED}, torch.arange(40 * copies))
+        of = end_metrics(pair, batch[1], batch[2], None, ends)
+        assert {name for name in of if name in END_RATIOS} == {f"{each}_ratio" for each in RATED}
+        found.append([of[f"{each}_ratio"] for each in RATED])
+        before = CleanEnd({"kl_mean": 1.0}, ends.tokens)
+        others = end_metrics(pair, batch[1], batch[2], None, before)
+        assert [name for name in others if name in END_RATIOS] == ["kl_mean_ratio"], "an old golden"
+    assert found[1] == pytest.approx(found[0])
+    assert found[0][0] == pytest.approx(1.0)
+
+
+def test_a_token_that_the_candidate_rules_out_has_no_log_probability():
+    golden, labels = logits(1), torch.arange(40)
+    candidate = golden + 0.1 * logits(2)
+    candidate[7, 7] = -math.inf
+    found = numbers(golden, candidate, labels)
+    rest = torch.arange(40) != 7
+    assert found["logp_max"] == numbers(golden[rest], candidate[rest], labels[rest])["logp_max"]
+    assert math.isfinite(at_the_end.sizes(found)["perplexity_ratio"])
 
 
 def test_what_a_side_rules_out_is_left_out_on_both():
@@ -229,6 +279,9 @@ def test_they_are_in_the_report_and_in_mlflow(store: Store) -> None:
     header, lines = end_table(verdict, every=True)
     assert [each[0] for each in lines] == ["prefill", "over clean ways", "decode 1", "decode 2"]
     assert {len(each) for each in lines} == {len(header)} == {13}
+    row = next(row for row in verdict.rows if str(row.site) == "lm_head:out")
+    for at, each in enumerate(NUMBERS, start=1):
+        assert lines[1][at] == BY_NAME[f"{each.name}_ratio"].show(row.metrics[f"{each.name}_ratio"])
     assert "worst of 2 decode steps" in run.file("report.md").read_text()
     assert 'id="logits"' in run.file("report.html").read_text()
     points = store._connection.client.get_metric_history(run.id, "logits/kl_mean")

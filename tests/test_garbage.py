@@ -75,15 +75,19 @@ def test_what_comes_later_is_collected(watching):
 def test_what_a_run_makes_is_collected_whatever_it_imports(monkeypatch, watching):
     before = Cycle()
     with garbage.passed_over():
-        within = Cycle()
+        within, kept = Cycle(), Cycle()
         imported(monkeypatch)
         gc.collect(1)
-        seen = weakref.ref(within), weakref.ref(before)
+        gc.collect(1)
+        seen = [weakref.ref(each) for each in (within, kept, before)]
         del within, before
         gc.collect()
-        assert [each() is None for each in seen] == [True, False]
+        assert [each() is None for each in seen] == [True, False, False]
+    del kept
+    imported(monkeypatch)
+    gc.collect(1)
     gc.collect()
-    assert seen[1]() is None
+    assert [each() is None for each in seen] == [True, True, True]
 
 
 def test_a_command_asks_for_it():

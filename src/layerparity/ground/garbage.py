@@ -16,9 +16,9 @@ _imported: list[int] = []
 
 
 def pass_over_imports() -> None:
-    """Have the collector pass over what it found alive, whenever modules came; ask once.
+    """Have the collector pass over what is there whenever modules came, up to the first run.
 
-    For a process that is ours: cycles that an import leaves behind are then never collected.
+    For a process that is ours: a cycle that is garbage just then is never collected.
     """
     if _pass_over not in gc.callbacks:
         _imported[:] = [0]
@@ -34,17 +34,14 @@ def _pass_over(phase: str, info: Mapping[str, int]) -> None:
 
 @contextmanager
 def passed_over() -> Iterator[None]:
-    """Have the collector pass over what was there before a block, and over no more than that.
+    """Have the collector pass over what was there before a block, and over nothing afterwards.
 
-    What is computed inside, tensors among it, is collected as ever.
+    What a run computes, tensors among it, is collected as ever, inside of the block and after it.
     """
-    ours = _pass_over in gc.callbacks
-    if ours:
+    if _pass_over in gc.callbacks:
         gc.callbacks.remove(_pass_over)
     gc.freeze()
     try:
         yield
     finally:
         gc.unfreeze()
-        if ours:
-            gc.callbacks.append(_pass_over)

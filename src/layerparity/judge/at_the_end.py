@@ -9,9 +9,9 @@ import torch
 from layerparity.anatomy.site import PREFILL
 from layerparity.judge.align import Pair
 from layerparity.judge.rows import by_token, real_tokens
-from layerparity.numbers.at_the_end import at_the_end, next_tokens, of_so_many, sizes
+from layerparity.numbers.at_the_end import at_the_end, next_tokens, of_so_many, sizes, unlike
 
-# Of fewer positions a largest number, or a mean, is one token's.
+# Of fewer unlike positions a largest number, or a mean, is one token's.
 _FEWEST = 16
 
 
@@ -37,7 +37,8 @@ def end_metrics(
     axes = pair.golden.record.axes
     left, right = by_token(golden, axes), by_token(candidate, axes)
     real = real_tokens(left, mask)
-    ids = None if pair.last or pair.site.phase != PREFILL else pair.golden.source.token_ids
+    given = pair.golden.source.token_ids
+    ids = None if pair.last or pair.site.phase != PREFILL else given
     ids = ids if ids is not None and ids.shape == real.shape else None
     labels = next_tokens(left, real, ids).flatten()
     left, right = left.flatten(0, 1), right.flatten(0, 1)
@@ -48,10 +49,11 @@ def end_metrics(
 
     every = torch.nonzero(real.flatten()).flatten()
     found = of(every)
-    if clean is None or not clean.sizes or clean.tokens.numel() < _FEWEST:
+    count = 0 if clean is None else unlike(given, clean.tokens, real.shape)
+    if clean is None or not clean.sizes or count < _FEWEST:
         return found
     judged = found if clean.tokens.equal(every) else of(clean.tokens)
-    theirs = of_so_many(clean.sizes, clean.tokens.numel())
+    theirs = of_so_many(clean.sizes, count)
     ratios = {
         f"{name}_ratio": size / theirs[name]
         for name, size in sizes(judged).items()

@@ -48,6 +48,23 @@ def next_tokens(
     return torch.where(follows, known, logits.argmax(-1))
 
 
+def unlike(ids: torch.Tensor | None, tokens: torch.Tensor, shape: torch.Size) -> int:
+    """Return how many of some tokens are computed from other tokens than each other.
+
+    ``tokens`` are numbers within ``shape``, [batch, token]: that of ``ids``, int64, or of one token
+    after each of its sequences. Without ``ids`` all are unlike. A prompt that fills a batch several
+    times has its errors several times.
+    """
+    if ids is None or ids.shape[0] != shape[0] or shape[1] not in (1, ids.shape[1]):
+        return tokens.numel()
+    # A sum of the ids so far, each times a number of its place, modulo 2^64: it tells them apart.
+    draw = torch.Generator().manual_seed(0)
+    before = ((ids.long() + 1) * torch.randint(1 << 62, ids.shape[1:], generator=draw)).cumsum(1)
+    if shape[1] == 1:
+        before = before[:, -1:]
+    return int(before.flatten()[tokens].unique().numel())
+
+
 def divergence(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     """Return the KL divergence of q from p in nats, sum p (log p - log q), over the last axis.
 
@@ -68,14 +85,14 @@ def sizes(found: dict[str, float]) -> dict[str, float]:
     if _AGREEMENT in found:
         errors[_AGREEMENT] = 1.0 - found[_AGREEMENT]
     if _PERPLEXITY in found:
-        ratio = found[_PERPLEXITY]
-        # What float64 cannot hold.
-        errors[_PERPLEXITY] = abs(math.log(ratio)) if 0.0 < ratio < math.inf else math.inf
+        # One that float64 cannot hold is 0 or infinite.
+        with np.errstate(divide="ignore"):
+            errors[_PERPLEXITY] = float(np.abs(np.log(found[_PERPLEXITY])))
     return errors
 
 
 def of_so_many(clean: Mapping[str, float], positions: int) -> dict[str, float]:
-    """Return the `largest` of clean ways, as they may be at so many positions by chance.
+    """Return the `largest` of clean ways, as they may be at so many unlike positions by chance.
 
     A count of tokens that are rarely another one scatters by its root, as counts of rare events do;
     one more may always be. In a perplexity errors of either sign cancel each other, in some ways by
@@ -95,7 +112,7 @@ def largest(ways: Iterable[dict[str, float]], epsilon: float, scale: float) -> d
     """Return the largest of several `sizes`, by name, none less than rounding explains.
 
     ``epsilon`` is that of the ways' type and ``scale`` the largest of the logits: clean ways may
-    happen to agree to the bit. What `of_so_many` adds to two of them is more than that.
+    happen to agree to the bit. Two numbers have no such least: `of_so_many` gives it.
     """
     found: dict[str, float] = {}
     for each in ways:
@@ -195,7 +212,8 @@ class AtTheEnd:
         self._same += int((best == candidate.argmax(1)).sum())
         self._positions += golden.shape[0]
         labels = best if labels is None else labels
-        known = torch.nonzero(labels >= 0).flatten()
+        there = possible.gather(1, labels.clamp_min(0).unsqueeze(1)).squeeze(1)
+        known = torch.nonzero((labels >= 0) & there).flatten()
         self._moved.append(moved[known, labels[known]].numpy())
         plain, other = (each.masked_fill(~possible, 0.0) for each in (golden, candidate))
         error, size = self._squares

@@ -267,7 +267,9 @@ class ReferenceRecorder:
         else:
             steps = range(golden.shape[1])
             found = [at_the_end(golden[:, i], way[:, i]) for way in ways for i in steps]
-        return largest(map(sizes, found), epsilon, float(golden.abs().max()))
+        # A token that the golden rules out has minus infinity.
+        scale = float(golden[golden.isfinite()].abs().max())
+        return largest(map(sizes, found), epsilon, scale)
 
     def _components(self, record: StageRecord) -> Iterator[StageRecord]:
         """Yield what the golden had at each component whose input it recorded."""
