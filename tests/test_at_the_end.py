@@ -100,6 +100,13 @@ def test_equal_logits_are_equal_and_a_shift_changes_no_probability():
     assert shifted["nmse"] > 1.0
 
 
+def test_no_divergence_is_negative():
+    golden = logits(1)
+    assert numbers(golden, golden + 1e-9 * logits(2))["kl_mean"] >= 0.0
+    each = [numbers(golden[i : i + 1], golden[i : i + 1] + 1e-9 * logits(2)[:1]) for i in range(40)]
+    assert min(found["kl_max"] for found in each) >= 0.0
+
+
 def test_perplexities_that_no_number_holds_are_infinitely_apart():
     golden = logits(1)
     wild = numbers(golden, -1e4 * golden)

@@ -71,7 +71,8 @@ def divergence(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     Both are log-probabilities; what has none on either side counts for nothing.
     """
     both = (p > -math.inf) & (q > -math.inf)
-    return (p.exp() * (p - q)).masked_fill(~both, 0.0).sum(-1)
+    # Rounding leaves less than nothing of two that hardly differ.
+    return (p.exp() * (p - q)).masked_fill(~both, 0.0).sum(-1).clamp_min(0.0)
 
 
 def sizes(found: dict[str, float]) -> dict[str, float]:
