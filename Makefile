@@ -20,7 +20,7 @@ WORKERS ?= 3
 export PYTHONDONTWRITEBYTECODE :=
 COMPILED := torch, torch.export, transformers.modeling_utils, mlflow.store.tracking.sqlalchemy_store
 
-.PHONY: help demo test test-native fuzz test-faults lint type house format ui screenshots constraints clean
+.PHONY: help demo test test-native fuzz test-faults mutants lint type house format ui screenshots constraints clean
 
 # The first target is what a bare "make" does.
 demo: .venv/ready
@@ -60,6 +60,10 @@ fuzz: .venv/ready
 test-faults: COUNT = 100
 test-faults: .venv/ready
 	$(BIN)/python tools/faults.py --seed $(SEED) --count $(COUNT) --only "$(ONLY)"
+
+# Small faults in the source, one at a time: does the nearest file of tests notice?  ONLY="judge run".
+mutants: .venv/ready
+	$(BIN)/python tools/mutants.py $(ONLY)
 
 lint: .venv/ready
 	$(BIN)/ruff check .
