@@ -8,7 +8,8 @@ import pytest
 
 from layerparity.anatomy.block import SERIAL
 from layerparity.anatomy.blocks import Blocks
-from layerparity.anatomy.site import Site
+from layerparity.anatomy.family import end_spec, stage_ends
+from layerparity.anatomy.site import Kind, Site, overlap, within
 
 IN_ORDER = [
     "embed_tokens:in",
@@ -68,3 +69,32 @@ def test_layer_and_component() -> None:
 def test_nonsense_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a site"):
         Site.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("module", "other", "is_within"),
+    [
+        ("mlp.gate", "mlp", True),
+        ("mlp", "mlp", True),
+        ("mlp", "", True),
+        ("", "mlp", False),
+        ("mlp", "mlp.gate", False),
+        ("mlp_norm", "mlp", False),
+        ("layers.10.mlp", "layers.1", False),
+    ],
+)
+def test_a_module_lies_within_another_by_whole_names(
+    module: str, other: str, is_within: bool
+) -> None:
+    assert within(module, other) is is_within
+    assert overlap(module, other) is (is_within or within(other, module))
+
+
+def test_an_embedding_copies_and_all_else_is_computed() -> None:
+    """A row that is nearly another one is a wrong row, and no noise."""
+    ends = [(stage, end) for stage in ("embed_tokens", "norm") for end in stage_ends(stage)]
+    assert ends == [("embed_tokens", "in"), ("embed_tokens", "out"), ("norm", "out")]
+    assert [end_spec(*each).kind for each in ends] == [Kind.EXACT, Kind.EXACT, Kind.REAL]
+    assert stage_ends("layers.3") == ("in", "out") and stage_ends("layers.3.mlp") == ()
+    assert end_spec("layers.3", "out").kind is Kind.REAL
+    assert end_spec("lm_head", "out").axes == ("batch", "token", "vocabulary")
