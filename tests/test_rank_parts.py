@@ -108,6 +108,9 @@ def test_a_distance_knows_what_has_none() -> None:
     gap = torch.tensor([1.0, math.nan])
     assert distance(gap, gap) == 0
     assert distance(gap, torch.ones(2)) == math.inf
+    # Nor is NaN a 0, on either side.
+    assert distance(gap, torch.tensor([1.0, 0.0])) == math.inf
+    assert distance(torch.tensor([1.0, 0.0]), gap) == math.inf
     assert distance(torch.ones(2), torch.zeros(2)) == math.inf
     assert distance(torch.ones(2), torch.ones(3)) == math.inf
     assert distance(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 5.0])) == pytest.approx(34**-0.5)
