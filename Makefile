@@ -20,7 +20,7 @@ WORKERS ?= 3
 export PYTHONDONTWRITEBYTECODE :=
 COMPILED := torch, torch.export, transformers.modeling_utils, mlflow.store.tracking.sqlalchemy_store
 
-.PHONY: help demo test test-native fuzz test-faults mutants lint type house format ui screenshots constraints clean
+.PHONY: help demo test test-native fuzz test-faults mutants check lint type house format ui screenshots constraints clean
 
 # The first target is what a bare "make" does.
 demo: .venv/ready
@@ -33,6 +33,7 @@ help:
 	@echo "make ui            browse the runs in MLflow"
 	@echo "make test          set up what tests need, and run them"
 	@echo "make test-native   the native Neuron runtime's tests, with a newer torch"
+	@echo "make check         layout, rules, types, and the tests that a small change can reach"
 	@echo "make lint type     what a commit must pass besides;  make format mends the layout"
 	@echo "make clean         remove the environments"
 	@echo "python run.py --help lists jobs and keys."
@@ -64,6 +65,11 @@ test-faults: .venv/ready
 # Small faults in the source, one at a time: does the nearest file of tests notice?  ONLY="judge run".
 mutants: .venv/ready
 	$(BIN)/python tools/mutants.py $(ONLY)
+
+# Layout, rules, types, and the tests that the change can reach.  The first time: SECONDS=3600.
+SECONDS ?= 90
+check: .venv/ready
+	$(BIN)/python tools/check.py --seconds $(SECONDS)
 
 lint: .venv/ready
 	$(BIN)/ruff check .

@@ -370,11 +370,13 @@ def _of_port(config: Config, name: str) -> Any:
 
 
 def register() -> None:
-    """Store every schema with Hydra: the root, and each plug-in's ``Settings``."""
+    """Store every schema with Hydra, unless it has them: the root, and each plug-in's ``Settings``."""
     store = ConfigStore.instance()
-    store.store(name="schema", node=Config)
+    if "schema.yaml" in store.repo:
+        return
     for group, name, settings in plugin_schemas():
         store.store(group=f"schema/{group}", name=name, node=settings)
+    store.store(name="schema", node=Config)
 
 
 def plugin_schemas() -> Iterator[tuple[str, str, type]]:
