@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from runs import make_run
 from safetensors.numpy import save_file
 
 from layerparity.anatomy.site import Site
@@ -19,7 +18,7 @@ from layerparity.ground.errors import UserError
 from layerparity.ground.resources import shipped
 from layerparity.run.backends import gpu
 from layerparity.run.inputs import auto, prompt, random, tokens
-from layerparity.run.inputs.base import Request, batch, check_length, positions
+from layerparity.run.inputs.base import Request, batch, positions
 from layerparity.run.needs import refuse_beyond_memory
 from layerparity.settings.config import Config, DeviceMapSettings, GenerateSettings, PromptSettings
 
@@ -164,25 +163,6 @@ def test_mistakes_say_the_cure(tmp_path: Path) -> None:
         with pytest.raises(UserError) as refusal:
             source.prepare(settings, asked)
         assert says in str(refusal.value)
-
-
-def test_ids_are_those_of_the_vocabulary() -> None:
-    size = MODEL["vocab_size"]
-    check_length([[0, size - 1]], request(), "a file")
-    # What lies beyond is another row on one machine, and an error or zeros on the next.
-    for wrong in ([size], [3, size, 3], [-1, 3]):
-        with pytest.raises(UserError, match=f"a file holds token id .*vocabulary has {size}"):
-            check_length([[1, 2], wrong], request(), "a file")
-
-
-def test_what_a_run_said_is_fed_but_for_the_last_token(tmp_path: Path) -> None:
-    said = {f"tokens:out@decode.{step}": torch.tensor([[7 + step]]) for step in range(12)}
-    made = make_run(tmp_path / "run", said, mask=torch.tensor([[0, 1, 1, 1]]))
-    # Ten comes after nine, padding is no token, and the last new one was fed to no step.
-    assert tokens.spoken_rows(made) == [[1, 2, 3, *range(7, 18)]]
-    silent = make_run(tmp_path / "silent", {}, mask=torch.ones(1, 4))
-    with pytest.raises(UserError, match="silent generated no tokens"):
-        tokens.spoken_rows(silent)
 
 
 def test_a_long_prompt_is_cut_by_seq_len() -> None:
