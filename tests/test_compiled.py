@@ -15,6 +15,7 @@ import pytest
 import torch
 from neuron_blocks import Watched, block, command, given, llama, minimax, rel_l2
 from safetensors import safe_open
+from test_artefacts import Echo
 from torch import nn
 
 from layerparity.ground.errors import UserError
@@ -24,7 +25,7 @@ from layerparity.run.backends import neuron
 from layerparity.run.backends._export import exported
 from layerparity.run.backends._graph import graph_digest, unread_weights
 from layerparity.run.backends._neuron import stablehlo, xla
-from layerparity.run.backends._neuron.artefacts import ArtefactFolder, Compiled
+from layerparity.run.backends._neuron.artefacts import ArtefactFolder
 from layerparity.run.backends._neuron.compiler_options import (
     AutoCast,
     Compile,
@@ -136,104 +137,6 @@ def test_a_graph_is_known_by_what_it_computes() -> None:
     assert len({usual, *changed}) == 6
 
 
-class Echo:
-    """A compiler that counts, so that what is kept can be seen without a device."""
-
-    def __init__(self, degree: str = "1", **options: str) -> None:
-        self.degree, self.options = degree, options
-        self.versions = {"torch_xla": "2.9.0"}
-
-    def layout(self, program: Any) -> str:
-        return self.degree
-
-    def compile(self, program: Any, digest: str) -> Compiled:
-        return Compiled(b"graph", (0, "weight", (0,)), (torch.arange(3),))
-
-
-@pytest.fixture
-def kept(tmp_path: Path) -> tuple[ArtefactFolder, list[str]]:
-    said: list[str] = []
-    return ArtefactFolder(tmp_path / "kept", ReuseCompiled.auto, said.append), said
-
-
-def test_what_is_kept_is_what_was_compiled(kept: tuple[ArtefactFolder, list[str]]) -> None:
-    folder, said = kept
-    echo: Any = Echo()
-    made, found = (folder.get(None, "d", echo) for _ in range(2))
-    assert (folder.compiled, folder.loaded, said) == (1, 1, [])
-    assert (found.payload, found.inputs) == (made.payload, made.inputs)
-    assert torch.equal(found.constants[0], made.constants[0])
-    folder.get(None, "other", echo)
-    folder.get(None, "d", Echo(opt_level="2"))  # type: ignore[arg-type]
-    assert folder.compiled == 3
-    assert not [each for each in folder.folder.iterdir() if each.suffix != ".safetensors"]
-
-
-@pytest.mark.parametrize("harm", ["cut", "empty", "payload", "no header", "form", "text"])
-def test_a_damaged_graph_is_compiled_again_with_a_line(
-    kept: tuple[ArtefactFolder, list[str]], harm: str
-) -> None:
-    from safetensors.torch import load_file, save_file
-
-    folder, said = kept
-    echo: Any = Echo()
-    folder.get(None, "d", echo)
-    (path,) = folder.folder.iterdir()
-    whole, tensors = path.read_bytes(), load_file(path)
-    if harm == "payload":
-        tensors["payload"][0] += 1
-    elif harm == "no header":
-        del tensors["header"]
-    elif harm == "form":
-        form = bytes(tensors["header"].tolist()).replace(b'"form": 1', b'"form": 2')
-        tensors["header"] = torch.tensor(list(form), dtype=torch.uint8)
-    if harm in ("payload", "no header", "form"):
-        save_file(tensors, path)
-    else:
-        path.write_bytes({"cut": whole[:-3], "empty": b"", "text": b"no tensors at all"}[harm])
-    assert folder.get(None, "d", echo).payload == b"graph"
-    assert (folder.compiled, folder.loaded) == (2, 0)
-    assert len(said) == 1
-    assert "is damaged" in said[0]
-    assert "\n" not in said[0]
-    assert path.read_bytes() == whole
-
-
-def test_a_graph_of_other_versions_is_compiled_again_and_both_stay(
-    kept: tuple[ArtefactFolder, list[str]],
-) -> None:
-    folder, said = kept
-    now: Any = Echo()
-    before: Any = Echo()
-    before.versions = {"torch_xla": "2.8.1"}
-    folder.get(None, "d", before)
-    folder.get(None, "d", now)
-    assert (folder.compiled, folder.loaded) == (2, 0)
-    assert len(said) == 1
-    assert "compiled with torch_xla 2.8.1: the graph is compiled again" in said[0]
-    folder.get(None, "d", before)
-    folder.get(None, "d", now)
-    assert (folder.compiled, folder.loaded) == (2, 2)
-
-
-def test_a_graph_of_another_degree_is_compiled_again_and_both_stay(
-    kept: tuple[ArtefactFolder, list[str]],
-) -> None:
-    folder, said = kept
-    for degree in ("1", "2 by plan a", "2 by plan b", "1", "2 by plan b"):
-        folder.get(None, "d", Echo(degree))  # type: ignore[arg-type]
-    assert (folder.compiled, folder.loaded) == (3, 2)
-    assert len(said) == 2
-    assert said[0].endswith("was compiled with tp_degree 1: the graph is compiled again.")
-
-
-def test_nothing_is_compiled_where_that_is_refused(tmp_path: Path) -> None:
-    folder = ArtefactFolder(tmp_path, ReuseCompiled.only, print)
-    with pytest.raises(UserError, match=r"holds no compiled graph .*reuse_compiled=auto"):
-        folder.get(None, "d", Echo())  # type: ignore[arg-type]
-    assert not list(tmp_path.iterdir())
-
-
 class Frozen(nn.Module):
     """A weight that its graph does not read: it has a constant of its own."""
 
@@ -329,35 +232,6 @@ def test_a_cache_that_no_graph_can_take_is_refused() -> None:
     graphs = Graphs(Echo())  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"compile=export takes the static cache of one block"):
         StageGraph(Step(nn.Linear(2, 2)), graphs)(torch.ones(2), {"past_key_values": cache})
-
-
-def test_options_are_said_to_neurons_compiler_and_recorded() -> None:
-    asked = CompilerOptions("--model-type=transformer 'a b'", AutoCast.none, 2, "trn2", 1)
-    words = ["--auto-cast=none", "--optlevel=2", "--target=trn2", "--lnc=1"]
-    assert asked.arguments() == [*words, "--model-type=transformer", "a b"]
-    variables = asked.variables("--mine")
-    assert variables["NEURON_CC_FLAGS"].startswith("--mine --auto-cast=none")  # type: ignore[union-attr]
-    assert variables["NEURON_LOGICAL_NC_CONFIG"] == "1"
-    assert asked.recorded()["auto_cast"] == "none"
-    nothing = CompilerOptions()
-    assert (nothing.recorded(), nothing.arguments()) == ({}, [])
-    assert nothing.variables(None) == {"NEURON_CC_FLAGS": None}
-
-
-@pytest.mark.parametrize(
-    ("options", "given_flags", "said"),
-    [
-        (CompilerOptions("-O3", opt_level=2), None, "opt_level and backend.compiler_args both"),
-        (CompilerOptions("--lnc 2", lnc=2), None, "lnc and backend.compiler_args both"),
-        (CompilerOptions(opt_level=2), "--optlevel=1", "opt_level and NEURON_CC_FLAGS both"),
-        (CompilerOptions("'open"), None, "cannot be split"),
-    ],
-)
-def test_an_option_that_is_given_twice_is_refused(
-    options: CompilerOptions, given_flags: str | None, said: str
-) -> None:
-    with pytest.raises(UserError, match=said):
-        options.variables(given_flags)
 
 
 def test_on_neuron_options_reach_the_environment(

@@ -23,7 +23,7 @@ from conftest import ROOT, Ended
 from safetensors.torch import load_file, save_file
 
 from layerparity.doctor import base, checkpoint, disk, gpus, machine, packages
-from layerparity.doctor.base import Check, Result, Section, State
+from layerparity.doctor.base import Check, Result, State
 from layerparity.ground import registry
 from layerparity.ground.errors import UserError
 from layerparity.machine import memory as _control_groups
@@ -144,54 +144,6 @@ def test_every_check_is_found_and_has_its_place() -> None:
     named = {name for row in rows if row.startswith("| ") for name in row.split("|")[1].split(", ")}
     about = {"neuron": "neuron devices", "threads": "cpu threads"}
     assert {about.get(name, name) for name in known} <= {name.strip() for name in named}
-
-
-@pytest.mark.parametrize(
-    ("error", "found", "cure"),
-    [
-        (RuntimeError("no such register"), "RuntimeError: no such register", "report it"),
-        (SystemExit(7), "SystemExit: 7", "report it"),
-        (UserError("The disk is full", "make room."), "The disk is full", "make room."),
-        (UserError("No room: none: make some."), "No room: none: make some.", "see the message"),
-    ],
-)
-def test_a_check_that_fails_is_a_line_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, error: BaseException, found: str, cure: str
-) -> None:
-    def look(config: Any) -> Any:
-        yield base.ok("first", "was fine")
-        raise error
-
-    after = Check("z", Section.SOFTWARE, lambda config: [base.ok("same file", "stands")])
-    last = Check("a", Section.FILES, lambda config: [base.ok("last", "too")])
-    broken = SimpleNamespace(CHECKS=(after, Check("broken", Section.SOFTWARE, look)))
-    fine = SimpleNamespace(CHECKS=(last,))
-    monkeypatch.setattr(registry, "names", lambda package: ["broken", "fine"])
-    monkeypatch.setattr(registry, "load", lambda _, name: {"broken": broken, "fine": fine}[name])
-    results = base.examine(settings())
-    assert [(each.check, each.state) for each in results] == [
-        ("first", State.OK),
-        ("broken", State.PROBLEM),
-        ("same file", State.OK),
-        ("last", State.OK),
-    ]
-    assert results[1].found == found
-    assert cure in results[1].cure
-
-
-def test_a_check_that_does_not_import_is_a_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(package: str, name: str) -> Any:
-        raise ImportError("no module named nothing")
-
-    monkeypatch.setattr(registry, "load", load)
-    results = base.examine(settings())
-    assert {each.state for each in results} == {State.PROBLEM}
-    assert "ImportError: no module named nothing" in results[0].found
-
-
-def test_what_is_wrong_has_a_cure() -> None:
-    with pytest.raises(ValueError, match="without a cure"):
-        Result("x", State.WARNING, "slow")
 
 
 def test_a_child_that_crashes_or_hangs_takes_nobody_along(tmp_path: Path) -> None:

@@ -4,58 +4,16 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from conftest import Ended
 
-from layerparity.anatomy.family import family_of
-from layerparity.ground.errors import UserError
-from layerparity.run.scope import scope_of
-from layerparity.settings.config import Config, ScopeKind, ScopeSettings
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.store import open_store
 
 Cli = Callable[..., Ended]
 SWEEP = ("-m", "backend=gpu", "device_map=cpu", "kind=candidate", "scope=range")
-RANGE = Config(scope=ScopeSettings(ScopeKind.range))
-
-
-def ends(chunks: int, layers: int, **keys: int) -> list[tuple[int, int]]:
-    config, family = replace(RANGE, layer_chunks=chunks, **keys), family_of("minimax_m2")
-    scopes = [scope_of(replace(config, chunk=n), layers, family) for n in range(chunks)]
-    return [(scope.start or 0, scope.end or 0) for scope in scopes]
-
-
-@pytest.mark.parametrize("layers", [1, 7, 62])
-def test_chunks_cover_every_block_once_and_are_of_about_one_length(layers: int) -> None:
-    for chunks in range(1, layers + 1):
-        found = ends(chunks, layers)
-        covered = [layer for first, last in found for layer in range(first, last + 1)]
-        assert covered == list(range(layers))
-        assert len({last - first for first, last in found}) <= 2
-    assert ends(8, 62)[0] == (0, 6)
-
-
-def test_chunks_are_of_the_range_that_is_given() -> None:
-    assert ends(2, 62, start=10, end=13) == [(10, 11), (12, 13)]
-    assert ends(2, 62, start=60) == [(60, 60), (61, 61)]
-
-
-@pytest.mark.parametrize(
-    ("keys", "says"),
-    [
-        ({"layer_chunks": 7}, "layer_chunks=7 is more than the 6 blocks that are cut: use 6"),
-        ({"layer_chunks": 2}, "add -m, or chunk=N \\(0 to 1\\) for one of them"),
-        ({"layer_chunks": 2, "chunk": 2}, "chunk=2 is out of range: layer_chunks=2 has 0 to 1"),
-        ({"chunk": 1, "start": 0, "end": 1}, "chunk=1 is one of layer_chunks=N"),
-        ({}, "or -m layer_chunks=N for all blocks in N ranges"),
-    ],
-)
-def test_what_makes_no_chunk_is_refused(keys: dict[str, int], says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        scope_of(replace(RANGE, **keys), 6, family_of("minimax_m2"))
 
 
 def test_chunks_of_another_scope_are_refused(cli: Cli) -> None:

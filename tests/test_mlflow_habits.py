@@ -27,43 +27,6 @@ PAGE = Path(__file__).parents[1] / "docs" / "tracking.md"
 CANDIDATE = ("device_map=cpu", "kind=candidate", "scope=single", "layer=2", "threads=1")
 
 
-@pytest.mark.parametrize(
-    ("variables", "typed", "words"),
-    [
-        ({}, [], []),
-        (
-            {"MLFLOW_TRACKING_URI": "http://there:5000"},
-            ["backend=gpu"],
-            ["tracking=server", "tracking.uri=http://there:5000"],
-        ),
-        ({"MLFLOW_TRACKING_URI": "http://there:5000"}, ["tracking.folder=here"], []),
-        ({"MLFLOW_TRACKING_URI": "http://there:5000"}, ["tracking=embedded"], []),
-        ({"MLFLOW_EXPERIMENT_NAME": "a b"}, [], ['tracking.experiment="a b"']),
-        ({"MLFLOW_EXPERIMENT_NAME": "mine"}, ["tracking.experiment=yours"], []),
-        ({"MLFLOW_RUN_NAME": "3"}, [], ['name="3"']),
-        ({"MLFLOW_RUN_NAME": "mine"}, ["+name=yours"], []),
-    ],
-)
-def test_a_variable_is_a_key_that_was_not_typed(
-    variables: dict[str, str], typed: list[str], words: list[str]
-) -> None:
-    assert words_for(typed, variables) == words
-
-
-@pytest.mark.parametrize(
-    ("variables", "typed", "why"),
-    [
-        ({"MLFLOW_TRACKING_URI": "sqlite:///x.db"}, [], "tracking.folder= says where"),
-        ({"MLFLOW_RUN_NAME": "x"}, ["experiment=quickstart"], "would call its runs alike"),
-    ],
-)
-def test_a_variable_that_cannot_be_heeded_is_said(
-    capsys: pytest.CaptureFixture[str], variables: dict[str, str], typed: list[str], why: str
-) -> None:
-    assert words_for(typed, variables) == []
-    assert why in capsys.readouterr().out
-
-
 def test_a_variable_s_address_is_one_that_a_server_has(
     cli: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
 ) -> None:

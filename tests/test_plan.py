@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from layerparity.anatomy.block import SANDWICH, Block, Node
@@ -95,3 +97,48 @@ def test_what_was_measured_of_a_block_counts_whatever_is_declared() -> None:
     # Made of several values, it is none of them.
     both = Block((Node("mlp:out", (":in", "self_attn:out"), "mlp"),))
     assert sites(FAMILY, "mlp", both) == [own]
+
+
+def ends(chunks: int, layers: int, **keys: int) -> list[tuple[int, int]]:
+    """Return the first and the last block of each chunk of a model of so many blocks."""
+    kind = ScopeSettings(ScopeKind.range)
+    config = Config(scope=kind, layer_chunks=chunks, **keys)  # type: ignore[arg-type]
+    scopes = [scope_of(replace(config, chunk=n), layers, FAMILY) for n in range(chunks)]
+    return [(scope.start or 0, scope.end or 0) for scope in scopes]
+
+
+@pytest.mark.parametrize("layers", [1, 7, 62])
+def test_chunks_cover_every_block_once_and_are_of_about_one_length(layers: int) -> None:
+    for chunks in range(1, layers + 1):
+        found = ends(chunks, layers)
+        covered = [layer for first, last in found for layer in range(first, last + 1)]
+        assert covered == list(range(layers))
+        assert len({last - first for first, last in found}) <= 2
+    assert ends(8, 62)[0] == (0, 6)
+
+
+def test_chunks_are_of_the_range_that_is_given() -> None:
+    assert ends(2, 62, start=10, end=13) == [(10, 11), (12, 13)]
+    assert ends(2, 62, start=60) == [(60, 60), (61, 61)]
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"layer_chunks": 7}, "layer_chunks=7 is more than the 6 blocks that are cut: use 6"),
+        ({"layer_chunks": 2}, "add -m, or chunk=N \\(0 to 1\\) for one of them"),
+        ({"layer_chunks": 2, "chunk": 2}, "chunk=2 is out of range: layer_chunks=2 has 0 to 1"),
+        ({"chunk": 1, "start": 0, "end": 1}, "chunk=1 is one of layer_chunks=N"),
+        ({}, "or -m layer_chunks=N for all blocks in N ranges"),
+    ],
+)
+def test_what_makes_no_chunk_is_refused(keys: dict[str, int], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        plan("range", **keys)
+
+
+@pytest.mark.parametrize("kind", ["full", "single"])
+@pytest.mark.parametrize("key", ["layer_chunks", "chunk"])
+def test_chunks_belong_to_a_range(kind: str, key: str) -> None:
+    with pytest.raises(UserError, match=f"{key}=2 does not belong to scope={kind}"):
+        plan(kind, **{key: 2})

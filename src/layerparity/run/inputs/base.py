@@ -152,9 +152,10 @@ def check_length(rows: list[list[int]], request: Request, what: str) -> None:
         raise UserError(f"{what} holds no token: give some text.")
     refuse_beyond_context(request.config.seq_len or max(len(row) for row in rows), request, what)
     vocabulary = request.size("vocab_size", 1 << 60)
-    worst = max(max(row) for row in rows)
-    if worst >= vocabulary or min(min(row) for row in rows) < 0:
-        raise UserError(f"{what} holds token id {worst}; the vocabulary has {vocabulary}.")
+    least, most = min(min(row) for row in rows), max(max(row) for row in rows)
+    if least < 0 or most >= vocabulary:
+        wrong = least if least < 0 else most
+        raise UserError(f"{what} holds token id {wrong}; the vocabulary has {vocabulary}.")
 
 
 def refuse_beyond_context(tokens: int, request: Request, what: str) -> None:
