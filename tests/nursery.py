@@ -1,11 +1,12 @@
-"""Python processes that begin with torch, transformers and MLflow imported, for tests that start many.
+"""Python processes that begin with torch, transformers and MLflow imported, for tests.
 
 What a test starts with ``sys.executable`` pays seconds of imports before its first line. `install`
-has ``subprocess`` ask a process that has them, the nursery, for a fork of itself instead: a child of
-the test's own process, with the words, folder, environment, streams and session that it would have
-had. Where a fork would not be the same, a fresh interpreter is started as ever: with flags of the
-interpreter, with other variables that a library reads when it is imported, where a module hides an
-imported one or code looks at its own process, and in a test that is marked ``fresh_interpreter``.
+has ``subprocess`` ask a process that has them, the nursery, for a fork of itself instead: a child
+of the test's own process, with the words, folder, environment, streams and session that it would
+have had. Where a fork would not be the same, a fresh interpreter is started as ever: with flags of
+the interpreter, with other variables that a library reads when it is imported, where a module hides
+an imported one or code looks at its own process, in a test marked ``fresh_interpreter``, and for
+what a child itself starts.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import gc
+import inspect
 import json
 import os
 import runpy
@@ -55,11 +57,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 # A request and its answer; the environment is most of it.
 _LONGEST = 1 << 20
 _ORDINARY = subprocess.Popen
-_EXECUTE_CHILD = (
-    "args executable preexec_fn close_fds pass_fds cwd env startupinfo creationflags shell p2cread "
-    "p2cwrite c2pread c2pwrite errread errwrite restore_signals gid gids uid umask "
-    "start_new_session process_group"
-).split()
+# What ``Popen._execute_child`` is given, in order.
+_EXECUTE_CHILD = (*inspect.signature(_ORDINARY._execute_child).parameters,)[1:]
 
 
 class Nursery:
@@ -114,7 +113,8 @@ def install(is_fresh: Callable[[], bool]) -> None:
                 super()._execute_child(*given)
                 return
             self.pid, self._child_created = process, True
-            self._close_pipe_fds(*given[10:16])
+            ends = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+            self._close_pipe_fds(*(asked[name] for name in ends))
 
     subprocess.Popen = WarmPopen  # type: ignore[misc]
 
@@ -174,7 +174,7 @@ def _serve(line: socket.socket) -> dict[str, Any] | None:
 
 
 def _is_alike(request: dict[str, Any], known: set[str]) -> bool:
-    """Say whether a fork would see what a fresh interpreter would: the same variables and modules."""
+    """Say whether a fork would see the variables and modules that a fresh interpreter would."""
 
     def read(environment: Any) -> dict[str, str]:
         names = (name for name in environment if name.startswith(READ_AT_IMPORT))
@@ -190,7 +190,7 @@ def _is_alike(request: dict[str, Any], known: set[str]) -> bool:
     added = [name for name in environment.get("PYTHONPATH", "").split(os.pathsep) if name]
     for folder in {*own, *added} - {*sys.path}:
         with suppress(OSError):
-            names = {Path(name).stem for name in os.listdir(folder)}
+            names = {path.stem for path in Path(folder).iterdir()}
             hidden = names & (known - _NEVER_HIDDEN)
             if hidden or "sitecustomize" in names:
                 return False
@@ -230,8 +230,8 @@ def _become(request: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     tempfile.tempdir = None
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=stream is sys.stderr or stream.isatty())
+    if sys.stdout.isatty():
+        sys.stdout.reconfigure(line_buffering=True)
     first, *rest = request["words"]
     # As the interpreter does: the script's folder, or this one, then PYTHONPATH, then its own.
     folders = [name for name in os.environ.get("PYTHONPATH", "").split(os.pathsep) if name]
@@ -290,7 +290,6 @@ if __name__ == "__main__":
         import_module(_name)
     gc.collect()
     gc.freeze()
-    exec(open("/tmp/s/try3b.py").read()) if os.path.exists("/tmp/s/try3b.py") else None
     _asked = _serve(socket.socket(fileno=int(sys.argv[1])))
     if _asked is not None:
         _end(_become, _asked)

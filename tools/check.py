@@ -1,7 +1,7 @@
 """What a small change needs: layout, rules, types, and the tests that ran what was changed.
 
     python tools/check.py                 # the tests: those that the change can reach, 90 s at most
-    python tools/check.py --seconds 3600  # the first time: what each test runs is noted, in .testmondata
+    python tools/check.py --seconds 3600  # the first time: notes what each test runs
 
 pytest-testmon follows each test through the Python files of its own process, function by function.
 What a test starts in other processes, and what is no Python, it does not see: `make test` runs all.
@@ -74,7 +74,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     late = _LATE in str(session.shouldstop) and not session.testsfailed
     if late and not hasattr(session.config, "workerinput"):
         session.exitstatus = 0
-        print("\nThe time is up: what ran has passed, the next make check goes on; make test runs all.")
+        print("\nThe time is up: what ran has passed; make check goes on, make test runs all.")
 
 
 if __name__ == "__main__":

@@ -370,7 +370,7 @@ def _of_port(config: Config, name: str) -> Any:
 
 
 def register() -> None:
-    """Store every schema with Hydra, unless it has them: the root, and each plug-in's ``Settings``."""
+    """Store every schema with Hydra, once: the root, and each plug-in's ``Settings``."""
     store = ConfigStore.instance()
     if "schema.yaml" in store.repo:
         return

@@ -1,0 +1,120 @@
+"""A fork of the nursery is the process that a fresh interpreter would have been."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import conftest
+import pytest
+
+SEEN = """
+import json, os, signal, sys, threading
+print(json.dumps({
+    "argv": sys.argv, "path": sys.path, "folder": os.getcwd(), "name": __name__,
+    "environment": dict(os.environ), "parent": os.getppid(), "input": sys.stdin.read(),
+    "group": os.getpgid(0) == os.getpid(), "session": os.getsid(0) == os.getpid(),
+    "signals": [str(signal.getsignal(number)) for number in (2, 15, 1, 13, 17)],
+    "threads": threading.active_count(), "open": sorted(map(int, os.listdir("/dev/fd")))[:3],
+    "buffered": [sys.stdout.line_buffering, sys.stderr.line_buffering],
+}))
+print("an error", file=sys.stderr)
+sys.exit(int(sys.argv[-1]))
+"""
+ENDS = {
+    "a signal": "import os; os.kill(os.getpid(), 9)",
+    "ctrl-c": "import os, signal; os.kill(os.getpid(), signal.SIGINT); import time; time.sleep(9)",
+    "words": "import sys; sys.exit('words')",
+    "an error": "1 / 0",
+    "its exit": "import atexit, threading, time; atexit.register(print, 'at exit')\n"
+    "threading.Thread(target=lambda: (time.sleep(0.1), print('thread'))).start(); print('main')",
+    "a full output": "import os, sys; os.dup2(os.open('/dev/full', os.O_WRONLY), 1); print('x')",
+}
+
+
+def both(*words: str, **options: Any) -> list[subprocess.CompletedProcess[str]]:
+    """Run a child as a fresh interpreter, and as a fork."""
+    ended = []
+    for marks in ({"fresh_interpreter"}, set()):
+        conftest._marks.clear()
+        conftest._marks.update(marks)
+        command = [sys.executable, *words]
+        ended.append(
+            subprocess.run(command, capture_output=True, text=True, check=False, **options)
+        )
+    return ended
+
+
+@pytest.mark.parametrize("new_session", [False, True])
+@pytest.mark.parametrize("form", ["script", "module", "code"])
+def test_it_sees_what_a_fresh_one_sees(tmp_path: Path, form: str, new_session: bool) -> None:
+    (tmp_path / "seen_here.py").write_text(SEEN)
+    first = {"script": ["seen_here.py"], "module": ["-m", "seen_here"], "code": ["-c", SEEN]}[form]
+    paths = os.pathsep.join([str(tmp_path / "one"), str(tmp_path / "two")])
+    environment = {**os.environ, "ONE_MORE": "1", "PYTHONPATH": paths}
+    options = {
+        "cwd": tmp_path,
+        "env": environment,
+        "input": "a line",
+        "start_new_session": new_session,
+    }
+    fresh, forked = both(*first, "a", "3", **options)
+    assert (
+        (fresh.returncode, fresh.stderr) == (forked.returncode, forked.stderr) == (3, "an error\n")
+    )
+    assert json.loads(forked.stdout) == json.loads(fresh.stdout)
+    assert json.loads(forked.stdout)["parent"] == os.getpid()
+
+
+@pytest.mark.parametrize("code", ENDS.values(), ids=ENDS)
+def test_it_ends_as_a_fresh_one_ends(code: str) -> None:
+    fresh, forked = both("-c", code)
+    assert (forked.returncode, forked.stdout) == (fresh.returncode, fresh.stdout)
+    last = [ended.stderr.strip().splitlines()[-1:] for ended in (fresh, forked)]
+    assert last[0] == last[1]
+
+
+def test_it_has_imported_and_is_waited_for_and_killed_like_any_child() -> None:
+    code = "from torch import nn; print(nn.__name__, flush=True); import time; time.sleep(600)"
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    with child:
+        assert child.stdout is not None and child.stdout.readline() == "torch.nn\n"
+        words = Path(f"/proc/{child.pid}/cmdline").read_bytes()
+        assert b"nursery.py" in words
+        assert child.poll() is None
+        child.terminate()
+        assert child.wait() == -signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        {"words": ["-c", "import sys; print(len(sys.modules) < 1000)"]},
+        {"words": ["-B", "-c", "print(True)"]},
+        {"environment": {"OMP_NUM_THREADS": "7"}},
+        {"module": "torch"},
+        {"module": "sitecustomize"},
+    ],
+    ids=str,
+)
+def test_what_a_fork_would_not_see_alike_is_a_fresh_one(
+    tmp_path: Path, reason: dict[str, Any]
+) -> None:
+    if "module" in reason:
+        (tmp_path / f"{reason['module']}.py").write_text("")
+    code = textwrap.dedent("""
+        from pathlib import Path
+        print(not Path("/proc/self/cmdline").read_text().split(chr(0))[1].endswith("nursery.py"))
+    """)
+    words = reason.get("words", ["-c", code])
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), **reason.get("environment", {})}
+    ended = subprocess.run(
+        [sys.executable, *words], env=environment, capture_output=True, text=True, check=False
+    )
+    assert ended.stdout == "True\n", ended.stderr
