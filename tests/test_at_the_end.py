@@ -160,6 +160,13 @@ def test_tokens_after_the_same_tokens_count_once():
     assert at_the_end.unlike(ids[:, :3], every, ids.shape) == 16, "ids of something else"
 
 
+def pair_of(ids: torch.Tensor) -> Any:
+    """Return a pair of logits whose golden was fed some tokens, [batch, token]."""
+    record = SimpleNamespace(axes=("batch", "token", "channel"))
+    golden = SimpleNamespace(record=record, source=SimpleNamespace(token_ids=ids))
+    return SimpleNamespace(golden=golden, last=False, site=SITE)
+
+
 def test_a_prompt_that_fills_a_batch_is_wrong_once():
     golden, ids = logits(1), torch.arange(40)
     candidate = golden.clone()
@@ -169,14 +176,7 @@ def test_a_prompt_that_fills_a_batch_is_wrong_once():
     found = []
     for copies in (1, 16):
         batch = [each.expand(copies, *each.shape) for each in (ids, golden, candidate)]
-        pair: Any = SimpleNamespace(
-            golden=SimpleNamespace(
-                record=SimpleNamespace(axes=("batch", "token", "channel")),
-                source=SimpleNamespace(token_ids=batch[0]),
-            ),
-            last=False,
-            site=SITE,
-        )
+        pair = pair_of(batch[0])
         ends = CleanEnd({each: clean[each] for each in RATED}, torch.arange(40 * copies))
         of = end_metrics(pair, batch[1], batch[2], None, ends)
         assert {name for name in of if name in END_RATIOS} == {f"{each}_ratio" for each in RATED}
@@ -186,6 +186,21 @@ def test_a_prompt_that_fills_a_batch_is_wrong_once():
         assert [name for name in others if name in END_RATIOS] == ["kl_mean_ratio"], "an old golden"
     assert found[1] == pytest.approx(found[0])
     assert found[0][0] == pytest.approx(1.0)
+
+
+def test_a_head_of_zeros_has_no_error_of_clean_ways():
+    """Any error at all is then beyond them; an untrained head may be initialised so."""
+    zeros = torch.zeros(1, 40, 300, dtype=torch.float64)
+    pair = pair_of(torch.arange(40).view(1, 40))
+    found = at_the_end.sizes(numbers(zeros[0], zeros[0]))
+    clean = CleanEnd(at_the_end.largest([found], 2**-24, 0.0), torch.arange(40))
+    same = end_metrics(pair, zeros, zeros, None, clean)
+    assert {same[name] for name in END_RATIOS if name in same} == {0.0}
+    other = end_metrics(pair, zeros, logits(1).unsqueeze(0), None, clean)
+    assert (other["kl_mean_ratio"], other["perplexity_ratio_ratio"]) == (math.inf, math.inf)
+    outcome, breaches, _ = decide(Kind.REAL, {**other, "error_ratio": 1.0}, CalibratedTolerance())
+    assert outcome is Outcome.FAIL
+    assert [each.value for each in breaches] == [math.inf]
 
 
 def test_a_token_that_the_candidate_rules_out_has_no_log_probability():

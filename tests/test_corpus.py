@@ -1,11 +1,10 @@
-"""The corpus: what is drawn, that each fault is where it says, and the tables made of the runs."""
+"""The corpus: what is drawn, that each fault is where it says, and a small part of it run."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -20,16 +19,7 @@ from layerparity.mistakes.fault import Fault
 from layerparity.mistakes.mutations import arithmetic, cores, outputs, routing, shifts, stored
 from layerparity.run.ports.fault import PlantedPort
 from layerparity.run.ports.hf import HfPort
-from layerparity.selftest.calibration import (
-    corpus_summary,
-    place_table,
-    rule_table,
-    share_table,
-    wrong_table,
-)
 from layerparity.selftest.corpus import DTYPES, SHAPES, Corpus
-from layerparity.selftest.corpus_runs import CaseResult
-from layerparity.selftest.outcomes import Ending
 from layerparity.settings.config import DType
 
 __all__ = ["good", "made_too"]
@@ -112,48 +102,6 @@ def test_each_fault_begins_where_it_says(
             assert not wrong, each.story
             assert not whole, each.story
     assert hits >= 3
-
-
-def result(name: str = "a", **known: object) -> CaseResult:
-    plain = CaseResult(
-        name=name,
-        family="llama",
-        dtype="float32",
-        kind="slips",
-        foreseen=True,
-        told=True,
-        place="layers.1.mlp",
-        true=("scale",),
-        ending=Ending.NAMED,
-        named="layers.1.mlp",
-        effect=8.0,
-        causes=(("scale", 0.9), ("offset", 0.4)),
-    )
-    return replace(plain, **known)
-
-
-def test_what_was_said_is_held_against_what_is_true() -> None:
-    false = result("b", true=(), foreseen=False, causes=(("scale", 0.95),))
-    equal = result("c", ending=Ending.SAME, causes=(("offset", 1.0),))
-    shares = {row[0]: row[1:] for row in share_table([result(), false, equal])[2]}
-    assert shares["90% to 100%"] == ("2", "1", "50%", "2", "1", "1", "0")
-    assert shares["40% to 50%"] == ("1", "0", "0%", "0", "0", "0", "0")
-    assert shares["70% and more"][:3] == ("2", "1", "50%")
-    rules = {row[0]: row[1:] for row in rule_table([result(), false])[2]}
-    assert rules["scale"] == ("2", "1", "2", "1", "1")
-    assert rules["offset"] == ("1", "0", "0", "0", "0")
-    assert [row[0] for row in wrong_table([result(), false])[2]] == ["b"]
-
-
-def test_places_are_counted_by_effect() -> None:
-    late = result("b", ending=Ending.LATE, named="layers.1.mlp.experts")
-    missed = result("c", ending=Ending.MISSED, named="", effect=1.0)
-    rows = {row[0]: row[1:] for row in place_table([result(), late, missed])[2]}
-    assert rows["effect below twice the floor"] == ("1", "0.0%", "0.0%", "0.0%")
-    assert rows["effect twice the floor and more"] == ("2", "100.0%", "100.0%", "50.0%")
-    assert corpus_summary([result(), late]).verdict == "fail"
-    assert corpus_summary([result()]).verdict == "pass"
-    assert corpus_summary([result(true=())]).verdict == "fail"
 
 
 def test_a_small_corpus_is_run(cli: Callable[..., Ended], tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -55,8 +56,15 @@ def end_metrics(
     judged = found if clean.tokens.equal(every) else of(clean.tokens)
     theirs = of_so_many(clean.sizes, count)
     ratios = {
-        f"{name}_ratio": size / theirs[name]
+        f"{name}_ratio": _over(size, theirs[name])
         for name, size in sizes(judged).items()
         if name in theirs
     }
     return found | ratios
+
+
+def _over(size: float, clean: float) -> float:
+    """Return a size over that of clean ways, which is 0 of a head of zeros: then 0, or infinite."""
+    if clean:
+        return size / clean
+    return math.inf if size else 0.0
