@@ -237,9 +237,6 @@ def _become(request: dict[str, Any]) -> None:
         os.setsid()
     elif request["new_group"]:
         os.setpgid(0, 0)
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["environment"])
