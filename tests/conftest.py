@@ -63,7 +63,7 @@ LONGEST = (
 # What the test that runs now is marked with.
 _marks: set[str] = set()
 nursery.keep_nothing_safe()
-nursery.install(is_fresh=lambda: "fresh_interpreter" in _marks)
+NURSERY = nursery.install(is_fresh=lambda: "fresh_interpreter" in _marks)
 
 
 def pytest_configure(config: pytest.Config) -> None:

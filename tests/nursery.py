@@ -46,7 +46,7 @@ IMPORTED = (
 READ_AT_IMPORT = (
     *("PYTHON", "LD_", "OMP_", "KMP_", "MKL_", "GOMP_", "OPENBLAS", "ATEN_", "ONEDNN", "DNNL"),
     *("NUMBA", "TORCH", "HF_", "HUGGINGFACE", "TRANSFORMERS_", "USE_", "CUDA"),
-    *("LC_", "LANG", "MALLOC_", "TOKENIZERS", "HOME", "XDG_", "HYDRA", "ACCELERATE"),
+    *("LC_", "LANG", "MALLOC_", "TOKENIZERS", "HOME", "XDG_", "ACCELERATE"),
 )
 # Not on purpose; the last is one that torch writes into a folder of its own.
 _NEVER_HIDDEN = {*sys.stdlib_module_names, "__main__", "_remote_module_non_scriptable"}
@@ -66,6 +66,9 @@ class Nursery:
     """A process that has imported what most children need, and forks; begun when first asked."""
 
     def __init__(self) -> None:
+        # That it begins with, and why the last child was none of its forks.
+        self.environment: dict[str, str] = {}
+        self.refused = ""
         self._line: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -81,6 +84,7 @@ class Nursery:
             answer = json.loads(self._line.recv(_LONGEST))
         finally:
             _reap_orphans(False)
+        self.refused = answer.get("why", "")
         return answer["process"]
 
     def _begin(self) -> None:
@@ -88,6 +92,7 @@ class Nursery:
         for end in (self._line, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LONGEST)
         words = [sys.executable, __file__, str(theirs.fileno())]
+        self.environment = dict(os.environ)
         # Streams that cannot be sought: what Python learns of them at its beginning fits a pipe.
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self._process = _ORDINARY(
@@ -96,7 +101,7 @@ class Nursery:
         theirs.close()
 
 
-def install(is_fresh: Callable[[], bool]) -> None:
+def install(is_fresh: Callable[[], bool]) -> Nursery:
     """Have ``subprocess`` of this process fork its Python children, but while ``is_fresh()``."""
     nursery = Nursery()
 
@@ -118,6 +123,7 @@ def install(is_fresh: Callable[[], bool]) -> None:
             self._close_pipe_fds(*(asked[name] for name in ends))
 
     subprocess.Popen = WarmPopen  # type: ignore[misc]
+    return nursery
 
 
 def keep_nothing_safe() -> None:
@@ -174,8 +180,8 @@ def _serve(line: socket.socket) -> dict[str, Any] | None:
         if not said:
             return None
         request = json.loads(said)
-        if not _is_alike(request, known):
-            line.send(b'{"process": null}')
+        if why := _unlike(request, known):
+            line.send(json.dumps({"process": None, "why": why}).encode())
         elif (child := _fork_orphan()) is None:
             for number, stream in enumerate(streams):
                 os.dup2(stream, number)
@@ -187,28 +193,23 @@ def _serve(line: socket.socket) -> dict[str, Any] | None:
             os.close(stream)
 
 
-def _is_alike(request: dict[str, Any], known: set[str]) -> bool:
-    """Say whether a fork would see the variables and modules that a fresh interpreter would."""
-
-    def read(environment: Any) -> dict[str, str]:
-        names = (name for name in environment if name.startswith(READ_AT_IMPORT))
-        return {name: environment[name] for name in names if name != "PYTHONPATH"}
-
+def _unlike(request: dict[str, Any], known: set[str]) -> str:
+    """Return what a fork would see otherwise than a fresh interpreter; empty if nothing."""
     environment = request["environment"]
     if any(environment.get(f"MLFLOW_{name}", value) != value for name, value in MLFLOW.items()):
-        return False
-    if read(environment) != read(os.environ):
-        return False
+        return "what MLflow reads at its import"
+    for name in sorted({*environment, *os.environ} - {"PYTHONPATH"}):
+        if name.startswith(READ_AT_IMPORT) and environment.get(name) != os.environ.get(name):
+            return name
     first = request["words"][0]
     own = [request["cwd"]] if first in ("-m", "-c") else [str(Path(request["cwd"], first).parent)]
     added = [name for name in environment.get("PYTHONPATH", "").split(os.pathsep) if name]
     for folder in {*own, *added} - {*sys.path}:
         with suppress(OSError):
             names = {path.stem for path in Path(folder).iterdir()}
-            hidden = names & (known - _NEVER_HIDDEN)
-            if hidden or "sitecustomize" in names:
-                return False
-    return True
+            if hidden := names & ({*known, "sitecustomize"} - _NEVER_HIDDEN):
+                return f"{min(hidden)} in {folder}"
+    return ""
 
 
 def _fork_orphan() -> int | None:

@@ -82,14 +82,20 @@ def test_it_ends_as_a_fresh_one_ends(code: str) -> None:
 
 def test_it_has_imported_and_is_waited_for_and_killed_like_any_child() -> None:
     code = "from torch import nn; print(nn.__name__, flush=True); import time; time.sleep(600)"
-    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    with child:
+    begun = subprocess.run([sys.executable, "-c", ""], check=True)
+    assert begun.returncode == 0
+    options = {"stdout": subprocess.PIPE, "text": True, "env": conftest.NURSERY.environment}
+    child = subprocess.Popen([sys.executable, "-c", code], **options)
+    try:
         assert child.stdout is not None and child.stdout.readline() == "torch.nn\n"
-        words = Path(f"/proc/{child.pid}/cmdline").read_bytes()
-        assert b"nursery.py" in words
+        words = Path(f"/proc/{child.pid}/cmdline").read_bytes().split(b"\0")
+        assert words[1].endswith(b"nursery.py"), conftest.NURSERY.refused
         assert child.poll() is None
         child.terminate()
         assert child.wait() == -signal.SIGTERM
+    finally:
+        child.kill()
+        child.communicate()
 
 
 @pytest.mark.parametrize(
@@ -98,6 +104,7 @@ def test_it_has_imported_and_is_waited_for_and_killed_like_any_child() -> None:
         {"words": ["-c", "import sys; print(len(sys.modules) < 1000)"]},
         {"words": ["-B", "-c", "print(True)"]},
         {"environment": {"OMP_NUM_THREADS": "7"}},
+        {"environment": {"MLFLOW_LOGGING_LEVEL": "DEBUG"}},
         {"module": "torch"},
         {"module": "sitecustomize"},
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -83,7 +84,7 @@ def test_a_right_chain_differs_by_other_experts(cli: Cli) -> None:
     # Before the first block that routes anything apart nothing can be explained by routing.
     first = errors_of(ended.out, "layers.0:out")
     assert "0 of 256 tokens" in ended.out and first[0] == first[1]
-    judged = cli(*ended.out.splitlines()[-1].partition("run.py ")[2].split())
+    judged = cli(*shlex.split(ended.out.splitlines()[-1].partition("run.py ")[2]))
     assert judged.exit == 0, judged.out
     # The runs that the job made for itself are nobody's newest candidate.
     assert "by-itself" in cli("job=compare").out
@@ -100,7 +101,7 @@ def test_other_weights_of_the_same_experts_are_told_from_other_experts(cli: Cli)
     assert everything < 0.1 * natural
     assert shares_of(ended.out)[2] > 0.5
     # What the router itself computed is kept, and judged: the slip shows there alone.
-    ended = cli(*ended.out.splitlines()[-1].partition("run.py ")[2].split())
+    ended = cli(*shlex.split(ended.out.splitlines()[-1].partition("run.py ")[2]))
     assert ended.exit == 1
     assert "layers.2" in ended.out and "mlp.gate:weights" in ended.out
 

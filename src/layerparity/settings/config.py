@@ -370,13 +370,11 @@ def _of_port(config: Config, name: str) -> Any:
 
 
 def register() -> None:
-    """Store every schema with Hydra, once: the root, and each plug-in's ``Settings``."""
+    """Store every schema with Hydra: the root, and each plug-in's ``Settings``."""
     store = ConfigStore.instance()
-    if "schema.yaml" in store.repo:
-        return
+    store.store(name="schema", node=Config)
     for group, name, settings in plugin_schemas():
         store.store(group=f"schema/{group}", name=name, node=settings)
-    store.store(name="schema", node=Config)
 
 
 def plugin_schemas() -> Iterator[tuple[str, str, type]]:
