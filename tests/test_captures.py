@@ -70,6 +70,21 @@ def test_a_clean_capture_passes_in_the_prefill_and_in_each_step(
     assert not [row for row in verdict.rows if row.outcome is Outcome.SKIPPED]
 
 
+def test_a_rank_that_rounds_otherwise_is_clean(judged: Judge, tmp_path: Path) -> None:
+    """Some numbers of its replicas are neighbours of the other ranks': no terms of a sum."""
+    folder, nudged = capture(tmp_path / "capture", steps=0), 0
+    for path in sorted((folder / "rank_1").iterdir()):
+        own, first = torch.load(path), torch.load(folder / "rank_0" / path.name)
+        if own.is_floating_point() and own.equal(first):
+            rounded = torch.nextafter(own[..., ::4], torch.full_like(own[..., ::4], torch.inf))
+            own[..., ::4] = rounded
+            torch.save(own, path)
+            nudged += 1
+    assert nudged > 20
+    verdict = judged(folder)
+    assert (failing(verdict), verdict.outcome) == (set(), Outcome.PASS), verdict.where
+
+
 def test_experts_without_a_token_are_no_pass(judged: Judge, store: Path, tmp_path: Path) -> None:
     """A capture has no weights: what nobody computed with them is not known."""
     (store / "ids.json").write_text(json.dumps(PROMPT[:2]), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""port.emulate_tp: one process computes what the ranks of tensor parallelism do, to the bit."""
+"""port.emulate_tp: one process computes what the ranks of tensor parallelism do."""
 
 from __future__ import annotations
 
@@ -117,7 +117,11 @@ def work(rank: int, folder: Path, world: int) -> None:
 
 
 def test_two_ranks_are_those_of_transformers_over_gloo(made: Made, tmp_path: Path) -> None:
-    """The sum of two is the same in either order: every block is the same to the bit."""
+    """The sum of two is the same in either order: every block is the same but for its kernels.
+
+    Here a rank's weights are views of the whole, there tensors of their own, of another layout. In
+    bfloat16 what a rank rounds before the sum is far more than that.
+    """
     for family in FAMILIES:
         (tmp_path / family).symlink_to(made(family))
     torch.multiprocessing.spawn(work, (tmp_path, 2), nprocs=2)
@@ -133,8 +137,13 @@ def test_two_ranks_are_those_of_transformers_over_gloo(made: Made, tmp_path: Pat
                 stage = f"layers.{layer}"
                 port.load(stage)
                 plain.load(stage)
-                assert torch.equal(port.run(stage, given).output[real], output[real])
-                assert not torch.equal(plain.run(stage, given).output[real], output[real])
+                whole = output[real].double()
+                off, unsplit = (
+                    float((each.run(stage, given).output[real].double() - whole).norm())
+                    for each in (port, plain)
+                )
+                assert off <= NEAR * float(whole.norm()) or dtype is DType.bfloat16
+                assert off < unsplit / 2 or dtype is DType.float32
 
 
 # ---------------------------------------------------------------- beside sums written out
@@ -145,6 +154,21 @@ def summed(partials: list[torch.Tensor]) -> torch.Tensor:
     return total
 
 
+def exact(mlp: torch.nn.Module, weights: torch.nn.Module) -> torch.Tensor:
+    """Fill ``weights`` of an MLP with whole numbers; return an input, bfloat16 [2, 7, 64].
+
+    Products of them are exact, whatever order a machine's BLAS adds their terms in: but for them,
+    there are multiplications and sums of two numbers, which round alike everywhere.
+    """
+    maker = torch.Generator().manual_seed(0)
+    for each in weights.parameters():
+        each.copy_(torch.randint(-1, 2, each.shape, generator=maker))
+    for each in mlp.modules():
+        if hasattr(each, "act_fn"):
+            each.act_fn = torch.nn.ReLU()
+    return torch.randint(-3, 4, (2, 7, 64), generator=maker).bfloat16()
+
+
 @pytest.mark.parametrize("tp", [5, 8, 64])
 def test_a_dense_mlp_is_summed_over_the_ranks_in_their_order(made: Made, tp: int) -> None:
     port = emulating(made("llama"), DType.bfloat16, tp)
@@ -152,13 +176,14 @@ def test_a_dense_mlp_is_summed_over_the_ranks_in_their_order(made: Made, tp: int
     port.begin(call)
     port.load("layers.0.mlp")
     mlp = port.skeleton.module("layers.0.mlp")
-    given = drawn().bfloat16()
+    given = exact(mlp, mlp)
     size = math.ceil(96 / tp)
     gate, up, down = (getattr(mlp, f"{name}_proj").weight for name in ("gate", "up", "down"))
     inner = mlp.act_fn(given @ gate.T) * (given @ up.T)
     parts = zip(inner.split(size, -1), down.split(size, -1), strict=True)
-    made_so = summed([torch.nn.functional.linear(left, right) for left, right in parts])
-    assert torch.equal(port.run("layers.0.mlp", given).output, made_so)
+    partials = [torch.nn.functional.linear(left, right) for left, right in parts]
+    assert torch.equal(port.run("layers.0.mlp", given).output, summed(partials))
+    assert not torch.equal(summed(partials[::-1]), summed(partials))
 
 
 @pytest.mark.parametrize(("tp", "ep"), [(4, None), (8, 2), (4, 4), (6, 2)])
@@ -169,7 +194,7 @@ def test_experts_are_shared_by_width_and_by_number(made: Made, tp: int, ep: int 
     port.begin(call)
     port.load("layers.0.mlp")
     mlp = port.skeleton.module("layers.0.mlp")
-    given = drawn().bfloat16()
+    given = exact(mlp, mlp.experts)
     _, weights, chosen = mlp.gate(given.flatten(0, 1), mlp.e_score_correction_bias)
     groups = ep or 1
     size, number = math.ceil(32 / (tp // groups)), 4 // groups
@@ -188,6 +213,8 @@ def test_experts_are_shared_by_width_and_by_number(made: Made, tp: int, ep: int 
             partials.append(total)
     found = port.run("layers.0.mlp", given).tensors["mlp.experts:out"]
     assert torch.equal(found.flatten(0, 1), summed(partials))
+    # Each token has two experts: of two terms the order is none.
+    assert torch.equal(summed(partials[::-1]), summed(partials)) is (tp == ep)
 
 
 def test_a_bias_is_added_once_after_all_ranks(made: Made) -> None:

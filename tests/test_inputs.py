@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 
 from layerparity.anatomy.site import Site
 from layerparity.ground.errors import UserError
+from layerparity.ground.files import tensor_digest
 from layerparity.ground.resources import shipped
 from layerparity.run.backends import gpu
 from layerparity.run.inputs import auto, prompt, random, tokens
@@ -108,6 +109,22 @@ def test_random_states_are_seeded_and_synthetic() -> None:
     assert one.given[site].shape == (2, 4, MODEL["hidden_size"])
     assert torch.equal(one.given[site], two.given[site])
     assert not torch.equal(one.given[site], other.given[site])
+
+
+def test_a_seed_means_the_same_states_on_every_processor() -> None:
+    """To the bit: both runs of a comparison may draw their own."""
+    asked = request(("layers.3",), seq_len=32)
+    drawn = random.prepare(random.Settings(seed=1, batch=4, scale=0.5), asked)
+    states = drawn.given[Site("layers.3", "in")]
+    assert states.dtype is torch.float32
+    whole = states.double().flatten()[:3] * 2**21
+    assert whole.tolist() == [-448398, -1337994, -2396905]
+    assert tensor_digest(states)[:16] == "2db1382143a80d45"
+    wide = states.double() / 0.5
+    assert abs(float(wide.mean())) < 4 / wide.numel() ** 0.5
+    assert float(wide.std()) == pytest.approx(1, rel=0.02)
+    # Of normal numbers 4.55 % are beyond two deviations.
+    assert float((wide.abs() > 2).double().mean()) == pytest.approx(0.0455, rel=0.1)
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,26 @@ class Threaded(HfPort):
             observed.output.mul_(1.01)
         return observed
 '''
+ROUNDING = '''
+"""A port whose last numbers are rounded up where a batch is padded, whatever the processor does."""
+
+import torch
+
+from layerparity.run.ports.hf import HfPort
+
+
+class Port(HfPort):
+    def begin(self, call):
+        super().begin(call)
+        self.padded = bool((call.attention_mask == 0).any())
+
+    def run(self, stage, given):
+        observed = super().run(stage, given)
+        if self.padded and stage == "layers.3":
+            last = observed.output[..., -1]
+            last.copy_(torch.nextafter(last, torch.full_like(last, torch.inf)))
+        return observed
+'''
 
 
 def ids(mask: torch.Tensor = MASK) -> torch.Tensor:
@@ -229,7 +249,7 @@ def kept(store: Path) -> dict[str, Any]:
 
 
 def test_a_sound_model_is_equal_or_within_the_floor(run: Cli, store: Path) -> None:
-    """Each axis of it; the same again, and any cache, to the bit."""
+    """Each axis of it; the same again to the bit, the others as the processor rounds them."""
     ended = run(*OWN)
     assert ended.exit == 0, ended.out + ended.err
     record = kept(store)
@@ -241,9 +261,11 @@ def test_a_sound_model_is_equal_or_within_the_floor(run: Cli, store: Path) -> No
     for each in lines:
         endings[each["axis"]].add(each["ending"])
         assert each["R"] is None or each["R"] < 2
-    assert endings["repeat"] == endings["cache"] == {"equal"}
-    assert set().union(*endings.values()) == {"equal", "within the floor"}
-    assert "all that differ are within the floor" in ended.out
+    assert endings["repeat"] == {"equal"}
+    found = set().union(*endings.values())
+    assert found <= {"equal", "within the floor"}
+    said = "all that differ are within the floor" if len(found) > 1 else "are equal to the bit"
+    assert said in ended.out
     assert "next:   python run.py" in ended.out
 
 
@@ -274,7 +296,9 @@ def test_a_planted_dependence_is_named(
     assert line["R_site"] == site
     assert line["R"] > 2
     assert f"{wrong[0]} leaves the floor at {site}" in ended.out
-    assert f"{wrong[0]}: {site}, token {token}: " in ended.out
+    # Before it, a token may have been rounded otherwise: the first whose bits differ is named.
+    named = re.search(rf"{re.escape(wrong[0])}: {re.escape(site)}, token (\d+): ", ended.out)
+    assert named is not None and int(named[1]) <= token, ended.out
     assert f"next:   python run.py job=invariance 'job.axes=[{axis}]'" in ended.out
 
 
@@ -338,10 +362,17 @@ def test_a_chain_that_is_routed_apart_names_what_judges_it(
     assert invariance._following(Config(), lines).endswith(follows)
 
 
-def test_bits_can_be_demanded(run: Cli) -> None:
-    asked = ("job.axes=[padding]", "job.padding=[8]")
-    assert run(*OWN, *asked).exit == 0
-    strict = run(*OWN, *asked, "job.demand=bits")
+@pytest.fixture
+def rounding(cli: Cli) -> tuple[str, ...]:
+    """Return keys under which padding moves some bits, within the floor."""
+    assert cli is not None, "it is what goes to the folder in which a port is looked for"
+    Path("rounding_port.py").write_text(ROUNDING)
+    return "port._target_=rounding_port.Port", "job.axes=[padding]", "job.padding=[8]"
+
+
+def test_bits_can_be_demanded(run: Cli, rounding: tuple[str, ...]) -> None:
+    assert run(*OWN, *rounding).exit == 0
+    strict = run(*OWN, *rounding, "job.demand=bits")
     assert strict.exit == 1
     assert "job.demand=bits asks for all" in strict.out
     assert "job.demand=bits" in strict.out.splitlines()[-1]
@@ -394,12 +425,12 @@ def test_a_candidate_is_judged_by_the_golden_that_feeds_it(run: Cli, store: Path
     assert ended.exit == 0, ended.out + ended.err
     ends = [each["ending"] for each in kept(store)["variations"]]
     assert ends[:2] == ["equal", "equal"]
-    assert "within the floor" in ends
+    assert set(ends[2:]) <= {"equal", "within the floor"}
 
 
-def test_without_a_floor_what_differs_is_not_judged(run: Cli) -> None:
+def test_without_a_floor_what_differs_is_not_judged(run: Cli, rounding: tuple[str, ...]) -> None:
     """And the command that follows makes a golden, which has one."""
-    asked = ("kind=candidate", "job.axes=[padding]", "job.padding=[8]")
+    asked = ("kind=candidate", *rounding)
     ended = run(*OWN, *asked)
     assert ended.exit == 4, ended.out + ended.err
     assert "was not judged" in ended.out

@@ -22,7 +22,7 @@ from layerparity.numbers.clean import wider
 from layerparity.numbers.clean_slopes import ChainedSample, CleanSlopes, SlopeSample
 from layerparity.numbers.deviation import Deviation, JudgedSite, deviation
 from layerparity.numbers.floor import Floor, measure_floor, scales
-from layerparity.numbers.token_factors import FEW, standing_out
+from layerparity.numbers.token_factors import FEW, standing_out, ways_apart
 from layerparity.numbers.token_sums import TokenLayout
 from layerparity.numbers.typical_floor import TypicalFloor
 from layerparity.record.folder import RunFolder
@@ -217,6 +217,15 @@ def test_a_way_that_is_the_golden_is_no_sample() -> None:
         {"golden": given.golden}, given.golden, given.reference, mask, given.layout
     )
     assert none.slopes["whole"] == SlopeSample(0.0, 0)
+    # A processor that rounds what is left of a vector otherwise makes no other way of it.
+    nearly = given.golden.clone()
+    nearly[-1, -5:] = torch.nextafter(nearly[-1, -5:], torch.tensor(math.inf).to(nearly))
+    assert not torch.equal(nearly, given.golden)
+    beside = measure_floor(
+        {"one": other, "nearly": nearly}, given.golden, given.reference, mask, given.layout
+    ).slopes["whole"]
+    assert beside.ways == 1
+    assert beside.square == pytest.approx(with_golden.square, rel=0.05)
     seen = [SlopeSample(0.1, 3), SlopeSample(0.5, 1), SlopeSample(0.0, 0)]
     pooled, chained = SlopeSample.pooled(seen), ChainedSample.pooled(seen)
     assert pooled == SlopeSample(pytest.approx(0.2), 4)
@@ -498,6 +507,16 @@ def test_one_token_of_a_long_prompt_stands_out(noise: bool) -> None:
     assert found.metrics["error_ratio"] < 2 and found.metrics["error_ratio_position"] < 8
     assert found.metrics["outlier_index"] == 120
     assert any("stands out" in text for text in broken(found))
+
+
+def test_ways_that_agree_at_most_tokens_are_one() -> None:
+    """But for a remainder, and for the order in which squares are added up."""
+    maker = torch.Generator().manual_seed(0)
+    one, other = torch.rand(2, 40, generator=maker, dtype=torch.float64) + 0.5
+    remainder, reordered = one.clone(), one * (1 + 1e-14)
+    remainder[-7:] *= 1.1
+    assert ways_apart(torch.stack([one, remainder, other, reordered])) == 2
+    assert ways_apart(torch.stack([one, other, one * (1 + 1e-6)])) == 3
 
 
 def test_a_token_stands_out_of_the_others_even_where_its_floor_is_nothing() -> None:

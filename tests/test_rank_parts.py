@@ -14,6 +14,7 @@ from layerparity.numbers.rank_parts import (
     RankShare,
     Split,
     apart,
+    disagreeing,
     distance,
     found_slices,
     merge,
@@ -163,6 +164,19 @@ def test_terms_are_told_from_replicas_that_disagree() -> None:
     ]
     assert [*apart([TENSOR * 2, TENSOR, TENSOR, TENSOR])] == [0]
     assert [*apart([TENSOR * each for each in (1, 2, 3, 4)])] == [0, 1, 2, 3]
+
+
+def test_ranks_that_round_otherwise_agree() -> None:
+    """To the bit they need not: a replica is no term of a sum for that."""
+    rounded = torch.nextafter(TENSOR, TENSOR + 1)
+    replicas = [TENSOR, rounded, TENSOR, TENSOR]
+    assert [*apart(replicas)] == [1] and disagreeing(replicas) == {}
+    assert [*disagreeing([TENSOR, TENSOR * (1 + 1e-6), TENSOR, TENSOR])] == [1]
+    first, second = TENSOR.chunk(2, -1)
+    tiled = Split(PartKind.SHARDED, -1, 2, tiled=True)
+    parts = [first, second, torch.nextafter(first, first + 1), second]
+    assert disagreeing(parts, tiled) == {} != disagreeing(parts, Split(PartKind.SHARDED, -1, 2))
+    assert disagreeing([torch.tensor([1]), torch.tensor([2])]).keys() == {0, 1}
 
 
 def test_a_rank_that_is_missing_fits_nothing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
@@ -75,15 +76,18 @@ def test_a_step_has_what_it_has_by_itself(tmp_path: Path) -> None:
     for site in sites():
         entry, own = (each.find(STAGE, ISOLATED, site) for each in (together, alone))
         assert entry is not None and own is not None and entry.site == own.site == site
-        here, there = together.reference(entry), alone.reference(own)
+        stored = (together, entry), (alone, own)
+        here, there = (of.reference(each) for of, each in stored)
         assert here.shape == (BATCH, 1 if site.step else 5, HEADS, WIDTH)
         assert here.is_contiguous() and torch.equal(here, there), site
         floor, expected = together.floor(entry, "float32"), alone.floor(own, "float32")
         assert floor is not None and expected is not None and floor.ways == expected.ways
         assert set(floor.tensors()) == set(expected.tensors())
         for name, tensor in expected.tensors().items():
-            assert torch.equal(floor.tensors()[name], tensor), (site, name)
-        assert together.typical_floor(entry, "float32") == alone.typical_floor(own, "float32")
+            near = {"rtol": 1e-12, "atol": 0, "msg": f"{site} {name}"}
+            torch.testing.assert_close(floor.tensors()[name], tensor, **near)
+        typical = [astuple(of.typical_floor(e, "float32")) for of, e in stored]
+        assert typical[0] == pytest.approx(typical[1], rel=1e-12)
     assert together.find(STAGE, ISOLATED, SITE.at_step(6)) is None
 
 

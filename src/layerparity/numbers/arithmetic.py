@@ -88,9 +88,13 @@ def strided(shards: int, by_row: bool = False) -> Product:
             )
         tokens = input.reshape(-1, input.shape[-1])
         terms = tokens.unflatten(-1, (-1, count)).permute(2, 0, 1).contiguous()
-        large = len(tokens) >= _MANY and weight.numel() >= _PART and weight.device.type == "cpu"
-        partial_sums = _shuffled if large and not by_row else _transposed
-        sums = [_added(partial_sums(terms, part)) for part in _parts(weight)]
+        # Which kernel is called must not depend on the others, where each row is by itself.
+        rows = 1 if by_row else len(tokens)
+        large = rows >= _MANY and weight.numel() >= _PART and weight.device.type == "cpu"
+        if large:
+            sums = [_added(_shuffled(terms, part)) for part in _parts(weight)]
+        else:
+            sums = [_added(_transposed(terms, part, rows)) for part in _parts(weight)]
         return torch.cat(sums, -1).view(*input.shape[:-1], -1)
 
     return product
@@ -113,9 +117,9 @@ def _shuffled(terms: torch.Tensor, weight: torch.Tensor) -> Iterable[torch.Tenso
     return map(linear, terms, shards.unbind(1))
 
 
-def _transposed(terms: torch.Tensor, weight: torch.Tensor) -> Iterable[torch.Tensor]:
-    """Return what `_shuffled` does, of a weight that is small, or for rows that are apart."""
-    (count, tokens, size), rows = terms.shape, len(weight)
+def _transposed(terms: torch.Tensor, weight: torch.Tensor, tokens: int) -> Iterable[torch.Tensor]:
+    """Return what `_shuffled` does, of a weight that is small, or of few ``tokens`` at a time."""
+    (count, _, size), rows = terms.shape, len(weight)
     shards = weight.t().contiguous().view(size, count, rows).transpose(0, 1)
     short = size * rows < _FEWEST
     if rows == 1 or (size >= _SHORT if short else count * tokens * rows > _PART):
@@ -162,54 +166,6 @@ def _added(partials: Iterable[torch.Tensor]) -> torch.Tensor:
         total = partial if total is None else total.add_(partial)
     assert total is not None
     return total
-
-
-class Apart(Mode):
-    """Compute each row by itself where others change how it rounds, as if they were not there.
-
-    A product of one row adds its terms in another order than one of several: float32's error is
-    about half as large. Of all elements, the last few are put through other instructions than those
-    before them.
-    """
-
-    def run(self, func: Operation, args: Sequence[Any], named: dict[str, Any]) -> Any:
-        """Run one operation, row by row where that rounds otherwise."""
-        if func in _GROUPED:
-            return _by_group(*args, **named)
-        if func not in _ROUNDING or args[0].dim() < 2:
-            return func(*args, **named)
-        if func in _PRODUCTS:
-            return torch.cat([func(row, *args[1:]) for row in args[0].split(1, -2)], -2)
-        rows = args[0].flatten(0, -2).split(1)
-        results = torch.cat([func(row, *args[1:], **named) for row in rows])
-        return results.view(*args[0].shape[:-1], -1)
-
-
-_PRODUCTS = {torch.mm, torch.bmm, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__}
-_CURVES = {torch.sigmoid, torch.Tensor.sigmoid, torch.tanh, torch.Tensor.tanh}
-_CURVES |= {functional.sigmoid, functional.silu, functional.gelu, torch.exp, torch.Tensor.exp}
-_ROUNDING = {linear, *_PRODUCTS, *_CURVES}
-# The one of torch 2.9, and that of later ones.
-_GROUPED = {getattr(torch, "_grouped_mm", None), getattr(functional, "grouped_mm", None)}
-
-
-def _by_group(
-    input: torch.Tensor,
-    weight: torch.Tensor,
-    offs: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-) -> torch.Tensor:
-    """Return [row, out]: each [row, channel] times [channel, out] of its expert.
-
-    ``offs`` [expert] says where each expert's rows end. Torch 2.13 names ``bias`` and ``out_dtype``
-    as well, and has neither for these yet.
-    """
-    assert bias is None
-    assert out_dtype in (None, input.dtype)
-    experts = torch.searchsorted(offs, torch.arange(len(input), device=offs.device), right=True)
-    rows = zip(input.split(1), experts.tolist(), strict=True)
-    return torch.cat([torch.mm(row, weight[expert]) for row, expert in rows])
 
 
 class Widen(Mode):

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from layerparity.numbers.arithmetic import (
-    Apart,
     Linear,
     Product,
     Widen,
@@ -21,6 +20,7 @@ from layerparity.numbers.arithmetic import (
     shuffled,
     strided,
 )
+from layerparity.numbers.rows_apart import Apart
 
 _ATTENTION, _EXPERTS = "_attn_implementation", "_experts_implementation"
 

@@ -21,7 +21,7 @@ from layerparity.numbers.arithmetic import one_thread
 from layerparity.numbers.clean_slopes import CleanSlopes
 from layerparity.numbers.floor import LEAST, TINY, Floor, group_floor, scales
 from layerparity.numbers.site_sums import apart_by_group, site_sums
-from layerparity.numbers.token_factors import FEW, factor_ratio, standing_out
+from layerparity.numbers.token_factors import FEW, factor_ratio, standing_out, ways_apart
 from layerparity.numbers.token_sums import (
     CHANNEL,
     FEWEST,
@@ -259,8 +259,7 @@ def _by_token(site: JudgedSite, sums: SiteSums, result: Deviation) -> None:
         result.metrics[name] = _root(found, sums.squares[most].sum())
         result.metrics[f"{name}_ratio"] = factor_ratio(found, error, share, floor)
     if min(count, width) >= FEWEST:
-        # Ways that agree to the bit are one.
-        ways = len(site.floor.tokens.unique(dim=0))
+        ways = ways_apart(site.floor.tokens[:, site.tokens])
         index, ratio, z = standing_out(sums.weighed, floors, ways)
         result.metrics |= {"outlier": ratio, "outlier_z": z, "outlier_index": float(index)}
 

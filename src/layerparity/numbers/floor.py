@@ -19,6 +19,9 @@ _LEAST = 1e-4
 # No floor is below this part of one rounding (epsilon of the candidate's type) of the reference:
 # clean ways may happen to agree to the bit, on powers of two or on constants.
 LEAST = 0.1
+# A way is the golden where the largest one is so much further from it, in squares: a processor may
+# round what is left over of a vector otherwise, and which numbers these are, shapes say.
+_SAME = 1e-2
 # The name of the golden itself among the ways, where it is of their type.
 GOLDEN = "golden"
 TINY = 1e-300
@@ -221,8 +224,9 @@ def _slopes(
     those of (way - reference)^2.
     """
     weight = scales(elements).square().unsqueeze(1)
-    # A way that is the golden to the bit is no other way, and has no slope.
-    count = int((products != 0).any(2).sum())
+    # A way that is the golden is no other way, and has no slope.
+    apart = (products.square() * weight / squares.clamp_min(TINY).unsqueeze(1)).sum(2)
+    count = int((apart > _SAME * apart.amax(1, keepdim=True)).sum())
     found: dict[str, SlopeSample] = {}
     for grouping in layout.groupings:
         p, q, error = (

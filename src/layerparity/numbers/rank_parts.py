@@ -211,6 +211,18 @@ def apart(parts: Sequence[torch.Tensor], split: Split | None = None) -> dict[int
     return dict(sorted(found.items()))
 
 
+def disagreeing(parts: Sequence[torch.Tensor], split: Split | None = None) -> dict[int, float]:
+    """Return the ranks of `apart` whose part is another by more than one rounding of its type.
+
+    Nobody promises that two ranks round alike, and terms of a sum are never so near.
+    """
+    import torch
+
+    first = parts[0]
+    step = torch.finfo(first.dtype).eps if first.is_floating_point() else 0.0
+    return {rank: off for rank, off in apart(parts, split).items() if off > step}
+
+
 def found_slices(parts: Sequence[torch.Tensor], whole: Sequence[int]) -> Split | None:
     """Return along which axis parts are slices of a tensor of a shape, and how often each is there.
 

@@ -20,6 +20,8 @@ _TINY = 1e-300
 _MOST_FREEDOM = 64
 # Factors of fewer tokens than this are off by chance.
 FEW = 8
+# Sums of one tensor's squares in another order are no further apart.
+_ROUNDING = 1e-9
 
 
 def explained(
@@ -45,6 +47,20 @@ def factor_ratio(of_candidate: float, error: float, share: float, floor: float) 
     if usual > 0:
         return math.sqrt(of_candidate / usual)
     return math.inf if of_candidate > 0 else 0.0
+
+
+def ways_apart(tokens: torch.Tensor) -> int:
+    """Return how many ways differ, by their squared errors: float64 [way, token].
+
+    Ways that are off by the same at most tokens are one: to agree to the bit is more than two
+    computations of one thing owe each other, if a processor rounds a vector's remainder otherwise.
+    """
+    found: list[torch.Tensor] = []
+    for way in tokens:
+        alike = (torch.isclose(way, each, rtol=_ROUNDING, atol=0.0) for each in found)
+        if not any(2 * int(same.sum()) > same.numel() for same in alike):
+            found.append(way)
+    return len(found)
 
 
 def standing_out(errors: torch.Tensor, floors: torch.Tensor, ways: int) -> tuple[int, float, float]:

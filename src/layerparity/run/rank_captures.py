@@ -15,7 +15,7 @@ from layerparity.ground.files import text_digest
 from layerparity.numbers.rank_parts import (
     PartKind,
     Split,
-    apart,
+    disagreeing,
     distance,
     found_slices,
     merge,
@@ -215,9 +215,9 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
         if split is None and _plain(site) == LOGITS and total > width:
             split = Split(PartKind.SHARDED)
         if split is not None and split.copies > 1:
-            off, tiled = apart(parts, split), replace(split, tiled=True)
-            if off and not apart(parts, tiled):
-                # Ranks agree to the bit, in the other order: what attention makes of it is judged.
+            off, tiled = disagreeing(parts, split), replace(split, tiled=True)
+            if off and not disagreeing(parts, tiled):
+                # Ranks agree, in the other order: what attention makes of it is judged.
                 split, off = tiled, {}
             self._note_apart(site, off)
         if split is None and total < width:
@@ -231,9 +231,9 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
         return split
 
     def _note_replicas(self, site: Site, parts: Sequence[torch.Tensor]) -> None:
-        """Note whether parts of the whole's size are equal; where not, values must tell why."""
+        """Note whether parts of the whole's size agree; where not, values must tell why."""
         name = f"{site.local if site.layer is not None else site.path}:{site.phase}"
-        others = apart(parts)
+        others = disagreeing(parts)
         if not others:
             self._alike.add(name)
             return

@@ -14,6 +14,7 @@ from torch import nn
 from layerparity.anatomy.family import ROUTED, Tap
 from layerparity.model.arguments import CACHE_NAMES
 from layerparity.numbers.arithmetic import Replay
+from layerparity.numbers.rows_apart import cut
 from layerparity.run.ports._canonical import FED, REPLAYED, own_choices
 from layerparity.run.ports._fed import Fed, called_again
 
@@ -263,8 +264,8 @@ def attention_by_query() -> Iterator[None]:
             *rest: Any,
             **named: Any,
         ) -> tuple[torch.Tensor, None]:
-            queries = query.split(1, 2)
-            masks = [None] * len(queries) if attention_mask is None else attention_mask.split(1, -2)
+            queries = cut(query, 2)
+            masks = [None] * len(queries) if attention_mask is None else cut(attention_mask, -2)
             results = [
                 first_tensor(attend(owner, q, key, value, mask, *rest, **named))
                 for q, mask in zip(queries, masks, strict=True)
