@@ -102,7 +102,9 @@ def _apply(mutant: Mutant, tree: Path, *options: str) -> None:
 
 def tried(tests: str, tree: Path, limit: float) -> Ended:
     """Run a file of tests in a copy of the tree, up to its first failure."""
-    environment = {**os.environ, "PYTHONPATH": str(tree / "src")}
+    # Bytecode is told from that of before by its second and size alone, which a fault may keep.
+    kept = {"PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, **kept}
     words = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", tests]
     began = time.monotonic()
     try:
