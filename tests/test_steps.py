@@ -25,8 +25,8 @@ def asked(**port: Any) -> Config:
     [
         ({"port._target_": "evil.Port"}, r"the port evil\.Port"),
         ({"+port.model": "evil.models"}, r"port\.model=evil\.models"),
-        ({"port.path": ["/tmp/evil"]}, r"port\.path=\['/tmp/evil'\]"),
-        ({"+port.path": ["/tmp/evil"], "port.layers": [1]}, r"port\.path="),
+        ({"port.path": ["/opt/evil"]}, r"port\.path=\['/opt/evil'\]"),
+        ({"+port.path": ["/opt/evil"], "port.layers": [1]}, r"port\.path="),
     ],
 )
 def test_code_that_only_a_stored_run_names_is_refused(keys: dict[str, Any], said: str) -> None:

@@ -12,7 +12,7 @@ from layerparity.settings.tracking import EMBEDDED, SERVER, TrackingConfig, read
 THERE = TrackingConfig(SERVER, "https://mlflow.team:5000")
 
 
-@pytest.mark.parametrize("uri", [None, "", "mlflow.team:5000", "mlruns", "file:///tmp/mlruns"])
+@pytest.mark.parametrize("uri", [None, "", "mlflow.team:5000", "mlruns", "file:///srv/mlruns"])
 def test_a_server_without_an_address_of_one_is_refused(uri: str | None) -> None:
     """MLflow takes such words for a folder here, and the team would see nothing of the runs."""
     with pytest.raises(UserError, match=r"needs its address: add tracking\.uri=http"):
