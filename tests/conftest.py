@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
+import composing
 import folders
 import nursery
 import pytest
@@ -35,8 +35,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 ROOT = Path(__file__).resolve().parents[1]
 # `make test-native` runs these, with a newer torch than torch_xla loads with.
 collect_ignore = [] if (numbers(version("torch")) or (0, 0)) >= NATIVE_TORCH else ["native"]
-# Only with one of these words may a command's configuration set ``hydra.mode``.
-MODES = ("hydra", "experiment=")
 # Workers take files in this order, the others after them: what takes longest comes first, so that
 # no worker is left with it when the other has nothing to do.
 LONGEST = (
@@ -63,6 +61,7 @@ LONGEST = (
 # What the test that runs now is marked with.
 _marks: set[str] = set()
 nursery.keep_nothing_safe()
+composing.remember()
 NURSERY = nursery.install(is_fresh=lambda: "fresh_interpreter" in _marks)
 
 
@@ -85,24 +84,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if BESIDE > 1:
         rank = {name: place for place, name in enumerate(LONGEST)}
         items.sort(key=lambda item: rank.get(item.path.name, len(LONGEST)))
-
-
-@pytest.fixture(scope="session", autouse=True)
-def composed_once() -> None:
-    """Compose a command once, where Hydra would compose it twice to look up ``hydra.mode``.
-
-    That is None but where a command or an experiment says so; the processes that tests start look.
-    """
-    from hydra._internal.hydra import Hydra
-
-    looked_up = Hydra.get_mode
-
-    def get_mode(hydra: Hydra, config_name: str | None, overrides: list[str]) -> Any:
-        if any(word.lstrip("+").startswith(MODES) for word in overrides):
-            return looked_up(hydra, config_name, overrides)
-        return None
-
-    Hydra.get_mode = get_mode
 
 
 @pytest.fixture(scope="session")

@@ -36,6 +36,8 @@ from typing import Any
 # What most children import, and nothing of layerparity: a child may be a copy of it.
 IMPORTED = (
     "torch.export",
+    # What torch.compile and torch_xla import.
+    "torch._inductor.compile_fx",
     "transformers.modeling_utils",
     "transformers.models.minimax_m2.modeling_minimax_m2",
     "transformers.models.llama.modeling_llama",

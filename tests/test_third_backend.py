@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import pkgutil
 import shutil
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from conftest import Ended
 
+from layerparity import cli as cli_package
 from layerparity.cli import help
 from layerparity.ground import registry, resources
 from layerparity.record.folder import RunFolder
@@ -66,6 +69,9 @@ def third(
     monkeypatch.setattr(backends, "__path__", [*backends.__path__, str(modules)])
     registry.names.cache_clear()
     real = resources.shipped
+    # What is first imported while a name is another's would keep it for all later tests.
+    for found in pkgutil.iter_modules(cli_package.__path__):
+        import_module(f"layerparity.cli.{found.name}")
     for module in (resources, help, command_keys):
         monkeypatch.setattr(module, "shipped", lambda name: conf if name == "conf" else real(name))
     shared = (f"tracking.folder={tmp_path / 'runs'}", "device_map=cpu", "scope=single", "layer=0")

@@ -28,9 +28,11 @@ def parse_yaml(text: str) -> Any:
     """Return the plain value of a YAML text. Raises ValueError where it cannot be used."""
     import yaml
 
+    # The parser in C, which most builds of PyYAML have, is ten times as fast.
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        _refuse_endless(yaml.parse(text, yaml.SafeLoader))
-        value = yaml.safe_load(text)
+        _refuse_endless(yaml.parse(text, loader))
+        value = yaml.load(text, loader)  # noqa: S506 - both are loaders of plain values alone.
     except (yaml.YAMLError, LookupError, AttributeError, TypeError, ArithmeticError) as error:
         # What stands there is not repeated: it may be another file altogether.
         mark = getattr(error, "problem_mark", None)

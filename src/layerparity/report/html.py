@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from layerparity.anatomy.block import label
@@ -63,6 +64,12 @@ class TokenMap:
 
 def render_html(verdict: Verdict, answer: Answer | None) -> str:
     """Return the whole report as HTML text (UTF-8), readable from a file, a mail or an iframe."""
+    return _compiled().render(_context(verdict, answer))
+
+
+@cache
+def _compiled() -> Template:
+    """Return the report's template; a bisection renders a report for each comparison."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -72,7 +79,7 @@ def render_html(verdict: Verdict, answer: Answer | None) -> str:
     )
     environment.filters.update(link=words.followable, called=label, numeral=numeral)
     environment.filters.update(dotted=dotted, apart=apart)
-    return environment.get_template(_TEMPLATE).render(_context(verdict, answer))
+    return environment.get_template(_TEMPLATE)
 
 
 def dotted(name: str) -> Markup:

@@ -372,9 +372,12 @@ def _of_port(config: Config, name: str) -> Any:
 def register() -> None:
     """Store every schema with Hydra: the root, and each plug-in's ``Settings``."""
     store = ConfigStore.instance()
-    store.store(name="schema", node=Config)
-    for group, name, settings in plugin_schemas():
-        store.store(group=f"schema/{group}", name=name, node=settings)
+    for group, name, settings in ((None, "schema", Config), *plugin_schemas()):
+        held = store.repo if group is None else store.repo.get("schema", {}).get(group, {})
+        # To build one anew takes longer than all else that a command registers.
+        if f"{name}.yaml" in held and OmegaConf.get_type(held[f"{name}.yaml"].node) is settings:
+            continue
+        store.store(group=group and f"schema/{group}", name=name, node=settings)
 
 
 def plugin_schemas() -> Iterator[tuple[str, str, type]]:
