@@ -24,6 +24,11 @@ from hydra.core.default_element import ResultDefault
 PROVIDERS = {"hydra", "main", "layerparity", "schema"}
 # Only with one of these words may a command's configuration set ``hydra.mode``.
 MODES = ("hydra", "experiment=")
+# Hydra's own, which compose anew.
+ORDINARY = (
+    config_loader_impl.create_defaults_list,
+    ConfigLoaderImpl._compose_config_from_defaults_list,
+)
 
 
 def remember() -> None:
@@ -37,8 +42,7 @@ def remember() -> None:
             kept[key] = copy.deepcopy(make())
         return copy.deepcopy(kept[key])
 
-    listed = config_loader_impl.create_defaults_list
-    composed = ConfigLoaderImpl._compose_config_from_defaults_list
+    listed, composed = ORDINARY
 
     def create_defaults_list(repo: Any, config_name: Any, overrides_list: Any, **how: Any) -> Any:
         places = _places(repo, held)

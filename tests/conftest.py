@@ -86,6 +86,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items.sort(key=lambda item: rank.get(item.path.name, len(LONGEST)))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def patient() -> None:
+    """Try every known mistake, however busy the machine; how many there is time for has a test."""
+    from layerparity.run import replay
+
+    replay._PATIENCE = 1e6
+
+
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Return a function that gives a family's small checkpoint, made once."""

@@ -550,5 +550,5 @@ def test_two_imports_at_once_take_each_run_once(
     monkeypatch.setattr(Store, "start", second_begins)
     with ThreadPoolExecutor(1) as pool:
         assert take() == [True, True]
-        assert second[0].result(timeout=60) == [False, False]
+        assert second[0].result(timeout=300) == [False, False]
     assert len(store.runs()) == 2

@@ -97,7 +97,7 @@ def test_a_status_of_http_is_named_with_what_helps(
         open_store(config)
     assert found in said.value.found and cure in said.value.cure
     assert "does not answer:" not in str(said.value)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 300
 
 
 def open_store_without_experiment(config: TrackingConfig) -> None:

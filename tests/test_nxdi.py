@@ -343,7 +343,7 @@ def test_folders_without_an_init_file_are_packages_too(tmp_path: Path) -> None:
 def test_a_rank_that_dies_ends_the_run(ran: Ran, kept: Callable[[str], StoredRun]) -> None:
     began = time.monotonic()
     ended = ran("small", "float32", "tp_degree=4", wrong("rank_dies"))
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 200
     assert ended.exit == 2
     assert "rank 1 of 4 died in run" in ended.err
     assert kept("sharded").status == "FAILED"

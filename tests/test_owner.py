@@ -15,14 +15,14 @@ import pytest
 from layerparity.machine import owner
 from layerparity.tracking.process import terminable
 
-SLEEPER = (sys.executable, "-c", "import time; print(flush=True); time.sleep(60)")
+SLEEPER = (sys.executable, "-c", "import time; print(flush=True); time.sleep(600)")
 MAKER = """
 import sys, tempfile, time
 from layerparity.machine import owner
 tempfile.tempdir = sys.argv[1]
 with owner.temporary() as one, owner.temporary("selftest") as two:
     print(flush=True)
-    time.sleep(60)
+    time.sleep(600)
 """
 
 
@@ -37,7 +37,7 @@ def test_a_killed_process_is_told_from_a_running_one():
         assert owner.has_ended(tag) is False
         child.kill()
         # Not yet waited for: a zombie is gone as well.
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 120
         while not owner.has_ended(tag) and time.monotonic() < deadline:
             time.sleep(0.01)
         assert owner.has_ended(tag)

@@ -306,7 +306,7 @@ def test_a_terminal_shows_what_a_block_is_at() -> None:
     text = shown.decode()
     assert "layers.1: waiting for weights, 3.10 GB of 7.34 GB read" in text
     assert "1/3" in text
-    assert "about 2 s left" in text
+    assert re.search(r"about \d+ s left", text)
 
 
 def test_a_run_s_log_tells_while_it_works(

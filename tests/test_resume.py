@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,10 +19,12 @@ from conftest import ROOT, Ended
 from faults_child import Child, Task
 from faults_child import Ended as Done
 from faults_held import computed
+from filelock import Timeout
 from stores import fresh_config, fresh_store
 
 from layerparity.ground.errors import UserError
 from layerparity.record.progress import Circumstances, FinishedStage, ProgressWriter, read_progress
+from layerparity.run import reuse
 from layerparity.run.journal import Journal
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.store import open_store
@@ -305,24 +308,35 @@ def test_nothing_is_noted_after_a_file_that_could_not_be_written(tmp_path: Path)
 
 
 def slowly(*words: str) -> None:
-    """Be a command that waits after each note; one that is told to dies there."""
+    """Be a command that after a note waits for so many who find its lock; or that dies there."""
     from layerparity.cli.door import main
 
-    add, (doomed, *words) = ProgressWriter.add, words
+    add, (doomed, others, *words) = ProgressWriter.add, words
+
+    class Told(reuse.FileLock):
+        def acquire(self, *given: Any, **more: Any) -> Any:
+            try:
+                return super().acquire(*given, **more)
+            except Timeout:
+                Path(f"told-{os.getpid()}").touch()
+                raise
 
     def slow(*arguments) -> None:
         add(*arguments)
         if doomed == "doomed":
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(2)
+        deadline = time.monotonic() + 200
+        while len(list(Path().glob("told-*"))) < int(others) and time.monotonic() < deadline:
+            time.sleep(0.02)
 
-    ProgressWriter.add = slow
+    ProgressWriter.add, reuse.FileLock = slow, Told
     sys.argv = ["run.py", *words]
     sys.exit(int(main()))
 
 
 def together(folder: Path, count: int, *words: str) -> list[Done]:
-    """Start so many slow commands at once; return how each ended."""
+    """Start so many commands, of which one waits for the others; return how each ended."""
+    words = (words[0], str(count - 1), *words[1:])
     tasks = [Task(words, folder, call=slowly) for _ in range(count)]
     return [child.wait() for child in [Child(task) for task in tasks]]
 

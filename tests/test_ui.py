@@ -29,7 +29,7 @@ def job(tracking, **settings):
 
 
 def get(url):
-    with urllib.request.urlopen(url, timeout=30) as reply:
+    with urllib.request.urlopen(url, timeout=200) as reply:
         return reply.read()
 
 
@@ -153,7 +153,7 @@ def test_sigterm_ends_the_ui_with_all_its_processes(tmp_path):
         (group,) = subprocess.check_output(listing, text=True).split()
         assert group_members(group)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == 128 + signal.SIGTERM
+        assert process.wait(timeout=200) == 128 + signal.SIGTERM
     assert group_members(group) == []
     server.check_port("127.0.0.1", port)
 
@@ -166,7 +166,7 @@ def test_a_killed_ui_takes_its_server_with_it(tmp_path):
         listing = ["ps", "-o", "pid=", "--ppid", str(process.pid)]
         (group,) = subprocess.check_output(listing, text=True).split()
         process.kill()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 200
     while group_members(group) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert group_members(group) == []
@@ -246,7 +246,7 @@ def test_a_server_that_goes_away_costs_seconds_and_no_files(tmp_path, monkeypatc
             serving.close()
             began = time.monotonic()
             run.log_metrics([("layer/x", 1.0, 0)])
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 100
     assert (run.folder / "0.bin").read_bytes() == b"0123"
 
 
