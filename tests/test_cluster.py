@@ -147,39 +147,6 @@ def awaited(holds: Callable[[], bool], state: Callable[[], str] = str) -> None:
         time.sleep(0.1)
 
 
-MEETING = """
-import os, time
-from pathlib import Path
-from layerparity.run.ports.hf import HfPort
-
-class MeetingPort(HfPort):
-    def run(self, stage, given):
-        Path(f"met-{os.getpid()}").touch()
-        deadline = time.monotonic() + 120
-        while len(list(Path().glob("met-*"))) < 2:
-            assert time.monotonic() < deadline, "no other process runs a part at the same time"
-            time.sleep(0.05)
-        return super().run(stage, given)
-"""
-
-
-def meeting(folder: Path) -> str:
-    """Write a port whose runs wait until another process runs too; return the key that takes it."""
-    (folder / "plugins").mkdir()
-    (folder / "plugins" / "meeting_port_of_cluster.py").write_text(MEETING)
-    return "port._target_=meeting_port_of_cluster.MeetingPort"
-
-
-TWO = ("layer=0", "dtype=float32,bfloat16")
-
-
-def test_joblib_runs_parts_side_by_side(tmp_path):
-    words = [*TWO, meeting(tmp_path), "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
-    code, out, err = sweep(tmp_path, *words)
-    assert code == 0, out + err
-    assert "2 of 2 parts finished" in out
-
-
 SEEN = """
 import atexit, json, os, time
 from pathlib import Path
@@ -313,11 +280,3 @@ def test_the_script_that_slurm_gets_asks_for_what_the_preset_says(tmp_path):
     ):
         assert f"#SBATCH {line}\n" in script
     assert f"srun --unbuffered --output {tmp_path}" in script
-
-
-def test_submitit_local_runs_parts_side_by_side(tmp_path):
-    pytest.importorskip("submitit", reason="the extra slurm is not installed: make test brings it")
-    words = [*TWO, meeting(tmp_path), "hydra/launcher=submitit_local"]
-    code, out, err = sweep(tmp_path, *words)
-    assert code == 0, out + err
-    assert "2 of 2 parts finished" in out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,11 +23,19 @@ _MANY = 8
 # Below this product of terms and rows torch multiplies batches by a loop of its own, which adds
 # otherwise. With zeros up to there it adds as a single product does, if so few terms are added.
 _FEWEST, _SHORT = 400, 8
+_HIGHEST: Set[Any] = frozenset({torch.max, torch.Tensor.max})
+_TOP: Set[Any] = frozenset({torch.topk, torch.Tensor.topk})
 _CASTS = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16, torch.Tensor.double)
 
 
 class Mode(TorchFunctionMode):
-    """A context in which ``run(func, args, named)`` answers each torch operation."""
+    """A context in which ``run(func, args, named)`` answers each torch operation.
+
+    With ``answers``, only these; most operations pass through several contexts, and through each
+    thousands of times.
+    """
+
+    answers: Set[Any] | None = None
 
     def __torch_function__(
         self,
@@ -36,10 +44,13 @@ class Mode(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Hand an operation to ``run``."""
-        return self.run(func, args, dict(kwargs or {}))
+        """Hand an operation to ``run``, or let it pass."""
+        named = kwargs or {}
+        if self.answers is not None and func not in self.answers:
+            return func(*args, **named)
+        return self.run(func, args, named)
 
-    def run(self, func: Operation, args: Sequence[Any], named: dict[str, Any]) -> Any:
+    def run(self, func: Operation, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """Return an operation's result; as it is, unless a mode knows better."""
         return func(*args, **named)
 
@@ -47,20 +58,21 @@ class Mode(TorchFunctionMode):
 class Linear(Mode):
     """Replace every ``linear(input, weight)`` by ``product``; the bias is added afterwards."""
 
+    answers: Set[Any] | None = frozenset({linear})
+
     def __init__(self, product: Product) -> None:
         super().__init__()
         self.product = product
 
-    def run(self, func: Operation, args: Sequence[Any], named: dict[str, Any]) -> Any:
-        """Run one operation, a linear layer by the product."""
+    def run(self, func: Operation, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        """Run a linear layer by the product."""
+        return self._replaced(*args, **named)
 
-        def replaced(
-            input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
-        ) -> torch.Tensor:
-            result = self.product(input, weight)
-            return result if bias is None else result + bias
-
-        return (replaced if func is linear else func)(*args, **named)
+    def _replaced(
+        self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        result = self.product(input, weight)
+        return result if bias is None else result + bias
 
 
 def sharded(shards: int) -> Product:
@@ -182,7 +194,7 @@ class Widen(Mode):
         self.dtype = dtype
         self._room = torch.empty(0, dtype=dtype)
 
-    def run(self, func: Operation, args: Sequence[Any], named: dict[str, Any]) -> Any:
+    def run(self, func: Operation, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """Run one operation, its floating dtypes and narrower operands made wide."""
         if func in _CASTS:
             return args[0].to(self.dtype)
@@ -257,6 +269,8 @@ class Replay(Mode):
     same token stands in its place, and attention sees that once.
     """
 
+    answers: Set[Any] | None = _HIGHEST | _TOP
+
     def __init__(self, choices: torch.Tensor | None, experts: int | None) -> None:
         super().__init__()
         self.choices, self.experts = choices, experts
@@ -282,12 +296,10 @@ class Replay(Mode):
     def _enter(self, inside: bool) -> None:
         self._inside = inside
 
-    def run(self, func: Operation, args: Sequence[Any], named: dict[str, Any]) -> Any:
-        """Run one operation; a router's top-k returns the told choices and their scores."""
-        if func in (torch.max, torch.Tensor.max):
+    def run(self, func: Operation, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        """Run one choice; a router's top-k returns the told choices and their scores."""
+        if func in _HIGHEST:
             return self._highest(func, args, named)
-        if func not in (torch.topk, torch.Tensor.topk):
-            return func(*args, **named)
         scores: torch.Tensor = args[0] if args else named["input"]
         k = int(args[1] if len(args) > 1 else named["k"])
         if not self._is_asked(scores, k):
@@ -306,7 +318,7 @@ class Replay(Mode):
         chosen = torch.cat([chosen, last.expand(*last.shape[:-1], k - chosen.shape[-1])], -1)
         return torch.return_types.topk((scores.gather(-1, chosen), chosen))
 
-    def _highest(self, func: Operation, args: Sequence[Any], named: dict[str, Any]) -> Any:
+    def _highest(self, func: Operation, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """Run a maximum: of a router that chooses one after the other, among the told choices."""
         scores: torch.Tensor = args[0] if args else named["input"]
         given = {**dict(zip(("dim", "keepdim"), args[1:], strict=False)), **named}

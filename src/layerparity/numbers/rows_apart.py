@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -32,7 +32,9 @@ class Apart(Mode):
     before them. A row has the strides of one alone: they choose the kernel, too.
     """
 
-    def run(self, func: Operation, args: Sequence[Any], named: dict[str, Any]) -> Any:
+    answers: Set[Any] | None = frozenset({*_GROUPED, *_PRODUCTS, *_SUMS, *_BY_TOKEN})
+
+    def run(self, func: Operation, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """Run one operation, row by row where that rounds otherwise."""
         if func in _GROUPED:
             return _by_group(func, *args, **named)

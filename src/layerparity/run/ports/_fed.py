@@ -59,7 +59,7 @@ class _Replaced(Mode):
         super().__init__()
         self.computed, self.instead, self.found = computed, instead, False
 
-    def run(self, func: Operation, args: Sequence[Any], named: dict[str, Any]) -> Any:
+    def run(self, func: Operation, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """Run one operation; return its result, or what stands in its place."""
         result = func(*args, **named)
         if self.found or not isinstance(result, torch.Tensor):
