@@ -35,7 +35,7 @@ def remember() -> None:
     """Have Hydra remember, in this process, what it composed."""
     kept: dict[Hashable, Any] = {}
     # Objects whose identity is part of a key: another's must not be the same.
-    held: list[Any] = []
+    held: dict[int, Any] = {}
 
     def once(key: Hashable, make: Callable[[], Any]) -> Any:
         if key not in kept:
@@ -83,7 +83,7 @@ def remember() -> None:
     ConfigLoaderImpl._compose_config_from_defaults_list = compose
 
 
-def _places(repo: Any, held: list[Any]) -> Hashable:
+def _places(repo: Any, held: dict[int, Any]) -> Hashable:
     """Return the state of all places that are searched; None where it is not known."""
     sources = repo.get_sources()
     if not {source.provider for source in sources} <= PROVIDERS:
@@ -91,7 +91,7 @@ def _places(repo: Any, held: list[Any]) -> Hashable:
     return tuple((source.scheme(), source.path, tuple(_state(source, held))) for source in sources)
 
 
-def _state(source: Any, held: list[Any]) -> Iterator[Hashable]:
+def _state(source: Any, held: dict[int, Any]) -> Iterator[Hashable]:
     if source.scheme() in ("file", "experiments"):
         for path in sorted(Path(source.path).rglob("*.yaml")):
             found = path.stat()
@@ -100,11 +100,11 @@ def _state(source: Any, held: list[Any]) -> Iterator[Hashable]:
         yield from _nodes(ConfigStore.instance().repo, held)
 
 
-def _nodes(tree: dict[str, Any], held: list[Any]) -> Iterator[Hashable]:
+def _nodes(tree: dict[str, Any], held: dict[int, Any]) -> Iterator[Hashable]:
     for name, each in tree.items():
         if isinstance(each, dict):
             yield name
             yield from _nodes(each, held)
         else:
-            held.append(each)
+            held[id(each)] = each
             yield name, id(each)
