@@ -23,10 +23,18 @@ from layerparity.machine.neuron_flavour import NATIVE_TORCH
 # accelerate imports torch_xla wherever it is installed; only the neuron backend wants it.
 os.environ["USE_TORCH_XLA"] = "0"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-# Beside others, a worker has its share of the cores: threads beyond it only wait for one another.
 BESIDE = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+
+
+def share_cores(workers: int) -> None:
+    """Have libraries take a worker's share of the cores: more threads only wait for one another."""
+    share = str(max(1, (os.cpu_count() or 1) // workers))
+    for library in ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "NUMBA", "BLIS"):
+        os.environ.setdefault(f"{library}_NUM_THREADS", share)
+
+
 if BESIDE > 1:
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // BESIDE)))
+    share_cores(BESIDE)
 
 # A shell gives what it runs in the background no Ctrl-C, nor what that starts; tests press it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -62,11 +70,15 @@ LONGEST = (
 _marks: set[str] = set()
 nursery.keep_nothing_safe()
 composing.remember()
-NURSERY = nursery.install(is_fresh=lambda: "fresh_interpreter" in _marks)
+NURSERY = nursery.mine()
+nursery.install(NURSERY, is_fresh=lambda: "fresh_interpreter" in _marks)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Name our marks."""
+    """Name our marks; prepare for workers, which are forks that have imported, too."""
+    workers = config.getoption("numprocesses", None)
+    if isinstance(workers, int) and workers > 1:
+        share_cores(workers)
     config.addinivalue_line(
         "markers", "fresh_interpreter: what it starts is no fork of a process that has imported"
     )

@@ -5,17 +5,21 @@ has ``subprocess`` ask a process that has them, the nursery, for a fork of itsel
 of the test's own process, with the words, folder, environment, streams and session that it would
 have had. Where a fork would not be the same, a fresh interpreter is started as ever: with flags of
 the interpreter, with other variables that a library reads when it is imported, where a module hides
-an imported one or code looks at its own process, in a test marked ``fresh_interpreter``, and for
-what a child itself starts.
+an imported one or code looks at its own process, and in a test marked ``fresh_interpreter``. So it
+is with what a child starts: each has a nursery of its own, forked before the child did anything.
 """
 
 from __future__ import annotations
 
+import _posixsubprocess
 import atexit
 import ctypes
+import fcntl
 import gc
 import inspect
+import io
 import json
+import multiprocessing.process
 import os
 import runpy
 import signal
@@ -43,23 +47,33 @@ IMPORTED = (
     "transformers.models.llama.modeling_llama",
     "mlflow.store.tracking.sqlalchemy_store",
     "hydra.main",
+    # What a server of MLflow imports, but its own modules: they read their variables then.
+    *("graphene", "flask_cors", "huey", "uvicorn", "aiohttp", "mlflow.gateway.config"),
 )
 # Variables that the interpreter or a library reads once, when it begins.
 READ_AT_IMPORT = (
     *("PYTHON", "LD_", "OMP_", "KMP_", "MKL_", "GOMP_", "OPENBLAS", "ATEN_", "ONEDNN", "DNNL"),
-    *("NUMBA", "TORCH", "HF_", "HUGGINGFACE", "TRANSFORMERS_", "USE_", "CUDA"),
+    *("NUMBA", "TORCH", "HF_", "HUGGINGFACE", "TRANSFORMERS_", "USE_", "CUDA_HOME", "CUDA_PATH"),
     *("LC_", "LANG", "MALLOC_", "TOKENIZERS", "HOME", "XDG_", "ACCELERATE"),
 )
+# Not among them: what torch sets itself once it compiles, and joblib's for an OpenMP that torch
+# does not use.
+NOT_READ = {"PYTHONPATH", "TORCHINDUCTOR_CACHE_DIR", "KMP_INIT_AT_FORK"}
 # Not on purpose; the last is one that torch writes into a folder of its own.
 _NEVER_HIDDEN = {*sys.stdlib_module_names, "__main__", "_remote_module_non_scriptable"}
-# What layerparity has MLflow read at its import: where that is unset, it is set as here.
-MLFLOW = {"DISABLE_TELEMETRY": "true", "LOGGING_LEVEL": "CRITICAL"}
+# What layerparity has MLflow read at its import, where it is unset.
+NO_TELEMETRY, LEVEL, QUIET = "MLFLOW_DISABLE_TELEMETRY", "MLFLOW_LOGGING_LEVEL", "CRITICAL"
 # Code that asks what its own process has imported, or how much it took.
 LOOKS_AT_ITSELF = ("sys.modules", "import gc", "rlimit", "rusage")
+# The words behind which a command has users and mounts of its own, and what stands for them.
+NAMESPACE = ["unshare", "--map-root-user", "--mount"]
+_CLONE_NEWNS, _CLONE_NEWUSER, _MS_REC, _MS_PRIVATE = 1 << 17, 1 << 28, 1 << 14, 1 << 18
 _PR_SET_CHILD_SUBREAPER = 36
 # A request and its answer; the environment is most of it.
 _LONGEST = 1 << 20
-_ORDINARY = subprocess.Popen
+_MOST_FILES = 32
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_ORDINARY = getattr(subprocess.Popen, "ordinary", subprocess.Popen)
 # What ``Popen._execute_child`` is given, in order.
 _EXECUTE_CHILD = (*inspect.signature(_ORDINARY._execute_child).parameters,)[1:]
 
@@ -67,25 +81,31 @@ _EXECUTE_CHILD = (*inspect.signature(_ORDINARY._execute_child).parameters,)[1:]
 class Nursery:
     """A process that has imported what most children need, and forks; begun when first asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, line: socket.socket | None = None) -> None:
         # That it begins with, and why the last child was none of its forks.
         self.environment: dict[str, str] = {}
         self.refused = ""
-        self._line: socket.socket | None = None
+        self._line = line
+        self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
     def fork(self, request: dict[str, Any], streams: list[int]) -> int | None:
-        """Return the process number of a new child of this process, None where none can be had."""
-        if self._line is None:
-            self._begin()
-        assert self._line is not None
-        # An orphan goes to its nearest ancestor that asks for it. Only now: later ones are init's.
-        _reap_orphans(True)
-        try:
-            socket.send_fds(self._line, [json.dumps(request).encode()], streams)
-            answer = json.loads(self._line.recv(_LONGEST))
-        finally:
-            _reap_orphans(False)
+        """Return the process number of a new child of this process, None where none can be had.
+
+        Its open files are ``streams``: 0, 1, 2, and those that the request names as passed.
+        """
+        with self._lock:
+            if self._line is None:
+                self._begin()
+            assert self._line is not None
+            # An orphan goes to its nearest ancestor that asks for it. Only now: later ones are
+            # init's.
+            _reap_orphans(True)
+            try:
+                socket.send_fds(self._line, [json.dumps(request).encode()], streams)
+                answer = json.loads(self._line.recv(_LONGEST))
+            finally:
+                _reap_orphans(False)
         self.refused = answer.get("why", "")
         return answer["process"]
 
@@ -103,11 +123,17 @@ class Nursery:
         theirs.close()
 
 
-def install(is_fresh: Callable[[], bool]) -> Nursery:
+def mine() -> Nursery:
+    """Return the nursery of this process: where it is a fork of one, that which came with it."""
+    return getattr(subprocess.Popen, "asks", None) or Nursery()
+
+
+def install(nursery: Nursery, is_fresh: Callable[[], bool] = lambda: False) -> None:
     """Have ``subprocess`` of this process fork its Python children, but while ``is_fresh()``."""
-    nursery = Nursery()
 
     class WarmPopen(_ORDINARY):  # type: ignore[type-arg,misc]
+        ordinary, asks = _ORDINARY, nursery
+
         def _execute_child(self, *given: Any) -> None:
             asked = dict(zip(_EXECUTE_CHILD, given, strict=True))
             request = None if is_fresh() else _request(asked)
@@ -116,7 +142,7 @@ def install(is_fresh: Callable[[], bool]) -> Nursery:
                 return
             own = (("p2cread", 0), ("c2pwrite", 1), ("errwrite", 2))
             streams = [number if asked[name] == -1 else asked[name] for name, number in own]
-            process = nursery.fork(request, streams)
+            process = nursery.fork(request, [*streams, *request["passed"]])
             if process is None:
                 super()._execute_child(*given)
                 return
@@ -125,7 +151,24 @@ def install(is_fresh: Callable[[], bool]) -> Nursery:
             self._close_pipe_fds(*(asked[name] for name in ends))
 
     subprocess.Popen = WarmPopen  # type: ignore[misc]
-    return nursery
+
+
+def answer_spawns(nursery: Nursery) -> None:
+    """Have what multiprocessing and joblib start of this process be forks as well."""
+    ordinary = _posixsubprocess.fork_exec
+
+    def fork_exec(words: Any, executables: Any, closes: Any, passed: Any, *rest: Any) -> int:
+        cwd, environment = rest[:2]
+        pairs = [os.fsdecode(pair).partition("=") for pair in environment or ()]
+        asked = dict.fromkeys(_EXECUTE_CHILD) | {
+            **{"args": words, "pass_fds": passed, "cwd": cwd, "umask": -1, "process_group": -1},
+            "env": {name: value for name, _, value in pairs} if pairs else None,
+        }
+        request = _request(asked)
+        process = request and nursery.fork(request, [0, 1, 2, *request["passed"]])
+        return process or ordinary(words, executables, closes, passed, *rest)
+
+    _posixsubprocess.fork_exec = fork_exec
 
 
 def keep_nothing_safe() -> None:
@@ -147,11 +190,18 @@ def _request(asked: dict[str, Any]) -> dict[str, Any] | None:
     if asked["shell"] or isinstance(words, str | bytes | os.PathLike):
         return None
     words = [os.fsdecode(word) for word in words]
+    in_namespace = words[: len(NAMESPACE)] == NAMESPACE
+    words = words[len(NAMESPACE) :] if in_namespace else words
     special = ("executable", "preexec_fn", "gid", "gids", "uid", "startupinfo")
-    if words[0] != sys.executable or any(asked[name] is not None for name in special):
+    if words[:1] != [sys.executable] or any(asked[name] is not None for name in special):
         return None
-    if asked["pass_fds"] or asked["umask"] != -1 or asked["process_group"] not in (-1, 0):
+    if asked["umask"] != -1 or asked["process_group"] not in (-1, 0):
         return None
+    unbuffered = words[1:2] == ["-u"]
+    words = [words[0], *words[2:]] if unbuffered else words
+    # What this process was told as well.
+    if words[1:2] == ["-B"] and sys.dont_write_bytecode:
+        words = [words[0], *words[2:]]
     # A flag but these two is one of the interpreter's own.
     if len(words) < 2 or (words[1][:1] == "-" and words[1] not in ("-m", "-c")):
         return None
@@ -167,6 +217,9 @@ def _request(asked: dict[str, Any]) -> dict[str, Any] | None:
         "environment": {os.fsdecode(k): os.fsdecode(v) for k, v in environment.items()},
         "new_session": bool(asked["start_new_session"]),
         "new_group": asked["process_group"] == 0,
+        "in_namespace": in_namespace,
+        "unbuffered": unbuffered,
+        "passed": sorted(asked["pass_fds"] or ()),
     }
 
 
@@ -178,29 +231,66 @@ def _serve(line: socket.socket) -> dict[str, Any] | None:
     """Fork a child for each request; return the request in the child, None at the end."""
     known = {name.partition(".")[0] for name in sys.modules}
     while True:
-        said, streams, _, _ = socket.recv_fds(line, _LONGEST, 3)
+        said, streams, _, _ = socket.recv_fds(line, _LONGEST, _MOST_FILES)
         if not said:
             return None
         request = json.loads(said)
         if why := _unlike(request, known):
             line.send(json.dumps({"process": None, "why": why}).encode())
-        elif (child := _fork_orphan()) is None:
-            for number, stream in enumerate(streams):
-                os.dup2(stream, number)
-            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-            return request
-        else:
+        elif (child := _fork_orphan()) is not None:
             line.send(json.dumps({"process": child}).encode())
+        else:
+            if request["new_session"]:
+                os.setsid()
+            elif request["new_group"]:
+                os.setpgid(0, 0)
+            # Mounts are a child's alone: what its nursery forks would not see them.
+            theirs = None if request["in_namespace"] else _branch(request)
+            if theirs is None:
+                # What came until here ends it now.
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+                _hold(streams, [0, 1, 2, *request["passed"]], request.get("line"))
+                return request
+            line, streams = theirs, []
         for stream in streams:
             os.close(stream)
+
+
+def _branch(request: dict[str, Any]) -> socket.socket | None:
+    """Fork a nursery of this child's own: return the line to the child in it, None in the child."""
+    own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in (own, theirs):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LONGEST)
+    if os.fork():
+        theirs.close()
+        above = max([2, *request["passed"]]) + 1
+        request["line"] = fcntl.fcntl(own.detach(), fcntl.F_DUPFD_CLOEXEC, above)
+        return None
+    # What ends the child's group is not for it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    own.detach()
+    _hold([nothing] * 3, [0, 1, 2], theirs.fileno())
+    return theirs
+
+
+def _hold(files: list[int], numbers: list[int], line: int | None) -> None:
+    """Have these open files under these numbers, and besides them the line alone."""
+    free = max(*numbers, line or 0) + 1
+    moved = [fcntl.fcntl(file, fcntl.F_DUPFD, free) for file in files]
+    for file, number in zip(moved, numbers, strict=True):
+        os.dup2(file, number)
+    kept = sorted({*numbers, line or 0})
+    for one, other in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
+        os.closerange(one + 1, other)
 
 
 def _unlike(request: dict[str, Any], known: set[str]) -> str:
     """Return what a fork would see otherwise than a fresh interpreter; empty if nothing."""
     environment = request["environment"]
-    if any(environment.get(f"MLFLOW_{name}", value) != value for name, value in MLFLOW.items()):
-        return "what MLflow reads at its import"
-    for name in sorted({*environment, *os.environ} - {"PYTHONPATH"}):
+    if environment.get(NO_TELEMETRY, "true") != "true":
+        return NO_TELEMETRY
+    for name in sorted({*environment, *os.environ} - NOT_READ):
         if name.startswith(READ_AT_IMPORT) and environment.get(name) != os.environ.get(name):
             return name
     first = request["words"][0]
@@ -236,14 +326,28 @@ def _fork_orphan() -> int | None:
 
 def _become(request: dict[str, Any]) -> None:
     """Be, from here on, what was asked for."""
-    if request["new_session"]:
-        os.setsid()
-    elif request["new_group"]:
-        os.setpgid(0, 0)
+    if request["in_namespace"]:
+        _enter_namespace()
+    if request["unbuffered"]:
+        for name in ("stdout", "stderr"):
+            raw = open(getattr(sys, name).fileno(), "wb", 0, closefd=False)  # noqa: SIM115
+            old = getattr(sys, name)
+            text = io.TextIOWrapper(raw, old.encoding, old.errors, write_through=True)
+            setattr(sys, name, text)
+    if "line" in request:
+        nursery = Nursery(socket.socket(fileno=request["line"]))
+        nursery.environment = dict(os.environ)
+        install(nursery)
+        answer_spawns(nursery)
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["environment"])
     tempfile.tempdir = None
+    # Where multiprocessing looks for a script that was given by its name alone.
+    multiprocessing.process.ORIGINAL_DIR = str(Path.cwd())
+    if os.environ.get(LEVEL, QUIET) != QUIET:
+        logging_utils = import_module("mlflow.utils.logging_utils")
+        logging_utils._configure_mlflow_loggers(root_module_name="mlflow")
     if sys.stdout.isatty():
         sys.stdout.reconfigure(line_buffering=True)
     first, *rest = request["words"]
@@ -261,6 +365,22 @@ def _become(request: dict[str, Any]) -> None:
         exec(compile(rest[0], "<string>", "exec"), vars(main))
     else:
         runpy.run_path(first, run_name="__main__")
+
+
+def _enter_namespace() -> None:
+    """Have users and mounts of its own, as behind the words of `NAMESPACE`."""
+    library = ctypes.CDLL(None, use_errno=True)
+    user, group = os.getuid(), os.getgid()
+    if library.unshare(_CLONE_NEWUSER | _CLONE_NEWNS):
+        raise OSError(ctypes.get_errno(), "unshare")
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"0 {user} 1"),
+        ("gid_map", f"0 {group} 1"),
+    ):
+        Path("/proc/self", name).write_text(text)
+    if library.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None):
+        raise OSError(ctypes.get_errno(), "mount")
 
 
 def _end(work: Callable[[dict[str, Any]], None], request: dict[str, Any]) -> None:
@@ -286,7 +406,7 @@ def _end(work: Callable[[dict[str, Any]], None], request: dict[str, Any]) -> Non
     atexit._run_exitfuncs()
     try:
         for stream in (sys.stdout, sys.stderr):
-            if stream is not None:
+            if stream is not None and not stream.closed:
                 stream.flush()
     except OSError as error:
         print(f"Exception ignored in: {stream!r}\n{error!r}", file=sys.stderr)
@@ -299,12 +419,13 @@ if __name__ == "__main__":
     # Without this file's folder, which came first, and what PYTHONPATH added behind it.
     _OWN_PATH = sys.path[1 + len(_given) :]
     sys.path[:] = _OWN_PATH
-    os.environ.update({f"MLFLOW_{name}": value for name, value in MLFLOW.items()})
+    os.environ.update({NO_TELEMETRY: "true", LEVEL: QUIET})
     for _name in IMPORTED:
         import_module(_name)
     keep_nothing_safe()
     gc.collect()
     gc.freeze()
     _asked = _serve(socket.socket(fileno=int(sys.argv[1])))
-    if _asked is not None:
-        _end(_become, _asked)
+    if _asked is None:
+        os._exit(0)
+    _end(_become, _asked)

@@ -32,15 +32,14 @@ class OwnTmpLauncher(Launcher):
 
     def launch(self, job_overrides: Any, initial_job_idx: int) -> Any:
         folder = Path(self.config.hydra.sweep.dir)
-        words = 'mount -t tmpfs none "$0" && exec "$1" -m "$2" "$3"'
         parts = []
         for number, overrides in enumerate(job_overrides, start=initial_job_idx):
             state = Singleton.get_state()
             job = (number, list(overrides), self.context, self.config, self.task, state)
             file = folder / f"{number}.pickle"
             file.write_bytes(cloudpickle.dumps(job))
-            shell = ["sh", "-c", words, tempfile.gettempdir(), sys.executable, __name__, str(file)]
-            parts.append(subprocess.Popen([*NAMESPACE, *shell]))
+            words = [sys.executable, "-m", __name__, str(file), tempfile.gettempdir()]
+            parts.append(subprocess.Popen([*NAMESPACE, *words]))
         for part in parts:
             part.wait()
         if "RAISES" in os.environ:
@@ -49,8 +48,9 @@ class OwnTmpLauncher(Launcher):
         return [JobReturn(status=JobStatus.COMPLETED) for _ in parts]
 
 
-def work(file: str) -> None:
-    """Run the part that a file holds."""
+def work(file: str, tmp: str) -> None:
+    """Run the part that a file holds, with an empty file system over ``tmp``."""
+    subprocess.run(["mount", "-t", "tmpfs", "none", tmp], check=True)
     number, overrides, context, config, task, state = cloudpickle.loads(Path(file).read_bytes())
     if os.environ.get("DIES") == str(number):
         os._exit(9)

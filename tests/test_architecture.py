@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 
@@ -13,7 +14,6 @@ from conftest import ROOT
 from floors import climbs, floors
 from source import EDGES, File, Package, read, room
 
-CODE = read(ROOT / "src" / "layerparity")
 FLOORS = floors(ROOT / "docs" / "architecture.md")
 # The only folders that may import these libraries.
 ROOMS = {
@@ -22,6 +22,12 @@ ROOMS = {
     "torch_neuronx": ("run/backends/_neuron", "machine"),
     "neuronx_distributed": ("run/backends/_neuron", "run/nxdi", "machine"),
 }
+
+
+@cache
+def code() -> Package:
+    """Return the product's package, which takes seconds to read."""
+    return read(ROOT / "src" / "layerparity")
 
 
 def foreign(file: File) -> Iterator[tuple[str, int]]:
@@ -36,7 +42,7 @@ def foreign(file: File) -> Iterator[tuple[str, int]]:
 def planted(where: str, text: str) -> list[str]:
     """Return what climbs in a new file of a room, were it there."""
     file = File(f"layerparity.{where}.planted", "planted.py", text)
-    found = climbs(Package.of([*CODE.files.values(), file]), FLOORS)
+    found = climbs(Package.of([*code().files.values(), file]), FLOORS)
     return [line for line in found if line.startswith("planted.py")]
 
 
@@ -49,11 +55,11 @@ def table(folder: Path, *rows: str) -> Path:
 
 
 def test_every_room_has_a_floor() -> None:
-    assert {room(module) for module in CODE.files} - set(EDGES) == set(FLOORS)
+    assert {room(module) for module in code().files} - set(EDGES) == set(FLOORS)
 
 
 def test_imports_go_down_only() -> None:
-    assert climbs(CODE, FLOORS) == []
+    assert climbs(code(), FLOORS) == []
 
 
 def test_an_upward_import_is_seen() -> None:
@@ -84,7 +90,7 @@ def test_the_table_is_read_whole_or_refused(tmp_path: Path) -> None:
 
 def test_each_library_stays_in_its_room() -> None:
     wrong = []
-    for file in CODE.files.values():
+    for file in code().files.values():
         inside = file.path.partition("/")[2]
         for name, line in foreign(file):
             rooms = ROOMS.get(name.split(".")[0])
@@ -99,7 +105,7 @@ def test_no_pickle_and_no_foreign_code() -> None:
     forbidden = (alone, r"pickle\.load", "trust_remote_code=True", "allow_pickle=True")
     wrong = [
         f"{file.path}: {word}"
-        for file in CODE.files.values()
+        for file in code().files.values()
         for word in forbidden
         if re.search(word, file.text)
     ]

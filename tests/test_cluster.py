@@ -31,7 +31,7 @@ NO_NAMESPACE = "this system forbids mount namespaces (unshare --map-root-user --
 def asked(folder: Path, *words: str, **environment: str) -> tuple[list[str], dict[str, Any]]:
     """Return the command of a sweep, and how it is run as a process: its output is kept."""
     path = os.pathsep.join([str(HERE.parent / "src"), str(folder / "plugins"), *sys.path[1:]])
-    kept = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    kept = {**os.environ, "PYTHONPATH": path, "COLUMNS": "200"}
     chosen = {word.partition("=")[0] for word in words}
     own = [word for word in PARTS if word.partition("=")[0] not in chosen]
     if "backend=neuron" in words:

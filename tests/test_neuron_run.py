@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ from layerparity.run.backends._neuron.artefacts import Compiled
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.store import Store, open_store
 
-pytest.importorskip("torch_xla", reason="pip install torch==2.9.1 torch_xla==2.9.0")
+pytestmark = pytest.mark.skipif(
+    find_spec("torch_xla") is None, reason="pip install torch==2.9.1 torch_xla==2.9.0"
+)
 
 Cli = Callable[..., Ended]
 LIMIT = 5e-6

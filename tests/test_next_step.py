@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from conftest import Ended
 
-pytest.importorskip("torch_xla", reason="the candidate that is named next is backend=neuron")
+pytestmark = pytest.mark.skipif(
+    find_spec("torch_xla") is None, reason="the candidate that is named next is backend=neuron"
+)
 
 
 def following(ended: Ended) -> list[str]:

@@ -8,11 +8,17 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import conftest
+import nursery
+import psutil
 import pytest
+import small_disk
 
 SEEN = """
 import json, os, signal, sys, threading
@@ -38,13 +44,15 @@ ENDS = {
 }
 
 
-def both(*words: str, **options: Any) -> list[subprocess.CompletedProcess[str]]:
+def both(
+    *words: str, before: Sequence[str] = (), **options: Any
+) -> list[subprocess.CompletedProcess[str]]:
     """Run a child as a fresh interpreter, and as a fork."""
     ended = []
     for marks in ({"fresh_interpreter"}, set()):
         conftest._marks.clear()
         conftest._marks.update(marks)
-        command = [sys.executable, *words]
+        command = [*before, sys.executable, *words]
         ended.append(
             subprocess.run(command, capture_output=True, text=True, check=False, **options)
         )
@@ -102,9 +110,9 @@ def test_it_has_imported_and_is_waited_for_and_killed_like_any_child() -> None:
     "reason",
     [
         {"words": ["-c", "import sys; print(len(sys.modules) < 1000)"]},
-        {"words": ["-B", "-c", "print(True)"]},
+        {"words": ["-E", "-c", "print(True)"]},
         {"environment": {"OMP_NUM_THREADS": "7"}},
-        {"environment": {"MLFLOW_LOGGING_LEVEL": "DEBUG"}},
+        {"environment": {"MLFLOW_DISABLE_TELEMETRY": "false"}},
         {"module": "torch"},
         {"module": "sitecustomize"},
     ],
@@ -125,3 +133,85 @@ def test_what_a_fork_would_not_see_alike_is_a_fresh_one(
         [sys.executable, *words], env=environment, capture_output=True, text=True, check=False
     )
     assert ended.stdout == "True\n", ended.stderr
+
+
+BORN = """
+import subprocess, sys
+from multiprocessing import get_context
+from pathlib import Path
+def born():
+    words = Path("/proc/self/cmdline").read_text().split(chr(0))
+    print(words[1].endswith("nursery.py"), flush=True)
+if __name__ == "__main__":
+    born()
+    left = int(sys.argv[1])
+    if left:
+        subprocess.run([sys.executable, "born_here.py", str(left - 1)], check=True)
+        spawned = get_context("spawn").Process(target=born)
+        spawned.start()
+        spawned.join()
+"""
+
+
+def test_what_it_starts_itself_is_a_fork_too(tmp_path: Path) -> None:
+    """By subprocess and by multiprocessing, which passes a pipe under a number; however deep."""
+    (tmp_path / "born_here.py").write_text(BORN)
+    options = {"cwd": tmp_path, "capture_output": True, "text": True}
+    ended = subprocess.run([sys.executable, "born_here.py", "2"], check=False, **options)
+    assert (ended.stdout.split(), ended.stderr) == (["True"] * 5, "")
+
+
+def test_a_group_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    """Its nursery, which passes over what ends the others, goes with the one that it serves."""
+    code = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; "
+    code += "print(1, flush=True); time.sleep(600)']); time.sleep(600)"
+    options = {"stdout": subprocess.PIPE, "text": True, "start_new_session": True}
+    with subprocess.Popen([sys.executable, "-c", code], **options) as child:
+        assert child.stdout is not None and child.stdout.readline() == "1\n"
+        os.killpg(child.pid, signal.SIGTERM)
+        assert child.wait() == -signal.SIGTERM
+        assert child.stdout.read() == "", "the other has ended, too"
+    for _ in range(100):
+        if not any(_group(process) == child.pid for process in psutil.pids()):
+            return
+        time.sleep(0.1)
+    pytest.fail("something of its group is left")
+
+
+def _group(process: int) -> int | None:
+    with suppress(ProcessLookupError):
+        return os.getpgid(process)
+    return None
+
+
+def test_it_writes_at_once_where_it_is_told_to() -> None:
+    code = "import sys, time; sys.stdout.write('x'); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-u", "-c", code], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None and child.stdout.read(1) == b"x"
+        child.kill()
+
+
+LEVEL = "import logging, mlflow; print(logging.getLogger('mlflow').level)"
+
+
+@pytest.mark.parametrize("level", ["INFO", "CRITICAL"])
+def test_mlflow_says_what_it_is_told_to(level: str) -> None:
+    fresh, forked = both("-c", LEVEL, env={**os.environ, "MLFLOW_LOGGING_LEVEL": level})
+    assert fresh.stdout == forked.stdout != ""
+
+
+MOUNTS = "import os, pathlib; print(os.getuid(), *map(pathlib.Path.read_text, map(pathlib.Path, "
+MOUNTS += "['/proc/self/uid_map', '/proc/self/gid_map', '/proc/self/setgroups'])))"
+
+
+@pytest.mark.skipif(not small_disk.can_mount(), reason="this system forbids mount namespaces")
+def test_it_has_mounts_of_its_own(tmp_path: Path) -> None:
+    code = "import subprocess, sys; sys.exit(subprocess.run(['mount', '-t', 'tmpfs', 'none', "
+    code += "sys.argv[1]]).returncode)"
+    ended = [
+        subprocess.run([*nursery.NAMESPACE, sys.executable, "-c", code, tmp_path], check=False),
+        *both("-c", MOUNTS, before=nursery.NAMESPACE),
+    ]
+    assert ended[0].returncode == 0
+    assert not os.path.ismount(tmp_path)
+    assert ended[1].stdout == ended[2].stdout != ""

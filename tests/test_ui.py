@@ -144,6 +144,7 @@ PROGRAM = (
 )
 
 
+@pytest.mark.fresh_interpreter
 def test_sigterm_ends_the_ui_with_all_its_processes(tmp_path):
     config, port = fresh_config(tmp_path), free_port()
     command = [sys.executable, "-c", PROGRAM, config.folder, str(port)]
@@ -158,6 +159,7 @@ def test_sigterm_ends_the_ui_with_all_its_processes(tmp_path):
     server.check_port("127.0.0.1", port)
 
 
+@pytest.mark.fresh_interpreter
 def test_a_killed_ui_takes_its_server_with_it(tmp_path):
     config, port = fresh_config(tmp_path), free_port()
     command = [sys.executable, "-c", PROGRAM, config.folder, str(port)]

@@ -56,7 +56,7 @@ def run_ranks(count: int, work: Callable[[int], Any]) -> list[Any]:
     for each in threads:
         each.join()
     if errors:
-        raise RuntimeError("a rank of the stand-in's device failed") from errors[0]
+        raise RuntimeError(f"a rank of the stand-in's device failed: {errors[0]!r}") from errors[0]
     return results
 
 
