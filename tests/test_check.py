@@ -11,6 +11,12 @@ import pytest
 
 SOURCE = "def one(): return 1\n\ndef two(): return 2\n"
 TESTS = "from source import one, two\n\ndef test_one(): assert one() == 1\n"
+# Its pytest may be a fork that has imported what pytest would rewrite.
+SETTINGS = """
+[tool.pytest.ini_options]
+pythonpath = ["."]
+filterwarnings = ["ignore:Module already imported"]
+"""
 MORE = "from source import one, two\n\ndef test_two(): assert two() == 2\n"
 
 
@@ -22,7 +28,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "test_one.py": TESTS,
         "test_two.py": MORE,
         "values.yaml": "a: 1\n",
-        "pyproject.toml": '[tool.pytest.ini_options]\npythonpath = ["."]\n',
+        "pyproject.toml": SETTINGS,
         ".gitignore": ".testmondata*\n__pycache__/\n",
     }
     for name, text in files.items():
