@@ -3,8 +3,9 @@
 A command's choice of groups and their files decide most of a composition, 0.13 s of each of
 thousands of commands. `remember` keeps the list of defaults and what is composed from it by all
 that they depend on: the words that choose, the places that are searched, the state of their files,
-and the schemas. Values, and all that is checked after, are Hydra's own each time; so is everything
-in the processes that tests start, and wherever a command names places of its own.
+and the schemas; a file's content by its state, and a parsed word by its letters. Values, and all
+that is checked after, are Hydra's own each time; so is everything in the processes that tests
+start, and wherever a command names places of its own.
 """
 
 from __future__ import annotations
@@ -16,95 +17,133 @@ from typing import Any
 
 from hydra._internal import config_loader_impl
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.hydra import Hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.default_element import ResultDefault
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf.base import ContainerMetadata, Metadata
 
 # Who adds the places that every command of ours searches.
 PROVIDERS = {"hydra", "main", "layerparity", "schema"}
 # Only with one of these words may a command's configuration set ``hydra.mode``.
 MODES = ("hydra", "experiment=")
-# Hydra's own, which compose anew.
+# Hydra's own, which compose, read and parse anew.
 ORDINARY = (
     config_loader_impl.create_defaults_list,
     ConfigLoaderImpl._compose_config_from_defaults_list,
+    FileConfigSource.load_config,
+    OverridesParser.parse_rule,
 )
 
 
+_LISTED, _COMPOSED, _LOADED, _PARSED = ORDINARY
+_MODE = Hydra.get_mode
+# What was composed, read and parsed.
+_kept: dict[Hashable, Any] = {}
+# Objects whose identity is part of a key: another's must not be the same.
+_held: dict[int, Any] = {}
+
+
 def remember() -> None:
-    """Have Hydra remember, in this process, what it composed."""
-    kept: dict[Hashable, Any] = {}
-    # Objects whose identity is part of a key: another's must not be the same.
-    held: dict[int, Any] = {}
-
-    def once(key: Hashable, make: Callable[[], Any]) -> Any:
-        if key not in kept:
-            kept[key] = copy.deepcopy(make())
-        return copy.deepcopy(kept[key])
-
-    listed, composed = ORDINARY
-
-    def create_defaults_list(repo: Any, config_name: Any, overrides_list: Any, **how: Any) -> Any:
-        places = _places(repo, held)
-        if places is None:
-            return listed(repo=repo, config_name=config_name, overrides_list=overrides_list, **how)
-        # As `Overrides` of Hydra tells them apart.
-        values = [
-            word
-            for word in overrides_list
-            if not word.is_sweep_override()
-            and (isinstance(word.value(), dict) or not repo.group_exists(word.key_or_group))
-        ]
-        chosen = [word for word in overrides_list if word not in values]
-        key = (config_name, *(word.input_line for word in chosen), *sorted(how.items()), places)
-        made = once(key, lambda: listed(repo, config_name, chosen, **how))
-        made.config_overrides = values
-        return made
-
-    def compose(loader: Any, defaults: list[ResultDefault], repo: Any) -> Any:
-        places = _places(repo, held)
-        if places is None:
-            return composed(loader, defaults, repo)
-        key = (*(repr(each) for each in defaults), places)
-        return once(key, lambda: composed(loader, defaults, repo))
-
-    looked_up = Hydra.get_mode
-
-    def get_mode(hydra: Hydra, config_name: str | None, overrides: list[str]) -> Any:
-        """Return what only a command or an experiment that says so can set."""
-        if any(word.lstrip("+").startswith(MODES) for word in overrides):
-            return looked_up(hydra, config_name, overrides)
-        return None
-
-    Hydra.get_mode = get_mode
+    """Have Hydra remember, in this process, what it composed, read and parsed."""
     # Hydra copies its sources for each command, and with them every schema that is stored.
     ConfigStore.__deepcopy__ = lambda store, memo: store
-    config_loader_impl.create_defaults_list = create_defaults_list
-    ConfigLoaderImpl._compose_config_from_defaults_list = compose
+    # Most of a copy is these, of which only the flags are ever changed in place.
+    for each in (Metadata, ContainerMetadata):
+        each.__deepcopy__ = _copied
+    Hydra.get_mode = _get_mode
+    config_loader_impl.create_defaults_list = _create_defaults_list
+    ConfigLoaderImpl._compose_config_from_defaults_list = _compose
+    FileConfigSource.load_config = _load_config
+    OverridesParser.parse_rule = _parse_rule
 
 
-def _places(repo: Any, held: dict[int, Any]) -> Hashable:
+def _once(key: Hashable, make: Callable[[], Any]) -> Any:
+    if key not in _kept:
+        _kept[key] = copy.deepcopy(make())
+    return copy.deepcopy(_kept[key])
+
+
+def _create_defaults_list(repo: Any, config_name: Any, overrides_list: Any, **how: Any) -> Any:
+    places = _places(repo)
+    if places is None:
+        return _LISTED(repo=repo, config_name=config_name, overrides_list=overrides_list, **how)
+    # As `Overrides` of Hydra tells them apart.
+    values = [
+        word
+        for word in overrides_list
+        if not word.is_sweep_override()
+        and (isinstance(word.value(), dict) or not repo.group_exists(word.key_or_group))
+    ]
+    chosen = [word for word in overrides_list if word not in values]
+    key = (config_name, *(word.input_line for word in chosen), *sorted(how.items()), places)
+    made = _once(key, lambda: _LISTED(repo, config_name, chosen, **how))
+    made.config_overrides = values
+    return made
+
+
+def _compose(loader: Any, defaults: list[ResultDefault], repo: Any) -> Any:
+    places = _places(repo)
+    if places is None:
+        return _COMPOSED(loader, defaults, repo)
+    key = (*(repr(each) for each in defaults), places)
+    return _once(key, lambda: _COMPOSED(loader, defaults, repo))
+
+
+def _load_config(source: Any, config_path: str) -> Any:
+    file = Path(source.path, config_path).with_suffix(".yaml")
+    if not file.is_file():
+        return _LOADED(source, config_path)
+    key = (source.provider, source.path, *_state_of(file))
+    return _once(key, lambda: _LOADED(source, config_path))
+
+
+def _parse_rule(parser: Any, s: str, rule_name: str) -> Any:
+    return _once((s, rule_name), lambda: _PARSED(parser, s, rule_name))
+
+
+def _get_mode(hydra: Hydra, config_name: str | None, overrides: list[str]) -> Any:
+    """Return what only a command or an experiment that says so can set."""
+    if any(word.lstrip("+").startswith(MODES) for word in overrides):
+        return _MODE(hydra, config_name, overrides)
+    return None
+
+
+def _places(repo: Any) -> Hashable:
     """Return the state of all places that are searched; None where it is not known."""
     sources = repo.get_sources()
     if not {source.provider for source in sources} <= PROVIDERS:
         return None
-    return tuple((source.scheme(), source.path, tuple(_state(source, held))) for source in sources)
+    return tuple((source.scheme(), source.path, tuple(_state(source))) for source in sources)
 
 
-def _state(source: Any, held: dict[int, Any]) -> Iterator[Hashable]:
+def _state(source: Any) -> Iterator[Hashable]:
     if source.scheme() in ("file", "experiments"):
         for path in sorted(Path(source.path).rglob("*.yaml")):
-            found = path.stat()
-            yield str(path), found.st_mtime_ns, found.st_size
+            yield _state_of(path)
     elif source.scheme() == "structured":
-        yield from _nodes(ConfigStore.instance().repo, held)
+        yield from _nodes(ConfigStore.instance().repo)
 
 
-def _nodes(tree: dict[str, Any], held: dict[int, Any]) -> Iterator[Hashable]:
+def _state_of(file: Path) -> tuple[Hashable, ...]:
+    found = file.stat()
+    return str(file), found.st_mtime_ns, found.st_size
+
+
+def _copied(metadata: Any, memo: dict[int, Any]) -> Any:
+    made = object.__new__(type(metadata))
+    made.__dict__.update(metadata.__dict__)
+    made.flags = copy.copy(metadata.flags)
+    made.resolver_cache = copy.deepcopy(metadata.resolver_cache)
+    return made
+
+
+def _nodes(tree: dict[str, Any]) -> Iterator[Hashable]:
     for name, each in tree.items():
         if isinstance(each, dict):
             yield name
-            yield from _nodes(each, held)
+            yield from _nodes(each)
         else:
-            held[id(each)] = each
+            _held[id(each)] = each
             yield name, id(each)

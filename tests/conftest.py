@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import signal
@@ -189,18 +190,31 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(cli: Callable[..., Ended], store: Path, shared: Path) -> Callable[..., Ended]:
     """The command line over a store with one full golden run of every component, ``the-golden``."""
     if not (store / "mlflow.db").exists():
-        shutil.copytree(_golden(cli, shared), store, dirs_exist_ok=True)
+        golden = ("capture=components", "generate.max_new_tokens=6", "name=the-golden")
+        shutil.copytree(_golden(cli, shared, golden), store, dirs_exist_ok=True)
     return lambda *arguments: cli(f"tracking.folder={store}", *arguments)
 
 
-def _golden(cli: Callable[..., Ended], shared: Path) -> Path:
-    """Return the store with the golden run, which the first who asks for it makes."""
-    folder = shared / "the-golden"
-    with FileLock(shared / "the-golden.lock"):
+@pytest.fixture
+def golden_here(cli: Callable[..., Ended], shared: Path) -> Callable[..., None]:
+    """Put a store here, or there, in which these words made a golden run of the shipped model.
+
+    All who ask for the same have copies of one, which the first of them makes.
+    """
+
+    def put(*words: str, to: str | Path = "mlruns") -> None:
+        shutil.copytree(_golden(cli, shared, words), to, dirs_exist_ok=True)
+
+    return put
+
+
+def _golden(cli: Callable[..., Ended], shared: Path, words: tuple[str, ...]) -> Path:
+    """Return a store with one golden run, which the first who asks for it makes."""
+    folder = shared / f"golden-{hashlib.sha256(repr(words).encode()).hexdigest()[:12]}"
+    with FileLock(folder.with_suffix(".lock")):
         if not folder.exists():
-            half = shared / "the-golden.part"
-            golden = ("capture=components", "generate.max_new_tokens=6", "name=the-golden")
-            ended = cli("backend=gpu", "device_map=cpu", f"tracking.folder={half}", *golden)
+            half = folder.with_suffix(".part")
+            ended = cli("backend=gpu", "device_map=cpu", f"tracking.folder={half}", *words)
             assert ended.exit == 0, ended.err
             half.rename(folder)
     return folder

@@ -14,6 +14,7 @@ from __future__ import annotations
 import _posixsubprocess
 import atexit
 import ctypes
+import faulthandler
 import fcntl
 import gc
 import inspect
@@ -56,15 +57,15 @@ READ_AT_IMPORT = (
     *("NUMBA", "TORCH", "HF_", "HUGGINGFACE", "TRANSFORMERS_", "USE_", "CUDA_HOME", "CUDA_PATH"),
     *("LC_", "LANG", "MALLOC_", "TOKENIZERS", "HOME", "XDG_", "ACCELERATE"),
 )
-# Not among them: what torch sets itself once it compiles, and joblib's for an OpenMP that torch
-# does not use.
-NOT_READ = {"PYTHONPATH", "TORCHINDUCTOR_CACHE_DIR", "KMP_INIT_AT_FORK"}
+# Not among them: what a fork does as told, what torch sets once it compiles, and joblib's for
+# an OpenMP that torch does not use.
+NOT_READ = {"PYTHONPATH", "PYTHONFAULTHANDLER", "TORCHINDUCTOR_CACHE_DIR", "KMP_INIT_AT_FORK"}
 # Not on purpose; the last is one that torch writes into a folder of its own.
 _NEVER_HIDDEN = {*sys.stdlib_module_names, "__main__", "_remote_module_non_scriptable"}
 # What layerparity has MLflow read at its import, where it is unset.
 NO_TELEMETRY, LEVEL, QUIET = "MLFLOW_DISABLE_TELEMETRY", "MLFLOW_LOGGING_LEVEL", "CRITICAL"
 # Code that asks what its own process has imported, or how much it took.
-LOOKS_AT_ITSELF = ("sys.modules", "import gc", "rlimit", "rusage")
+LOOKS_AT_ITSELF = ("sys.modules", "import gc", "RLIMIT_DATA", "rusage")
 # The words behind which a command has users and mounts of its own, and what stands for them.
 NAMESPACE = ["unshare", "--map-root-user", "--mount"]
 _CLONE_NEWNS, _CLONE_NEWUSER, _MS_REC, _MS_PRIVATE = 1 << 17, 1 << 28, 1 << 14, 1 << 18
@@ -345,6 +346,8 @@ def _become(request: dict[str, Any]) -> None:
     tempfile.tempdir = None
     # Where multiprocessing looks for a script that was given by its name alone.
     multiprocessing.process.ORIGINAL_DIR = str(Path.cwd())
+    if os.environ.get("PYTHONFAULTHANDLER"):
+        faulthandler.enable()
     if os.environ.get(LEVEL, QUIET) != QUIET:
         logging_utils = import_module("mlflow.utils.logging_utils")
         logging_utils._configure_mlflow_loggers(root_module_name="mlflow")

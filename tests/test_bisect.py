@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -205,13 +205,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(cli: Cli, store: Path) -> Iterator[Cli]:
+def run(cli: Cli, store: Path, golden_here: Callable[..., None]) -> Cli:
     """The command line over a store that holds a golden of the shipped model."""
-    folder = f"tracking.folder={store}"
     if not (store / "mlflow.db").exists():
-        made = cli(*CPU, folder, "name=the-golden")
-        assert made.exit == 0, made.err
-    yield lambda *arguments: cli(folder, *CPU, *arguments)
+        golden_here("name=the-golden", to=store)
+    return lambda *arguments: cli(f"tracking.folder={store}", *CPU, *arguments)
 
 
 FAULT = ("port=fault", "port.name=qk_norm_per_head", "port.layers=[3]")
@@ -303,11 +301,13 @@ def test_it_says_how_many_mistakes_there_is_time_for(
     assert re.search(said, ended.out, re.M), ended.out
 
 
-def test_a_bisection_s_own_runs_are_not_the_latest(cli: Cli, tmp_path: Path) -> None:
+def test_a_bisection_s_own_runs_are_not_the_latest(
+    cli: Cli, golden_here: Callable[..., None]
+) -> None:
     def run(*arguments: str) -> Ended:
-        return cli(*CPU, f"tracking.folder={tmp_path / 'runs'}", *arguments)
+        return cli(*CPU, *arguments)
 
-    assert run("name=the-golden").exit == 0
+    golden_here("name=the-golden")
     part = ("job=bisect", "scope=single", "layer=3")
     assert run(*part, "golden=the-golden", *FAULT).exit == 1
     nobody = run("job=compare", "golden=the-golden")

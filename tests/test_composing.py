@@ -10,6 +10,9 @@ import pytest
 from conftest import Ended
 from hydra._internal import config_loader_impl
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf.base import ContainerMetadata, Metadata
 
 SHOWN = ("--cfg", "all")
 WORDS = [
@@ -26,9 +29,13 @@ def forgetful(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Return a function that has Hydra compose everything anew again."""
 
     def forget() -> None:
-        made, composed = composing.ORDINARY
+        made, composed, loaded, parsed = composing.ORDINARY
         monkeypatch.setattr(config_loader_impl, "create_defaults_list", made)
         monkeypatch.setattr(ConfigLoaderImpl, "_compose_config_from_defaults_list", composed)
+        monkeypatch.setattr(FileConfigSource, "load_config", loaded)
+        monkeypatch.setattr(OverridesParser, "parse_rule", parsed)
+        for each in (Metadata, ContainerMetadata):
+            monkeypatch.delattr(each, "__deepcopy__")
 
     return forget
 

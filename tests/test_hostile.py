@@ -45,11 +45,12 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def golden(cli: Callable[..., Any], exported: Path, tmp_path: Path) -> Path:
+def golden(
+    cli: Callable[..., Any], golden_here: Callable[..., None], exported: Path, tmp_path: Path
+) -> Path:
     """The folder of a golden run without components, to be spoilt."""
     if not exported.exists():
-        ended = cli(*CPU, f"tracking.folder={exported.parent / 'runs'}", "name=the-golden")
-        assert ended.exit == 0, ended.err
+        golden_here("name=the-golden", to=exported.parent / "runs")
         (manifest,) = (exported.parent / "runs").rglob("manifest.json")
         shutil.copytree(manifest.parent, exported)
         runs = f"tracking.folder={exported.parent / 'others'}"

@@ -21,8 +21,10 @@ def test_chunks_of_another_scope_are_refused(cli: Cli) -> None:
     assert ended.exit == 2 and "layer_chunks=2 does not belong to scope=full" in ended.err
 
 
-def test_a_sweep_takes_every_chunk_and_is_compared_as_one(cli: Cli, tmp_path: Path) -> None:
-    assert cli("backend=gpu", "device_map=cpu").exit == 0
+def test_a_sweep_takes_every_chunk_and_is_compared_as_one(
+    cli: Cli, golden_here: Callable[..., None], tmp_path: Path
+) -> None:
+    golden_here()
     ended = cli(*SWEEP, "layer_chunks=4")
     assert ended.exit == 0, ended.err
     store = open_store(TrackingConfig(folder=str(tmp_path / "mlruns")))
@@ -41,8 +43,10 @@ def test_a_sweep_takes_every_chunk_and_is_compared_as_one(cli: Cli, tmp_path: Pa
     assert judged.exit == 0, judged.err
 
 
-def test_what_follows_a_wrong_chunk_can_be_typed(cli: Cli) -> None:
-    assert cli("backend=gpu", "device_map=cpu").exit == 0
+def test_what_follows_a_wrong_chunk_can_be_typed(
+    cli: Cli, golden_here: Callable[..., None]
+) -> None:
+    golden_here()
     fault = ("port=fault", "port.name=router_bias_dropped", "port.layers=[3]")
     assert cli(*SWEEP, "layer_chunks=3", *fault).exit == 0
     ended = cli("job=compare", "candidate=latest")

@@ -191,6 +191,13 @@ def test_it_writes_at_once_where_it_is_told_to() -> None:
         child.kill()
 
 
+def test_it_says_where_it_crashes() -> None:
+    code = "import os; os.abort()"
+    fresh, forked = both("-c", code, env={**os.environ, "PYTHONFAULTHANDLER": "1"})
+    assert fresh.returncode == forked.returncode == -signal.SIGABRT
+    assert "Fatal Python error: Aborted" in fresh.stderr and "Aborted" in forked.stderr
+
+
 LEVEL = "import logging, mlflow; print(logging.getLogger('mlflow').level)"
 
 

@@ -27,7 +27,8 @@ from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.store import open_store
 
 Cli = Callable[..., Ended]
-GOLDEN = ("backend=gpu", "device_map=cpu", "inputs=random", "seq_len=256", "dtype=bfloat16")
+Put = Callable[..., None]
+GOLDEN = ("inputs=random", "seq_len=256", "dtype=bfloat16", "name=the-one")
 CHAINED = ("backend=gpu", "device_map=cpu", "kind=candidate", "feed=chained", "dtype=bfloat16")
 OTHER_SUMS = ("port=clean", "port.name=tp 8")
 SLIP = ("port=fault", "port.name=router_topk_not_normalised", "port.layers=[2]")
@@ -60,9 +61,9 @@ def shares_of(out: str) -> tuple[float, float, float]:
     return whole, ids, weights
 
 
-def test_a_right_chain_differs_by_other_experts(cli: Cli) -> None:
+def test_a_right_chain_differs_by_other_experts(cli: Cli, golden_here: Put) -> None:
     """256 tokens, chained, bfloat16: rounding sends some to other experts; that is the error."""
-    assert cli(*GOLDEN, "name=the-one").exit == 0
+    golden_here(*GOLDEN)
     assert cli(*CHAINED, *OTHER_SUMS, "name=by-itself").exit == 0
     ended = cli("job=routing")
     assert ended.exit == 0, ended.err
@@ -90,9 +91,11 @@ def test_a_right_chain_differs_by_other_experts(cli: Cli) -> None:
     assert "by-itself" in cli("job=compare").out
 
 
-def test_other_weights_of_the_same_experts_are_told_from_other_experts(cli: Cli) -> None:
+def test_other_weights_of_the_same_experts_are_told_from_other_experts(
+    cli: Cli, golden_here: Put
+) -> None:
     """Of a router that does not normalise, the choices are right: ids alone mend little."""
-    assert cli(*GOLDEN, "name=the-one").exit == 0
+    golden_here(*GOLDEN)
     assert cli(*CHAINED, *SLIP, "name=faulty").exit == 0
     ended = cli("job=routing")
     assert ended.exit == 0, ended.err
@@ -127,9 +130,9 @@ def test_decode_steps_are_weighed_as_the_golden_did(cli: Cli) -> None:
     reason="pip install torch==2.9.1 torch_xla==2.9.0",
 )
 @pytest.mark.parametrize("compile", ["lazy", "export", "trace"])
-def test_a_graph_takes_the_weights_as_tensors(cli: Cli, compile: str) -> None:
+def test_a_graph_takes_the_weights_as_tensors(cli: Cli, golden_here: Put, compile: str) -> None:
     """On XLA:CPU, not Neuron."""
-    assert cli(*GOLDEN, "name=the-one").exit == 0
+    golden_here(*GOLDEN)
     words = ["backend=neuron", f"backend.compile={compile}", "scope=range", "start=2", "end=2"]
     words += ["feed=chained", "dtype=bfloat16", *SLIP]
     right, off = tensors("the-one"), {}
@@ -141,8 +144,8 @@ def test_a_graph_takes_the_weights_as_tensors(cli: Cli, compile: str) -> None:
     assert off["all"] < 0.1 * off["true"]
 
 
-def test_what_cannot_be_explained_costs_one_line(cli: Cli) -> None:
-    assert cli(*GOLDEN, "name=the-one").exit == 0
+def test_what_cannot_be_explained_costs_one_line(cli: Cli, golden_here: Put) -> None:
+    golden_here(*GOLDEN)
     assert cli(*CHAINED, "port.replay=true", "name=told").exit == 0
     ended = cli("job=routing")
     assert ended.exit == 2
@@ -159,7 +162,8 @@ def test_a_router_that_hides_its_weights_is_refused_before_anything_runs(cli: Cl
     """Phi-3.5-MoE's weights are no site, so no golden could be made that has them."""
     where = make_model("phimoe", Path("models"))
     model = ("model=checkpoint", f"model.path={where}", "seq_len=16")
-    assert cli(*GOLDEN, *model, "reference.make=false", "name=the-one").exit == 0
+    own = ("backend=gpu", "device_map=cpu", *GOLDEN, *model, "reference.make=false")
+    assert cli(*own).exit == 0
     assert cli(*CHAINED, *model, "inputs=golden", "name=by-itself").exit == 0
     ended = cli("job=routing")
     assert ended.exit == 2

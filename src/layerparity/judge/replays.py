@@ -6,7 +6,7 @@ the mistake. What rounding allows is the site's own noise floor, where the golde
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -152,12 +152,14 @@ def with_replays(
     trials = replays(golden.source.run, Place(guilt.layer), dtype, asked, fed)
     shown: list[Fault] = []
     tried: set[str] = set()
+    # Most mistakes are refuted by these alone.
+    few = {judge.guilty, CHOICES}
     for trial in trials:
-        made = _rows(trial, guilt, sides[0])
+        made = _rows(trial, guilt, sides[0], few)
         if trial.fault is None:
             if not judge.is_sound(made):
                 break
-        elif judge.shows(made):
+        elif judge.shows(made) and judge.shows(_rows(trial, guilt, sides[0], judge.sites)):
             shown.append(trial.fault)
         elif not trial.drawn:
             tried.add(trial.fault.cause)
@@ -224,13 +226,23 @@ def _floor(
     return (squares if mask is None else squares[mask.flatten()]).sqrt()
 
 
-def _rows(trial: Trial, guilt: Guilt, golden: RunSet) -> dict[str, torch.Tensor]:
-    """Return a trial's real tokens at the sites that the golden holds, float64 [token, ...]."""
+def _rows(
+    trial: Trial, guilt: Guilt, golden: RunSet, wanted: Collection[str]
+) -> dict[str, torch.Tensor]:
+    """Return a trial's real tokens at the wanted sites that the golden holds, float64 [token, ...].
+
+    Sites are ``wanted`` by their address in the block.
+    """
     assert guilt.site is not None
     rows = {}
-    for local, value in trial.tensors.items():
-        held = golden.records.get(guilt.site.beside(local))
-        if held is None or value.shape != held.record.shape or not has_tokens(held.record.axes):
+    for local in wanted:
+        held, value = golden.records.get(guilt.site.beside(local)), trial.tensors.get(local)
+        if (
+            held is None
+            or value is None
+            or value.shape != held.record.shape
+            or not has_tokens(held.record.axes)
+        ):
             continue
         view = by_token(value.double(), held.record.axes)
         rows[local] = view[real_tokens(view, held.source.mask)]

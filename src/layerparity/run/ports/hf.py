@@ -190,12 +190,16 @@ class HfPort(Port):
 
     def begin(self, call: Call) -> None:
         """Let transformers make the masks, positions and rotary tables, once, on the host."""
+        self._call = call
+        self._sent.clear()
+        self._arguments = self._passed(call)
+
+    def _passed(self, call: Call) -> list[dict[str, Any]]:
+        """Return the keyword arguments of every block in a pass."""
         from layerparity.model.arguments import block_arguments
 
         past = None if call.cache is None else call.cache.seen(call)
-        self._call = call
-        self._sent.clear()
-        self._arguments = block_arguments(
+        return block_arguments(
             self.skeleton, call.attention_mask, call.position_ids, past, self.dtype
         )
 
