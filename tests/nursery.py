@@ -111,9 +111,7 @@ class Nursery:
         return answer["process"]
 
     def _begin(self) -> None:
-        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        for end in (self._line, theirs):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LONGEST)
+        self._line, theirs = _pair()
         words = [sys.executable, __file__, str(theirs.fileno())]
         self.environment = dict(os.environ)
         # Streams that cannot be sought: what Python learns of them at its beginning fits a pipe.
@@ -259,9 +257,7 @@ def _serve(line: socket.socket) -> dict[str, Any] | None:
 
 def _branch(request: dict[str, Any]) -> socket.socket | None:
     """Fork a nursery of this child's own: return the line to the child in it, None in the child."""
-    own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    for end in (own, theirs):
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LONGEST)
+    own, theirs = _pair()
     if os.fork():
         theirs.close()
         above = max([2, *request["passed"]]) + 1
@@ -273,6 +269,14 @@ def _branch(request: dict[str, Any]) -> socket.socket | None:
     own.detach()
     _hold([nothing] * 3, [0, 1, 2], theirs.fileno())
     return theirs
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    """Return the two ends of a line, each of which takes a whole request."""
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in ends:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LONGEST)
+    return ends
 
 
 def _hold(files: list[int], numbers: list[int], line: int | None) -> None:

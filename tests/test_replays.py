@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -36,7 +37,8 @@ from layerparity.model.skeleton import Skeleton
 from layerparity.record.folder import RunFolder
 from layerparity.record.stored_run import StoredRun, from_folder
 from layerparity.record.verdict import Verdict
-from layerparity.run.replay import replays
+from layerparity.run.ports.fault import _equal
+from layerparity.run.replay import ReplayPort, replays
 from layerparity.selftest.corpus import Case, Corpus, Shape
 from layerparity.selftest.corpus_runs import CorpusRunner
 from layerparity.settings import config
@@ -160,6 +162,24 @@ def test_a_dump_is_held_against_them_as_well(runner: CorpusRunner, tmp_path: Pat
     assert [(each.id, each.shown) for each in verdict.causes] == [(name, True)]
 
 
+def test_a_mistake_that_changes_another_site_as_well_is_another(
+    runner: CorpusRunner, tmp_path: Path
+) -> None:
+    """It has the candidate's numbers at the guilty site, and not where the candidate is right."""
+    shape, name = SMALL["gpt_oss"], "swiglu_bias_dropped"
+    runner.verdict(case(shape, "float32", found(shape, name)), tmp_path / "run")
+    for factor, shown in ((1.0, [name]), (2.0, [])):
+
+        def changed_too(*asked: Any, factor: float = factor) -> Iterator[Trial]:
+            for trial in replays(*asked):
+                away = trial.tensors["self_attn:out"] * (factor if trial.fault else 1.0)
+                yield replace(trial, tensors={**trial.tensors, "self_attn:out": away})
+
+        sides = [golden_of(runner, "gpt_oss")], [from_folder(tmp_path / "run")]
+        verdict = conclude(*sides, CalibratedTolerance(), replays=changed_too)
+        assert [each.id for each in verdict.causes if each.shown] == shown
+
+
 @pytest.mark.parametrize("path", ["self_attn.o_proj", ""])
 def test_weights_of_another_block_are_not_called_never_loaded(
     runner: CorpusRunner, tmp_path: Path, path: str
@@ -221,6 +241,27 @@ def test_the_block_is_sound_after_each_mistake(runner: CorpusRunner) -> None:
     attention = "self_attn:out"
     assert torch.equal(swapped.tensors[attention], sound.tensors[attention])
     assert not torch.equal(swapped.tensors["mlp.experts:out"], sound.tensors["mlp.experts:out"])
+
+
+def test_no_mistake_changes_what_the_others_are_passed(
+    runner: CorpusRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Masks, positions and rotary tables are made once for all trials of a block."""
+    ports: list[ReplayPort] = []
+    begin = ReplayPort.begin
+
+    def kept(port: ReplayPort, call: Any) -> None:
+        begin(port, call)
+        if not ports:
+            ports.append(port)
+            before.extend(copy.deepcopy(port._always))
+
+    before: list[dict[str, Any]] = []
+    monkeypatch.setattr(ReplayPort, "begin", kept)
+    assert len(trials(golden_of(runner, "minimax_m2"), lambda fault: True)) > 100
+    (port,) = ports
+    assert len(before) == len(port._always) == SIZES["num_hidden_layers"]
+    assert all(map(_equal, before, port._always))
 
 
 def test_without_its_checkpoint_a_verdict_names_what_it_did_before(
