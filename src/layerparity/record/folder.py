@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerparity.ground.decode import decode, encode
+from layerparity.ground.decode import decode, encode, json_lines
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import (
     RUN_AGAIN,
@@ -109,8 +108,8 @@ class RunFolder:
         It lists the files of text that this very object wrote.
         """
         self._read = None
-        listed = {**asdict(manifest), "files": self._written}
-        return self.write_text(MANIFEST, json.dumps(listed, default=str, indent=1, sort_keys=True))
+        listed = {**encode(manifest), "files": self._written}
+        return self.write_text(MANIFEST, json_lines(listed))
 
     def read_manifest(self, digest: str | None = None) -> Manifest:
         """Return the manifest, which must have this hash where one is given."""
@@ -173,7 +172,7 @@ class RunFolder:
 
     def write_used_weights(self, used: Mapping[str, Mapping[str, str]]) -> None:
         """Write the hashes of the checkpoint's tensors that each stage used, by stage and name."""
-        self.write_text(USED_WEIGHTS, json.dumps(used, indent=1))
+        self.write_text(USED_WEIGHTS, json_lines(used))
 
     def read_used_weights(self) -> UsedWeights:
         """Return the hashes of the checkpoint's tensors, by stage and name; empty where unknown."""
@@ -195,7 +194,7 @@ class RunFolder:
 
     def write_profile(self, profile: RunProfile) -> None:
         """Write where the run's time and memory went."""
-        self.write_text(PROFILE, json.dumps(asdict(profile), indent=1))
+        self.write_text(PROFILE, json_lines(encode(profile)))
 
     def read_profile(self) -> RunProfile | None:
         """Return where the run's time and memory went; None where it is not kept."""

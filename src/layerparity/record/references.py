@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import torch
 
 from layerparity.anatomy.site import Site
-from layerparity.ground.decode import decode, encode
+from layerparity.ground.decode import decode, encode, json_lines
 from layerparity.ground.files import (
     TensorFiles,
     damaged,
@@ -124,9 +123,9 @@ class ReferenceWriter:
 
     def finish(self) -> str:
         """Write the index; return its hash, which the manifest keeps."""
-        # A line each: json's own indentation is made in Python, and took seconds.
-        rows = ",\n".join(json.dumps(encode(entry)) for entry in self.entries)
-        return self._files.write_text(REFERENCE_INDEX, f'{{"entries": [\n{rows}\n]}}\n')
+        return self._files.write_text(
+            REFERENCE_INDEX, json_lines({"entries": encode(self.entries)})
+        )
 
 
 class StoredReferences:

@@ -6,7 +6,6 @@ docs/compare.md.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -16,7 +15,7 @@ from typing import Any
 
 from layerparity.anatomy.blocks import Blocks
 from layerparity.anatomy.site import Kind, Site
-from layerparity.ground.decode import decode, encode
+from layerparity.ground.decode import decode, encode, json_lines
 from layerparity.ground.errors import Exit, UserError
 from layerparity.ground.files import reading
 from layerparity.ground.parse import parse_json
@@ -205,18 +204,7 @@ class Verdict:
         raw = {**encode(self), "version": VERSION, "counts": self.counts, "where": self.where}
         raw["guilty"] = self.guilty and self.guilty.to_dict()
         raw["further"] = [each.to_dict() for each in self.further]
-        # A line for each part of it: json's own indentation is made in Python, and took seconds.
-        lines = []
-        for name, value in raw.items():
-            if isinstance(value, list) and value:
-                text = "[\n  " + ",\n  ".join(map(json.dumps, value)) + "\n ]"
-            elif isinstance(value, dict) and value:
-                parts = (json.dumps({key: each})[1:-1] for key, each in value.items())
-                text = "{\n  " + ",\n  ".join(parts) + "\n }"
-            else:
-                text = json.dumps(value)
-            lines.append(f" {json.dumps(name)}: {text}")
-        return "{\n" + ",\n".join(lines) + "\n}"
+        return json_lines(raw)
 
     @classmethod
     def read(cls, path: Path) -> Verdict:
