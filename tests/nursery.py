@@ -57,9 +57,12 @@ READ_AT_IMPORT = (
     *("NUMBA", "TORCH", "HF_", "HUGGINGFACE", "TRANSFORMERS_", "USE_", "CUDA_HOME", "CUDA_PATH"),
     *("LC_", "LANG", "MALLOC_", "TOKENIZERS", "HOME", "XDG_", "ACCELERATE"),
 )
-# Not among them: what a fork does as told, what torch sets once it compiles, and joblib's for
-# an OpenMP that torch does not use.
-NOT_READ = {"PYTHONPATH", "PYTHONFAULTHANDLER", "TORCHINDUCTOR_CACHE_DIR", "KMP_INIT_AT_FORK"}
+# Not among them: what a fork does as told, what torch sets once it compiles, joblib's for an OpenMP
+# that torch does not use, and what would keep torch from importing backends, of which none is here.
+NOT_READ = {
+    *("PYTHONPATH", "PYTHONFAULTHANDLER", "TORCHINDUCTOR_CACHE_DIR", "KMP_INIT_AT_FORK"),
+    "TORCH_DEVICE_BACKEND_AUTOLOAD",
+}
 # Not on purpose; the last is one that torch writes into a folder of its own.
 _NEVER_HIDDEN = {*sys.stdlib_module_names, "__main__", "_remote_module_non_scriptable"}
 # What layerparity has MLflow read at its import, where it is unset.
@@ -303,10 +306,15 @@ def _unlike(request: dict[str, Any], known: set[str]) -> str:
     added = [name for name in environment.get("PYTHONPATH", "").split(os.pathsep) if name]
     for folder in {*own, *added} - {*sys.path}:
         with suppress(OSError):
-            names = {path.stem for path in Path(folder).iterdir()}
+            found = [path for path in Path(folder).iterdir() if _is_module(path)]
+            names = {path.name.partition(".")[0] for path in found}
             if hidden := names & ({*known, "sitecustomize"} - _NEVER_HIDDEN):
                 return f"{min(hidden)} in {folder}"
     return ""
+
+
+def _is_module(path: Path) -> bool:
+    return path.suffix in (".py", ".pyc", ".so") or path.is_dir()
 
 
 def _fork_orphan() -> int | None:

@@ -11,6 +11,7 @@ import textwrap
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,14 @@ def test_what_a_fork_would_not_see_alike_is_a_fresh_one(
         [sys.executable, *words], env=environment, capture_output=True, text=True, check=False
     )
     assert ended.stdout == "True\n", ended.stderr
+
+
+def test_a_store_beside_it_hides_nothing_and_no_backend_waits_for_torch(tmp_path: Path) -> None:
+    (tmp_path / "mlflow.db").touch()
+    environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    subprocess.run([sys.executable, "-c", ""], cwd=tmp_path, env=environment, check=True)
+    assert conftest.NURSERY.refused == ""
+    assert not entry_points(group="torch.backends")
 
 
 BORN = """
