@@ -11,18 +11,19 @@ start, and wherever a command names places of its own.
 from __future__ import annotations
 
 import copy
+from abc import ABCMeta
 from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hydra._internal import config_loader_impl
+from hydra._internal import config_loader_impl, defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.hydra import Hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.default_element import ResultDefault
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf.base import ContainerMetadata, Metadata
+from omegaconf.base import ContainerMetadata, Metadata, Node
 
 # Who adds the places that every command of ours searches.
 PROVIDERS = {"hydra", "main", "layerparity", "schema"}
@@ -38,7 +39,7 @@ ORDINARY = (
 
 
 _LISTED, _COMPOSED, _LOADED, _PARSED = ORDINARY
-_MODE = Hydra.get_mode
+_MODE, _CHOSEN = Hydra.get_mode, defaults_list._create_interpolation_map
 # What was composed, read and parsed.
 _kept: dict[Hashable, Any] = {}
 # Objects whose identity is part of a key: another's must not be the same.
@@ -52,7 +53,9 @@ def remember() -> None:
     # Most of a copy is these, of which only the flags are ever changed in place.
     for each in (Metadata, ContainerMetadata):
         each.__deepcopy__ = _copied
+    _ask_for_no_virtual_nodes(Node)
     Hydra.get_mode = _get_mode
+    defaults_list._create_interpolation_map = _chosen
     config_loader_impl.create_defaults_list = _create_defaults_list
     ConfigLoaderImpl._compose_config_from_defaults_list = _compose
     FileConfigSource.load_config = _load_config
@@ -108,6 +111,25 @@ def _get_mode(hydra: Hydra, config_name: str | None, overrides: list[str]) -> An
     if any(word.lstrip("+").startswith(MODES) for word in overrides):
         return _MODE(hydra, config_name, overrides)
     return None
+
+
+def _chosen(overrides: Any, defaults: list[Any], self_added: bool) -> Any:
+    """Return what was chosen only where something is named by it, which is half of the work."""
+    named = any(each.is_interpolation() for each in defaults)
+    return _CHOSEN(overrides, defaults, self_added) if named else None
+
+
+class _NodeMeta(ABCMeta):
+    """Of OmegaConf's nodes, which nobody registers others as."""
+
+    __instancecheck__ = type.__instancecheck__
+
+
+def _ask_for_no_virtual_nodes(kind: type) -> None:
+    """Have thirty thousand questions a command whether this is a node answered at once."""
+    kind.__class__ = _NodeMeta
+    for each in kind.__subclasses__():
+        _ask_for_no_virtual_nodes(each)
 
 
 def _places(repo: Any) -> Hashable:

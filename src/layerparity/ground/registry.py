@@ -20,7 +20,8 @@ def names(package: str) -> tuple[str, ...]:
     return tuple(sorted(name for name in modules if not name.startswith("_") and name != "base"))
 
 
-def holding(package: str, symbol: str) -> list[str]:
+@cache
+def holding(package: str, symbol: str) -> tuple[str, ...]:
     """Return the names of the plug-ins that define ``symbol`` at top level; none is imported."""
     plugins = []
     for name in names(package):
@@ -28,7 +29,7 @@ def holding(package: str, symbol: str) -> list[str]:
         source = "" if spec is None or spec.origin is None else Path(spec.origin).read_text("utf-8")
         if any(line.startswith(f"{symbol} =") for line in source.splitlines()):
             plugins.append(name)
-    return plugins
+    return tuple(plugins)
 
 
 def check(package: str, name: str) -> None:

@@ -23,7 +23,7 @@ _GENERAL = ("never_loaded", "offset", "rotary", "scale", "weights_altered")
 
 def catalogue() -> list[str]:
     """Return the ids of the known faults, sorted; none is imported."""
-    return registry.holding(KNOWN, "FAULT")
+    return list(registry.holding(KNOWN, "FAULT"))
 
 
 def known_fault(name: str) -> Fault:
