@@ -29,19 +29,15 @@ def run(config: Config) -> Exit:
         dry.show(config)
         return Exit.OK
     from layerparity.run import next_step, part_devices, sweep, sweep_part
-    from layerparity.run.make import make
+    from layerparity.run.make import made
 
     if sweep.part():
         part_devices.take(config)
     if sweep.part() and not HydraConfig.get().verbose:
         sweep_part.make_part(config)
         return Exit.OK
-    run_id = make(config)
+    run = made(config)
     # A sweep, and an experiment of several steps, go on by themselves.
     if not sweep.part() and HydraConfig.get().runtime.choices["job"] == "run":
-        from layerparity.tracking.store import open_store
-
-        made = open_store(config.tracking).get(run_id)
-        assert made is not None, "a run that was just made can be found"
-        console.say(f"next:   {next_step.after_run(config, made)}")
+        console.say(f"next:   {next_step.after_run(config, run)}")
     return Exit.OK

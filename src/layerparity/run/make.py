@@ -30,11 +30,12 @@ if TYPE_CHECKING:
 
 
 class Made(NamedTuple):
-    """A run: its id, its name, what it holds, and whether it was there before."""
+    """A run: its id, its name, what it holds, the runs that fed it; was it there before?"""
 
     id: str
     name: str
     manifest: Manifest
+    fed_by: tuple[str, ...]
     is_reused: bool
 
 
@@ -54,7 +55,8 @@ def made(config: Config) -> Made:
         store.adopt(parent, again)
     console.say(f"Reusing run {again.name} ({again.id}): same fingerprint.\n{again.url}")
     say_served(config.tracking)
-    return Made(again.id, again.name, again.read_manifest(), is_reused=True)
+    fed_by = tuple(again.tags.get("inputs_from", "").split())
+    return Made(again.id, again.name, again.read_manifest(), fed_by, is_reused=True)
 
 
 @contextmanager
@@ -119,7 +121,8 @@ def _run(
         # Ports that are made of this one may have changed its modules.
         idle_skeletons.give_back(port.skeleton)
     say_link(active, config.tracking)
-    return Made(active.id, active.name, manifest, is_reused=False)
+    fed_by = tuple(prepared.inputs.runs)
+    return Made(active.id, active.name, manifest, fed_by, is_reused=False)
 
 
 def build_port(prepared: Prepared, make: Callable[[Assets], Port] | None = None) -> Port:

@@ -12,7 +12,7 @@ from layerparity.run import steps
 from layerparity.settings.config import Config, RunKind
 
 if TYPE_CHECKING:
-    from layerparity.record.stored_run import StoredRun
+    from layerparity.run.make import Made
     from layerparity.run.sweep import ClosedSweep
 
 _SHOWN = 8
@@ -38,13 +38,12 @@ _OF_THE_GOLDEN = (
 _CANDIDATE = {"backend": "neuron", "inputs": "golden"}
 
 
-def after_run(config: Config, run: StoredRun) -> str:
+def after_run(config: Config, run: Made) -> str:
     """Return the candidate's command after a golden run, a comparison after a candidate's."""
-    if run.kind == RunKind.golden.value:
+    if run.manifest.kind == RunKind.golden.value:
         own = {k: v for k, v in steps.own_settings(config).items() if not _of_the_golden(k)}
         return steps.command({**_CANDIDATE, "golden": run.id[:_SHOWN], **own})
-    fed_by = run.tags.get("inputs_from", "").split()
-    sides = {"golden": fed_by[0][:_SHOWN]} if len(fed_by) == 1 else {}
+    sides = {"golden": run.fed_by[0][:_SHOWN]} if len(run.fed_by) == 1 else {}
     sides["candidate"] = run.id[:_SHOWN]
     return steps.command({"job": "compare", **sides, **steps.judging_settings(config)})
 
