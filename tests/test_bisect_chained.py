@@ -128,9 +128,13 @@ def test_chained_strategies_name_faults_in_bfloat16(
 def test_a_clean_port_in_bfloat16_is_right_or_cannot_be_told(
     in_bfloat16: Cli, strategy: str
 ) -> None:
-    right = in_bfloat16(f"job.strategy={strategy}", "attn_implementation=eager")
+    right = in_bfloat16(f"job.strategy={strategy}")
     assert right.exit == 0, right.out + right.err
     assert "Nothing is wrong" in right.out
+    # On some processors this one, too, routes too many apart to be told.
+    eager = in_bfloat16(f"job.strategy={strategy}", "attn_implementation=eager")
+    ends = {0: "Nothing is wrong", 4: "cannot tell about layers."}
+    assert eager.exit in ends and ends[eager.exit] in eager.out, eager.out + eager.err
     # Its sums are in another order, and it routes most tokens apart before the last block.
     apart = in_bfloat16(f"job.strategy={strategy}", "port=clean", "port.name=64 shards")
     assert apart.exit == 4, apart.out + apart.err

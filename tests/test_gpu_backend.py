@@ -5,6 +5,7 @@ Tests of a real GPU are skipped where there is none.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,11 @@ HEADER = Path(sysconfig.get_paths()["include"]) / "Python.h"
 needs_compiler = pytest.mark.skipif(
     shutil.which("g++") is None or not HEADER.is_file(),
     reason="needs a compiler and Python's headers: apt-get install g++ python3-dev",
+)
+# torch's compiler takes the processor's vectors all the same, and torch's headers have none then.
+needs_vectors = pytest.mark.skipif(
+    os.environ.get("ATEN_CPU_CAPABILITY") == "default",
+    reason="torch.compile writes code that no compiler takes under ATEN_CPU_CAPABILITY=default",
 )
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 GB = 10**9
@@ -533,6 +539,7 @@ class Watched(torch.nn.Module):
 
 
 @needs_compiler
+@needs_vectors
 def test_a_compiled_stage_shows_what_its_hooks_saw(opened):
     backend = opened("cpu", compiled=True)
     model = filled(minimax)
@@ -557,6 +564,7 @@ def test_a_compiled_stage_shows_what_its_hooks_saw(opened):
 
 
 @needs_compiler
+@needs_vectors
 def test_experts_are_compiled_in_bfloat16_too(opened):
     backend = opened("cpu", compiled=True)
     model = filled(minimax).to(torch.bfloat16)

@@ -273,7 +273,7 @@ def test_a_sound_model_is_equal_or_within_the_floor(run: Cli, store: Path) -> No
     ("port", "asked", "wrong", "site", "token"),
     [
         ("PaddingAttended", "job.padding=[2]", ["padding 2 left"], "layers.0.self_attn:out", 0),
-        ("CacheLost", "job.chunk=[40,8]", ["chunk 8"], "layers.0.self_attn:out", 1),
+        ("CacheLost", "job.chunk=[40,8]", ["chunk 8"], "layers.0.self_attn:out", 8),
         ("RowMixed", "job.batch=[2]", ["batch 2 last"], "layers.2.mlp:out", 0),
         ("CacheLong", "job.cache=[30,64]", ["cache 64"], "layers.4:out", 3),
         ("Threaded", "job.threads=[1,2]", ["threads 2"], "layers.1:out", 0),

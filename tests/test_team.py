@@ -174,7 +174,8 @@ def test_what_stands_behind_the_server_is_named_where_it_fails(
     assert f"failed over a request (HTTP 500): look into its log, which says why: {files}" in said(
         cli(*export)
     )
-    with pytest.raises(UserError, match=r"(failed|broke off) over a request; .* whole and waits"):
+    ends = r"(failed|broke off) over a request( \(HTTP \d+\))?; .* whole and waits"
+    with pytest.raises(UserError, match=ends):
         kept(store, 4)
     # What comes after the first requests needs credentials that are known there.
     team.start_s3(INITIAL_NO_AUTH_ACTION_COUNT="1")

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+from layerparity.anatomy.site import Site
+from layerparity.ground.decode import decode
 from layerparity.ground.files import tensor_digest
 
 MANIFEST, PRINTS = "manifest.json", "effective_weights.json"
@@ -28,7 +30,7 @@ _DUMPED = {
 def without_a_site(folder: Path) -> None:
     """Take a site out of a run that should have stored it."""
     made = _read(folder / MANIFEST)
-    made["records"] = [each for each in made["records"] if each["site"]["end"] != "context"]
+    made["records"] = [each for each in made["records"] if not _of(each).endswith(":context")]
     write_json(folder / MANIFEST, made)
 
 
@@ -92,12 +94,15 @@ def _read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+def _of(record: dict[str, Any]) -> str:
+    """Return the site of a record, which older manifests hold by its parts."""
+    return str(decode(Site, record["site"]))
+
+
 def _rewrite(folder: Path, site: str, change: Callable[[torch.Tensor], Any]) -> None:
     """Change one stored tensor in place, and the hash that the manifest lists."""
     made = _read(folder / MANIFEST)
-    path, _, end = site.partition(":")
-    wanted = {"path": path, "end": end, "phase": "prefill", "step": 0}
-    record = next(each for each in made["records"] if each["site"] == wanted)
+    record = next(each for each in made["records"] if _of(each) == site)
     tensors = load_file(folder / record["file"])
     change(tensors[site])
     save_file(tensors, folder / record["file"])
