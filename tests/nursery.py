@@ -239,13 +239,9 @@ def _serve(line: socket.socket) -> dict[str, Any] | None:
         request = json.loads(said)
         if why := _unlike(request, known):
             line.send(json.dumps({"process": None, "why": why}).encode())
-        elif (child := _fork_orphan()) is not None:
+        elif (child := _fork_orphan(request)) is not None:
             line.send(json.dumps({"process": child}).encode())
         else:
-            if request["new_session"]:
-                os.setsid()
-            elif request["new_group"]:
-                os.setpgid(0, 0)
             # Mounts are a child's alone: what its nursery forks would not see them.
             theirs = None if request["in_namespace"] else _branch(request)
             if theirs is None:
@@ -317,19 +313,27 @@ def _is_module(path: Path) -> bool:
     return path.suffix in (".py", ".pyc", ".so") or path.is_dir()
 
 
-def _fork_orphan() -> int | None:
-    """Fork a process whose parent is gone; return its number, None in itself."""
+def _fork_orphan(request: dict[str, Any]) -> int | None:
+    """Fork a process whose parent is gone; return its number, None in itself.
+
+    It leads its session or group by then: who started it may ask at once whose it is.
+    """
     reader, writer = os.pipe()
     between = os.fork()
     if between == 0:
         between = os.getpid()
-        child = os.fork()
-        if child == 0:
-            while os.getppid() == between:
-                time.sleep(0.001)
-            return None
-        os.write(writer, str(child).encode())
-        os._exit(0)
+        if os.fork():
+            os._exit(0)
+        while os.getppid() == between:
+            time.sleep(0.001)
+        if request["new_session"]:
+            os.setsid()
+        elif request["new_group"]:
+            os.setpgid(0, 0)
+        os.write(writer, str(os.getpid()).encode())
+        os.close(reader)
+        os.close(writer)
+        return None
     os.close(writer)
     os.waitpid(between, 0)
     number = int(os.read(reader, 32))

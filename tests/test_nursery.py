@@ -170,6 +170,15 @@ def test_what_it_starts_itself_is_a_fork_too(tmp_path: Path) -> None:
     assert (ended.stdout.split(), ended.stderr) == (["True"] * 5, "")
 
 
+@pytest.mark.parametrize("how", [{"start_new_session": True}, {"process_group": 0}], ids=str)
+def test_it_leads_its_group_at_once(how: dict[str, Any]) -> None:
+    """Else who signals its group at once would signal that of the tests."""
+    for _ in range(10):
+        with subprocess.Popen([sys.executable, "-c", ""], **how) as child:
+            assert os.getpgid(child.pid) == child.pid
+            assert conftest.NURSERY.refused == ""
+
+
 def test_a_group_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
     """Its nursery, which passes over what ends the others, goes with the one that it serves."""
     code = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; "
