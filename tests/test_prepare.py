@@ -42,15 +42,15 @@ def test_what_was_typed_stays_and_what_was_decided_is_stored(
     seen: dict[str, int],
 ) -> None:
     typed: list[tuple[Config, Config]] = []
-    real = make_module.make
+    real = make_module.made
 
-    def make(config: Config) -> str:
+    def made(config: Config) -> make_module.Made:
         before = deepcopy(config)
-        made = real(config)
+        run = real(config)
         typed.append((before, config))
-        return made
+        return run
 
-    monkeypatch.setattr(make_module, "make", make)
+    monkeypatch.setattr(make_module, "made", made)
     ended = cli(*WORDS, "kind=auto", f"tracking.folder={tmp_path / 'runs'}")
     assert ended.exit == 0, ended.err
     ((before, after),) = typed
