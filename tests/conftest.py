@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -24,6 +25,10 @@ from layerparity.machine.neuron_flavour import NATIVE_TORCH
 # accelerate imports torch_xla wherever it is installed; only the neuron backend wants it.
 os.environ["USE_TORCH_XLA"] = "0"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# torch keeps what it compiled by the processor, and not by what it is told of it: it would crash.
+if _told := os.environ.get("ATEN_CPU_CAPABILITY"):
+    _cache = Path(tempfile.gettempdir(), f"torchinductor-{os.getuid()}-{_told}")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_cache))
 BESIDE = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 
 

@@ -135,7 +135,10 @@ def test_offline_is_said(hub: SmallHub, monkeypatch: pytest.MonkeyPatch) -> None
         open_checkpoint(model(download=True))
 
 
-def test_a_golden_of_a_block_is_made_from_the_hub(hub: SmallHub, tmp_path: Path) -> None:
+def test_a_golden_of_a_block_is_made_from_the_hub(
+    hub: SmallHub, tmp_path: Path, cli: Callable[..., Ended]
+) -> None:
+    """By its variables, in a process of its own; what came serves from then on."""
     environment = {
         **os.environ,
         "HF_ENDPOINT": hub.url,
@@ -144,20 +147,16 @@ def test_a_golden_of_a_block_is_made_from_the_hub(hub: SmallHub, tmp_path: Path)
     }
     words = ["model=checkpoint", f"model.path={NAME}", "device_map=cpu", "inputs=random"]
     words += ["scope=single", "layer=2", "seq_len=8"]
-
-    def typed(*more: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, str(ROOT / "run.py"), *words, *more]
-        return subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-        )
-
-    ended = typed("model.download=true")
+    command = [sys.executable, str(ROOT / "run.py"), *words, "model.download=true"]
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
     assert ended.returncode == 0, ended.stderr
     assert f"golden run of {NAME}" in ended.stdout + ended.stderr
     weights = [file for file in hub.fetched if file.endswith(".safetensors")]
     assert weights == ["model-layers-2.safetensors"]
-    again = typed()
-    assert again.returncode == 0, again.stderr
+    again = cli(*words)
+    assert again.exit == 0, again.err
 
 
 def test_a_folder_with_the_files_of_its_scope_serves(
