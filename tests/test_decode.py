@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from layerparity.ground.decode import decode, encode
+from layerparity.ground.decode import decode, encode, json_lines
 
 
 class Colour(Enum):
@@ -77,3 +78,12 @@ def test_what_was_written_is_read_back() -> None:
 def test_a_misfit_is_named_by_its_place(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=f"^{said}$"):
         decode(Record, {**WHOLE, **changes})
+
+
+def test_lines_are_read_back_and_what_json_has_no_word_for_is_text() -> None:
+    raw = {"none": [], "rows": [{"a": [1, "x"]}, {"b": None}], "facts": {"k": 1.5, "l": {}}, "n": 2}
+    text = json_lines(raw)
+    assert json.loads(text) == raw
+    assert [line.strip() for line in text.splitlines()[3:5]] == ['{"a": [1, "x"]},', '{"b": null}']
+    odd = {"at": Path("x"), "listed": [Path("y")], "facts": {"kernel": Path("z")}}
+    assert json.loads(json_lines(odd)) == {"at": "x", "listed": ["y"], "facts": {"kernel": "z"}}

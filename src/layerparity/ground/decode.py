@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 Reader = Callable[[Any], Any]
@@ -190,16 +190,18 @@ def encode(value: Any) -> Any:
 def json_lines(raw: Mapping[str, Any]) -> str:
     """Return plain values as JSON text, a line for each member of what is listed in them.
 
-    json's own indentation is made in Python, and took seconds where there are many.
+    What is not plain, as another's backend may say it, becomes text: no long run ends by it. json's
+    own indentation is made in Python, and took seconds where there are many.
     """
+    dumped = partial(json.dumps, default=str)
     lines = []
     for name, value in raw.items():
         if isinstance(value, list) and value:
-            text = "[\n  " + ",\n  ".join(map(json.dumps, value)) + "\n ]"
+            text = "[\n  " + ",\n  ".join(map(dumped, value)) + "\n ]"
         elif isinstance(value, dict) and value:
-            parts = (json.dumps({key: each})[1:-1] for key, each in value.items())
+            parts = (dumped({key: each})[1:-1] for key, each in value.items())
             text = "{\n  " + ",\n  ".join(parts) + "\n }"
         else:
-            text = json.dumps(value)
+            text = dumped(value)
         lines.append(f" {json.dumps(name)}: {text}")
     return "{\n" + ",\n".join(lines) + "\n}"
