@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import shutil
@@ -77,6 +78,8 @@ _marks: set[str] = set()
 nursery.keep_nothing_safe()
 composing.remember()
 NURSERY = nursery.mine()
+# A million imported objects are here, and a run has the collector look through them all again.
+gc.set_threshold(700, 10, 100)
 nursery.install(NURSERY, is_fresh=lambda: "fresh_interpreter" in _marks)
 
 

@@ -23,7 +23,7 @@ from layerparity.judge.routing import flips
 from layerparity.judge.sides import open_side
 from layerparity.judge.tolerances.calibrated import CalibratedTolerance, limits_of
 from layerparity.numbers.clean_slopes import CleanSlopes
-from layerparity.numbers.floor import Floor
+from layerparity.numbers.floor import OFF, Floor
 from layerparity.record.folder import MANIFEST, REFERENCE_INDEX, RunFolder
 from layerparity.record.reason import Reason, ReasonKind
 from layerparity.record.references import ISOLATED, StoredReferences
@@ -63,8 +63,8 @@ def test_a_golden_holds_wide_values_and_floors_for_two_types(cli: Run, tmp_path:
     # One rounding of float32 is 6e-8 and of bfloat16 4e-3: a floor is some of them.
     assert 1e-8 < relative[0] < 3e-6
     assert 1e-3 < relative[1] < 5e-2
-    assert own.ways[0] == "golden"
-    assert "golden" not in narrow.ways
+    # A float32 golden is off by float32's rounding, which is nearly nothing in the other type.
+    assert 0.3 < own.golden_share < OFF and 0 < narrow.golden_share < 0.01
 
 
 def test_a_golden_without_a_reference_judges_nothing(cli: Run) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from layerparity.numbers.deviation import of_few
+from layerparity.numbers.chance import of_few
 
 
 def test_the_floor_of_few_tokens_is_raised_by_the_square_of_what_one_more_adds() -> None:

@@ -49,7 +49,8 @@ def golden(name: str, model: ModelPrint = OURS, **changes: Any) -> Any:
     values_of = changes.pop("values_of", ())
     manifest = Manifest(model, "golden", "gpu", "cpu", "hf", "float32", {}, "chained", name)
     manifest = replace(manifest, records=records, values_of=values_of)
-    usual = {"finished": True, "parent": None, "order": 1, "tags": {"dtype": "float32"}}
+    usual = {"finished": True, "off": "", "parent": None, "order": 1}
+    usual["tags"] = {"dtype": "float32"}
     return SimpleNamespace(
         name=name,
         read_manifest=lambda: manifest,
@@ -105,6 +106,12 @@ def test_a_golden_of_a_candidates_own_values_is_not_taken() -> None:
 def test_a_golden_of_other_weights_is_passed_over_and_said(capsys: Any) -> None:
     assert chosen(Store(golden("trained on", weight="x"), golden("ours"))) == ["ours"]
     assert "trained on is passed over: it was made from other weights: w" in capsys.readouterr().out
+
+
+def test_a_golden_that_is_off_its_own_reference_is_passed_over_and_said(capsys: Any) -> None:
+    why = "at layers.1.mlp:out it is 5 times as far off"
+    assert chosen(Store(golden("flaky", off=why), golden("ours"))) == ["ours"]
+    assert f"flaky is passed over: {why}" in capsys.readouterr().out
 
 
 def test_one_in_the_runs_own_type_goes_before_a_newer_one() -> None:

@@ -18,8 +18,14 @@ import torch
 
 from layerparity.ground.errors import UserError
 from layerparity.machine import nvidia
-from layerparity.run.backends import gpu
-from layerparity.settings.config import Config, DeviceMapSettings, DType, GenerateSettings
+from layerparity.run.backends import _switches, gpu
+from layerparity.settings.config import (
+    Config,
+    DeviceMapSettings,
+    DType,
+    GenerateSettings,
+    RunKind,
+)
 
 HEADER = Path(sysconfig.get_paths()["include"]) / "Python.h"
 needs_compiler = pytest.mark.skipif(
@@ -453,6 +459,35 @@ def test_tf32_is_off_while_open_and_given_back():
         assert torch.get_num_threads() == before[1]
     finally:
         torch.set_float32_matmul_precision(before[0])
+
+
+@pytest.mark.parametrize("variable", ["ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE"])
+def test_a_golden_in_fewer_digits_than_float32_is_refused(monkeypatch, variable):
+    """What a library under torch does whatever torch is told; a candidate's record says it."""
+    monkeypatch.setenv(variable, "BF16")
+    believed = build("cpu", kind=RunKind.golden)
+    with pytest.raises(UserError, match=f"env -u {variable}"):
+        believed.open()
+    judged = build("cpu", kind=RunKind.candidate)
+    judged.open()
+    try:
+        assert judged.numerics()[variable] == "BF16"
+    finally:
+        judged.close()
+    monkeypatch.setenv(variable, "strict")
+    believed.open()
+    assert variable not in believed.numerics()
+    believed.close()
+
+
+def test_what_a_variable_does_to_a_gpu_is_asked_where_one_computes(monkeypatch):
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
+    assert _switches.described(on_cuda=True)["NVIDIA_TF32_OVERRIDE"] == "1"
+    with pytest.raises(UserError, match="env -u NVIDIA_TF32_OVERRIDE"):
+        _switches.refuse_fewer_digits(on_cuda=True)
+    _switches.refuse_fewer_digits(on_cuda=False)
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    _switches.refuse_fewer_digits(on_cuda=True)
 
 
 def test_facts_and_memory_are_told(opened):

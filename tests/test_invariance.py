@@ -21,7 +21,6 @@ from layerparity.ground.errors import Exit
 from layerparity.jobs import invariance
 from layerparity.judge.invariance import SelfComparison, SelfJudge, SiteDifference, difference
 from layerparity.judge.tolerances.calibrated import CalibratedTolerance
-from layerparity.numbers.floor import GOLDEN, Floor
 from layerparity.record.reason import Reason, ReasonKind
 from layerparity.record.source import RunSource
 from layerparity.record.verdict import Outcome, Row
@@ -228,17 +227,6 @@ def test_where_there_is_no_number_no_r_is_logged(tmp_path: Path) -> None:
     assert points == {2: 0.5, 6: 0.0}
     differing = history(active.id, "invariance/batch sites that differ")
     assert {each.step: each.value for each in differing} == {2: 1, 3: 1, 4: 1, 5: 1, 6: 0}
-
-
-def test_a_floor_knows_how_far_the_golden_is_off() -> None:
-    def share(golden: float, *others: float) -> float:
-        ways = (GOLDEN, *(str(index) for index in range(len(others))))
-        sums = torch.tensor([[each] for each in (golden, *others)], dtype=torch.float64)
-        return Floor(ways, sums, sums).golden_share()
-
-    assert share(9.0, 1.0, 0.5) == pytest.approx(3)
-    assert share(0.0, 1.0) == 0
-    assert share(9.0) == 0
 
 
 def kept(store: Path) -> dict[str, Any]:

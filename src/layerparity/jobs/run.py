@@ -34,9 +34,10 @@ def run(config: Config) -> Exit:
     if sweep.part():
         part_devices.take(config)
     if sweep.part() and not HydraConfig.get().verbose:
-        sweep_part.make_part(config)
-        return Exit.OK
+        return Exit.INCONCLUSIVE if sweep_part.make_part(config).off else Exit.OK
     run = made(config)
+    if run.off:
+        return Exit.INCONCLUSIVE
     # A sweep, and an experiment of several steps, go on by themselves.
     if not sweep.part() and HydraConfig.get().runtime.choices["job"] == "run":
         console.say(f"next:   {next_step.after_run(config, run)}")

@@ -12,7 +12,7 @@ from layerparity.anatomy.blocks import Blocks
 from layerparity.anatomy.site import Kind, Site
 from layerparity.judge.align import Pair
 from layerparity.judge.at_the_end import CleanEnd
-from layerparity.judge.references import FoundReference, References, SiteReference
+from layerparity.judge.references import FoundReference, References, SiteReference, golden_off
 from layerparity.judge.routing import ENOUGH, Routing, flips, scores_of
 from layerparity.judge.rows import by_token, has_tokens, places
 from layerparity.judge.sides import RunSet
@@ -95,8 +95,9 @@ class Calibration:
                 results[step] = self.of(pair, left, right, None)
                 continue
             few = _too_few(self._alike(pair.site, found.feed, real), real, found.feed)
-            results[step].lacking = few
-            if few is None:
+            lacking = few or golden_off(found.stored.golden_share(found.entry, found.dtype))
+            results[step].lacking = lacking
+            if lacking is None:
                 sent = routed[step]
                 width = None if sent is None else sent.shape[-1]
                 own = (found.stored.digest, found.entry.stage, found.feed, found.entry.name())

@@ -157,6 +157,10 @@ def _finished_sets(store: Store, kind: RunKind) -> list[Runs]:
         if run.parent in sweeps or (kind is RunKind.golden and run.tags.get("inputs") == OWN):
             continue
         if run.parent is None:
+            # One of a sweep's is passed over site by site.
+            if run.off:
+                console.say(f"passed over: {run.name} ({run.id[:8]}): {run.off}")
+                continue
             sets.append([run])
             continue
         sweeps.add(run.parent)

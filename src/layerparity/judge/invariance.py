@@ -14,7 +14,6 @@ from layerparity.anatomy.site import PREFILL, Site
 from layerparity.judge.conclude import conclude
 from layerparity.judge.rows import by_token, has_tokens, places, real_tokens
 from layerparity.record.reason import ReasonKind
-from layerparity.record.references import ISOLATED, StoredReferences
 from layerparity.record.source import RunSource
 from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import Outcome, Row
@@ -45,8 +44,8 @@ class SelfComparison:
     ``first`` is the first difference in forward order. Where there is one, ``outcome`` judges all
     sites against the noise floor. ``row`` is the one that counts: the first that fails, else the
     first that the variation lacks, else that with the largest R; ``at`` is the difference there.
-    ``failing`` sites leave the floor. ``wide`` is the first site at which the run itself is so far
-    off that its floor tells nothing.
+    ``failing`` sites leave the floor. ``off`` is the first of those that differ at which the run
+    itself is off its reference, so that nothing can be told there.
     """
 
     sites: int
@@ -57,12 +56,12 @@ class SelfComparison:
     at: SiteDifference | None = None
     failing: int = 0
     limit: float | None = None
-    wide: Site | None = None
+    off: Site | None = None
 
     @property
     def has_no_floor(self) -> bool:
         """Whether it was not judged for want of a floor; NaN has no ratio either, and fails."""
-        return self.outcome is Outcome.INCONCLUSIVE and self.ratio is None and self.wide is None
+        return self.outcome is Outcome.INCONCLUSIVE and self.ratio is None and self.off is None
 
     @property
     def routed_apart(self) -> bool:
@@ -80,22 +79,20 @@ class SelfComparison:
 class SelfJudge:
     """Judges what differs from ``base``: by its own floor, or by that of the ``golden`` it was fed.
 
-    Of a golden's floor, sites at which the base leaves it ``already`` say nothing of the variation;
-    of its own, those from ``wide`` on, where it is itself further off than clean computations are.
+    Of a golden's floor, sites at which the base leaves it ``already`` say nothing of the variation.
     """
 
     base: StoredRun
     tolerance: Any
     golden: tuple[StoredRun, ...] = ()
     already: frozenset[Site] = frozenset()
-    wide: Site | None = None
 
     @classmethod
     def of(cls, base: StoredRun, tolerance: Any, golden: Sequence[StoredRun] = ()) -> SelfJudge:
         """Return the judge of a run, which has a floor of its own or was fed from a golden."""
         manifest = base.read_manifest()
         if manifest.reference:
-            return cls(base, tolerance, wide=_wide_floor(base, tolerance))
+            return cls(base, tolerance)
         rows = conclude(golden, [base], tolerance).rows if golden else ()
         already = frozenset(row.site for row in rows if row.outcome is Outcome.FAIL)
         return cls(base, tolerance, tuple(golden), already)
@@ -119,13 +116,14 @@ class SelfJudge:
         failing = [row for row in rows if row.outcome is Outcome.FAIL]
         missing = [row for row in rows if row.outcome is Outcome.MISSING]
         unsure = [row for row in rows if row.outcome is Outcome.INCONCLUSIVE]
-        wide = self.wide if self.wide in found else None
+        why = {row.site: row.why.kind for row in unsure if row.why is not None}
+        off = next((site for site in why if why[site] is ReasonKind.GOLDEN_OFF), None)
         if failing:
             outcome, counting = Outcome.FAIL, failing[:1]
         elif missing:
             outcome, counting = Outcome.MISSING, missing[:1]
         else:
-            untold = unsure or wide is not None or not rows
+            untold = unsure or not rows
             outcome, counting = Outcome.INCONCLUSIVE if untold else Outcome.PASS, unsure or rows
         row = max(counting, key=lambda each: each.metrics.get(RATIO, 0.0), default=None)
         return SelfComparison(
@@ -137,34 +135,12 @@ class SelfJudge:
             None if row is None else found[row.site],
             len(failing),
             verdict.limits.get(RATIO),
-            wide,
+            off,
         )
 
 
 def _blocks(source: RunSource) -> Blocks:
     return Blocks.of(source.manifest.model.model_type, by_layer(source.manifest.blocks))
-
-
-def _wide_floor(base: StoredRun, tolerance: Any) -> Site | None:
-    """Return the first site at which a run is itself off its reference, or None.
-
-    Its own error is one of those that its floor is made of. It is off where that is further from
-    the others' than the limit on R allows.
-    """
-    source = RunSource(base)
-    manifest, limit = source.manifest, tolerance.limits().get(RATIO)
-    if limit is None:
-        return None
-    stored = StoredReferences(base.files, manifest.reference)
-    shares = {
-        entry.site: floor.golden_share()
-        for entry in stored.entries()
-        if entry.feed == ISOLATED
-        and entry.stage == str(entry.site.place.stage)
-        and (floor := stored.floor(entry, manifest.dtype)) is not None
-    }
-    off = _blocks(source).sorted(site for site, share in shares.items() if share > limit)
-    return next((site for site in off if manifest.record(site) is not None), None)
 
 
 def difference(site: Site, left: RunSource, right: RunSource) -> SiteDifference | None:

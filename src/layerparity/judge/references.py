@@ -11,7 +11,7 @@ from layerparity.anatomy.site import Site
 from layerparity.judge.align import Pair
 from layerparity.judge.stages import computed_at, stage_of
 from layerparity.numbers.clean_slopes import ChainedSample, CleanSlopes, SlopeSample
-from layerparity.numbers.floor import Floor
+from layerparity.numbers.floor import OFF, Floor
 from layerparity.numbers.typical_floor import TypicalFloor
 from layerparity.record.manifest import Manifest
 from layerparity.record.reason import Reason, ReasonKind
@@ -57,7 +57,9 @@ class References:
 
     def of(self, pair: Pair) -> SiteReference | Reason:
         """Return what a pair is judged by, or why there is nothing."""
-        return self.at(pair.site, pair.golden.source, pair.candidate.source)
+        wide = self.at(pair.site, pair.golden.source, pair.candidate.source)
+        off = None if isinstance(wide, Reason) else golden_off(wide.floor.golden_share)
+        return off or wide
 
     def at(self, site: Site, golden: Source, candidate: Source) -> SiteReference | Reason:
         """Return the reference at a site as the candidate's stage was fed, or why there is none."""
@@ -136,7 +138,10 @@ class References:
             alike = [
                 each.floors[dtype]
                 for each in stored.entries()
-                if (each.site.local, each.site.phase, each.feed) == kind and dtype in each.floors
+                if (each.site.local, each.site.phase, each.feed) == kind
+                and dtype in each.floors
+                # From a golden that is off all ways differ by its slope.
+                and max(each.floors[dtype].golden_shares, default=0.0) <= OFF
             ]
             sample = ChainedSample if entry.feed == CHAINED else SlopeSample
             samples = {name for each in alike for name in each.slopes}
@@ -149,6 +154,14 @@ class References:
                 {name: max(each.spread.get(name, 0.0) for each in alike) for name in largest},
             )
         return self._slopes[key]
+
+
+def golden_off(share: float) -> Reason | None:
+    """Return why nothing is judged where a golden has this share of its floor; None if it can be.
+
+    What a golden that is off shows, no other run has to show.
+    """
+    return Reason(ReasonKind.GOLDEN_OFF, {"times": share}) if share > OFF else None
 
 
 def feed_of(candidate: Manifest, golden: Manifest, stage: str, site: Site) -> str:

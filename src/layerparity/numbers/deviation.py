@@ -12,12 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from layerparity.numbers.arithmetic import one_thread
+from layerparity.numbers.chance import FEW_NUMBERS, by_chance, of_few
 from layerparity.numbers.clean_slopes import CleanSlopes
 from layerparity.numbers.floor import LEAST, TINY, Floor, group_floor, scales
 from layerparity.numbers.site_sums import apart_by_group, site_sums
@@ -36,13 +37,10 @@ from layerparity.numbers.typical_floor import SHARED, TypicalFloor
 
 # No number's error is below this: machines flush what is smaller to zero.
 _FLUSHED = torch.finfo(torch.float32).tiny
-# So few independent numbers, such as a router's two weights of a token, are off by chance.
-FEW_NUMBERS = 8
 # One token in so many, those with the largest errors, says nothing of factors.
 _ODD = 16
 # Experts whose variance is worked out at once.
 _AT_ONCE = 8
-TokenCount = TypeVar("TokenCount", float, torch.Tensor)
 
 
 @dataclass
@@ -179,7 +177,7 @@ def _total(
     """
     tokens, width = site.candidate.shape
     if site.typical is None:
-        return own, of_few(tokens) * (1 + FEW_NUMBERS / (tokens * width))
+        return own, by_chance(tokens, width)
     freedom = min(site.typical.freedom, width) * tokens
     typical = site.typical.of_tokens(squares).sum()
     return site.typical.raised_to_typical(own, typical, freedom), 1 + FEW_NUMBERS / freedom
@@ -200,15 +198,6 @@ def least_floor(
 
 def _least(site: JudgedSite, square: torch.Tensor, count: int) -> torch.Tensor:
     return least_floor(site.candidate.dtype, site.epsilon, square, count)
-
-
-def of_few(tokens: TokenCount) -> TokenCount:
-    """Return what to multiply a squared floor by, as it was seen in so many tokens only.
-
-    All numbers of one token share factors (a norm, a softmax), which round well or badly together:
-    of one token, the floor itself is off by a factor.
-    """
-    return (1 + 1 / tokens) ** 2
 
 
 def _note_worst(

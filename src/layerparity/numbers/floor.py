@@ -1,4 +1,7 @@
-"""Noise floor of one site: how far clean computations are from a reference and from the golden."""
+"""Noise floor of one site: how far clean computations are from a reference and from the golden.
+
+The golden is not among them: one that is off would widen the floor to its own error.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Any
 import torch
 
 from layerparity.numbers.arithmetic import one_thread
+from layerparity.numbers.chance import by_chance
 from layerparity.numbers.clean_slopes import SlopeSample
 from layerparity.numbers.token_factors import FEW, explained
 from layerparity.numbers.token_sums import CHANNEL, TokenLayout, pieces
@@ -22,9 +26,14 @@ LEAST = 0.1
 # A way is the golden where the largest one is so much further from it, in squares: a processor may
 # round what is left over of a vector otherwise, and which numbers these are, shapes say.
 _SAME = 1e-2
-# The name of the golden itself among the ways, where it is of their type.
+# The name of the golden itself among the ways of former versions, where it was of their type.
 GOLDEN = "golden"
+# A golden that is so many times further from its reference than all clean ways, or than one
+# rounding moves a number, is off. Clean goldens came to 1.17 at most, of 1,104 sites.
+OFF = 2.0
 TINY = 1e-300
+# JSON has no infinity.
+_MOST = 1e9
 
 
 @dataclass
@@ -38,6 +47,9 @@ class Floor:
     grouping the largest part of a way's error that one factor for each token (of each head)
     explains. ``real`` is float64 [2, real tokens]: each one's largest floor, and its reference's
     square. Of fewer than `FEW` tokens there are no factors, and ``weighed`` is None.
+
+    ``golden_shares`` are by pass the golden's own error over the largest one of the ways, or over
+    what one rounding may do; () where nothing is known of it, such as of one in a shorter type.
 
     Of logits, ``ends`` are the largest `at_the_end.sizes` of a way against the golden, by name.
 
@@ -56,23 +68,26 @@ class Floor:
     factors: dict[str, float] = field(default_factory=dict)
     spread: dict[str, float] = field(default_factory=dict)
     ends: dict[str, float] = field(default_factory=dict)
+    golden_shares: tuple[float, ...] = ()
+
+    @property
+    def golden_share(self) -> float:
+        """The largest of the golden's shares of all passes; 0 where none is known."""
+        return max(self.golden_shares, default=0.0)
 
     def of_pass(self, index: int) -> Floor:
         """Return the floor of one of several passes; its slopes and factors are those of all."""
         own: dict[str, Any] = {name: each[index] for name, each in self.tensors().items()}
-        return replace(self, **own)
+        return replace(self, golden_shares=self.golden_shares[index : index + 1], **own)
 
-    def golden_share(self) -> float:
-        """Return the golden's own error over the largest of the other ways'; 0 where it is none.
-
-        Far above 1, the golden itself is off, and the floor is as wide as that.
-        """
+    def with_golden_shares(self) -> Floor:
+        """Return a floor of a former version, the golden among its ways, with its shares."""
         others = [index for index, way in enumerate(self.ways) if way != GOLDEN]
         if len(others) in (0, len(self.ways)):
-            return 0.0
-        sums = self.elements.sum(-1)
-        own, largest = sums[self.ways.index(GOLDEN)], sums[others].max()
-        return float((own / largest.clamp_min(TINY)).sqrt()) if own > 0 else 0.0
+            return self
+        errors = self.elements.sum(-1).transpose(0, -1)
+        clean = errors[others].amax(0) * by_chance(self.tokens.shape[-1], self.elements.shape[-1])
+        return replace(self, golden_shares=_shares(errors[self.ways.index(GOLDEN)], clean))
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors that it has, by name, in the shapes above."""
@@ -154,6 +169,7 @@ class _Passes:
         tokens = torch.zeros(passes, count, rows, dtype=torch.float64)
         elements, products = torch.zeros(2, passes, count, width, dtype=torch.float64)
         squares = torch.zeros(passes, width, dtype=torch.float64)
+        goldens = torch.zeros(passes, dtype=torch.float64)
         by_token = torch.zeros(passes, rows, dtype=torch.float64)
         for part, real, wide, values in self._pieces():
             own = self.golden[:, part].double().unsqueeze(1)
@@ -163,9 +179,15 @@ class _Passes:
             error = (values - wide).square_()
             tokens[:, :, part] = error.sum(3)
             elements += error[:, :, real].sum(2)
+            goldens += (own - wide).square_()[:, 0, real].sum((1, 2))
             products += values.sub_(own).mul_(wide)[:, :, real].sum(2)
         slopes = _slopes(products, squares, elements, layout)
         floor = Floor(names, tokens, elements, slopes)
+        epsilon = torch.finfo(self.golden.dtype).eps
+        if epsilon <= torch.finfo(self.ways[0].dtype).eps:
+            least = (epsilon / 2) ** 2 * squares.sum(1)
+            clean = elements.sum(2).amax(1) * by_chance(max(int(self.mask.sum()), 1), width)
+            floor.golden_shares = _shares(goldens, clean.maximum(least))
         floor.real = torch.stack([tokens.amax(1), by_token], 1)[:, :, self.mask]
         if rows >= FEW:
             floor.weighed, floor.factors = self._weighed(scales(elements).square(), layout)
@@ -214,6 +236,14 @@ class _Passes:
             yield part, real, wide, values
 
 
+def _shares(own: torch.Tensor, largest: torch.Tensor) -> tuple[float, ...]:
+    """Return by pass a golden's error over the largest that is clean; both squares, float64."""
+    share = (own / largest.clamp_min(TINY)).sqrt().clamp_max(_MOST)
+    # What has no number where clean computations have one is as far off as can be.
+    share = share.where(~own.isnan(), _MOST).where(~largest.isnan(), 0.0)
+    return tuple(float(f"{each:.4g}") for each in share.reshape(-1).tolist())
+
+
 def _slopes(
     products: torch.Tensor, squares: torch.Tensor, elements: torch.Tensor, layout: TokenLayout
 ) -> dict[str, SlopeSample]:
@@ -248,6 +278,7 @@ def _joined(floors: Sequence[Floor]) -> Floor:
     slopes, factors = floors[0].slopes, floors[0].factors
     return replace(
         floors[0],
+        golden_shares=tuple(share for floor in floors for share in floor.golden_shares),
         slopes={name: SlopeSample.pooled(one.slopes[name] for one in floors) for name in slopes},
         factors={name: max(one.factors[name] for one in floors) for name in factors},
         **tensors,

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from layerparity.numbers.arithmetic import one_thread
-from layerparity.numbers.deviation import FEW_NUMBERS, Deviation, least_floor, of_few
+from layerparity.numbers.chance import FEW_NUMBERS, by_chance, of_few
+from layerparity.numbers.deviation import Deviation, least_floor
 from layerparity.numbers.floor import TINY, scales
 from layerparity.numbers.token_sums import HEAD, WHOLE, TokenLayout
 from layerparity.numbers.typical_floor import SHARED, TypicalFloor
@@ -88,7 +89,7 @@ def _ratios(
     """
     width, all_errors, all_squares = error.shape[1], error.sum(1), square.sum(1)
     floor = torch.maximum(sites.tokens.double().amax(1), sites.least(all_squares, width))
-    raised, chance = floor, of_few(1.0) * (1 + FEW_NUMBERS / width)
+    raised, chance = floor, by_chance(1.0, width)
     if sites.typical is not None:
         freedom = min(sites.typical.freedom, width)
         typical = sites.typical.of_tokens(all_squares)

@@ -25,8 +25,8 @@ from layerparity.record.ranks import RankRecord
 # references hold samples of clean slopes. Since 7 a golden may have been fed a candidate's values.
 # Since 8 the references of decode steps that were evaluated together are stored together. Since 9 a
 # run of several ranks says which of them held what. Since 10 one that was imported keeps an odd
-# rank's replicas, too.
-SCHEMA = 10
+# rank's replicas, too. Since 11 a golden is none of the ways of its floors.
+SCHEMA = 11
 OLDEST = 2
 OWN_KEYS = 5
 _FIRST_KEYS = "an older version stored those of the prompt's first token: make the run again"

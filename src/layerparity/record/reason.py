@@ -57,6 +57,7 @@ class ReasonKind(StrEnum):
     NO_FLOOR_OF_CHAIN = "no_floor_of_chain"
     NO_REFERENCE_ALONE = "no_reference_alone"
     NO_FLOOR_OF_DTYPE = "no_floor_of_dtype"
+    GOLDEN_OFF = "golden_off"
     ROUTED_APART = "routed_apart"
     ROUTED_APART_IN_CHAIN = "routed_apart_in_chain"
     ROUNDING_UNKNOWN = "rounding_unknown"
@@ -70,7 +71,7 @@ _SIDES = {"golden", "candidate"}
 # The names of the values that each kind has. ``text`` is what the author of a port wrote;
 # ``golden`` and ``candidate`` are what each has: a shape, axes, a dtype, a digest or a stage.
 # ``others`` counts the tensors beside ``name``; ``share`` is that of the tokens, from 0 to 1;
-# ``axes`` and ``sites`` are names.
+# ``axes`` and ``sites`` are names; ``times`` is how much further off the golden is than clean ways.
 REASON_VALUES: dict[ReasonKind, set[str]] = {
     **{kind: set() for kind in ReasonKind},
     ReasonKind.SKIPPED: {"text"},
@@ -100,6 +101,7 @@ REASON_VALUES: dict[ReasonKind, set[str]] = {
     ReasonKind.WEIGHTS_UNKNOWN: {"stage", "side"},
     ReasonKind.NO_REFERENCE_ALONE: {"stage"},
     ReasonKind.NO_FLOOR_OF_DTYPE: {"dtype"},
+    ReasonKind.GOLDEN_OFF: {"times"},
     ReasonKind.ROUTED_APART: {"share"},
     ReasonKind.ROUTED_APART_IN_CHAIN: {"share"},
     ReasonKind.TIES: {"share"},

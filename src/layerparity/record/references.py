@@ -19,7 +19,7 @@ from layerparity.ground.files import (
 )
 from layerparity.ground.parse import parse_json
 from layerparity.numbers.clean_slopes import SlopeSample
-from layerparity.numbers.floor import Floor
+from layerparity.numbers.floor import GOLDEN, OFF, Floor
 from layerparity.numbers.typical_floor import TypicalFloor
 from layerparity.record.folder import REFERENCE_INDEX, RunFolder, reference_file, refuse_altered
 
@@ -30,7 +30,8 @@ ISOLATED, CHAINED = "isolated", "chained"
 class StoredFloor:
     """What the index says of a floor: the names of the clean ways, and what `Floor` has in numbers.
 
-    ``spread`` is what folders before schema 6 have in place of ``slopes`` and ``factors``.
+    ``spread`` is what folders before schema 6 have in place of ``slopes`` and ``factors``. Before
+    schema 11 the golden is one of the ways, and has no shares.
     """
 
     ways: tuple[str, ...]
@@ -38,6 +39,7 @@ class StoredFloor:
     factors: dict[str, float] = field(default_factory=dict)
     spread: dict[str, float] = field(default_factory=dict)
     ends: dict[str, float] = field(default_factory=dict)
+    golden_shares: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,14 @@ class ReferenceWriter:
         everything: dict[str, torch.Tensor] = {}
         for site, (reference, floors) in references.items():
             kept = {
-                dtype: StoredFloor(each.ways, each.slopes, each.factors, each.spread, each.ends)
+                dtype: StoredFloor(
+                    each.ways,
+                    each.slopes,
+                    each.factors,
+                    each.spread,
+                    each.ends,
+                    each.golden_shares,
+                )
                 for dtype, each in floors.items()
             }
             entry = ReferenceEntry(site, stage, feed, relative, {}, kept, tuple(steps))
@@ -120,6 +129,18 @@ class ReferenceWriter:
             everything |= tensors
         if everything:
             self._files.write_tensors(relative, everything)
+
+    def off(self) -> dict[Site, float]:
+        """Return how far the golden is off its reference, where that is too far; see `Floor`."""
+        return {
+            entry.site: share
+            for entry in self.entries
+            for floor in entry.floors.values()
+            if (share := max(floor.golden_shares, default=0.0)) > OFF
+            # As it is fed what the golden recorded, and not by its own chain.
+            and entry.feed == ISOLATED
+            and entry.stage == str(entry.site.place.stage)
+        }
 
     def finish(self) -> str:
         """Write the index; return its hash, which the manifest keeps."""
@@ -177,9 +198,27 @@ class StoredReferences:
         elements = self._read(entry, entry.name(dtype, "elements"))
         name = entry.name(dtype, "weighed")
         weighed = self._read(entry, name) if name in entry.hashes else None
-        numbers = (dict(each) for each in (stored.factors, stored.spread, stored.ends))
-        floor = Floor(stored.ways, tokens, elements, dict(stored.slopes), None, weighed, *numbers)
+        floor = Floor(
+            stored.ways,
+            tokens,
+            elements,
+            dict(stored.slopes),
+            None,
+            weighed,
+            dict(stored.factors),
+            dict(stored.spread),
+            dict(stored.ends),
+            stored.golden_shares,
+        ).with_golden_shares()
         return floor.of_pass(entry.row) if entry.steps else floor
+
+    def golden_share(self, entry: ReferenceEntry, dtype: str) -> float:
+        """Return how far the golden itself is off at a site; see `Floor`; 0 where none is known."""
+        stored = entry.floors[dtype]
+        if not stored.golden_shares:
+            floor = self.floor(entry, dtype) if GOLDEN in stored.ways else None
+            return floor.golden_shares[0] if floor is not None and floor.golden_shares else 0.0
+        return stored.golden_shares[entry.row if entry.steps else 0]
 
     def steps(
         self, entries: Sequence[ReferenceEntry], dtype: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +22,8 @@ INTERRUPTED = "INTERRUPTED"
 MANIFEST_TAG = "manifest"
 # The same of a file of text that is read again, after which comes the file's name.
 TEXT_TAG = "hash."
+# Of a golden run that is off its own reference: the first site where it is, and how many times.
+OFF_TAG = "off_reference"
 # What a bare folder's manifest says that a store keeps as tags.
 _TAGS = ("kind", "backend", "device", "port", "dtype", "fingerprint")
 
@@ -101,6 +103,11 @@ class StoredRun:
         return self.sequence, self.start_time
 
     @property
+    def off(self) -> str:
+        """Why a golden cannot be believed: where it is off its own reference; or empty."""
+        return off_text(self.tags)
+
+    @property
     def finished(self) -> bool:
         """Whether the run came to its end."""
         return self.status == FINISHED
@@ -109,6 +116,14 @@ class StoredRun:
     def reference(self) -> str:
         """What names the run on a command line: its id, or its folder."""
         return self.id or str(self.folder)
+
+
+def off_text(tags: Mapping[str, str]) -> str:
+    """Return why a golden with such tags cannot be believed, or nothing."""
+    site, _, times = tags.get(OFF_TAG, "").partition(" ")
+    if not site:
+        return ""
+    return f"at {site} it is {times} times as far off its own reference as clean computations are"
 
 
 def from_folder(folder: Path) -> StoredRun:

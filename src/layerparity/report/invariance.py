@@ -138,10 +138,10 @@ class InvarianceReport:
             row, at = each.found.row, each.found.at
             if each.found.outcome is Outcome.PASS:
                 continue
-            if each.found.outcome is not Outcome.FAIL and each.found.wide is not None:
+            if each.found.outcome is not Outcome.FAIL and each.found.off is not None:
                 said.append(
-                    f"{each.name}: not judged: the run itself is off at {each.found.wide}, so its "
-                    "floor is wide; compare it with another golden first"
+                    f"{each.name}: not judged: the run itself is off at {each.found.off}, make it "
+                    "again first, or on another device"
                 )
             elif row is not None and at is not None:
                 why = breach_text(row.breaches[0], row.metrics) if row.breaches else reason(row)

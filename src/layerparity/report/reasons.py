@@ -62,6 +62,8 @@ _SENTENCES = {
     "capture=components",
     ReasonKind.NO_FLOOR_OF_DTYPE: "the golden has no noise floor for {dtype}: make it with "
     "reference.dtypes",
+    ReasonKind.GOLDEN_OFF: "the golden is itself {times} times as far off its reference as clean "
+    "computations are: make it again, on another device or with another attn_implementation",
     ReasonKind.ROUTED_APART: _ROUTED,
     ReasonKind.ROUTED_APART_IN_CHAIN: f"{_ROUTED}, or feed=isolated",
     ReasonKind.ROUNDING_UNKNOWN: "nothing says how large its rounding may be",
@@ -108,13 +110,16 @@ def reason_of_steps(row: Row) -> str:
 
 
 def _filled(sentence: str, why: Reason) -> str:
-    return sentence.format(**{name: _said(each) for name, each in why.values.items()})
+    return sentence.format(**{name: _said(name, each) for name, each in why.values.items()})
 
 
-def _said(value: object) -> object:
+def _said(name: str, value: object) -> object:
     """Return a reason's value as a sentence has it: a list with commas, a share as a percentage."""
     if isinstance(value, list):
         return ", ".join(map(str, value))
+    if name == "times":
+        assert isinstance(value, (int, float))
+        return numeral(value)
     return percent(value) if isinstance(value, float) else value
 
 

@@ -126,6 +126,7 @@ _GOLDEN_WITH = {
     ReasonKind.NO_REFERENCE: ("reference.make", "golden-with-reference"),
     ReasonKind.NO_FLOOR_OF_DTYPE: ("reference.dtypes", "golden-with-floors"),
     ReasonKind.NO_REFERENCE_ALONE: ("capture", "golden-of-components"),
+    ReasonKind.GOLDEN_OFF: ("attn_implementation", "golden-again"),
 }
 # What a candidate that cannot be judged as it was fed, or routed, is run with instead.
 _CANDIDATE_WITH: dict[ReasonKind, dict[str, Any]] = {

@@ -118,6 +118,7 @@ class Execution:
         self._result.ranks = self.port.rank_record()
         if self.references is not None:
             self._result.reference = self.references.finish()
+            self._result.off = self.references.writer.off()
         with self._part(self.stages[-1], "store"):
             # What is still to be written when the last stage is done is waited for.
             self.recorder.finish()

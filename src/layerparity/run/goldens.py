@@ -177,6 +177,7 @@ def _obstacle(
 ) -> str | None:
     """Return why runs cannot feed the scope: empty if they can, None if nobody would ask."""
     try:
+        off = next((run.off for run in runs if run.off), "")
         manifests = [RecordedRun.of(run).manifest for run in runs]
         if any(manifest.values_of for manifest in manifests):
             # What it computed from a candidate's values, no other run should start from.
@@ -184,10 +185,10 @@ def _obstacle(
         strange = [m for m in manifests if m.model.config_digest != checkpoint.config_digest]
         if strange or lacks(manifests, request):
             return None
-        other = same.differing(_used(runs))
+        other = "" if off else same.differing(_used(runs))
     except UserError as error:
         return str(error)
-    return f"it was made from other weights: {other}" if other else ""
+    return off or (f"it was made from other weights: {other}" if other else "")
 
 
 def _used(runs: Sequence[Any]) -> dict[str, dict[str, str]]:

@@ -30,13 +30,17 @@ if TYPE_CHECKING:
 
 
 class Made(NamedTuple):
-    """A run: its id, its name, what it holds, the runs that fed it; was it there before?"""
+    """A run: its id, its name, what it holds, the runs that fed it; was it there before?
+
+    ``off`` is why it is a golden that cannot be believed, or empty.
+    """
 
     id: str
     name: str
     manifest: Manifest
     fed_by: tuple[str, ...]
     is_reused: bool
+    off: str = ""
 
 
 def make(config: Config) -> str:
@@ -114,7 +118,7 @@ def _run(
             console.say(str(line))
         now = time.perf_counter()
         took = {"seconds": now - executed, "whole": now - began}
-        write.finish(prepared, active, manifest, result, **took, system=system.points)
+        off = write.finish(prepared, active, manifest, result, **took, system=system.points)
     # Not before the store knows that the run is finished: until then it can be resumed.
     remove_progress(active.folder)
     if type(port) is HfPort:
@@ -122,7 +126,13 @@ def _run(
         idle_skeletons.give_back(port.skeleton)
     say_link(active, config.tracking)
     fed_by = tuple(prepared.inputs.runs)
-    return Made(active.id, active.name, manifest, fed_by, is_reused=False)
+    if off:
+        console.note(
+            f"Golden run {name} cannot be believed: {off}. Nothing is judged by it there, and "
+            "'latest' passes it over. Make it again; where it is off again, on another device, or "
+            "with another attn_implementation= or experts_implementation=."
+        )
+    return Made(active.id, active.name, manifest, fed_by, is_reused=False, off=off)
 
 
 def build_port(prepared: Prepared, make: Callable[[Assets], Port] | None = None) -> Port:

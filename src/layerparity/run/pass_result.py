@@ -34,7 +34,8 @@ class PassResult:
     ``effective`` prints of what the graph holds, likewise; ``skipped`` are reasons by site;
     ``new_tokens`` int64 [batch, new tokens]; ``reference`` the hash of the references' index;
     ``devices`` the types of those that stages' outputs lay on, ``computed_on`` what the port says;
-    ``ranks`` what its ranks held.
+    ``off`` is how many times too far a golden is off its reference, by site; ``ranks`` what its
+    ranks held.
     """
 
     feeds: list[Feed] = field(default_factory=list)
@@ -45,6 +46,7 @@ class PassResult:
     profile: RunProfile = field(default_factory=RunProfile)
     new_tokens: torch.Tensor | None = None
     reference: str = ""
+    off: dict[Site, float] = field(default_factory=dict)
     devices: set[str] = field(default_factory=set)
     computed_on: str = ""
     blocks: dict[int, Block] = field(default_factory=dict)

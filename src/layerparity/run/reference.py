@@ -22,7 +22,7 @@ from layerparity.anatomy.family import COMPONENTS, EXPERTS
 from layerparity.anatomy.site import EMBEDDING, Kind, Site, within
 from layerparity.numbers.at_the_end import at_the_end, largest, next_tokens, sizes
 from layerparity.numbers.clean import wider
-from layerparity.numbers.floor import GOLDEN, Floor, measure_floors
+from layerparity.numbers.floor import Floor, measure_floors
 from layerparity.numbers.token_sums import TokenLayout, heads_of, token_layout
 from layerparity.record.references import CHAINED, ISOLATED, ReferenceWriter
 from layerparity.run.pass_result import StageRecord
@@ -239,8 +239,6 @@ class ReferenceRecorder:
         if golden is None:
             # The router's scores are nobody's site: any clean computation stands for the golden.
             golden = next(iter(ways.values()))
-        elif golden.dtype == next(iter(ways.values())).dtype:
-            ways = {GOLDEN: golden, **ways}
 
         # Passes: the prefill is one, of all rows; each decode step is one, with a row a sequence.
         steps = wide.shape[1] if decoded else 1

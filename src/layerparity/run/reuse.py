@@ -92,6 +92,8 @@ def reusable(store: Store, fingerprint: str) -> StoredRun | None:
         return None
     try:
         manifest = stored.read_manifest()
+        if stored.off:
+            raise UserError(stored.off)
         if manifest.fingerprint != fingerprint:
             raise UserError(f"its {MANIFEST} is another run's")
         if store.config.name == EMBEDDED:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hydra.core.hydra_config import HydraConfig
 
 from layerparity.ground import console
-from layerparity.run.make import made
+from layerparity.run.make import Made, made
 from layerparity.run.sweep import PARTS_VARIABLE
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _noted: set[str] = set()
 
 
-def make_part(config: Config) -> None:
+def make_part(config: Config) -> Made:
     """Make one part of a sweep and say so in a line. Raises UserError where it cannot be made."""
     began = time.monotonic()
     number = HydraConfig.get().job.num + 1
@@ -33,6 +33,7 @@ def make_part(config: Config) -> None:
     more = [f"about {console.duration_text(left)} left"] if number < int(parts) else []
     words = [f"{title}: {one.name} {one.id[:8]}", described(one.manifest), how, *more]
     console.say(", ".join(words))
+    return one
 
 
 def described(manifest: Manifest) -> str:

@@ -8,14 +8,14 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from layerparity.anatomy.blocks import kinds_of
+from layerparity.anatomy.blocks import Blocks, by_layer, kinds_of
 from layerparity.anatomy.site import Site
 from layerparity.ground import console
 from layerparity.ground.profile import RunProfile, StageProfile
 from layerparity.ground.resources import git_commit
 from layerparity.record.folder import RunFolder
 from layerparity.record.manifest import Manifest, Record
-from layerparity.record.stored_run import MANIFEST_TAG
+from layerparity.record.stored_run import MANIFEST_TAG, OFF_TAG, off_text
 from layerparity.run import open_port, terminal
 from layerparity.run.fingerprint import (
     model_print,
@@ -193,11 +193,11 @@ def finish(
     seconds: float,
     whole: float,
     system: Sequence[tuple[str, float, int]] = (),
-) -> None:
+) -> str:
     """Write everything that describes the run; the manifest last, which makes it whole.
 
-    ``seconds`` are those of the stages, ``whole`` with all that came before them; ``system`` are
-    the points of the machine meanwhile.
+    Returns why a golden cannot be believed, or nothing. ``seconds`` are those of the stages,
+    ``whole`` with all that came before them; ``system`` are the points of the machine meanwhile.
     Raises UserError where the disk refuses.
     """
     files = RunFolder(active.folder)
@@ -211,8 +211,17 @@ def finish(
             f"{prepared.backend.device_label}: the run is filed under the former"
             f"{'' if inside else ', without the flags of the latter'}."
         )
-    active.set_tags({MANIFEST_TAG: files.write_manifest(manifest)})
+    off = _first_off(manifest, result)
+    active.set_tags({**off, MANIFEST_TAG: files.write_manifest(manifest)})
     terminal.say_run(manifest, result, seconds, whole)
+    return off_text(off)
+
+
+def _first_off(manifest: Manifest, result: PassResult) -> dict[str, str]:
+    """Return the tag of a golden that is off its own reference: the first place, and how far."""
+    blocks = Blocks.of(manifest.model.model_type, by_layer(manifest.blocks))
+    first = next(iter(blocks.sorted(result.off)), None)
+    return {} if first is None else {OFF_TAG: f"{first} {result.off[first]:.3g}"}
 
 
 def describe(prepared: Prepared, files: RunFolder, result: PassResult) -> None:

@@ -28,6 +28,7 @@ from layerparity.tracking.stored_runs import (
 LATEST = "latest"
 _ID = re.compile(r"[0-9a-f]{4,32}")
 _SHOWN_NAMES = 4
+_LOOKED_AT = 50
 
 
 def is_made(config: TrackingConfig) -> bool:
@@ -99,10 +100,14 @@ def expand(stored: StoredRuns, run: StoredRun, kind: str | None) -> list[StoredR
 
 def _latest(stored: StoredRuns, kind: str | None) -> list[StoredRun]:
     of_kind = [tag_is("kind", kind)] if kind else []
-    newest = stored.own([status_is(FINISHED), *of_kind], limit=1)
+    # A golden that cannot be believed is nobody's latest.
+    finished = stored.own([status_is(FINISHED), *of_kind], limit=_LOOKED_AT)
+    newest = [run for run in finished if run.parent or not run.off][:1]
     if not newest:
         raise _not_found(stored, LATEST, kind)
     (run,) = newest
+    for each in finished[: finished.index(run)]:
+        console.note(f"{each.name} ({each.id[:8]}) is passed over: {each.off}")
     # A newer sweep of this kind may have made no run, because all its parts were reused.
     holds = [tag_is("kind", SWEEP), tag_is("holds", kind or "")]
     for sweep in stored.search(holds, limit=1) if kind else []:

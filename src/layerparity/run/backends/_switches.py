@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import torch
+
+from layerparity.ground.errors import UserError
+
+# Variables by which libraries under torch compute float32 in fewer digits, whatever torch is told:
+# what they act on, and the value that leaves float32 as it is.
+_FEWER_DIGITS = {
+    "NVIDIA_TF32_OVERRIDE": (True, "0"),
+    "ONEDNN_DEFAULT_FPMATH_MODE": (False, "STRICT"),
+    "DNNL_DEFAULT_FPMATH_MODE": (False, "STRICT"),
+}
 
 
 @dataclass(frozen=True)
@@ -28,6 +39,25 @@ def set_exact(threads: int | None) -> Switches:
     if threads is not None:
         torch.set_num_threads(threads)
     return before
+
+
+def refuse_fewer_digits(on_cuda: bool) -> None:
+    """Raise UserError where a variable has float32 computed in fewer digits than it has."""
+    for name, value in _fewer_digits(on_cuda).items():
+        raise UserError(
+            f"{name}={value} has float32 computed in fewer digits: by a golden run made so nothing "
+            "can be judged",
+            f"run it without: env -u {name} ...",
+        )
+
+
+def _fewer_digits(on_cuda: bool) -> dict[str, str]:
+    """Return the variables that say so, and their values."""
+    return {
+        name: value
+        for name, (for_cuda, harmless) in _FEWER_DIGITS.items()
+        if for_cuda == on_cuda and (value := os.environ.get(name, "")) and value.upper() != harmless
+    }
 
 
 def restore(switches: Switches) -> None:
@@ -54,4 +84,4 @@ def described(on_cuda: bool) -> dict[str, str]:
             "cudnn_benchmark": cudnn.benchmark,
             "cudnn_deterministic": cudnn.deterministic,
         }
-    return {name: str(value) for name, value in switches.items()}
+    return {name: str(value) for name, value in {**switches, **_fewer_digits(on_cuda)}.items()}

@@ -50,6 +50,7 @@ def from_config(config: Config, compiles: bool) -> GpuBackend:
         threads=config.threads,
         compiles=compiles,
         widens=config.reference.make and config.kind is RunKind.golden,
+        believed=config.kind is RunKind.golden,
     )
 
 
@@ -75,6 +76,7 @@ class GpuBackend(Backend):
     threads: int | None = None
     compiles: bool = False
     widens: bool = False
+    believed: bool = False
     _before: _switches.Switches | None = None
     _memory: dict[int | str, int] = field(default_factory=dict)
     _device: dict[str, str] = field(default_factory=dict)
@@ -83,6 +85,8 @@ class GpuBackend(Backend):
     def open(self) -> None:
         """Check the GPUs and the compiler, forbid TF32. Raises UserError with the cure."""
         self._measure()
+        if self.believed:
+            _switches.refuse_fewer_digits(self._on_cuda)
         if self.compiles:
             compiling.require_tools(on_cuda=self._on_cuda)
         if self._before is None:
