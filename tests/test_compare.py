@@ -294,6 +294,15 @@ def test_why_runs_are_passed_over_is_said(golden: StoredRun, tmp_path: Path) -> 
         newest_pair([[golden]], [[other]])
 
 
+def test_a_golden_by_transformers_is_taken_before_a_newer_and_fuller_one(tmp_path: Path) -> None:
+    first = ("embed_tokens", "layers.0")
+    ours = [make_run(tmp_path / "ours", within(first, sites()), stages=first)]
+    run, judged = make_run(tmp_path / "own", sites()), [make_run(tmp_path / "judged", sites())]
+    own = [replace(run, tags={**run.tags, "port": "mine.Port"})]
+    assert newest_pair([own, ours], [judged])[0] is ours
+    assert newest_pair([own], [judged])[0] is own
+
+
 def test_a_golden_of_the_same_model_is_taken_before_a_newer_one(tmp_path: Path) -> None:
     def called(name: str, model: str) -> list[StoredRun]:
         run = make_run(tmp_path / name, sites())

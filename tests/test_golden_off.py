@@ -1,4 +1,4 @@
-"""A golden that is off its own reference: it says so, judges nothing there, and is no latest."""
+"""Which golden is believed: none that is off its own reference, nor unasked one of a port."""
 
 from __future__ import annotations
 
@@ -101,3 +101,19 @@ def test_decoded_tokens_are_held_against_their_own_floors(cli: Cli) -> None:
     assert judged.exit == 4, judged.out + judged.err
     off = [site for site in sites_off() if site.path == PLACE.path]
     assert off == [PLACE, *(PLACE.at_step(step) for step in (1, 2, 3))], off
+
+
+def test_only_transformers_makes_a_golden_unasked(cli: Cli) -> None:
+    """Another port's is asked for, goes behind one by transformers, and is named in verdicts."""
+    port = ("port=clean", "port.name='8 shards'")
+    assert cli(*INPUTS, "name=trusted").exit == 0
+    judged = cli(*INPUTS, *port, "name=judged")
+    assert judged.exit == 0 and judged.out.startswith("candidate run of"), judged.out + judged.err
+    asked = cli(*INPUTS, *port, "kind=golden", "name=ported")
+    assert asked.exit == 0 and asked.out.startswith("golden run of"), asked.out + asked.err
+    bare = cli("job=compare")
+    assert "golden:    trusted" in bare.out and "port=hf" not in bare.out, bare.out
+    latest = cli("job=compare", "golden=latest", "candidate=judged")
+    assert "golden:    trusted" in latest.out and "ported" in latest.out + latest.err
+    named = cli("job=compare", "golden=ported", "candidate=judged")
+    assert "(port=hf): the golden is of port clean 8 shards" in " ".join(named.out.split())

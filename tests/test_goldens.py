@@ -49,7 +49,7 @@ def golden(name: str, model: ModelPrint = OURS, **changes: Any) -> Any:
     values_of = changes.pop("values_of", ())
     manifest = Manifest(model, "golden", "gpu", "cpu", "hf", "float32", {}, "chained", name)
     manifest = replace(manifest, records=records, values_of=values_of)
-    usual = {"finished": True, "off": "", "parent": None, "order": 1}
+    usual = {"finished": True, "off": "", "by_transformers": True, "parent": None, "order": 1}
     usual["tags"] = {"dtype": "float32"}
     return SimpleNamespace(
         name=name,
@@ -119,6 +119,12 @@ def test_one_in_the_runs_own_type_goes_before_a_newer_one() -> None:
     assert chosen(store) == ["wide"]
     assert chosen(store, dtype=DType.bfloat16) == ["narrow"]
     assert chosen(Store(golden("narrow", tags={"dtype": "bfloat16"}))) == ["narrow"]
+
+
+def test_one_by_transformers_goes_before_a_newer_one_by_another_port() -> None:
+    own = golden("of a port", by_transformers=False)
+    assert chosen(Store(own, golden("ours", tags={"dtype": "bfloat16"}))) == ["ours"]
+    assert chosen(Store(own)) == ["of a port"]
 
 
 def test_each_block_is_fed_but_of_a_chain_only_the_first() -> None:

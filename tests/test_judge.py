@@ -106,7 +106,9 @@ def test_what_a_tolerance_does_not_know_is_said_of_it_alone(tmp_path: Path) -> N
     assert [each.knows_chains for each in found.values()] == [False, True, True]
     # Nothing says why there is no floor but the comparison itself.
     reasons = {reason(row) for row in found["calibrated"].rows if row.site.local == "mlp:out"}
-    assert reasons == {"the golden has no reference to judge by: make it on backend=gpu"}
+    assert reasons == {
+        "the golden has no reference to judge by: make it on backend=gpu with port=hf"
+    }
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,15 +71,17 @@ def newest_pair(
 ) -> tuple[Runs, Runs, list[PassedOver]]:
     """Return a golden, the newest candidate that fits one, and the pairs that were passed over.
 
-    Both come newest first. A golden that covers the whole candidate is preferred to a newer one
-    that does not, and of those one of the same model to a newer one of another. Raises NoPairError
-    where none fits, and UserError where a side has no runs.
+    Both come newest first. A golden by transformers is preferred to any other, one that covers the
+    whole candidate to a newer one that does not, and of those one of the same model to a newer one
+    of another. Raises NoPairError where none fits, and UserError where a side has no runs.
     """
     refused: list[PassedOver] = []
     for candidate in candidates:
         nearest_first = sorted(goldens, key=lambda each: _models(each) != _models(candidate))
-        for in_full in (True, False):
+        for by_transformers, in_full in product((True, False), repeat=2):
             for golden in nearest_first:
+                if all(each.by_transformers for each in golden) is not by_transformers:
+                    continue
                 against = obstacle(golden, candidate, in_full)
                 if against is None:
                     return golden, candidate, refused

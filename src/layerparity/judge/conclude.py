@@ -34,7 +34,7 @@ from layerparity.mistakes.replayed import Replays
 from layerparity.mistakes.ruled_out import ruled_out
 from layerparity.numbers.closeness import Closeness
 from layerparity.record.findings import Caution, CautionKind, UnfinishedSweep
-from layerparity.record.stored_run import StoredRun
+from layerparity.record.stored_run import StoredRun, is_transformers
 from layerparity.record.verdict import Outcome, Row, Verdict
 
 Progress = Callable[[int, int, str], None]
@@ -181,6 +181,9 @@ def _cautions(
     cautions = [replace(each, side=role) for role, side in sides for each in side.cautions]
     if any(manifest.values_of for manifest in golden.manifests):
         cautions.append(Caution(CautionKind.OWN_VALUES, "candidate"))
+    other = [each.port for each in golden.manifests if not is_transformers(each.port)]
+    if golden.proved and other and other[0]:
+        cautions.append(Caution(CautionKind.GOLDEN_OF_A_PORT, values={"port": other[0]}))
     cautions += same_experiment(golden, candidate)
     for role, side in sides:
         if not side.proved:

@@ -27,7 +27,7 @@ from layerparity.ground.errors import UserError
 from layerparity.ground.files import DamagedError, writing
 from layerparity.ground.parse import parse_json
 from layerparity.record.folder import MANIFEST
-from layerparity.record.stored_run import MANIFEST_TAG, TEXT_TAG, StoredRun, from_folder
+from layerparity.record.stored_run import MANIFEST_TAG, OFF_TAG, TEXT_TAG, StoredRun, from_folder
 
 FILE = "export.json"
 ZIP = ".zip"
@@ -40,6 +40,7 @@ _TAGS = (
     *("kind", "backend", "device", "scope", "model", "model_type", "config_digest", "dtype"),
     *("port", "feed", "inputs", "inputs_from", "part", "fingerprint", "git_commit", "synthetic"),
     MANIFEST_TAG,
+    OFF_TAG,
 )
 _TAG_GROUPS = ("version.", "fact.", TEXT_TAG)
 _ID = re.compile(r"[0-9a-f]{32}")

@@ -109,6 +109,7 @@ class CautionKind(StrEnum):
     UNCHANGED_STEP = "unchanged_step"
     NOISIER = "noisier"
     OWN_VALUES = "own_values"
+    GOLDEN_OF_A_PORT = "golden_of_a_port"
 
 
 # The names of the values that each kind has. ``file`` is a name map, ``text`` what a file's reader
@@ -128,6 +129,7 @@ CAUTION_VALUES = {
     CautionKind.UNCHANGED_STEP: {"count", "site", "other"},
     CautionKind.NOISIER: {"site", "blocks", "times"},
     CautionKind.OWN_VALUES: set(),
+    CautionKind.GOLDEN_OF_A_PORT: {"port"},
 }
 
 

@@ -103,6 +103,11 @@ class StoredRun:
         return self.sequence, self.start_time
 
     @property
+    def by_transformers(self) -> bool:
+        """Whether transformers itself computed it: ``port=hf``."""
+        return is_transformers(self.tags.get("port", ""))
+
+    @property
     def off(self) -> str:
         """Why a golden cannot be believed: where it is off its own reference; or empty."""
         return off_text(self.tags)
@@ -116,6 +121,12 @@ class StoredRun:
     def reference(self) -> str:
         """What names the run on a command line: its id, or its folder."""
         return self.id or str(self.folder)
+
+
+def is_transformers(port: str) -> bool:
+    """Say whether a port's label is that of transformers' own modules, not split as ranks are."""
+    name, *keys = port.split() or [""]
+    return name == "hf" and not any(each.startswith("emulate") for each in keys)
 
 
 def off_text(tags: Mapping[str, str]) -> str:

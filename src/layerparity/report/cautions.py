@@ -40,6 +40,8 @@ _CAUTIONS = {
     CautionKind.NOISIER: "The candidate is noisier than the golden: at {site} its error against "
     "the reference is at least {times} times the golden's in all {blocks} blocks. Sums in several "
     "parts do that, and so does a narrower type.",
+    CautionKind.GOLDEN_OF_A_PORT: "What is believed was not computed by transformers "
+    "(port=hf): the golden is of port {port}. A mistake that both sides share does not show.",
     CautionKind.OWN_VALUES: "Every site is judged on the {side}'s own values: the golden computed "
     "it from what the {side} recorded directly before it, so that what fails goes wrong there.",
 }

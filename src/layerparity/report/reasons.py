@@ -53,7 +53,8 @@ _SENTENCES = {
     ReasonKind.MASK_SHAPE: "attention mask [{mask}] against [{tensor}]",
     ReasonKind.NO_SET_AGREES: "no token's expert set agrees",
     ReasonKind.NO_ELEMENT: "no element to compare",
-    ReasonKind.NO_REFERENCE: "the golden has no reference to judge by: make it on backend=gpu",
+    ReasonKind.NO_REFERENCE: "the golden has no reference to judge by: make it on backend=gpu "
+    "with port=hf",
     ReasonKind.CANDIDATE_IS_DUMP: "the candidate is a dump: nothing says what its blocks were fed; "
     "use tolerance=fixed",
     ReasonKind.NO_FLOOR_OF_CHAIN: "fed by its own chain, whose rounding has no floor here: compare "
@@ -117,10 +118,9 @@ def _said(name: str, value: object) -> object:
     """Return a reason's value as a sentence has it: a list with commas, a share as a percentage."""
     if isinstance(value, list):
         return ", ".join(map(str, value))
-    if name == "times":
-        assert isinstance(value, (int, float))
-        return numeral(value)
-    return percent(value) if isinstance(value, float) else value
+    if not isinstance(value, float):
+        return value
+    return numeral(value) if name == "times" else percent(value)
 
 
 def breach_text(breach: Breach, metrics: dict[str, float]) -> str:

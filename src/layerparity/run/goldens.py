@@ -84,9 +84,10 @@ def golden_for(
 ) -> Sequence[StoredRun]:
     """Return the golden runs asked for, or the newest that hold the scope's inputs, or none.
 
-    A sweep is the union of its finished children. Goldens in the run's own dtype are preferred to
-    newer ones in another. A golden made from other weights is passed over, or, where it was asked
-    for by name, mentioned. Raises UserError where the reference names nothing.
+    A sweep is the union of its finished children. Goldens by transformers are preferred to newer
+    ones by another port, those in the run's own dtype to newer ones in another. A golden made from
+    other weights is passed over, or, where it was asked for by name, mentioned. Raises UserError
+    where the reference names nothing.
     """
     same = SameWeights(checkpoint, request.stages)
     if reference is not None and reference != LATEST:
@@ -97,8 +98,8 @@ def golden_for(
         if other:
             console.note(f"golden run {names_of(asked)} was made from other weights: {other}")
         return asked
-    fallback: Sequence[StoredRun] = ()
-    mentioned = 0
+    best: Sequence[StoredRun] = ()
+    least, mentioned = (True, True), 0
     for runs in _sets(store):
         why = _obstacle(runs, checkpoint, request, same)
         if why:
@@ -106,10 +107,13 @@ def golden_for(
             if mentioned <= MENTIONED:
                 console.note(f"golden run {names_of(runs)} is passed over: {why}")
         elif why is not None:
-            if all(run.tags.get("dtype") == request.config.dtype.value for run in runs):
-                return runs
-            fallback = fallback or runs
-    return fallback
+            alike = all(run.tags.get("dtype") == request.config.dtype.value for run in runs)
+            short = not all(run.by_transformers for run in runs), not alike
+            if not best or short < least:
+                best, least = runs, short
+            if not any(short):
+                break
+    return best
 
 
 def lacks(manifests: Sequence[Manifest], request: Request) -> str:

@@ -28,6 +28,9 @@ def affinity(config: Config) -> Affinity:
 def abilities(config: Config) -> Abilities:
     """Return what the backend says that it can do; nothing heavy is imported."""
     abilities: Abilities = registry.load(BACKENDS, config.backend.name).abilities(config.backend)
+    if not open_port.is_transformers(config.port):
+        # What somebody ported is judged, unless its author says that it is believed.
+        abilities = replace(abilities, kind=RunKind.candidate)
     if open_port.ranks_device(config):
         # Its processes are its own, and what it makes is judged.
         return replace(

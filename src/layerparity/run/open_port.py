@@ -180,6 +180,12 @@ def maps_devices(config: Config) -> bool:
     return bool(getattr(_resolve(chosen_for(config)["_target_"]), "maps_devices", False))
 
 
+def is_transformers(chosen: Any) -> bool:
+    """Say whether a port is transformers' own modules, ``port=hf``, and not as ranks compute."""
+    keys = keys_of(chosen)
+    return keys["_target_"] == _WHOLE and all(keys.get(each) is None for each in _RANKS)
+
+
 def is_ours(chosen: Any) -> bool:
     """Say whether a port is this package's own."""
     return _is_ours(keys_of(chosen)["_target_"])

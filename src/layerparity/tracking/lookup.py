@@ -100,14 +100,18 @@ def expand(stored: StoredRuns, run: StoredRun, kind: str | None) -> list[StoredR
 
 def _latest(stored: StoredRuns, kind: str | None) -> list[StoredRun]:
     of_kind = [tag_is("kind", kind)] if kind else []
-    # A golden that cannot be believed is nobody's latest.
-    finished = stored.own([status_is(FINISHED), *of_kind], limit=_LOOKED_AT)
-    newest = [run for run in finished if run.parent or not run.off][:1]
+    # A golden that cannot be believed is nobody's latest, nor one of a port beside transformers'.
+    golden = kind == "golden"
+    finished = stored.own([status_is(FINISHED), *of_kind], limit=_LOOKED_AT if golden else 1)
+    sound = [run for run in finished if run.parent or not run.off]
+    newest = [run for run in sound if run.by_transformers][:1] if golden else sound
+    newest = newest or sound[:1]
     if not newest:
         raise _not_found(stored, LATEST, kind)
     (run,) = newest
     for each in finished[: finished.index(run)]:
-        console.note(f"{each.name} ({each.id[:8]}) is passed over: {each.off}")
+        why = each.off or f"port {each.tags.get('port')} computed it, and not transformers (hf)"
+        console.note(f"{each.name} ({each.id[:8]}) is passed over: {why}")
     # A newer sweep of this kind may have made no run, because all its parts were reused.
     holds = [tag_is("kind", SWEEP), tag_is("holds", kind or "")]
     for sweep in stored.search(holds, limit=1) if kind else []:
