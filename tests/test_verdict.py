@@ -247,6 +247,7 @@ DOUBTS = (
     Doubt(DoubtKind.EXPERTS, {"layer": 2, "experts": [0, 1, 2, 7]}),
     Doubt(DoubtKind.ROUTING, {"layers": [3, 4]}),
     Doubt(DoubtKind.DECODING, {"max_new_tokens": 3}),
+    Doubt(DoubtKind.ATTENTION, {}),
 )
 CAUTIONS = tuple(
     Caution(kind, "golden", {name: f"<{name}>" for name in sorted(names)})
@@ -300,6 +301,8 @@ def test_every_caution_and_every_doubt_is_kept_as_data_and_said() -> None:
         "the router's choices of layers 3, 4 were not observed: which experts got a token is not "
         "known, and nothing shows that the weights of all are the same",
         "generate.max_new_tokens=3 was asked for, and no decode step was compared",
+        "no text has two different tokens: no query had two keys to choose from, and a wrong "
+        "attention does not show; use a text of several words",
         "The sweep night ended as KILLED: what did not finish was not compared.",
     ]
 

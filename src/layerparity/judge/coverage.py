@@ -22,9 +22,17 @@ from layerparity.anatomy.site import (
 from layerparity.judge.rows import by_token, real_tokens
 from layerparity.judge.sides import RunSet
 from layerparity.model.weight_types import is_scale
-from layerparity.record.findings import Coverage, Doubt, DoubtKind, ExpertUse, LayerClass
+from layerparity.record.findings import (
+    Coverage,
+    Doubt,
+    DoubtKind,
+    ExpertUse,
+    LayerClass,
+    TextUse,
+)
 from layerparity.record.manifest import WeightPrint
 from layerparity.record.reason import Reason, ReasonKind
+from layerparity.record.source import Source
 from layerparity.record.verdict import DECIDED, Outcome, Row, WholeModel
 
 _ENDS = (EMBEDDING, NORM, HEAD)
@@ -106,7 +114,51 @@ def exercised(rows: Sequence[Row], golden: RunSet, candidate: RunSet) -> Coverag
         steps={phase: (len(steps), 0) for phase, steps in held.items()},
         several_blocks=full or len(asked - {None}) > 1,
         max_new_tokens=max(counts, default=0),
+        texts=_texts(golden),
+        mechanisms=next((each.mechanisms for each in golden.manifests), ()),
     )
+
+
+def _texts(golden: RunSet) -> TextUse | None:
+    """Return what texts the golden's runs were fed; None where they do not say.
+
+    Hidden states are taken to differ from token to token.
+    """
+    real = [_real_ids(each) for each in golden.sources]
+    fed = [(ids, source) for ids, source in zip(real, golden.sources, strict=True) if ids]
+    if not fed:
+        return None
+    prompts = [row for ids, _ in fed for row in ids]
+    longer = [row for ids, source in fed for row in _with_generated(ids, source)]
+    return TextUse(
+        tokens=max(map(len, prompts)),
+        padded=any(each.mask is not None and not bool(each.mask.all()) for _, each in fed),
+        vary=_vary(prompts),
+        vary_decoding=_vary(longer),
+    )
+
+
+def _real_ids(source: Source) -> list[list[int]]:
+    """Return each text's tokens, padding apart; numbers where a run was fed hidden states."""
+    ids, mask = source.token_ids, source.mask
+    if mask is None:
+        return []
+    if ids is None:
+        return [list(range(int(count))) for count in mask.sum(1)]
+    if ids.shape != mask.shape:
+        return []
+    return [row[real].tolist() for row, real in zip(ids, mask, strict=True)]
+
+
+def _with_generated(ids: list[list[int]], source: Source) -> list[list[int]]:
+    """Return texts with the tokens that a run chose after them."""
+    chosen = [source.load(each) for each in source.manifest.records if each.site.path == TOKENS]
+    rows = [each.reshape(len(ids), -1).tolist() for each in chosen if len(each) == len(ids)]
+    return [[*row, *(token for each in rows for token in each[n])] for n, row in enumerate(ids)]
+
+
+def _vary(texts: Sequence[Sequence[int]]) -> bool:
+    return any(len({*text}) > 1 for text in texts)
 
 
 def judged_coverage(ran: Coverage, rows: Sequence[Row]) -> Coverage:
@@ -149,6 +201,9 @@ def _doubts(seen: Coverage, rows: Sequence[Row]) -> Iterator[Doubt]:
     blind = [use.layer for use in seen.experts if use.judged and use.never and not use.seen]
     if blind:
         yield Doubt(DoubtKind.ROUTING, {"layers": blind})
+    vary = seen.texts is None or seen.texts.vary or (seen.texts.vary_decoding and seen.decoded)
+    if not vary and any(each.judged for each in seen.classes):
+        yield Doubt(DoubtKind.ATTENTION, {})
     # The first new token is the prefill's: only a second one takes a decode step.
     if seen.max_new_tokens > 1 and DECODE in unexercised(rows):
         yield Doubt(DoubtKind.DECODING, {"max_new_tokens": seen.max_new_tokens})

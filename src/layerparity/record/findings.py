@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from layerparity.anatomy.mechanism import Mechanism
+from layerparity.anatomy.site import DECODE
+
 
 @dataclass(frozen=True)
 class LayerClass:
@@ -54,6 +57,20 @@ class ExpertUse:
         return tuple(each for each in self.unused if each not in self.by_weights)
 
 
+@dataclass(frozen=True)
+class TextUse:
+    """What texts the golden was fed: the ``tokens`` of the longest, and whether any is ``padded``.
+
+    ``vary`` says whether a text has two different tokens, ``vary_decoding`` whether it has with
+    what was generated.
+    """
+
+    tokens: int
+    padded: bool
+    vary: bool
+    vary_decoding: bool
+
+
 class DoubtKind(StrEnum):
     """What was never exercised."""
 
@@ -61,6 +78,7 @@ class DoubtKind(StrEnum):
     EXPERTS = "experts"
     ROUTING = "routing"
     DECODING = "decoding"
+    ATTENTION = "attention"
 
 
 # The names of the values that each kind has. ``names`` are classes of layers, ``experts`` numbers.
@@ -69,6 +87,7 @@ DOUBT_VALUES = {
     DoubtKind.EXPERTS: {"layer", "experts"},
     DoubtKind.ROUTING: {"layers"},
     DoubtKind.DECODING: {"max_new_tokens"},
+    DoubtKind.ATTENTION: set(),
 }
 
 
@@ -160,6 +179,7 @@ class Coverage:
     """What of a model two runs say nothing about: of each thing, what there was and was judged.
 
     ``steps`` counts, by phase, the steps that the golden holds and those that were judged.
+    ``texts`` are unknown of a dump; ``mechanisms`` are what the model does from a length on.
     ``doubts`` make a pass inconclusive. The candidate was asked for ``several_blocks`` or for one,
     and for ``max_new_tokens``.
     """
@@ -170,6 +190,28 @@ class Coverage:
     doubts: tuple[Doubt, ...] = ()
     several_blocks: bool = False
     max_new_tokens: int = 0
+    texts: TextUse | None = None
+    mechanisms: tuple[Mechanism, ...] = ()
+
+    @property
+    def decoded(self) -> int:
+        """How many decode steps were judged."""
+        return self.steps.get(DECODE, (0, 0))[1]
+
+    @property
+    def longest(self) -> int:
+        """How many tokens the longest text had, with what was generated after it; 0 for unknown."""
+        return 0 if self.texts is None else self.texts.tokens + self.decoded
+
+    @property
+    def too_short_for(self) -> list[Mechanism]:
+        """What acts in judged blocks, but on longer texts than there were."""
+        judged = {layer for each in self.classes for layer in each.judged}
+        return [
+            each
+            for each in self.mechanisms
+            if 0 < self.longest < each.tokens and (not each.layers or judged & {*each.layers})
+        ]
 
     @property
     def unseen(self) -> list[LayerClass]:

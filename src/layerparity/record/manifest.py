@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from layerparity.anatomy.blocks import BlockKind
+from layerparity.anatomy.mechanism import Mechanism
 from layerparity.anatomy.site import DECODE, Kind, Site
 from layerparity.ground.decode import decode
 from layerparity.ground.errors import UserError
@@ -147,6 +148,7 @@ class SitePatterns:
 class Manifest:
     """Everything a comparison needs to know of a run beside its tensors.
 
+    ``mechanisms`` are what the model does from some length of a text on.
     ``capture`` says which sites were asked for. ``files`` are the hashes of the folder's files of
     text by name. ``schema`` is that of the whole folder. ``values_of`` is the `content` of the
     candidates that a golden was fed at every site they recorded: it judges them alone. ``replicas``
@@ -174,6 +176,7 @@ class Manifest:
     reference: str = ""
     layer_classes: dict[int, str] = field(default_factory=dict)
     layer_experts: dict[int, int] = field(default_factory=dict)
+    mechanisms: tuple[Mechanism, ...] = ()
     blocks: tuple[BlockKind, ...] = ()
     files: dict[str, str] = field(default_factory=dict)
     values_of: tuple[str, ...] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from layerparity.anatomy.mechanism import Mechanism
 from layerparity.record.findings import (
     Caution,
     CautionKind,
@@ -55,7 +56,8 @@ def warning_lines(verdict: Verdict) -> list[str]:
     unfinished = (f"T{unfinished_text(each)[1:]}." for each in verdict.unfinished)
     cautions = (caution_text(each) for each in verdict.cautions)
     doubts = (doubt_text(each, verdict.coverage) for each in verdict.coverage.doubts)
-    return [*cautions, *silent, *doubts, *unfinished]
+    short = (short_text(each, verdict.coverage) for each in verdict.coverage.too_short_for)
+    return [*cautions, *silent, *doubts, *short, *unfinished]
 
 
 def unfinished_text(sweep: UnfinishedSweep) -> str:
@@ -91,8 +93,28 @@ def doubt_text(doubt: Doubt, coverage: Coverage) -> str:
             "not observed: which experts got a token is not known, and nothing shows that the "
             "weights of all are the same"
         )
+    if doubt.kind is DoubtKind.ATTENTION:
+        return (
+            "no text has two different tokens: no query had two keys to choose from, and a wrong "
+            "attention does not show; use a text of several words"
+        )
     asked = values["max_new_tokens"]
     return f"generate.max_new_tokens={asked} was asked for, and no decode step was compared"
+
+
+def short_text(mechanism: Mechanism, coverage: Coverage) -> str:
+    """Return that the texts were too short for something that the model does."""
+    return (
+        f"{mechanism_text(mechanism)} acts on texts of {mechanism.tokens} tokens and more, and the "
+        f"longest had {coverage.longest}: it was not exercised"
+    )
+
+
+def mechanism_text(mechanism: Mechanism) -> str:
+    """Return a mechanism with the blocks that have it: ``the sliding window (layers 0, 2)``."""
+    layers = mechanism.layers
+    where = f" (layer{'s' if len(layers) > 1 else ''} {ranges(layers)})" if layers else ""
+    return f"{mechanism.name}{where}"
 
 
 def layer_classes_text(names: Sequence[str], coverage: Coverage) -> str:

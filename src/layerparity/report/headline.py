@@ -7,6 +7,7 @@ from collections import Counter
 
 from layerparity.anatomy.block import label
 from layerparity.anatomy.site import Place, Site
+from layerparity.record.findings import Coverage
 from layerparity.record.reason import ReasonKind
 from layerparity.record.side import Side
 from layerparity.record.verdict import DECIDED, Outcome, Row, Verdict
@@ -170,7 +171,8 @@ def whole_model(verdict: Verdict) -> str:
     """Return the verdict on the whole model, to stand beside a label that says so."""
     whole = verdict.whole
     if whole.outcome is Outcome.PASS:
-        return whole.outcome.value
+        idle = ", ".join(_idle(verdict.coverage))
+        return f"{whole.outcome.value}; not exercised: {idle}" if idle else whole.outcome.value
     compared = f"{whole.compared} of {whole.blocks} blocks compared"
     in_part = f", {whole.in_part} in part" if whole.in_part else ""
     without = f", without {', '.join(whole.absent)}" if whole.absent else ""
@@ -178,6 +180,14 @@ def whole_model(verdict: Verdict) -> str:
     names = layer_classes_text(whole.unseen, verdict.coverage)
     unseen = f"; never compared: {names}" if names else ""
     return f"{whole.outcome.value}, {compared}{in_part}{without}{never}{unseen}"
+
+
+def _idle(coverage: Coverage) -> list[str]:
+    """Return what a pass of the whole model says nothing of, as its inputs did not exercise it."""
+    texts = coverage.texts
+    padding = ["padding"] if texts is not None and not texts.padded else []
+    decoding = [] if coverage.decoded else ["decode steps"]
+    return [*decoding, *padding, *(each.name for each in coverage.too_short_for)]
 
 
 def run_text(side: Side) -> str:

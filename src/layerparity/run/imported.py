@@ -246,6 +246,7 @@ def _manifest(
 ) -> Manifest:
     """Return the manifest of a run of the whole model, of which something else kept ``records``."""
     from layerparity.model.layer_classes import layer_classes
+    from layerparity.model.mechanisms import mechanisms_of
 
     config, stages = plan.config, whole(plan)
     classes, experts = layer_classes(plan.checkpoint.config)
@@ -276,6 +277,7 @@ def _manifest(
         records=records,
         layer_classes=classes,
         layer_experts=experts,
+        mechanisms=mechanisms_of(plan.checkpoint.config),
         ranks=recorded.ranks,
     )
 

@@ -152,6 +152,7 @@ def manifest_of(
 ) -> Manifest:
     """Return the manifest of a finished execution."""
     from layerparity.model.layer_classes import layer_classes
+    from layerparity.model.mechanisms import mechanisms_of
 
     config = prepared.config
     device, inside = computed_on(prepared, result)
@@ -177,6 +178,7 @@ def manifest_of(
         skipped=result.skipped,
         layer_classes=classes,
         layer_experts=experts,
+        mechanisms=mechanisms_of(prepared.checkpoint.config),
         reference=result.reference,
         blocks=kinds_of(result.blocks),
         values_of=prepared.inputs.values_of,
