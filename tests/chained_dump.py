@@ -28,10 +28,12 @@ def chain(
     steps: int = 0,
     wrong: tuple[str, int] = ("", 0),
     folder: Path = TINY,
+    added: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
 ) -> dict[str, torch.Tensor]:
     """Run the whole model in a chain, by site text: [1, token, ...] each, greedy for some steps.
 
-    ``wrong`` is a mistake of the second port, and the layer it is made in.
+    ``wrong`` is a mistake of the second port, and the layer it is made in; ``added`` what the layer
+    puts out in place of its output, of what it was given and of that.
     """
     checkpoint = Checkpoint(folder)
     family = family_of(checkpoint.config["model_type"])
@@ -49,8 +51,11 @@ def chain(
         found[str(Site("embed_tokens", "in").at_step(at))] = state = ids
         for stage in stages:
             port.mistake = wrong[0] if stage == f"layers.{wrong[1]}" else ""
-            seen = port.run(stage, state)
+            seen, given = port.run(stage, state), state
             state = seen.output
+            if added is not None and stage == f"layers.{wrong[1]}":
+                state = added(given, state)
+                seen.tensors.update({":out": state} if ":out" in seen.tensors else {})
             for local, value in seen.tensors.items():
                 found[str(Site.inside(int(stage.split(".")[1]), local).at_step(at))] = value
             found[str(Site(stage, "out").at_step(at))] = state

@@ -13,6 +13,7 @@ import torch
 from chained_dump import PROMPT, chain, write_dump
 from conftest import Ended
 
+from layerparity.record.findings import Doubt, DoubtKind
 from layerparity.record.verdict import Outcome, Verdict
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.store import open_store
@@ -85,6 +86,53 @@ def test_the_block_that_is_wrong_is_named(
     assert verdict.where == where
     failing = {row.site.layer for row in verdict.rows if row.outcome is Outcome.FAIL}
     assert failing == {2}
+
+
+def streamed(site: str) -> bool:
+    """Say whether a dump holds a site whose engine shows what each block takes in, as vLLM does."""
+    local = re.sub(r"layers\.\d+", "", site.partition("@")[0])
+    return local != ":out" and (usual(site) or local in (":in", "norm:in"))
+
+
+WRONG_ADDS = {
+    "stream times 1.03": lambda given, out: (out * 1.03).to(out.dtype),
+    "residual dropped": lambda given, out: out - given,
+}
+
+
+@pytest.mark.parametrize("layer", [2, 5])
+@pytest.mark.parametrize("wrong", WRONG_ADDS)
+def test_what_a_block_puts_out_is_what_the_next_one_takes_in(
+    judged: Callable[..., Verdict], tmp_path: Path, wrong: str, layer: int
+) -> None:
+    """The last one's is what the norm takes in: without that, nothing is known of how it ends."""
+    tensors = chain(wrong=("", layer), added=WRONG_ADDS[wrong])
+    tensors |= {f"layers.{n + 1}:in": tensors[f"layers.{n}:out"] for n in range(5)}
+    tensors["norm:in"] = tensors["layers.5:out"]
+    verdict = judged(write_dump(tmp_path / "dump", tensors, streamed))
+    assert verdict.where == f"layers.{layer}:out"
+    assert {row.site.layer for row in verdict.rows if row.outcome is Outcome.FAIL} == {layer}
+    if layer == 5:
+        short = write_dump(tmp_path / "short", tensors, lambda s: streamed(s) and s != "norm:in")
+        verdict = judged(short, "capture=default")
+        assert verdict.outcome is Outcome.INCONCLUSIVE
+        assert Doubt(DoubtKind.BLOCK_ENDS, {"layers": [5]}) in verdict.coverage.doubts
+
+
+def test_a_right_stream_passes(
+    judged: Callable[..., Verdict], clean: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    ends = {
+        site.replace(f"layers.{n}:out", after): value
+        for site, value in clean.items()
+        for n in range(6)
+        for after in [f"layers.{n + 1}:in" if n < 5 else "norm:in"]
+        if site.startswith(f"layers.{n}:out")
+    }
+    verdict = judged(write_dump(tmp_path / "dump", {**clean, **ends}, streamed))
+    assert verdict.outcome is Outcome.PASS, verdict.where
+    passed = {row.site.layer for row in verdict.rows if row.site.local == ":out" and row.metrics}
+    assert passed == {*range(6)}
 
 
 def test_a_plain_comparison_of_chains_cannot_tell(

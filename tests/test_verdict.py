@@ -248,6 +248,7 @@ DOUBTS = (
     Doubt(DoubtKind.ROUTING, {"layers": [3, 4]}),
     Doubt(DoubtKind.DECODING, {"max_new_tokens": 3}),
     Doubt(DoubtKind.ATTENTION, {}),
+    Doubt(DoubtKind.BLOCK_ENDS, {"layers": [0, 1, 2]}),
 )
 CAUTIONS = tuple(
     Caution(kind, "golden", {name: f"<{name}>" for name in sorted(names)})
@@ -303,6 +304,8 @@ def test_every_caution_and_every_doubt_is_kept_as_data_and_said() -> None:
         "generate.max_new_tokens=3 was asked for, and no decode step was compared",
         "no text has two different tokens: no query had two keys to choose from, and a wrong "
         "attention does not show; use a text of several words",
+        "layers 0..2: what the block puts out was nowhere seen (:out, or the next block's :in): a "
+        "wrong residual add does not show",
         "The sweep night ended as KILLED: what did not finish was not compared.",
     ]
 

@@ -201,12 +201,45 @@ def _doubts(seen: Coverage, rows: Sequence[Row]) -> Iterator[Doubt]:
     blind = [use.layer for use in seen.experts if use.judged and use.never and not use.seen]
     if blind:
         yield Doubt(DoubtKind.ROUTING, {"layers": blind})
+    open_ended = _open_ended(rows)
+    if open_ended:
+        yield Doubt(DoubtKind.BLOCK_ENDS, {"layers": open_ended})
     vary = seen.texts is None or seen.texts.vary or (seen.texts.vary_decoding and seen.decoded)
     if not vary and any(each.judged for each in seen.classes):
         yield Doubt(DoubtKind.ATTENTION, {})
     # The first new token is the prefill's: only a second one takes a decode step.
     if seen.max_new_tokens > 1 and DECODE in unexercised(rows):
         yield Doubt(DoubtKind.DECODING, {"max_new_tokens": seen.max_new_tokens})
+
+
+# Nobody was able to show a site that was asked for.
+_UNSEEN = (
+    ReasonKind.NOT_CAPTURED,
+    ReasonKind.NOT_CAPTURED_BY_GOLDEN,
+    ReasonKind.SKIPPED,
+    ReasonKind.SKIPPED_BY_GOLDEN,
+)
+
+
+def _open_ended(rows: Sequence[Row]) -> list[int]:
+    """Return the blocks of which something was judged, and what they put out could not be.
+
+    What is inside may be right, and added to the stream wrongly.
+    """
+    judged = {
+        (row.site.layer, row.site.pass_step)
+        for row in rows
+        if row.outcome in DECIDED and row.site.end != "in"
+    }
+    unseen = {
+        row.site.layer
+        for row in rows
+        if _is_block_output(row.site)
+        and (row.site.layer, row.site.pass_step) in judged
+        and row.why is not None
+        and row.why.kind in _UNSEEN
+    }
+    return sorted(layer for layer in unseen if layer is not None)
 
 
 def steps_of(sites: Iterable[Site]) -> dict[str, set[int]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from layerparity.anatomy.site import Kind, Site
+from layerparity.anatomy.stream import same_elsewhere
 from layerparity.ground.errors import UserError
 from layerparity.record.dump_files import Dumped, DumpFiles
 from layerparity.record.findings import Caution, CautionKind
@@ -36,10 +37,14 @@ class DumpSource(Source):
 
     def __init__(self, run: StoredRun, tensors: Mapping[Site, Dumped]) -> None:
         self.run = run
+        layers = [site.layer for site in tensors if site.layer is not None]
+        # What a block puts out may have been kept as what the next one takes in.
+        ends = same_elsewhere(tensors, 1 + max(layers, default=-1))
+        outputs = {site: tensors[at] for site, at in ends.items() if site.end == "out"}
+        tensors = {**tensors, **outputs}
         self._tensors = tensors
         self._files = DumpFiles(tensors)
         records = [self._record(site) for site in sorted(tensors)]
-        layers = [site.layer for site in tensors if site.layer is not None]
         # Its stages are the blocks, and the modules outside them, that it names.
         stages = [record.site.place.stage for record in records]
         self.manifest = Manifest(

@@ -79,6 +79,7 @@ class DoubtKind(StrEnum):
     ROUTING = "routing"
     DECODING = "decoding"
     ATTENTION = "attention"
+    BLOCK_ENDS = "block_ends"
 
 
 # The names of the values that each kind has. ``names`` are classes of layers, ``experts`` numbers.
@@ -88,6 +89,7 @@ DOUBT_VALUES = {
     DoubtKind.ROUTING: {"layers"},
     DoubtKind.DECODING: {"max_new_tokens"},
     DoubtKind.ATTENTION: set(),
+    DoubtKind.BLOCK_ENDS: {"layers"},
 }
 
 

@@ -93,6 +93,12 @@ def doubt_text(doubt: Doubt, coverage: Coverage) -> str:
             "not observed: which experts got a token is not known, and nothing shows that the "
             "weights of all are the same"
         )
+    if doubt.kind is DoubtKind.BLOCK_ENDS:
+        layers = values["layers"]
+        return (
+            f"layer{'s' if len(layers) > 1 else ''} {ranges(layers)}: what the block puts out was "
+            "nowhere seen (:out, or the next block's :in): a wrong residual add does not show"
+        )
     if doubt.kind is DoubtKind.ATTENTION:
         return (
             "no text has two different tokens: no query had two keys to choose from, and a wrong "

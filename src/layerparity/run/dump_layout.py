@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
@@ -94,23 +93,6 @@ class DumpLayout:
         held = tensor.shape[0] if step else self.sequences or self.mask.shape[0]
         # Of one sequence a single axis of tokens is left, however many there may have been.
         return tensor.unflatten(0, (held if tensor.shape[0] % held == 0 else 1, -1))
-
-
-def chained(sites: Mapping[Site, torch.Tensor], layers: int) -> dict[Site, Site]:
-    """Return the inputs of blocks that were not recorded, and the output before each that was.
-
-    Both are one tensor.
-    """
-    found = {}
-    steps = {site.pass_step: site for site in sites}
-    for at in steps.values():
-        for layer in range(layers):
-            given = Site.inside(layer, ":in", at.phase, at.step)
-            before = f"layers.{layer - 1}" if layer else "embed_tokens"
-            source = Site(before, "out", at.phase, at.step)
-            if given not in sites and source in sites:
-                found[given] = source
-    return found
 
 
 def packed(values: torch.Tensor) -> str:

@@ -7,7 +7,7 @@ proof of its inputs but what it was said to be fed.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from layerparity import __version__
 from layerparity.anatomy.site import DECODE, HEAD, NORM, PREFILL, Site
 from layerparity.anatomy.sizes import sizes_of
+from layerparity.anatomy.stream import same_elsewhere
 from layerparity.ground import console
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import text_digest
@@ -26,7 +27,7 @@ from layerparity.record.recorder import Recorder
 from layerparity.record.stored_run import MANIFEST_TAG, StoredRun
 from layerparity.run import needs, reuse, typed_keys, write
 from layerparity.run.captures import is_capture
-from layerparity.run.dump_layout import DumpLayout, chained, packed, spec_of
+from layerparity.run.dump_layout import DumpLayout, packed, spec_of
 from layerparity.run.elsewhere import (
     CHOSEN,
     FED,
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 
     from layerparity.tracking.store import Store
 
-# Blocks whose outputs say what they were computed in.
+# Tensors of blocks that say what they were computed in.
 _LOOKED_AT = 3
 
 
@@ -138,8 +139,7 @@ def _decided(recorded: Recorded, plan: RunPlan, steps: int) -> Config:
     """
     config = plan.config
     if "dtype" not in set(typed_keys.keys()):
-        outputs = [s for s in recorded.tensors if s.layer is not None and s.local == ":out"]
-        held = (recorded.tensors[site] for site in sorted(outputs)[:_LOOKED_AT])
+        held = (recorded.tensors[site] for site in _telling(recorded.tensors)[:_LOOKED_AT])
         found = {packed(tensor) for tensor in held if tensor.is_floating_point()}
         # Numbers that need more have been computed in more.
         widest = max(found, key=lambda name: needs.ITEMSIZE.get(name, 0), default="float32")
@@ -151,9 +151,21 @@ def _decided(recorded: Recorded, plan: RunPlan, steps: int) -> Config:
     return replace(config, generate=replace(config.generate, max_new_tokens=more))
 
 
+def _telling(sites: Iterable[Site]) -> list[Site]:
+    """Return the sites that tell most of what a model was computed in, the best first.
+
+    What stands between blocks; then what a block's parts put out. A router has a type of its own,
+    as what is outside of blocks may have.
+    """
+    inside = sorted(each for each in sites if each.layer is not None)
+    between = [each for each in inside if each.local in (":out", ":in")]
+    parts = [each for each in inside if each.end == "out" and "gate" not in each.component]
+    return between or parts or inside or sorted(sites)
+
+
 def _scoped(recorded: Recorded, plan: RunPlan, config: Config) -> Config:
     """Return keys with the longest run of blocks whose inputs were recorded as their scope."""
-    inputs = {*recorded.tensors, *chained(recorded.tensors, plan.num_layers)}
+    inputs = {*recorded.tensors, *same_elsewhere(recorded.tensors, plan.num_layers)}
     # Block 0 goes on from the embedding, which copies rows.
     fed = [n == 0 or Site.inside(n, ":in") in inputs for n in range(plan.num_layers)]
     last = Site.inside(plan.num_layers - 1, ":out")
@@ -183,7 +195,7 @@ def _write(
     assert inputs.token_ids is not None, "what ran elsewhere began with tokens"
     ids = {FED: inputs.token_ids, **tokens.fed, **tokens.chosen}
     taken = {site: site for site in recorded.tensors if site not in ids and site.path != "tokens"}
-    taken |= chained(recorded.tensors, plan.num_layers)
+    taken |= same_elsewhere(recorded.tensors, plan.num_layers)
     files: dict[str, dict[Site, Site]] = {}
     for site in sorted({**taken, **dict.fromkeys(ids)}):
         name = site.place.stage if site.phase == PREFILL else f"decode.{site.step}"
