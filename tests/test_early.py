@@ -48,8 +48,8 @@ REFUSED = [
     (["scope=single"], "scope=single wants layer=N, 0 to 5."),
     (["scope=single", "layer=0", "component=atention"], "Did you mean 'attention'?"),
     (["model.path=/nowhere"], "No checkpoint folder at /nowhere"),
-    (["port=fault"], "add kind=candidate"),
-    (["port=fault", "kind=candidate"], "port=fault wants port.name=NAME, one of: "),
+    (["port=fault", "kind=golden"], "add kind=candidate"),
+    (["port=fault"], "port=fault wants port.name=NAME, one of: "),
     (
         ["backend=neuron", "port=fault", "port.name=qk_norm_skiped"],
         "Did you mean 'qk_norm_skipped'?",

@@ -274,7 +274,8 @@ def test_a_planted_dependence_is_named(
     """With its axis, its first size, its first site; the other sizes stay clean."""
     Path("leaning_ports.py").write_text(MISTAKES)
     axis = asked.partition("=")[0].removeprefix("job.")
-    ended = run(*OWN, f"job.axes=[{axis}]", asked, f"port._target_=leaning_ports.{port}")
+    own = (*OWN, "kind=golden", f"port._target_=leaning_ports.{port}")
+    ended = run(*own, f"job.axes=[{axis}]", asked)
     assert ended.exit == 1, ended.out + ended.err
     lines = kept(store)["variations"]
     names = [f"{each['axis']} {each['size']} {each['detail']}".strip() for each in lines]
@@ -355,7 +356,8 @@ def rounding(cli: Cli) -> tuple[str, ...]:
     """Return keys under which padding moves some bits, within the floor."""
     assert cli is not None, "it is what goes to the folder in which a port is looked for"
     Path("rounding_port.py").write_text(ROUNDING)
-    return "port._target_=rounding_port.Port", "job.axes=[padding]", "job.padding=[8]"
+    port = ("kind=golden", "port._target_=rounding_port.Port")
+    return *port, "job.axes=[padding]", "job.padding=[8]"
 
 
 def test_bits_can_be_demanded(run: Cli, rounding: tuple[str, ...]) -> None:
@@ -395,7 +397,7 @@ def test_an_axis_that_a_backend_cannot_do_is_left_out_with_the_reason(run: Cli) 
         "    def new_cache(self, batch, max_tokens):\n"
         "        raise UserError('no cache here')\n"
     )
-    own = (*OWN, "port._target_=cacheless_port.Port")
+    own = (*OWN, "kind=golden", "port._target_=cacheless_port.Port")
     ended = run(*own)
     assert ended.exit == 0, ended.out + ended.err
     assert "left out: chunk (no cache here)" in ended.out

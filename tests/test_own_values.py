@@ -272,7 +272,8 @@ def test_one_that_cannot_be_is_refused(
     wrong: Sequence[tuple[tuple[str, ...], str]] = (
         ((*own,), "add dtype=bfloat16"),
         ((*own, "dtype=bfloat16", "kind=candidate"), "makes a golden"),
-        ((*own, "dtype=bfloat16", "port=clean"), "of port=hf alone"),
+        ((*own, "dtype=bfloat16", "port=clean"), "makes a golden"),
+        ((*own, "dtype=bfloat16", "port=clean", "kind=golden"), "of port=hf alone"),
         ((*own, "dtype=bfloat16", "feed=chained"), "leave feed out"),
         ((*own[:2], "dtype=bfloat16", *own[-2:]), "is of another model"),
         (("job=compare", "job.own_inputs=true", "golden=the-golden"), "Leave one of them out"),
