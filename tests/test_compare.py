@@ -685,6 +685,21 @@ def test_constant_tensors_that_agree_are_no_pass(tmp_path: Path, value: float) -
     assert row(compare(*runs), "norm:out").outcome is Outcome.INCONCLUSIVE
 
 
+def test_tokens_that_all_have_the_same_numbers_prove_nothing(tmp_path: Path) -> None:
+    """A head that sees none of its input, on both sides; on one side it is wrong as ever."""
+    alike = sites()["norm:out"][:1, :1].expand(2, 5, 8).clone()
+    other = {**sites(), "norm:out": alike}
+    runs = [make_run(tmp_path / name, other) for name in "gc"]
+    found = row(compare(*runs), "norm:out")
+    assert found.outcome is Outcome.INCONCLUSIVE
+    assert why(found).startswith("all tokens have the same numbers on each side")
+    one = row(compare(make_run(tmp_path / "sound", sites()), runs[1]), "norm:out")
+    assert one.outcome is Outcome.FAIL and one.metrics["candidate_repeated"] == 1
+    alike[1, 4, 7] += 1e-3
+    runs = [make_run(tmp_path / f"{name}2", other) for name in "gc"]
+    assert row(compare(*runs), "norm:out").outcome is Outcome.PASS
+
+
 def test_decode_steps_and_tokens(tmp_path: Path) -> None:
     tensors = sites()
     for step in (1, 2):

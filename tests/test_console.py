@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import Ended
 
 from layerparity.ground import console, progress
 from layerparity.machine.gpus import DeviceMemory
 from layerparity.settings.tracking import SERVER, UI_FILE, TrackingConfig
 from layerparity.tracking import links
+from layerparity.tracking.store import open_store
 
 Capsys = pytest.CaptureFixture[str]
 
@@ -65,3 +68,24 @@ def test_memory_is_written_as_everywhere_and_one_module_is_one() -> None:
     line = str(DeviceMemory("cpu", 1, 4_860_000, 866_770_000, 25_280_000_000))
     assert line == "cpu: 1 module, 4.86 MB allocated, 866.77 MB reserved of 25.28 GB"
     assert ": 2 modules, " in str(DeviceMemory("cpu", 2, 0, 0, 0))
+
+
+def test_a_name_is_no_markup_and_commands_no_terminal(capsys: Capsys) -> None:
+    named = "[/] [red]\x1b[2Jrun\u202e"
+    console.table(named, ("name",), [(named,)])
+    for out in (console.say, console.note):
+        out(named)
+    console.complain(named)
+    said = capsys.readouterr()
+    for text in (said.out, said.err):
+        assert "[/] [red]\\x1b[2Jrun\\u202e" in text and "\x1b" not in text
+
+
+def test_runs_of_any_name_are_listed_and_judged_to_be_kept(cli: Callable[..., Ended]) -> None:
+    store = open_store(TrackingConfig(folder="mlruns"))
+    for name in ("[/]", "\x1b[2J", "[bold]x"):
+        with store.start(name, "golden", {}, {}):
+            pass
+    for job in (("job=runs",), ("job=gc", "job.keep_last=1")):
+        ended = cli(*job)
+        assert ended.exit == 0 and "[/]" in ended.out and "\x1b" not in ended.out, ended.err

@@ -470,6 +470,7 @@ SAID = [
     "only 25 % of the tokens were routed alike: use port.replay=true, or feed=isolated",
     "nothing says how large its rounding may be",
     "each side is one number throughout, such as 0: that they agree proves nothing",
+    "all tokens have the same numbers on each side: that they agree proves nothing",
     "routed apart by a tie; 25 % of the tokens of such steps are judged",
     "block output alone cannot show a bug inside; use capture=default",
     "block output alone cannot show a bug inside; not judged: <sites>",

@@ -10,6 +10,7 @@ import errno
 import io
 import json
 import os
+import re
 import select
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,6 +24,8 @@ from layerparity.ground.secrets import redacted
 
 # What the system says of a file that takes no more.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+# A name from elsewhere may hold what moves the cursor, clears the screen, or turns text around.
+_COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 # Of a table, in letters, where there is no terminal.
 _WIDTH = 160
 
@@ -47,25 +50,30 @@ def only_log(is_shown: bool) -> None:
     _logged[:] = [True] if is_shown else []
 
 
+def plain(text: str) -> str:
+    """Return a text without secrets, and with what would command a terminal written out."""
+    return _COMMANDS.sub(lambda found: repr(found[0])[1:-1], redacted(text))
+
+
 def say(text: str) -> None:
     """Print one line of progress or result."""
-    LOGGER.info("%s", redacted(text))
+    LOGGER.info("%s", plain(text))
     if not (_briefs or _logged):
-        print(redacted(text), flush=True)
+        print(plain(text), flush=True)
 
 
 def note(text: str) -> None:
     """Print what a user should know of how a run was made; in brief, once."""
     if _relayed:
-        print(json.dumps({"note": redacted(text)}), flush=True)
+        print(json.dumps({"note": plain(text)}), flush=True)
         return
-    LOGGER.info("note: %s", redacted(text))
+    LOGGER.info("note: %s", plain(text))
     if _briefs:
         if text in _briefs[-1].noted:
             return
         _briefs[-1].noted.add(text)
     if not _logged:
-        print(f"note: {redacted(text)}", flush=True)
+        print(f"note: {plain(text)}", flush=True)
 
 
 @contextmanager
@@ -80,21 +88,23 @@ def to_be_relayed() -> Iterator[None]:
 
 def complain(text: str) -> None:
     """Print one message to standard error."""
-    LOGGER.error("%s", redacted(text))
-    print(redacted(text), file=sys.stderr, flush=True)
+    LOGGER.error("%s", plain(text))
+    print(plain(text), file=sys.stderr, flush=True)
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Print a table; numbers to the right."""
     from rich.table import Table
+    from rich.text import Text
 
-    grid = Table(title=title, title_justify="left", header_style="bold")
-    body = [[redacted(str(cell)) for cell in row] for row in rows]
+    # As text: rich would take brackets in a run's name, or a path, for markup.
+    grid = Table(title=Text(plain(title)), title_justify="left", header_style="bold")
+    body = [[plain(str(cell)) for cell in row] for row in rows]
     for index, column in enumerate(columns):
         numeric = bool(body) and all(_is_number(row[index]) for row in body)
         grid.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in body:
-        grid.add_row(*row)
+        grid.add_row(*map(Text, row))
     show(grid)
 
 

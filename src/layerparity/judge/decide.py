@@ -12,6 +12,7 @@ from layerparity.record.verdict import REPLICAS, Breach, Outcome, Row
 from layerparity.record.weights import WeightFinding
 
 _CONSTANTS = {"golden_constant", "candidate_constant"}
+_REPEATED = {"golden_repeated", "candidate_repeated"}
 
 
 def decide(
@@ -25,7 +26,8 @@ def decide(
     ``lacking`` is why a tolerance may lack what it judges by: then the site is inconclusive, but
     for limits of one's own on the logits, which it may break all the same.
 
-    A constant, such as a buffer that was never written to, has nothing to be judged by.
+    A constant, such as a buffer that was never written to, has nothing to be judged by, nor have
+    tokens that all have the same numbers.
     Exact sites and masks are judged by equality, NaN and Inf by agreement, whatever the tolerance;
     replicas that disagree fail.
     """
@@ -45,6 +47,8 @@ def decide(
         broken = broken or tolerance.breaches(kind, metrics)
         if not broken and metrics.keys() >= _CONSTANTS:
             return Outcome.INCONCLUSIVE, (), Reason(ReasonKind.BOTH_CONSTANT)
+        if not broken and metrics.keys() >= _REPEATED:
+            return Outcome.INCONCLUSIVE, (), Reason(ReasonKind.BOTH_REPEATED)
     return (Outcome.FAIL if broken else Outcome.PASS), tuple(broken), None
 
 

@@ -151,29 +151,35 @@ def routed_alike(
     return real & agree if real.shape == agree.shape else mask
 
 
-CONSTANT, DENORMAL, NONFINITE = "constant", "denormal", "nonfinite"
+CONSTANT, DENORMAL, NONFINITE, REPEATED = "constant", "denormal", "nonfinite", "repeated"
 # A tensor whose first numbers differ is not looked at whole.
 _FIRST = 64
 
 
 class Degenerate:
-    """What all numbers of one floating tensor have in common, fed piece by piece."""
+    """What all numbers of one floating tensor have in common, fed piece by piece.
+
+    A tensor is repeated where several tokens, the rows of pieces, all have the same numbers.
+    """
 
     def __init__(self) -> None:
-        self._open = {CONSTANT, DENORMAL, NONFINITE}
+        self._open = {CONSTANT, DENORMAL, NONFINITE, REPEATED}
         self._first: float | None = None
-        self._seen = 0
+        self._row = torch.empty(0)
+        self._seen = self._rows = 0
 
     def feed(self, values: torch.Tensor) -> None:
         """Look at one more piece, of any shape; most are settled by its first few numbers."""
         self._seen += values.numel()
-        for piece in (values[:1] if values.dim() > 1 else values[:_FIRST], values):
+        self._rows += len(values) if values.dim() > 1 else 0
+        begin = (values[:1], values[:2]) if values.dim() > 1 else (values[:_FIRST],)
+        for piece in (*begin, values):
             if not self._open or not piece.numel():
                 return
             if self._first is None:
-                self._first = float(piece.reshape(-1)[0])
-            first = self._first
-            self._open = {name for name in self._open if _holds(name, piece, first)}
+                self._first, self._row = float(piece.reshape(-1)[0]), values[0]
+            number, row = self._first, self._row
+            self._open = {name for name in self._open if _holds(name, piece, number, row)}
 
     def result(self) -> tuple[str, float] | None:
         """Return what the tensor is, with the number it holds where it is constant, or None."""
@@ -182,16 +188,20 @@ class Degenerate:
         for name in (NONFINITE, CONSTANT, DENORMAL):
             if name in self._open:
                 return name, self._first if name == CONSTANT else 1.0
+        if REPEATED in self._open and self._rows > 1:
+            return REPEATED, 1.0
         return None
 
 
-def _holds(name: str, piece: torch.Tensor, first: float) -> bool:
-    """Say whether all of a piece is as ``name`` says."""
+def _holds(name: str, piece: torch.Tensor, number: float, row: torch.Tensor) -> bool:
+    """Say whether all of a piece is as ``name`` says, of a tensor's first number and row."""
+    if name == REPEATED:
+        return piece.dim() > 1 and bool(piece.eq(row).all())
     if piece.dtype.itemsize == 1:
         # Eight-bit numbers have no arithmetic of their own.
         piece = piece.float()
     if name == CONSTANT:
-        return bool(piece.eq(first).all())
+        return bool(piece.eq(number).all())
     if name == NONFINITE:
         return not bool(piece.isfinite().any())
     return bool(piece.abs().lt(torch.finfo(piece.dtype).smallest_normal).all())
@@ -209,10 +219,14 @@ class BothSides:
         self._sides["candidate"].feed(chunk.candidate)
 
     def metrics(self) -> dict[str, float]:
-        """Return ``candidate_constant`` and the like; of sides that are alike, constants alone."""
+        """Return ``candidate_constant`` and the like; of sides that are alike, what proves nothing.
+
+        These are constants, and rows that are repeated.
+        """
         results = {side: each.result() for side, each in self._sides.items()}
         both = results["golden"]
-        if both == results["candidate"] and (both is None or both[0] != CONSTANT):
+        alike = results["golden"] == results["candidate"]
+        if alike and (both is None or both[0] not in (CONSTANT, REPEATED)):
             return {}
         return {f"{side}_{what[0]}": what[1] for side, what in results.items() if what is not None}
 

@@ -62,6 +62,7 @@ class ReasonKind(StrEnum):
     ROUTED_APART_IN_CHAIN = "routed_apart_in_chain"
     ROUNDING_UNKNOWN = "rounding_unknown"
     BOTH_CONSTANT = "both_constant"
+    BOTH_REPEATED = "both_repeated"
     TIES = "ties"
     BLOCK_ALONE = "block_alone"
     INSIDE_UNJUDGED = "inside_unjudged"

@@ -70,6 +70,8 @@ _SENTENCES = {
     ReasonKind.ROUNDING_UNKNOWN: "nothing says how large its rounding may be",
     ReasonKind.BOTH_CONSTANT: "each side is one number throughout, such as 0: that they agree "
     "proves nothing",
+    ReasonKind.BOTH_REPEATED: "all tokens have the same numbers on each side: that they agree "
+    "proves nothing",
     ReasonKind.TIES: "routed apart by a tie; {share} of the tokens of such steps are judged",
     ReasonKind.INSIDE_UNJUDGED: "block output alone cannot show a bug inside; not judged: {sites}",
     ReasonKind.BLOCK_ALONE: "block output alone cannot show a bug inside; use capture=default",

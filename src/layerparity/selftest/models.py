@@ -137,8 +137,10 @@ def make_model(
         for path, value in [*model.named_parameters(), *model.named_buffers()]:
             if not value.is_floating_point():
                 continue
-            if "norm" in path:
-                value.mul_(torch.empty_like(value).log_normal_(0.0, 0.4))
+            if "norm" in path and not path.endswith("bias"):
+                factor = torch.empty_like(value).log_normal_(0.0, 0.4)
+                # Gemma's norms, and a few others', multiply by 1 more than their weights.
+                value.copy_(value * factor if bool(value.any()) else factor - 1)
             elif value.dim() > 1 and not path.endswith(_COMPUTED):
                 value.normal_(0.0, value.shape[-1] ** -0.5)
             elif path.endswith("sinks"):
