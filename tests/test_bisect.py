@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -209,7 +209,12 @@ def run(cli: Cli, store: Path, golden_here: Callable[..., None]) -> Cli:
     """The command line over a store that holds a golden of the shipped model."""
     if not (store / "mlflow.db").exists():
         golden_here("name=the-golden", to=store)
-    return lambda *arguments: cli(f"tracking.folder={store}", *CPU, *arguments)
+    return lambda *arguments: cli(f"tracking.folder={store}", *read_by(arguments), *arguments)
+
+
+def read_by(arguments: Sequence[str]) -> Sequence[str]:
+    """Return where runs are made; a comparison computes nowhere."""
+    return () if "job=compare" in arguments else CPU
 
 
 FAULT = ("port=fault", "port.name=qk_norm_per_head", "port.layers=[3]")
@@ -305,7 +310,7 @@ def test_a_bisection_s_own_runs_are_not_the_latest(
     cli: Cli, golden_here: Callable[..., None]
 ) -> None:
     def run(*arguments: str) -> Ended:
-        return cli(*CPU, *arguments)
+        return cli(*read_by(arguments), *arguments)
 
     golden_here("name=the-golden")
     part = ("job=bisect", "scope=single", "layer=3")

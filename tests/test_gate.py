@@ -14,6 +14,8 @@ from conftest import Ended
 from layerparity.ground.numeral import numeral
 from layerparity.record.stored_run import FINISHED, StoredRun
 from layerparity.report import series
+from layerparity.settings.tracking import TrackingConfig
+from layerparity.tracking.store import open_store
 
 CANDIDATE = ("backend=gpu", "device_map=cpu", "kind=candidate", "scope=single", "layer=1")
 RIGHT = ("attn_implementation=eager", "name=right")
@@ -105,3 +107,20 @@ def test_what_a_gate_cannot_do_is_one_line(run: Callable[..., Ended], tmp_path: 
     assert taken.exit == 2 and "cannot be written" in taken.err
     weights = run("job=gate", "what=weights")
     assert weights.exit == 2 and "use job=compare what=weights" in weights.err
+
+
+def test_a_candidate_that_failed_is_no_pass_of_the_one_before(
+    run: Callable[..., Ended], store: Path
+) -> None:
+    """What is newer did not finish: nothing of its revision was judged."""
+    assert run(*CANDIDATE, *RIGHT, "golden=the-golden").exit == 0
+    kept = open_store(TrackingConfig(folder=str(store)))
+    with pytest.raises(RuntimeError), kept.start("broken", "candidate", {"dtype": "float32"}, {}):
+        raise RuntimeError
+    judged = run("job=gate")
+    assert judged.exit == 2 and "'broken' (" in judged.err and "is FAILED" in judged.err
+    assert run("job=gate", "candidate=right").exit == 0
+    # One of another type is not what was asked for.
+    assert "'broken'" not in run("job=gate", "dtype=bfloat16").err
+    latest = run("job=compare", "golden=the-golden", "candidate=latest")
+    assert "broken" in latest.out and "is newer, and passed over: FAILED" in latest.out

@@ -210,6 +210,7 @@ def _begin_log() -> None:
 def _dispatch(composed: Any) -> Exit:
     from layerparity.cli import command
     from layerparity.ground import registry
+    from layerparity.run import typed_keys
     from layerparity.settings.config import checked
 
     with command.plain_errors():
@@ -223,7 +224,9 @@ def _dispatch(composed: Any) -> Exit:
             except UserError as error:
                 error.add_note(f"Step {number} of {len(steps)} ({step})")
                 raise
-        ending: Exit = registry.load("jobs", config.job.name).run(config)
+        job = registry.load("jobs", config.job.name)
+        typed_keys.refuse_unread(config, job)
+        ending: Exit = job.run(config)
     return ending
 
 

@@ -13,6 +13,9 @@ from layerparity.settings.config import Config
 from layerparity.settings.key import key
 from layerparity.tracking.links import say_served
 
+# The keys that it reads, beside its own and those of tracking.
+READS: tuple[str, ...] = ("name",)
+
 
 @dataclass
 class Settings:

@@ -14,12 +14,25 @@ from layerparity.settings.key import key
 
 if TYPE_CHECKING:
     from layerparity.judge.align import Alignment
+    from layerparity.judge.asked import Asked
     from layerparity.judge.choose import Runs
     from layerparity.record.verdict import Verdict
     from layerparity.tracking.store import Store
 
 # How many pairs that were passed over are mentioned.
 _MENTIONED = 3
+
+
+# The keys that it reads, beside its own and those of tracking.
+READS = ("golden", "candidate", "what", "tolerance", "name", "dry_run")
+# The keys by which it chooses among candidates, where they are typed.
+CHOOSES = ("model", "backend", "port", "dtype", "scope", "layer", "start", "end", "component")
+
+
+def reads(config: Config) -> tuple[str, ...] | None:
+    """Return the keys that it reads; None for all, where it makes goldens or opens a checkpoint."""
+    makes = config.what is What.weights or config.job.own_inputs
+    return None if makes else (*READS, *CHOOSES)
 
 
 @dataclass
@@ -128,6 +141,16 @@ def _paired(golden: Runs, candidate: Runs) -> Alignment:
     return aligned
 
 
+def asked(config: Config) -> Asked:
+    """Return what the typed keys say of the candidate that is compared."""
+    from layerparity.judge.asked import Asked
+    from layerparity.run import open_port, typed_keys
+
+    words = typed_keys.keys()
+    typed = [word for word in words if word.partition(".")[0] in CHOOSES]
+    return Asked.of(config, open_port.label(config.port), typed)
+
+
 def _sides(config: Config, store: Store) -> tuple[Runs, Runs]:
     """Return the runs that are compared, and say them."""
     from layerparity.judge.choose import PassedOver, chosen_sides
@@ -140,7 +163,7 @@ def _sides(config: Config, store: Store) -> tuple[Runs, Runs]:
         golden, candidate = own_golden(config, store)
     else:
         with obstacles_in_words():
-            golden, candidate, passed_over = chosen_sides(config, store)
+            golden, candidate, passed_over = chosen_sides(config, store, asked(config))
     for each in passed_over[:_MENTIONED]:
         console.say(f"passed over: {passed_over_text(each)}")
     for side, runs in (("golden:   ", golden), ("candidate:", candidate)):

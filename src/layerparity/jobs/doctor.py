@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 _STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 
 
+# The keys that it reads, beside its own and those of tracking.
+READS: tuple[str, ...] = ("backend", "device_map", "model", "threads", "tp_degree")
+
+
 @dataclass
 class Settings:
     """conf/job/doctor.yaml."""

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 EVERY = "all"
 
 
+# The keys that it reads, beside its own and those of tracking.
+READS: tuple[str, ...] = ("run", "to")
+
+
 @dataclass
 class Settings:
     """conf/job/export.yaml."""

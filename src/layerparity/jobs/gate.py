@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from layerparity.ground import console
 from layerparity.ground.errors import Exit, UserError
 from layerparity.jobs import compare
-from layerparity.settings.config import Config, What
+from layerparity.settings.config import Config, RunKind, What
 from layerparity.settings.key import key
 
 if TYPE_CHECKING:
@@ -20,8 +20,15 @@ if TYPE_CHECKING:
 
 # What CI systems call the commit that they test.
 _COMMITS = ("GITHUB_SHA", "CI_COMMIT_SHA", "BUILDKITE_COMMIT", "GIT_COMMIT")
+LATEST = "latest"
 _FILES = ("verdict.json", "junit.xml", "report.html", "report.md")
 SERIES_FILE = "series.json"
+
+
+def reads(config: Config) -> tuple[str, ...] | None:
+    """Return the keys that it reads; None for all."""
+    those = compare.reads(config)
+    return None if those is None else (*those, "to")
 
 
 @dataclass
@@ -53,6 +60,7 @@ def run(config: Config) -> Exit:
             "job=gate judges runs, and what=weights has none", "use job=compare what=weights."
         )
     target = _target(config.to)
+    _refuse_unfinished(config)
     kept = compare.compare(config)
     store = open_store(config.tracking)
     made = store.get(kept.run)
@@ -74,6 +82,22 @@ def run(config: Config) -> Exit:
         _write(target, made, [_whole(each, row) for each, row in zip(members, rows, strict=True)])
         console.say(f"files:  {target}")
     return kept.exit
+
+
+def _refuse_unfinished(config: Config) -> None:
+    """Raise UserError where the newest candidate did not finish: an older one is no revision's."""
+    from layerparity.tracking.newest import open_to_read
+
+    if config.candidate not in (None, LATEST):
+        return
+    asked = compare.asked(config)
+    for run in open_to_read(config.tracking).own_runs(RunKind.candidate.value, 1):
+        if not run.finished and asked.may_be(run):
+            raise UserError(
+                f"The newest candidate, '{run.name}' ({run.id[:8]}), is {run.status}: no older one "
+                "is judged in its place",
+                "make it again, or name the run that is meant: candidate=<run>.",
+            )
 
 
 def _commit() -> str:

@@ -25,6 +25,10 @@ _SHOWN = 40
 _NAMING = ("golden", "candidate", "run", "beside")
 
 
+# The keys that it reads, beside its own and those of tracking.
+READS: tuple[str, ...] = ("run",)
+
+
 @dataclass
 class Settings:
     """conf/job/gc.yaml: the rules that a run must fit, all that are given, to be removed."""

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from layerparity.tracking.store import Store
 
 
+# The keys that it reads, beside its own and those of tracking.
+READS: tuple[str, ...] = ("golden", "candidate", "model", "name")
+
+
 @dataclass
 class Settings:
     """conf/job/generation.yaml: how many likely tokens are shown, and a prefill to hold against."""

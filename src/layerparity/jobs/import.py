@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from layerparity.record.manifest import Manifest
 
 
+# The keys that it reads, beside its own and those of tracking.
+READS: tuple[str, ...] = ("run",)
+
+
 @dataclass
 class Settings:
     """conf/job/import.yaml."""

@@ -11,6 +11,10 @@ from layerparity.settings.config import Config
 SHOWN = 24
 
 
+# The keys that it reads, beside its own and those of tracking.
+READS: tuple[str, ...] = ("run", "name", "tolerance", "port")
+
+
 @dataclass
 class Settings:
     """conf/job/judge.yaml."""

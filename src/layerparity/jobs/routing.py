@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from layerparity.tracking.store import Store
 
 
+# The keys that it reads, beside its own and those of tracking.
+READS: tuple[str, ...] = ("golden", "candidate", "name", "port")
+
+
 @dataclass
 class Settings:
     """conf/job/routing.yaml."""

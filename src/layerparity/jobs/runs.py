@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 _STATUSES = ("FINISHED", "FAILED", "KILLED", "RUNNING")
 
 
+# The keys that it reads, beside its own and those of tracking.
+READS: tuple[str, ...] = ()
+
+
 @dataclass
 class Settings:
     """conf/job/runs.yaml: which runs are listed."""

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from layerparity.settings.tracking import TrackingConfig
 
 
+# The keys that it reads, beside its own and those of tracking.
+READS: tuple[str, ...] = ()
+
+
 @dataclass
 class Settings:
     """conf/job/sync.yaml."""

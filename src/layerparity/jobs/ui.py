@@ -10,6 +10,9 @@ from layerparity.ground import console
 from layerparity.ground.errors import Exit, UserError
 from layerparity.settings.key import key
 
+# The keys that it reads, beside its own and those of tracking.
+READS: tuple[str, ...] = ()
+
 
 @dataclass
 class Settings:

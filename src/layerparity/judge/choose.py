@@ -16,6 +16,7 @@ from layerparity.ground import console
 from layerparity.ground.errors import UserError
 from layerparity.ground.program import program
 from layerparity.judge.align import align
+from layerparity.judge.asked import Asked
 from layerparity.judge.fingerprints import refuse_strangers
 from layerparity.judge.sides import open_side
 from layerparity.record.findings import UnfinishedSweep
@@ -105,10 +106,13 @@ def _models(runs: Runs) -> set[str]:
     return {each.tags.get("model", "") for each in runs}
 
 
-def chosen_sides(config: Config, store: Store) -> tuple[Runs, Runs, list[PassedOver]]:
+def chosen_sides(
+    config: Config, store: Store, asked: Asked | None = None
+) -> tuple[Runs, Runs, list[PassedOver]]:
     """Return the two sides that were asked for, or the newest that fit, and what was passed over.
 
-    Raises as `newest_pair` does.
+    The candidate is one that is as ``asked``. Raises as `newest_pair` does, and UserError where one
+    that is named is not.
     """
     sides = {
         kind: _find_side(store, reference, kind, names)
@@ -118,10 +122,16 @@ def chosen_sides(config: Config, store: Store) -> tuple[Runs, Runs, list[PassedO
         )
     }
     golden, candidate = sides[RunKind.golden], sides[RunKind.candidate]
+    if asked is not None and candidate is not None:
+        candidate = asked.refuse(candidate, str(config.candidate))
     if golden is not None and candidate is not None:
         return golden, candidate, []
     goldens = [golden] if golden is not None else _finished_sets(store, RunKind.golden)
     candidates = [candidate] if candidate is not None else _finished_sets(store, RunKind.candidate)
+    if asked is not None and candidate is None:
+        every, candidates = candidates, []
+        candidates += [fitting for each in every if (fitting := asked.fitting(each))]
+        asked.refuse_none(candidates, every)
     if not goldens and not candidates:
         store.find("latest", RunKind.golden.value)
     return newest_pair(goldens, candidates)

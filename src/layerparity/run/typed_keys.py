@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from layerparity.ground.errors import UserError
 from layerparity.machine.max_memory import STREAM
@@ -40,6 +41,29 @@ def keys() -> list[str]:
     if words is None:
         words = HydraConfig.get().overrides.task if HydraConfig.initialized() else ()
     return [word.partition("=")[0].lstrip("+~") for word in words]
+
+
+# What any job may be given: where runs are kept, and what Hydra itself reads.
+_ANY = ("job", "experiment", "tracking", "hydra")
+
+
+def refuse_unread(config: Config, job: Any) -> None:
+    """Raise UserError for a typed key that the module of a job does not read.
+
+    Such a module has ``READS``, or ``reads`` of a configuration, where it does not read them all.
+    """
+    own = getattr(job, "reads", None)
+    known: Sequence[str] | None = own(config) if own else getattr(job, "READS", None)
+    if known is None:
+        return
+    for key in keys():
+        group = re.split(r"[./@]", key)[0]
+        if group not in (*_ANY, *known):
+            listed = ", ".join(known) or "none but its own, job.*"
+            raise UserError(
+                f"{key}= would do nothing: job={config.job.name} does not read it",
+                f"leave it out; it reads {listed}.",
+            )
 
 
 def refuse_unused(backend: Backend, inputs: Inputs) -> None:

@@ -109,6 +109,9 @@ def _latest(stored: StoredRuns, kind: str | None) -> list[StoredRun]:
     if not newest:
         raise _not_found(stored, LATEST, kind)
     (run,) = newest
+    for each in stored.own(of_kind, limit=1) if kind else []:
+        if each.order > run.order and not each.finished:
+            console.note(f"{each.name} ({each.id[:8]}) is newer, and passed over: {each.status}")
     for each in finished[: finished.index(run)]:
         why = each.off or f"port {each.tags.get('port')} computed it, and not transformers (hf)"
         console.note(f"{each.name} ({each.id[:8]}) is passed over: {why}")
