@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 # What CI systems call the commit that they test.
 _COMMITS = ("GITHUB_SHA", "CI_COMMIT_SHA", "BUILDKITE_COMMIT", "GIT_COMMIT")
-LATEST = "latest"
 _FILES = ("verdict.json", "junit.xml", "report.html", "report.md")
 SERIES_FILE = "series.json"
 
@@ -86,6 +85,7 @@ def run(config: Config) -> Exit:
 
 def _refuse_unfinished(config: Config) -> None:
     """Raise UserError where the newest candidate did not finish: an older one is no revision's."""
+    from layerparity.tracking.lookup import LATEST
     from layerparity.tracking.newest import open_to_read
 
     if config.candidate not in (None, LATEST):
