@@ -19,8 +19,8 @@ from layerparity.judge.calibrate import Calibration
 from layerparity.judge.conclude import noisier
 from layerparity.judge.decide import decide
 from layerparity.judge.references import SiteReference
-from layerparity.judge.routing import flips
 from layerparity.judge.sides import open_side
+from layerparity.judge.ties import flips
 from layerparity.judge.tolerances.calibrated import CalibratedTolerance, limits_of
 from layerparity.numbers.clean_slopes import CleanSlopes
 from layerparity.numbers.floor import OFF, Floor

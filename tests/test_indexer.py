@@ -15,7 +15,7 @@ from torch import nn
 
 from layerparity.ground.errors import Exit
 from layerparity.judge.references import SiteReference
-from layerparity.judge.routing import flips
+from layerparity.judge.ties import flips
 from layerparity.numbers.arithmetic import Replay
 from layerparity.numbers.floor import Floor
 from layerparity.record.references import ISOLATED

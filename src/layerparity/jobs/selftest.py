@@ -29,9 +29,9 @@ class Settings:
     ``ways`` narrows, ``chains`` in a chain as well; ``mutations`` is the number of unforeseen
     faults, drawn by ``seed``. ``models`` are the shipped one, small ones made on the spot, and the
     shipped one in FP8, for the faults of such. Of each of ``blocks`` every module of a block of
-    each kind gives out something else, in turn. With ``corpus`` nothing else is run but so many
-    faulty runs, to hold printed causes against true ones; how often each rule was right is written
-    to ``to``, as `mistakes/measured.json`.
+    each kind gives out something else, in turn. Of a block, candidates show what ``capture`` says.
+    With ``corpus`` nothing else is run but so many faulty runs, to hold printed causes against true
+    ones; how often each rule was right is written to ``to``, as `mistakes/measured.json`.
     """
 
     name: str = "selftest"
@@ -45,6 +45,7 @@ class Settings:
     mutations: int = key(0, "how many random faults to plant as well", least=0)
     seed: int = key(0, "seed of the random faults", least=0)
     blocks: list[str] = key([], "models of which every module is made wrong in turn")
+    capture: str = key("components", "what candidates show; blocks: no router, nothing inside")
     corpus: int = key(0, "how many faulty runs hold printed causes against true ones", least=0)
 
 

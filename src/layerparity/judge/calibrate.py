@@ -13,14 +13,16 @@ from layerparity.anatomy.site import Kind, Site
 from layerparity.judge.align import Pair
 from layerparity.judge.at_the_end import CleanEnd
 from layerparity.judge.references import FoundReference, References, SiteReference, golden_off
-from layerparity.judge.routing import ENOUGH, Routing, flips, scores_of
+from layerparity.judge.routing import ENOUGH, Routing, scores_of
 from layerparity.judge.rows import by_token, has_tokens, places
 from layerparity.judge.sides import RunSet
+from layerparity.judge.ties import flips
 from layerparity.numbers.deviation import JudgedSite, deviation
 from layerparity.numbers.one_token import OneTokenSites, deviations
 from layerparity.numbers.token_sums import TokenLayout, heads_of, token_layout
 from layerparity.record.reason import Reason, ReasonKind
 from layerparity.record.references import CHAINED
+from layerparity.record.verdict import SUPPOSED
 
 
 @dataclass
@@ -41,7 +43,7 @@ class Calibration:
 
     def __init__(self, golden: RunSet, candidate: RunSet, blocks: Blocks) -> None:
         self.references = References()
-        self.routing = Routing(golden, candidate, blocks)
+        self.routing = Routing(golden, candidate, blocks, self.references)
         # Each block by its own, as its floor was measured: attention may have other heads, or none.
         shapes: dict[int | None, list[tuple[str, tuple[int, ...], tuple[str, ...]]]] = {}
         for site, own in golden.records.items():
@@ -64,14 +66,21 @@ class Calibration:
         real = torch.ones(left.shape[:2], dtype=torch.bool) if mask is None else mask
         if pair.kind is Kind.INDEX_SET:
             return self._choices(pair, left, right, real)
-        judged = self.tensors(pair, left, right, real)
+        judged, few = self.tensors(pair, left, right, real), None
+        if isinstance(judged, Reason) and judged.kind is ReasonKind.UNSEEN_ROUTING:
+            # What is within its noise is right all the same; what is not may be due to routing.
+            few = judged
+            judged = self.tensors(pair, left, right, real, everything=True)
         if isinstance(judged, Reason):
             return Calibrated(lacking=judged)
         off = deviation(judged)
         _name_position(off.metrics, judged.tokens, real)
         share = judged.tokens.numel() / max(judged.real, 1)
         clean = CleanEnd(judged.floor.ends, judged.tokens) if judged.floor.ends else None
-        return Calibrated(off.metrics | {"agreeing_tokens": share}, off.profiles, end=clean)
+        off.metrics["agreeing_tokens"] = share if few is None else few.values["share"]
+        if self.routing.supposed.get(pair.site):
+            off.metrics[SUPPOSED] = float(self.routing.supposed[pair.site])
+        return Calibrated(off.metrics, off.profiles, few, clean)
 
     def of_steps(
         self, pairs: Sequence[Pair], golden: torch.Tensor, candidate: torch.Tensor
@@ -94,7 +103,7 @@ class Calibration:
                 left, right = golden[step].reshape(shape), candidate[step].reshape(shape)
                 results[step] = self.of(pair, left, right, None)
                 continue
-            few = _too_few(self._alike(pair.site, found.feed, real), real, found.feed)
+            few = self._too_few(self._alike(pair.site, found.feed, real), real, found.feed)
             lacking = few or golden_off(found.stored.golden_share(found.entry, found.dtype))
             results[step].lacking = lacking
             if lacking is None:
@@ -130,23 +139,30 @@ class Calibration:
             tokens=tokens,
             elements=elements,
             layout=self.layout(pair),
-            epsilon=_epsilon(pair),
+            epsilon=pair.candidate.epsilon,
             typical=self.references.typical_floor(first),
         )
 
     def tensors(
-        self, pair: Pair, golden: torch.Tensor, candidate: torch.Tensor, real: torch.Tensor
+        self,
+        pair: Pair,
+        golden: torch.Tensor,
+        candidate: torch.Tensor,
+        real: torch.Tensor,
+        *,
+        everything: bool = False,
     ) -> JudgedSite | Reason:
         """Return a site's judged tokens with reference and floor, or why there are none.
 
         ``golden`` and ``candidate`` are [batch, token, ...], ``real`` is bool [batch, token].
+        ``everything`` takes tokens that were routed apart as well.
         """
         wide = self.references.of(pair)
         if isinstance(wide, Reason):
             return wide
         wide = _of_last(wide, pair) if pair.last else wide
-        judged = self._alike(pair.site, wide.feed, real)
-        few = _too_few(judged, real, wide.feed)
+        judged = real if everything else self._alike(pair.site, wide.feed, real)
+        few = self._too_few(judged, real, wide.feed)
         if few is not None:
             return few
         return self._judged_site(pair, (golden, candidate), wide, judged, int(real.sum()))
@@ -182,7 +198,7 @@ class Calibration:
         )
         known = None if isinstance(groups, Reason) else groups
         found = flips(ours, theirs, wide, judged.flatten(), known)
-        few = _too_few(judged, real, wide.feed) if not found["flips_outside_noise"] else None
+        few = self._too_few(judged, real, wide.feed) if not found["flips_outside_noise"] else None
         return Calibrated(lacking=few) if few is not None else Calibrated(found)
 
     def _alike(self, site: Site, feed: str, real: torch.Tensor) -> torch.Tensor:
@@ -197,6 +213,16 @@ class Calibration:
             if each is not None and each[:, -real.shape[1] :].shape == real.shape:
                 real = real & each[:, -real.shape[1] :]
         return real
+
+    def _too_few(self, judged: torch.Tensor, real: torch.Tensor, feed: str) -> Reason | None:
+        """Return that too few of the real tokens are judged, both bool [batch, token]; or None."""
+        share = float(judged.sum()) / max(float(real.sum()), 1.0)
+        if share >= ENOUGH:
+            return None
+        kind = ReasonKind.ROUTED_APART_IN_CHAIN if feed == CHAINED else ReasonKind.ROUTED_APART
+        if any(self.routing.supposed.values()):
+            kind = ReasonKind.UNSEEN_ROUTING
+        return Reason(kind, {"share": share})
 
     def _judged_site(
         self,
@@ -230,17 +256,9 @@ class Calibration:
             floor=replace(wide.floor, weighed=None) if chained else wide.floor,
             clean=wide.clean,
             typical=wide.typical,
-            epsilon=_epsilon(pair),
+            epsilon=pair.candidate.epsilon,
             experts=None if routed is None else routed.flatten(0, 1).index_select(0, tokens),
         )
-
-
-def _epsilon(pair: Pair) -> float:
-    """Return the epsilon of the floating type that a pair's candidate was computed in."""
-    # Of a dump no more is known of that than what it holds.
-    own = pair.candidate
-    dtype = own.source.manifest.dtype if own.source.proved else own.record.dtype
-    return torch.finfo(getattr(torch, dtype)).eps
 
 
 def _of_last(wide: SiteReference, pair: Pair) -> SiteReference:
@@ -280,12 +298,3 @@ def _name_position(metrics: dict[str, float], tokens: torch.Tensor, real: torch.
         metrics[f"{name}_index"] = float(position)
         if real.shape[0] > 1:
             metrics[f"{name}_sequence"] = float(sequence)
-
-
-def _too_few(judged: torch.Tensor, real: torch.Tensor, feed: str) -> Reason | None:
-    """Return that too few of the real tokens are judged, both bool [batch, token]; or None."""
-    share = float(judged.sum()) / max(float(real.sum()), 1.0)
-    if share >= ENOUGH:
-        return None
-    kind = ReasonKind.ROUTED_APART_IN_CHAIN if feed == CHAINED else ReasonKind.ROUTED_APART
-    return Reason(kind, {"share": share})

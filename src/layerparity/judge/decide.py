@@ -24,7 +24,8 @@ def decide(
     """Return how a site ends, the limits it breaks, and why it could not be judged.
 
     ``lacking`` is why a tolerance may lack what it judges by: then the site is inconclusive, but
-    for limits of one's own on the logits, which it may break all the same.
+    for limits of one's own on the logits, which it may break all the same. Where it has metrics
+    nevertheless, tokens that were routed apart are among them: they let it pass, and never fail.
 
     A constant, such as a buffer that was never written to, has nothing to be judged by, nor have
     tokens that all have the same numbers.
@@ -38,13 +39,15 @@ def decide(
         broken = _any(metrics, "unequal")
     else:
         broken = _any(metrics, "nonfinite_disagreement")
-        if not broken and tolerance.lacks(kind, metrics):
-            # A limit on the logits needs no floor.
-            own = tolerance.end_breaches(metrics) if isinstance(tolerance, EndLimits) else []
-            if own:
-                return Outcome.FAIL, tuple(own), None
-            return Outcome.INCONCLUSIVE, (), lacking or Reason(ReasonKind.ROUNDING_UNKNOWN)
-        broken = broken or tolerance.breaches(kind, metrics)
+        if not broken:
+            broken = tolerance.breaches(kind, metrics)
+            excused = bool(broken) and lacking is not None and tolerance.knows_rounding
+            if excused or tolerance.lacks(kind, metrics):
+                # A limit on the logits needs no floor.
+                own = tolerance.end_breaches(metrics) if isinstance(tolerance, EndLimits) else []
+                if own:
+                    return Outcome.FAIL, tuple(own), None
+                return Outcome.INCONCLUSIVE, (), lacking or Reason(ReasonKind.ROUNDING_UNKNOWN)
         if not broken and metrics.keys() >= _CONSTANTS:
             return Outcome.INCONCLUSIVE, (), Reason(ReasonKind.BOTH_CONSTANT)
         if not broken and metrics.keys() >= _REPEATED:

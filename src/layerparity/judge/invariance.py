@@ -19,7 +19,11 @@ from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import Outcome, Row
 
 RATIO = "error_ratio"
-_APART = (ReasonKind.ROUTED_APART, ReasonKind.ROUTED_APART_IN_CHAIN)
+_APART = (
+    ReasonKind.ROUTED_APART,
+    ReasonKind.ROUTED_APART_IN_CHAIN,
+    ReasonKind.UNSEEN_ROUTING,
+)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
@@ -11,18 +10,18 @@ import torch
 
 from layerparity.anatomy.blocks import Blocks
 from layerparity.anatomy.site import PREFILL, Kind, Place, Site
-from layerparity.judge.references import SiteReference
+from layerparity.judge.references import References
 from layerparity.judge.rows import by_token, real_tokens
 from layerparity.judge.sides import RunSet, SideRecord
+from layerparity.judge.ties import stands_out, supposed_apart
 from layerparity.numbers.metrics.sets import sets_agree
 from layerparity.record.reason import Reason, ReasonKind
+from layerparity.record.references import CHAINED
 from layerparity.record.verdict import DECIDED, Outcome, Row
 
 CHOICES = "choices"
 # What depends on each token's experts one by one, and not on those of tokens before it.
 _BY_EXPERT = ("mlp.experts:out", "mlp:out")
-# Two scores, each off by the noise of both sides: a gap of more standard errors is no tie.
-TIE = 8.0
 
 
 @dataclass
@@ -32,13 +31,16 @@ class Routing:
     golden: RunSet
     candidate: RunSet
     blocks: Blocks
+    references: References
     _choices: dict[tuple[int, tuple[str, int]], list[Site]] = field(init=False)
     _seen: dict[Site, torch.Tensor | None] = field(init=False)
     _untouched: dict[tuple[int, tuple[str, int]], torch.Tensor | None] = field(init=False)
+    # By site, at how many tokens what was computed there says that others were chosen.
+    supposed: dict[Site, int] = field(init=False)
     _layers: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        self._choices, self._seen, self._untouched = {}, {}, {}
+        self._choices, self._seen, self._untouched, self.supposed = {}, {}, {}, {}
         for site, own in self.golden.records.items():
             if site.layer is None:
                 continue
@@ -90,17 +92,74 @@ class Routing:
     def _apart(self, choices: Site) -> torch.Tensor | None:
         """Return bool [batch, token], true at real tokens for which the two sides chose otherwise.
 
-        None where one of them shows no choice of its own, or computed with the other's, or they
-        chose different numbers.
+        Where the candidate shows no choices, it is where it may have; None where nothing says so,
+        where it computed with the golden's, or they chose different numbers.
         """
         if choices not in self._seen:
             left, right = self.golden.records[choices], self.candidate.records.get(choices)
-            alike = right is None or replayed(right) or left.source.manifest.values_of
-            if right is None or alike or left.record.shape != right.record.shape:
-                self._seen[choices] = None
-            else:
+            self._seen[choices] = None
+            if right is None:
+                self._seen[choices] = self._supposed(left)
+            elif (
+                not replayed(right)
+                and not left.source.manifest.values_of
+                and left.record.shape == right.record.shape
+            ):
                 self._seen[choices] = _apart(left, right)
         return self._seen[choices]
+
+    def _supposed(self, left: SideRecord) -> torch.Tensor | None:
+        """Return bool [batch, token]: where the candidate may have chosen otherwise than ``left``.
+
+        What it computed first from its choices says so; None where it shows nothing of that, or
+        nothing says how far rounding goes.
+        """
+        choices = left.record.site
+        shown = self._first_after(choices)
+        if shown is None or replayed(shown[1]):
+            return None
+        own, theirs = shown
+        scores, groups, wide = (
+            self.references.at(site, own.source, theirs.source)
+            for site in (
+                scores_of(choices),
+                replace(choices, end="group_scores"),
+                own.record.site,
+            )
+        )
+        if isinstance(scores, Reason) or isinstance(wide, Reason):
+            return None
+        chosen = _load(left).long()
+        values = _load(theirs)
+        mask = own.source.mask if choices.phase == PREFILL else None
+        asked = real_tokens(values, mask)
+        before = self.untouched(choices) if wide.feed == CHAINED else None
+        if chosen.shape[:2] != values.shape[:2] or asked.shape != values.shape[:2]:
+            return None
+        asked = asked & before if before is not None else asked
+        off = stands_out(values.flatten(0, 1).flatten(1), wide, theirs.epsilon)
+        known = None if isinstance(groups, Reason) else groups
+        supposed = supposed_apart(chosen.flatten(0, 1), off, asked.flatten(), scores, known)
+        self.supposed[own.record.site] = int(supposed.sum())
+        return supposed.view(asked.shape)
+
+    def _first_after(self, choices: Site) -> tuple[SideRecord, SideRecord] | None:
+        """Return both sides of the first site that is computed from choices and was recorded."""
+        held = [
+            site
+            for site, own in self.golden.records.items()
+            if site.layer == choices.layer
+            and site.pass_step == choices.pass_step
+            and own.record.kind is Kind.REAL
+            and site in self.candidate.records
+            and self.candidate.records[site].record.shape == own.record.shape
+        ]
+        block = self.blocks.block(choices.layer, [each.local for each in (choices, *held)])
+        after = [each for each in held if block.is_from(each.local, choices.local)]
+        if not after:
+            return None
+        first = min(after, key=self.blocks.order)
+        return self.golden.records[first], self.candidate.records[first]
 
 
 def _apart(left: SideRecord, right: SideRecord) -> torch.Tensor:
@@ -122,66 +181,13 @@ def replayed(choices: SideRecord) -> bool:
     return bool(choices.source.manifest.numerics.get("replay"))
 
 
-def flips(
-    golden: torch.Tensor,
-    candidate: torch.Tensor,
-    scores: SiteReference,
-    mask: torch.Tensor,
-    groups: SiteReference | None = None,
-) -> dict[str, float]:
-    """Return how many tokens chose otherwise, and how many of them not for noise.
-
-    ``golden`` and ``candidate`` are int64 [tokens, k]; ``scores`` what the reference chose from,
-    [tokens, choices]; ``mask`` bool [tokens]. A flip is noise where every expert that was given up
-    for another stood within `TIE` standard errors of it in the reference. Where a router chooses
-    among ``groups`` of experts first, [tokens, group], a flip between two groups is one as well.
-    """
-    wide, noise = _scores_with_noise(scores, mask)
-    of_groups = _scores_with_noise(groups, mask) if groups is not None else None
-    apart = ~sets_agree(golden, candidate) & mask
-    margin, outside = math.inf, 0
-    for token in torch.nonzero(apart).flatten().tolist():
-        gap, limit = _gap(golden[token], candidate[token], wide[token]), TIE * float(noise[token])
-        if not gap <= limit and of_groups is not None:
-            scores_of_groups, noise_of_groups = of_groups
-            size = wide.shape[-1] // scores_of_groups.shape[-1]
-            left, right = (each[token] // size for each in (golden, candidate))
-            gap = _gap(left, right, scores_of_groups[token])
-            limit = TIE * float(noise_of_groups[token])
-        margin = min(margin, gap)
-        # Noise that is no number excuses nothing.
-        outside += int(not gap <= limit)
-    metrics = {"flips": float(apart.sum()), "flips_outside_noise": float(outside)}
-    return metrics | ({"tie_margin": margin} if math.isfinite(margin) else {})
-
-
-def _scores_with_noise(
-    scores: SiteReference, mask: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the reference's scores, float64 [token, choice], and their noise, float64 [token]."""
-    wide = scores.values.double().reshape(mask.numel(), -1)
-    floors = scores.floor.tokens.double().amax(0)
-    if scores.typical is not None:
-        typical = scores.typical.of_tokens(wide.square().sum(1))
-        freedom = min(scores.typical.freedom, wide.shape[-1])
-        floors = scores.typical.raised_to_typical(floors, typical, freedom)
-    # A score of zero is no score: attention does not look ahead, a router not into groups that it
-    # passed over, and nothing rounds there.
-    noise = (floors / wide.ne(0).sum(1).clamp_min(1)).sqrt()
-    return wide, torch.maximum(noise, noise[mask].mean())
-
-
-def _gap(golden: torch.Tensor, candidate: torch.Tensor, scores: torch.Tensor) -> float:
-    """Return the largest score given up for a smaller one: best of the lost - worst of the new."""
-    left, right = set(golden.tolist()), set(candidate.tolist())
-    lost, new = list(left - right), list(right - left)
-    if not lost or not new or min(*lost, *new) < 0 or max(new) >= scores.numel():
-        return math.inf
-    return float(scores[lost].max() - scores[new].min())
-
-
 # Why a site has too few tokens that were routed alike.
-_TOO_FEW = (ReasonKind.ROUTED_APART, ReasonKind.NO_SET_AGREES, ReasonKind.TIES)
+_TOO_FEW = (
+    ReasonKind.ROUTED_APART,
+    ReasonKind.UNSEEN_ROUTING,
+    ReasonKind.NO_SET_AGREES,
+    ReasonKind.TIES,
+)
 # With fewer of the tokens left, what remains is no sample of a site.
 ENOUGH = 0.5
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+import torch
+
 from layerparity.anatomy.site import Site
 from layerparity.ground.errors import UserError
 from layerparity.ground.profile import RunProfile, StageProfile
@@ -23,6 +25,13 @@ class SideRecord(NamedTuple):
 
     source: Source
     record: Record
+
+    @property
+    def epsilon(self) -> float:
+        """The epsilon of the floating type that it was computed in."""
+        # Of a dump no more is known of that than what it holds.
+        dtype = self.source.manifest.dtype if self.source.proved else self.record.dtype
+        return torch.finfo(getattr(torch, dtype)).eps
 
 
 class RunSet:

@@ -60,6 +60,7 @@ class ReasonKind(StrEnum):
     GOLDEN_OFF = "golden_off"
     ROUTED_APART = "routed_apart"
     ROUTED_APART_IN_CHAIN = "routed_apart_in_chain"
+    UNSEEN_ROUTING = "unseen_routing"
     ROUNDING_UNKNOWN = "rounding_unknown"
     BOTH_CONSTANT = "both_constant"
     BOTH_REPEATED = "both_repeated"
@@ -105,6 +106,7 @@ REASON_VALUES: dict[ReasonKind, set[str]] = {
     ReasonKind.GOLDEN_OFF: {"times"},
     ReasonKind.ROUTED_APART: {"share"},
     ReasonKind.ROUTED_APART_IN_CHAIN: {"share"},
+    ReasonKind.UNSEEN_ROUTING: {"share"},
     ReasonKind.TIES: {"share"},
     ReasonKind.INSIDE_UNJUDGED: {"sites"},
 }

@@ -51,6 +51,8 @@ DECIDED = (Outcome.PASS, Outcome.FAIL)
 
 # How far replicas of a site are apart that the candidate's ranks hold, over their norm.
 REPLICAS = "replicas_apart"
+# At how many tokens a site's errors stand out and a tie explains them, of a router nobody saw.
+SUPPOSED = "supposed_apart"
 # Metrics that grow with likeness: a limit on one is a floor. On all others it is a ceiling.
 SIMILARITIES = (
     "similarity_percentage",

@@ -10,7 +10,7 @@ from layerparity.anatomy.site import Place, Site
 from layerparity.record.findings import Coverage
 from layerparity.record.reason import ReasonKind
 from layerparity.record.side import Side
-from layerparity.record.verdict import DECIDED, Outcome, Row, Verdict
+from layerparity.record.verdict import DECIDED, SUPPOSED, Outcome, Row, Verdict
 from layerparity.report.cautions import doubt_text, layer_classes_text, unfinished_text
 from layerparity.report.gauge import gauge_text, nearest_to_limit
 from layerparity.report.reasons import reason_of_steps
@@ -313,7 +313,16 @@ def coverage_lines(verdict: Verdict) -> list[str]:
 
 
 def _routed_apart(verdict: Verdict) -> list[str]:
-    """Return how many tokens the two sides chose otherwise for, where they did."""
+    """Return how many tokens the two sides chose otherwise for, or may have, where they did."""
+    unseen = [row for row in verdict.rows if row.metrics.get(SUPPOSED)]
+    if unseen:
+        count = sum(int(row.metrics[SUPPOSED]) for row in unseen)
+        layers = len({row.site.layer for row in unseen})
+        where = f"{layers} block{'' if layers == 1 else 's'}"
+        return [
+            f"tokens that may be routed apart: {count} in {where}, left out: the candidate shows "
+            "no choices, and ties explain its errors there"
+        ]
     rows = [row for row in verdict.rows if row.metrics.get("flips") and row.site.layer is not None]
     if not rows:
         return []

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from layerparity.ground.numeral import numeral
-from layerparity.record.verdict import SIMILARITIES, Row, Verdict
+from layerparity.record.verdict import SIMILARITIES, SUPPOSED, Row, Verdict
 from layerparity.report.measure import Measure
 
 _GROUPS = ("head", "channel", "expert", "position")
@@ -141,6 +141,13 @@ CALIBRATED = (
         "tie margin",
         "Smallest gap, in the reference, of scores that were chosen otherwise.",
         detail=True,
+    ),
+    Measure(
+        SUPPOSED,
+        "may be routed apart",
+        "Tokens that stand out within a tie of a router that nobody saw: they are left out.",
+        detail=True,
+        unit="tokens",
     ),
     Measure(
         "agreeing_tokens",

@@ -67,6 +67,8 @@ _SENTENCES = {
     "computations are: make it again, on another device or with another attn_implementation",
     ReasonKind.ROUTED_APART: _ROUTED,
     ReasonKind.ROUTED_APART_IN_CHAIN: f"{_ROUTED}, or feed=isolated",
+    ReasonKind.UNSEEN_ROUTING: "only {share} of the tokens are surely routed alike, as the "
+    "candidate shows no choices: use capture=components, or feed=isolated",
     ReasonKind.ROUNDING_UNKNOWN: "nothing says how large its rounding may be",
     ReasonKind.BOTH_CONSTANT: "each side is one number throughout, such as 0: that they agree "
     "proves nothing",

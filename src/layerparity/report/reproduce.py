@@ -132,6 +132,7 @@ _GOLDEN_WITH = {
 _CANDIDATE_WITH: dict[ReasonKind, dict[str, Any]] = {
     ReasonKind.NO_FLOOR_OF_CHAIN: {"feed": "isolated"},
     ReasonKind.ROUTED_APART_IN_CHAIN: {"feed": "isolated"},
+    ReasonKind.UNSEEN_ROUTING: {"feed": "isolated"},
     ReasonKind.OTHER_FEED: {},
     ReasonKind.OTHER_START: {},
     ReasonKind.FEED_UNKNOWN: {},

@@ -67,7 +67,8 @@ def run_grid(config: Config, folder: Path) -> list[CellResult]:
     # The backend comes first: it decides what may be imported, and by whom.
     open_backend.build(config).open()
     store = open_store(TrackingConfig(folder=str(folder / "empty")))
-    runner = CellRunner(folder, store, config.tolerance, {"threads": config.threads or 1})
+    keys, shown = {"threads": config.threads or 1}, config.job.capture
+    runner = CellRunner(folder, store, config.tolerance, keys, shown)
     settings, layers = make_settings(config.job, folder)
     cells = list(cells_of(config.job, settings, layers))
     cells += _module_cells(config.job, folder)

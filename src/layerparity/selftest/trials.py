@@ -42,13 +42,14 @@ class CellRunner:
     """Runs cells: makes one golden for each setting, and a candidate for each cell in its folder.
 
     ``store`` is an empty one, so that nothing of the user's is looked at; ``keys`` are those of
-    every run.
+    every run, and ``capture`` the set that candidates show.
     """
 
     folder: Path
     store: Any
     tolerance: Any
     keys: dict[str, Any]
+    capture: str = "components"
     _goldens: dict[str, StoredRun] = field(default_factory=dict)
 
     def golden(self, setting: Setting) -> StoredRun:
@@ -69,7 +70,7 @@ class CellRunner:
         fed = {"inputs": "golden", "inputs.run": str(golden.folder), "kind": "candidate"}
         own = self._keys(cell.setting)
         kept = {k: v for k, v in own.items() if k.partition(".")[0] not in ("inputs", "prompt")}
-        config = composed({**kept, **fed, **cell.keys})
+        config = composed({**kept, **fed, "capture": self.capture, **cell.keys})
         where = self.folder / "candidate"
         try:
             candidate = self._make(where, config)

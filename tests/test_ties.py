@@ -1,0 +1,93 @@
+"""Tokens near a tie of a router that the candidate does not show: what explains an error there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from runs import make_run, sites, with_references
+from test_routing import NOISE, TOKENS, judged, rounded, row
+
+from layerparity.ground.errors import Exit
+from layerparity.judge.references import SiteReference
+from layerparity.judge.ties import supposed_apart
+from layerparity.numbers.clean_slopes import CleanSlopes
+from layerparity.numbers.floor import Floor
+from layerparity.record.references import ISOLATED
+from layerparity.record.verdict import SUPPOSED, Outcome, Verdict
+from layerparity.report.headline import coverage_lines
+
+# The golden's experts are 0 and 2: at one token of a sequence expert 3 scores as 2 does.
+CLEAR, TIED, TOKEN = torch.tensor([0.9, 0.1, 0.5, 0.2]), torch.tensor([0.9, 0.1, 0.5, 0.4999]), 30
+HIDDEN = [f"layers.{n}.mlp.gate:{end}" for n in (0, 1) for end in ("logits", "choices", "weights")]
+
+
+def compared(tmp_path: Path, off: dict[tuple[int, int], float]) -> Verdict:
+    """Compare a candidate without a router, off in block 1 by so much at (sequence, token)."""
+    golden = sites(tokens=TOKENS)
+    candidate = rounded(golden)
+    for (sequence, token), much in off.items():
+        for local in (".mlp:out", ":out"):
+            candidate[f"layers.1{local}"][sequence, token] += much
+    scores = CLEAR.expand(2, TOKENS, 4).clone()
+    scores[:, TOKEN] = TIED
+    of_blocks = {f"layers.{n}.mlp.gate:scores": scores for n in (0, 1)}
+    reference = with_references(tmp_path / "golden", golden, of_blocks, NOISE)
+    left = make_run(tmp_path / "golden", golden, reference=reference)
+    shown = {text: value for text, value in candidate.items() if text not in HIDDEN}
+    return judged(left, make_run(tmp_path / "candidate", shown, skipped=dict.fromkeys(HIDDEN, "")))
+
+
+def test_a_token_that_a_tie_may_have_routed_apart_is_left_out_and_counted(tmp_path: Path) -> None:
+    found = compared(tmp_path, {(0, TOKEN): 0.5})
+    assert found.exit is Exit.OK
+    assert row(found, "layers.1.mlp:out").metrics[SUPPOSED] == 1
+    assert "tokens that may be routed apart: 1 in 1 block, left out" in coverage_lines(found)[-1]
+
+
+def test_an_error_that_no_tie_explains_fails_where_no_router_was_shown(tmp_path: Path) -> None:
+    found = compared(tmp_path, {(0, TOKEN): 0.5, (1, TOKEN - 1): 0.5})
+    assert (found.exit, found.where) == (Exit.FAILED, "layers.1.mlp:out")
+    assert row(found, "layers.1.self_attn:out").outcome is Outcome.PASS
+
+
+def reference(values: torch.Tensor, noise: float = 1e-3) -> SiteReference:
+    """Return scores, [token, choice], of so much noise (RMS)."""
+    square = torch.full((1, len(values)), noise**2 * values.shape[1])
+    elements = torch.full((1, values.shape[1]), noise**2 * len(values))
+    floor = Floor(("one",), square, elements)
+    return SiteReference(values.double(), floor, CleanSlopes({}, {}), ISOLATED)
+
+
+CHOSEN, EVERY = torch.tensor([[0, 2]]).expand(40, 2), torch.ones(40, dtype=torch.bool)
+
+
+def test_more_errors_than_ties_explain_are_nobodys_ties() -> None:
+    scores = CLEAR.expand(40, 4).clone()
+    # Each of ten changes places in about one of six runs.
+    scores[:10, 3] = scores[:10, 2] - 2e-3
+    few, all_tied = torch.arange(40) < 3, torch.arange(40) < 10
+    assert supposed_apart(CHOSEN, few, EVERY, reference(scores)).sum() == 3
+    assert not supposed_apart(CHOSEN, all_tied, EVERY, reference(scores)).any()
+
+
+def test_padding_and_clear_choices_are_no_ties() -> None:
+    scores = CLEAR.expand(40, 4).clone()
+    scores[5:7, 3] = scores[5:7, 2]
+    asked = torch.arange(40) != 6
+    off = torch.zeros(40, dtype=torch.bool)
+    off[[5, 6, 7]] = True
+    found = supposed_apart(CHOSEN, off, asked, reference(scores))
+    assert found.nonzero().flatten().tolist() == [5]
+
+
+@pytest.mark.parametrize(("second", "tied"), [(0.6999, True), (0.3, False)])
+def test_two_groups_of_experts_may_change_places_too(second: float, tied: bool) -> None:
+    scores = torch.zeros(40, 4)
+    # The router looked into the first group alone, of whose experts both were chosen.
+    scores[:, :2] = torch.tensor([0.9, 0.5])
+    groups = torch.tensor([0.7, second]).expand(40, 2)
+    chosen, off = torch.tensor([[0, 1]]).expand(40, 2), torch.arange(40) == 3
+    found = supposed_apart(chosen, off, EVERY, reference(scores), reference(groups))
+    assert bool(found[3]) is tied
