@@ -339,10 +339,18 @@ def test_a_cache_row_of_zeros_is_named_and_is_no_rotation() -> None:
 
 
 # ---------------------------------------------------------------- a router's weights
-def weighed(candidate: torch.Tensor, logits: torch.Tensor, chosen: torch.Tensor) -> Evidence:
-    """Return what is known of a bfloat16 router whose weights, [token, k], are the candidate's."""
+def weighed(
+    candidate: torch.Tensor,
+    logits: torch.Tensor,
+    chosen: torch.Tensor,
+    golden: torch.Tensor | None = None,
+) -> Evidence:
+    """Return what is known of a bfloat16 router whose weights, [token, k], are the candidate's.
+
+    The golden's are divided by their sum, or given.
+    """
     own = logits.sigmoid().gather(-1, chosen)
-    exact = (own / own.sum(-1, keepdim=True)).bfloat16().double()
+    exact = (own / own.sum(-1, keepdim=True)).bfloat16().double() if golden is None else golden
     sides = {
         "mlp.gate:logits": Values(logits, logits, 2**-7),
         "mlp.gate:choices": Values(chosen.double(), chosen.double(), 2**-7),
@@ -365,6 +373,19 @@ def test_weights_that_are_divided_in_bfloat16_are_told() -> None:
     exact = wide / wide.sum(-1, keepdim=True)
     slipped = exact * (1 + 0.002 * drawn(64, 1))
     assert "precision" not in shown(weighed(slipped, logits, chosen))
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16])
+def test_a_division_where_the_model_has_none_is_no_matter_of_its_type(kind: torch.dtype) -> None:
+    logits = drawn(64, 16)
+    chosen = logits.topk(4, -1).indices.sort(-1).values
+    plain = logits.sigmoid().gather(-1, chosen)
+    own = plain.to(kind)
+    divided = (own / own.sum(-1, keepdim=True)).bfloat16().double()
+    right = plain.bfloat16().double()
+    (cause,) = [e for e in suspected(weighed(divided, logits, chosen, right)) if e.shown]
+    assert cause.id == "router_topk_not_normalised"
+    assert "are divided by their sum, and the model's are not" in cause.sentence
 
 
 # ---------------------------------------------------------------- how sure

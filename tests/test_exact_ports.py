@@ -38,6 +38,32 @@ def test_angles_of_the_base_alone_leave_the_scaling_out() -> None:
     assert shown(rotated(turned_by(BEFORE, PLAIN), "default")) == ["rotary"]
 
 
+def test_a_factor_a_token_is_no_angle_with_or_without_a_rotation() -> None:
+    factors = (1 + AT.double().log1p() / 4)[:, None, None]
+    assert shown(rotated(SCALED / factors)) == ["one_factor_each"]
+    local, good = "self_attn:q_rotated", ("self_attn.q_proj:out",)
+    sites = {good[0]: pair(BEFORE.flatten(1)), local: pair(BEFORE * factors, BEFORE)}
+    assert shown(seen("self_attn", local, sites, good, part="rotary")) == ["one_factor_each"]
+    # Of one token in two the factors are 1: no scale for all, and no slip of the others' angles.
+    some = torch.where((AT % 2 == 0)[:, None, None], 1.0, factors)
+    (cause,) = [each for each in suspected(rotated(SCALED * some)) if each.shown]
+    assert "each token is the golden's times a factor of its own" in cause.sentence
+    weights = torch.linspace(0.5, 1.5, 8).double()
+    (cause,) = [each for each in suspected(rotated(SCALED * weights)) if each.shown]
+    assert "each channel is the golden's times a factor of its own" in cause.sentence
+
+
+def test_a_rotation_where_the_model_has_none_is_called_so() -> None:
+    local, good = "self_attn:q_rotated", ("self_attn.q_proj:out",)
+    sites = {
+        good[0]: pair(BEFORE.flatten(1)),
+        local: pair(BEFORE, turned_by(BEFORE, PLAIN)),
+    }
+    (cause,) = suspected(seen("self_attn", local, sites, good, part="rotary"))
+    assert (cause.id, cause.shown) == ("rotary", True)
+    assert "in a layer that has none" in cause.sentence
+
+
 def decoded(candidate: torch.Tensor, prefill: Outcome = Outcome.PASS) -> Evidence:
     """Two tokens of a decode step, at positions 14 and 10."""
     before, angles = BEFORE[:2], PLAIN[[13, 9]] + PLAIN[1]

@@ -21,10 +21,33 @@ class Turning:
     after: Values
     dims: int
 
+    @property
+    def still(self) -> bool:
+        """Whether the golden turns nothing: its layer has no rotary embedding."""
+        return self.after.is_golden(self.before.golden)
+
     def turns(self, dims: int, neighbours: bool = False) -> bool:
-        """Say whether the candidate turned its first ``dims`` channels by any one angle a pair."""
-        made = turned_as(self.before.candidate, self.after.candidate, dims, neighbours)
-        return self.after.shows(made)
+        """Say whether the candidate turned its first ``dims`` channels by any one angle a pair.
+
+        All pairs may be longer by one factor, as YaRN makes them: what makes each token longer by
+        its own, or each pair, is no angle.
+        """
+        before = self.before.candidate
+        turn = _turn(before, self.after.candidate, dims, neighbours)
+        return self.after.shows(self._by_angles(turn, dims, neighbours))
+
+    @property
+    def as_golden(self) -> bool:
+        """Whether the golden's angles give the candidate's numbers: then only lengths are wrong."""
+        turn = _turn(self.before.golden, self.after.golden, self.dims, False)
+        return self.after.shows(self._by_angles(turn, self.dims, False))
+
+    def _by_angles(self, turn: torch.Tensor, dims: int, neighbours: bool) -> torch.Tensor:
+        """Return the candidate's heads, turned by the angles of ``turn`` and of its own length."""
+        unit = turn / turn.abs().clamp_min(1e-300)
+        made = _turned(self.before.candidate, unit, dims, neighbours)
+        factor = best_factor(made[..., :dims], self.after.candidate[..., :dims])
+        return torch.cat([factor * made[..., :dims], made[..., dims:]], -1)
 
 
 def turning_of(evidence: Evidence) -> Turning | None:
@@ -50,9 +73,13 @@ def turned_as(
 
     All heads share it. A pair is two channels half of ``dims`` apart, or two ``neighbours``.
     """
+    return _turned(before, _turn(before, after, dims, neighbours), dims, neighbours)
+
+
+def _turn(before: torch.Tensor, after: torch.Tensor, dims: int, neighbours: bool) -> torch.Tensor:
+    """Return the complex factor [token, 1, pair] that turns heads [token, head, channel] best."""
     pairs = [_pairs(each[..., :dims], neighbours) for each in (before, after)]
-    turn = (pairs[0].conj() * pairs[1]).sum(1, True) / pairs[0].abs().square().sum(1, True)
-    return _turned(before, turn, dims, neighbours)
+    return (pairs[0].conj() * pairs[1]).sum(1, True) / pairs[0].abs().square().sum(1, True)
 
 
 def turned_by(before: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from layerparity.ground.numeral import numeral, percent
 from layerparity.mistakes.block import CHOICES, LOGITS, WEIGHTS
 from layerparity.mistakes.cause import HINTS, SHOWN, Cause, Evidence
 from layerparity.mistakes.norms import norm_check, one_factor_a_row
-from layerparity.mistakes.routers import GATES, SCORES
+from layerparity.mistakes.routers import GATES, SCORES, routing_of
 from layerparity.mistakes.shape import factor_share, spread
 
 # About the relative L2 error of one operation on values rounded to each type.
@@ -80,14 +80,22 @@ def _coarse_router(evidence: Evidence) -> Cause | None:
     if narrow not in _NARROW or evidence.component not in GATES or evidence.local != WEIGHTS:
         return None
     stored = [evidence.values(local) for local in (LOGITS, CHOICES, WEIGHTS)]
-    if any(each is None for each in stored):
+    routing = routing_of(evidence)
+    if any(each is None for each in stored) or routing is None or routing.golden is None:
+        return None
+    if not routing.golden.divided:
+        # The model divides by no sum: that there is a division is what is wrong.
         return None
     logits, choices, weights = (each.candidate for each in stored if each is not None)
     chosen, seen = choices.long(), evidence.values(WEIGHTS)
     assert seen is not None
     for name, score in SCORES.items():
-        own = score(logits).gather(-1, chosen).to(narrow)
-        if weights.shape == own.shape and seen.shows((own / own.sum(-1, keepdim=True)).double()):
+        exact = score(logits).gather(-1, chosen)
+        own = exact.to(narrow)
+        if weights.shape != own.shape or seen.shows(exact / exact.sum(-1, keepdim=True)):
+            # What a division in float32 gives as well says nothing of its type.
+            continue
+        if seen.shows((own / own.sum(-1, keepdim=True)).double()):
             kind = str(narrow).removeprefix("torch.")
             text = f"the chosen experts' weights are divided by their sum in {kind}, not in float32"
             reasons = [f"{name} of its own logits, divided in {kind}, gives its weights"]

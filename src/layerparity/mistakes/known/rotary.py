@@ -32,7 +32,12 @@ class Rotary:
         if bool(padded.any()) and same_angles(turning, ~padded):
             # Padded rows alone are a matter of positions.
             return None
-        if turning.turns(turning.dims):
+        if turning.as_golden:
+            return None
+        if turning.still and turning.turns(turning.dims):
+            text = "rotary embedding is applied in a layer that has none"
+            seen.append("the golden turns nothing there, and angles give the candidate's numbers")
+        elif turning.turns(turning.dims):
             seen.append("other angles in the same pairs give its numbers to rounding")
         elif turning.turns(turning.dims, neighbours=True):
             text = "rotary embedding pairs neighbouring channels, where the model pairs halves"

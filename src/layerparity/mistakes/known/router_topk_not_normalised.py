@@ -49,7 +49,7 @@ FAULT = Fault(
 
 
 class TopkNotNormalised:
-    """The weights are the scores of the chosen as they are, where the golden divides them."""
+    """One side's weights are the scores of the chosen as they are, the other's are divided."""
 
     def judge(self, evidence: Evidence) -> Cause | None:
         """Return the cause where scores that were not divided give the candidate's weights."""
@@ -59,15 +59,17 @@ class TopkNotNormalised:
         if routing is None:
             return _by_size(evidence)
         own, right = routing.candidate, routing.golden
-        if own is None or right is None or own.divided or not right.divided:
+        if own is None or right is None or own.divided == right.divided:
             return None
+        how, text = ("divided", _DIVIDED) if own.divided else ("not divided", _TEXT)
         reasons = [
-            f"{own.score} of its own logits, not divided, gives the candidate's weights to rounding"
+            f"{own.score} of its own logits, {how}, gives the candidate's weights to rounding"
         ]
-        return Cause("router_topk_not_normalised", 0.95, _TEXT, reasons, grade=SHOWN)
+        return Cause("router_topk_not_normalised", 0.95, text, reasons, grade=SHOWN)
 
 
 _TEXT = "the weights of the chosen experts are not divided by their sum"
+_DIVIDED = "the weights of the chosen experts are divided by their sum, and the model's are not"
 
 
 def _by_size(evidence: Evidence) -> Cause | None:
