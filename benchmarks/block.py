@@ -2,6 +2,7 @@
 
     python benchmarks/block.py                        # 256, 512 and 1024 tokens, with and without
     python benchmarks/block.py --backend neuron       # through XLA
+    python benchmarks/block.py --tiny --tokens 8      # a block of tiny widths: does this run?
 
 Each row is a command in a process of its own. Memory is anonymous memory above what the process
 holds after its imports, at its peak.
@@ -16,9 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from checkpoints import ROOT, minimax_m2, write
-
-BLOCK = 7_337_437_184
+from checkpoints import ROOT, TINY, minimax_m2, write
 
 
 def main() -> None:
@@ -27,14 +26,18 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("benchmark-checkpoints"))
     parser.add_argument("--tokens", type=int, nargs="+", default=[256, 512, 1024])
     parser.add_argument("--backend", choices=("gpu", "neuron"), default="gpu")
+    parser.add_argument("--tiny", action="store_true", help="a block of tiny widths")
     options = parser.parse_args()
-    model = write(options.folder / "one-block", minimax_m2(num_hidden_layers=1), outside=False)
+    config = minimax_m2(**{**(TINY if options.tiny else {}), "num_hidden_layers": 1})
+    name = "tiny-block" if options.tiny else "one-block"
+    model = write(options.folder / name, config, outside=False)
+    size = sum(file.stat().st_size for file in model.glob("*.safetensors"))
     print("| backend | tokens | reference | seconds | peak above imports | of the block |")
     print("|---|---|---|---|---|---|")
     for tokens in options.tokens:
         for reference in (False, True) if options.backend == "gpu" else (False,):
             seconds, peak = measured(model, options.backend, tokens, reference)
-            share = peak / BLOCK
+            share = peak / size
             print(
                 f"| {options.backend} | {tokens} | {'yes' if reference else 'no'} | {seconds:.0f} "
                 f"| {peak / 2**30:.2f} GiB | {share:.2f} |",

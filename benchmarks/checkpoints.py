@@ -18,6 +18,12 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 SHARD = 2 * 10**9
 _TABLE = 1 << 24
+# Of a model that runs in a moment: that a benchmark works is seen, and nothing of how fast.
+TINY = {
+    "vocab_size": 512, "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "rotary_dim": 8,
+    "num_local_experts": 4, "num_experts_per_tok": 2,
+}  # fmt: skip
 
 
 def minimax_m2(**changes: Any) -> dict[str, Any]:

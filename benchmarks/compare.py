@@ -18,11 +18,11 @@ from functools import partial
 from importlib.util import find_spec
 
 import torch
+from memory import LAYERS, SHAPE, compare_large
 
 Way = Callable[[torch.Tensor, torch.Tensor], object]
 Clock = Callable[[], float]
-WIDTH = 4096
-SITE_ROWS = 1024
+_, SITE_ROWS, WIDTH = SHAPE
 AXES = ("batch", "token", "channel")
 METRICS = "every two-tensor metric"
 
@@ -228,16 +228,16 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--cpu", action="store_true", help="CPU seconds, for a busy machine")
-    parser.add_argument("--memory", action="store_true", help="compare 620 sites instead")
+    parser.add_argument("--memory", action="store_true", help="compare 10 sites a layer instead")
+    parser.add_argument("--layers", type=int, default=LAYERS, help="with --memory")
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
+    rows = max(1, chosen.elements // WIDTH)
+    at_a_site = min(rows, SITE_ROWS)
     if chosen.memory:
-        from memory import compare_large
-
-        print(compare_large())
+        print(compare_large(chosen.layers, at_a_site))
         return
     named, absent = ways()
-    rows = max(1, chosen.elements // WIDTH)
     dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16}
     load = os.getloadavg()[0]
     clock = time.process_time if chosen.cpu else time.perf_counter
@@ -247,8 +247,8 @@ def main() -> None:
     print(f"{rows * WIDTH:,} pairs, {chosen.threads} threads, {spent}, median of {chosen.repeats},")
     print(f"{platform.machine()}, torch {torch.__version__}, load {load:.1f} before it started\n")
     print(table(found))
-    costs = {name: beside(SITE_ROWS, each, *how) for name, each in dtypes.items()}
-    print(f"\nA site of {SITE_ROWS * WIDTH:,} elements:\n\n{site_table(costs)}")
+    costs = {name: beside(at_a_site, each, *how) for name, each in dtypes.items()}
+    print(f"\nA site of {at_a_site * WIDTH:,} elements:\n\n{site_table(costs)}")
     for name in absent:
         print(f"{name}: not installed")
 

@@ -65,7 +65,7 @@ def settings(folder: Path) -> dict[str, dict[str, object]]:
     return found
 
 
-def cases(folder: Path, dtypes: list[str], names: list[str]) -> list[Path]:
+def cases(folder: Path, dtypes: list[str], names: list[str], only: list[str]) -> list[Path]:
     """Return the files of the named settings, or of all, made where they are missing."""
     folder.mkdir(parents=True, exist_ok=True)
     files = []
@@ -73,7 +73,7 @@ def cases(folder: Path, dtypes: list[str], names: list[str]) -> list[Path]:
         for dtype in dtypes if name in names or not names else ():
             file = folder / f"{name} {dtype}.pt"
             if not file.is_file():
-                torch.save(asdict(make_setting(name, keys, folder, dtype)), file)
+                torch.save(asdict(make_setting(name, keys, folder, dtype, only)), file)
             files.append(file)
     return files
 
@@ -157,8 +157,11 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where the tensors are kept")
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
     parser.add_argument("--settings", nargs="+", default=[], help="some settings alone, by name")
+    parser.add_argument("--only", nargs="+", default=[""], help="some candidates, by words")
     parser.add_argument("--details", action="store_true", help="print what is not as it should be")
     options = parser.parse_args()
+    if options.folder and any(options.only):
+        parser.error("--folder keeps all candidates: leave --only out")
     torch.set_num_threads(1)
     config.register()
     search_path.register()
@@ -168,7 +171,8 @@ def main() -> None:
     seen: dict[str, set[tuple[str, str]]] = {"": set(), OWN: set()}
     conf = initialize_config_dir(str(shipped("conf").absolute()), version_base="1.3")
     with conf, tempfile.TemporaryDirectory() as temporary:
-        for file in cases(options.folder or Path(temporary), options.dtypes, options.settings):
+        where = options.folder or Path(temporary)
+        for file in cases(where, options.dtypes, options.settings, options.only):
             setting = Setting(**torch.load(file, weights_only=True))
             setting.blocks = [_read(each) for each in setting.blocks]
             for how, name, index, sites in (

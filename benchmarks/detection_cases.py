@@ -6,7 +6,7 @@ differs, as in a comparison with feed=isolated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -200,8 +200,10 @@ def _one_token(block: nn.Module, surgery: Surgery, path: str, noise: bool) -> No
     surgery.wrap(block.get_submodule(path), around)
 
 
-def make_setting(name: str, keys: dict[str, Any], folder: Path, dtype: str) -> Setting:
-    """Compute every candidate of every block of one model on one input."""
+def make_setting(
+    name: str, keys: dict[str, Any], folder: Path, dtype: str, only: Sequence[str] = ("",)
+) -> Setting:
+    """Compute the candidates of every block of one model on one input, by words in their names."""
     from layerparity.ground import console
     from layerparity.run import make, open_backend
     from layerparity.run.prepare import plan_run, prepare
@@ -231,14 +233,21 @@ def make_setting(name: str, keys: dict[str, Any], folder: Path, dtype: str) -> S
             seen = port.run(stage, state)
             if stage.startswith("layers."):
                 few = len(setting.blocks) < OWN_BLOCKS
-                setting.blocks.append(_block(port, stage, state, seen, call, own=few))
+                setting.blocks.append(_block(port, stage, state, seen, call, only=only, own=few))
             state = seen.output.detach().clone()
             port.release(stage)
     return setting
 
 
 def _block(
-    port: Any, stage: str, given: torch.Tensor, seen: Any, call: Call, *, own: bool
+    port: Any,
+    stage: str,
+    given: torch.Tensor,
+    seen: Any,
+    call: Call,
+    *,
+    only: Sequence[str],
+    own: bool,
 ) -> Block:
     specs = {k: v for k, v in seen.specs.items() if v.kind is Kind.REAL and k in seen.tensors}
     choices = seen.tensors.get("mlp.gate:choices")
@@ -252,7 +261,7 @@ def _block(
         try:
             evaluator.load(stage)
             with one.around():
-                return evaluator.evaluate(stage, given, told)
+                return evaluator.evaluate(stage, given, told)[stage]
         finally:
             surgery.undo()
 
@@ -268,7 +277,7 @@ def _block(
         return Block(golden, wide, ways, {}, axes, shapes, choices)
 
     block = made(_flat(seen, specs))
-    for each in candidates(module):
+    for each in (one for one in candidates(module) if any(word in one.name for word in only)):
         observed = compute(each)
         block.candidates[each.name] = flat = _flat(observed, specs)
         if own:

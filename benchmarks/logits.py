@@ -14,7 +14,7 @@ import os
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import layerparity
@@ -55,16 +55,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dtypes", nargs="*", default=["bfloat16"])
     parser.add_argument("--models", nargs="*", default=["tiny_minimax_m2", "qwen3_moe", "llama"])
+    parser.add_argument("--slips", nargs="*", type=float, default=SLIPS, help="tried in turn")
+    parser.add_argument("--ways", nargs="*", default=[way.name for way in OTHERS])
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         Path("slip_port_of_benchmark.py").write_text(PORT, encoding="utf-8")
         sys.path.insert(0, folder)
         for dtype in options.dtypes:
-            print_table(dtype, options.models)
+            print_table(dtype, options.models, options.ways, options.slips)
 
 
-def print_table(dtype: str, models: list[str]) -> None:
+def print_table(dtype: str, models: list[str], ways: Sequence[str], slips: Sequence[float]) -> None:
     """Judge right and wrong computations in one type, and print what each number says of them."""
     clean: dict[str, list[float]] = defaultdict(list)
     seen: dict[tuple[str, str], list[float]] = defaultdict(list)
@@ -73,11 +75,11 @@ def print_table(dtype: str, models: list[str]) -> None:
         golden = f"{model}-{dtype}"
         with console.quiet():
             layerparity.run(*words, f"name={golden}")
-            for ratios in right(golden, words):
+            for ratios in right(golden, words, ways):
                 for name, value in ratios.items():
                     clean[name].append(value)
             for at in ("layers.1.self_attn", "norm"):
-                found = smallest(golden, words, at)
+                found = smallest(golden, words, at, slips)
                 for name in (*END_RATIOS, VERDICT):
                     seen[name, at.rpartition(".")[2]].append(found.get(name, float("inf")))
     print(f"{dtype}, {', '.join(models)}; limit {LIMIT:g}")
@@ -109,14 +111,14 @@ def keys(model: str) -> list[str]:
     return ["model=checkpoint", f"model.path={where}", "inputs=tokens", f"inputs.file={tokens}"]
 
 
-def right(golden: str, words: tuple[str, ...]) -> Iterator[dict[str, float]]:
+def right(golden: str, words: tuple[str, ...], ways: Sequence[str]) -> Iterator[dict[str, float]]:
     """Yield the numbers of right computations, fed the golden's inputs and chained."""
     base = [word for word in words if not word.startswith("inputs")]
-    for way in OTHERS:
+    for way in ways:
         for feed in ("isolated", "chained"):
-            name = f"{golden} {way.name} {feed}"
+            name = f"{golden} {way} {feed}"
             asked = ["kind=candidate", "inputs=golden", f"golden={golden}", f"feed={feed}"]
-            asked += ["port=clean", f"port.name={way.name}", f"name={name}"]
+            asked += ["port=clean", f"port.name={way}", f"name={name}"]
             try:
                 layerparity.run(*base, *asked)
             except layerparity.UserError as error:
@@ -126,11 +128,13 @@ def right(golden: str, words: tuple[str, ...]) -> Iterator[dict[str, float]]:
             yield ratios_of(golden, name)
 
 
-def smallest(golden: str, words: tuple[str, ...], at: str) -> dict[str, float]:
+def smallest(
+    golden: str, words: tuple[str, ...], at: str, slips: Sequence[float]
+) -> dict[str, float]:
     """Return the smallest slip that breaks each number's limit, by number."""
     base = [word for word in words if not word.startswith("inputs")]
     found: dict[str, float] = {}
-    for size in SLIPS:
+    for size in slips:
         name = f"{golden} {at} {size}"
         asked = ["kind=candidate", "inputs=golden", f"golden={golden}", "feed=chained"]
         asked += ["port._target_=slip_port_of_benchmark.SlipPort", f"+port.at={at}"]

@@ -31,17 +31,22 @@ SITES = (
     ".mlp:out", ":out",
 )  # fmt: skip
 SHAPE = (1, 1024, 4096)
+Shape = tuple[int, int, int]
 
 
-def compare_large() -> str:
-    """Return a sentence with the seconds, the rate and the memory above what imports took."""
+def compare_large(layers: int = LAYERS, tokens: int = SHAPE[1]) -> str:
+    """Return a sentence with the seconds, the rate and the memory above what imports took.
+
+    ``layers`` of 10 sites each, of [1, tokens, 4096]; 16 tokens at least.
+    """
+    shape = (1, tokens, SHAPE[2])
     with tempfile.TemporaryDirectory() as folder:
-        golden = _run(Path(folder) / "golden", 0.0, judged=True)
-        candidate = _run(Path(folder) / "candidate", 1e-4, judged=False)
+        golden = _run(Path(folder) / "golden", layers, shape, 0.0, judged=True)
+        candidate = _run(Path(folder) / "candidate", layers, shape, 1e-4, judged=False)
         before, start = _peak(), time.perf_counter()
         found = conclude([from_folder(golden)], [from_folder(candidate)], CalibratedTolerance())
         spent = time.perf_counter() - start
-    pairs = LAYERS * len(SITES) * torch.Size(SHAPE).numel()
+    pairs = layers * len(SITES) * torch.Size(shape).numel()
     judged = sum("error_ratio" in row.metrics for row in found.rows)
     return (
         f"{len(found.rows)} sites, {judged} of them by a reference, {pairs * 12 / 1e9:.1f} GB "
@@ -50,28 +55,28 @@ def compare_large() -> str:
     )
 
 
-def _run(folder: Path, slip: float, *, judged: bool) -> Path:
+def _run(folder: Path, layers: int, shape: Shape, slip: float, *, judged: bool) -> Path:
     """Write a run whose tensors hold some noisy tokens and else a hole: little of it is stored.
 
     A hole is read, hashed and compared like any other zeros.
     """
-    value = torch.zeros(SHAPE)
-    value[:, :16] = torch.randn(1, 16, SHAPE[2], generator=torch.Generator().manual_seed(0)) + slip
+    value = torch.zeros(shape)
+    value[:, :16] = torch.randn(1, 16, shape[2], generator=torch.Generator().manual_seed(0)) + slip
     digest = tensor_digest(value)
     (folder / "tensors").mkdir(parents=True)
-    stages = [f"layers.{layer}" for layer in range(LAYERS)]
+    stages = [f"layers.{layer}" for layer in range(layers)]
     sites = [Site.parse(stage + place) for stage in stages for place in SITES]
     records = [_store(folder, site, value, digest) for site in sites]
     feeds = [Feed(stage, Site(stage, "in"), "same", "golden") for stage in stages]
     reference = _references(folder, sites, value, digest) if judged else ""
     made = Manifest(
-        model=ModelPrint("synthetic", "llama", LAYERS, "same"),
+        model=ModelPrint("synthetic", "llama", layers, "same"),
         kind="golden",
         backend="gpu",
         device="cpu",
         port="hf",
         dtype="float32",
-        scope={"kind": "range", "start": 0, "end": LAYERS - 1},
+        scope={"kind": "range", "start": 0, "end": layers - 1},
         feed="isolated",
         fingerprint=str(folder),
         stages=stages,
@@ -89,8 +94,10 @@ def _references(folder: Path, sites: list[Site], value: torch.Tensor, digest: st
     """Write a reference and a floor of each site; return the index's SHA-256."""
     writer = ReferenceWriter(folder)
     (folder / reference_file("", "")).parent.mkdir()
-    error = torch.full((1, SHAPE[1]), 1e-6), torch.full((1, SHAPE[2]), 1e-6)
-    small = {"tokens": error[0], "elements": error[1]}
+    small = {
+        name: torch.full((1, size), 1e-6)
+        for name, size in zip(("tokens", "elements"), value.shape[1:], strict=True)
+    }
     for site in sites:
         names = {f"{site} float32 {part}": tensor for part, tensor in small.items()}
         hashes = {name: tensor_digest(tensor) for name, tensor in names.items()}
@@ -111,7 +118,8 @@ def _references(folder: Path, sites: list[Site], value: torch.Tensor, digest: st
 def _store(folder: Path, site: Site, value: torch.Tensor, digest: str) -> Record:
     name = f"tensors/{site.path}.{site.end}.safetensors"
     _write(folder / name, str(site), value, {})
-    return Record(site, ("batch", "token", "channel"), Kind.REAL, SHAPE, "float32", name, digest)
+    axes, shape = ("batch", "token", "channel"), tuple(value.shape)
+    return Record(site, axes, Kind.REAL, shape, "float32", name, digest)
 
 
 def _write(path: Path, name: str, value: torch.Tensor, others: dict[str, torch.Tensor]) -> None:

@@ -3,6 +3,7 @@
     python benchmarks/reference.py                    # seconds of the run, 5 rounds
     python benchmarks/reference.py --cpu              # CPU seconds, on a busy machine
     python benchmarks/reference.py --cpu --before ../older   # another checkout's code in turn
+    python benchmarks/reference.py --tiny --rounds 1 --cases "one block"   # does this run?
 
 Each run is a command in a process of its own. Counted is what its stages take, from the first
 weight to the references' index; start-up is not. Ratios are of the two runs of one round, their
@@ -21,7 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from checkpoints import ROOT, minimax_m2, write
+from checkpoints import ROOT, TINY, minimax_m2, write
 
 # What `make demo` makes, and one block of MiniMax-M2 with an eighth of its experts.
 SMALL = ("capture=components", "generate.max_new_tokens=24")
@@ -40,18 +41,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cpu", action="store_true", help="CPU seconds instead of the clock's")
     parser.add_argument("--before", type=Path, help="another checkout, whose code takes part")
+    parser.add_argument("--cases", nargs="+", default=["small model", "one block"])
+    parser.add_argument("--tiny", action="store_true", help="a block of tiny widths")
     parser.add_argument("--one", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one is not None:
         _one(options.cpu, options.one)
         return
-    config = minimax_m2(num_hidden_layers=1, num_local_experts=EXPERTS)
-    block = write(options.folder / "reference-block", config, outside=False)
+    widths = TINY if options.tiny else {"num_local_experts": EXPERTS}
+    config = minimax_m2(**{**widths, "num_hidden_layers": 1})
+    name = "tiny-block" if options.tiny else "reference-block"
+    block = write(options.folder / name, config, outside=False)
     cases = {"small model": SMALL, "one block": (*BLOCK, f"model.path={block.resolve()}")}
     sources = {"this": ROOT} | ({"before": options.before} if options.before else {})
     print("| golden | code | without, s | with, s | with / without |")
     print("|---|---|---|---|---|")
-    for name, words in cases.items():
+    for name in options.cases:
+        words = cases[name]
         rows: dict[str, list[tuple[float, float]]] = {source: [] for source in sources}
         for _ in range(options.rounds):
             for source, folder in sources.items():

@@ -2,6 +2,7 @@
 
     python benchmarks/small.py                      # 3 rounds
     python benchmarks/small.py --before ../older    # another checkout's code in turn, and the ratio
+    python benchmarks/small.py --rounds 1 --cases blocks --layers 2    # does this run?
 
 Two comparisons: that of `make demo` (2,856 sites of a few kB, with references), and one of 62
 blocks x 50 sites without references. Each is a command in a process of its own. Printed are its CPU
@@ -45,19 +46,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--before", type=Path, help="another checkout, whose code takes part")
-    parser.add_argument("--cases", nargs="+", default=["demo", "62 x 50"])
+    parser.add_argument(
+        "--cases", nargs="+", choices=("demo", "blocks"), default=["demo", "blocks"]
+    )
+    parser.add_argument("--layers", type=int, default=LAYERS, help="of the blocks")
     parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.write:
         for side, slip in (("golden", 0.0), ("candidate", 1e-6)):
-            write(options.write / side, slip)
+            write(options.write / side, options.layers, slip)
         return
+    labels = {"demo": "demo", "blocks": f"{options.layers} x 50"}
     sources = {"this": ROOT} | ({"before": options.before} if options.before else {})
     print("| comparison | code | CPU s | seconds | CPU, this / before |")
     print("|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         for case in options.cases:
-            words = prepared(case, Path(folder), options.before or ROOT)
+            words = prepared(case, options.layers, Path(folder), options.before or ROOT)
             rounds = [
                 {name: measured(source, words) for name, source in sources.items()}
                 for _ in range(options.rounds + 1)
@@ -66,7 +71,10 @@ def main() -> None:
                 both = zip(*(each[name] for each in rounds), strict=True)
                 cpu, wall = (statistics.median(each) for each in both)
                 ratio = statistics.median(r["this"][0] / r[name][0] for r in rounds)
-                print(f"| {case} | {name} | {cpu:.1f} | {wall:.1f} | {ratio:.2f} |", flush=True)
+                print(
+                    f"| {labels[case]} | {name} | {cpu:.1f} | {wall:.1f} | {ratio:.2f} |",
+                    flush=True,
+                )
     cpu, wall = (statistics.median(each) for each in zip(*imported(options.rounds), strict=True))
     print(f"| nothing | {LIBRARIES} | {cpu:.1f} | {wall:.1f} | |")
 
@@ -76,13 +84,13 @@ def imported(rounds: int) -> list[tuple[float, float]]:
     return [spent(["-c", f"import {LIBRARIES}"]) for _ in range(rounds + 1)][1:]
 
 
-def prepared(case: str, folder: Path, maker: Path) -> list[str]:
+def prepared(case: str, layers: int, folder: Path, maker: Path) -> list[str]:
     """Make the runs of a case with a checkout's code; return the command that compares them."""
     store = f"tracking.folder={folder / 'store'}"
     if case == "demo":
         run(maker, ["experiment=quickstart", store])
         return ["job=compare", store]
-    run(maker, ["--write", str(folder)], __file__)
+    run(maker, ["--write", str(folder), "--layers", str(layers)], __file__)
     sides = [f"{side}={folder / side}" for side in ("golden", "candidate")]
     return ["job=compare", *sides, "tolerance=fixed", store]
 
@@ -109,18 +117,18 @@ def python(words: list[str], source: Path) -> None:
     """Run Python with a checkout's code. Raises CalledProcessError if it fails."""
     variables = {**os.environ, "PYTHONPATH": str(source.resolve() / "src")}
     # Compiled once, as in the environment that make sets up.
-    variables.pop("PYTHONDONTWRITEBYTECODE", None)
+    variables["PYTHONDONTWRITEBYTECODE"] = ""
     # In its own folder: a checkout takes experiments/ from where it is called.
     subprocess.run(
         [sys.executable, *words], check=True, stdout=subprocess.PIPE, env=variables, cwd=source
     )
 
 
-def write(folder: Path, slip: float) -> Path:
-    """Write a run of 62 blocks that were fed alike: a file of 50 small tensors for each block."""
+def write(folder: Path, layers: int, slip: float) -> Path:
+    """Write a run of blocks that were fed alike: a file of 50 small tensors for each block."""
     maker = torch.Generator().manual_seed(0)
     files, records, feeds = RunFolder(folder), [], []
-    stages = [f"layers.{layer}" for layer in range(LAYERS)]
+    stages = [f"layers.{layer}" for layer in range(layers)]
     for stage in stages:
         tensors = {}
         for step in (None, *range(DECODED)):
@@ -136,13 +144,13 @@ def write(folder: Path, slip: float) -> Path:
                     feeds.append(Feed(stage, site, digest, "golden"))
         files.write_tensors(stage_file(stage), tensors)
     made = Manifest(
-        model=ModelPrint("synthetic", "llama", LAYERS, "same"),
+        model=ModelPrint("synthetic", "llama", layers, "same"),
         kind=folder.name,
         backend="gpu",
         device="cpu",
         port="hf",
         dtype="float32",
-        scope={"kind": "range", "start": 0, "end": LAYERS - 1},
+        scope={"kind": "range", "start": 0, "end": layers - 1},
         feed="isolated",
         fingerprint=str(folder),
         stages=stages,

@@ -4,6 +4,7 @@
     PYTHONPATH=peers python benchmarks/stream.py      # with AirLLM, see benchmarks/README.md
     python benchmarks/stream.py --models deep --rounds 1 --limit-mb 2000
                                                       # 62 layers, 8.4 GB, ours in 2 GB of memory
+    python benchmarks/stream.py --models tiny --rounds 1    # tiny widths: does this run?
 
 Every way runs in a process of its own, in turn, round after round; the medians are printed. Time
 runs from the imports' end to the logits on the host. Memory is anonymous memory above what the
@@ -25,7 +26,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from checkpoints import llama, minimax_m2, write
+from checkpoints import TINY, llama, minimax_m2, write
 
 HERE = Path(__file__).resolve().parent
 WAYS = ("ours", "resident", "disk offload", "airllm", "plain read")
@@ -44,6 +45,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--models", nargs="+", default=["moe", "dense"])
+    parser.add_argument("--caches", nargs="+", choices=("cold", "warm"), default=["cold", "warm"])
     parser.add_argument("--limit-mb", type=int, help="ulimit -d for ours, above its imports")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -52,10 +54,11 @@ def main() -> None:
         print(json.dumps(_one(way, Path(folder), options.tokens, options.limit_mb)))
         return
     configs = {"moe": minimax_m2(**MOE), "dense": llama(), "deep": minimax_m2(**DEEP)}
+    configs["tiny"] = minimax_m2(**TINY)
     for name in options.models:
         folder = write(options.folder / name, configs[name])
-        for cold in (True, False):
-            _table(name, folder, cold, options)
+        for cache in options.caches:
+            _table(name, folder, cache == "cold", options)
 
 
 def _table(name: str, folder: Path, cold: bool, options: argparse.Namespace) -> None:
@@ -95,8 +98,9 @@ def _measure(way: str, folder: Path, cold: bool, options: argparse.Namespace) ->
     words = ["--one", way, str(folder), "--tokens", str(options.tokens)]
     if way == "ours" and options.limit_mb:
         words += ["--limit-mb", str(options.limit_mb)]
+    # What it has to say of an error goes where ours goes.
     done = subprocess.run(
-        [sys.executable, __file__, *words], check=True, capture_output=True, text=True
+        [sys.executable, __file__, *words], check=True, stdout=subprocess.PIPE, text=True
     )
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

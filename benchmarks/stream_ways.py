@@ -23,10 +23,10 @@ def ours(folder: Path, ids: torch.Tensor, scratch: Path) -> Run:
     from hydra import initialize_config_dir
 
     from layerparity.cli import search_path
-    from layerparity.ground import registry
     from layerparity.ground.files import read_tensor
     from layerparity.ground.resources import shipped
-    from layerparity.run import make as run_job
+    from layerparity.run import make, open_backend
+    from layerparity.run.prepare import plan_run, prepare
     from layerparity.run.steps import composed
     from layerparity.settings import config
     from layerparity.settings.tracking import TrackingConfig
@@ -45,13 +45,11 @@ def ours(folder: Path, ids: torch.Tensor, scratch: Path) -> Run:
     }  # fmt: skip
 
     def run() -> torch.Tensor:
-        made = composed(keys)
-        backend = registry.load("backends", "gpu").build(made.backend, made)
-        backend.open()
-        prepared = run_job.prepare(made, backend, store)
-        port = run_job.build_port(prepared)
-        manifest, _ = run_job.execute(prepared, port, kept / "run", "benchmark")
-        backend.close()
+        asked = composed(keys)
+        with open_backend.opened(asked) as backend:
+            prepared = prepare(plan_run(asked), backend, store)
+            port = make.build_port(prepared)
+            manifest, _ = make.execute(prepared, port, kept / "run", "benchmark")
         record = next(r for r in manifest.records if str(r.site) == "lm_head:out")
         return read_tensor(kept / "run" / record.file, "lm_head:out")
 

@@ -2,6 +2,7 @@
 
     python benchmarks/sweep.py                      # 24 parts in one process
     python benchmarks/sweep.py --before ../older    # another checkout's code in turn
+    python benchmarks/sweep.py --parts 3            # does this run? (No processor's time.)
 
 One sweep runs in a process of its own. A part takes the seconds between two manifests; the first
 two are not counted, for what a process does once. Those that a run says its stages took are taken
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import resource
 import statistics
@@ -29,12 +31,14 @@ from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.store import open_store
 
 ROOT = Path(__file__).resolve().parents[1]
+# The parts of a sweep whose time of processors is taken from that of the measured one.
+FEW = 3
 
 
 def main() -> None:
     """Make the checkpoint, sweep over its layers, print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--parts", type=int, default=24)
+    parser.add_argument("--parts", type=int, default=24, help=f"{FEW} at least")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--before", type=Path, help="another checkout, whose code takes part")
     options = parser.parse_args()
@@ -57,9 +61,11 @@ def main() -> None:
 
 def measured(source: Path, model: Path, parts: int) -> tuple[float, float, float]:
     """Return the seconds from one part's end to the next one's, the overhead, the processor's."""
-    *_, few = swept(source, model, 3)
     wall, own, many = swept(source, model, parts)
-    return wall, own, (many - few) / (parts - 3)
+    if parts == FEW:
+        return wall, own, math.nan
+    *_, few = swept(source, model, FEW)
+    return wall, own, (many - few) / (parts - FEW)
 
 
 def swept(source: Path, model: Path, parts: int) -> tuple[float, float, float]:

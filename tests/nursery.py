@@ -304,9 +304,16 @@ def _unlike(request: dict[str, Any], known: set[str]) -> str:
         with suppress(OSError):
             found = [path for path in Path(folder).iterdir() if _is_module(path)]
             names = {path.name.partition(".")[0] for path in found}
-            if hidden := names & ({*known, "sitecustomize"} - _NEVER_HIDDEN):
+            hidden = names & ({*known, "sitecustomize"} - _NEVER_HIDDEN)
+            if hidden := {name for name in hidden if not _is_from(name, folder)}:
                 return f"{min(hidden)} in {folder}"
     return ""
+
+
+def _is_from(name: str, folder: str) -> bool:
+    """Say whether what was imported by this name is the very one that the folder holds."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return file is not None and Path(file).is_relative_to(Path(folder).resolve())
 
 
 def _is_module(path: Path) -> bool:

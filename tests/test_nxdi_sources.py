@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import nxd_signatures
 import pytest
+from conftest import ROOT
 from nxdi_sources import APPLICATIONS, CASES, CHECKPOINTS, DEGREES, FORK, Case, Found
 
 RIGHT = Case(FORK, "llama", 2)
@@ -46,6 +49,14 @@ def test_every_model_is_run_at_every_degree(source: str, model: str) -> None:
     plain = [case for case in CASES if (case.source, case.model) == (source, model)]
     degrees = {case.degree for case in plain if (case.dtype, case.neuron) == ("float32", "")}
     assert degrees == set(DEGREES)
+
+
+def test_without_sources_it_says_that_it_ran_no_case() -> None:
+    words = [sys.executable, str(ROOT / "tools" / "nxdi_sources.py")]
+    words += ["--nxd", str(nxd_signatures.STAND_IN)]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (1, "0 of 0 cases end as the table says.\n")
+    assert ended.stderr == ""
 
 
 def test_a_signature_that_changed_is_told(

@@ -27,7 +27,6 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     ("way", "degree", "mistake"),
     [
         ("emulated", 2, CLEAN),
-        ("emulated", 8, "kv_tiled"),
         ("emulated", 4, "norm_per_rank"),
         ("emulated", 4, "experts_shifted"),
         ("emulated", 4, "head_of_rank_0"),
@@ -40,6 +39,15 @@ def test_each_line_is_as_expected(bench: Bench, way: str, degree: int, mistake: 
     cell = Cell(way, "minimax_m2", degree, "float32", mistake)
     line = line_of(cell, *judged(cell, bench))
     assert line.as_expected, line
+
+
+def test_the_command_says_what_became_of_each_line() -> None:
+    words = "--way emulated --model minimax_m2 --degree 8 --dtype float32 --fault kv_tiled"
+    command = [sys.executable, str(ROOT / "tools" / "sharding.py"), *words.split()]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (line,) = ended.stdout.splitlines()[1:]
+    assert "fail" in line and " yes  (" in line
 
 
 def test_a_line_that_is_not_as_expected_says_so(bench: Bench) -> None:

@@ -61,7 +61,9 @@ def main(words: Sequence[str]) -> int:
 
 def _tell_what_is_not_followed() -> None:
     listing = ["git", "status", "--porcelain", "--untracked-files=normal"]
-    changed = subprocess.run(listing, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    changed = subprocess.run(
+        listing, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
+    ).stdout
     others = [line[3:] for line in changed.splitlines() if not line.endswith(".py")]
     if others:
         print(f"No test is followed into {', '.join(others)}: make test runs all.")

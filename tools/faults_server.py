@@ -41,17 +41,19 @@ class Server:
             "--workers": "1",
         }
         words = [word for pair in told.items() for word in pair]
+        said = (self.folder / "server.log").open("w+", encoding="utf-8")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "mlflow", "server", *words],
             env={**os.environ, **QUIET},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stdout=said,
+            stderr=subprocess.STDOUT,
             start_new_session=True,
         )
         deadline = time.monotonic() + 120
         while not answers(self.address):
             if time.monotonic() > deadline or self._process.poll() is not None:
-                raise RuntimeError(f"the server does not start at {self.address}")
+                said.seek(0)
+                raise RuntimeError(f"the server does not start at {self.address}: {said.read()}")
             time.sleep(0.1)
 
     def kill(self) -> None:

@@ -57,11 +57,9 @@ def _disk(folder: Path, size: int) -> Iterator[Callable[[], object] | None]:
         yield None
         return
     try:
-        yield lambda: subprocess.run(
-            [*mount, "remount,size=1g", "tmpfs", str(folder)], check=True, capture_output=True
-        )
+        yield lambda: subprocess.run([*mount, "remount,size=1g", "tmpfs", str(folder)], check=True)
     finally:
-        subprocess.run(["umount", str(folder)], check=True, capture_output=True)
+        subprocess.run(["umount", str(folder)], check=True)
 
 
 def damage_database(scene: Scene, number: int, maker: random.Random) -> Iterator[Finding]:

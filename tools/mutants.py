@@ -73,7 +73,7 @@ def mutants(folder: Path = FOLDER) -> list[Mutant]:
 def copied(to: Path) -> Path:
     """Copy what git tracks here, and what it would, into a new folder; return it."""
     listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
-    names = subprocess.run(listing, cwd=ROOT, check=True, capture_output=True).stdout
+    names = subprocess.run(listing, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
     for name in filter(None, names.decode().split("\0")):
         if (ROOT / name).is_file():
             (to / name).parent.mkdir(parents=True, exist_ok=True)
