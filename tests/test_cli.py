@@ -113,7 +113,7 @@ def test_a_jobs_own_help_has_its_keys_and_no_others() -> None:
     assert {"golden", "candidate", "what", "name"} <= {*shown["compare"]}
     assert {"layer", "start", "end", "dtype", "golden"} <= {*shown["run"]}
     assert (shown["import"], shown["judge"]) == (["run"], ["run", "name"])
-    assert all(each in jobs for key in keys_of(config.Config) for each in key.jobs)
+    assert all(each in jobs for key in keys_of(config.Config) for each in key.jobs or ())
     # What names no job, or several, is answered with everything.
     for words in (["--help"], ["job=none", "-h"], ["job=run", "job=plan", "help"]):
         assert help_text.answer(words) == help_text.text()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from conftest import Ended
 
+from layerparity.cli import help as help_text
 from layerparity.ground import registry
-from layerparity.jobs import compare
 from layerparity.settings.config import Config
 from layerparity.settings.key import keys_of
 
@@ -34,6 +37,8 @@ def two(cli: Cli) -> Cli:
         (("dtype=float32",), "first"),
         (("dtype=bfloat16", "scope=single", "layer=2"), "second"),
         (("backend=gpu", "model=tiny_minimax_m2", "layer=1"), "first"),
+        (("candidate=latest",), "second"),
+        (("candidate=latest", "dtype=float32"), "first"),
     ],
 )
 def test_typed_keys_choose_the_candidate(two: Cli, words: tuple[str, ...], chosen: str) -> None:
@@ -61,10 +66,10 @@ def test_a_candidate_that_is_not_as_asked_is_refused(
     assert ended.exit == 2 and said in " ".join(ended.err.split()), ended.out + ended.err
 
 
-READING = [name for name in registry.names("jobs") if name not in ("compare", "gate")]
+READING = [name for name in registry.names("jobs") if hasattr(registry.load("jobs", name), "READS")]
 
 
-@pytest.mark.parametrize("job", [n for n in READING if hasattr(registry.load("jobs", n), "READS")])
+@pytest.mark.parametrize("job", READING)
 def test_what_a_job_does_not_read_is_refused(cli: Cli, job: str) -> None:
     known = {key.path.partition(".")[0] for key in keys_of(Config)}
     reads = registry.load("jobs", job).READS
@@ -74,12 +79,26 @@ def test_what_a_job_does_not_read_is_refused(cli: Cli, job: str) -> None:
     assert ended.exit == 2 and said in ended.err, ended.out + ended.err
 
 
-def test_what_help_lists_of_a_job_is_read(cli: Cli) -> None:
-    for job in (n for n in READING if hasattr(registry.load("jobs", n), "READS")):
-        listed = {key.path.partition(".")[0] for key in keys_of(Config) if job in key.jobs}
-        assert listed <= {*registry.load("jobs", job).READS}, job
-    listed = {key.path for key in keys_of(Config) if "compare" in key.jobs}
-    assert listed <= {*compare.READS, *compare.CHOOSES}
+@pytest.mark.parametrize("job", READING)
+def test_what_a_job_reads_has_one_table(job: str) -> None:
+    """What its source takes of a configuration is in ``READS``, and --help lists that alone."""
+    module = registry.load("jobs", job)
+    fields = {field.name for field in dataclasses.fields(Config)}
+    used = {
+        node.attr
+        for node in ast.walk(ast.parse(Path(module.__file__).read_text()))
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "config"
+    }
+    assert used & fields <= {*module.READS, "job", "tracking"}
+    assert not [key.path for key in keys_of(Config) if job in (key.jobs or ())]
+    said = help_text.answer([f"job={job}"])
+    told = {key.path for key in keys_of(Config) if key.help and f"  {key.path}=" in said}
+    read = {key.path for key in keys_of(Config) if key.help and _group(key.path) in module.READS}
+    assert told == read
+
+
+def _group(path: str) -> str:
+    return path.partition(".")[0]
 
 
 def test_from_python_as_well(two: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,7 +81,8 @@ def answer(arguments: Sequence[str]) -> str:
     name = "" if job == _USUAL else f"job={job} "
     lines = [f"job={job}: {jobs[job]}", ""]
     lines += [f"  python run.py {name}[group=option ...] [key=value ...]", ""]
-    keys = [key for key in keys_of(Config) if job in (key.jobs or (_USUAL,))]
+    reads = getattr(registry.load("jobs", job), "READS", None)
+    keys = [key for key in keys_of(Config) if _reads(job, reads, key)]
     for group, option, settings in plugin_schemas():
         keys += keys_of(settings, "job.") if (group, option) == ("job", job) else []
     # A key without words names an option; where runs are kept is said in the whole text.
@@ -89,6 +90,13 @@ def answer(arguments: Sequence[str]) -> str:
     rows = {f"{key.path}={_plain(key.default)}": key.help for key in told}
     lines += ["Its keys and their defaults", *_rows(rows), ""] if rows else []
     return _as_called("\n".join([*lines, _ELSEWHERE]))
+
+
+def _reads(job: str, reads: Sequence[str] | None, key: Key) -> bool:
+    """Say whether a job reads a key: one of the groups that its module lists, where it does so."""
+    if reads is not None:
+        return key.path.partition(".")[0] in reads
+    return job in ((_USUAL,) if key.jobs is None else key.jobs)
 
 
 def _as_called(words: str) -> str:

@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 _MENTIONED = 3
 
 
-# The keys that it reads, beside its own and those of tracking.
-READS = ("golden", "candidate", "what", "tolerance", "name", "dry_run")
 # The keys by which it chooses among candidates, where they are typed.
 CHOOSES = ("model", "backend", "port", "dtype", "scope", "layer", "start", "end", "component")
+# The keys that it reads, beside its own and those of tracking.
+READS = ("golden", "candidate", "what", "tolerance", "name", "dry_run", *CHOOSES)
 
 
 def reads(config: Config) -> tuple[str, ...] | None:
     """Return the keys that it reads; None for all, where it makes goldens or opens a checkpoint."""
     makes = config.what is What.weights or config.job.own_inputs
-    return None if makes else (*READS, *CHOOSES)
+    return None if makes else READS
 
 
 @dataclass

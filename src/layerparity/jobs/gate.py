@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from layerparity.ground import console
 from layerparity.ground.errors import Exit, UserError
 from layerparity.jobs import compare
-from layerparity.settings.config import Config, RunKind, What
+from layerparity.settings.config import LATEST, Config, RunKind, What
 from layerparity.settings.key import key
 
 if TYPE_CHECKING:
@@ -24,10 +24,12 @@ _FILES = ("verdict.json", "junit.xml", "report.html", "report.md")
 SERIES_FILE = "series.json"
 
 
+READS = (*compare.READS, "to")
+
+
 def reads(config: Config) -> tuple[str, ...] | None:
     """Return the keys that it reads; None for all."""
-    those = compare.reads(config)
-    return None if those is None else (*those, "to")
+    return None if compare.reads(config) is None else READS
 
 
 @dataclass
@@ -85,7 +87,6 @@ def run(config: Config) -> Exit:
 
 def _refuse_unfinished(config: Config) -> None:
     """Raise UserError where the newest candidate did not finish: an older one is no revision's."""
-    from layerparity.tracking.lookup import LATEST
     from layerparity.tracking.newest import open_to_read
 
     if config.candidate not in (None, LATEST):

@@ -39,6 +39,11 @@ class Asked:
             {k: v for k, v in scope.items() if v is not None},
         )
 
+    @property
+    def says_something(self) -> bool:
+        """Whether any key was typed that says what the run is."""
+        return bool(self.tags or self.scope)
+
     def fitting(self, runs: Sequence[StoredRun]) -> list[StoredRun]:
         """Return the runs of a set that are as asked."""
         return [run for run in runs if not any(self._differences(run))]

@@ -22,7 +22,7 @@ from layerparity.judge.sides import open_side
 from layerparity.record.findings import UnfinishedSweep
 from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import Outcome, Row
-from layerparity.settings.config import Config, RunKind
+from layerparity.settings.config import LATEST, Config, RunKind
 
 if TYPE_CHECKING:
     from layerparity.tracking.store import Store
@@ -111,8 +111,8 @@ def chosen_sides(
 ) -> tuple[Runs, Runs, list[PassedOver]]:
     """Return the two sides that were asked for, or the newest that fit, and what was passed over.
 
-    The candidate is one that is as ``asked``. Raises as `newest_pair` does, and UserError where one
-    that is named is not.
+    The candidate is one that is as ``asked``; the latest is the newest such. Raises as
+    `newest_pair` does, and UserError where one that is named is not so.
     """
     sides = {
         kind: _find_side(store, reference, kind, names)
@@ -122,6 +122,9 @@ def chosen_sides(
         )
     }
     golden, candidate = sides[RunKind.golden], sides[RunKind.candidate]
+    latest = config.candidate == LATEST and asked is not None and asked.says_something
+    if latest:
+        candidate = None
     if asked is not None and candidate is not None:
         candidate = asked.refuse(candidate, str(config.candidate))
     if golden is not None and candidate is not None:
@@ -132,8 +135,9 @@ def chosen_sides(
         every, candidates = candidates, []
         candidates += [fitting for each in every if (fitting := asked.fitting(each))]
         asked.refuse_none(candidates, every)
+        candidates = candidates[:1] if latest else candidates
     if not goldens and not candidates:
-        store.find("latest", RunKind.golden.value)
+        store.find(LATEST, RunKind.golden.value)
     return newest_pair(goldens, candidates)
 
 

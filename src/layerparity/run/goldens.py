@@ -15,7 +15,7 @@ from layerparity.ground.files import text_digest
 from layerparity.model.checkpoint import config_digest
 from layerparity.record.manifest import Manifest, Record
 from layerparity.run.scope import begins_with_tokens
-from layerparity.settings.config import Config, FeedMode, RunKind
+from layerparity.settings.config import LATEST, Config, FeedMode, RunKind
 
 if TYPE_CHECKING:
     from layerparity.model.checkpoint import Checkpoint
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from layerparity.tracking.store import Store
 
 
-LATEST = "latest"
 LOOKED_AT = 50
 MENTIONED = 3
 

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from layerparity.ground.errors import UserError
 from layerparity.record.folder import CONFIG
 from layerparity.run import imported, open_backend, steps
-from layerparity.run.goldens import LATEST
 from layerparity.settings.command_keys import settings_of
-from layerparity.settings.config import Config, RunKind
+from layerparity.settings.config import LATEST, Config, RunKind
 
 if TYPE_CHECKING:
     from layerparity.record.stored_run import StoredRun

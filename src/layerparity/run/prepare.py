@@ -26,7 +26,7 @@ from layerparity.run import goldens, needs, open_backend, open_port, typed_keys
 from layerparity.run.inputs import _replay, candidate
 from layerparity.run.inputs.base import Inputs, Request
 from layerparity.run.scope import Scope, num_layers_of, scope_of
-from layerparity.settings.config import Config, FeedMode, RunKind
+from layerparity.settings.config import LATEST, Config, FeedMode, RunKind
 
 if TYPE_CHECKING:
     from layerparity.run.backends.base import Backend
@@ -128,7 +128,7 @@ def prepare(plan: RunPlan, backend: Backend, store: Store) -> Prepared:
         stages=scope.stages,
         sites_of=plan.sites_of,
         golden=lambda reference: goldens.golden_for(store, reference, plan.checkpoint, request),
-        candidate=lambda name: store.find(name or goldens.LATEST, kind=RunKind.candidate.value),
+        candidate=lambda name: store.find(name or LATEST, kind=RunKind.candidate.value),
         run=store.find,
         refuse_large=lambda *size: needs.refuse_beyond_memory(request, *size),
     )

@@ -35,11 +35,10 @@ PLUGIN_GROUPS = {
 
 
 # Jobs that read a checkpoint, and those that leave a run.
-_OF_A_MODEL = ("run", "audit", "bisect", "capture", "convert", "doctor", "invariance", "plan")
-_OF_A_RUN = (
-    *("run", "audit", "bisect", "calibrate", "capture"),
-    *("compare", "gate", "generation", "invariance", "judge", "selftest"),
-)
+_OF_A_MODEL = ("run", "audit", "bisect", "capture", "convert", "invariance", "plan")
+_OF_A_RUN = ("run", "audit", "bisect", "capture", "invariance", "selftest")
+# The run of a kind that is newest, as golden= and candidate= name it.
+LATEST = "latest"
 # How a hub's cache begins the folder of a model.
 _HUB = "models--"
 # A folder that begins with a dot, as ./name and ../name do, is none.
@@ -297,25 +296,21 @@ class Config:
     golden: str | None = key(
         None,
         "the run that is believed: id, name or folder",
-        jobs=("run", "bisect", "capture", "compare", "gate", "generation", "routing"),
+        jobs=("run", "bisect", "capture"),
     )
-    candidate: str | None = key(
-        None,
-        "the run that is judged: id, name or folder",
-        jobs=("compare", "gate", "generation", "routing"),
-    )
-    what: What = key(What.runs, "stored runs, or a port's weights", jobs=("compare",))
+    candidate: str | None = key(None, "the run that is judged: id, name or folder", jobs=())
+    what: What = key(What.runs, "stored runs, or a port's weights", jobs=())
     run: str | None = key(
         None,
         "job=judge: the comparison to judge again; job=export: the run, or all; job=import: the "
         "export",
-        jobs=("judge", "export", "import"),
+        jobs=(),
     )
     to: str | None = key(
         None,
         "job=convert: folder to write; job=plan, job.corpus: JSON file to write; job=export: "
         "folder or file.zip to write; job=gate: folder for CI's files",
-        jobs=("convert", "plan", "selftest", "export", "gate"),
+        jobs=("convert", "plan", "selftest"),
     )
     name: str | None = key(None, "name of the run", jobs=_OF_A_RUN)
     reuse: bool = key(
@@ -323,7 +318,7 @@ class Config:
     )
     resume: bool = key(False, "go on with an interrupted run of the same fingerprint")
     dry_run: bool = key(
-        False, "say what would be read, computed and kept, and make nothing", jobs=DRY
+        False, "say what would be read, computed and kept, and make nothing", jobs=("run",)
     )
 
     @property

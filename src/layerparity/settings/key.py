@@ -22,21 +22,22 @@ Default = TypeVar("Default")
 class Key:
     """A key as a command writes it, dots included, with its default and what it does.
 
-    ``jobs`` read it; where there are none, it says how a run is made.
+    ``jobs`` read it, of those that read more than their ``READS``; None: it says how a run is made.
     """
 
     path: str
     default: Any
     help: str
-    jobs: tuple[str, ...] = ()
+    jobs: tuple[str, ...] | None = None
 
 
 def key(
-    default: Default, help_text: str, *, jobs: tuple[str, ...] = (), **bounds: float
+    default: Default, help_text: str, *, jobs: tuple[str, ...] | None = None, **bounds: float
 ) -> Default:
     """Return the dataclass field of a key: its default, and what it does, for --help and readers.
 
-    ``jobs`` are those whose own --help shows it; without them it is a run's.
+    ``jobs`` are those whose own --help shows it, beside those that have it in their module's
+    ``READS``; None: it is a run's.
     ``bounds`` are those of a number: ``above``, or ``least`` and ``most``, which it may be itself.
     A list or a dict may be a default: each instance gets its own.
     """
@@ -60,7 +61,7 @@ def keys_of(schema: Any, prefix: str = "") -> Iterator[Key]:
             yield from keys_of(factory, f"{prefix}{item.name}.")
             continue
         value = factory() if factory is not dataclasses.MISSING else item.default
-        words, jobs = item.metadata.get(_HELP, ""), item.metadata.get(_JOBS, ())
+        words, jobs = item.metadata.get(_HELP, ""), item.metadata.get(_JOBS)
         yield Key(f"{prefix}{item.name}", value, words, jobs)
 
 

@@ -13,6 +13,7 @@ from layerparity.ground.files import expanded, is_there
 from layerparity.ground.program import program
 from layerparity.record.exported import ZIP, is_export
 from layerparity.record.stored_run import FINISHED, StoredRun, from_folder
+from layerparity.settings.config import LATEST
 from layerparity.settings.tracking import EMBEDDED, TrackingConfig
 from layerparity.tracking import database
 from layerparity.tracking.exports import open_export
@@ -25,7 +26,6 @@ from layerparity.tracking.stored_runs import (
     tag_is,
 )
 
-LATEST = "latest"
 _ID = re.compile(r"[0-9a-f]{4,32}")
 _SHOWN_NAMES = 4
 _LOOKED_AT = 50
