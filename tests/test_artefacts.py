@@ -5,6 +5,8 @@ A stand-in compiles, so no device and no torch_xla is needed; the real ones are 
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +51,10 @@ def test_what_is_kept_is_what_was_compiled(kept: tuple[ArtefactFolder, list[str]
     assert not [each for each in folder.folder.iterdir() if each.suffix != ".safetensors"]
 
 
-@pytest.mark.parametrize("harm", ["cut", "empty", "payload", "no header", "form", "text"])
+HARMS = ("cut", "empty", "payload", "constant", "inputs", "no header", "form", "text")
+
+
+@pytest.mark.parametrize("harm", HARMS)
 def test_a_damaged_graph_is_compiled_again_with_a_line(
     kept: tuple[ArtefactFolder, list[str]], harm: str
 ) -> None:
@@ -62,12 +67,16 @@ def test_a_damaged_graph_is_compiled_again_with_a_line(
     whole, tensors = path.read_bytes(), load_file(path)
     if harm == "payload":
         tensors["payload"][0] += 1
+    elif harm == "constant":
+        tensors["constant.0000"] += 1
     elif harm == "no header":
         del tensors["header"]
-    elif harm == "form":
-        form = bytes(tensors["header"].tolist()).replace(b'"form": 1', b'"form": 2')
-        tensors["header"] = torch.tensor(list(form), dtype=torch.uint8)
-    if harm in ("payload", "no header", "form"):
+    elif harm in ("form", "inputs"):
+        words = {"form": (b'"form": 2', b'"form": 3'), "inputs": (b'"weight"', b'"wrong_"')}[harm]
+        header = bytes(tensors["header"].tolist())
+        assert words[0] in header
+        tensors["header"] = torch.tensor(list(header.replace(*words)), dtype=torch.uint8)
+    if harm in ("payload", "constant", "inputs", "no header", "form"):
         save_file(tensors, path)
     else:
         path.write_bytes({"cut": whole[:-3], "empty": b"", "text": b"no tensors at all"}[harm])
@@ -105,6 +114,52 @@ def test_a_graph_of_another_degree_is_compiled_again_and_both_stay(
     assert (folder.compiled, folder.loaded) == (3, 2)
     assert len(said) == 2
     assert said[0].endswith("was compiled with tp_degree 1: the graph is compiled again.")
+
+
+def test_a_graph_under_anothers_name_is_compiled_again(
+    kept: tuple[ArtefactFolder, list[str]],
+) -> None:
+    folder, said = kept
+    names: dict[str, str] = {}
+    options: dict[str, str]
+    for digest, options in (("right", {}), ("faulty", {}), ("right", {"opt_level": "2"})):
+        before = set(folder.folder.glob("*"))
+        folder.get(None, digest, Echo(**options))  # type: ignore[arg-type]
+        (path,) = set(folder.folder.iterdir()) - before
+        names[f"{digest} {options}"] = path.name
+    right, *others = (folder.folder / name for name in names.values())
+    for path in others:
+        shutil.copy(right, path)
+    folder.get(None, "faulty", Echo())  # type: ignore[arg-type]
+    folder.get(None, "right", Echo(opt_level="2"))  # type: ignore[arg-type]
+    assert (folder.compiled, folder.loaded) == (5, 0)
+    assert ["compiled from another graph" in line for line in said] == [True, True], said
+    folder.get(None, "faulty", Echo())  # type: ignore[arg-type]
+    assert (folder.compiled, folder.loaded) == (5, 1)
+
+
+@pytest.mark.parametrize("whose", ["another's", "everybody's", "root's"])
+def test_a_graph_that_another_user_may_have_written_is_compiled_again(
+    kept: tuple[ArtefactFolder, list[str]], monkeypatch: pytest.MonkeyPatch, whose: str
+) -> None:
+    folder, said = kept
+    echo: Any = Echo()
+    folder.get(None, "d", echo)
+    (path,) = folder.folder.iterdir()
+    real, about = Path.stat, path.stat()
+    if whose == "everybody's":
+        path.chmod(0o666)
+    else:
+        # Files of other users cannot be made without being root.
+        fields = list(about)
+        fields[4] = 0 if whose == "root's" else os.geteuid() + 1
+        told = os.stat_result(fields)
+        monkeypatch.setattr(
+            Path, "stat", lambda self, **more: told if self == path else real(self, **more)
+        )
+    folder.get(None, "d", echo)
+    assert (folder.compiled, folder.loaded) == ((1, 1) if whose == "root's" else (2, 0))
+    assert len(said) == (0 if whose == "root's" else 1)
 
 
 def test_nothing_is_compiled_where_that_is_refused(tmp_path: Path) -> None:

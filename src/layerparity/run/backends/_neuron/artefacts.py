@@ -7,6 +7,8 @@ code. torch_xla's own folders hold NumPy files that may be pickles, so they are 
 from __future__ import annotations
 
 import json
+import os
+import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -24,7 +26,7 @@ from layerparity.run.backends._neuron.compiler_options import ReuseCompiled
 
 _HEADER, _PAYLOAD, _CONSTANT = "header", "payload", "constant."
 # What a file holds; another number is another form.
-_FORM = 1
+_FORM = 2
 # A graph for another number of devices is like one of another version.
 _DEGREE = "tp_degree"
 # Letters of a digest in a file's name, and of that of the versions.
@@ -51,11 +53,16 @@ class Compiled:
 
 @dataclass(frozen=True)
 class _Header:
-    """What a file says of the graph in it; ``payload`` is the hash of its bytes."""
+    """What a file says of the graph in it.
+
+    ``graph`` is the digest of the program and the options that it was compiled from, whatever the
+    file is called; ``contents`` is the hash of all that is read of the file.
+    """
 
     form: int
+    graph: str
     versions: dict[str, str]
-    payload: str
+    contents: str
     inputs: list[Any]
     outputs: list[str] = field(default_factory=list)
 
@@ -132,27 +139,29 @@ class ArtefactFolder:
         versions = {**compiler.versions, _DEGREE: compiler.layout(program)}
         release = text_digest(json.dumps(versions, sort_keys=True))
         path = self.folder / f"{digest[:_LONG]}-{release[:_SHORT]}.safetensors"
-        found = self._load(path, versions) if self.reuse is not ReuseCompiled.never else None
+        looked = self.reuse is not ReuseCompiled.never
+        found = self._load(path, digest, versions) if looked else None
         if found is not None:
             self.loaded += 1
             return found
         if self.reuse is ReuseCompiled.only:
             raise UserError(
-                f"{self.folder} holds no compiled graph {path.stem}, and "
+                f"{self.folder} holds no compiled graph {path.stem} that can be used, and "
                 "backend.reuse_compiled=only compiles none",
                 "run once with backend.reuse_compiled=auto, or give the folder that has it as "
                 "backend.artefacts.",
             )
         made = compiler.compile(program, path.stem)
-        _write(path, made, versions)
+        _write(path, made, digest, versions)
         self.compiled += 1
         return made
 
-    def _load(self, path: Path, versions: dict[str, str]) -> Compiled | None:
+    def _load(self, path: Path, graph: str, versions: dict[str, str]) -> Compiled | None:
         """Return what a file holds; None, with a line, where it cannot be used."""
         if path.is_file():
             try:
-                return _read(path, versions)
+                _refuse_others(path)
+                return _read(path, graph, versions)
             except UserError as error:
                 self.say(f"{error.found}: the graph is compiled again.")
                 return None
@@ -168,19 +177,44 @@ class ArtefactFolder:
         return None
 
 
-def _read(path: Path, versions: dict[str, str]) -> Compiled:
-    """Return what a file holds. Raises UserError where it is damaged, or not what its name says."""
+def _refuse_others(path: Path) -> None:
+    """Raise UserError where another user than this one, or root, may have written a file.
+
+    What is in it goes to the device's runtime as it stands, and no hash in it vouches for itself.
+    """
+    about = path.stat()
+    if about.st_uid not in (0, os.geteuid()):
+        raise UserError(f"{path} belongs to another user ({about.st_uid})")
+    if about.st_mode & stat.S_IWOTH:
+        raise UserError(f"{path} can be written by every user")
+
+
+def _read(path: Path, graph: str, versions: dict[str, str]) -> Compiled:
+    """Return what a file holds. Raises UserError where it is damaged, or another graph's."""
     header, tensors = _header(path), read_tensors(path)
     with reading(path):
-        payload = tensors[_PAYLOAD].numpy().tobytes() if _PAYLOAD in tensors else b""
         if header.form != _FORM or header.versions != versions:
             raise ValueError("it is of another version")
-        if blake3(payload).hexdigest() != header.payload:
+        if header.graph != graph:
+            raise ValueError("it was compiled from another graph than its name says")
+        inputs = tuple(tuple(each) if isinstance(each, list) else each for each in header.inputs)
+        constants = sorted(name for name in tensors if name.startswith(_CONSTANT))
+        kept = tuple(tensors[name] for name in constants)
+        payload = tensors[_PAYLOAD].numpy().tobytes() if _PAYLOAD in tensors else b""
+        found = Compiled(payload, inputs, kept, tuple(header.outputs))
+        if _contents(found, graph, versions) != header.contents:
             raise ValueError("its bytes are not those that were written")
-    inputs = tuple(tuple(each) if isinstance(each, list) else each for each in header.inputs)
-    constants = sorted(name for name in tensors if name.startswith(_CONSTANT))
-    kept = tuple(tensors[name] for name in constants)
-    return Compiled(payload, inputs, kept, tuple(header.outputs))
+    return found
+
+
+def _contents(made: Compiled, graph: str, versions: Mapping[str, str]) -> str:
+    """Return the hash of a graph with all that is kept beside it."""
+    constants = [(str(each.dtype), list(each.shape)) for each in made.constants]
+    told = [graph, dict(versions), made.inputs, made.outputs, constants]
+    parts = [json.dumps(told, sort_keys=True).encode(), made.payload]
+    flat = (each.contiguous().flatten().view(torch.uint8) for each in made.constants)
+    parts += [each.numpy().tobytes() for each in flat]
+    return blake3(b"".join(blake3(each).digest() for each in parts)).hexdigest()
 
 
 def _header(path: Path) -> _Header:
@@ -191,12 +225,12 @@ def _header(path: Path) -> _Header:
     return header
 
 
-def _write(path: Path, made: Compiled, versions: dict[str, str]) -> None:
+def _write(path: Path, made: Compiled, graph: str, versions: dict[str, str]) -> None:
     """Write a file that is either whole or absent. Raises UserError where the disk refuses."""
     from safetensors.torch import save_file
 
-    payload = blake3(made.payload).hexdigest()
-    header = _Header(_FORM, versions, payload, list(made.inputs), list(made.outputs))
+    contents = _contents(made, graph, versions)
+    header = _Header(_FORM, graph, versions, contents, list(made.inputs), list(made.outputs))
     tensors = {
         _HEADER: _bytes(json.dumps(asdict(header)).encode()),
         _PAYLOAD: _bytes(made.payload),
