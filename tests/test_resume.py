@@ -191,6 +191,30 @@ def test_it_is_said_where_no_run_was_interrupted(cli: Cli) -> None:
         assert ANEW in ended.out and "is not resumed" not in ended.out
 
 
+def test_a_port_that_reads_something_else_by_now_does_not_go_on(cli: Cli, stopping) -> None:
+    Path("reading_port.py").write_text(
+        "from pathlib import Path\n"
+        "from layerparity.run.ports.hf import HfPort\n"
+        "class Port(HfPort):\n"
+        "    def load(self, stage):\n"
+        "        Path('scale.txt').read_text()\n"
+        "        return super().load(stage)\n"
+    )
+    Path("scale.txt").write_text("1")
+    words = (*TWO, "port._target_=reading_port.Port")
+    stopping(1)
+    assert cli(*words).exit == 130
+    stopping(1)
+    ended = cli(*words, "resume=true")
+    assert ended.exit == 130 and "Resuming run " in ended.out, ended.err
+    stopping(None)
+    Path("scale.txt").write_text("2")
+    ended = cli(*words, "resume=true")
+    assert ended.exit == 0, ended.err
+    assert "Resuming run " not in ended.out
+    assert "is not resumed: of what its port loaded, scale.txt has changed" in ended.out
+
+
 def test_other_threads_do_not_go_on(cli: Cli, stopping) -> None:
     stopped_after_one(cli, stopping)
     before = torch.get_num_threads()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -79,3 +82,60 @@ def test_weights_that_keep_size_and_date_are_not_taken_for_the_same(
     ended = cli(*words)
     assert ended.exit == 0, ended.err
     assert "Reusing" not in ended.out
+
+
+PORT = """
+import importlib, os
+from pathlib import Path
+from layerparity.run.ports.hf import HfPort
+from leaning_reads import scale
+
+class Port(HfPort):
+    def load(self, stage):
+        importlib.import_module("leaning_kernels.fast")
+        scale(Path(__file__).with_name("scale.txt"), os.environ.get("LEANING_SCALE", "1"))
+        return super().load(stage)
+"""
+READS = """
+def scale(path, times):
+    return float(path.read_text()) * float(times)
+"""
+
+
+def test_a_port_that_leans_on_something_else_by_now_is_run_again(tmp_path: Path) -> None:
+    files = {
+        "leaning.py": PORT,
+        "scale.txt": "1",
+        "elsewhere/leaning_reads.py": READS,
+        "elsewhere/leaning_kernels/fast.py": "",
+    }
+    (tmp_path / "elsewhere/leaning_kernels").mkdir(parents=True)
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    path = os.pathsep.join([str(tmp_path / "elsewhere"), *sys.path[1:]])
+    words = [*ONE, "kind=candidate", "port._target_=leaning.Port"]
+
+    def run() -> str:
+        ended = subprocess.run(
+            [sys.executable, "-m", "layerparity", *words],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": path, "COLUMNS": "400"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        return ended.stdout
+
+    assert "Reusing" not in run()
+    said = run()
+    assert "Reusing run" in said
+    assert re.search(
+        r"^What its port loaded is as it was: modules \d+, files \d+, libr", said, re.M
+    )
+    assert "Not seen: what compiled code opens" in said
+    (tmp_path / "scale.txt").write_text("2")
+    (tmp_path / "elsewhere/leaning_kernels/fast.py").write_text("# faster")
+    said = run()
+    assert "Reusing" not in said
+    assert re.search(r"is not reused: of what its port loaded, .* has changed \(and 1 more\)", said)

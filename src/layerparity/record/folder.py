@@ -30,6 +30,7 @@ from layerparity.ground.files import (
 from layerparity.ground.parse import parse_json, parse_yaml
 from layerparity.ground.profile import RunProfile
 from layerparity.ground.secrets import redacted
+from layerparity.record.loaded import Loaded
 from layerparity.record.manifest import (
     Manifest,
     Record,
@@ -48,6 +49,7 @@ PROMPTS = "prompts.json"
 USED_WEIGHTS = "weights.json"
 EFFECTIVE_WEIGHTS = "effective_weights.json"
 PROFILE = "profile.json"
+LOADED = "loaded.json"
 NEW_TEXTS = "generated.json"
 WARNINGS = "warnings.txt"
 _TENSORS = "tensors"
@@ -203,6 +205,15 @@ class RunFolder:
             return None
         with reading(self.locate(PROFILE), _NO_TIME):
             return RunProfile.from_dict(parse_json(text))
+
+    def write_loaded(self, loaded: Loaded) -> None:
+        """Write what the run's port loaded."""
+        self.write_text(LOADED, json_lines(encode(loaded)))
+
+    def read_loaded(self) -> Loaded | None:
+        """Return what the run's port loaded; None where it is not kept."""
+        loaded: Loaded | None = self._read_json(LOADED, Loaded)
+        return loaded
 
     def write_new_texts(self, prompts: Sequence[str], texts: Sequence[str]) -> None:
         """Write what the run generated, one text a row of the batch, for people to read."""

@@ -35,7 +35,8 @@ def show(config: Config) -> None:
     """Say what a run would be. Raises UserError for what the run itself would refuse."""
     hushed = console.quiet() if _parts else nullcontext()
     with hushed, decided(config, open_to_read) as (store, prepared, mark):
-        there = reuse.reusable(store, mark)
+        own = not open_port.is_ours(prepared.config.port)
+        there = reuse.reusable(store, mark, own)
         # A port of processes starts them where it is built.
         ranks = open_port.ranks_device(prepared.config)
         line = _line(prepared, None if ranks else build_port(prepared), store, there)

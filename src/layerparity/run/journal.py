@@ -24,6 +24,7 @@ from layerparity.record.progress import (
 )
 from layerparity.record.recorder import Recorder
 from layerparity.run.pass_result import PassResult, StageRecord
+from layerparity.run.write import keep_loaded
 
 if TYPE_CHECKING:
     from layerparity.run.ports.base import Port
@@ -112,6 +113,8 @@ class Journal:
         if self.references is not None and CHAIN in state:
             ways = self.references.states().items()
             state = {**state, **{f"{_WAY}{way}": value for way, value in ways}}
+        # Until the run is whole this says what it may go on with.
+        keep_loaded(RunFolder(self.folder))
         finished = self._since(name, result)
         add = partial(self._writer.add, finished, tuple(state))
         self.recorder.then({**state, **cached}, add)

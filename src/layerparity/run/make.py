@@ -52,12 +52,15 @@ def made(config: Config) -> Made:
     """Make one run, or find the one that is reused."""
     began, parent = terminal.began(), os.environ.get(PARENT_VARIABLE)
     with decided(config, open_store) as (store, prepared, mark), reuse.alone(config, store, mark):
-        again = reuse.reusable(store, mark) if config.reuse else None
+        own = not open_port.is_ours(config.port)
+        again = reuse.reusable(store, mark, own) if config.reuse else None
         if again is None:
             return _run(prepared, store, parent, mark, began)
     if parent:
         store.adopt(parent, again)
     console.say(f"Reusing run {again.name} ({again.id}): same fingerprint.\n{again.url}")
+    if own:
+        console.say(reuse.covered(again))
     say_served(config.tracking)
     fed_by = tuple(again.tags.get("inputs_from", "").split())
     return Made(again.id, again.name, again.read_manifest(), fed_by, is_reused=True)
@@ -94,7 +97,8 @@ def _run(
     from layerparity.tracking.system import SystemMetrics
 
     config = prepared.config
-    before = reuse.resumable(store, fingerprint) if config.resume else None
+    own = not open_port.is_ours(config.port)
+    before = reuse.resumable(store, fingerprint, own) if config.resume else None
     port = build_port(prepared)
     name = config.name or write.run_name(prepared)
     if config.name and parent:

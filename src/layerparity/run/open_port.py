@@ -16,6 +16,7 @@ from layerparity.anatomy.site import Site
 from layerparity.ground import registry
 from layerparity.ground.errors import UserError, nearest, said
 from layerparity.ground.files import text_digest
+from layerparity.run import port_loads
 from layerparity.run.ports.base import Assets, Observed, Port
 from layerparity.settings.config import RunKind
 
@@ -211,6 +212,8 @@ def _resolve(target: str) -> Callable[..., Any]:
 
 
 def _import(path: str, target: str) -> Any:
+    if not _is_ours(target):
+        port_loads.watch(target)
     if (known := sys.modules.get(path)) is not None:
         return known
     # A console script does not look for modules where it is run; a user's own port stands there.

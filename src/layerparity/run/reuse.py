@@ -13,8 +13,10 @@ from layerparity.ground import console
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import inside
 from layerparity.model.header import read_header
-from layerparity.record.folder import INPUTS, MANIFEST
+from layerparity.record.folder import INPUTS, MANIFEST, RunFolder
+from layerparity.record.loaded import Loaded
 from layerparity.record.manifest import Manifest
+from layerparity.run import port_loads
 from layerparity.settings.tracking import EMBEDDED, SERVER
 
 if TYPE_CHECKING:
@@ -80,8 +82,10 @@ def alone(config: Config, store: Store, fingerprint: str) -> Iterator[None]:
         lock.release()
 
 
-def reusable(store: Store, fingerprint: str) -> StoredRun | None:
+def reusable(store: Store, fingerprint: str, own_port: bool = False) -> StoredRun | None:
     """Return the newest finished run with this fingerprint whose artifacts are whole, or None.
+
+    With ``own_port`` what the user's port loaded must be as it was, too.
 
     Whole means: the manifest can be read, and every file that it lists is there, as long as its own
     header says, with the listed tensors. Bytes are not read; a comparison checks them. On a server
@@ -98,6 +102,8 @@ def reusable(store: Store, fingerprint: str) -> StoredRun | None:
             raise UserError(f"its {MANIFEST} is another run's")
         if store.config.name == EMBEDDED:
             _check_files(stored, manifest)
+        if own_port:
+            _check_loaded(stored.files.read_loaded())
     except UserError as error:
         console.note(f"run {stored.name} ({stored.id[:8]}) is not reused: {error}")
         return None
@@ -118,10 +124,30 @@ def _check_files(run: Any, manifest: Manifest) -> None:
             raise UserError(f"{name} does not hold {lost[0]}.")
 
 
-def resumable(store: Store, fingerprint: str) -> tuple[StoredRun, StoredProgress] | None:
+def _check_loaded(loaded: Loaded | None) -> Loaded:
+    """Return what a user's port loaded. Raises UserError where it is no longer as it was."""
+    if loaded is None:
+        raise UserError("it does not say what its port loaded")
+    differs = list(port_loads.changed(loaded))
+    if differs:
+        more = f" (and {len(differs) - 1} more)" if len(differs) > 1 else ""
+        raise UserError(f"of what its port loaded, {differs[0]}{more}")
+    return loaded
+
+
+def covered(stored: StoredRun) -> str:
+    """Say what of a user's port was looked at before its run was reused, and what was not."""
+    loaded = stored.files.read_loaded()
+    return f"What its port loaded is as it was: {loaded}. Not seen: {port_loads.NOT_SEEN}."
+
+
+def resumable(
+    store: Store, fingerprint: str, own_port: bool = False
+) -> tuple[StoredRun, StoredProgress] | None:
     """Return the newest unfinished run with this fingerprint that can go on, and what it noted.
 
-    Every file that it wrote is held against its hash. Says why a run cannot go on, and where none
+    Every file that it wrote is held against its hash, and with ``own_port`` what the user's port
+    loaded until then against what is there now. Says why a run cannot go on, and where none
     can, that the run begins anew.
     """
     from layerparity.record.progress import has_progress, read_progress
@@ -135,6 +161,8 @@ def resumable(store: Store, fingerprint: str) -> tuple[StoredRun, StoredProgress
             if progress.circumstances != circumstances(fingerprint):
                 raise UserError("it was computed on another processor, or with other threads")
             progress.check()
+            if own_port:
+                port_loads.take(_check_loaded(RunFolder(stored.folder).read_loaded()))
             return stored, progress
         except UserError as error:
             console.note(f"run {stored.name} ({stored.id[:8]}) is not resumed: {error}")

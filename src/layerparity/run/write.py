@@ -16,7 +16,7 @@ from layerparity.ground.resources import git_commit
 from layerparity.record.folder import RunFolder
 from layerparity.record.manifest import Manifest, Record
 from layerparity.record.stored_run import MANIFEST_TAG, OFF_TAG, off_text
-from layerparity.run import open_port, terminal
+from layerparity.run import open_port, port_loads, terminal
 from layerparity.run.fingerprint import (
     model_print,
     numerics,
@@ -235,10 +235,18 @@ def describe(prepared: Prepared, files: RunFolder, result: PassResult) -> None:
     files.write_profile(result.profile)
     files.write_effective_weights(result.effective)
     files.write_config(params(prepared.config))
+    keep_loaded(files)
     if result.new_tokens is not None:
         terminal.texts(prepared, files, result.new_tokens)
     if prepared.backend.warnings:
         files.write_warnings(prepared.backend.warnings)
+
+
+def keep_loaded(files: RunFolder) -> None:
+    """Write what ports of one's own loaded in this process, if there was one."""
+    loaded = port_loads.now()
+    if loaded is not None:
+        files.write_loaded(loaded)
 
 
 def run_metrics(

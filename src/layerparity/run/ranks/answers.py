@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.family import family_of
 from layerparity.anatomy.site import Kind, SiteSpec
+from layerparity.ground.decode import encode
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.numbers.rank_parts import WHOLE, PartKind, RankShare
 from layerparity.record.manifest import SitePatterns
+from layerparity.run import port_loads
 from layerparity.run.ports.base import Call
 from layerparity.run.ranks.side import RankAssets, RankObserved, RankSide
 
@@ -96,6 +98,7 @@ class Answers:
             OUTPUT: asdict(observed.output_share),
             "facts": self.side.facts(),
             "notes": self.side.notes(),
+            "loaded": encode(port_loads.now()),
         }
         seen = {f"site {local}": value for local, value in observed.tensors.items()}
         return told, {OUTPUT: observed.output, **seen}

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from layerparity.ground.errors import Exit, UserError, said
+from layerparity.run import port_loads
 from layerparity.run.ranks import wire
 
 START = "start.json"
@@ -32,6 +33,8 @@ def main(folder: Path) -> int:
     start = json.loads((folder / START).read_text(encoding="utf-8"))
     sys.path[:] = start["path"]
     try:
+        if not start["side"].startswith("layerparity."):
+            port_loads.watch(start["side"])
         side = imported(start["side"])
         side.prepare(start["keys"])
     except UserError as error:

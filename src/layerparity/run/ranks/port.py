@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.shards import spans
 from layerparity.anatomy.site import Site
+from layerparity.ground.decode import decode
 from layerparity.ground.errors import UserError
 from layerparity.machine.device import Placed
 from layerparity.numbers.rank_parts import PartKind, RankShare, merge, slice_alone
+from layerparity.record.loaded import Loaded
 from layerparity.record.ranks import Disagreement, RankRecord, Sharding
+from layerparity.run import port_loads
 from layerparity.run.backends._ranks import RanksBackend
 from layerparity.run.ports.base import Assets, Call, Observed, Port
 from layerparity.run.ranks.answers import Answer, observed_of
@@ -112,6 +115,10 @@ class RanksPort(Port):
         seen = [observed_of(*answer) for answer in answers]
         for told, _ in answers:
             self.facts.update(told["facts"])
+            if told["loaded"] is not None:
+                # What a rank's process is given for itself is none of the caller's.
+                own = {"PYTHONPATH": "", **imported(self.side).environment}
+                port_loads.take(decode(Loaded, told["loaded"]), own)
             for line in told["notes"]:
                 self._note(line)
         outputs = [each.output for each in seen]
