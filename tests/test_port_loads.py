@@ -198,3 +198,13 @@ def test_only_what_a_port_opens_while_a_run_calls_it_is_noted(here: Path) -> Non
     thread = Thread(target=read)
     inside_a_run("call()", call=lambda: [thread.start(), thread.join()])
     assert list(files) == [str(file), str(here / "kernel.cu")]
+
+
+def test_what_ranks_loaded_is_noted_but_what_they_were_given(here: Path) -> None:
+    port_loads.watch("leaning_port.Port")
+    marks = {"LEANING_RANK": "a", "LEANING_AT_IMPORT": "b"}
+    rank = Loaded(files={"of a rank": "absent"}, variables=marks)
+    port_loads.take(rank, {"LEANING_RANK": "1"})
+    noted = port_loads.now()
+    assert noted is not None and "of a rank" in noted.files
+    assert noted.variables == {"LEANING_AT_IMPORT": "b"}
