@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from layerparity.ground.resources import commit_of
 from layerparity.record.manifest import SitePatterns
 from layerparity.run import fingerprint
 from layerparity.run.fingerprint import fingerprint_of
@@ -115,3 +117,20 @@ def test_a_candidate_computes_nothing_beside_itself() -> None:
     candidate = replace(GOLDEN, kind=RunKind.candidate)
     other = replace(candidate, reference=ReferenceSettings(make=False))
     assert fingerprint_of(prepared(candidate)) == fingerprint_of(prepared(other))
+
+
+def test_other_changes_of_a_checkout_have_other_commits(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        who = ("-c", "user.name=a", "-c", "user.email=a@b")
+        subprocess.run(["git", *who, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    file, seen = tmp_path / "code.py", []
+    git("init", "-q")
+    for text in (b"1", b"2", b"3\xff"):
+        file.write_bytes(text)
+        if not seen:
+            git("add", ".")
+            git("commit", "-qm", "one")
+        seen.append(commit_of(tmp_path))
+    assert len(set(seen)) == 3
+    assert ["+changes-" in each for each in seen] == [False, True, True]

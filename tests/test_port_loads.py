@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from layerparity.ground.decode import decode, encode
 from layerparity.ground.files import read_tensors
-from layerparity.record.loaded import Loaded
+from layerparity.record.loaded import PortLoads
 from layerparity.run import port_loads
 
 PORT = """
@@ -80,7 +80,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in [each for each in sys.modules if each.partition(".")[0] in NAMES]:
         del sys.modules[name]
     os.environ.pop("LEANING_OWN", None)
-    port_loads._noted.loaded = decode(Loaded, before)
+    port_loads._noted.loaded = decode(PortLoads, before)
 
 
 def inside_a_run(words: str, **names: Any) -> None:
@@ -88,14 +88,14 @@ def inside_a_run(words: str, **names: Any) -> None:
     exec(compile(words, str(ROOT / "src/layerparity/calls.py"), "exec"), names)
 
 
-def loaded_by(here: Path) -> Loaded:
+def loaded_by(here: Path) -> PortLoads:
     """Run the port as layerparity does; return what is kept of it, as it is read again."""
     port_loads.watch("leaning_port.Port")
     load = importlib.import_module
     inside_a_run("port = load('leaning_port'); port.build(); port.run()", load=load)
     noted = port_loads.now()
     assert noted is not None
-    kept: Loaded = decode(Loaded, encode(noted))
+    kept: PortLoads = decode(PortLoads, encode(noted))
     return kept
 
 
@@ -203,7 +203,7 @@ def test_only_what_a_port_opens_while_a_run_calls_it_is_noted(here: Path) -> Non
 def test_what_ranks_loaded_is_noted_but_what_they_were_given(here: Path) -> None:
     port_loads.watch("leaning_port.Port")
     marks = {"LEANING_RANK": "a", "LEANING_AT_IMPORT": "b"}
-    rank = Loaded(files={"of a rank": "absent"}, variables=marks)
+    rank = PortLoads(files={"of a rank": "absent"}, variables=marks)
     port_loads.take(rank, {"LEANING_RANK": "1"})
     noted = port_loads.now()
     assert noted is not None and "of a rank" in noted.files

@@ -7,6 +7,8 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
+from layerparity.ground.files import text_digest
+
 
 def shipped(name: str) -> Path:
     """Return ``conf``, ``experiments``, ``checkpoints`` or ``constraints.txt`` of this code."""
@@ -26,16 +28,23 @@ def git_commit() -> str:
 
 
 def commit_of(folder: Path) -> str:
-    """Return a checkout's commit, with ``+changes`` where files differ; empty outside git."""
+    """Return a checkout's commit, empty outside git; ``+changes-HASH`` where files differ.
+
+    The hash is that of the differences: other changes make another run.
+    """
     if shutil.which("git") is None:
         return ""
     commit = _git(folder, "rev-parse", "HEAD")
-    changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
-    return commit + ("+changes" if commit and changed else "")
+    changed = _git(folder, "diff", "HEAD", "--binary", "--no-ext-diff")
+    return commit + (f"+changes-{text_digest(changed)[:8]}" if commit and changed else "")
 
 
 def _git(folder: Path, *words: str) -> str:
     ended = subprocess.run(
-        ["git", "-C", str(folder), *words], capture_output=True, text=True, check=False
+        ["git", "-C", str(folder), *words],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
     )
     return ended.stdout.strip()

@@ -30,7 +30,7 @@ from layerparity.ground.files import (
 from layerparity.ground.parse import parse_json, parse_yaml
 from layerparity.ground.profile import RunProfile
 from layerparity.ground.secrets import redacted
-from layerparity.record.loaded import Loaded
+from layerparity.record.loaded import PortLoads
 from layerparity.record.manifest import (
     Manifest,
     Record,
@@ -206,13 +206,13 @@ class RunFolder:
         with reading(self.locate(PROFILE), _NO_TIME):
             return RunProfile.from_dict(parse_json(text))
 
-    def write_loaded(self, loaded: Loaded) -> None:
+    def write_loaded(self, loaded: PortLoads) -> None:
         """Write what the run's port loaded."""
         self.write_text(LOADED, json_lines(encode(loaded)))
 
-    def read_loaded(self) -> Loaded | None:
+    def read_loaded(self) -> PortLoads | None:
         """Return what the run's port loaded; None where it is not kept."""
-        loaded: Loaded | None = self._read_json(LOADED, Loaded)
+        loaded: PortLoads | None = self._read_json(LOADED, PortLoads)
         return loaded
 
     def write_new_texts(self, prompts: Sequence[str], texts: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Loaded: what the port of a run really imported and read, and what each of it was."""
+"""PortLoads: what the port of a run really imported and read, and what each of it was."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 
 
 @dataclass
-class Loaded:
+class PortLoads:
     """What a port of one's own loaded.
 
     ``modules`` are files by the module's name. ``files`` are hashes by path, as it was opened; of a
@@ -20,7 +20,7 @@ class Loaded:
     libraries: dict[str, str] = field(default_factory=dict)
     variables: dict[str, str] = field(default_factory=dict)
 
-    def update(self, other: Loaded, without: Mapping[str, str] | None = None) -> None:
+    def update(self, other: PortLoads, without: Mapping[str, str] | None = None) -> None:
         """Add what another process loaded, but the variables ``without``, which are its own."""
         for each in fields(self):
             added = getattr(other, each.name)

@@ -28,7 +28,7 @@ from typing import Any
 from blake3 import blake3
 
 from layerparity.ground.files import text_digest
-from layerparity.record.loaded import Loaded
+from layerparity.record.loaded import PortLoads
 
 NOT_SEEN = (
     "what compiled code opens or asks the environment by itself, what other processes read, which "
@@ -57,7 +57,7 @@ class _Noted:
     before a port, or layerparity, set them; ``written`` are files that a port made.
     """
 
-    loaded: Loaded = field(default_factory=Loaded)
+    loaded: PortLoads = field(default_factory=PortLoads)
     mine: set[str] = field(default_factory=set)
     before: dict[str, str] = field(default_factory=dict)
     written: set[str] = field(default_factory=set)
@@ -78,13 +78,13 @@ def watch(target: str) -> None:
     if not _noted.on:
         _noted.on = True
         # Python has no event for a variable that is read, safetensors none for a file.
-        os.environ.__class__ = _Environment
+        os.environ.__class__ = _NotedEnvironment
         _announce_safetensors()
         # It cannot be taken back: what follows goes by who opens something.
         sys.addaudithook(_heard)
 
 
-def now() -> Loaded | None:
+def now() -> PortLoads | None:
     """Return what ports loaded in this process; None where none of one's own was made."""
     if not _noted.on:
         return None
@@ -100,15 +100,17 @@ def now() -> Loaded | None:
     tops = frozenset(name.partition(".")[0] for name in sys.modules)
     _noted.loaded.libraries.update(_libraries(tops))
     # A port's threads may go on.
-    return Loaded(**{each.name: dict(getattr(_noted.loaded, each.name)) for each in fields(Loaded)})
+    return PortLoads(
+        **{each.name: dict(getattr(_noted.loaded, each.name)) for each in fields(PortLoads)}
+    )
 
 
-def take(other: Loaded, without: dict[str, str] | None = None) -> None:
+def take(other: PortLoads, without: dict[str, str] | None = None) -> None:
     """Add what was loaded in another process, but variables that only that one has."""
     _noted.loaded.update(other, without)
 
 
-def changed(loaded: Loaded) -> Iterator[str]:
+def changed(loaded: PortLoads) -> Iterator[str]:
     """Yield what is no longer as a run's port found it, in words."""
     importlib.invalidate_caches()
     for name, file in loaded.modules.items():
@@ -264,7 +266,7 @@ def _value(name: str) -> str:
     return "" if value is None else str(blake3(value).hexdigest())
 
 
-class _Environment(os._Environ[str]):
+class _NotedEnvironment(os._Environ[str]):
     """``os.environ``, which notes what a port reads of it, and what was set during a run."""
 
     def __getitem__(self, name: Any) -> Any:

@@ -14,7 +14,7 @@ from layerparity.ground.errors import UserError
 from layerparity.ground.files import inside
 from layerparity.model.header import read_header
 from layerparity.record.folder import INPUTS, MANIFEST, RunFolder
-from layerparity.record.loaded import Loaded
+from layerparity.record.loaded import PortLoads
 from layerparity.record.manifest import Manifest
 from layerparity.run import port_loads
 from layerparity.settings.tracking import EMBEDDED, SERVER
@@ -124,7 +124,7 @@ def _check_files(run: Any, manifest: Manifest) -> None:
             raise UserError(f"{name} does not hold {lost[0]}.")
 
 
-def _check_loaded(loaded: Loaded | None) -> Loaded:
+def _check_loaded(loaded: PortLoads | None) -> PortLoads:
     """Return what a user's port loaded. Raises UserError where it is no longer as it was."""
     if loaded is None:
         raise UserError("it does not say what its port loaded")

@@ -13,7 +13,7 @@ from layerparity.ground.decode import decode
 from layerparity.ground.errors import UserError
 from layerparity.machine.device import Placed
 from layerparity.numbers.rank_parts import PartKind, RankShare, merge, slice_alone
-from layerparity.record.loaded import Loaded
+from layerparity.record.loaded import PortLoads
 from layerparity.record.ranks import Disagreement, RankRecord, Sharding
 from layerparity.run import port_loads
 from layerparity.run.backends._ranks import RanksBackend
@@ -118,7 +118,7 @@ class RanksPort(Port):
             if told["loaded"] is not None:
                 # What a rank's process is given for itself is none of the caller's.
                 own = {"PYTHONPATH": "", **imported(self.side).environment}
-                port_loads.take(decode(Loaded, told["loaded"]), own)
+                port_loads.take(decode(PortLoads, told["loaded"]), own)
             for line in told["notes"]:
                 self._note(line)
         outputs = [each.output for each in seen]
