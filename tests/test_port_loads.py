@@ -208,3 +208,15 @@ def test_what_ranks_loaded_is_noted_but_what_they_were_given(here: Path) -> None
     noted = port_loads.now()
     assert noted is not None and "of a rank" in noted.files
     assert noted.variables == {"LEANING_AT_IMPORT": "b"}
+
+
+def test_variables_that_a_library_reads_are_not_noted(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHLVL", "3")
+    port_loads.watch("leaning_port.Port")
+    inside_a_run("call()", call=lambda: os.environ.get("SHLVL"))
+    assert "SHLVL" in port_loads._noted.loaded.variables
+    port_loads._noted.loaded.variables.clear()
+    inside_a_run("call()", call=lambda: os.path.expandvars("$SHLVL"))
+    assert not port_loads._noted.loaded.variables

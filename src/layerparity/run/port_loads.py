@@ -31,8 +31,9 @@ from layerparity.ground.files import text_digest
 from layerparity.record.loaded import PortLoads
 
 NOT_SEEN = (
-    "what compiled code opens or asks the environment by itself, what other processes read, which "
-    "files a folder has, the network, and what a module read when another program imported it"
+    "what compiled code opens by itself, variables that libraries or compiled code read, what "
+    "other processes read, which files a folder has, the network, and what a module read when "
+    "another program imported it"
 )
 _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
 _STANDARD = tuple(
@@ -92,7 +93,7 @@ def now() -> PortLoads | None:
         file = vars(module).get("__file__") if isinstance(module, ModuleType) else None
         if not isinstance(file, str) or (name == "__main__" and name not in _noted.mine):
             continue
-        # torch writes a module into a folder that is new in each process.
+        # torch writes a module into a temporary folder that each process has of its own.
         if _whose(file) == "port" and not _OF_PROCESS.match(file):
             _noted.loaded.modules[name] = file
             # What was noted when it was opened is what was read, whatever is there by now.
@@ -167,6 +168,14 @@ def _by_a_port() -> bool:
     return asking[:1] == ["port"] and ("ours" in asking or threaded)
 
 
+def _asked_directly() -> bool:
+    """Say whether a port's own code reads a variable: libraries read hundreds when imported."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__") in ("os", "collections.abc"):
+        frame = frame.f_back
+    return frame is not None and _whose(frame.f_code.co_filename) == "port"
+
+
 def _inside_a_run() -> bool:
     """Say whether layerparity is on the stack: what a caller does on its own is no port's."""
     return "ours" in _stack()
@@ -186,6 +195,7 @@ def _heard(event: str, arguments: tuple[Any, ...]) -> None:
         (_noted.written.add if _inside_a_run() else _noted.written.discard)(place)
         return
     known = place in _noted.written or place.startswith(_MACHINE) or _whose(path) != "port"
+    known = known or _OF_PROCESS.match(place) is not None
     if not known and _by_a_port() and (mark := _mark(path)):
         _noted.loaded.files[path] = mark
 
@@ -270,7 +280,7 @@ class _NotedEnvironment(os._Environ[str]):
     """``os.environ``, which notes what a port reads of it, and what was set during a run."""
 
     def __getitem__(self, name: Any) -> Any:
-        if isinstance(name, str) and _by_a_port():
+        if isinstance(name, str) and _asked_directly() and _by_a_port():
             _noted.loaded.variables[name] = _value(name)
         return super().__getitem__(name)
 
