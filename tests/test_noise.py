@@ -595,3 +595,20 @@ def test_the_typical_floor_is_pooled_over_prefill_and_steps(tmp_path: Path) -> N
     assert last is not None
     assert stored.typical_floor(last, "float32") == TypicalFloor.of(*torch.cat(tokens, 1))
     assert stored.typical_floor(last, "bfloat16") is None
+
+
+@pytest.mark.parametrize("part", ["all", "a head", "a channel"])
+def test_a_factor_of_the_golden_alone_is_none_of_a_candidate_s(part: str) -> None:
+    given = site((512, 32, 4), "fp32, fp64")
+    within = {"all": slice(None), "a head": slice(8, 16), "a channel": slice(5, 6)}[part]
+    name = {"all": "slope", "a head": "slope_head", "a channel": "slope_channel"}[part]
+    golden, wrong = given.golden.clone(), given.candidate.clone()
+    golden[:, within] *= 1 - 0.01
+    wrong[:, within] *= 1 + 0.01
+    right = deviation(replace(given, golden=golden)).metrics
+    assert abs(right[name]) < 3e-4
+    # Off the reference as well as off the golden, by the same factor or twice that.
+    for own in (given.golden, golden):
+        found = deviation(replace(given, golden=own, candidate=wrong)).metrics
+        assert found[name] > 0.0095
+        assert found[f"{name}_z"] > 6

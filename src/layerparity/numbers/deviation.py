@@ -10,8 +10,9 @@ stands out most among the candidate's own.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from layerparity.numbers.arithmetic import one_thread
 from layerparity.numbers.chance import FEW_NUMBERS, by_chance, of_few
 from layerparity.numbers.clean_slopes import CleanSlopes
 from layerparity.numbers.floor import LEAST, TINY, Floor, group_floor, scales
+from layerparity.numbers.golden_slopes import GoldenSlopes, may_be_a_mistake, without_golden
 from layerparity.numbers.site_sums import apart_by_group, site_sums
 from layerparity.numbers.token_factors import FEW, factor_ratio, standing_out, ways_apart
 from layerparity.numbers.token_sums import (
@@ -115,19 +117,28 @@ def _judged(
     _ratios(site, sums, None if experts is None else experts.sent, result)
     part = site.tokens.numel() / max(site.real, 1)
     by_element, weight = sums.slopes[CHANNEL], scale.square()
+    own = GoldenSlopes(site.golden, site.reference, scale)
     for grouping in site.layout.groupings:
         slopes = sums.slopes[grouping]
         noise = group_floor(site.floor.elements, weight, site.layout, grouping) * part
         variance = _across(site.layout, grouping, by_element.p, by_element.q, slopes)
         error = site.layout.sums(sums.error_elements * weight, grouping)
         clean = site.clean.variance(grouping, _left(error, slopes), noise, slopes.q)
-        _note_slope(result, f"slope_{grouping}".removesuffix("_whole"), slopes, variance + clean)
+        name = f"slope_{grouping}".removesuffix("_whole")
+        of_golden = partial(own.products, site.layout, grouping)
+        _note_slope(result, name, slopes, variance + clean, of_golden)
     _by_token(site, sums, result)
     if experts is not None:
-        _note_slope(result, "slope_expert", experts.slopes, experts.variance)
+        _note_slope(
+            result,
+            "slope_expert",
+            experts.slopes,
+            experts.variance,
+            lambda: experts.sent.sums(own.by_token),
+        )
     ones = torch.full_like(sums.differences, site.tokens.numel())
     variance = _across(site.layout, WHOLE, sums.differences, ones, sums.offset)
-    _note_slope(result, "offset", sums.offset, variance)
+    _note_slope(result, "offset", sums.offset, variance, lambda: own.offset)
     return result
 
 
@@ -301,12 +312,22 @@ def _across(
     return apart / slopes.q.square().clamp_min(TINY)
 
 
-def _note_slope(result: Deviation, name: str, slopes: Slopes, variance: torch.Tensor) -> None:
+def _note_slope(
+    result: Deviation,
+    name: str,
+    slopes: Slopes,
+    variance: torch.Tensor,
+    of_golden: Callable[[], torch.Tensor],
+) -> None:
     """Note the group whose slope is the most significant, with its z.
 
-    ``variance`` is what is to be added to that of the tokens, float64 [groups].
+    ``variance`` is what is to be added to that of the tokens, float64 [groups]; ``of_golden`` gives
+    the golden's own products, of that shape.
     """
     slope, z = slopes.slope, _significance(slopes, variance)
+    if may_be_a_mistake(slope, z):
+        left = without_golden(slope, of_golden() / slopes.q.clamp_min(TINY))
+        slope, z = left, z * left.abs() / slope.abs().clamp_min(TINY)
     worst = int(z.argmax())
     result.metrics[name] = float(slope[worst])
     result.metrics[f"{name}_z"] = float(z[worst])
