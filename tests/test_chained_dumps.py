@@ -200,6 +200,11 @@ def test_what_cannot_be_a_chain_is_refused(cli: Cli, store: Path, tmp_path: Path
         ({"embed_tokens:in": ids, "layers.0:out@decode.2": hidden}, "no step 1: record each step"),
         ({"embed_tokens:in": ids, "layers.0:out@decode.1": hidden}, "in decode step 1: record"),
         ({"embed_tokens:in": hidden}, "are no token ids"),
+        ({"embed_tokens:in": ids[:, :0]}, "holds no token"),
+        (
+            {"embed_tokens:in": ids, "lm_head:out@decode.1": torch.ones(1, 0, 512)},
+            "has no logits of 1 sequences",
+        ),
         ({"embed_tokens:in": ids + 999}, "the vocabulary has 512"),
         ({"embed_tokens:in": ids, "layers.9:out": hidden}, "layers.9:out is none of its sites"),
     )

@@ -21,7 +21,7 @@ from layerparity.ground.errors import Exit, UserError
 from layerparity.judge.conclude import conclude
 from layerparity.judge.tolerances.fixed import FixedTolerance
 from layerparity.record import dump_files
-from layerparity.record.dump_files import read_npz, read_pt
+from layerparity.record.dump_files import NpzFile, read_pt
 from layerparity.record.stored_run import StoredRun, from_folder
 from layerparity.record.verdict import Outcome, Verdict
 from layerparity.report.cautions import warning_lines
@@ -233,7 +233,7 @@ def test_what_claims_more_than_there_is_memory_is_refused(
     monkeypatch.setattr(dump_files, "free_host_memory", lambda: 1 << 20)
     np.savez_compressed(tmp_path / "a.npz", a=np.zeros(1 << 20))
     with pytest.raises(UserError, match=r"claims to unpack to 8.*MB, and 1.*MB of memory are free"):
-        read_npz(tmp_path / "a.npz", "a")
+        NpzFile(tmp_path / "a.npz").read("a")
     torch.save(torch.zeros(1).expand(1 << 40), tmp_path / "b.pt")
     with pytest.raises(UserError, match="claims to unpack to"):
         read_pt(tmp_path / "b.pt")
@@ -242,7 +242,92 @@ def test_what_claims_more_than_there_is_memory_is_refused(
             file, {"descr": "<f8", "fortran_order": False, "shape": (1 << 40,)}
         )
     with pytest.raises(UserError, match="claims more than it holds"):
-        read_npz(tmp_path / "c.npz", "a")
+        NpzFile(tmp_path / "c.npz").read("a")
+
+
+def nested(strided: bool) -> torch.Tensor:
+    parts = [torch.zeros(2, 3), torch.zeros(4, 3)]
+    return torch.nested.nested_tensor(parts, layout=torch.strided if strided else torch.jagged)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested")
+@pytest.mark.parametrize(
+    ("tensor", "says"),
+    [
+        (nested(strided=True), "has no plain numbers"),
+        (nested(strided=False), "has no plain numbers"),
+        (torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), "holds float4_e2m1fn_x2"),
+        (torch.zeros(4, dtype=torch.uint8).view(torch.bits8), "holds bits8, which torch cannot"),
+        (torch.zeros(4, dtype=torch.complex64), "dump their real"),
+    ],
+)
+def test_what_nothing_can_be_computed_with_is_refused(
+    tmp_path: Path, tensor: torch.Tensor, says: str
+) -> None:
+    torch.save({"a": tensor}, tmp_path / "a.pt")
+    with pytest.raises(UserError, match=says):
+        read_all(tmp_path)
+
+
+def read_all(folder: Path) -> dict[str, torch.Tensor]:
+    found = {each.names[0]: each for each in dump_files.find_tensors(folder)}
+    files = dump_files.DumpFiles(found)
+    return {name: files.read(each) for name, each in found.items()}
+
+
+def test_lists_that_hold_each_other_are_refused_at_once(tmp_path: Path) -> None:
+    held: list[object] = [torch.zeros(1)]
+    for _ in range(60):
+        held = [held, held]
+    torch.save(held, tmp_path / "a.pt")
+    with pytest.raises(UserError, match="its lists hold each other"):
+        read_pt(tmp_path / "a.pt")
+    loop: list[object] = [torch.zeros(1)]
+    loop.append(loop)
+    torch.save(loop, tmp_path / "a.pt")
+    with pytest.raises(UserError, match="it holds itself"):
+        read_pt(tmp_path / "a.pt")
+    part = [torch.zeros(1)]
+    torch.save({"a": part, "b": part}, tmp_path / "a.pt")
+    assert list(read_pt(tmp_path / "a.pt")) == ["a/0", "b/0"]
+
+
+def test_of_two_tensors_of_one_name_none_is_dropped(tmp_path: Path) -> None:
+    torch.save({"a/b": torch.zeros(1), "a": {"b": torch.ones(1)}}, tmp_path / "a.pt")
+    with pytest.raises(UserError, match="two tensors named 'a/b'"):
+        read_pt(tmp_path / "a.pt")
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("a", b"")
+        archive.writestr("a.npy", b"")
+    with pytest.raises(UserError, match="two tensors named 'a'"):
+        NpzFile(tmp_path / "a.npz")
+
+
+def test_a_member_of_an_archive_need_not_have_a_name(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.ones(3))
+    whole = (tmp_path / "a.npz").read_bytes()
+    # A name ends where a NUL stands.
+    (tmp_path / "a.npz").write_bytes(whole.replace(b"x.npy", b"\0.npy"))
+    assert [each.sum() for each in read_all(tmp_path).values()] == [3]
+
+
+def test_an_archive_of_many_arrays_is_opened_twice_in_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To be listed, and to be read; opening it lists all of them again."""
+    opened: list[Path] = []
+    sound = dump_files._archive
+    monkeypatch.setattr(dump_files, "_archive", lambda path: opened.append(path) or sound(path))
+    np.savez(tmp_path / "a.npz", **{f"a{n}": np.full(2, n) for n in range(20)})
+    found = read_all(tmp_path)
+    assert [int(found[f"a/a{n}"].sum()) for n in range(20)] == [2 * n for n in range(20)]
+    assert len(opened) == 2
+
+
+def test_a_file_whose_name_is_no_text_is_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "a\udcff.npy", np.zeros(1))
+    with pytest.raises(UserError, match="is no UTF-8: rename it"):
+        dump_files.find_tensors(tmp_path)
 
 
 def test_tensors_in_lists_are_named_by_their_places(golden: StoredRun, tmp_path: Path) -> None:

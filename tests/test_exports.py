@@ -477,7 +477,7 @@ def test_an_archive_that_is_cut_off_is_refused(cli: Cli, archive: Path) -> None:
     assert ended.exit == 2 and "is no export" in ended.err
 
 
-@pytest.mark.parametrize("what", ["file", "parent", "pipe", "list"])
+@pytest.mark.parametrize("what", ["file", "parent", "pipe", "list", "loop"])
 def test_a_folder_with_links_is_refused(
     empty: Store, home: Home, tmp_path: Path, what: str
 ) -> None:
@@ -495,6 +495,10 @@ def test_a_folder_with_links_is_refused(
         one = sorted(tensors.iterdir())[0]
         one.unlink()
         os.mkfifo(one)
+    elif what == "loop":
+        one = sorted(tensors.iterdir())[0]
+        one.unlink()
+        one.symlink_to(one.name)
     else:
         listed = tmp_path / "carried" / FILE
         listed.rename(tmp_path / "elsewhere" / FILE)

@@ -18,13 +18,15 @@ from runs import make_run, sites
 from safetensors.torch import save_file
 from test_inputs import request
 
+from layerparity.cli.command import plain_errors
 from layerparity.ground.errors import UserError
 from layerparity.ground.parse import parse_json, parse_yaml
 from layerparity.ground.resources import shipped
 from layerparity.judge.again import stored_verdict
 from layerparity.judge.conclude import conclude
 from layerparity.judge.tolerances.fixed import FixedTolerance
-from layerparity.model.architecture import read_config
+from layerparity.model.architecture import build, read_config
+from layerparity.model.buffers import fill_buffers
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.record.dump_files import read_npy
 from layerparity.record.folder import RunFolder
@@ -34,6 +36,7 @@ from layerparity.record.reason import Reason, ReasonKind
 from layerparity.record.stored_run import from_folder
 from layerparity.record.verdict import Outcome, Verdict
 from layerparity.run.inputs import _chat, prompt, tokens
+from layerparity.run.inputs.base import check_length
 from layerparity.settings.config import PromptSettings
 
 TINY = shipped("checkpoints") / "tiny_minimax_m2"
@@ -108,6 +111,48 @@ def test_a_damaged_config_is_one_line(model: Path, how: str) -> None:
         checkpoint.refuse_other_sizes()
         read_config(checkpoint.config)
     one_line(error)
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"rotary_dim": 10**9}, r"inv_freq the shape \[500000000\]: check them"),
+        ({"rotary_dim": 1e9}, r"inv_freq the shape \[500000000\]: check them"),
+        ({"model_type": "gptj", "rotary_dim": 10**9}, "embed_positions the shape"),
+        ({"model_type": "clip"}, "clip has no causal language model in transformers"),
+        ({"hidden_act": "none"}, "names 'none', which transformers does not know"),
+        ({"rope_parameters": {"rope_type": "none"}}, "names 'none', which transformers does"),
+    ],
+)
+def test_values_that_make_no_model_are_one_line(values: dict[str, Any], says: str) -> None:
+    config = read_config({**json.loads((TINY / "config.json").read_text()), **values})
+    with pytest.raises(UserError, match=says) as error:
+        model = build(config, torch.float32, None, None)
+        fill_buffers(model, model)
+    one_line(error)
+
+
+def test_no_row_of_tokens_is_one_line() -> None:
+    for rows in ([], [[]], [[3], []]):
+        with pytest.raises(UserError, match="a dump holds no token"):
+            check_length(rows, request(), "a dump")
+
+
+def test_what_the_system_takes_for_no_path_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    for path, says in (
+        (tmp_path / ("a" * 5000), "is a path that is too long: give another"),
+        (tmp_path / "loop", f"{tmp_path}/loop is a link that leads to itself: give"),
+    ):
+        for look in (Path.stat, lambda path: path.resolve(strict=True)):
+            with pytest.raises(UserError, match=says) as error, plain_errors():
+                look(path)
+            assert len(one_line(error)) < 300
+    with pytest.raises(UserError, match="is a name that is no UTF-8") as error, plain_errors():
+        ("a" * 5000 + "\udcff").encode()
+    assert len(one_line(error)) < 300
+    with pytest.raises(FileNotFoundError), plain_errors():
+        (tmp_path / "none").stat()
 
 
 @pytest.mark.parametrize(
@@ -320,6 +365,9 @@ FIFTY = "1" * 50
         ((f"tracking.experiment={'a' * 501}",), "give 1 to 500 letters"),
         (("--info", "all", "-m", "layer=0,1"), "--multirun and --info are asked for at once"),
         (("--resolve",), "add --cfg job"),
+        (("name=a\udcff",), "is no UTF-8"),
+        (("model=checkpoint", f"model.path={'a/' * 2500}"), "a path that is too long"),
+        (("--config-dir", "a/" * 2500), "a path that is too long"),
     ],
 )
 def test_a_word_that_fits_no_key_is_one_line(

@@ -127,6 +127,24 @@ def test_what_the_hub_refuses_is_said_with_its_cure(
     assert says in str(refused.value)
 
 
+def test_a_subfolder_stays_within_the_model(hub: SmallHub) -> None:
+    for folder in ("../..", "a/../../b"):
+        with pytest.raises(UserError, match="leads out of the model: leave"):
+            describe(model(subfolder=folder, download=True))
+    with pytest.raises(UserError, match=r"holds no original/config\.json"):
+        describe(model(subfolder="/original", download=True))
+
+
+def test_a_damaged_name_of_a_revision_is_one_line(hub: SmallHub) -> None:
+    from huggingface_hub import constants
+
+    refs = Path(constants.HF_HUB_CACHE) / f"models--{NAME.replace('/', '--')}" / "refs"
+    refs.mkdir(parents=True)
+    (refs / "main").write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match=r"of the revisions of .* is damaged .*: remove refs/"):
+        describe(model())
+
+
 def test_offline_is_said(hub: SmallHub, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 

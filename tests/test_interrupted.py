@@ -17,7 +17,7 @@ from stores import fresh_config, fresh_store
 
 from layerparity.machine import owner
 from layerparity.tracking import interrupted
-from layerparity.tracking.process import terminable
+from layerparity.tracking.process import terminable, unhidden
 from layerparity.tracking.store import open_store
 
 # A run that stops at a moment, says so, and waits for its end there.
@@ -201,6 +201,26 @@ class Signalled:
         if at == self.at:
             self.at = ""
             signal.raise_signal(self.number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_is_not_hidden_by_what_fails_on_the_way_out(number):
+    """As where OmegaConf gives back a flag that it had no time to take."""
+
+    def fails():
+        try:
+            os.kill(os.getpid(), number)
+        finally:
+            raise AttributeError
+
+    stop = KeyboardInterrupt if number == signal.SIGINT else SystemExit
+    with pytest.raises(stop), terminable(), unhidden():
+        fails()
+    with pytest.raises(ValueError, match="a port's own"), terminable(), unhidden():
+        try:
+            raise SystemExit(1)
+        except SystemExit as error:
+            raise ValueError("a port's own") from error
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])

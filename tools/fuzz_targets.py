@@ -255,7 +255,7 @@ def _of_dumps(folder: Path) -> dict[str, Target]:
     from safetensors.torch import save
 
     from layerparity.ground.files import read_tensors
-    from layerparity.record.dump_files import read_npy, read_npz, read_pt
+    from layerparity.record.dump_files import NpzFile, read_npy, read_pt
     from layerparity.record.name_map import read_map
     from layerparity.run.inputs.tokens import read_rows
 
@@ -274,7 +274,7 @@ def _of_dumps(folder: Path) -> dict[str, Target]:
     made = {f"tokens {name}": _file(place, each, name, read_rows) for name, each in good.items()}
     return {
         "npy": _file(place, npy.getvalue(), "a.npy", read_npy),
-        "npz": _file(place, packed.getvalue(), "a.npz", lambda path: read_npz(path, "a")),
+        "npz": _file(place, packed.getvalue(), "a.npz", lambda path: NpzFile(path).read("a")),
         "pt": _file(place, saved.getvalue(), "a.pt", read_pt),
         "safetensors": _file(place, tensors, "a.safetensors", read_tensors),
         "names.json": _file(place, names, "names.json", read_map),

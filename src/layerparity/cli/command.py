@@ -13,7 +13,7 @@ from typing import Any
 from layerparity.cli import help as help_text
 from layerparity.cli import hydras_own, launchers
 from layerparity.cli.search_path import given_folders
-from layerparity.ground.errors import UserError, nearest
+from layerparity.ground.errors import UserError, nearest, refused_name
 from layerparity.ground.quoting import quoted
 from layerparity.ground.resources import shipped
 from layerparity.ground.secrets import redacted, refuse_login
@@ -293,7 +293,7 @@ def explain(error: Exception) -> UserError:
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Raise what Hydra and OmegaConf raise in a block as UserErrors.
+    """Raise what Hydra and OmegaConf raise in a block, or a path that can be none, as UserErrors.
 
     The notes of an exception, which say where it is from, stand before its message.
     """
@@ -308,6 +308,11 @@ def plain_errors() -> Iterator[None]:
         if message is error and not notes:
             raise
         raise UserError(": ".join([*notes, str(message)])) from error
+    except (OSError, RuntimeError, UnicodeEncodeError) as error:
+        refused = refused_name(error)
+        if refused is None:
+            raise
+        raise refused from error
 
 
 def _of_others(key: str, group: str) -> UserError:

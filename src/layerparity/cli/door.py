@@ -15,10 +15,10 @@ from typing import Any
 from layerparity import __version__
 from layerparity.cli import output
 from layerparity.ground import console, garbage
-from layerparity.ground.errors import Exit, UserError
+from layerparity.ground.errors import Exit, UserError, refused_name
 from layerparity.machine import owner
 from layerparity.record.stored_run import FINISHED
-from layerparity.tracking.process import stop_behind, terminable
+from layerparity.tracking.process import stop_behind, terminable, unhidden
 
 # What a shell says of a command that wrote where nobody reads.
 _UNREAD = 128 + signal.SIGPIPE
@@ -66,7 +66,9 @@ def _asked(arguments: list[str]) -> int:
 def _ended(arguments: list[str]) -> int:
     """Run a command and say what ended it; return its exit status."""
     try:
-        return _hydra(arguments)
+        _refuse_bytes(arguments)
+        with unhidden():
+            return _hydra(arguments)
     except UserError as error:
         console.complain(f"layerparity: {error}")
         return Exit.USER
@@ -75,6 +77,15 @@ def _ended(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         console.complain("layerparity: interrupted; what was not finished is marked so.")
         return 128 + signal.SIGINT
+
+
+def _refuse_bytes(words: list[str]) -> None:
+    """Raise UserError for a word that is no text: neither MLflow nor YAML could hold it."""
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(f"{word} is no UTF-8", "rename it, or write it in letters.") from error
 
 
 def _hydra(arguments: list[str]) -> int:
@@ -170,7 +181,8 @@ def _job(composed: Any) -> int:
         return int(code)
     _begin_log()
     try:
-        code = _dispatch(composed)
+        with unhidden():
+            code = _dispatch(composed)
     except UserError as error:
         code, why = Exit.USER, str(error)
         console.complain(f"layerparity: {error}")
@@ -189,6 +201,11 @@ def _complain_of(error: Exception) -> Exit:
     if _unread:
         return Exit.INTERNAL
     if console.unwritable(error):
+        return Exit.USER
+    # Also from outside of a job, as of a folder of Hydra's own.
+    refused = refused_name(error)
+    if refused is not None:
+        console.complain(f"layerparity: {refused}")
         return Exit.USER
     traceback.print_exc()
     console.complain("layerparity: an internal error; the traceback above belongs in a report.")

@@ -24,8 +24,9 @@ from layerparity.ground.secrets import redacted
 
 # What the system says of a file that takes no more.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-# A name from elsewhere may hold what moves the cursor, clears the screen, or turns text around.
-_COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+# A name from elsewhere may hold what moves the cursor, clears the screen, or turns text around; or
+# half a letter, which no stream takes.
+_COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 # Of a table, in letters, where there is no terminal.
 _WIDTH = 160
 

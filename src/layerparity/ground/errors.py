@@ -11,6 +11,8 @@ from pathlib import Path
 
 # Two words closer than this, of 1 for the same, may be one word mistyped.
 _NEAR = 0.65
+# Letters of a name that cannot be.
+_SHOWN = 120
 
 
 class Exit(IntEnum):
@@ -44,6 +46,31 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """Return ``" Did you mean 'x'?"`` for the closest known name, or an empty string."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=_NEAR)
     return f" Did you mean '{close[0]}'?" if close else ""
+
+
+# What the system does not look at, whichever of our calls asked it to.
+_NO_PATHS = {
+    errno.ENAMETOOLONG: "a path that is too long",
+    errno.ELOOP: "a link that leads to itself",
+}
+
+
+def refused_name(error: Exception) -> UserError | None:
+    """Return what is said of an error that a path or a text, from anywhere, can be none; or None.
+
+    Such an error may be raised wherever a path is looked at, or a text is written.
+    """
+    name, why = "", ""
+    if isinstance(error, OSError):
+        name, why = str(error.filename), _NO_PATHS.get(error.errno or 0, "")
+    elif isinstance(error, RuntimeError) and str(error).startswith("Symlink loop from"):
+        # `Path.resolve` has no type of error for it.
+        name, why = str(error).split("'")[-2], _NO_PATHS[errno.ELOOP]
+    elif isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason:
+        start = max(0, error.start - _SHOWN // 2)
+        name, why = error.object[start : start + _SHOWN], "a name that is no UTF-8"
+    shown = f"{name[:_SHOWN]}..." if len(name) > _SHOWN else name
+    return UserError(f"{shown} is {why}", "give another.") if why else None
 
 
 def said(error: BaseException) -> str:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from layerparity.anatomy.site import Kind, Site
 from layerparity.anatomy.stream import same_elsewhere
-from layerparity.ground.errors import UserError
 from layerparity.record.dump_files import Dumped, DumpFiles
 from layerparity.record.findings import Caution, CautionKind
 from layerparity.record.manifest import Manifest, ModelPrint, Record, SitePatterns
@@ -80,11 +79,6 @@ class DumpSource(Source):
         """Describe the tensor at a site."""
         dumped = self._tensors[site]
         tensor = self._files.read(dumped)
-        if tensor.is_complex():
-            raise UserError(
-                f"{dumped.names[0]} of '{self.run.name}' holds complex numbers",
-                "dump their real and imaginary parts, or their size.",
-            )
         # Whole numbers, such as token ids, know no rounding: they are equal or they are not.
         kind = Kind.REAL if tensor.is_floating_point() else Kind.EXACT
         kind = Kind.INDEX_SET if site.end == "choices" else kind

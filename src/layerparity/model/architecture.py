@@ -125,6 +125,17 @@ def build(
                 f"{config.model_type} has no {attn_implementation} attention in transformers",
                 "use attn_implementation=eager.",
             ) from error
+        if "Unrecognized configuration class" in str(error):
+            raise UserError(
+                f"{config.model_type} has no causal language model in transformers",
+                "only one that predicts the next token has these stages.",
+            ) from error
+        if isinstance(error, KeyError):
+            # What a table of transformers' does not have: an activation, a kind of rotation.
+            raise UserError(
+                f"config.json names {error}, which transformers does not know",
+                "check its values, or install a transformers that knows it.",
+            ) from error
         # transformers names the implementations it knows, or the package that one of them needs.
         raise UserError(str(error).strip("'\"").splitlines()[0]) from error
     except _NONSENSE as error:

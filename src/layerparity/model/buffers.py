@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from layerparity.ground.errors import UserError
+from layerparity.machine.memory import free_host_memory
 
 if TYPE_CHECKING:
     import torch
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 # What no initialisation would leave: a buffer that still holds it was not filled.
 _UNFILLED = -(2**31) + 1
+# No model has so many frequencies: a buffer of one axis that is larger is a mistaken size.
+_MOST_OF_A_ROW = 1 << 22
 
 
 def fill_buffers(model: PreTrainedModel, part: nn.Module) -> None:
@@ -36,6 +39,7 @@ def fill_buffers(model: PreTrainedModel, part: nn.Module) -> None:
         if not lost:
             continue
         for name, buffer in lost.items():
+            _refuse_huge(owner, name, buffer)
             whole = _UNFILLED if buffer.dtype in (torch.int32, torch.int64) else 0
             value = float("nan") if buffer.is_floating_point() else whole
             owner._buffers[name] = torch.full_like(buffer, value, device="cpu")
@@ -48,6 +52,18 @@ def fill_buffers(model: PreTrainedModel, part: nn.Module) -> None:
                 _init_above(model, owner)
         for name in lost:
             _check(owner, name)
+
+
+def _refuse_huge(owner: nn.Module, name: str, buffer: torch.Tensor) -> None:
+    """Raise UserError for a buffer that no model has, as of rotary_dim=1e9, before it is made."""
+    row = buffer.dim() < 2
+    most = _MOST_OF_A_ROW if row else free_host_memory() // buffer.element_size()
+    if buffer.numel() > most:
+        raise UserError(
+            f"config.json's values give {type(owner).__name__}.{name} the shape "
+            f"{list(buffer.shape)}",
+            "check them: the rotated part of a head, say, or how many positions there are.",
+        )
 
 
 def tensor_at(model: nn.Module, weight: str) -> torch.Tensor:

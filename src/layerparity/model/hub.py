@@ -75,7 +75,7 @@ def fetch(model: ModelSettings, patterns: Sequence[str]) -> Path:
             ignore_patterns=unwanted,
         ),
     )
-    return Path(folder) / (model.subfolder or "")
+    return Path(folder) / _within(model, "")
 
 
 def command(model: ModelSettings) -> str:
@@ -85,7 +85,11 @@ def command(model: ModelSettings) -> str:
 
 
 def _within(model: ModelSettings, name: str) -> str:
-    return f"{model.subfolder.strip('/')}/{name}" if model.subfolder else name
+    """Return the path of a file within a model. Raises UserError for a folder outside of it."""
+    folder = (model.subfolder or "").strip("/")
+    if ".." in folder.split("/"):
+        raise UserError(f"model.subfolder={folder} leads out of the model", "leave '..' out.")
+    return f"{folder}/{name}" if folder else name
 
 
 def _checked(model: ModelSettings, asked: Callable[[], Any]) -> Any:
@@ -111,6 +115,11 @@ def _checked(model: ModelSettings, asked: Callable[[], Any]) -> Any:
     except errors.HFValidationError as error:
         said = f"model.path={name} is no folder here, and no name of a model on the hub either"
         raise UserError(said, "give a folder, or ORGANISATION/NAME.") from error
+    except UnicodeDecodeError as error:
+        # What stands in refs/ is read as the name of a commit.
+        said = f"what the hub's cache says of the revisions of {name} is damaged ({error.reason})"
+        cure = "remove refs/ of the model's folder in the cache, and fetch it again."
+        raise UserError(said, cure) from error
     except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError) as error:
         raise _unreachable(model) from error
     except (errors.HfHubHTTPError, errors.HTTPError, OSError, json.JSONDecodeError) as error:

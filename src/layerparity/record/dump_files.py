@@ -10,9 +10,10 @@ import pickle
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from layerparity.ground.console import bytes_text
 from layerparity.ground.errors import UserError, memory_ran_out
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 SUFFIXES = (".npy", ".npz", ".pt", ".safetensors")
 CURE = "dump it again"
 _SAVE = "save tensors, or a dict, list or tuple of them, with torch.save"
+# Archives that stay open, and what lists that are held more than once may hold in all.
+_OPEN, _REPEATED = 64, 1 << 16
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,11 @@ def find_tensors(folder: Path) -> list[Dumped]:
             f"{folder} holds no tensor in a {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]} file: "
             "save some with safetensors.torch.save_file, numpy.save or torch.save."
         )
+    for each in tensors:
+        try:
+            each.names[0].encode()
+        except UnicodeEncodeError as error:
+            raise UserError(f"{each.names[0]} in {folder} is no UTF-8", "rename it.") from error
     return tensors
 
 
@@ -66,13 +75,11 @@ def _names(path: Path) -> list[str]:
     """Return the names of a file's tensors; one that holds a bare tensor has an empty one."""
     if path.suffix == ".safetensors":
         return tensor_names(path, CURE)
-    if path.suffix == ".npz":
-        return list(_members(path))
-    return list(read_pt(path))
+    return list(NpzFile(path).names if path.suffix == ".npz" else read_pt(path))
 
 
 class DumpFiles:
-    """Reads the tensors of a dump's files, on the CPU; a file that can be mapped is opened once.
+    """Reads the tensors of a dump's files, on the CPU; a file that holds several is opened once.
 
     An array of a .npz is unpacked each time it is asked for, so that one is held at a time.
     """
@@ -82,19 +89,48 @@ class DumpFiles:
         for each in tensors.values():
             self._keys.setdefault(each.path, []).append(each.key)
         self._opened: dict[Path, dict[str, torch.Tensor]] = {}
+        self._archive = lru_cache(_OPEN)(NpzFile)
 
     def read(self, dumped: Dumped) -> torch.Tensor:
-        """Return a tensor as dumped, of its own shape and dtype. Raises UserError where damaged."""
-        path = dumped.path
+        """Return a tensor as dumped, of its own shape and dtype.
+
+        Raises UserError where it is damaged, or holds no real numbers.
+        """
+        path, key = dumped.path, dumped.key
         if path.suffix == ".npy":
-            return read_npy(path)
+            return real(read_npy(path), path)
         if path.suffix == ".npz":
-            return read_npz(path, dumped.key)
+            return real(self._archive(path).read(key), path, key)
         if path not in self._opened:
             pt = path.suffix == ".pt"
             read = read_pt(path) if pt else read_tensors(path, self._keys[path], CURE)
             self._opened[path] = read
-        return self._opened[path][dumped.key]
+        return real(self._opened[path][key], path, key)
+
+
+def real(tensor: torch.Tensor, path: Path, name: str = "") -> torch.Tensor:
+    """Return a tensor of any shape. Raises UserError where its numbers cannot be computed with."""
+    what = f"{path}: {name}" if name else str(path)
+    if tensor.is_complex():
+        raise UserError(
+            f"{what} holds complex numbers", "dump their real and imaginary parts, or their size."
+        )
+    if not _converts(tensor.dtype):
+        kind = str(tensor.dtype).removeprefix("torch.")
+        raise UserError(f"{what} holds {kind}, which torch cannot convert", "dump it as float32.")
+    return tensor
+
+
+@lru_cache
+def _converts(dtype: torch.dtype) -> bool:
+    """Say whether torch makes other numbers of a type: packed ones of four bits are bytes to it."""
+    import torch
+
+    try:
+        torch.empty(1, dtype=dtype).double()
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
 
 
 def read_npy(path: Path) -> torch.Tensor:
@@ -109,26 +145,41 @@ def read_npy(path: Path) -> torch.Tensor:
         raise _no_numbers(path, error, "numpy.save") from error
 
 
-def read_npz(path: Path, name: str) -> torch.Tensor:
-    """Return an array of a .npz file, of any shape and dtype, unpacked. Raises UserError."""
-    import numpy as np
+class NpzFile:
+    """A .npz file that is open. Raises UserError where it is none."""
 
-    member = _members(path).get(name)
-    if member is None:
-        raise damaged(path, f"it holds no array '{name}'", CURE)
-    try:
-        with zipfile.ZipFile(path) as archive, archive.open(member) as file:
-            version = np.lib.format.read_magic(file)
-            header = np.lib.format.read_array_header_1_0
-            read = header if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, _, dtype = read(file)
-        # What a header claims is made at once, whatever follows it.
-        if prod(shape) * dtype.itemsize > member.file_size:
-            raise ValueError("its header claims more than it holds")
-        with zipfile.ZipFile(path) as archive, archive.open(member) as file:
-            return _tensor(np.lib.format.read_array(file, allow_pickle=False))
-    except Exception as error:
-        raise _no_numbers(path, error, "numpy.savez") from error
+    def __init__(self, path: Path) -> None:
+        self._path, self._archive = path, _archive(path)
+        members = [each for each in self._archive.infolist() if not each.filename.endswith("/")]
+        self._members = _once(
+            path, ((each.filename.removesuffix(".npy"), each) for each in members)
+        )
+
+    @property
+    def names(self) -> Iterable[str]:
+        """The names of its arrays."""
+        return self._members
+
+    def read(self, name: str) -> torch.Tensor:
+        """Return an array, of any shape and dtype, unpacked. Raises UserError."""
+        import numpy as np
+
+        member = self._members.get(name)
+        if member is None:
+            raise damaged(self._path, f"it holds no array '{name}'", CURE)
+        try:
+            with self._archive.open(member) as file:
+                version = np.lib.format.read_magic(file)
+                header = np.lib.format.read_array_header_1_0
+                read = header if version == (1, 0) else np.lib.format.read_array_header_2_0
+                shape, _, dtype = read(file)
+            # What a header claims is made at once, whatever follows it.
+            if prod(shape) * dtype.itemsize > member.file_size:
+                raise ValueError("its header claims more than it holds")
+            with self._archive.open(member) as file:
+                return _tensor(np.lib.format.read_array(file, allow_pickle=False))
+        except Exception as error:
+            raise _no_numbers(self._path, error, "numpy.savez") from error
 
 
 def read_pt(path: Path) -> dict[str, torch.Tensor]:
@@ -145,7 +196,7 @@ def read_pt(path: Path) -> dict[str, torch.Tensor]:
     except zipfile.BadZipFile as error:
         raise damaged(path, error, CURE) from error
     if packed:
-        _archive(path)
+        _archive(path).close()
     try:
         held = torch.load(path, map_location="cpu", weights_only=True, mmap=packed)
     except pickle.UnpicklingError as error:
@@ -157,51 +208,67 @@ def read_pt(path: Path) -> dict[str, torch.Tensor]:
         # Opcodes of a damaged pickle raise what they like.
         raise _no_numbers(path, error, "torch.save") from error
     try:
-        tensors = dict(_flat("", held))
+        tensors = _once(path, _flat("", held, {}))
     except RecursionError as error:
-        raise damaged(path, "it holds itself", f"{_SAVE}") from error
+        raise damaged(path, "it holds itself", _SAVE) from error
+    except ValueError as error:
+        # Also of a key that is a whole number of more digits than Python writes.
+        raise damaged(path, error, _SAVE) from error
     if not tensors:
         raise UserError(f"{path} holds no tensor ({type(held).__name__})", f"{_SAVE}.")
     for name, tensor in tensors.items():
         whole = tensor.layout is torch.strided and tensor.device.type == "cpu"
-        if not whole or tensor.is_quantized:
+        if not whole or tensor.is_quantized or tensor.is_nested:
             raise UserError(f"{path}: {name or 'it'} has no plain numbers", "dump it dense.")
         # One number, seen again and again, may pose as more than any memory holds.
         _refuse_large(path, tensor.numel() * tensor.element_size())
     return tensors
 
 
-def _flat(name: str, held: object) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors that nested containers hold, each by the keys that lead to it."""
+def _flat(name: str, held: object, known: dict[int, int]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors that nested containers hold, each by the keys that lead to it.
+
+    ``known`` has each container that was seen; under 0, how much those held that were seen again.
+    Raises ValueError for more than any dump says twice: lists that hold each other have no end.
+    """
     import torch
 
     if isinstance(held, torch.Tensor):
         yield name, held.detach()
-    pairs: Iterable[tuple[object, object]] = held.items() if isinstance(held, Mapping) else ()
-    if isinstance(held, list | tuple):
-        pairs = enumerate(held)
+    if not isinstance(held, Mapping | list | tuple):
+        return
+    known[0] = known.get(0, 0) + known.setdefault(id(held), 0)
+    if known[0] > _REPEATED:
+        raise ValueError("its lists hold each other")
+    known[id(held)] = 1 + len(held)
+    pairs: Iterable[tuple[object, object]] = (
+        held.items() if isinstance(held, Mapping) else enumerate(held)
+    )
     for key, value in pairs:
-        yield from _flat(f"{name}/{key}" if name else str(key), value)
+        yield from _flat(f"{name}/{key}" if name else str(key), value, known)
 
 
-def _members(path: Path) -> dict[str, zipfile.ZipInfo]:
-    """Return what a .npz file holds, by the names of its arrays. Raises UserError."""
-    archive = _archive(path)
-    return {each.filename.removesuffix(".npy"): each for each in archive if not each.is_dir()}
+def _once(path: Path, named: Iterable[tuple[str, _T]]) -> dict[str, _T]:
+    """Return what stands under each name in a file. Raises UserError where two share one."""
+    found: dict[str, _T] = {}
+    for name, each in named:
+        if name in found:
+            raise UserError(f"{path} holds two tensors named '{name}'", f"{CURE} as two names.")
+        found[name] = each
+    return found
 
 
-def _archive(path: Path) -> list[zipfile.ZipInfo]:
-    """Return the members of a zip file. Raises UserError where they are larger than the memory."""
+def _archive(path: Path) -> zipfile.ZipFile:
+    """Open a zip file. Raises UserError where what it packs is larger than the memory."""
     with reading(path, CURE):
         try:
-            with zipfile.ZipFile(path) as archive:
-                members = archive.infolist()
+            archive = zipfile.ZipFile(path)
         except (zipfile.BadZipFile, NotImplementedError) as error:
             raise ValueError(error) from error
     # What is not packed is as large as the file, and mapped.
-    packed = [each.file_size for each in members if each.compress_type != zipfile.ZIP_STORED]
+    packed = [e.file_size for e in archive.infolist() if e.compress_type != zipfile.ZIP_STORED]
     _refuse_large(path, sum(packed))
-    return members
+    return archive
 
 
 def _refuse_large(path: Path, size: int) -> None:

@@ -221,8 +221,9 @@ def _from_folder(root: Path) -> _Open:
     def open_file(name: str) -> IO[bytes]:
         path = root / name
         # Resolved, a link anywhere below the folder leads to another path; no pipe is waited for.
-        # What `os.path` cannot look at, such as too long a name, is no file to it.
-        if path.resolve() != root.resolve() / name or not os.path.isfile(path):  # noqa: PTH113
+        # What `os.path` cannot look at, such as too long a name, or a link to itself, is no file.
+        straight = os.path.realpath(path) == os.path.realpath(root) + f"/{name}"
+        if not straight or not os.path.isfile(path):  # noqa: PTH113
             raise _unsound(root, f"{name} is not there, a link, or no plain file")
         try:
             return path.open("rb")

@@ -65,8 +65,8 @@ class DumpLayout:
         import torch
 
         batch, width = self.mask.shape
-        tensor = self._with_axes(tensor.detach(), spec, step)
-        if tensor.dim() != len(spec.axes):
+        tensor = self._with_axes(tensor.detach(), spec, step) if tensor.numel() else tensor
+        if tensor.dim() != len(spec.axes) or not tensor.numel():
             return f"its shape {list(tensor.shape)} does not fit the axes {', '.join(spec.axes)}"
         held, tokens = tensor.shape[0], tensor.shape[1]
         if held < batch:

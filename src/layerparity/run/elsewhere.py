@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -166,7 +167,9 @@ def _from_ids(recorded: Recorded, ids: torch.Tensor, request: Request) -> Inputs
 
     Behind the last real token of a row on the right stand ids that pad.
     """
-    rows = [[int(each) for each in row] for row in ids.reshape(-1, ids.shape[-1])]
+    import torch
+
+    rows: list[list[int]] = torch.atleast_2d(ids.long()).flatten(0, -2).tolist()
     pad = pad_of(request.model)
     for row in rows if recorded.on_the_right else ():
         while len(row) > 1 and row[-1] == pad:
@@ -221,10 +224,16 @@ def last_logits(
     """Return the logits of each sequence's last token, [batch, vocabulary], of a pass.
 
     A pass may show those of all tokens, or of the last ones alone. Numbers that pad the vocabulary
-    are left out.
+    are left out. Raises UserError where a sequence has none.
     """
     logits = recorded.tensors[LOGITS.at_step(step)]
     mask = inputs.attention_mask
+    if not logits.numel() or prod(logits.shape[:-1]) < mask.shape[0]:
+        shape, rows = list(logits.shape), mask.shape[0]
+        raise UserError(
+            f"{recorded.name}: {LOGITS.at_step(step)} has no logits of {rows} sequences ({shape})",
+            "record those of each sequence, or leave them out.",
+        )
     layout = DumpLayout(mask, 0, recorded.sequences, recorded.on_the_right)
     laid = layout.laid_out(logits, spec_of(plan.family, LOGITS), step or 0)
     flat = logits.reshape(-1, logits.shape[-1])

@@ -21,7 +21,7 @@ from layerparity.numbers.rank_parts import (
     merge,
     sums_up,
 )
-from layerparity.record.dump_files import read_pt
+from layerparity.record.dump_files import read_pt, real
 from layerparity.record.ranks import Disagreement, RankRecord, Sharding
 from layerparity.run.captures import Captures, read_captures
 from layerparity.run.dump_layout import DumpLayout, spec_of
@@ -176,7 +176,7 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
                     f"{path} holds {len(held)} tensors",
                     "capture one module in a file, as NxDI does.",
                 )
-            found += held.values()
+            found += (real(each, path) for each in held.values())
         return found
 
     def _odd(self, site: Site) -> torch.Tensor:

@@ -159,6 +159,22 @@ def stop_behind(error: BaseException | None) -> BaseException | None:
     return error
 
 
+@contextmanager
+def unhidden() -> Iterator[None]:
+    """Raise what a signal raised in a block also where an error hides it.
+
+    What another library puts in order on the way out may fail, for what it was about to do was not
+    done. What else raises SystemExit is no signal.
+    """
+    try:
+        yield
+    except Exception as error:
+        stop = stop_behind(error)
+        if stop is None or all(stop is not each for each in _raised):
+            raise
+        raise stop from None
+
+
 def name_of(stop: BaseException) -> str:
     """Return what a user calls a `stop_behind`: Ctrl-C, or the name of the signal."""
     if isinstance(stop, KeyboardInterrupt):

@@ -148,7 +148,7 @@ def positions(mask: torch.Tensor) -> torch.Tensor:
 
 def check_length(rows: list[list[int]], request: Request, what: str) -> None:
     """Refuse empty rows, rows beyond the model's context, and ids outside the vocabulary."""
-    if min(len(row) for row in rows) == 0:
+    if not rows or not all(rows):
         raise UserError(f"{what} holds no token: give some text.")
     refuse_beyond_context(request.config.seq_len or max(len(row) for row in rows), request, what)
     vocabulary = request.size("vocab_size", 1 << 60)
