@@ -21,7 +21,8 @@ from layerparity.numbers.floor import Floor, measure_floor, measure_floors
 from layerparity.numbers.rows_apart import Apart
 from layerparity.numbers.token_factors import FEW
 from layerparity.numbers.token_sums import TokenLayout
-from layerparity.run.ports._observe import attention_by_query
+from layerparity.run.ports import _observe
+from layerparity.run.ports._observe import attention_by_query, attention_in_blocks
 
 HEADS, ELEMENTS = 4, 48
 TYPES = [torch.bfloat16, torch.float32]
@@ -306,3 +307,41 @@ def test_attention_answers_one_query_at_a_time(monkeypatch: pytest.MonkeyPatch) 
     # It is over: whether a kernel rounds several queries otherwise is its own business.
     torch.testing.assert_close(attend(query, mask), alone)
     assert asked[23:] == [23]
+
+
+def test_eager_attention_of_many_queries_holds_scores_of_a_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a golden with references takes memory by the square of its tokens."""
+    from transformers.models.llama.modeling_llama import eager_attention_forward
+
+    monkeypatch.setattr(_observe, "BLOCK", 8)
+    asked: list[int] = []
+
+    def kernel(owner: nn.Module, query: torch.Tensor, *others: Any, **named: Any) -> Any:
+        asked.append(query.shape[2])
+        return eager_attention_forward(owner, query, *others, **named)
+
+    owner = nn.Module().eval()
+    owner.num_key_value_groups = 2  # type: ignore[assignment]
+    maker = torch.Generator().manual_seed(0)
+    query = torch.randn(2, 4, 20, 16, generator=maker)
+    key, value = torch.randn(2, 2, 2, 20, 16, generator=maker)
+    mask = torch.full((2, 1, 20, 20), -1e9).triu(1)
+
+    def attend(count: int, mask: torch.Tensor | None, name: str = "eager") -> torch.Tensor:
+        asked.clear()
+        found = ALL_ATTENTION_FUNCTIONS.get_interface(name, kernel)
+        shown = None if mask is None else mask[:, :, :count]
+        return found(owner, query[:, :, :count], key, value, shown, scaling=0.25)[0]
+
+    whole, short = attend(20, mask), attend(8, mask)
+    with attention_in_blocks():
+        torch.testing.assert_close(attend(20, mask), whole)
+        assert asked == [8, 8, 4]
+        assert torch.equal(attend(8, mask), short) and asked == [8]
+        attend(20, None)
+        assert asked == [20], "without a mask a kernel may count the queries"
+        monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "of_this_test", kernel)
+        attend(20, mask, "of_this_test")
+        assert asked == [20], "other kernels hold no scores"

@@ -20,7 +20,7 @@ from layerparity.numbers.arithmetic import Replay
 from layerparity.numbers.clean import Way, perturbed
 from layerparity.run.ports._beside import Beside
 from layerparity.run.ports._canonical import CHOICES, visible
-from layerparity.run.ports._observe import ObservedStage, attention_by_query
+from layerparity.run.ports._observe import ObservedStage, attention_by_query, attention_in_blocks
 from layerparity.run.ports.base import Call, Observed
 from layerparity.run.ports.hf import HfPort
 
@@ -165,8 +165,7 @@ class Evaluator(HfPort):
         attending = {}
         with ExitStack() as stack:
             stack.enter_context(self.way.around(self.skeleton.config, apart=steps))
-            if steps:
-                stack.enter_context(attention_by_query())
+            stack.enter_context(attention_by_query() if steps else attention_in_blocks())
             stack.enter_context(router)
             for path, tap in self._taps[stage]:
                 if tap.spec is CHOSEN_TOKENS:

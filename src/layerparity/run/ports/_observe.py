@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +20,10 @@ from layerparity.run.ports._fed import Fed, called_again
 
 # What is told a value at a tap, of any shape, and returns what goes on.
 Meet = Callable[[Tap, torch.Tensor], torch.Tensor]
+# Queries that eager attention answers at a time; each has a score for every key, in every head.
+BLOCK = 1024
+# Queries some at a time, with the mask of each; None: all of them at once.
+_Pieces = tuple[Sequence[torch.Tensor], Sequence[torch.Tensor | None]] | None
 
 
 class ObservedStage(nn.Module):
@@ -248,14 +252,49 @@ def attention_by_query() -> Iterator[None]:
 
     Its kernels have another order of sums for a single query than for several.
     """
+
+    def cut_apart(queries: torch.Tensor, mask: torch.Tensor | None, _: str) -> _Pieces:
+        pieces = cut(queries, 2)
+        return pieces, [None] * len(pieces) if mask is None else cut(mask, -2)
+
+    with _attention_of(cut_apart):
+        yield
+
+
+@contextmanager
+def attention_in_blocks() -> Iterator[None]:
+    """Let eager attention answer so many queries at a time that no scores are tokens squared.
+
+    Up to one block all is as ever. Without a mask a kernel counts the queries itself.
+    """
+
+    def split(queries: torch.Tensor, mask: torch.Tensor | None, kernel: str) -> _Pieces:
+        count = queries.shape[2]
+        if kernel != "eager" or count <= BLOCK or mask is None or mask.shape[-2] != count:
+            return None
+        return queries.split(BLOCK, 2), mask.split(BLOCK, -2)
+
+    with _attention_of(split):
+        yield
+
+
+@contextmanager
+def _attention_of(
+    pieces: Callable[[torch.Tensor, torch.Tensor | None, str], _Pieces],
+) -> Iterator[None]:
+    """Let transformers' attention answer queries [batch, head, token, channel] in pieces.
+
+    ``pieces`` returns them with their masks, of the queries, their mask and the name of the
+    attention; or None, and they are answered as they are.
+    """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as INTERFACE
 
     look_up = INTERFACE.get_interface
 
-    def wrapped(*args: Any, **kwargs: Any) -> Callable[..., Any]:
-        attend = look_up(*args, **kwargs)
+    def wrapped(name: str, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        attend = look_up(name, *args, **kwargs)
 
-        def by_query(
+        def in_pieces(
             owner: nn.Module,
             query: torch.Tensor,
             key: torch.Tensor,
@@ -263,16 +302,17 @@ def attention_by_query() -> Iterator[None]:
             attention_mask: torch.Tensor | None = None,
             *rest: Any,
             **named: Any,
-        ) -> tuple[torch.Tensor, None]:
-            queries = cut(query, 2)
-            masks = [None] * len(queries) if attention_mask is None else cut(attention_mask, -2)
+        ) -> Any:
+            found = pieces(query, attention_mask, name)
+            if found is None:
+                return attend(owner, query, key, value, attention_mask, *rest, **named)
             results = [
                 first_tensor(attend(owner, q, key, value, mask, *rest, **named))
-                for q, mask in zip(queries, masks, strict=True)
+                for q, mask in zip(*found, strict=True)
             ]
             return torch.cat(results, 1), None
 
-        return by_query
+        return in_pieces
 
     INTERFACE.get_interface = wrapped
     try:
