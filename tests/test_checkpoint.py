@@ -84,6 +84,16 @@ def not_safetensors(folder: Path) -> None:
     (folder / WEIGHTS).write_bytes(b"\xff" * 4096)
 
 
+def pointer(file: str) -> Callable[[Path], None]:
+    """Leave what Git LFS does in place of what it did not fetch."""
+    text = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+
+    def damage(folder: Path) -> None:
+        (folder / file).write_text(text)
+
+    return damage
+
+
 def lying_header(folder: Path) -> None:
     data = (folder / WEIGHTS).read_bytes()
     (folder / WEIGHTS).write_bytes(data.replace(b'"data_offsets"', b'"data_offsetz"', 1))
@@ -193,6 +203,8 @@ def unknown_type(folder: Path) -> None:
         (pickled, "pickle checkpoint, which is never opened"),
         (truncated, "cut off"),
         (not_safetensors, "not a safetensors file"),
+        (pointer(WEIGHTS), "is a pointer of Git LFS, .*: type 'git lfs pull'"),
+        (pointer("config.json"), "is a pointer of Git LFS, .*: type 'git lfs pull'"),
         (lying_header, "damaged header"),
         (tensor_missing, r"holds nothing for model.layers.1.self_attn.q_norm.weight"),
         (expert_missing, "mlp.experts.down_proj"),

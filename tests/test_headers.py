@@ -29,6 +29,12 @@ def shard(folder: Path, size: int = 20, **changes: list[int]) -> Path:
     return file
 
 
+def test_a_pointer_of_git_lfs_is_no_damaged_file(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 1\n")
+    assert [each.what for each in read_shard_header(file).findings] == ["not_fetched"]
+
+
 @pytest.mark.parametrize(
     ("size", "whole", "said"),
     [

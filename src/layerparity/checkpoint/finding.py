@@ -17,6 +17,7 @@ CURES = {
     "shard_missing": _FETCH,
     "shard_unreadable": "check the disk, or " + _FETCH,
     "shard_truncated": _FETCH,
+    "not_fetched": "type 'git lfs pull' in its folder",
     "header_damaged": _FETCH,
     "entry_damaged": _FETCH,
     "size_wrong": _FETCH,

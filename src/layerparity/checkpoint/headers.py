@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from layerparity.checkpoint.finding import AuditFinding, counted
+from layerparity.ground.files import is_pointer
 from layerparity.model.header import Stored, bytes_due
 
 _PREFIX = 8
@@ -62,6 +63,9 @@ def read_shard_header(file: Path) -> ShardHeader:
         shard.readable = False
         text = f"{file.name} is cut off inside its header: it is {shard.size} bytes"
         shard.add("shard_truncated", text)
+    elif is_pointer(file):
+        shard.readable = False
+        shard.add("not_fetched", f"{file.name} is a pointer of Git LFS, and not the file itself")
     else:
         shard.readable = False
         text = f"{file.name} is not a safetensors file: it does not begin as one"

@@ -41,6 +41,25 @@ _CURES = {
 _NUMBER = re.compile(r"\(os error (\d+)\)")
 
 
+# What Git LFS leaves in place of a file that it did not fetch begins so.
+_POINTER = b"version https://git-lfs.github.com/spec/"
+
+
+def is_pointer(path: Path) -> bool:
+    """Say whether a file that can be read is a pointer of Git LFS to what should stand there."""
+    with path.open("rb") as file:
+        return file.read(len(_POINTER)) == _POINTER
+
+
+def refuse_pointer(path: Path) -> None:
+    """Raise UserError for a pointer of Git LFS: nothing is damaged, it was not fetched."""
+    if is_pointer(path):
+        raise UserError(
+            f"{path.name} is a pointer of Git LFS, and not the file itself",
+            "type 'git lfs pull' in its folder.",
+        )
+
+
 def is_there(path: Path) -> bool:
     """Say whether anything is at a path that somebody typed, which may be too long to be one."""
     # `Path.exists` raises for what the system refuses to look at.

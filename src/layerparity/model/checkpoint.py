@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.site import EMBEDDING, HEAD
 from layerparity.ground.errors import UserError
-from layerparity.ground.files import text_digest
+from layerparity.ground.files import refuse_pointer, text_digest
 from layerparity.ground.parse import parse_json
 from layerparity.model import weight_types
 from layerparity.model.architecture import usual_names
@@ -380,6 +380,8 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = parse_json(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
+        if isinstance(error, ValueError):
+            refuse_pointer(path)
         raise UserError(f"{path} cannot be read as JSON ({error})", "fetch it again.") from error
     if not isinstance(value, dict):
         raise UserError(f"{path} should hold a JSON object", "fetch it again.")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from layerparity.ground.errors import UserError
+from layerparity.ground.files import refuse_pointer
 
 _HEADER_LIMIT = 100 * 2**20
 Stamp = tuple[int, int, int]
@@ -76,6 +77,7 @@ def read_header(file: Path) -> Header:
             f"{file.name} cannot be read ({error.strerror})", "check the disk, or fetch it again."
         ) from error
     if raw is None or len(raw) != length:
+        refuse_pointer(file)
         raise UserError(f"{file.name} is not a safetensors file, or is cut off", "fetch it again.")
     return Header(file, marked, list(_listed(file, raw, marked[0])))
 
