@@ -203,6 +203,9 @@ def test_a_candidate_that_is_noisier_in_every_block_is_told() -> None:
     assert noisier(rows(1.5, 1.1, 1.4), *same) == []
     assert noisier(rows(1.5), *same) == []
     assert noisier(rows(9.0, 9.0), ["float32"], ["bfloat16"]) == []
+    # What fails is a bug, and no noise.
+    first, *others = rows(1e6, 1.3, 1.4)
+    assert noisier([replace(first, outcome=Outcome.FAIL), *others], *same) == []
     (found,) = noisier([*rows(1.1, 1.3, local=":in"), *rows(1.5, 1.3, 1.4)], *same)
     assert found.values == {"site": "mlp:out", "blocks": 3, "times": pytest.approx(1.3)}
     assert "at least 1.30 times the golden's in all 3 blocks" in caution_text(found)

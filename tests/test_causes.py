@@ -229,6 +229,7 @@ ON_TENSORS = {
     "channels_permuted",
     "residual_sum",
     "layer_norm_for_rms_norm",
+    "clamped",
     "one_factor_each",
     "qk_norm_per_rank",
     "routing_weights_masked",

@@ -66,6 +66,10 @@ CHANNEL = torch.arange(WIDTH) == 5
         (torch.where(GROUP, 0.5 * OUT, OUT), ["one_head"]),
         (torch.where(CHANNEL, 0.5 * OUT, OUT), ["one_channel"]),
         (OUT.bfloat16().double(), ["precision"]),
+        (OUT.clamp(-1.5, 1.5), ["clamped"]),
+        (OUT.clamp(max=1.5), ["clamped"]),
+        # One number that is smaller was not cut off, for all that is known.
+        (torch.where(OUT.max() == OUT, 0.9 * OUT, OUT), ["one_channel"]),
         (OUT + 0.01 * drawn(TOKENS, WIDTH), []),
         (torch.where(torch.arange(TOKENS)[:, None] == 3, 1.3 * OUT, OUT), []),
         (torch.where(torch.arange(WIDTH) > 20, 0.5 * OUT, OUT), []),

@@ -214,8 +214,10 @@ def noisier(rows: Sequence[Row], golden: Iterable[str], candidate: Iterable[str]
     if set(golden) != set(candidate):
         return []
     ratios: dict[str, list[float]] = {}
+    # What fails is no noise.
+    failed = {row.site.local for row in rows if row.outcome is Outcome.FAIL}
     for row in rows:
-        own = row.metrics.get("golden_error_ratio")
+        own = row.metrics.get("golden_error_ratio") if row.site.local not in failed else None
         if own and row.site.layer is not None and row.site.phase == PREFILL:
             ratios.setdefault(row.site.local, []).append(row.metrics["error_ratio"] / own)
     for local, each in ratios.items():

@@ -18,7 +18,10 @@ MUTATION = "mutation"
 WRONG_OUTPUT = "wrong_output"
 KNOWN = "mistakes.known"
 # What says that something is wrong, and not by which mistake, comes after what does.
-_GENERAL = ("never_loaded", "offset", "one_factor_each", "rotary", "scale", "weights_altered")
+_GENERAL = (
+    *("never_loaded", "offset", "one_channel", "one_factor_each", "one_head"),
+    *("rotary", "scale", "weights_altered"),
+)
 
 
 def catalogue() -> list[str]:

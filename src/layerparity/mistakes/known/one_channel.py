@@ -19,7 +19,9 @@ class OneChannel:
         if seen is None:
             return None
         which, reasons = seen
-        text = f"one channel is wrong{which}: an index that is off, or one damaged row of a weight"
+        text = (
+            f"one channel is wrong{which}, and all others are right: that says where, and not why"
+        )
         return Cause("one_channel", 0.7, text, reasons, grade=SHOWN if shown else HINTS)
 
 

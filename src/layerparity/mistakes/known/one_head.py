@@ -19,7 +19,7 @@ class OneHead:
         if seen is None:
             return None
         which, reasons = seen
-        text = f"one head is wrong{which}: a shard, a slice or a padded head"
+        text = f"one head is wrong{which}, and all others are right: that says where, and not why"
         return Cause("one_head", 0.7, text, reasons, grade=SHOWN if shown else HINTS)
 
 
