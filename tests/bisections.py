@@ -11,9 +11,9 @@ from report_samples import BLOCKS, side
 from layerparity.anatomy.block import SERIAL
 from layerparity.anatomy.blocks import Blocks
 from layerparity.anatomy.site import Kind, Place, Site
-from layerparity.judge.conclude import judged_of, with_places
+from layerparity.judge.conclude import with_places
 from layerparity.judge.decide import outcome_of
-from layerparity.judge.guilty import first_guilty, guilty_in
+from layerparity.judge.guilty import first_guilty, guilty_in, judged_of
 from layerparity.mistakes.cause import Evidence
 from layerparity.record.guilt import Guilt
 from layerparity.record.verdict import Outcome, Row, Verdict, WholeModel

@@ -9,12 +9,13 @@ import pytest
 import torch
 from runs import MODEL, make_run, sites
 
-from layerparity.anatomy.site import Site
+from layerparity.anatomy.site import Kind, Site
 from layerparity.ground.errors import UserError
 from layerparity.judge.choose import newest_pair
-from layerparity.judge.conclude import paired
+from layerparity.judge.conclude import conclude, paired
 from layerparity.judge.references import CHAINED, ISOLATED, feed_of
 from layerparity.judge.stages import stage_of
+from layerparity.judge.tolerances.fixed import FixedTolerance
 from layerparity.record.manifest import SitePatterns
 from layerparity.record.reason import ReasonKind
 from layerparity.record.stored_run import StoredRun
@@ -100,3 +101,58 @@ def test_the_floor_of_a_block_alone_is_for_one_fed_what_the_golden_had(
     tensors = of_block(1) | {f"{BLOCK}:in": values}
     candidate = make_run(tmp_path / "c", tensors, stages=[BLOCK], feed="isolated")
     assert feed_of(candidate.read_manifest(), golden, BLOCK, Site(BLOCK, "out")) == feed
+
+
+def _real_embedding(run: StoredRun) -> StoredRun:
+    """Let a run say that its embedding computes: a scaled one is no copy of rows."""
+    manifest = run.files.read_manifest()
+    embedded = Site("embed_tokens", "out")
+    for at, record in enumerate(manifest.records):
+        if record.site == embedded:
+            manifest.records[at] = replace(record, kind=Kind.REAL)
+    run.files.write_manifest(manifest)
+    return run
+
+
+@pytest.mark.parametrize(("port", "real"), [("mine", True), ("mine", False), ("hf", True)])
+def test_transformers_word_on_how_an_embedding_is_made_counts(
+    tmp_path: Path, port: str, real: bool
+) -> None:
+    """A port has no word for a scaled embedding; its rounding is judged, or its rows are exact."""
+    off = sites()["embed_tokens:out"] * (1 + 2**-20)
+    golden = make_run(tmp_path / "golden", sites())
+    candidate = make_run(
+        tmp_path / "candidate",
+        sites() | dict.fromkeys(("embed_tokens:out", "layers.0:in"), off),
+        port="mine",
+    )
+    _real_embedding(golden if real else candidate)
+    sides = (golden, candidate) if port == "mine" else (candidate, golden)
+    verdict = conclude([sides[0]], [sides[1]], FixedTolerance())
+    rows = {str(row.site): row.outcome for row in verdict.rows}
+    assert rows["embed_tokens:out"] is (Outcome.PASS if real else Outcome.FAIL)
+    assert rows["layers.0:in"] is rows["embed_tokens:out"]
+
+
+@pytest.mark.parametrize("port", ["mine", "hf"])
+@pytest.mark.parametrize(("family", "local"), [("gemma2", "act_fn"), ("minimax_m2", "gate")])
+def test_what_was_measured_beside_a_familys_table_a_port_need_not_show(
+    tmp_path: Path, port: str, family: str, local: str
+) -> None:
+    """A site of the table that is lost without a reason is missing, and so is one of port=hf."""
+    model = replace(MODEL, model_type=family)
+    site = f"layers.1.mlp.{local}:out"
+    golden = make_run(tmp_path / "golden", sites() | {site: torch.randn(2, 5, 8)}, model=model)
+    row = settled(golden, make_run(tmp_path / "run", sites(), port=port, model=model))[site]
+    free = (family, port) == ("gemma2", "mine")
+    assert row.outcome is (Outcome.SKIPPED if free else Outcome.MISSING)
+    # It shows it elsewhere.
+    elsewhere = sites() | {site.replace("1", "0"): torch.randn(2, 5, 8)}
+    row = settled(golden, make_run(tmp_path / "other", elsewhere, port=port, model=model))[site]
+    assert row.outcome is Outcome.MISSING
+    golden = make_run(tmp_path / "again", sites(), model=model)
+    lost = {text: each for text, each in sites().items() if text != "layers.1.mlp:out"}
+    row = settled(golden, make_run(tmp_path / "lost", lost, port=port, model=model))[
+        "layers.1.mlp:out"
+    ]
+    assert row.outcome is Outcome.MISSING

@@ -15,6 +15,7 @@ from conftest import Ended
 
 from layerparity.record.findings import Doubt, DoubtKind
 from layerparity.record.verdict import Outcome, Verdict
+from layerparity.report.reasons import reason as why
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.store import open_store
 
@@ -189,6 +190,42 @@ def test_blocks_whose_inputs_are_there_are_judged(
             row.site.layer for row in verdict.rows if row.site.local == ":out" and row.metrics
         }
         assert passed == {2, 3}
+
+
+def test_a_router_as_topk_gives_it_and_a_head_whose_input_nobody_saw(
+    judged: Callable[..., Verdict], clean: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    seen = {site: value for site, value in clean.items() if "@" not in site and "norm:" not in site}
+    for n in range(6):
+        weights, choices = (f"layers.{n}.mlp.gate:{end}" for end in ("weights", "choices"))
+        seen[weights], order = seen[weights].sort(-1, descending=True)
+        seen[choices] = seen[choices].gather(-1, order)
+    dump = write_dump(tmp_path / "dump", seen, lambda site: usual(site) or ":weights" in site)
+    verdict = judged(dump)
+    rows = {str(row.site): row for row in verdict.rows}
+    assert (verdict.outcome, verdict.counts["fail"]) == (Outcome.PASS, 0), verdict.where
+    assert rows["layers.2.mlp.gate:weights"].outcome is Outcome.PASS
+    assert rows["layers.5:out"].outcome is Outcome.PASS
+    assert rows["lm_head:out"].outcome is Outcome.SKIPPED
+    assert why(rows["lm_head:out"]) == "the candidate did not record norm:out, which lm_head is fed"
+
+
+def test_the_last_hidden_state_of_transformers_is_behind_the_norm(
+    cli: Cli, store: Path, clean: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    states = {f"layers.{n}:out": clean[f"layers.{n}:out"] for n in range(5)}
+    states |= {"embed_tokens:in": clean["embed_tokens:in"], "layers.5:out": clean["norm:out"]}
+    dump = write_dump(tmp_path / "dump", states, lambda site: True)
+    where = f"tracking.folder={store}"
+    ended = cli(where, "job=capture", f"job.folder={dump}", "model=tiny_minimax_m2", "name=states")
+    assert ended.exit == 0, ended.err
+    run = open_store(TrackingConfig(folder=str(store))).find("states")[0]
+    manifest = run.files.read_manifest()
+    held = {str(record.site) for record in manifest.records}
+    assert "norm:out" in held
+    assert "layers.5:out" not in held
+    assert "is behind the final norm" in manifest.skipped["layers.5:out"]
+    assert "layers.5:out is left out: the tensor named so is behind" in ended.out
 
 
 def test_what_cannot_be_a_chain_is_refused(cli: Cli, store: Path, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from layerparity.record import dump_files
 from layerparity.record.dump_files import NpzFile, read_pt
 from layerparity.record.stored_run import StoredRun, from_folder
 from layerparity.record.verdict import Outcome, Verdict
+from layerparity.report.answer import answer_of
 from layerparity.report.cautions import warning_lines
 from layerparity.report.headline import whole_model
 from layerparity.report.reasons import reason as why
@@ -99,6 +100,81 @@ def test_a_dump_as_golden_and_on_both_sides(golden: StoredRun, tmp_path: Path) -
     assert both.exit is Exit.OK
     assert "2 of 2 blocks compared" in whole_model(both)
     assert len(both.token_errors["layers.0:out"]) == 10
+
+
+def routed(wrong: float = 1.0) -> dict[str, torch.Tensor]:
+    """Experts of each token and their weights as `torch.topk` gives them: the largest first."""
+    made = sites()
+    weights, order = made["layers.0.mlp.gate:weights"].sort(-1, descending=True)
+    chosen = made["layers.0.mlp.gate:choices"].gather(-1, order).int()
+    weights[0, 1] *= wrong
+    # Flat, as engines see tokens.
+    return {"weights": weights, "choices": chosen.flatten(0, 1)}
+
+
+@pytest.mark.parametrize("other", ["run", "dump"])
+def test_experts_in_the_order_of_their_scores(tmp_path: Path, other: str) -> None:
+    names = {end: f"layers.0.mlp.gate:{end}" for end in ("weights", "choices")}
+    ordered = {end: sites()[site] for end, site in names.items()}
+    against = dump(tmp_path / "left", ordered, names)
+    against = make_run(tmp_path / "golden", sites()) if other == "run" else against
+    found = compare(against, dump(tmp_path / "dump", routed(), names))
+    ends = {row.site.end: row.outcome for row in found.rows if row.metrics}
+    assert ends["weights"] is Outcome.PASS
+    found = compare(against, dump(tmp_path / "wrong", routed(1.1), names))
+    assert found.where == "layers.0.mlp.gate:weights"
+    # Nobody knows which expert a weight is of.
+    logits = {"weights": names["weights"], "logits": "layers.0.mlp.gate:logits"}
+    alone = routed() | {"logits": sites()[logits["logits"]]}
+    found = compare(make_run(tmp_path / "again", sites()), dump(tmp_path / "alone", alone, logits))
+    row = next(row for row in found.rows if row.site.end == "weights")
+    assert row.outcome is Outcome.SKIPPED
+    assert why(row) == "it has no order of its own: dump layers.0.mlp.gate:choices too"
+
+
+@pytest.mark.parametrize("seen", [(), (":out",), ("norm:out",)])
+def test_what_nobody_saw_may_be_wrong_before_the_place_that_fails(
+    golden: StoredRun, tmp_path: Path, seen: tuple[str, ...]
+) -> None:
+    """Logits alone tell of the whole model; behind a norm that passes they tell of the head."""
+    made = sites()
+    names = {"ids": "embed_tokens:in", "logits": "lm_head:out"}
+    names |= {"block": "layers.0:out"} if ":out" in seen else {}
+    names |= {"normed": "norm:out"} if "norm:out" in seen else {}
+    tensors = {name: made[site].clone() for name, site in names.items()}
+    tensors["logits"] *= 1.1
+    answer = answer_of(compare(golden, dump(tmp_path / "dump", tensors, names)), ())
+    assert answer is not None
+    if "norm:out" in seen:
+        assert answer.where == "lm_head is the first wrong place"
+        return
+    last = "layers.0:out" if seen else "embed_tokens:in"
+    assert answer.where == (
+        f"lm_head:out is wrong, and nothing between {last} and it was judged: any place up to "
+        "lm_head may be"
+    )
+
+
+@pytest.mark.parametrize("blocks", [(0, 1), (0,), (1,)])
+def test_hidden_states_without_their_residual_blame_no_place(
+    golden: StoredRun, tmp_path: Path, blocks: tuple[int, ...]
+) -> None:
+    """Of every block it is how an engine hands them on; of one, a block that forgot to add."""
+    tensors = {name: value for name, value in values().items() if name.endswith("output")}
+    tensors |= {f"layer_{n}_output": values()[f"layer_{n}_mlp"] for n in blocks}
+    names = {"layer_{n}_output": "layers.{n}:out"}
+    found = compare(golden, dump(tmp_path / "dump", tensors, names))
+    if len(blocks) == 1:
+        assert found.where == f"layers.{blocks[0]}:out"
+        return
+    assert (found.outcome, found.guilty) == (Outcome.INCONCLUSIVE, None)
+    assert "the map names the wrong tensor: the first block's :out is layers.0.mlp:out" in why(
+        next(row for row in found.rows if row.site.local == ":out")
+    )
+    # A run says itself what its blocks put out.
+    made = sites()
+    made |= {f"layers.{n}:out": made[f"layers.{n}.mlp:out"] for n in blocks}
+    assert compare(golden, make_run(tmp_path / "run", made)).outcome is Outcome.FAIL
 
 
 def test_a_run_lends_a_dump_its_axes_kind_and_mask(tmp_path: Path) -> None:

@@ -245,3 +245,25 @@ def test_another_number_of_channels_fails_and_of_tokens_cannot_be_judged(tmp_pat
         Outcome.INCONCLUSIVE,
         ReasonKind.PADDED,
     )
+
+
+@pytest.mark.parametrize(("times", "outcome"), [(5, Outcome.INCONCLUSIVE), (20, Outcome.FAIL)])
+def test_a_wider_type_that_is_further_off_than_the_goldens_own_rounding_fails(
+    tmp_path: Path, times: float, outcome: Outcome
+) -> None:
+    """The golden has no floor of it; what its own type does bounds what a wider one may do."""
+    noise, made = 1e-3, sites()
+    marked = {"reference": with_references(tmp_path / "golden", made, noise=noise)}
+    golden = make_run(tmp_path / "golden", made, **marked)
+    off = times * noise * torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(2))
+    other = made | {"layers.1.mlp:out": made["layers.1.mlp:out"] + off}
+    candidate = make_run(tmp_path / "wide", other, dtype="float64", kind="candidate")
+    verdict = conclude([golden], [candidate], CalibratedTolerance())
+    rows = {str(row.site): row for row in verdict.rows}
+    assert rows["layers.1.mlp:out"].outcome is outcome
+    assert rows["layers.0.mlp:out"].outcome is Outcome.INCONCLUSIVE
+    # A narrower type may be further off than the golden's.
+    candidate = make_run(tmp_path / "narrow", other, dtype="bfloat16", kind="candidate")
+    verdict = conclude([golden], [candidate], CalibratedTolerance())
+    rows = {str(row.site): row for row in verdict.rows}
+    assert rows["layers.1.mlp:out"].outcome is Outcome.INCONCLUSIVE

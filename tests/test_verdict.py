@@ -434,6 +434,8 @@ SAID = [
     "the <side> ran no <phase> step <step>",
     "the golden did not run this part of the model",
     "the candidate covers it but holds no tensor of it",
+    "a value of transformers' own modules, which the candidate's port does not show",
+    "the candidate did not record <site>, which <stage> is fed",
     "the <side> holds <dtype> numbers where real numbers are due: dump it as floats",
     "the golden holds <golden> numbers and the candidate holds <candidate> numbers where real "
     "numbers are due: dump them as floats",
@@ -468,11 +470,15 @@ SAID = [
     "again, on another device or with another attn_implementation",
     "only 25 % of the tokens were routed alike: use port.replay=true",
     "only 25 % of the tokens were routed alike: use port.replay=true, or feed=isolated",
+    "only 25 % of the tokens are surely routed alike, as the candidate shows no choices: use "
+    "capture=components, or feed=isolated",
     "nothing says how large its rounding may be",
     "each side is one number throughout, such as 0: that they agree proves nothing",
     "all tokens have the same numbers on each side: that they agree proves nothing",
     "routed apart by a tie; 25 % of the tokens of such steps are judged",
     "block output alone cannot show a bug inside; use capture=default",
+    "these are hidden states without their residual, and the map names the wrong tensor: the first "
+    "block's :out is <site>; name it so, and dump the sum of the two",
     "block output alone cannot show a bug inside; not judged: <sites>",
 ]
 

@@ -18,6 +18,8 @@ _DIGITS = 6
 _LAYER = re.compile(r"^layers\.(\d+)(?:\.(.+))?$")
 # What stands outside the blocks, in the order of a forward pass; the blocks come after the first.
 EMBEDDING, NORM, HEAD, TOKENS = "embed_tokens", "norm", "lm_head", "tokens"
+# Ends of a router: the experts it chose for each token, and how much each of them counts.
+CHOICES, WEIGHTS = "choices", "weights"
 _AFTER_BLOCKS = {NORM: 1, HEAD: 2, TOKENS: 3}
 # Modules whose place is kept: a comparison asks for that of each many times.
 _PLACES = 1 << 14

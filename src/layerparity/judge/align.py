@@ -10,14 +10,15 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from layerparity.anatomy.blocks import Blocks
-from layerparity.anatomy.family import ROUTED
-from layerparity.anatomy.site import EMBEDDING, HEAD, PREFILL, Kind, Site
+from layerparity.anatomy.family import family_of
+from layerparity.anatomy.site import EMBEDDING, HEAD, NORM, PREFILL, TOKENS, Kind, Site
 from layerparity.ground.errors import UserError
 from layerparity.judge.fingerprints import differs_at
 from layerparity.judge.sides import RunSet, SideRecord
-from layerparity.judge.stages import computed_at, is_feed, stage_of
+from layerparity.judge.stages import CHAIN, computed_at, is_feed, scores_of, stage_of
 from layerparity.record.manifest import Manifest, Record
 from layerparity.record.reason import Reason, ReasonKind, UnlikeError
+from layerparity.record.stored_run import is_transformers
 from layerparity.record.verdict import Outcome, Row
 
 if TYPE_CHECKING:
@@ -95,7 +96,11 @@ def align(golden: RunSet, candidate: RunSet, blocks: Blocks) -> Alignment:
         if left is None or right is None:
             settled.append(_absent(site, golden, candidate))
             continue
-        left, right = _adopt(left, right), _adopt(right, left)
+        unfed = _unfed(left)
+        if unfed is not None:
+            settled.append(Row(site, left.record.kind, Outcome.SKIPPED, why=unfed))
+            continue
+        left, right = _alike_embedded(_adopt(left, right), _adopt(right, left))
         differing = differs_at(left, right, golden)
         refusals += [differing] if differing else []
         misfit = differing or _misfit(left, right)
@@ -114,10 +119,10 @@ def align(golden: RunSet, candidate: RunSet, blocks: Blocks) -> Alignment:
 def _is_extra(golden: SideRecord, candidates: list[Manifest]) -> bool:
     """Say whether a golden of a candidate's own values holds what that never recorded.
 
-    It is the router's choices, which say which experts got a token.
+    It is what tells of other sites: the router's choices, and what a block adds to its stream.
     """
     site, manifest = golden.record.site, golden.source.manifest
-    if site.local != ROUTED or not manifest.values_of:
+    if site.layer is None or not site.component or not manifest.values_of:
         return False
     return _not_asked(site, manifest, candidates) is not None
 
@@ -140,10 +145,43 @@ def _absent(site: Site, golden: RunSet, candidate: RunSet) -> Row:
         return Row(site, kind, Outcome.SKIPPED, why=Reason(ReasonKind.SKIPPED, {"text": skipped}))
     if skipped is not None or left is None:
         return Row(site, kind, Outcome.SKIPPED, why=Reason(ReasonKind.NOT_CAPTURED))
-    not_asked = _not_asked(site, left.source.manifest, candidate.manifests)
-    if not_asked:
-        return Row(site, kind, Outcome.SKIPPED, why=not_asked)
+    sides = left.source.manifest, candidate.manifests
+    not_due = _not_asked(site, *sides) or _measured_alone(site, *sides)
+    if not_due:
+        return Row(site, kind, Outcome.SKIPPED, why=not_due)
     return Row(site, kind, Outcome.MISSING, why=Reason(ReasonKind.LOST))
+
+
+def _measured_alone(site: Site, golden: Manifest, candidates: list[Manifest]) -> Reason | None:
+    """Return that only transformers' modules are known to have a site, which a port lacks, or None.
+
+    What a family's table names, a port shows or gives a reason for; what was measured of modules
+    beside it, its author cannot know. What it shows in any block, it knows.
+    """
+    covering = [each for each in candidates if stage_of(each, site)]
+    family = family_of(golden.model.model_type)
+    due = family.complete or not site.component or site.layer is None
+    due = due or site.local in {tap.local for tap in family.taps}
+    due = due or any(is_transformers(each.port) for each in covering)
+    shown = (record.site.local for each in covering for record in each.records)
+    return None if due or site.local in shown else Reason(ReasonKind.NOT_SHOWN)
+
+
+def _unfed(golden: SideRecord) -> Reason | None:
+    """Return that a golden of a candidate's own values computed a site from its own, or None.
+
+    So it does behind the blocks, where the candidate recorded nothing that the stage is fed.
+    """
+    manifest, site = golden.source.manifest, golden.record.site
+    if site.path == TOKENS:
+        # The next token is chosen from the logits.
+        site = scores_of(site)
+    if not manifest.values_of or site.path not in (NORM, HEAD) or site.end == "in":
+        return None
+    feeds = manifest.feeds_of(*site.pass_step)
+    own = next((f.site for f in feeds if f.stage == site.path and f.source == CHAIN), None)
+    values = {"site": str(own), "stage": site.path}
+    return None if own is None else Reason(ReasonKind.NOT_FED, values)
 
 
 def _unrun(site: Site, golden: RunSet) -> Reason | None:
@@ -198,6 +236,23 @@ def _adopt(own: SideRecord, other: SideRecord) -> SideRecord:
     if other.source.proved and len(record.shape) == len(theirs.shape):
         record = replace(record, axes=theirs.axes, kind=theirs.kind)
     return SideRecord(own.source, record)
+
+
+def _alike_embedded(left: SideRecord, right: SideRecord) -> tuple[SideRecord, SideRecord]:
+    """Return both records of what an embedding gives out, real or exact as transformers has it.
+
+    Some models scale the rows that it copies, which no other port, and no dump, can tell a run.
+    """
+    kinds = {left.record.kind, right.record.kind}
+    if (left.record.site.path, left.record.site.end) != (EMBEDDING, "out") or kinds != {
+        Kind.REAL,
+        Kind.EXACT,
+    }:
+        return left, right
+    ours, theirs = (is_transformers(each.source.manifest.port) for each in (left, right))
+    kind = (right if theirs and not ours else left).record.kind
+    known = [SideRecord(each.source, replace(each.record, kind=kind)) for each in (left, right)]
+    return known[0], known[1]
 
 
 def last_alone(golden: Record, candidate: Record) -> bool:
@@ -268,10 +323,12 @@ def _kind(golden: SideRecord, candidate: SideRecord, goldens: RunSet) -> Kind:
     if own or is_feed(manifest, site):
         return Kind.EXACT
     computed = computed_at(manifest, site)
-    if computed.path != EMBEDDING:
+    if computed.path != EMBEDDING or computed == site:
         return Kind.REAL
     # What a block takes from the embedding are copied rows, unless the model scales them.
-    copied = goldens.records.get(computed)
+    copied, theirs = goldens.records.get(computed), manifest.record(computed)
+    if copied is not None and theirs is not None:
+        copied, _ = _alike_embedded(copied, SideRecord(candidate.source, theirs))
     return copied.record.kind if copied is not None else Kind.EXACT
 
 

@@ -13,16 +13,17 @@ from layerparity.anatomy.site import Kind, Site
 from layerparity.judge.align import Pair
 from layerparity.judge.at_the_end import CleanEnd
 from layerparity.judge.references import FoundReference, References, SiteReference, golden_off
-from layerparity.judge.routing import ENOUGH, Routing, scores_of
+from layerparity.judge.routing import ENOUGH, Routing
 from layerparity.judge.rows import by_token, has_tokens, places
 from layerparity.judge.sides import RunSet
+from layerparity.judge.stages import scores_of
 from layerparity.judge.ties import flips
 from layerparity.numbers.deviation import JudgedSite, deviation
 from layerparity.numbers.one_token import OneTokenSites, deviations
 from layerparity.numbers.token_sums import TokenLayout, heads_of, token_layout
 from layerparity.record.reason import Reason, ReasonKind
 from layerparity.record.references import CHAINED
-from layerparity.record.verdict import SUPPOSED
+from layerparity.record.verdict import FAR_OFF, SUPPOSED
 
 
 @dataclass
@@ -72,7 +73,7 @@ class Calibration:
             few = judged
             judged = self.tensors(pair, left, right, real, everything=True)
         if isinstance(judged, Reason):
-            return Calibrated(lacking=judged)
+            return Calibrated(self._far_off(pair, left, right, real), lacking=judged)
         off = deviation(judged)
         _name_position(off.metrics, judged.tokens, real)
         share = judged.tokens.numel() / max(judged.real, 1)
@@ -158,6 +159,18 @@ class Calibration:
         ``everything`` takes tokens that were routed apart as well.
         """
         wide = self.references.of(pair)
+        return self._held_against(wide, pair, (golden, candidate), real, everything=everything)
+
+    def _held_against(
+        self,
+        wide: SiteReference | Reason,
+        pair: Pair,
+        sides: tuple[torch.Tensor, torch.Tensor],
+        real: torch.Tensor,
+        *,
+        everything: bool = False,
+    ) -> JudgedSite | Reason:
+        """Return what `tensors` does, of both ``sides`` and a given reference."""
         if isinstance(wide, Reason):
             return wide
         wide = _of_last(wide, pair) if pair.last else wide
@@ -165,7 +178,26 @@ class Calibration:
         few = self._too_few(judged, real, wide.feed)
         if few is not None:
             return few
-        return self._judged_site(pair, (golden, candidate), wide, judged, int(real.sum()))
+        return self._judged_site(pair, sides, wide, judged, int(real.sum()))
+
+    def _far_off(
+        self, pair: Pair, left: torch.Tensor, right: torch.Tensor, real: torch.Tensor
+    ) -> dict[str, float]:
+        """Return how far off a candidate of a wider type than the golden's is, as `FAR_OFF`.
+
+        It is in floors of the narrower type, or in what rounding weights to it may do, where that
+        is more. Empty where it is less than one, of no wider type, or nothing is known.
+        """
+        wide = self.references.narrower(pair)
+        judged = self._held_against(wide, pair, (left, right), real) if wide else None
+        if judged is None or isinstance(judged, Reason):
+            return {}
+        metrics = deviation(judged).metrics
+        least = torch.finfo(getattr(torch, pair.golden.source.manifest.dtype)).eps / 4
+        known = min(metrics["floor_rel_l2"] / least, 1.0)
+        off = metrics["error_ratio"] * known if known else 0.0
+        # Within one floor it tells nothing.
+        return {FAR_OFF: off} if off > 1 else {}
 
     def layout(self, pair: Pair) -> TokenLayout:
         """Return how the elements of one token are laid out at a site."""

@@ -22,7 +22,8 @@ from layerparity.judge.decode_steps import by_steps, measure_steps
 from layerparity.judge.evaluate import Measured
 from layerparity.judge.evidence import evidence_of
 from layerparity.judge.fingerprints import refuse_strangers, same_experiment
-from layerparity.judge.guilty import Judged, guilty_in, guilty_places
+from layerparity.judge.guilty import guilty_in, guilty_places, judged_of
+from layerparity.judge.no_residual import without_residual
 from layerparity.judge.probes import probe_cautions
 from layerparity.judge.ranks import makers_of, replica_metric, with_ranks
 from layerparity.judge.routing import skip_ties
@@ -68,6 +69,7 @@ def conclude(
     reports = progress or (lambda *_: None)
     measured = _evaluate(aligned, left, right, calibration, reports, close=tolerance.closeness)
     rows = _decide(aligned, measured, tolerance, right)
+    rows = tuple(without_residual(rows, left, right, aligned.blocks))
     verdict = _verdict_of(
         rows, measured, aligned.blocks, (left, right), tolerance, unfinished=unfinished
     )
@@ -275,12 +277,6 @@ def with_places(verdict: Verdict, stage: Place | None = None) -> Verdict:
     named = guilty.place.stage if guilty is not None else ""
     further = tuple(each for each in places if each.place.stage != named)
     return replace(verdict, guilty=guilty, further=further)
-
-
-def judged_of(verdict: Verdict) -> Judged:
-    """Return what the first wrong place is looked for in."""
-    chained, own = verdict.feed != "isolated", verdict.on_own_values
-    return Judged(verdict.rows, verdict.weights, verdict.blocks, chained, own)
 
 
 def portrayed(

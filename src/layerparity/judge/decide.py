@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from layerparity.anatomy.site import Kind
 from layerparity.judge.tolerances.base import EndLimits, Tolerance
 from layerparity.record.findings import Doubt, UnfinishedSweep
 from layerparity.record.reason import Reason, ReasonKind
-from layerparity.record.verdict import REPLICAS, Breach, Outcome, Row
+from layerparity.record.verdict import FAR_OFF, REPLICAS, Breach, Outcome, Row
 from layerparity.record.weights import WeightFinding
 
 _CONSTANTS = {"golden_constant", "candidate_constant"}
+# So many times the limit an error has to be that is held against the floor of a narrower type.
+_BY_FAR = 4.0
 _REPEATED = {"golden_repeated", "candidate_repeated"}
 
 
@@ -24,8 +27,9 @@ def decide(
     """Return how a site ends, the limits it breaks, and why it could not be judged.
 
     ``lacking`` is why a tolerance may lack what it judges by: then the site is inconclusive, but
-    for limits of one's own on the logits, which it may break all the same. Where it has metrics
-    nevertheless, tokens that were routed apart are among them: they let it pass, and never fail.
+    for limits of one's own on the logits, which it may break all the same, and for an error that
+    not even rounding to the golden's narrower type explains. Where it has metrics nevertheless,
+    tokens that were routed apart are among them: they let it pass, and never fail.
 
     A constant, such as a buffer that was never written to, has nothing to be judged by, nor have
     tokens that all have the same numbers.
@@ -45,6 +49,7 @@ def decide(
             if excused or tolerance.lacks(kind, metrics):
                 # A limit on the logits needs no floor.
                 own = tolerance.end_breaches(metrics) if isinstance(tolerance, EndLimits) else []
+                own += _far_off(kind, metrics, tolerance)
                 if own:
                     return Outcome.FAIL, tuple(own), None
                 return Outcome.INCONCLUSIVE, (), lacking or Reason(ReasonKind.ROUNDING_UNKNOWN)
@@ -53,6 +58,13 @@ def decide(
         if not broken and metrics.keys() >= _REPEATED:
             return Outcome.INCONCLUSIVE, (), Reason(ReasonKind.BOTH_REPEATED)
     return (Outcome.FAIL if broken else Outcome.PASS), tuple(broken), None
+
+
+def _far_off(kind: Kind, metrics: Mapping[str, float], tolerance: Tolerance) -> list[Breach]:
+    """Return that a site is further off than rounding to the golden's narrower type explains."""
+    off = metrics.get(FAR_OFF, 0.0)
+    broken = tolerance.breaches(kind, {"error_ratio": off / _BY_FAR})
+    return [replace(each, value=off, limit=(each.limit or 0.0) * _BY_FAR) for each in broken]
 
 
 def _any(metrics: Mapping[str, float], name: str) -> list[Breach]:

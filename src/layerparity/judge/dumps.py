@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from layerparity.anatomy.site import Kind, Site
+from layerparity.anatomy.site import CHOICES, WEIGHTS, Kind, Site
 from layerparity.anatomy.stream import same_elsewhere
 from layerparity.record.dump_files import Dumped, DumpFiles
 from layerparity.record.findings import Caution, CautionKind
@@ -44,6 +46,9 @@ class DumpSource(Source):
         self._tensors = tensors
         self._files = DumpFiles(tensors)
         records = [self._record(site) for site in sorted(tensors)]
+        held = {record.site: record.shape for record in records}
+        unordered = [r.site for r in records if r.site.end == WEIGHTS and not _has_order(r, held)]
+        records = [record for record in records if record.site not in unordered]
         # Its stages are the blocks, and the modules outside them, that it names.
         stages = [record.site.place.stage for record in records]
         self.manifest = Manifest(
@@ -59,6 +64,10 @@ class DumpSource(Source):
             stages=list(dict.fromkeys(stages)),
             capture=SitePatterns("dump", ()),
             records=records,
+            skipped={
+                str(site): f"it has no order of its own: dump {replace(site, end=CHOICES)} too"
+                for site in unordered
+            },
         )
 
     @property
@@ -69,9 +78,14 @@ class DumpSource(Source):
     def load(self, record: Record) -> torch.Tensor:
         """Return a tensor as dumped, of its own dtype, a batch of one where the record has it.
 
-        Raises UserError where damaged.
+        Experts' weights are sorted by expert, as a run's are. Raises UserError where damaged.
         """
+        from layerparity.numbers.metrics.sets import by_expert
+
         tensor = self._files.read(self._tensors[record.site])
+        if record.site.end == WEIGHTS and tensor.shape[-1:] > (1,):
+            choices = self._files.read(self._tensors[replace(record.site, end=CHOICES)])
+            tensor = by_expert(choices.reshape(tensor.shape), tensor)[1]
         alone = record.shape == (1, *tensor.shape)
         return tensor.unsqueeze(0) if alone else tensor
 
@@ -85,6 +99,13 @@ class DumpSource(Source):
         axes = _AXES.get(tensor.dim(), tuple(f"axis{index}" for index in range(tensor.dim())))
         dtype = str(tensor.dtype).removeprefix("torch.")
         return Record(site, axes, kind, tuple(tensor.shape), dtype, dumped.names[0], digest="")
+
+
+def _has_order(weights: Record, held: Mapping[Site, tuple[int, ...]]) -> bool:
+    """Say whether it is known which expert each weight is of, by the shapes of what is ``held``."""
+    shape, choices = weights.shape, held.get(replace(weights.site, end=CHOICES), ())
+    alike = prod(choices) == prod(shape) and choices[-1:] == shape[-1:]
+    return shape[-1:] <= (1,) or alike
 
 
 def open_dump(run: StoredRun) -> DumpSource:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from layerparity.anatomy.blocks import Blocks
-from layerparity.anatomy.site import Kind, Site, within
+from layerparity.anatomy.site import CHOICES, WEIGHTS, Kind, Site, within
 from layerparity.ground.errors import UserError
 from layerparity.judge.align import Pair
 from layerparity.judge.at_the_end import end_metrics
@@ -24,7 +24,6 @@ from layerparity.numbers.metric import FLOATING, Chunk, Stream
 from layerparity.numbers.metrics.sets import sets_agree
 from layerparity.record.reason import Reason, ReasonKind
 
-CHOICES, WEIGHTS = "choices", "weights"
 _WORTH_A_THREAD = 1 << 18
 
 

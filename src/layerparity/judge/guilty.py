@@ -10,7 +10,7 @@ from layerparity.anatomy.block import Block, Seen, Suspect, smallest_module
 from layerparity.anatomy.blocks import Blocks
 from layerparity.anatomy.site import EMBEDDING, HEAD, NORM, PREFILL, Place, Site, overlap, within
 from layerparity.record.guilt import Guilt, Phases
-from layerparity.record.verdict import DECIDED, JUDGED, Outcome, Row
+from layerparity.record.verdict import DECIDED, JUDGED, Outcome, Row, Verdict
 from layerparity.record.weights import WeightFinding
 
 Step = tuple[str, int]
@@ -74,6 +74,12 @@ class Judged:
         return [each for each, place in places if each.is_fault and place == stage]
 
 
+def judged_of(verdict: Verdict) -> Judged:
+    """Return what the first wrong place is looked for in."""
+    chained, own = verdict.feed != "isolated", verdict.on_own_values
+    return Judged(verdict.rows, verdict.weights, verdict.blocks, chained, own)
+
+
 def guilty_places(judged: Judged) -> list[Guilt]:
     """Return every place that goes wrong by itself, one of a stage, in the order of the data.
 
@@ -127,6 +133,20 @@ def guilty_in(judged: Judged, stage: Place) -> Guilt | None:
         if guilt is not None:
             return guilt
     return _by_weights(judged, stage)
+
+
+def may_lie_before(judged: Judged, guilt: Guilt) -> bool:
+    """Say whether a fault may lie in a stage before its place, for what that was fed nobody saw.
+
+    So it is in a chain where neither the stage's input nor the output before it was judged.
+    """
+    stage = Place.parse(guilt.place.stage)
+    before = _before(judged, stage)
+    if not judged.chained or judged.own or guilt.site is None or guilt.good or before is None:
+        return False
+    ends = (stage.site("in"), before.site("out"))
+    rows = [judged.at(end.place, guilt.step).get(end.local) for end in ends]
+    return not any(row is not None and row.outcome in DECIDED for row in rows)
 
 
 def seen_in(rows: Rows) -> Seen:

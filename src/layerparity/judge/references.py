@@ -61,6 +61,22 @@ class References:
         off = None if isinstance(wide, Reason) else golden_off(wide.floor.golden_share)
         return off or wide
 
+    def narrower(self, pair: Pair) -> SiteReference | None:
+        """Return a pair's reference with the floor of the golden's own type, if that is narrower.
+
+        What the candidate computes in a wider one is nearer to the reference than that.
+        """
+        own = pair.golden.source.manifest.dtype
+        found = self.found(pair.site, pair.golden.source, pair.candidate.source)
+        if isinstance(found, Reason) or not _eps(own) > _eps(found.dtype):
+            return None
+        stored, entry, _, feed = found
+        floor = stored.floor(entry, own)
+        if floor is None or golden_off(floor.golden_share) is not None:
+            return None
+        clean = self._clean_slopes(stored, entry, own)
+        return SiteReference(stored.reference(entry), floor, clean, feed)
+
     def at(self, site: Site, golden: Source, candidate: Source) -> SiteReference | Reason:
         """Return the reference at a site as the candidate's stage was fed, or why there is none."""
         found = self.found(site, golden, candidate)
@@ -154,6 +170,10 @@ class References:
                 {name: max(each.spread.get(name, 0.0) for each in alike) for name in largest},
             )
         return self._slopes[key]
+
+
+def _eps(dtype: str) -> float:
+    return torch.finfo(getattr(torch, dtype)).eps
 
 
 def golden_off(share: float) -> Reason | None:

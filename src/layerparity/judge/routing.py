@@ -9,17 +9,17 @@ from statistics import fmean
 import torch
 
 from layerparity.anatomy.blocks import Blocks
-from layerparity.anatomy.site import PREFILL, Kind, Place, Site
+from layerparity.anatomy.site import CHOICES, PREFILL, Kind, Place, Site
 from layerparity.judge.references import References
 from layerparity.judge.rows import by_token, real_tokens
 from layerparity.judge.sides import RunSet, SideRecord
+from layerparity.judge.stages import scores_of
 from layerparity.judge.ties import stands_out, supposed_apart
 from layerparity.numbers.metrics.sets import sets_agree
 from layerparity.record.reason import Reason, ReasonKind
 from layerparity.record.references import CHAINED
 from layerparity.record.verdict import DECIDED, Outcome, Row
 
-CHOICES = "choices"
 # What depends on each token's experts one by one, and not on those of tokens before it.
 _BY_EXPERT = ("mlp.experts:out", "mlp:out")
 
@@ -228,14 +228,6 @@ def _of_ties(row: Row, share: float) -> Row:
         return replace(row, outcome=Outcome.SKIPPED, why=Reason(ReasonKind.TIES, {"share": share}))
     why = row.lacking or Reason(ReasonKind.NO_SET_AGREES)
     return replace(row, outcome=Outcome.INCONCLUSIVE, why=why)
-
-
-def scores_of(site: Site) -> Site:
-    """Return the site whose reference holds the scores that a choice was made from."""
-    if site.path == "tokens":
-        step = (PREFILL, 0) if site.step == 0 else (site.phase, site.step)
-        return Site("lm_head", "out", *step)
-    return Site(site.path, "scores", site.phase, site.step)
 
 
 def _load(own: SideRecord) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from layerparity.anatomy.site import PREFILL, Site
+from layerparity.anatomy.site import HEAD, PREFILL, TOKENS, Site
 from layerparity.record.manifest import Feed, Manifest
 
 CHAIN = "chain"
@@ -60,3 +60,11 @@ def computed_at(manifest: Manifest, site: Site) -> Site:
         return site
     at = manifest.stages.index(site.path)
     return replace(site, path=manifest.stages[at - 1], end="out") if at else site
+
+
+def scores_of(site: Site) -> Site:
+    """Return the site whose reference holds the scores that a choice was made from."""
+    if site.path == TOKENS:
+        step = (PREFILL, 0) if site.step == 0 else (site.phase, site.step)
+        return Site(HEAD, "out", *step)
+    return Site(site.path, "scores", site.phase, site.step)

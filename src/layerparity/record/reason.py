@@ -26,6 +26,10 @@ class ReasonKind(StrEnum):
     NO_STEP = "no_step"
     NOT_RUN = "not_run"
     LOST = "lost"
+    # It is none of the family's table: a port's author cannot know it.
+    NOT_SHOWN = "not_shown"
+    # A golden of the candidate's own values had nothing of the candidate's to compute it from.
+    NOT_FED = "not_fed"
     # Both hold one, and they cannot be laid on each other.
     INTEGERS = "integers"
     INTEGERS_TWICE = "integers_twice"
@@ -66,6 +70,7 @@ class ReasonKind(StrEnum):
     BOTH_REPEATED = "both_repeated"
     TIES = "ties"
     BLOCK_ALONE = "block_alone"
+    NO_RESIDUAL = "no_residual"
     INSIDE_UNJUDGED = "inside_unjudged"
 
 
@@ -80,6 +85,7 @@ REASON_VALUES: dict[ReasonKind, set[str]] = {
     ReasonKind.SKIPPED_BY_GOLDEN: {"text"},
     ReasonKind.NOT_ASKED_FOR: {"capture"},
     ReasonKind.NO_STEP: {"side", "phase", "step"},
+    ReasonKind.NOT_FED: {"site", "stage"},
     ReasonKind.INTEGERS: {"side", "dtype"},
     ReasonKind.INTEGERS_TWICE: _SIDES,
     ReasonKind.SHAPE: _SIDES,
@@ -108,6 +114,7 @@ REASON_VALUES: dict[ReasonKind, set[str]] = {
     ReasonKind.ROUTED_APART_IN_CHAIN: {"share"},
     ReasonKind.UNSEEN_ROUTING: {"share"},
     ReasonKind.TIES: {"share"},
+    ReasonKind.NO_RESIDUAL: {"site"},
     ReasonKind.INSIDE_UNJUDGED: {"sites"},
 }
 

@@ -53,6 +53,8 @@ DECIDED = (Outcome.PASS, Outcome.FAIL)
 REPLICAS = "replicas_apart"
 # At how many tokens a site's errors stand out and a tie explains them, of a router nobody saw.
 SUPPOSED = "supposed_apart"
+# The error of a candidate in floors of the golden's own, narrower type; none is of its own.
+FAR_OFF = "error_ratio_of_narrower"
 # Metrics that grow with likeness: a limit on one is a floor. On all others it is a ceiling.
 SIMILARITIES = (
     "similarity_percentage",

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from layerparity.anatomy.site import Place, Site
 from layerparity.ground.numeral import numeral, percent
 from layerparity.judge.evidence import stage_rows
-from layerparity.judge.guilty import name_in_block
+from layerparity.judge.guilty import judged_of, may_lie_before, name_in_block
 from layerparity.judge.leaps import amplified
 from layerparity.record.guilt import Cause, Guilt, Phases
 from layerparity.record.verdict import DECIDED, Outcome, Row, Verdict
@@ -109,12 +110,27 @@ def answer_of(
     evidence = [*_at_the_place(guilt, verdict), *_around_it(guilt, verdict), *reasons]
     evidence += [f"ruled out: {each}" for each in verdict.ruled_out]
     return Answer(
-        where=f"{guilt} is the {which} wrong place{_on_ranks(guilt)}",
+        where=_first(guilt, verdict, which),
         also=tuple(_also(verdict.further if further is None else further)),
         cause=causes[0] or "no known cause fits",
         others=tuple(causes[1 : 1 + _OTHERS]),
         evidence=tuple(dict.fromkeys(evidence)),
         next=shown,
+    )
+
+
+def _first(guilt: Guilt, verdict: Verdict, which: str) -> str:
+    """Say that a place is the first wrong one, or that it is the first one that anybody saw."""
+    if not may_lie_before(judged_of(verdict), guilt):
+        return f"{guilt} is the {which} wrong place{_on_ranks(guilt)}"
+    seen = [
+        row.site
+        for row in takewhile(lambda row: row.site != guilt.site, verdict.rows)
+        if row.metrics and row.outcome is not Outcome.FAIL and row.site.pass_step == guilt.step
+    ]
+    between = f"between {seen[-1]} and it" if seen else "before it"
+    return (
+        f"{guilt.site} is wrong, and nothing {between} was judged: any place up to {guilt} may be"
     )
 
 

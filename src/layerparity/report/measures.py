@@ -42,6 +42,15 @@ CALIBRATED = (
         unit="floors",
     ),
     Measure(
+        "error_ratio_of_narrower",
+        "R, golden's dtype",
+        "‖candidate − reference‖ over the noise floor of the golden's narrower dtype, where there "
+        "is none of the candidate's: it fails by that alone, and never passes.",
+        wrong=100.0,
+        detail=True,
+        unit="floors",
+    ),
+    Measure(
         "floor_rel_l2",
         "floor, rel L2",
         "The noise floor over ‖reference‖: what rounding alone explains.",

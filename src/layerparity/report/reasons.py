@@ -38,6 +38,9 @@ _SENTENCES = {
     ReasonKind.NO_STEP: f"{_NO_STEP} {{step}}",
     ReasonKind.NOT_RUN: "the golden did not run this part of the model",
     ReasonKind.LOST: "the candidate covers it but holds no tensor of it",
+    ReasonKind.NOT_SHOWN: "a value of transformers' own modules, which the candidate's port does "
+    "not show",
+    ReasonKind.NOT_FED: "the candidate did not record {site}, which {stage} is fed",
     ReasonKind.INTEGERS: "the {side} holds {dtype} numbers where real numbers are due: dump it as "
     "floats",
     ReasonKind.INTEGERS_TWICE: "the golden holds {golden} numbers and the candidate holds "
@@ -75,6 +78,8 @@ _SENTENCES = {
     ReasonKind.BOTH_REPEATED: "all tokens have the same numbers on each side: that they agree "
     "proves nothing",
     ReasonKind.TIES: "routed apart by a tie; {share} of the tokens of such steps are judged",
+    ReasonKind.NO_RESIDUAL: "these are hidden states without their residual, and the map names the "
+    "wrong tensor: the first block's :out is {site}; name it so, and dump the sum of the two",
     ReasonKind.INSIDE_UNJUDGED: "block output alone cannot show a bug inside; not judged: {sites}",
     ReasonKind.BLOCK_ALONE: "block output alone cannot show a bug inside; use capture=default",
 }

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
-from layerparity.anatomy.family import HIDDEN, Family, end_spec
+from layerparity.anatomy.family import HEADS, HIDDEN, Family, end_spec
 from layerparity.anatomy.site import EMBEDDING, Kind, Site, SiteSpec
 
 if TYPE_CHECKING:
@@ -55,12 +55,27 @@ class DumpLayout:
         """How many real tokens each sequence has."""
         return [int(count) for count in self.mask.sum(-1)]
 
+    def with_heads(self, spec: SiteSpec, tensor: torch.Tensor, step: int) -> SiteSpec:
+        """Return the axes of a site, with one of heads where a tensor shows it: norms per head do.
+
+        It stands between tokens and channels, or before the tokens, as in attention.
+        """
+        of_heads = self.head_dim and tensor.shape[-1:] == (self.head_dim,)
+        own_axis = tensor.dim() == 4 or (tensor.dim() == 3 and not self._holds(tensor, step))
+        return HEADS if spec == HIDDEN and of_heads and own_axis else spec
+
+    def _holds(self, tensor: torch.Tensor, step: int, axis: int = 1) -> bool:
+        """Say whether a tensor's first axis may be that of sequences, ``axis`` that of tokens."""
+        sequences, tokens = tensor.shape[0], tensor.shape[axis]
+        enough = tokens == 1 if step else tokens >= max(self.rows)
+        return sequences >= self.mask.shape[0] and enough
+
     def laid_out(self, tensor: torch.Tensor, spec: SiteSpec, step: int) -> torch.Tensor | str:
         """Return a tensor in the axes of a site, or why it cannot be; its dtype is kept.
 
         It may lack the axis of sequences, with their tokens one behind the other; hold sequences,
-        and tokens behind the real ones, that pad; and show heads as channels. Step 0 is the
-        prefill; each later one has a token.
+        and tokens behind the real ones, that pad; and show heads as channels, or before the tokens.
+        Step 0 is the prefill; each later one has a token.
         """
         import torch
 
@@ -68,6 +83,12 @@ class DumpLayout:
         tensor = self._with_axes(tensor.detach(), spec, step) if tensor.numel() else tensor
         if tensor.dim() != len(spec.axes) or not tensor.numel():
             return f"its shape {list(tensor.shape)} does not fit the axes {', '.join(spec.axes)}"
+        if (
+            spec.axes == HEADS.axes
+            and not self._holds(tensor, step)
+            and self._holds(tensor, step, 2)
+        ):
+            tensor = tensor.transpose(1, 2)
         held, tokens = tensor.shape[0], tensor.shape[1]
         if held < batch:
             return f"it holds {held} sequences of {batch}"
@@ -86,7 +107,9 @@ class DumpLayout:
         """Return a tensor with the axes of heads and of sequences, as far as it is without."""
         lacking = len(spec.axes) - tensor.dim()
         one = self.head_dim
-        if "head" in spec.axes and lacking and one and tensor.shape[-1] % one == 0:
+        # Heads of tokens, one behind the other, lack the axis of sequences alone.
+        apart = lacking == 1 and tensor.shape[-1] == one and not self._holds(tensor, step)
+        if "head" in spec.axes and lacking and not apart and one and tensor.shape[-1] % one == 0:
             tensor, lacking = tensor.unflatten(-1, (-1, one)), lacking - 1
         if lacking != 1:
             return tensor

@@ -18,7 +18,7 @@ from layerparity.ground.files import text_digest
 from layerparity.record.dump_files import Dumped, DumpFiles
 from layerparity.record.name_map import open_named
 from layerparity.record.ranks import RankRecord
-from layerparity.run import needs
+from layerparity.run import behind_norm, needs
 from layerparity.run.dump_layout import DumpLayout, spec_of
 from layerparity.run.inputs import prompt
 from layerparity.run.inputs.base import Inputs, Request, batch, check_length, pad_of
@@ -75,19 +75,21 @@ class _DumpTensors(Mapping[Site, "torch.Tensor"]):
         return len(self._sites)
 
 
-def of_dump(folder: Path, names: Path | None) -> Recorded:
+def of_dump(folder: Path, names: Path | None, plan: RunPlan) -> Recorded:
     """Return what a folder of dumps holds by its name map. Raises UserError; see `open_named`."""
     named = open_named(folder, names)
-    files = sorted({dumped.path for dumped in named.sites.values()})
+    sites, skipped = behind_norm.moved(named.sites, plan)
+    files = sorted({dumped.path for dumped in sites.values()})
     stamps = [f"{path.relative_to(folder)} {stamp(path)}" for path in files]
-    places = [f"{site} {dumped.names[0]}" for site, dumped in named.sites.items()]
+    places = [f"{site} {dumped.names[0]}" for site, dumped in sites.items()]
     left = named.ignored
     notes = [f"{named.map.name} names no site for {len(left)} tensors: {', '.join(left[:3])}"]
     return Recorded(
         folder.name,
         "dump",
-        _DumpTensors(named.sites),
+        _DumpTensors(sites),
         text_digest("\n".join([*stamps, *sorted(places)])),
+        skipped,
         notes=notes if left else [],
     )
 

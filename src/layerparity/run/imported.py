@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from layerparity import __version__
-from layerparity.anatomy.site import DECODE, HEAD, NORM, PREFILL, Site
+from layerparity.anatomy.site import CHOICES, DECODE, HEAD, NORM, PREFILL, WEIGHTS, Site
 from layerparity.anatomy.sizes import sizes_of
 from layerparity.anatomy.stream import same_elsewhere
 from layerparity.ground import console
@@ -67,7 +67,7 @@ def keep(
     """
     plan = plan_run(replace(config, kind=RunKind.candidate))
     captured = is_capture(folder)
-    recorded = of_captures(folder, names, plan, store) if captured else of_dump(folder, names)
+    recorded = of_captures(folder, names, plan, store) if captured else of_dump(folder, names, plan)
     _refuse_strange(recorded, plan)
     steps = decode_steps(recorded)
     inputs = fed(recorded, plan, steps)
@@ -169,7 +169,7 @@ def _scoped(recorded: Recorded, plan: RunPlan, config: Config) -> Config:
     # Block 0 goes on from the embedding, which copies rows.
     fed = [n == 0 or Site.inside(n, ":in") in inputs for n in range(plan.num_layers)]
     last = Site.inside(plan.num_layers - 1, ":out")
-    if all(fed) and (last in inputs or Site(NORM, "in") in inputs):
+    if all(fed) and not inputs.isdisjoint((last, Site(NORM, "in"), Site(NORM, "out"))):
         return config
     runs = [range(at, _end(fed, at)) for at in range(len(fed)) if fed[at]]
     longest = max(runs, key=len)
@@ -191,7 +191,7 @@ def _write(
     recorded: Recorded, plan: RunPlan, inputs: Inputs, tokens: StepTokens, recorder: Recorder
 ) -> dict[str, str]:
     """Write every tensor that fits its site, a stage at a time; return why others do not."""
-    layout = _layout(recorded, plan, inputs)
+    layout, specs = _layout(recorded, plan, inputs), {}
     assert inputs.token_ids is not None, "what ran elsewhere began with tokens"
     ids = {FED: inputs.token_ids, **tokens.fed, **tokens.chosen}
     taken = {site: site for site in recorded.tensors if site not in ids and site.path != "tokens"}
@@ -205,18 +205,41 @@ def _write(
         tensors: dict[Site, torch.Tensor] = {}
         for site, source in sites.items():
             spec, step = spec_of(plan.family, site), site.step if site.phase == DECODE else 0
+            specs[site] = spec
             if site in ids:
                 tensors[site] = ids[site].clone()
                 continue
-            laid = layout.laid_out(recorded.tensors[source], spec, step)
+            held = recorded.tensors[source]
+            specs[site] = spec = layout.with_heads(spec, held, step)
+            laid = layout.laid_out(held, spec, step)
             if isinstance(laid, str) and site == LOGITS:
                 laid = _last_alone(recorded, plan, inputs, laid)
             if isinstance(laid, str):
                 skipped[str(site)] = laid
             else:
                 tensors[site] = laid.clone()
-        recorder.write(name, tensors, {site: spec_of(plan.family, site) for site in tensors})
+        skipped |= _sort_routing(tensors)
+        recorder.write(name, tensors, {site: specs[site] for site in tensors})
     recorder.finish()
+    return skipped
+
+
+def _sort_routing(tensors: dict[Site, torch.Tensor]) -> dict[str, str]:
+    """Sort each token's experts by number, their weights with them; return which have no order.
+
+    All are [batch, token, k] by site, and are replaced.
+    """
+    from layerparity.numbers.metrics.sets import by_expert
+
+    skipped = {}
+    for site in [each for each in tensors if each.end == WEIGHTS and tensors[each].shape[-1] > 1]:
+        choices = replace(site, end=CHOICES)
+        if choices in tensors and tensors[choices].shape == tensors[site].shape:
+            both = by_expert(tensors[choices], tensors[site])
+            tensors[choices], tensors[site] = both
+        else:
+            del tensors[site]
+            skipped[str(site)] = f"it has no order of its own: record {choices} too"
     return skipped
 
 

@@ -11,9 +11,9 @@ from typing import Any
 from layerparity.anatomy.site import DECODE, PREFILL
 from layerparity.ground import console
 from layerparity.ground.errors import UserError
-from layerparity.judge.conclude import conclude, judged_of
+from layerparity.judge.conclude import conclude
 from layerparity.judge.evidence import evidence_of
-from layerparity.judge.guilty import first_guilty
+from layerparity.judge.guilty import first_guilty, judged_of
 from layerparity.judge.replays import with_replays
 from layerparity.judge.sides import open_side
 from layerparity.mistakes.catalogue import likeliest

@@ -16,6 +16,16 @@ def sets_agree(golden: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
     return (left == right).all(-1)
 
 
+def by_expert(choices: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return each token's experts by number, and their weights with them.
+
+    ``choices`` are whole numbers and ``weights`` floating, [..., k] both: the order of top-k is
+    that of the scores, and of equal ones undefined.
+    """
+    choices, order = choices.sort(dim=-1)
+    return choices, weights.gather(-1, order)
+
+
 @dataclass(frozen=True)
 class SetAgreement:
     """Tokens with equal sets / all tokens, between 0 and 1."""

@@ -83,27 +83,29 @@ def prepare(settings: Settings, request: Request) -> Inputs:
         own=own,
         values_of=contents,
         origin=" ".join(contents),
-        capture=_with_choices(manifests[0].capture),
+        capture=_with_more(manifests[0].capture),
     )
 
 
-def _with_choices(capture: SitePatterns) -> SitePatterns:
-    """Return a candidate's sites and the router's choices: they say which experts were used."""
-    if not capture.include or capture(layer=None, local=ROUTED):
-        return capture
-    return replace(capture, include=(*capture.include, ROUTED))
+def _with_more(capture: SitePatterns) -> SitePatterns:
+    """Return a candidate's sites, and what tells of them beside it.
+
+    The router's choices say which experts were used, and what an MLP gives out whether a block's
+    output lacks the stream that it is added to.
+    """
+    more = [each for each in (ROUTED, "mlp:out") if not capture(layer=None, local=each)]
+    return replace(capture, include=(*capture.include, *more)) if capture.include else capture
 
 
 def _lacking(manifests: Sequence[Manifest], request: Request) -> str:
     """Return the first stage whose input no run recorded and nothing else gives; '' for none.
 
-    The embedding copies rows, so that block 0 may go on from it; a head whose logits nobody
-    recorded is not judged, and may be fed the golden's own norm.
+    The embedding copies rows, so that block 0 may go on from it. What stands behind the blocks
+    and was fed nothing recorded goes on from the golden's own, and is not judged.
     """
-    logits = any(each.record(Site(HEAD, "out")) for each in manifests)
     for before, stage in zip(("", *request.stages), request.stages, strict=False):
         copied = before == EMBEDDING and stage == "layers.0"
-        unjudged = before == NORM and stage == HEAD and not logits
+        unjudged = before != "" and stage in (NORM, HEAD)
         if not (copied or unjudged or any(recorded_input(m, request, stage) for m in manifests)):
             return stage
     return ""
