@@ -415,3 +415,14 @@ def test_a_real_run_over_dense_layers_alone(
     assert found.exit == ended, found.out
     said = "only dense layers were compared; moe (layer 2) never"
     assert (said in " ".join(found.out.split())) is (ended is Exit.INCONCLUSIVE)
+
+
+def test_two_sides_of_the_same_bits_are_said_to_be_equal(tmp_path: Path) -> None:
+    line = "equal to the bit: all of 12 sites, as a copy of the golden would be"
+    assert line in coverage_lines(pair(tmp_path / "same", sites()))
+    golden, other = (make_run(tmp_path / each, sites(), model=MODEL) for each in "gc")
+    assert line in coverage_lines(judged(golden, other))
+    rounded = sites()
+    rounded["norm:out"] = rounded["norm:out"] * (1 + 1e-7)
+    other = make_run(tmp_path / "r", rounded, model=MODEL)
+    assert "equal to the bit" not in " ".join(coverage_lines(judged(golden, other)))

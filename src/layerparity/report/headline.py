@@ -6,7 +6,7 @@ import re
 from collections import Counter
 
 from layerparity.anatomy.block import label
-from layerparity.anatomy.site import Place, Site
+from layerparity.anatomy.site import Kind, Place, Site
 from layerparity.record.findings import Coverage
 from layerparity.record.reason import ReasonKind
 from layerparity.record.side import Side
@@ -309,7 +309,16 @@ def coverage_lines(verdict: Verdict) -> list[str]:
         if judged < steps:
             words = "" if judged else ", never exercised"
             lines.append(f"{phase}: {judged} of {steps} steps judged{words}")
-    return lines
+    return lines + _equal(verdict)
+
+
+def _equal(verdict: Verdict) -> list[str]:
+    """Return that all computed numbers of both sides have the same bits, where they have."""
+    computed = (row for row in verdict.rows if row.outcome in DECIDED and row.site.end != "in")
+    real = [row for row in computed if row.kind is Kind.REAL]
+    if not real or any(row.metrics.get("max_abs_diff") != 0 for row in real):
+        return []
+    return [f"equal to the bit: all of {_sites(len(real))}, as a copy of the golden would be"]
 
 
 def _routed_apart(verdict: Verdict) -> list[str]:
