@@ -200,6 +200,7 @@ def _inside(judged: Judged, block: Block, stage: Place, rows: Rows) -> Guilt | N
     roots = [each for each in order if bad.isdisjoint(block.origin(each, seen).inputs)]
     if not roots:
         return None
+    seen = _without_doubtful(block, roots[0], rows, seen)
     first = blame(block, roots[0], seen)
     others = dict.fromkeys(name_in_block(blame(block, root, seen)) for root in roots[1:])
     site, inputs = rows[roots[0]].site, block.origin(roots[0], seen).inputs
@@ -217,6 +218,32 @@ def _inside(judged: Judged, block: Block, stage: Place, rows: Rows) -> Guilt | N
         ),
         also=tuple(each for each in others if each != name_in_block(first)),
     )
+
+
+# How far a token of a site that passes stands out where a later one fails by that token alone.
+_STANDS_OUT = 4.0
+
+
+def _without_doubtful(block: Block, root: str, rows: Rows, seen: Seen) -> Seen:
+    """Return what was seen in a block, but for sites of which nobody can say that they are right.
+
+    A site that fails by one token alone may only show it first: its limit is its own. What it is
+    computed from vouches for nothing where the same token stands out.
+    """
+    breaches = {each.metric for each in rows[root].breaches}
+    token = rows[root].metrics.get("outlier_index")
+    if breaches != {"outlier"} or token is None:
+        return seen
+    while doubtful := {
+        local
+        for local in block.origin(root, seen).inputs
+        if local in seen.passed
+        and local != ":in"
+        and rows[local].metrics.get("outlier_index") == token
+        and rows[local].metrics.get("outlier_z", 0.0) > _STANDS_OUT
+    }:
+        seen = replace(seen, judged=seen.judged - doubtful, passed=seen.passed - doubtful)
+    return seen
 
 
 def blame(block: Block, local: str, seen: Seen) -> Guilt:
