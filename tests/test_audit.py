@@ -30,7 +30,8 @@ from layerparity.machine.max_memory import most_at_once
 from layerparity.model import weight_types
 from layerparity.model.checkpoint import INDEX, Checkpoint
 from layerparity.model.header import BITS
-from layerparity.report.audit import headline, markdown, sentences
+from layerparity.report.audit import headline, markdown, sentences, summary
+from layerparity.selftest.models import make_model
 
 WEIGHTS = "model.safetensors"
 TINY = shipped("checkpoints") / "tiny_minimax_m2"
@@ -180,6 +181,18 @@ def test_streaming_holds_the_largest_two_stages_in_a_row(tmp_path: Path) -> None
     names = ["embed_tokens", "layers.0", "layers.1", "norm", "lm_head"]
     sizes = dict(zip(names, (30_000 * 192, block, block, 192, 30_000 * 192), strict=True))
     assert fitted.peaks["fp32"].streaming == 4 * most_at_once(sizes)
+
+
+def test_a_tied_head_that_is_stored_as_well_is_counted_once(tmp_path: Path) -> None:
+    folder = make_model("llama", tmp_path, changes={"tie_word_embeddings": True})
+    once = audited(folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = table = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    twice = audited(folder)
+    assert once.sizes.parameters == once.parameters == twice.sizes.parameters == twice.parameters
+    assert (once.sizes.copies, twice.sizes.copies) == (0, table.numel())
+    assert f"{once.parameters:,} parameters and {table.numel():,} numbers of a" in summary(twice)
 
 
 @pytest.mark.parametrize("family", ["minimax_m2", "llama", "qwen3_moe"])

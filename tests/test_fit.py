@@ -36,6 +36,7 @@ from layerparity.plan.weights import (
     ranges,
 )
 from layerparity.run.needs import ForwardPass, cache_bytes, stage_activations
+from layerparity.selftest.models import small_config
 
 GB, GIB = 10**9, 2**30
 PARAMETERS = 228_689_748_992
@@ -117,6 +118,25 @@ def test_bytes_equal_the_meta_models_to_the_byte(real: PlannedModel) -> None:
     assert real.bytes("float32").parameters == 4 * PARAMETERS
 
 
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("name", ["bloom", "gemma", "gpt2", "granite", "granitemoe", "llama"])
+def test_parameters_are_as_many_as_transformers_counts(name: str, tied: bool) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    config = small_config(name, {"tie_word_embeddings": tied})
+    with torch.device("meta"):
+        theirs = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    scope = ["embed_tokens", *(f"layers.{each}" for each in range(4)), "norm", "lm_head"]
+    ours = build(config.to_dict(), family_of(name), scope, None, None)
+    assert ours.parameters == theirs.num_parameters()
+    assert ours.bytes("bfloat16").parameters == sum(p.nbytes for p in theirs.parameters())
+    head = theirs.get_output_embeddings().weight.nbytes
+    assert ours.twice("bfloat16") == (head if tied else 0)
+    alone = build(config.to_dict(), family_of(name), ["lm_head"], None, None)
+    assert alone.bytes("bfloat16").parameters == head, "a head by itself is no second one"
+
+
 @pytest.mark.parametrize("devices", ["8x80GB", "3x80GB,2x141GB,cpu:100GB", "cpu:900GB"])
 @pytest.mark.parametrize("strategy", ["auto", "balanced", "balanced_low_0", "sequential"])
 def test_what_the_devices_hold_adds_up(ask: Any, devices: str, strategy: str) -> None:
@@ -130,7 +150,10 @@ def test_a_tied_head_has_weights_of_its_own_as_in_a_run(made: Any) -> None:
     values = json.loads((made("llama") / "config.json").read_text())
     tied = build(values, family_of("llama"), ["embed_tokens", "lm_head"], None, None)
     assert [w.parameter for each in tied.weights.values() for w in each] == [True, True]
-    assert tied.bytes("float32") == WeightBytes(2 * 300 * 64 * 4, 0)
+    once = 300 * 64 * 4
+    assert (tied.bytes("float32"), tied.twice("float32")) == (WeightBytes(once, 0), once)
+    held = [weight for each in tied.weights.values() for weight in each]
+    assert bytes_of(held, "float32") == WeightBytes(2 * once, 0)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
@@ -151,7 +174,7 @@ def test_bytes_are_those_that_a_run_holds(
     )
     held = run.model.state_dict()
     due = sum(value.numel() * run.held_dtype(name).itemsize for name, value in held.items())
-    assert plan.bytes(dtype).all == due
+    assert plan.bytes(dtype).all + plan.twice(dtype) == due
     head = plan.weights["lm_head"][0]
     assert head.bytes(dtype) == head.numel * 4
 

@@ -130,7 +130,7 @@ def examine(checkpoint: Checkpoint, deep: bool = False) -> Audit:
         folder,
         str(config.get("model_type", "")),
         len(listing.shards),
-        measure(listing.tensors, fitted.buffers),
+        measure(listing.tensors, fitted.buffers, fitted.copies),
         scales,
         peaks(fitted, listing.tensors),
         fitted.parameters,

@@ -41,13 +41,15 @@ class ModuleWeight:
 class Fit:
     """How a checkpoint fits its architecture; all empty where transformers does not know it.
 
-    ``buffers`` are stored names that fill no parameter; ``parameters`` is the architecture's own
+    ``buffers`` are stored names that fill no parameter, ``copies`` those of a parameter that is
+    tied to another and stored as well; ``parameters`` is the architecture's own
     number of them; ``stages`` are the numbers of embedding, blocks, norm and head, as they run.
     """
 
     findings: list[AuditFinding] = field(default_factory=list)
     weights: list[ModuleWeight] = field(default_factory=list)
     buffers: set[str] = field(default_factory=set)
+    copies: set[str] = field(default_factory=set)
     parameters: int = 0
     stages: dict[str, int] = field(default_factory=dict)
 
@@ -159,6 +161,11 @@ class _Fitting:
         buffers = {name for name, _ in self.model.named_buffers()}
         result.buffers = {name for weight in buffers for name in self.sources.get(weight, ())}
         result.parameters = sum(each.numel() for each in self.model.parameters())
+        first: dict[int, str] = {}
+        for weight, value in self.model.named_parameters(remove_duplicate=False):
+            names = self.sources.get(weight, [])
+            if names and first.setdefault(id(value), weight) != weight:
+                result.copies.update(names)
         return result
 
     def _sort(self) -> None:

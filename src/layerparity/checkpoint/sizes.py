@@ -48,7 +48,8 @@ class ByteCounts:
 class CheckpointSizes:
     """Bytes of the whole, of each layer, of what is in none, and by dtype; the largest tensors.
 
-    ``buffers`` are the numbers that fill no parameter; the whole holds them as well.
+    ``buffers`` are the numbers that fill no parameter, ``copies`` those of what is tied to another
+    parameter and stored as well; the whole holds both.
     """
 
     whole: ByteCounts = field(default_factory=ByteCounts)
@@ -57,11 +58,12 @@ class CheckpointSizes:
     dtypes: dict[str, ByteCounts] = field(default_factory=dict)
     largest: list[Stored] = field(default_factory=list)
     buffers: int = 0
+    copies: int = 0
 
     @property
     def parameters(self) -> int:
-        """Numbers stored for parameters."""
-        return self.whole.numbers - self.buffers
+        """Numbers stored for parameters, each once."""
+        return self.whole.numbers - self.buffers - self.copies
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -69,6 +71,7 @@ class CheckpointSizes:
             "tensors": self.whole.tensors,
             "parameters": self.parameters,
             "buffers": self.buffers,
+            "copies": self.copies,
             "bytes": {
                 "stored": self.whole.stored,
                 "bf16": self.whole.bf16,
@@ -99,8 +102,10 @@ def layer_of(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def measure(tensors: Mapping[str, Stored], buffers: Iterable[str]) -> CheckpointSizes:
-    """Return the sizes of tensors; ``buffers`` are the names that fill no parameter."""
+def measure(
+    tensors: Mapping[str, Stored], buffers: Iterable[str], copies: Iterable[str]
+) -> CheckpointSizes:
+    """Return the sizes of tensors, of which these fill no parameter, and these one once more."""
     sizes = CheckpointSizes()
     for stored in tensors.values():
         layer = layer_of(stored.name)
@@ -110,5 +115,8 @@ def measure(tensors: Mapping[str, Stored], buffers: Iterable[str]) -> Checkpoint
     sizes.layers = dict(sorted(sizes.layers.items()))
     sizes.dtypes = dict(sorted(sizes.dtypes.items(), key=lambda pair: -pair[1].stored))
     sizes.largest = sorted(tensors.values(), key=lambda each: (-each.bytes, each.name))[:LARGEST]
-    sizes.buffers = sum(math.prod(tensors[name].shape) for name in buffers if name in tensors)
+    sizes.buffers, sizes.copies = (
+        sum(math.prod(tensors[name].shape) for name in names if name in tensors)
+        for names in (buffers, copies)
+    )
     return sizes

@@ -34,6 +34,10 @@ def show_placement(question: Question, placement: Placement) -> None:
         f"{question.model.parameters:,} parameters are {size.parameters:,} bytes "
         f"({console.bytes_text(size.parameters)}) in {question.dtype}"
     )
+    if twice := question.model.twice(question.dtype):
+        console.say(
+            f"the head is tied to the embedding, and a run holds both: {twice:,} bytes more in all"
+        )
     keyless = question.model.sizes.without_keys
     if states := [each for each in question.model.stages if Site(each, "in").layer in keyless]:
         console.say(

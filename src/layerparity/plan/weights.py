@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ class StageWeight:
     ``name`` begins with the stage's. ``itemsize`` is its own where the run's dtype does not change
     it (whole numbers, and what the architecture makes in a type of its own), else None;
     ``float32_in`` are the dtypes of runs that keep it in float32. ``parameter`` is False for a
-    stored buffer.
+    stored buffer. ``tied``: the model has it once, as an earlier stage's; a run holds it twice.
     """
 
     name: str
@@ -37,6 +37,7 @@ class StageWeight:
     parameter: bool
     itemsize: int | None = None
     float32_in: frozenset[str] = frozenset()
+    tied: bool = False
 
     def bytes(self, dtype: str) -> int:
         """Return its bytes in a run of ``dtype``, by the rule of `Skeleton.held_dtype`."""
@@ -57,7 +58,7 @@ def stage_weights(
     patterns = {
         each: patterns_of(skeleton.model, getattr(torch, each), family) for each in ITEMSIZE
     }
-    weights = {}
+    weights, held = {}, set[int]()
     for stage in stages:
         module = skeleton.module(stage)
         own = partial(skeleton.weight, stage)
@@ -70,9 +71,11 @@ def stage_weights(
                 name in parameters,
                 None if tensor.dtype == skeleton.dtype else tensor.itemsize,
                 frozenset(e for e in ITEMSIZE if stays_float32(own(name), patterns[e])),
+                id(tensor) in held,
             )
-            for name, tensor in module.state_dict().items()
+            for name, tensor in module.state_dict(keep_vars=True).items()
         )
+        held.update(map(id, module.parameters()))
     return weights
 
 
@@ -126,12 +129,19 @@ class PlannedModel:
 
     @property
     def parameters(self) -> int:
-        """The number of parameters; stored buffers are not counted."""
-        return sum(w.numel for each in self.weights.values() for w in each if w.parameter)
+        """The number of parameters, a tied head's once; stored buffers are not counted."""
+        return sum(w.numel for w in self._all() if w.parameter and not w.tied)
 
     def bytes(self, dtype: str) -> WeightBytes:
-        """Return the bytes of all its tensors in a run of ``dtype``."""
-        return bytes_of((weight for each in self.weights.values() for weight in each), dtype)
+        """Return the bytes of all its tensors in ``dtype``, of a tied head's once."""
+        return bytes_of((each for each in self._all() if not each.tied), dtype)
+
+    def twice(self, dtype: str) -> int:
+        """Return the bytes that a run of ``dtype`` holds a second time, as of a tied head."""
+        return bytes_of((each for each in self._all() if each.tied), dtype).all
+
+    def _all(self) -> Iterator[StageWeight]:
+        return (weight for each in self.weights.values() for weight in each)
 
 
 def build(

@@ -53,6 +53,8 @@ def summary(audit: Audit) -> str:
     complete = audit.parameters in (0, sizes.parameters)
     due = "" if complete else f" of {audit.parameters:,}"
     buffers = f" and {sizes.buffers:,} numbers in buffers" if sizes.buffers else ""
+    if sizes.copies:
+        buffers += f" and {sizes.copies:,} numbers of a tied weight stored twice"
     return (
         f"{sizes.parameters:,}{due} parameters{buffers} in {sizes.whole.tensors} tensors, "
         f"{counted(audit.files, 'file')}; headers read in {audit.seconds:.1f} s"
