@@ -26,6 +26,7 @@ from layerparity.numbers.clean_slopes import SlopeSample
 from layerparity.numbers.floor import Floor
 from layerparity.record import folder as names
 from layerparity.record.folder import RunFolder
+from layerparity.record.loaded import PortLoads
 from layerparity.record.manifest import SCHEMA, SitePatterns, WeightPrint
 from layerparity.record.references import ISOLATED, ReferenceWriter, StoredReferences
 from layerparity.record.stored_run import StoredRun, from_folder
@@ -122,6 +123,8 @@ def test_what_is_written_is_read_back(run: Path) -> None:
 
 def test_nothing_is_kept_in_a_file_that_has_no_name_here(run: Path) -> None:
     manifest = RunFolder(run).read_manifest()
+    # Only a port of one's own has one.
+    RunFolder(run).write_loaded(PortLoads())
     known = {
         value
         for key, value in vars(names).items()

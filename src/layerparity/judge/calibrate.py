@@ -73,7 +73,7 @@ class Calibration:
             few = judged
             judged = self.tensors(pair, left, right, real, everything=True)
         if isinstance(judged, Reason):
-            return Calibrated(self._far_off(pair, left, right, real), lacking=judged)
+            return Calibrated(self._beyond_narrower(pair, left, right, real), lacking=judged)
         off = deviation(judged)
         _name_position(off.metrics, judged.tokens, real)
         share = judged.tokens.numel() / max(judged.real, 1)
@@ -180,7 +180,7 @@ class Calibration:
             return few
         return self._judged_site(pair, sides, wide, judged, int(real.sum()))
 
-    def _far_off(
+    def _beyond_narrower(
         self, pair: Pair, left: torch.Tensor, right: torch.Tensor, real: torch.Tensor
     ) -> dict[str, float]:
         """Return how far off a candidate of a wider type than the golden's is, as `FAR_OFF`.

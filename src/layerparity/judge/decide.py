@@ -49,7 +49,7 @@ def decide(
             if excused or tolerance.lacks(kind, metrics):
                 # A limit on the logits needs no floor.
                 own = tolerance.end_breaches(metrics) if isinstance(tolerance, EndLimits) else []
-                own += _far_off(kind, metrics, tolerance)
+                own += _beyond_narrower(kind, metrics, tolerance)
                 if own:
                     return Outcome.FAIL, tuple(own), None
                 return Outcome.INCONCLUSIVE, (), lacking or Reason(ReasonKind.ROUNDING_UNKNOWN)
@@ -60,7 +60,9 @@ def decide(
     return (Outcome.FAIL if broken else Outcome.PASS), tuple(broken), None
 
 
-def _far_off(kind: Kind, metrics: Mapping[str, float], tolerance: Tolerance) -> list[Breach]:
+def _beyond_narrower(
+    kind: Kind, metrics: Mapping[str, float], tolerance: Tolerance
+) -> list[Breach]:
     """Return that a site is further off than rounding to the golden's narrower type explains."""
     off = metrics.get(FAR_OFF, 0.0)
     broken = tolerance.breaches(kind, {"error_ratio": off / _BY_FAR})

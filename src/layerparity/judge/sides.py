@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-import torch
-
 from layerparity.anatomy.site import Site
 from layerparity.ground.errors import UserError
 from layerparity.ground.profile import RunProfile, StageProfile
@@ -29,6 +27,8 @@ class SideRecord(NamedTuple):
     @property
     def epsilon(self) -> float:
         """The epsilon of the floating type that it was computed in."""
+        import torch
+
         # Of a dump no more is known of that than what it holds.
         dtype = self.source.manifest.dtype if self.source.proved else self.record.dtype
         return torch.finfo(getattr(torch, dtype)).eps

@@ -18,10 +18,9 @@ MUTATION = "mutation"
 WRONG_OUTPUT = "wrong_output"
 KNOWN = "mistakes.known"
 # What says that something is wrong, and not by which mistake, comes after what does.
-_GENERAL = (
-    *("never_loaded", "offset", "one_channel", "one_factor_each", "one_head"),
-    *("rotary", "scale", "weights_altered"),
-)
+_GENERAL = ("never_loaded", "offset", "one_factor_each", "rotary", "scale", "weights_altered")
+# What says where in a tensor, and not why, comes between.
+_WHERE = ("one_channel", "one_head")
 
 
 def catalogue() -> list[str]:
@@ -72,9 +71,9 @@ def suspected(evidence: Evidence) -> list[Cause]:
         if each is not None
     ]
 
-    def order(cause: Cause) -> tuple[bool, bool, float, str]:
+    def order(cause: Cause) -> tuple[bool, bool, bool, float, str]:
         rare, general = cause.confidence < LIMIT, cause.id in _GENERAL
-        return rare, general, -cause.confidence, cause.id
+        return rare, general, cause.id in _WHERE, -cause.confidence, cause.id
 
     return sorted(causes, key=order)
 

@@ -42,6 +42,9 @@ def _ends(own: Values) -> list[tuple[float | None, float | None]]:
     """Return the ranges that a candidate may be clamped to: both ends, the upper or the lower."""
     low, high = (float(each) for each in own.candidate.aminmax())
     ends: list[tuple[float | None, float | None]] = []
+    if not low < high:
+        # A constant is no range.
+        return ends
     below, above = (_stops(own, end, sign) for end, sign in ((low, -1), (high, 1)))
     if below and above:
         ends.append((low, high))
