@@ -32,7 +32,7 @@ TAGS, PARAMS, SERIES, LAYERS = 45, 30, 40, 8
 def fill(store: Store, count: int) -> None:
     """Keep ``count`` runs, golden and candidate in turn: one through MLflow, the others copied."""
     tags = {f"fact.{at}": "x" * 40 for at in range(TAGS)}
-    tags |= {"model": "tiny", "scope": "full", "dtype": "bfloat16", "device": "cpu"}
+    tags |= {"model": "tiny", "scope": "full", "dtype": "bfloat16", "port": "hf"}
     params = {f"key{at}": "value" for at in range(PARAMS)}
     with store.start("run-0", "golden", {**tags, "fingerprint": "f0"}, params) as run:
         run.log_metrics(

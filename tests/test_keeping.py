@@ -67,6 +67,24 @@ def test_the_newest_of_each_name_are_kept() -> None:
     assert why(runs, RemovalRules({}, keep_last=2), "b0") == "it is one of the newest 2 of its name"
 
 
+def test_runs_of_one_name_are_not_counted_anew_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = []
+    finished = property(lambda run: looked.append(run.id) or run.status == FINISHED)
+    monkeypatch.setattr(StoredRun, "finished", finished)
+
+    def each(count: int) -> float:
+        looked.clear()
+        fates(
+            [stored(f"a{at}", called="a") for at in range(count)],
+            [],
+            RemovalRules({}, keep_last=3),
+            {},
+        )
+        return len(looked) / count
+
+    assert each(40) == each(10)
+
+
 @pytest.mark.parametrize("tag", ["inputs_from", "golden", "candidate", "beside", "judged_again"])
 def test_what_a_run_that_stays_refers_to_stays(tag: str) -> None:
     user = stored("user", 1, kind="comparison", tags={tag: "x a y"})

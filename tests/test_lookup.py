@@ -33,6 +33,7 @@ class Runs(StoredRuns):
 
     def __init__(self, *runs: StoredRun) -> None:
         self.known = [replace(each, sequence=len(runs) - n) for n, each in enumerate(runs)]
+        self.read = 0
 
     @property
     def config(self) -> TrackingConfig:
@@ -40,6 +41,7 @@ class Runs(StoredRuns):
 
     def search(self, clauses: Sequence[str], limit: int) -> list[StoredRun]:
         found = [each for each in self.known if all(_fits(each, words) for words in clauses)]
+        self.read += len(found[:limit])
         return found[:limit]
 
 
@@ -87,6 +89,18 @@ def test_the_latest_is_the_newest_that_finished() -> None:
     assert names(stored, "latest", "candidate") == ["c"]
     with pytest.raises(UserError, match="no finished comparison run"):
         look_up(stored, "latest", "comparison")
+
+
+def test_where_the_newest_is_the_one_no_others_are_read(capsys: pytest.CaptureFixture[str]) -> None:
+    by_hf = [run(f"g{at}", tags={"port": "hf"}) for at in range(20)]
+    stored = Runs(*by_hf)
+    assert names(stored, "latest") == ["g0"]
+    # One more than is asked for may be a job's own.
+    assert stored.read == 2
+    other = run("other", tags={"port": "vllm"})
+    off = run("off", tags={"port": "hf", "off_reference": "layer_0/mlp:out 9"})
+    assert names(Runs(run("cut", status=FAILED), other, off, *by_hf), "latest") == ["g0"]
+    assert capsys.readouterr().out.count("passed over") == 3
 
 
 def test_a_sweep_is_its_finished_parts() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from sqlite3 import Cursor
 
 import pytest
 from conftest import Ended
@@ -41,10 +42,33 @@ def statements() -> Iterator[list[str]]:
         asked_of_database._first = without_mlflow
 
 
+@contextmanager
+def instructions() -> Iterator[list[None]]:
+    """Yield a list with an entry for each 100 instructions that sqlite carries out in the block."""
+    from sqlalchemy import event
+    from sqlalchemy.engine import Engine
+
+    done: list[None] = []
+
+    def watch(_connection: object, cursor: Cursor, *_: object) -> None:
+        cursor.connection.set_progress_handler(lambda: done.append(None), 100)
+
+    def unwatch(_connection: object, cursor: Cursor, *_: object) -> None:
+        cursor.connection.set_progress_handler(None, 0)
+
+    event.listen(Engine, "before_cursor_execute", watch)
+    event.listen(Engine, "after_cursor_execute", unwatch)
+    try:
+        yield done
+    finally:
+        event.remove(Engine, "before_cursor_execute", watch)
+        event.remove(Engine, "after_cursor_execute", unwatch)
+
+
 def fill(store: Store, first: int, last: int) -> None:
     for at in range(first, last):
         kind = "candidate" if at % 2 else "golden"
-        with store.start(f"run-{at}", kind, {"fingerprint": f"f{at}"}, {}):
+        with store.start(f"run-{at}", kind, {"fingerprint": f"f{at}", "port": "hf"}, {}):
             pass
 
 
@@ -83,6 +107,8 @@ def test_finding_and_listing_runs_asks_no_more_of_many(
     fill(store, FEW, MANY)
     assert counts() == few
     assert all(0 < count <= 40 for count in few.values()), few
+    # Where the newest golden is the one, no other is read: one search for it, one for a sweep.
+    assert few["latest"] <= 20
 
 
 def test_more_runs_than_a_page_holds_are_all_listed(
@@ -93,3 +119,19 @@ def test_more_runs_than_a_page_holds_are_all_listed(
     fill(store, 0, 7)
     monkeypatch.setattr(stored_runs, "PAGE", 3)
     assert [run.name for run in store.every()] == [f"run-{at}" for at in range(6, -1, -1)]
+
+
+def test_listing_all_runs_takes_no_more_for_each_of_many(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database's own work is counted: it may look at every pair of runs in one statement."""
+
+    def each() -> float:
+        with instructions() as done:
+            runs = store.every()
+        return len(done) / len(runs)
+
+    fill(store, 0, 20)
+    few = each()
+    fill(store, 20, 80)
+    assert each() < 2 * few

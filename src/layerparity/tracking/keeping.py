@@ -37,8 +37,8 @@ class RemovalRules:
     keep_last: int | None = None
     found: Collection[str] | None = None
 
-    def misfit(self, run: StoredRun, newer: Sequence[StoredRun], now: datetime) -> str:
-        """Return why the rules do not fit a run; ``newer`` are those of its kind and name."""
+    def misfit(self, run: StoredRun, newer: int, now: datetime) -> str:
+        """Return why the rules do not fit a run; ``newer`` finished ones have its kind and name."""
         for name, wanted in self.tags.items():
             told = [run.tags.get(name, ""), run.tags.get("holds", "") if name == "kind" else ""]
             if wanted not in told:
@@ -48,10 +48,8 @@ class RemovalRules:
             return f"it is {ended.lower()}"
         if self.older_than is not None and now - run.start_time < age(self.older_than):
             return f"it is younger than {self.older_than}"
-        if self.keep_last is not None:
-            rank = sum(each.finished for each in newer)
-            if rank < self.keep_last:
-                return f"it is one of the newest {self.keep_last} of its name"
+        if self.keep_last is not None and newer < self.keep_last:
+            return f"it is one of the newest {self.keep_last} of its name"
         if self.found is not None and run.id not in self.found:
             return "job.filter does not find it"
         return ""
@@ -119,14 +117,13 @@ def _misfits(
 ) -> dict[str, str]:
     """Return of each run why the rules do not fit it, by its id; empty where they do."""
     now, misfits = datetime.now(tz=UTC), {}
-    named: dict[tuple[str, str], list[StoredRun]] = defaultdict(list)
+    newer: dict[tuple[str, str], int] = defaultdict(int)
     for run in runs:
-        newer = named[run.kind, run.name]
         if isinstance(rules, RemovalRules):
-            misfits[run.id] = rules.misfit(run, newer, now)
+            misfits[run.id] = rules.misfit(run, newer[run.kind, run.name], now)
         else:
             misfits[run.id] = "" if run.id in rules else "it is not named"
-        newer.append(run)
+        newer[run.kind, run.name] += run.finished
     alone = dict(misfits)
     for run in runs:
         top, seen = run, {run.id}

@@ -43,7 +43,8 @@ _SEQUENCE = "sequence"
 _DIGITS = 12
 _COUNT = re.compile(rf"[0-9]{{{_DIGITS}}}")
 # Runs of former versions have no count: they come after all others, by the clock.
-_NEWEST_FIRST = (f"tags.`{names.PREFIX}{_SEQUENCE}` DESC", "attributes.start_time DESC")
+_BY_CLOCK = "attributes.start_time DESC"
+_NEWEST_FIRST = (f"tags.`{names.PREFIX}{_SEQUENCE}` DESC", _BY_CLOCK)
 
 
 class StoredRuns:
@@ -83,11 +84,12 @@ class StoredRuns:
         while token != "":
             with link.user_errors():
                 page = link.client.search_runs(
-                    [link.experiment_id], "", view, PAGE, list(_NEWEST_FIRST), token
+                    [link.experiment_id], "", view, PAGE, [_BY_CLOCK], token
                 )
             found += [self._stored(run) for run in page]
             token = page.token or ""
-        return found
+        # Not MLflow's to sort by a tag: for each page it looks at every pair of runs.
+        return sorted(found, key=lambda run: run.order, reverse=True)
 
     def filtered(self, clauses: Sequence[str], words: str | None, limit: int) -> list[StoredRun]:
         """Return `search`'s runs that MLflow finds by a user's ``words`` as well. UserError."""
