@@ -81,7 +81,8 @@ def test_parts_with_a_tmp_of_their_own_are_heard(tmp_path):
     assert "layer=9 is out of range" in refused[2]
     assert silent[:2] == ["layer=9 dtype=bfloat16", "LEFT NO WORD"]
     words = " ".join([*PARTS, "layer=0,9", "dtype=float32,bfloat16", "reuse=true"])
-    assert out.splitlines()[-1] == f"next:   python -m layerparity -m {words}"
+    assert out.splitlines()[-2] == f"next:   python -m layerparity -m {words}"
+    assert "still in it, and refused again" in out.splitlines()[-1]
     (parent,) = open_store(TrackingConfig(folder=str(tmp_path / "mlruns"))).runs(kind="sweep")
     tags = {name: parent.tags[f"children.{name}"] for name in ("finished", "refused")}
     assert (parent.status, tags) == ("FAILED", {"finished": "2", "refused": "1"})

@@ -67,7 +67,7 @@ def test_a_sweep_of_golden_runs_leads_to_a_verdict(
     assert compared.exit == 0, compared.out + compared.err
 
 
-def test_a_sweep_with_a_part_that_cannot_run_is_to_be_run_again(
+def test_a_sweep_goes_on_without_a_part_that_was_refused(
     cli: Callable[..., Ended], tmp_path: Path
 ) -> None:
     where = f"tracking.folder={tmp_path / 'runs'}"
@@ -75,5 +75,6 @@ def test_a_sweep_with_a_part_that_cannot_run_is_to_be_run_again(
     ended = cli(*typed)
     assert ended.exit == 2
     (line,) = (line for line in ended.out.splitlines() if line.startswith("next:"))
-    assert shlex.split(line)[3:] == [*typed, "reuse=true"]
+    assert shlex.split(line)[3:] == [*typed[:-2], "layer=0", where, "reuse=true"]
+    assert "(not in it until you mend what was refused: layer=99)" in ended.out
     assert "next:" not in cli(*typed[:-2], "layer=98,99", where).out

@@ -131,6 +131,31 @@ def test_a_stopped_sweep_counts_the_parts_that_it_did_not_begin(tracking, monkey
     assert " job=compare " in next_step.after_sweep(whole)
 
 
+def test_a_sweep_goes_on_without_what_was_refused():
+    closed = sweep.ClosedSweep([], [], "0123456789", ["dtype=float32,bfloat16", "layer=0,9"], 4)
+    words = [f"dtype={dtype} layer=9" for dtype in ("float32", "bfloat16")]
+    both = next_step.after_sweep(closed._replace(runless=tuple(words)), words)
+    again, named = both.split("\n")
+    assert again == "python run.py -m dtype=float32,bfloat16 layer=0 reuse=true"
+    assert "(not in it " in named and named.endswith(
+        "dtype=float32 layer=9, dtype=bfloat16 layer=9)"
+    )
+    one = next_step.after_sweep(closed._replace(runless=(words[0],)), words)
+    assert "layer=0,9" in one and "(still in it, and refused again" in one
+    assert "\n" not in next_step.after_sweep(closed._replace(runless=(words[0],)), [])
+
+
+@pytest.mark.parametrize(("score", "says"), [(0, "(not here: no torch_xla;"), (1, "")])
+def test_a_candidate_that_cannot_run_here_is_for_another_machine(monkeypatch, score, says):
+    from layerparity.machine.device import Affinity
+    from layerparity.run.backends import neuron
+
+    monkeypatch.setattr(neuron, "affinity", lambda: Affinity(score, "none", "no torch_xla"))
+    command, _, remark = next_step._elsewhere("python run.py backend=neuron").partition("\n")
+    assert command == "python run.py backend=neuron" and remark.strip().startswith(says)
+    assert bool(remark) is (score == 0)
+
+
 def test_parts_that_differ_in_a_value_are_composed_once(multirun, monkeypatch):
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
 

@@ -261,7 +261,9 @@ def _close_sweep() -> Exit:
     silent = [] if stopped else endings.silent_parts()
     if stopped and folder and (ends := launchers.left_running(Path(folder).parent)):
         console.note(f"the parts that Slurm was given go on: {ends} ends them")
-    refused = {each.part: each.why for each in endings.all_endings() if each.exit != Exit.OK}
+    ended = endings.all_endings()
+    refused = {each.part: each.why for each in ended if each.exit != Exit.OK}
+    mistaken = {each.part for each in ended if each.exit == Exit.USER}
     endings.remove()
     closed = sweep.close_parent(failed=code is not Exit.OK, refused=refused, silent=silent)
     rows = closed.rows
@@ -273,7 +275,7 @@ def _close_sweep() -> Exit:
     if rows:
         from layerparity.run import next_step
 
-        then = next_step.after_sweep(closed)
+        then = next_step.after_sweep(closed, mistaken)
         if then:
             console.say(f"next:   {then}")
     return code

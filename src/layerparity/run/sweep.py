@@ -68,6 +68,7 @@ class ClosedSweep(NamedTuple):
     """A sweep that ended: a row for each part, its runs, its id, and its command's words.
 
     ``total`` is how many parts there are; one that was stopped did not begin all of them.
+    ``runless`` are the words of each part that ended before it had a run.
     """
 
     rows: list[ChildRow]
@@ -75,6 +76,7 @@ class ClosedSweep(NamedTuple):
     parent: str
     words: list[str]
     total: int
+    runless: tuple[str, ...] = ()
 
 
 class SweepParent(Callback):
@@ -259,7 +261,7 @@ def close_parent(
     rows += [ChildRow(_apart(words, shared), REFUSED, why) for words, why in lost.items()]
     rows += [ChildRow(_apart(words, shared), SILENT, "nothing heard of it") for words in unheard]
     total = max(len(rows), int(parts or 0)) if stopped else len(rows)
-    return ClosedSweep(rows, children, parent.id, shared, total)
+    return ClosedSweep(rows, children, parent.id, shared, total, tuple(lost))
 
 
 def _make_folder(folder: str | None) -> None:
