@@ -24,6 +24,7 @@ from layerparity.ground import console
 from layerparity.ground.errors import Exit, UserError
 from layerparity.ground.files import tensor_digest
 from layerparity.ground.resources import shipped
+from layerparity.judge import conclude as conclusion
 from layerparity.judge.conclude import conclude
 from layerparity.judge.tolerances.calibrated import CalibratedTolerance
 from layerparity.record.folder import RunFolder
@@ -156,26 +157,27 @@ def computed(runs: Runs) -> list[Record]:
 
 
 Case = tuple[str, StoredRun, StoredRun]
-EMPTY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+Change = Callable[[torch.Tensor], torch.Tensor]
+EMPTY: dict[str, Change] = {
     "zeros": torch.zeros_like,
     "one number": torch.ones_like,
     "NaN": lambda value: torch.full_like(value, torch.nan),
     "denormal": lambda value: torch.full_like(value, 1e-40),
     "one token's": lambda value: value[:, :1].expand_as(value),
 }
-ODD: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+ODD: dict[str, Change] = {
     "of the token before": lambda value: value.roll(1, 1),
     "as bfloat16": lambda value: value.bfloat16().float(),
     "half of the tokens": lambda value: torch.cat([value[:, :12], 0 * value[:, 12:]], 1),
 }
 
 
-def one_site(
-    runs: Runs, made: Mapping[str, Callable[[torch.Tensor], torch.Tensor]]
-) -> Iterator[Case]:
-    for record in computed(runs):
+def one_site(runs: Runs, made: Mapping[str, Change], each: int) -> Iterator[Case]:
+    """Yield a right run that is wrong at one site; of the ways to be, so many at each, in turn."""
+    ways = [*made.items()]
+    for at, record in enumerate(computed(runs)):
         value = runs.right.files.read_tensor(record_of(runs.right, record.site))
-        for what, change in made.items():
+        for what, change in [ways[(at + n) % len(ways)] for n in range(each)]:
             other = runs.changed(runs.right, {str(record.site): change(value)})
             yield f"{record.site}: {what}", runs.golden, other
 
@@ -233,15 +235,15 @@ def nothing_exercised(runs: Runs) -> Iterator[Case]:
 
 
 KINDS: dict[str, Callable[[Runs], Iterator[Case]]] = {
-    "empty": lambda runs: one_site(runs, EMPTY),
-    "odd": lambda runs: one_site(runs, ODD),
+    "empty": lambda runs: one_site(runs, EMPTY, 4),
+    "odd": lambda runs: one_site(runs, ODD, 2),
     "from elsewhere": from_elsewhere,
     "holes": holes,
     "goldens off": goldens_off,
     "nothing exercised": nothing_exercised,
 }
 # As many at least: a kind that makes none proves nothing.
-LEAST = {"empty": 75, "odd": 45, "from elsewhere": 32, "holes": 25, "goldens off": 15}
+LEAST = {"empty": 72, "odd": 36, "from elsewhere": 38, "holes": 46, "goldens off": 18}
 
 
 def test_a_right_candidate_of_these_passes(runs: Runs) -> None:
@@ -255,7 +257,11 @@ def test_a_right_candidate_of_these_passes(runs: Runs) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_wrong_candidate_passes_without_a_word(runs: Runs, kind: str) -> None:
+def test_no_wrong_candidate_passes_without_a_word(
+    runs: Runs, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Whether it passes, no place and no cause decides: they take half of the time.
+    monkeypatch.setattr(conclusion, "with_guilt", lambda verdict, *_, **__: verdict)
     count, passed = 0, []
     for name, golden, candidate in KINDS[kind](runs):
         count += 1
