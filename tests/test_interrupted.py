@@ -22,12 +22,14 @@ from layerparity.tracking.store import open_store
 
 # A run that stops at a moment, says so, and waits for its end there.
 PROGRAM = """
-import os, sys, time
+import os, signal, sys, time
 from layerparity.ground.files import whole_file, write_text
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.store import open_store
 
 folder, moment = sys.argv[1:]
+# Whoever runs the tests under nohup ignores it, and what is ignored stays so.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 store = open_store(TrackingConfig(folder=folder))
 
 def stand(here, at=None):
