@@ -75,6 +75,7 @@ def test_what_is_behind_the_final_norm_is_known_by_it(
     assert is_normed(normed, norm)
     assert not is_normed(block.to(dtype), norm)
     assert not is_normed(normed * 1.05, norm)
+    assert not is_normed(torch.tensor(1.0), norm)
     # Even of rows that all have one size.
     unit = block / block.square().mean(-1, keepdim=True).sqrt()
     assert not is_normed(unit, norm)

@@ -44,6 +44,9 @@ def test_a_factor_a_token_is_no_angle_with_or_without_a_rotation() -> None:
     local, good = "self_attn:q_rotated", ("self_attn.q_proj:out",)
     sites = {good[0]: pair(BEFORE.flatten(1)), local: pair(BEFORE * factors, BEFORE)}
     assert shown(seen("self_attn", local, sites, good, part="rotary")) == ["one_factor_each"]
+    # Tokens of zeros are no multiple of anything.
+    lost = torch.where((AT < 6)[:, None, None], SCALED, 0.0)
+    assert "one_factor_each" not in shown(rotated(lost))
     # Of one token in two the factors are 1: no scale for all, and no slip of the others' angles.
     some = torch.where((AT % 2 == 0)[:, None, None], 1.0, factors)
     (cause,) = [each for each in suspected(rotated(SCALED * some)) if each.shown]

@@ -104,7 +104,9 @@ class Calibration:
                 left, right = golden[step].reshape(shape), candidate[step].reshape(shape)
                 results[step] = self.of(pair, left, right, None)
                 continue
-            few = self._too_few(self._alike(pair.site, found.feed, real), real, found.feed)
+            few = self._too_few(
+                pair.site, self._alike(pair.site, found.feed, real), real, found.feed
+            )
             lacking = few or golden_off(found.stored.golden_share(found.entry, found.dtype))
             results[step].lacking = lacking
             if lacking is None:
@@ -175,7 +177,7 @@ class Calibration:
             return wide
         wide = _of_last(wide, pair) if pair.last else wide
         judged = real if everything else self._alike(pair.site, wide.feed, real)
-        few = self._too_few(judged, real, wide.feed)
+        few = self._too_few(pair.site, judged, real, wide.feed)
         if few is not None:
             return few
         return self._judged_site(pair, sides, wide, judged, int(real.sum()))
@@ -230,7 +232,11 @@ class Calibration:
         )
         known = None if isinstance(groups, Reason) else groups
         found = flips(ours, theirs, wide, judged.flatten(), known)
-        few = self._too_few(judged, real, wide.feed) if not found["flips_outside_noise"] else None
+        few = (
+            self._too_few(pair.site, judged, real, wide.feed)
+            if not found["flips_outside_noise"]
+            else None
+        )
         return Calibrated(lacking=few) if few is not None else Calibrated(found)
 
     def _alike(self, site: Site, feed: str, real: torch.Tensor) -> torch.Tensor:
@@ -246,13 +252,15 @@ class Calibration:
                 real = real & each[:, -real.shape[1] :]
         return real
 
-    def _too_few(self, judged: torch.Tensor, real: torch.Tensor, feed: str) -> Reason | None:
+    def _too_few(
+        self, site: Site, judged: torch.Tensor, real: torch.Tensor, feed: str
+    ) -> Reason | None:
         """Return that too few of the real tokens are judged, both bool [batch, token]; or None."""
         share = float(judged.sum()) / max(float(real.sum()), 1.0)
         if share >= ENOUGH:
             return None
         kind = ReasonKind.ROUTED_APART_IN_CHAIN if feed == CHAINED else ReasonKind.ROUTED_APART
-        if any(self.routing.supposed.values()):
+        if self.routing.is_supposed(site, chained=feed == CHAINED or site.local == ":in"):
             kind = ReasonKind.UNSEEN_ROUTING
         return Reason(kind, {"share": share})
 

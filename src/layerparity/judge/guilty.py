@@ -200,8 +200,7 @@ def _inside(judged: Judged, block: Block, stage: Place, rows: Rows) -> Guilt | N
     roots = [each for each in order if bad.isdisjoint(block.origin(each, seen).inputs)]
     if not roots:
         return None
-    seen = _without_doubtful(block, roots[0], rows, seen)
-    first = blame(block, roots[0], seen)
+    first = blame(block, roots[0], _without_doubtful(block, roots[0], rows, seen))
     others = dict.fromkeys(name_in_block(blame(block, root, seen)) for root in roots[1:])
     site, inputs = rows[roots[0]].site, block.origin(roots[0], seen).inputs
     fed = [rows[local] for local in inputs if local in rows]
@@ -232,18 +231,24 @@ def _without_doubtful(block: Block, root: str, rows: Rows, seen: Seen) -> Seen:
     """
     breaches = {each.metric for each in rows[root].breaches}
     token = rows[root].metrics.get("outlier_index")
-    if breaches != {"outlier"} or token is None:
+    if breaches != {"outlier"} or token is None or not _of_all_tokens(rows[root]):
         return seen
     while doubtful := {
         local
         for local in block.origin(root, seen).inputs
         if local in seen.passed
         and local != ":in"
+        and _of_all_tokens(rows[local])
         and rows[local].metrics.get("outlier_index") == token
         and rows[local].metrics.get("outlier_z", 0.0) > _STANDS_OUT
     }:
         seen = replace(seen, judged=seen.judged - doubtful, passed=seen.passed - doubtful)
     return seen
+
+
+def _of_all_tokens(row: Row) -> bool:
+    """Say whether a row's tokens are numbered as those of other sites: none is left out."""
+    return row.metrics.get("agreeing_tokens", 1.0) == 1.0
 
 
 def blame(block: Block, local: str, seen: Seen) -> Guilt:

@@ -28,10 +28,12 @@ def without_residual(
     last. What was fed such outputs is inconclusive with them.
     """
     ends = [row for row in rows if row.site.local == ":out" and row.metrics]
-    added = _added(candidate, golden, blocks)
     elsewhere = all(not each.proved or each.manifest.elsewhere for each in candidate.sources)
     failing = all(row.outcome is Outcome.FAIL for row in ends)
-    if not elsewhere or added is None or len(ends) < 2 or not failing:
+    if not elsewhere or len(ends) < 2 or not failing:
+        return list(rows)
+    added = _added(candidate, golden, blocks)
+    if added is None:
         return list(rows)
     own = any(manifest.values_of for manifest in golden.manifests)
     why = Reason(ReasonKind.NO_RESIDUAL, {"site": added})

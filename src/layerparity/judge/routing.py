@@ -37,16 +37,21 @@ class Routing:
     _untouched: dict[tuple[int, tuple[str, int]], torch.Tensor | None] = field(init=False)
     # By site, at how many tokens what was computed there says that others were chosen.
     supposed: dict[Site, int] = field(init=False)
+    _real: dict[tuple[int, tuple[str, int]], list[Site]] = field(init=False)
     _layers: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self._choices, self._seen, self._untouched, self.supposed = {}, {}, {}, {}
+        self._real = {}
         for site, own in self.golden.records.items():
             if site.layer is None:
                 continue
             self._layers = max(self._layers, site.layer + 1)
+            at = (site.layer, site.pass_step)
             if own.record.kind is Kind.INDEX_SET:
-                self._choices.setdefault((site.layer, site.pass_step), []).append(site)
+                self._choices.setdefault(at, []).append(site)
+            elif own.record.kind is Kind.REAL:
+                self._real.setdefault(at, []).append(site)
 
     def agreeing(self, site: Site) -> torch.Tensor | None:
         """Return bool [batch, token]: both chose the same wherever a site's block did before it.
@@ -143,16 +148,26 @@ class Routing:
         self.supposed[own.record.site] = int(supposed.sum())
         return supposed.view(asked.shape)
 
+    def is_supposed(self, site: Site, *, chained: bool) -> bool:
+        """Say whether tokens of a site are left out for choices that nobody saw."""
+        before = site.layer if site.layer is not None else self._layers
+        return any(
+            count and each.layer is not None and each.pass_step == site.pass_step
+            for each, count in self.supposed.items()
+            if each.layer == site.layer or (chained and (each.layer or 0) < before)
+        )
+
+    def _beside(self, choices: Site) -> list[Site]:
+        """Return the golden's sites of real numbers in the block and pass of some choices."""
+        return self._real.get((choices.layer or 0, choices.pass_step), [])
+
     def _first_after(self, choices: Site) -> tuple[SideRecord, SideRecord] | None:
         """Return both sides of the first site that is computed from choices and was recorded."""
+        shapes = {site: self.golden.records[site].record.shape for site in self._beside(choices)}
         held = [
             site
-            for site, own in self.golden.records.items()
-            if site.layer == choices.layer
-            and site.pass_step == choices.pass_step
-            and own.record.kind is Kind.REAL
-            and site in self.candidate.records
-            and self.candidate.records[site].record.shape == own.record.shape
+            for site, shape in shapes.items()
+            if site in self.candidate.records and self.candidate.records[site].record.shape == shape
         ]
         block = self.blocks.block(choices.layer, [each.local for each in (choices, *held)])
         after = [each for each in held if block.is_from(each.local, choices.local)]

@@ -11,6 +11,8 @@ from layerparity.numbers.token_sums import TokenLayout, pieces
 
 # Smaller slopes, and less significant ones, are nobody's mistake.
 _LEAST, _SIGNIFICANT = 1e-4, 3.0
+# Of thousands of groups, one is as significant as that by chance.
+_MANY, _SIGNIFICANT_OF_MANY = 64, 5.0
 # The golden's part of a slope from which on it is told apart.
 _MOST = 0.5
 
@@ -58,7 +60,8 @@ class GoldenSlopes:
 
 def may_be_a_mistake(slope: torch.Tensor, z: torch.Tensor) -> bool:
     """Say whether any group's slope is large and significant enough to be one; both [group]."""
-    return bool(((slope.abs() > _LEAST) & (z > _SIGNIFICANT)).any())
+    enough = _SIGNIFICANT_OF_MANY if z.numel() > _MANY else _SIGNIFICANT
+    return bool(((slope.abs() > _LEAST) & (z > enough)).any())
 
 
 def without_golden(slope: torch.Tensor, own: torch.Tensor) -> torch.Tensor:

@@ -323,18 +323,19 @@ def _equal(verdict: Verdict) -> list[str]:
 
 def _routed_apart(verdict: Verdict) -> list[str]:
     """Return how many tokens the two sides chose otherwise for, or may have, where they did."""
-    unseen = [row for row in verdict.rows if row.metrics.get(SUPPOSED)]
+    lines = []
+    unseen = [row for row in verdict.rows if row.metrics.get(SUPPOSED) and row.lacking is None]
     if unseen:
         count = sum(int(row.metrics[SUPPOSED]) for row in unseen)
         layers = len({row.site.layer for row in unseen})
         where = f"{layers} block{'' if layers == 1 else 's'}"
-        return [
+        lines = [
             f"tokens that may be routed apart: {count} in {where}, left out: the candidate shows "
             "no choices, and ties explain its errors there"
         ]
     rows = [row for row in verdict.rows if row.metrics.get("flips") and row.site.layer is not None]
     if not rows:
-        return []
+        return lines
     flips, outside = (
         sum(int(row.metrics.get(name, 0)) for row in rows)
         for name in ("flips", "flips_outside_noise")
@@ -342,4 +343,4 @@ def _routed_apart(verdict: Verdict) -> list[str]:
     layers = len({row.site.layer for row in rows})
     where = f"{layers} block{'' if layers == 1 else 's'}"
     ties = "all by ties" if not outside else f"{outside} of them by no tie"
-    return [f"tokens routed apart: {flips} in {where}, {ties}"]
+    return [*lines, f"tokens routed apart: {flips} in {where}, {ties}"]

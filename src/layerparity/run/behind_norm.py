@@ -62,6 +62,9 @@ def is_normed(values: torch.Tensor, norm: nn.Module) -> bool:
     """
     import torch
 
+    if values.dim() < 2:
+        # No tokens with channels: the layout says what is wrong with it.
+        return False
     # Of mean 0 and mean square 1, as if it had been normed.
     unit = torch.ones(values.shape[-1:])
     unit[1::2] = -1

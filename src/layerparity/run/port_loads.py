@@ -35,7 +35,10 @@ NOT_SEEN = (
     "other processes read, which files a folder has, the network, and what a module read when "
     "another program imported it"
 )
-_PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
+# As it is called, and where a link leads: code says the one, what is compiled may say the other.
+_PACKAGE = tuple(
+    str(each.parents[1]) + os.sep for each in {Path(__file__).absolute(), Path(__file__).resolve()}
+)
 _STANDARD = tuple(
     each + os.sep
     for name in ("stdlib", "platstdlib")
@@ -185,6 +188,9 @@ def _heard(event: str, arguments: tuple[Any, ...]) -> None:
     """Note a file that a port opens, or a shared library that it loads."""
     if event not in ("open", "ctypes.dlopen") or getattr(_own, "reads", False):
         return
+    if event == "open" and len(arguments) < 3:
+        # Anybody may announce an event of that name.
+        return
     named = arguments[0]
     if not isinstance(named, str | bytes | os.PathLike):
         return
@@ -250,7 +256,10 @@ def _libraries(tops: frozenset[str]) -> dict[str, str]:
     found = {_PYTHON: _library(_PYTHON)}
     for each in metadata.distributions():
         lines = (each.read_text("RECORD") or "").splitlines()
-        if tops & {line.partition("/")[0].partition(",")[0].partition(".")[0] for line in lines}:
+        # What has no metadata has no name.
+        if each.name and tops & {
+            line.partition("/")[0].partition(",")[0].partition(".")[0] for line in lines
+        }:
             found[each.name] = _library(each.name)
     return found
 

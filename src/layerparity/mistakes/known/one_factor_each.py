@@ -50,7 +50,13 @@ def _of_their_own(factors: torch.Tensor, limit: float, what: str) -> bool:
     """
     away = (factors - factors.median()).abs() > limit
     distinct = torch.unique((factors / limit).round()).numel()
-    return int(away.sum()) >= _APART and (what == "token" or distinct > len(factors) // 2)
+    # Nothing at all is no multiple of something.
+    nothing = bool((factors.abs() <= limit).any())
+    return (
+        not nothing
+        and int(away.sum()) >= _APART
+        and (what == "token" or distinct > len(factors) // 2)
+    )
 
 
 def _fitted(own: Values, dims: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
