@@ -43,6 +43,7 @@ def build():
 def run():
     (HERE / "kernel.cu").read_text()
     os.close(os.open(HERE / "table.bin", os.O_RDONLY))
+    os.close(os.open(HERE / "mapped.bin", os.O_RDWR))
     with safe_open(HERE / "converted.safetensors", "pt") as file:
         file.keys()
     (HERE / "log.txt").write_text("a line")
@@ -64,7 +65,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     there, path = tmp_path / "port", tmp_path / "elsewhere"
     (path / "leaning_package").mkdir(parents=True)
     there.mkdir()
-    for file in ("leaning_dynamic.py", "by_path.py", "kernel.cu", "table.bin"):
+    for file in ("leaning_dynamic.py", "by_path.py", "kernel.cu", "table.bin", "mapped.bin"):
         (there / file).write_text("# one")
     for file in ("leaning_module.py", "leaning_package/__init__.py", "leaning_package/part.py"):
         (path / file).write_text("# one")
@@ -135,6 +136,7 @@ CHANGES: dict[str, tuple[Change, str]] = {
     "a module by its path": (again("by_path.py"), "by_path.py has changed"),
     "a kernel": (again("kernel.cu"), "kernel.cu has changed"),
     "a table": (again("table.bin"), "table.bin has changed"),
+    "one mapped for writing too": (again("mapped.bin"), "mapped.bin has changed"),
     "a table that is gone": (lambda here, _: (here / "table.bin").unlink(), "table.bin is gone"),
     "weights of its own": (again("converted.safetensors"), "converted.safetensors has changed"),
     "a file that was not there": (again("optional.json"), "optional.json is new"),

@@ -14,7 +14,7 @@ from layerparity.mistakes.values import Values, best_factor, same
 class Turning:
     """Heads before and after they were turned: float64 [token, head, channel] on both sides.
 
-    ``right`` says that the golden turns the first ``dims`` channels in halves.
+    The golden turns the first ``dims`` channels in halves.
     """
 
     before: Values

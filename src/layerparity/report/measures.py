@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from layerparity.ground.numeral import numeral
-from layerparity.record.verdict import SIMILARITIES, SUPPOSED, Row, Verdict
+from layerparity.record.verdict import FAR_OFF, SIMILARITIES, SUPPOSED, Row, Verdict
 from layerparity.report.measure import Measure
 
 _GROUPS = ("head", "channel", "expert", "position")
@@ -42,7 +42,7 @@ CALIBRATED = (
         unit="floors",
     ),
     Measure(
-        "error_ratio_of_narrower",
+        FAR_OFF,
         "R, golden's dtype",
         "‖candidate − reference‖ over the noise floor of the golden's narrower dtype, where there "
         "is none of the candidate's: it fails by that alone, and never passes.",

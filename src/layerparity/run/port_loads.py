@@ -196,7 +196,10 @@ def _heard(event: str, arguments: tuple[Any, ...]) -> None:
         return
     path = _source(os.fsdecode(named))
     place = os.path.abspath(path)  # noqa: PTH100
-    if event == "open" and arguments[2] & os.O_ACCMODE != os.O_RDONLY:
+    access = arguments[2] & os.O_ACCMODE if event == "open" else os.O_RDONLY
+    # What is mapped for reading and writing, as numpy.memmap does unasked, is read first.
+    anew = access == os.O_RDWR and not os.path.exists(place)  # noqa: PTH110
+    if access == os.O_WRONLY or anew or (access and arguments[2] & (os.O_TRUNC | os.O_APPEND)):
         # What the caller of a run wrote is an input of it.
         (_noted.written.add if _inside_a_run() else _noted.written.discard)(place)
         return
