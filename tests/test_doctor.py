@@ -88,10 +88,11 @@ def torch_says(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return say
 
 
+@pytest.mark.fresh_interpreter
 def test_the_whole_of_it(cli: Callable[..., Ended]) -> None:
     ended = cli("job=doctor")
     assert ended.exit == 0, ended.out + ended.err
-    for check in ("packages", "torch", "gpus", "memory", "disk speed", "store", "tokenizer"):
+    for check in ("packages", "torch", "gpu", "memory", "disk speed", "store", "tokenizer"):
         assert f"│ {check}" in ended.out
     assert "no problems" in ended.out
     assert list(Path.cwd().iterdir()) == []

@@ -83,6 +83,8 @@ def drawn() -> torch.Tensor:
 def work(rank: int, folder: Path, world: int) -> None:
     """Run every model as one rank of transformers' own tensor parallelism; rank 0 keeps it."""
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "USE_TORCH_XLA": 0}
+    # Else transformers gives each rank a GPU of its own.
+    names["CUDA_VISIBLE_DEVICES"] = ""
     os.environ.update({name: str(value) for name, value in names.items()})
     torch.set_num_threads(1)
     import torch.distributed as distributed

@@ -500,7 +500,6 @@ def test_facts_and_memory_are_told(opened):
     assert str(row).startswith("cpu: 6 modules, ")
     facts = backend.facts()
     assert facts["torch_threads"] == str(torch.get_num_threads())
-    assert facts["gpu_count"] == str(torch.cuda.device_count())
     assert all(isinstance(value, str) for value in facts.values())
 
 
@@ -738,6 +737,32 @@ def test_a_gpu_gives_the_same_within_float32(family, expected, opened, strategy)
     for name, tensor in got.items():
         error = (tensor - expected[name]).norm() / expected[name].norm()
         assert tensor.device.type == "cpu" and error < 5e-6, name
+
+
+@needs_gpu
+def test_a_run_on_the_cpu_opens_no_context_on_a_gpu(tmp_path):
+    said = python(
+        """
+import sys
+from layerparity.cli import door
+sys.argv = ["run.py", "backend=gpu", "device_map=cpu", "inputs=random", *sys.argv[1:]]
+assert door.main() == 0
+import torch
+print("opened:", torch.cuda.is_initialized(), torch.cuda.device_count())
+""",
+        f"tracking.folder={tmp_path}",
+    )
+    assert said.splitlines()[-1].startswith("opened: False")
+
+
+def test_a_gpu_that_is_not_to_be_had_is_said_in_a_line(monkeypatch):
+    def refuse(_):
+        raise torch.AcceleratorError("CUDA error: all CUDA-capable devices are busy\nsee below")
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", refuse)
+    with pytest.raises(UserError, match="devices are busy: nvidia-smi shows who holds it"):
+        build("auto").open()
 
 
 @needs_gpu

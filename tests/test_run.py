@@ -158,7 +158,7 @@ def test_a_wrong_candidate_fails_and_names_the_site(run: Cli, store: Path, tmp_p
         (["model=checkpoint"], "model.path="),
         (["model=checkpoint", "model.path=nowhere"], "No checkpoint folder"),
         (["model=minimax_m2"], "without weights"),
-        (["device_map=cuda:9"], "device_map=cpu"),
+        (["device_map=cuda:9"], "the last one" if torch.cuda.is_available() else "device_map=cpu"),
         (["tp_degree=2", "kind=golden"], "tp_degree=1"),
         (["feed=isolated", "inputs=prompt"], "feed=isolated"),
         (["inputs=golden", "golden=no-such-run", "kind=candidate"], "no-such-run"),

@@ -93,7 +93,8 @@ def refusing_lay(*_: object) -> None:
 )
 def test_a_streamed_run_is_bit_equal(cli: Callable[..., Ended], words, tmp_path) -> None:
     found = []
-    for device_map in ("cpu", "stream"):
+    # Where stages are streamed to.
+    for device_map in ("cuda" if torch.cuda.is_available() else "cpu", "stream"):
         ended = cli(f"device_map={device_map}", f"tracking.folder={device_map}", *words)
         assert ended.exit == 0, ended.err
         found.append(newest(tmp_path / device_map))
@@ -271,8 +272,9 @@ def limited(kilobytes: int, *words: str) -> subprocess.CompletedProcess[str]:
     """Run a command under ``ulimit -d``."""
     command = shlex.join([sys.executable, str(ROOT / "run.py"), "device_map=stream", *words])
     shell = ["bash", "-c", f"ulimit -d {kilobytes}; exec {command}"]
-    # Every thread's stack counts: a machine with many cores would need a higher limit.
-    env = {**os.environ, "OMP_NUM_THREADS": "2"}
+    # Every thread's stack counts: a machine with many cores would need a higher limit, and a GPU's
+    # driver a much higher one.
+    env = {**os.environ, "OMP_NUM_THREADS": "2", "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run(shell, capture_output=True, text=True, check=False, timeout=200, env=env)
 
 

@@ -687,7 +687,10 @@ def test_processes_that_start_at_once_on_a_fresh_store_lose_nothing(tmp_path):
     # No template is kept yet: one of them makes it.
     told = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     ended = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(WRITERS), str(tmp_path / "runs"), *writers],
+        [
+            *(sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c"),
+            *(textwrap.dedent(WRITERS), str(tmp_path / "runs"), *writers),
+        ],
         capture_output=True,
         text=True,
         check=True,

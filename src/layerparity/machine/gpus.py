@@ -11,6 +11,7 @@ import psutil
 import torch
 
 from layerparity.ground.console import bytes_text
+from layerparity.ground.errors import UserError
 from layerparity.machine import nvidia
 from layerparity.machine.max_memory import size_text
 
@@ -54,8 +55,19 @@ def gpus() -> list[Gpu]:
 
 
 def free_gpu_memory() -> list[int]:
-    """Return the free bytes of every GPU, by index."""
-    return [torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count())]
+    """Return the free bytes of every GPU, by index. Raises UserError for one that is not to be had.
+
+    The first that a process asks of a GPU opens a context on it: that takes memory there, and a
+    GPU that others hold for themselves refuses it.
+    """
+    try:
+        return [torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count())]
+    except torch.AcceleratorError as error:
+        why = str(error).partition("\n")[0]
+        raise UserError(
+            f"the GPU cannot be opened: {why}",
+            "nvidia-smi shows who holds it and whether it works; device_map=cpu goes without it.",
+        ) from error
 
 
 def label(devices: Sequence[str], names: Sequence[str]) -> str:
@@ -97,14 +109,14 @@ def device_memory(device: str, modules: int, put: int, folder: Path | None) -> D
 
 
 def facts(present: Sequence[Gpu]) -> dict[str, str]:
-    """Return the machine as tags: GPUs, memory, driver and CUDA versions, CPU, threads."""
+    """Return the machine as tags: these GPUs, memory, driver and CUDA versions, CPU, threads."""
     tags = {
-        "gpu_count": str(len(present)),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "torch_threads": str(torch.get_num_threads()),
     }
     if present:
         devices, names = [f"cuda:{gpu.index}" for gpu in present], [gpu.name for gpu in present]
+        tags["gpu_count"] = str(len(present))
         tags["gpus"] = label(devices, names)
         tags["gpu_memory"] = ", ".join(size_text(gpu.total) for gpu in present)
         tags["cuda"] = str(torch.version.cuda)

@@ -30,12 +30,12 @@ class Settings:
 
 def affinity() -> Affinity:
     """Return how well this backend fits; torch is asked only where it is imported already."""
+    names = nvidia.gpu_names()
     if "torch" in sys.modules:
         import torch
 
-        names = [torch.cuda.get_device_name(each) for each in range(torch.cuda.device_count())]
-    else:
-        names = nvidia.gpu_names()
+        # Some builds of torch know no GPU. To ask one for its name would open a context on it.
+        names = names[: torch.cuda.device_count()]
     if not names:
         return Affinity(1, "cpu", "no GPU here: device_map=cpu runs on the CPU")
     return Affinity(2, "cuda", f"{len(names)} GPU{'s' if len(names) > 1 else ''}: {names[0]}")

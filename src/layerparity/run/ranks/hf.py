@@ -128,13 +128,9 @@ class HfRank(RankSide):
         held = value.detach()
         if not hasattr(held, "full_tensor"):
             return held.cpu(), torch.ones_like(held, device="cpu")
-        from torch.distributed.tensor import DTensor
-
         whole: torch.Tensor = held.full_tensor().cpu()
-        ranks = torch.full_like(held.to_local(), float(self.assets.rank))
-        split = DTensor.from_local(
-            ranks, held.device_mesh, held.placements, shape=held.shape, stride=held.stride()
-        )
+        # Each rank fills its own part with its own number, whatever the parts are.
+        split = torch.full_like(held, float(self.assets.rank))
         owner: torch.Tensor = split.full_tensor().cpu()
         # What is replicated is everybody's, and the gathered ranks are each one's own.
         return whole, (owner == self.assets.rank).to(whole.dtype)

@@ -224,7 +224,7 @@ class GpuBackend(Backend):
 
     def facts(self) -> dict[str, str]:
         """Return GPUs, versions and threads, as tags."""
-        return gpus.facts(gpus.gpus())
+        return gpus.facts(gpus.gpus() if self._on_cuda else ())
 
     def numerics(self) -> dict[str, str]:
         """Return the switches that change numbers."""
@@ -251,7 +251,7 @@ class GpuBackend(Backend):
         return any(device != "cpu" for device in self._computing())
 
     def _measure(self) -> None:
-        # A run on the CPU leaves the GPUs alone: asking one for its memory opens a context on it.
+        # A run on the CPU leaves the GPUs alone: whatever is asked of one opens a context on it.
         free = gpus.free_gpu_memory() if self.strategy != "cpu" else []
         host = free_host_memory()
         self._memory = budget(self.strategy, self.limits, free, host)
