@@ -222,3 +222,44 @@ def test_variables_that_a_library_reads_are_not_noted(
     port_loads._noted.loaded.variables.clear()
     inside_a_run("call()", call=lambda: os.path.expandvars("$SHLVL"))
     assert not port_loads._noted.loaded.variables
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [lambda: {**os.environ}, os.environ.copy, lambda: dict(os.environ), lambda: os.environ | {}],
+)
+def test_variables_that_are_copied_for_a_child_are_not_noted(
+    here: Path, copied: Callable[[], dict[str, str]]
+) -> None:
+    """Else any variable of the shell would have a run made again."""
+    port_loads.watch("leaning_port.Port")
+    called: list[object] = []
+    inside_a_run("call()", call=lambda: called.extend((copied(), [*os.environ.items()])))
+    assert called == [dict(os.environ), [*os.environ.items()]]
+    assert not port_loads._noted.loaded.variables
+    inside_a_run("call()", call=lambda: os.environ["LEANING_AT_IMPORT"])
+    assert "LEANING_AT_IMPORT" in port_loads._noted.loaded.variables
+
+
+def test_a_file_is_found_again_from_another_folder(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port_loads.watch("leaning_port.Port")
+    monkeypatch.chdir(here)
+    inside_a_run("call()", call=lambda: Path("kernel.cu").read_text())
+    monkeypatch.chdir("/")
+    noted = port_loads.now()
+    assert noted is not None and str(here / "kernel.cu") in noted.files
+    assert list(port_loads.changed(noted)) == []
+
+
+def test_a_finder_that_refuses_a_name_ends_nothing(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refuses:
+        def find_spec(self, name: str, place: object) -> None:
+            raise ValueError(name)
+
+    kept = loaded_by(here)
+    monkeypatch.setattr(sys, "meta_path", [Refuses(), *sys.meta_path])
+    assert list(port_loads.changed(kept)) == []

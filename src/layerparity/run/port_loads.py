@@ -32,8 +32,8 @@ from layerparity.record.loaded import PortLoads
 
 NOT_SEEN = (
     "what compiled code opens by itself, variables that libraries or compiled code read, what "
-    "other processes read, which files a folder has, the network, and what a module read when "
-    "another program imported it"
+    "other processes read, variables that are copied all together, which files a folder has, the "
+    "network, and what a module read when another program imported it"
 )
 # As it is called, and where a link leads: code says the one, what is compiled may say the other.
 _PACKAGE = tuple(
@@ -99,8 +99,10 @@ def now() -> PortLoads | None:
         # torch writes a module into a temporary folder that each process has of its own.
         if _whose(file) == "port" and not _OF_PROCESS.match(file):
             _noted.loaded.modules[name] = file
+            place = os.path.abspath(file)  # noqa: PTH100
             # What was noted when it was opened is what was read, whatever is there by now.
-            _noted.loaded.files.setdefault(file, _mark(file))
+            if place not in _noted.loaded.files:
+                _noted.loaded.files[place] = _mark(place)
     tops = frozenset(name.partition(".")[0] for name in sys.modules)
     _noted.loaded.libraries.update(_libraries(tops))
     # A port's threads may go on.
@@ -205,8 +207,8 @@ def _heard(event: str, arguments: tuple[Any, ...]) -> None:
         return
     known = place in _noted.written or place.startswith(_MACHINE) or _whose(path) != "port"
     known = known or _OF_PROCESS.match(place) is not None
-    if not known and _by_a_port() and (mark := _mark(path)):
-        _noted.loaded.files[path] = mark
+    if not known and _by_a_port() and (mark := _mark(place)):
+        _noted.loaded.files[place] = mark
 
 
 def _source(path: str) -> str:
@@ -245,12 +247,18 @@ def _found(name: str) -> str:
     spec, parts = None, name.split(".")
     for depth in range(1, len(parts) + 1):
         full = ".".join(parts[:depth])
-        finders = (each.find_spec for each in sys.meta_path if hasattr(each, "find_spec"))
-        spec = next((spec for find in finders if (spec := find(full, place))), None)
+        specs = (_asked(finder, full, place) for finder in sys.meta_path)
+        spec = next((each for each in specs if each), None)
         if spec is None:
             return ""
         place = spec.submodule_search_locations
     return (spec and spec.origin) or ""
+
+
+def _asked(finder: Any, full: str, place: Any) -> Any:
+    # A library's finder may refuse a name in whatever way it likes.
+    with suppress(Exception):
+        return finder.find_spec(full, place)
 
 
 @cache
@@ -291,8 +299,22 @@ def _value(name: str) -> str:
 class _NotedEnvironment(os._Environ[str]):
     """``os.environ``, which notes what a port reads of it, and what was set during a run."""
 
+    def keys(self) -> Any:
+        """Return the names; whoever asks for them to copy all reads none of them."""
+        _own.copies = _place(sys._getframe(1))
+        return super().keys()
+
+    def items(self) -> Any:
+        """Return all names and values as they are by now; none is noted as read."""
+        return self.copy().items()
+
+    def values(self) -> Any:
+        """Return all values as they are by now; none is noted as read."""
+        return self.copy().values()
+
     def __getitem__(self, name: Any) -> Any:
-        if isinstance(name, str) and _asked_directly() and _by_a_port():
+        copied = getattr(_own, "copies", None) == _place(sys._getframe(1))
+        if isinstance(name, str) and not copied and _asked_directly() and _by_a_port():
             _noted.loaded.variables[name] = _value(name)
         return super().__getitem__(name)
 
@@ -303,6 +325,11 @@ class _NotedEnvironment(os._Environ[str]):
     def __delitem__(self, name: Any) -> None:
         _keep(name)
         super().__delitem__(name)
+
+
+def _place(frame: FrameType) -> tuple[int, int]:
+    """Return which call this is, and of which instruction: ``{**os.environ}`` is one of both."""
+    return id(frame), frame.f_lasti
 
 
 def _keep(name: Any) -> None:
@@ -325,6 +352,7 @@ def _announce_safetensors() -> None:
         sys.audit("open", filename, "r", os.O_RDONLY)
         return real(filename, *given, **named)
 
-    safetensors.safe_open = announced  # type: ignore[assignment,misc]
-    if (known := sys.modules.get("safetensors.torch")) is not None:
-        known.safe_open = announced  # type: ignore[attr-defined]
+    # Also where it was imported by name.
+    for module in list(sys.modules.values()):
+        if isinstance(module, ModuleType) and vars(module).get("safe_open") is real:
+            vars(module)["safe_open"] = announced
