@@ -7,16 +7,18 @@ from pathlib import Path
 import pytest
 import torch
 from runs import make_run, sites, with_references
-from test_routing import NOISE, TOKENS, judged, rounded, row
+from test_routing import NOISE, STEPS, TOKENS, feeds, judged, rounded, rounded_steps, row
 
 from layerparity.ground.errors import Exit
 from layerparity.judge.references import SiteReference
-from layerparity.judge.ties import supposed_apart
+from layerparity.judge.ties import Supposed, may_be_apart, ties_explain
 from layerparity.numbers.clean_slopes import CleanSlopes
 from layerparity.numbers.floor import Floor
+from layerparity.record.reason import ReasonKind
 from layerparity.record.references import ISOLATED
 from layerparity.record.verdict import SUPPOSED, Outcome, Verdict
 from layerparity.report.headline import coverage_lines
+from layerparity.report.reasons import reason
 
 # The golden's experts are 0 and 2: at one token of a sequence expert 3 scores as 2 does.
 CLEAR, TIED, TOKEN = torch.tensor([0.9, 0.1, 0.5, 0.2]), torch.tensor([0.9, 0.1, 0.5, 0.4999]), 30
@@ -68,8 +70,12 @@ def test_more_errors_than_ties_explain_are_nobodys_ties() -> None:
     # Each of ten changes places in about one of six runs.
     scores[:10, 3] = scores[:10, 2] - 2e-3
     few, all_tied = torch.arange(40) < 3, torch.arange(40) < 10
-    assert supposed_apart(CHOSEN, few, EVERY, reference(scores)).sum() == 3
-    assert not supposed_apart(CHOSEN, all_tied, EVERY, reference(scores)).any()
+    some, many = (may_be_apart(CHOSEN, off, EVERY, reference(scores)) for off in (few, all_tied))
+    assert (some.tokens.sum(), many.tokens.sum()) == (3, 10)
+    assert ties_explain([some]) and not ties_explain([many])
+    # So do they as decode steps, of which each has one token.
+    steps = [Supposed(many.tokens[n : n + 1], many.likely / 40) for n in range(40)]
+    assert all(ties_explain([step]) for step in steps) and not ties_explain(steps)
 
 
 def test_padding_and_clear_choices_are_no_ties() -> None:
@@ -78,8 +84,8 @@ def test_padding_and_clear_choices_are_no_ties() -> None:
     asked = torch.arange(40) != 6
     off = torch.zeros(40, dtype=torch.bool)
     off[[5, 6, 7]] = True
-    found = supposed_apart(CHOSEN, off, asked, reference(scores))
-    assert found.nonzero().flatten().tolist() == [5]
+    found = may_be_apart(CHOSEN, off, asked, reference(scores))
+    assert found.tokens.nonzero().flatten().tolist() == [5]
 
 
 @pytest.mark.parametrize(("second", "tied"), [(0.6999, True), (0.3, False)])
@@ -89,5 +95,43 @@ def test_two_groups_of_experts_may_change_places_too(second: float, tied: bool) 
     scores[:, :2] = torch.tensor([0.9, 0.5])
     groups = torch.tensor([0.7, second]).expand(40, 2)
     chosen, off = torch.tensor([[0, 1]]).expand(40, 2), torch.arange(40) == 3
-    found = supposed_apart(chosen, off, EVERY, reference(scores), reference(groups))
-    assert bool(found[3]) is tied
+    found = may_be_apart(chosen, off, EVERY, reference(scores), reference(groups))
+    assert bool(found.tokens[3]) is tied
+
+
+@pytest.mark.parametrize(("off", "ended"), [((3,), Exit.OK), ((1, 3, 5), Exit.FAILED)])
+def test_decode_steps_are_one_sample_of_a_router_that_nobody_saw(
+    tmp_path: Path, off: tuple[int, ...], ended: Exit
+) -> None:
+    """Each step's token is near a tie that noise hardly ever turns: of six steps, not of three."""
+    golden = {
+        text if not step else f"{text}@decode.{step}": value if not step else value[:1, -1:].clone()
+        for step in range(STEPS + 1)
+        for text, value in sites(step, batch=1, tokens=TOKENS).items()
+    }
+    candidate = rounded_steps(golden)
+    for step in off:
+        for local in (".mlp:out", ":out"):
+            candidate[f"layers.1{local}@decode.{step}"] += 0.5
+    near = torch.tensor([0.9, 0.1, 0.5, 0.5 - 7 * NOISE])
+    shapes = {text: value.shape for text, value in golden.items() if ".gate:logits" in text}
+    scores = {
+        text.replace("logits", "scores"): (near if "@" in text else CLEAR).expand(shape)
+        for text, shape in shapes.items()
+    }
+    folder, fed = tmp_path / "golden", {"feed": "isolated", "feeds": feeds(golden)}
+    reference = with_references(folder, golden, scores, NOISE)
+    left = make_run(folder, golden, reference=reference, **fed)
+    hidden = [text for text in golden if text.partition("@")[0] in HIDDEN]
+    shown = {text: value for text, value in candidate.items() if text not in hidden}
+    right = make_run(tmp_path / "candidate", shown, skipped=dict.fromkeys(hidden, ""), **fed)
+    found = judged(left, right)
+    assert found.exit is ended
+    left_out = [each for each in found.rows if each.why and each.why.kind is ReasonKind.UNSEEN_TIES]
+    if ended is Exit.OK:
+        assert {str(row.site) for row in left_out} == {
+            f"layers.1{local}@decode.3" for local in (".mlp:out", ":out")
+        }
+        assert "near a tie of a router that nobody saw" in reason(left_out[0])
+    else:
+        assert not left_out and found.where == "layers.1.mlp:out@decode.1"

@@ -14,7 +14,7 @@ from layerparity.judge.references import References
 from layerparity.judge.rows import by_token, real_tokens
 from layerparity.judge.sides import RunSet, SideRecord
 from layerparity.judge.stages import scores_of
-from layerparity.judge.ties import stands_out, supposed_apart
+from layerparity.judge.ties import Supposed, may_be_apart, stands_out, ties_explain
 from layerparity.numbers.metrics.sets import sets_agree
 from layerparity.record.reason import Reason, ReasonKind
 from layerparity.record.references import CHAINED
@@ -104,7 +104,7 @@ class Routing:
             left, right = self.golden.records[choices], self.candidate.records.get(choices)
             self._seen[choices] = None
             if right is None:
-                self._seen[choices] = self._supposed(left)
+                self._suppose(choices)
             elif (
                 not replayed(right)
                 and not left.source.manifest.values_of
@@ -113,8 +113,33 @@ class Routing:
                 self._seen[choices] = _apart(left, right)
         return self._seen[choices]
 
-    def _supposed(self, left: SideRecord) -> torch.Tensor | None:
-        """Return bool [batch, token]: where the candidate may have chosen otherwise than ``left``.
+    def _suppose(self, choices: Site) -> None:
+        """Note where the candidate may have chosen otherwise, in all passes that show no choices.
+
+        All decode steps together are one sample, as one token of each is none.
+        """
+        alike = [
+            site
+            for (layer, _), sites in self._choices.items()
+            for site in sites
+            if layer == choices.layer and _across_steps(site) == _across_steps(choices)
+        ]
+        found = {
+            site: self._may_be_apart(self.golden.records[site])
+            for site in alike
+            if site not in self.candidate.records
+        }
+        known = {site: both for site, both in found.items() if both is not None}
+        explained = ties_explain(supposed for _, supposed in known.values())
+        for site in found:
+            self._seen[site] = None
+        for site, (shown, supposed) in known.items():
+            tokens = supposed.tokens if explained else torch.zeros_like(supposed.tokens)
+            self.supposed[shown] = int(tokens.sum())
+            self._seen[site] = tokens.view(self.golden.records[site].record.shape[:2])
+
+    def _may_be_apart(self, left: SideRecord) -> tuple[Site, Supposed] | None:
+        """Return where the candidate may have chosen otherwise than ``left``, and who shows that.
 
         What it computed first from its choices says so; None where it shows nothing of that, or
         nothing says how far rounding goes.
@@ -144,9 +169,8 @@ class Routing:
         asked = asked & before if before is not None else asked
         off = stands_out(values.flatten(0, 1).flatten(1), wide, theirs.epsilon)
         known = None if isinstance(groups, Reason) else groups
-        supposed = supposed_apart(chosen.flatten(0, 1), off, asked.flatten(), scores, known)
-        self.supposed[own.record.site] = int(supposed.sum())
-        return supposed.view(asked.shape)
+        supposed = may_be_apart(chosen.flatten(0, 1), off, asked.flatten(), scores, known)
+        return own.record.site, supposed
 
     def is_supposed(self, site: Site, *, chained: bool) -> bool:
         """Say whether tokens of a site are left out for choices that nobody saw."""
@@ -202,6 +226,7 @@ _TOO_FEW = (
     ReasonKind.UNSEEN_ROUTING,
     ReasonKind.NO_SET_AGREES,
     ReasonKind.TIES,
+    ReasonKind.UNSEEN_TIES,
 )
 # With fewer of the tokens left, what remains is no sample of a site.
 ENOUGH = 0.5
@@ -240,7 +265,9 @@ def _across_steps(site: Site) -> tuple[str, str, str]:
 def _of_ties(row: Row, share: float) -> Row:
     """Return a row without tokens as skipped, where the ``share`` of all steps' is enough."""
     if share >= ENOUGH:
-        return replace(row, outcome=Outcome.SKIPPED, why=Reason(ReasonKind.TIES, {"share": share}))
+        unseen = row.why is not None and row.why.kind is ReasonKind.UNSEEN_ROUTING
+        kind = ReasonKind.UNSEEN_TIES if unseen else ReasonKind.TIES
+        return replace(row, outcome=Outcome.SKIPPED, why=Reason(kind, {"share": share}))
     why = row.lacking or Reason(ReasonKind.NO_SET_AGREES)
     return replace(row, outcome=Outcome.INCONCLUSIVE, why=why)
 

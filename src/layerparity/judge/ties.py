@@ -8,6 +8,8 @@ out of the noise. Where more of them stand out than ties explain, something is w
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 
@@ -85,14 +87,22 @@ def _gap(golden: torch.Tensor, candidate: torch.Tensor, scores: torch.Tensor) ->
     return float(scores[lost].max() - scores[new].min())
 
 
-def supposed_apart(
+@dataclass(frozen=True)
+class Supposed:
+    """Which tokens may have been sent elsewhere, bool [token], and how many of all likely were."""
+
+    tokens: torch.Tensor
+    likely: float
+
+
+def may_be_apart(
     chosen: torch.Tensor,
     off: torch.Tensor,
     asked: torch.Tensor,
     scores: SiteReference,
     groups: SiteReference | None = None,
-) -> torch.Tensor:
-    """Return which ``asked`` tokens are near a tie and ``off``; none if ties explain fewer.
+) -> Supposed:
+    """Return which ``asked`` tokens are near a tie and ``off``, and how many ties are likely.
 
     All three are bool [token]. ``chosen``, int64 [token, k], is what the golden chose by ``scores``
     [token, choice], among the best ``groups`` of experts where a router chooses these first,
@@ -108,9 +118,17 @@ def supposed_apart(
         open_ = wide.unflatten(1, (of_groups.shape[1], -1)).ne(0).any(-1)
         near_groups, likely_groups = _ties(of_groups, open_, noise_of_groups)
         near, likely = near | near_groups, 1 - (1 - likely) * (1 - likely_groups)
-    supposed, mean = near & off & asked, float(likely[asked].sum())
-    enough = mean + _CHANCE * mean**0.5 + 1
-    return supposed if int(supposed.sum()) <= enough else torch.zeros_like(off)
+    return Supposed(near & off & asked, float(likely[asked].sum()))
+
+
+def ties_explain(passes: Iterable[Supposed]) -> bool:
+    """Say whether ties explain so many tokens sent elsewhere, in all passes together.
+
+    A decode step has one token: alone, it could always be one.
+    """
+    each = list(passes)
+    mean = sum(one.likely for one in each)
+    return sum(int(one.tokens.sum()) for one in each) <= mean + _CHANCE * mean**0.5 + 1
 
 
 def _ties(

@@ -69,6 +69,7 @@ class ReasonKind(StrEnum):
     BOTH_CONSTANT = "both_constant"
     BOTH_REPEATED = "both_repeated"
     TIES = "ties"
+    UNSEEN_TIES = "unseen_ties"
     BLOCK_ALONE = "block_alone"
     NO_RESIDUAL = "no_residual"
     INSIDE_UNJUDGED = "inside_unjudged"
@@ -114,6 +115,7 @@ REASON_VALUES: dict[ReasonKind, set[str]] = {
     ReasonKind.ROUTED_APART_IN_CHAIN: {"share"},
     ReasonKind.UNSEEN_ROUTING: {"share"},
     ReasonKind.TIES: {"share"},
+    ReasonKind.UNSEEN_TIES: {"share"},
     ReasonKind.NO_RESIDUAL: {"site"},
     ReasonKind.INSIDE_UNJUDGED: {"sites"},
 }
