@@ -286,7 +286,9 @@ def test_known_mistakes_are_planted_in_the_place_that_was_found(run: Cli, store:
     assert ended.exit == 1, ended.out + ended.err
     # In one block, once, whatever the search compared before.
     assert len(re.findall(r"^trying \d+ known mistakes on layers\.3$", ended.out, re.M)) == 1
-    assert re.search(r"^cause     shown \(\d+ %\): gate and up halves stacked", ended.out, re.M)
+    assert re.search(
+        r"^cause     shown \(not measured\): gate and up halves stacked", ended.out, re.M
+    )
     assert [each["id"] for each in record(store)["causes"]] == ["gate_up_swapped"]  # type: ignore
 
 
@@ -466,7 +468,8 @@ def test_the_bisection_s_own_report_has_the_answer_and_the_portrait(run: Cli, st
 def test_how_sure_a_cause_is_stands_in_words() -> None:
     said = [how_sure(Cause("", each, "")) for each in (0.93, 0.75, 0.4, 0.1)]
     assert said == ["very likely (93 %)", "likely (75 %)", "plausible (40 %)", "a guess (10 %)"]
-    assert how_sure(Cause("", 0.96, "", grade="shown")) == "shown (96 %)"
+    assert how_sure(Cause("", 0.96, "", grade="shown", cases=3)) == "shown (96 %)"
+    assert how_sure(Cause("", 0.96, "", grade="shown")) == "shown (not measured)"
 
 
 def test_a_leap_of_the_error_names_a_second_wrong_component() -> None:

@@ -56,7 +56,7 @@ def suspected(evidence: Evidence) -> list[Cause]:
     How sure it is was measured: how often such a cause was true of faulty runs. What a mistake
     that was planted showed is one of them, and what it refuted none.
     """
-    from layerparity.mistakes.measured import LIMIT, share_of
+    from layerparity.mistakes.measured import LIMIT, cases_of, share_of
 
     judged = [rule.judge(evidence) for rule in rules().values()]
     judged = [*evidence.replayed.causes, *(c for c in judged if not _refuted(c, evidence))]
@@ -64,6 +64,7 @@ def suspected(evidence: Evidence) -> list[Cause]:
         replace(
             each,
             confidence=share_of(each),
+            cases=cases_of(each),
             reasons=tuple(each.reasons),
             findings=tuple(each.findings),
         )

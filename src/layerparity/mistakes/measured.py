@@ -42,6 +42,11 @@ def share_of(cause: Cause) -> float:
     return share(counts(), cause.id, cause.grade)
 
 
+def cases_of(cause: Cause) -> int:
+    """Return how often the rule of a cause said one of its grade when that was measured."""
+    return counts().get(cause.id, {}).get(cause.grade, (0, 0))[0]
+
+
 def share(known: Counts, rule: str, grade: str) -> float:
     """Return the share of true ones for a rule and grade, 0 to 1: (true + 4 p) / (said + 4).
 

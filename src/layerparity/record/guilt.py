@@ -107,7 +107,8 @@ class Cause:
     is what it rests on: ``shown`` where the mistake, worked out from stored tensors, gives the
     candidate's numbers to rounding; ``weights`` where the weights' prints say it; ``signs`` and
     ``hints`` where the errors look like it, more and less. ``alike`` are further rules' ids whose
-    mistakes give the same numbers: it is one of them.
+    mistakes give the same numbers: it is one of them. ``cases`` is how often its rule said such a
+    thing when that was measured: with none, ``confidence`` is other rules' alone.
     """
 
     id: str
@@ -117,6 +118,7 @@ class Cause:
     findings: Sequence[WeightFinding] = ()
     grade: str = ""
     alike: tuple[str, ...] = ()
+    cases: int = 0
 
     @property
     def shown(self) -> bool:

@@ -80,10 +80,13 @@ _ALSO = 6
 def how_sure(cause: Cause) -> str:
     """Return how often such a cause is true in words, with the share: ``likely (75 %)``.
 
-    One that gives the candidate's numbers to rounding is shown.
+    One that gives the candidate's numbers to rounding is shown. Of one whose rule had no case when
+    that was measured no share is known.
     """
     known = next(word for least, word in _SURE if cause.confidence >= least)
-    return f"{'shown' if cause.shown else known} ({100 * cause.confidence:.0f} %)"
+    unknown = cause.grade and not cause.cases
+    share = "not measured" if unknown else f"{100 * cause.confidence:.0f} %"
+    return f"{'shown' if cause.shown else known} ({share})"
 
 
 def answer_of(

@@ -130,7 +130,7 @@ class HfRank(RankSide):
             return held.cpu(), torch.ones_like(held, device="cpu")
         whole: torch.Tensor = held.full_tensor().cpu()
         # Each rank fills its own part with its own number, whatever the parts are.
-        split = torch.full_like(held, float(self.assets.rank))
+        split: Any = torch.full_like(held, float(self.assets.rank))
         owner: torch.Tensor = split.full_tensor().cpu()
         # What is replicated is everybody's, and the gathered ranks are each one's own.
         return whole, (owner == self.assets.rank).to(whole.dtype)
