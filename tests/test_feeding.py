@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from layerparity.ground.resources import shipped
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.run.goldens import SameWeights
+from layerparity.selftest.models import make_model
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.store import open_store
 
@@ -218,3 +219,28 @@ def test_what_an_experiment_sets_is_not_held_against_it(run: Cli, tmp_path: Path
     (own / "chatty.yaml").write_text("# @package _global_\n# Chat?\nprompt: {chat: true}\n")
     ended = run("experiment=chatty", *JUDGED, "scope=single", "layer=2")
     assert ended.exit == 0, ended.err
+
+
+LISTING_PORT = """
+from pathlib import Path
+from layerparity.run.ports.hf import HfPort
+
+
+class Port(HfPort):
+    def __init__(self, assets):
+        super().__init__(assets)
+        sites = assets.recorded["layers.1"].items()
+        Path("recorded").write_text("\\n".join(f"{site} {' '.join(s.axes)}" for site, s in sites))
+"""
+
+
+def test_a_port_is_told_what_its_golden_recorded_beyond_any_table(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "listing_port.py").write_text(LISTING_PORT)
+    model = make_model("gemma2", tmp_path / "models")
+    words = (*CPU, "model=checkpoint", f"model.path={model}", "capture=components")
+    assert cli(*words, "inputs=random", "reference.make=false").exit == 0
+    asked = ("kind=candidate", "port._target_=listing_port.Port", "scope=single", "layer=1")
+    ended = cli(*words, *asked)
+    assert ended.exit == 0, ended.err
+    recorded = (tmp_path / "recorded").read_text().splitlines()
+    assert {"mlp.act_fn:out batch token channel", ":in batch token channel"} <= {*recorded}

@@ -145,7 +145,12 @@ def build_port(prepared: Prepared, make: Callable[[Assets], Port] | None = None)
     ``make`` makes another one than the configuration names.
     """
     assets = Assets(
-        prepared.checkpoint, prepared.family, prepared.backend, prepared.config, prepared.wanted
+        prepared.checkpoint,
+        prepared.family,
+        prepared.backend,
+        prepared.config,
+        prepared.wanted,
+        prepared.inputs.recorded,
     )
     chosen = open_port.chosen_for(prepared.config)
     port = make(assets) if make is not None else open_port.build(chosen, assets)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerparity.anatomy.site import Site
+from layerparity.anatomy.site import Site, SiteSpec
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import tensor_digest
 from layerparity.run.scope import begins_with_tokens
@@ -83,7 +83,7 @@ class Inputs:
     are the ids (or folders) of the runs that recorded them, ``sites`` where they did so, by stage.
     ``own`` are a candidate's values inside blocks, floating [batch, token, ...] by site, that a
     golden goes on from; ``values_of`` identify what that candidate recorded, and ``capture`` is
-    which sites it was asked for.
+    which sites it was asked for. ``recorded`` are the sites of each block that the runs recorded.
     """
 
     source: str
@@ -101,6 +101,7 @@ class Inputs:
     own: Mapping[Site, torch.Tensor] = field(default_factory=dict)
     values_of: tuple[str, ...] = ()
     capture: SitePatterns | None = None
+    recorded: Mapping[str, Mapping[str, SiteSpec]] = field(default_factory=dict)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return what the run keeps of its inputs, each int64 [batch, token]."""

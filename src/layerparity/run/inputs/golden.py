@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from layerparity.anatomy.site import DECODE, Site
+from layerparity.anatomy.site import DECODE, PREFILL, Site, SiteSpec
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import damaged, text_digest
 from layerparity.ground.program import program
@@ -188,7 +188,18 @@ def inputs_of(recorded: RecordedInputs, request: Request, feed: FeedMode) -> Inp
         runs=tuple(source.key for source in used),
         feed=feed,
         sites=recorded.sites,
+        recorded=_by_block(used),
     )
+
+
+def _by_block(sources: Sequence[RecordedRun]) -> dict[str, dict[str, SiteSpec]]:
+    """Return which sites runs recorded of a prefill, by block and by site inside it."""
+    found: dict[str, dict[str, SiteSpec]] = {}
+    for record in (each for source in sources for each in source.manifest.records):
+        if record.site.layer is not None and record.site.phase == PREFILL:
+            sites = found.setdefault(f"layers.{record.site.layer}", {})
+            sites[record.site.local] = SiteSpec(record.axes, record.kind)
+    return found
 
 
 def _refuse_mixed(sources: Sequence[RecordedRun]) -> None:

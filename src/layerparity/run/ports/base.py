@@ -29,13 +29,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Assets:
-    """What a port is built from: the checkpoint, its family, the machine, and what to observe."""
+    """What a port is built from: the checkpoint, its family, the machine, and what to observe.
+
+    ``recorded`` are by block what the golden that feeds it recorded there, by site inside the
+    block: also what is in no family's table.
+    """
 
     checkpoint: Checkpoint
     family: Family
     backend: Backend
     config: Config
     wanted: Any
+    recorded: Mapping[str, Mapping[str, SiteSpec]] = field(default_factory=dict)
 
 
 @dataclass
