@@ -228,6 +228,7 @@ ON_TENSORS = {
     "vocabulary_padding_unmasked",
     "channels_permuted",
     "residual_sum",
+    "mask_missing",
     "layer_norm_for_rms_norm",
     "clamped",
     "one_factor_each",

@@ -218,9 +218,15 @@ def attention(reads: list[int], ahead: int = 0, scale: float = 1.0) -> torch.Ten
     return attended(QUERY, (KEY, VALUE), reads, who_sees(ROWS, ahead), scale * SIZE**-0.5)
 
 
-def moved_mask() -> torch.Tensor:
-    seen = hiding_first(who_sees(ROWS, 1), ROWS)
+ROW, POSITION = torch.tensor(ROWS.sequence), torch.tensor(ROWS.position)
+
+
+def masked(seen: torch.Tensor) -> torch.Tensor:
     return attended(QUERY, (KEY, VALUE), [0, 0, 1, 1], seen, SIZE**-0.5)
+
+
+def moved_mask() -> torch.Tensor:
+    return masked(hiding_first(who_sees(ROWS, 1), ROWS))
 
 
 @pytest.mark.parametrize(
@@ -230,6 +236,9 @@ def moved_mask() -> torch.Tensor:
         (attention([1, 1, 0, 0]), ["gqa_layout"]),
         (attention([0, 0, 1, 1], ahead=1), ["mask_off_by_one"]),
         (moved_mask(), ["mask_off_by_one"]),
+        (masked(ROW[:, None] == ROW), ["mask_missing"]),
+        (masked(POSITION[:, None] >= POSITION), ["mask_missing"]),
+        (masked(who_sees(ROWS) & (POSITION[:, None] // 4 == POSITION // 4)), ["mask_missing"]),
         (attention([0, 0, 1, 1], scale=1.1), []),
     ],
 )
@@ -258,6 +267,17 @@ def test_a_residual_sum_is_worked_out_from_its_parts(times: float, says: str) ->
     causes = [each for each in suspected(found) if each.id == "residual_sum"]
     assert bool(causes) == bool(says)
     assert all(says in each.sentence and each.shown for each in causes)
+
+
+@pytest.mark.parametrize("times", [2.0, 0.0])
+def test_so_is_the_sum_of_shared_and_routed_experts(times: float) -> None:
+    routed, shared = drawn(TOKENS, WIDTH), drawn(TOKENS, WIDTH)
+    good = ("mlp.experts:out", "mlp.shared_experts:out")
+    out = pair(routed + shared, routed + times * shared)
+    sites = {good[0]: pair(routed), good[1]: pair(shared), "mlp:out": out}
+    (cause,) = suspected(seen("mlp", "mlp:out", sites, good=good))
+    assert cause.shown and cause.id == "residual_sum"
+    assert cause.sentence.startswith(f"mlp adds mlp.shared_experts:out {times:g} times")
 
 
 def test_projections_that_give_out_each_other_s_channels_were_fused_so() -> None:

@@ -39,4 +39,5 @@ def _of_the_part(evidence: Evidence) -> Iterator[str]:
     if turning_of(evidence) is not None:
         yield "a rotation of these inputs by any angle, in halves or neighbours"
     if core_of(evidence) is not None:
-        yield "another layout of key and value heads, and a causal mask off by one"
+        yield "another layout of key and value heads"
+        yield "a causal mask off by one, left out or by chunks"

@@ -1,9 +1,10 @@
-"""residual_sum: what a block adds up is taken twice, in part or not at all."""
+"""residual_sum: what a block, or a module inside it, adds up is taken twice, in part or not."""
 
 from __future__ import annotations
 
 import torch
 
+from layerparity.anatomy.block import RESIDUAL
 from layerparity.mistakes.cause import SHOWN, Cause, Evidence
 from layerparity.mistakes.values import Values
 
@@ -12,15 +13,19 @@ _WHOLE = 0.02
 
 
 class ResidualSum:
-    """The block's output is a sum of its good parts, and not once each of them."""
+    """The golden's is the sum of the good parts, as of a residual add or of shared experts.
+
+    The candidate's is not once each of them.
+    """
 
     def judge(self, evidence: Evidence) -> Cause | None:
         """Return the cause where other multiples of the parts give the candidate's sum."""
         out = evidence.values(evidence.local)
         stored = [evidence.values(each) for each in evidence.good]
-        if evidence.part != "residual add" or out is None or not 2 <= len(stored) <= 3:
+        if out is None or not 2 <= len(stored) <= 3:
             return None
-        known = [each for each in stored if each is not None]
+        shape = out.golden.shape
+        known = [each for each in stored if each is not None and each.golden.shape == shape]
         if len(known) < len(stored):
             return None
         if not out.is_golden(torch.stack([each.golden for each in known]).sum(0)):
@@ -31,7 +36,8 @@ class ResidualSum:
             return None
         odd = {a: n for a, n in zip(evidence.good, times, strict=True) if abs(n - 1) > _WHOLE}
         words = ", ".join(f"{name} {round(n, 3) + 0.0:g} times" for name, n in odd.items())
-        text = f"the block adds {words} where each part is added once"
+        inside = evidence.part != RESIDUAL and evidence.local.rpartition(":")[0]
+        text = f"{inside or 'the block'} adds {words} where each part is added once"
         reasons = ["its parts pass, and these multiples of them give its numbers to rounding"]
         return Cause("residual_sum", 0.95, text, reasons, grade=SHOWN) if odd else None
 
