@@ -26,7 +26,7 @@ from layerparity.machine.neuron_flavour import NATIVE_TORCH
 # accelerate imports torch_xla wherever it is installed; only the neuron backend wants it.
 os.environ["USE_TORCH_XLA"] = "0"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-# Asked in CUDA's own way whether there is a GPU, no process that is forked later can use one.
+# Once torch has asked CUDA itself for GPUs, no process that is forked later can use one.
 if Path("/dev/nvidiactl").exists():
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 # torch keeps what it compiled by the processor, and not by what it is told of it: it would crash.

@@ -13,6 +13,7 @@ from bisections import evidence
 from layerparity.mistakes.catalogue import likeliest, suspected
 from layerparity.mistakes.cause import Evidence, Tokens
 from layerparity.mistakes.kernels import attended, hiding_first, who_sees
+from layerparity.mistakes.known.mask_missing import _masks
 from layerparity.mistakes.measured import LIMIT, share
 from layerparity.mistakes.norms import layer_normed, normed_by_head, rms_normed
 from layerparity.mistakes.ruled_out import ruled_out
@@ -257,6 +258,13 @@ def test_attention_is_worked_out_from_its_queries(
     assert any("layout of key and value heads" in each for each in ruled_out(found))
 
 
+def test_a_chunk_of_one_token_is_no_chunk() -> None:
+    """It is a last token that sees itself alone, for whatever reason."""
+    rows = Tokens((0,) * 9, tuple(range(9)))
+    sizes = [words.split()[-2] for _, words in _masks(rows) if "chunk" in words]
+    assert sizes == ["2", "4"]
+
+
 # ---------------------------------------------------------------- sums, fused projections
 @pytest.mark.parametrize(("times", "says"), [(2.0, ":in 2 times"), (0.0, ":in 0 times"), (1.0, "")])
 def test_a_residual_sum_is_worked_out_from_its_parts(times: float, says: str) -> None:
@@ -267,6 +275,14 @@ def test_a_residual_sum_is_worked_out_from_its_parts(times: float, says: str) ->
     causes = [each for each in suspected(found) if each.id == "residual_sum"]
     assert bool(causes) == bool(says)
     assert all(says in each.sentence and each.shown for each in causes)
+
+
+def test_one_factor_of_a_sum_is_none_of_its_parts() -> None:
+    routed, shared = drawn(TOKENS, WIDTH), drawn(TOKENS, WIDTH)
+    good = ("mlp.experts:out", "mlp.shared_experts:out")
+    out = pair(routed + shared, 0.5 * (routed + shared))
+    sites = {good[0]: pair(routed), good[1]: pair(shared), "mlp:out": out}
+    assert shown(seen("mlp", "mlp:out", sites, good=good)) == ["scale"]
 
 
 @pytest.mark.parametrize("times", [2.0, 0.0])

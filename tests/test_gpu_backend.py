@@ -499,6 +499,7 @@ def test_facts_and_memory_are_told(opened):
     assert 0 < row.allocated < row.reserved < row.total
     assert str(row).startswith("cpu: 6 modules, ")
     facts = backend.facts()
+    assert not {"gpus", "gpu_count"} & facts.keys(), "what a run on the CPU leaves alone"
     assert facts["torch_threads"] == str(torch.get_num_threads())
     assert all(isinstance(value, str) for value in facts.values())
 
@@ -734,6 +735,7 @@ def test_a_gpu_gives_the_same_within_float32(family, expected, opened, strategy)
     backend.place(on_meta(family), STAGES)
     got = run(backend, filled(family))
     assert backend.device_label.startswith("cuda:")
+    assert backend.facts()["gpu_count"] == str(torch.cuda.device_count())
     for name, tensor in got.items():
         error = (tensor - expected[name]).norm() / expected[name].norm()
         assert tensor.device.type == "cpu" and error < 5e-6, name

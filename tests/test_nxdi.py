@@ -89,7 +89,8 @@ def ran(cli: Ran, store: Path) -> Ran:
         golden = f"{model}-{dtype}"
         if not (store / golden).exists():
             fed = ("inputs=tokens", f"inputs.file={store / 'rows.json'}", "device_map=cpu")
-            ended = cli(*both, *fed, "reference.components=false", f"name={golden}")
+            fed += ("reference.components=false", f"reference.dtypes=[{dtype}]")
+            ended = cli(*both, *fed, f"name={golden}")
             assert ended.exit == 0, ended.err
             (store / golden).touch()
         own = ("backend=neuron", "port=nxdi", f"port.model={cls}", f"port.path=[{STAND_IN}]")

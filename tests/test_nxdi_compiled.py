@@ -53,7 +53,8 @@ def traced(cli: Callable[..., Ended], store: Path) -> Callable[..., Ended]:
         golden = f"golden-{model}"
         if not (store / golden).exists():
             fed = ("inputs=tokens", f"inputs.file={store / 'rows.json'}", "device_map=cpu")
-            ended = cli(*both, *fed, "reference.components=false", f"name={golden}")
+            fed += ("reference.components=false", "reference.dtypes=[float32]")
+            ended = cli(*both, *fed, f"name={golden}")
             assert ended.exit == 0, ended.err
             (store / golden).touch()
         own = ("backend=neuron", "port=nxdi", f"port.model={CLS[model]}", PATHS)

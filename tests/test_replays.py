@@ -60,6 +60,7 @@ SMALL = {
         (18, 11),
     ),
     "gemma2": Shape("gemma2", SIZES, (18, 11)),
+    "deepseek_v3": Shape("deepseek_v3", {"num_hidden_layers": 2, "kv_lora_rank": 32}, (18, 11)),
 }
 LAYER = 1
 
@@ -111,6 +112,9 @@ def case(shape: Shape, dtype: str, fault: Fault) -> Case:
         ("minimax_m2", "expert before of rank 1 of 4"),
         ("gemma2", "down_proj of rank 1 of 2"),
         ("gemma2", "scaling 1"),
+        ("gemma2", "no causal mask"),
+        ("gpt_oss", "padding"),
+        ("deepseek_v3", "scaling 0.144338"),
     ],
 )
 def test_a_planted_mistake_is_shown(

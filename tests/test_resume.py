@@ -212,7 +212,10 @@ def test_a_port_that_reads_something_else_by_now_does_not_go_on(cli: Cli, stoppi
     ended = cli(*words, "resume=true")
     assert ended.exit == 0, ended.err
     assert "Resuming run " not in ended.out
-    assert "is not resumed: of what its port loaded, scale.txt has changed" in ended.out
+    assert (
+        f"is not resumed: of what its port loaded, {Path.cwd() / 'scale.txt'} has changed"
+        in ended.out
+    )
 
 
 def test_other_threads_do_not_go_on(cli: Cli, stopping) -> None:

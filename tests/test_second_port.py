@@ -67,7 +67,8 @@ def compared(
         golden = f"{name}-{dtype}{'' if scope == ALL else '-block'}"
         if not (store / golden).exists():
             fed = ("inputs=tokens", f"inputs.file={store / 'tokens.json'}")
-            run(*given, *fed, "device_map=cpu", "reference.components=false", f"name={golden}")
+            fed += ("reference.components=false", f"reference.dtypes=[{dtype}]")
+            run(*given, *fed, "device_map=cpu", f"name={golden}")
             (store / golden).touch()
         shutil.copy(HERE / "second_port.py", Path.cwd())
         own = (f"backend={backend}", "port._target_=second_port.Port", f"golden={golden}")

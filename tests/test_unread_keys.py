@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,12 +21,18 @@ HERE = ("backend=gpu", "device_map=cpu", "inputs=random", "seq_len=8")
 
 
 @pytest.fixture
-def two(cli: Cli) -> Cli:
-    """A golden, and a candidate each of layers 1 and 2; the last in bfloat16."""
-    assert cli(*HERE, "name=believed", "generate.max_new_tokens=2").exit == 0
-    fed = ("backend=gpu", "device_map=cpu", "inputs=golden", "kind=candidate", "scope=single")
-    assert cli(*fed, "layer=1", "name=first").exit == 0
-    assert cli(*fed, "layer=2", "dtype=bfloat16", "name=second").exit == 0
+def two(cli: Cli, store: Path) -> Cli:
+    """A golden, and a candidate each of layers 1 and 2; the last in bfloat16: a copy of one store.
+
+    What a test makes is in its own.
+    """
+    if not (store / "mlflow.db").exists():
+        kept = f"tracking.folder={store}"
+        assert cli(*HERE, kept, "name=believed", "generate.max_new_tokens=2").exit == 0
+        fed = ("backend=gpu", "device_map=cpu", "inputs=golden", "kind=candidate", "scope=single")
+        assert cli(*fed, kept, "layer=1", "name=first").exit == 0
+        assert cli(*fed, kept, "layer=2", "dtype=bfloat16", "name=second").exit == 0
+    shutil.copytree(store, "mlruns")
     return cli
 
 

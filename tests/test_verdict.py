@@ -476,6 +476,8 @@ SAID = [
     "each side is one number throughout, such as 0: that they agree proves nothing",
     "all tokens have the same numbers on each side: that they agree proves nothing",
     "routed apart by a tie; 25 % of the tokens of such steps are judged",
+    "the candidate does not show its router's choices: this token is near a tie, and off as if "
+    "another expert had been chosen; 25 % of the tokens of such steps are judged",
     "block output alone cannot show a bug inside; use capture=default",
     "these are hidden states without their residual, and the map names the wrong tensor: the first "
     "block's :out is <site>; name it so, and dump the sum of the two",

@@ -40,4 +40,4 @@ def _of_the_part(evidence: Evidence) -> Iterator[str]:
         yield "a rotation of these inputs by any angle, in halves or neighbours"
     if core_of(evidence) is not None:
         yield "another layout of key and value heads"
-        yield "a causal mask off by one, left out or by chunks"
+        yield "a causal mask off by one, left out, over other sequences, or by chunks of 2, 4, 8"

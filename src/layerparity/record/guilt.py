@@ -108,7 +108,8 @@ class Cause:
     candidate's numbers to rounding; ``weights`` where the weights' prints say it; ``signs`` and
     ``hints`` where the errors look like it, more and less. ``alike`` are further rules' ids whose
     mistakes give the same numbers: it is one of them. ``cases`` is how often its rule said such a
-    thing when that was measured: with none, ``confidence`` is other rules' alone.
+    thing when that was measured: with 0, ``confidence`` is other rules' alone; None where it is
+    not known.
     """
 
     id: str
@@ -118,7 +119,7 @@ class Cause:
     findings: Sequence[WeightFinding] = ()
     grade: str = ""
     alike: tuple[str, ...] = ()
-    cases: int = 0
+    cases: int | None = None
 
     @property
     def shown(self) -> bool:

@@ -27,8 +27,9 @@ from layerparity.record.reason import Reason
 from layerparity.record.side import Side
 from layerparity.record.weights import WeightFinding
 
-# Since 5 a cause may have further ones that are like it; since 6 a guilty place may have ranks.
-VERSION = 6
+# Since 5 a cause may have further ones that are like it; since 6 a guilty place may have ranks;
+# since 7 a cause says of how many cases its share is.
+VERSION = 7
 OLDEST = 4
 FILE_NAME = "verdict.json"
 COMPARE_AGAIN = "compare the runs again"

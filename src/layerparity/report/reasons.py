@@ -78,8 +78,9 @@ _SENTENCES = {
     ReasonKind.BOTH_REPEATED: "all tokens have the same numbers on each side: that they agree "
     "proves nothing",
     ReasonKind.TIES: "routed apart by a tie; {share} of the tokens of such steps are judged",
-    ReasonKind.UNSEEN_TIES: "near a tie of a router that nobody saw, and so off as another choice "
-    "makes it; {share} of the tokens of such steps are judged",
+    ReasonKind.UNSEEN_TIES: "the candidate does not show its router's choices: this token is near "
+    "a tie, and off as if another expert had been chosen; {share} of the tokens of such steps are "
+    "judged",
     ReasonKind.NO_RESIDUAL: "these are hidden states without their residual, and the map names the "
     "wrong tensor: the first block's :out is {site}; name it so, and dump the sum of the two",
     ReasonKind.INSIDE_UNJUDGED: "block output alone cannot show a bug inside; not judged: {sites}",

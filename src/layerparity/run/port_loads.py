@@ -32,8 +32,8 @@ from layerparity.record.loaded import PortLoads
 
 NOT_SEEN = (
     "what compiled code opens by itself, variables that libraries or compiled code read, what "
-    "other processes read, variables that are copied all together, which files a folder has, the "
-    "network, and what a module read when another program imported it"
+    "other processes read, variables that are listed or copied all together, which files a folder "
+    "has, the network, and what a module read when another program imported it"
 )
 # As it is called, and where a link leads: code says the one, what is compiled may say the other.
 _PACKAGE = tuple(
@@ -301,7 +301,8 @@ class _NotedEnvironment(os._Environ[str]):
 
     def keys(self) -> Any:
         """Return the names; whoever asks for them to copy all reads none of them."""
-        _own.copies = _place(sys._getframe(1))
+        environment: Any = self
+        _own.copied = [_place(sys._getframe(1)), len(environment._data)]
         return super().keys()
 
     def items(self) -> Any:
@@ -313,7 +314,7 @@ class _NotedEnvironment(os._Environ[str]):
         return self.copy().values()
 
     def __getitem__(self, name: Any) -> Any:
-        copied = getattr(_own, "copies", None) == _place(sys._getframe(1))
+        copied = _is_copied(_place(sys._getframe(1)))
         if isinstance(name, str) and not copied and _asked_directly() and _by_a_port():
             _noted.loaded.variables[name] = _value(name)
         return super().__getitem__(name)
@@ -328,8 +329,19 @@ class _NotedEnvironment(os._Environ[str]):
 
 
 def _place(frame: FrameType) -> tuple[int, int]:
-    """Return which call this is, and of which instruction: ``{**os.environ}`` is one of both."""
+    """Return which call asks, and by which instruction: a copy asks for all names by one of one."""
     return id(frame), frame.f_lasti
+
+
+def _is_copied(place: tuple[int, int]) -> bool:
+    """Say whether a name is asked for as one of all: as many as there are, and none in between."""
+    copied = getattr(_own, "copied", None)
+    if copied is None:
+        return False
+    asked_at, left = copied
+    # Another call may have the same place later on.
+    _own.copied = [asked_at, left - 1] if asked_at == place and left > 1 else None
+    return bool(asked_at == place)
 
 
 def _keep(name: Any) -> None:

@@ -15,6 +15,8 @@ from layerparity.mistakes.mutations.cores import Attend, attend_with, without
 from layerparity.mistakes.mutations.shifts import additive
 
 _CAUSE = "attention_option"
+# Of attention with latent keys and values (MLA), whose scores are those of several widths.
+_WIDTHS = ("qk_head_dim", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
 def tries(block: nn.Module) -> Iterator[Fault]:
@@ -30,10 +32,26 @@ def tries(block: nn.Module) -> Iterator[Fault]:
         yield _windowed(asked, f"a window of {asked} tokens, which this layer does not have")
     if getattr(attention, "attn_logit_softcapping", None):
         yield _kernel("soft cap", "the soft cap of the scores is left out", without("softcap"))
-    scale, size = getattr(attention, "scaling", None), head_dim(block)
-    for own, words in ((size**-0.5 if size else 1.0, "head_dim^-0.5"), (1.0, "1")):
-        if isinstance(scale, float) and abs(scale / own - 1) > 1e-6:
-            yield _scale(own, f"scores are scaled by {words} (the model's by {numeral(scale, 4)})")
+    scale = getattr(attention, "scaling", None)
+    if isinstance(scale, float):
+        for own, words in _scales(attention, head_dim(block)).items():
+            if abs(scale / own - 1) > 1e-6:
+                said = f"scores are scaled by {words} (the model's by {numeral(scale, 4)})"
+                yield _scale(own, said)
+
+
+def _scales(attention: nn.Module, size: int) -> dict[float, str]:
+    """Return what else scores are scaled by, by its number: 1, and by widths of the attention."""
+    widths = {name: getattr(attention, name, None) for name in _WIDTHS}
+    latent, rotated = getattr(attention, "kv_lora_rank", None), widths["qk_rope_head_dim"]
+    if latent and rotated:
+        # What is as wide as the keys are where their projection is folded into the queries.
+        widths["(kv_lora_rank + qk_rope_head_dim)"] = latent + rotated
+    found: dict[float, list[str]] = {1.0: ["1"]}
+    for name, width in ({"head_dim": size} | widths).items():
+        if isinstance(width, int) and width > 0:
+            found.setdefault(width**-0.5, []).append(f"{name}^-0.5")
+    return {number: " or ".join(names) for number, names in found.items()}
 
 
 def _kernel(name: str, words: str, around: Callable[[Attend], Attend]) -> Fault:

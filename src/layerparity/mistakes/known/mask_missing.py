@@ -1,13 +1,23 @@
-"""mask_missing: a token sees those behind it, those of other sequences, or its own chunk alone."""
+"""mask_missing: a token sees padding, those behind it or of other sequences, or its own chunk."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
+from torch import nn
+from torch.nn import functional
 
+from layerparity.mistakes.block import find
 from layerparity.mistakes.cause import SHOWN, Cause, Evidence, Tokens
+from layerparity.mistakes.fault import Fault, Pass
 from layerparity.mistakes.kernels import core_of, who_sees
+from layerparity.mistakes.mutations.shifts import additive
+
+# Of where a token stands, where another one does, and which are real, bool [batch, 1, 1, seen]:
+# which others it sees as well, bool [batch, 1, token, seen].
+Shown = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class MaskMissing:
@@ -40,10 +50,39 @@ def _masks(tokens: Tokens) -> Iterator[tuple[torch.Tensor, str]]:
         yield torch.ones_like(own), f"no causal mask, and {words}"
     longest = max(tokens.position, default=0) + 1
     for size in (2**power for power in range(1, longest.bit_length())):
-        if size < longest:
+        # A chunk of one token would be a last token that sees itself alone.
+        if size < longest - 1:
             chunk = at // size
             seen = causal & (chunk[:, None] == chunk)
             yield seen, f"each token sees those of its own chunk of {size} alone"
 
 
+def tries(block: nn.Module) -> Iterator[Fault]:
+    """Yield the attention of a block that sees padding, and one that sees what comes behind."""
+    window = getattr(find(block, "self_attn"), "sliding_window", None) or 1 << 60
+    yield _sees(
+        "padding",
+        "padding is attended to",
+        lambda at, other, real: ~real & (other <= at) & (at - other < window),
+    )
+    yield _sees(
+        "no causal mask",
+        "no causal mask: each token sees those behind it, too",
+        lambda at, other, real: real & (other > at),
+    )
+
+
+def _sees(name: str, words: str, shown: Shown) -> Fault:
+    def arguments(given: Mapping[str, Any], each: Pass) -> dict[str, Any]:
+        mask = additive(given.get("attention_mask"), each)
+        seen, new = each.attention_mask.shape[1], each.position_ids.shape[1]
+        real = functional.pad(each.attention_mask, (0, mask.shape[-1] - seen)).bool()
+        at, other = torch.arange(seen - new, seen)[:, None], torch.arange(mask.shape[-1])
+        more = shown(at, other, real[:, None, None]) & (other < seen)
+        return {**given, "attention_mask": mask.masked_fill(more, 0.0)}
+
+    return Fault(name, words, "self_attn", "mask_missing", arguments=arguments)
+
+
 RULE = MaskMissing()
+TRIES = tries

@@ -31,6 +31,9 @@ class ResidualSum:
         if not out.is_golden(torch.stack([each.golden for each in known]).sum(0)):
             return None
         times = _multiples(out, known)
+        if max(times) - min(times) <= _WHOLE:
+            # One factor of the whole sum.
+            return None
         parts = [n * each.candidate for n, each in zip(times, known, strict=True)]
         if not out.shows(torch.stack(parts).sum(0)):
             return None

@@ -198,7 +198,8 @@ def _by_block(sources: Sequence[RecordedRun]) -> dict[str, dict[str, SiteSpec]]:
     for record in (each for source in sources for each in source.manifest.records):
         if record.site.layer is not None and record.site.phase == PREFILL:
             sites = found.setdefault(f"layers.{record.site.layer}", {})
-            sites[record.site.local] = SiteSpec(record.axes, record.kind)
+            # As values are: of the newest run that holds them.
+            sites.setdefault(record.site.local, SiteSpec(record.axes, record.kind))
     return found
 
 
