@@ -721,6 +721,12 @@ assert not heavy, heavy
     assert line.split() == ["gpu", "fits", "cuda:", "2", "GPUs:", "NVIDIA", "H200"]
 
 
+def test_a_gpu_without_a_drivers_files_is_one_as_well(monkeypatch, tmp_path):
+    monkeypatch.setattr(nvidia, "DEVICE_FILES", tmp_path)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert (gpu.affinity().device, gpu.affinity().reason) == ("cuda", "2 GPUs: a GPU")
+
+
 def test_affinity_says_what_is_here():
     said = gpu.affinity()
     count = torch.cuda.device_count()

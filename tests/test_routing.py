@@ -125,11 +125,7 @@ def decoded(
     tmp_path: Path, flips: Mapping[int, torch.Tensor], port: Mapping[str, Any] | None = None
 ) -> Verdict:
     """Compare a prefill and decode steps of which layer 1 chose otherwise at some, by step."""
-    golden = {
-        text if not step else f"{text}@decode.{step}": value if not step else value[:1, -1:].clone()
-        for step in range(STEPS + 1)
-        for text, value in sites(step, batch=1, tokens=TOKENS).items()
-    }
+    golden = all_steps()
     candidate = rounded_steps(golden)
     for step, experts in flips.items():
         name = f"layers.1.mlp.gate:choices@decode.{step}"
@@ -162,6 +158,15 @@ def feeds(golden: Mapping[str, torch.Tensor]) -> list[Feed]:
         Feed(stage, Site.parse(text), tensor_digest(golden[text]), "golden")
         for stage, text in sites
     ]
+
+
+def all_steps() -> dict[str, torch.Tensor]:
+    """Return a golden's numbers, of one sequence: a prefill and decode steps."""
+    return {
+        text if not step else f"{text}@decode.{step}": value if not step else value[:1, -1:].clone()
+        for step in range(STEPS + 1)
+        for text, value in sites(step, batch=1, tokens=TOKENS).items()
+    }
 
 
 def rounded_steps(golden: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

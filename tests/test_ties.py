@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from runs import make_run, sites, with_references
-from test_routing import NOISE, STEPS, TOKENS, feeds, judged, rounded, rounded_steps, row
+from test_routing import NOISE, TOKENS, all_steps, feeds, judged, rounded, rounded_steps, row
 
 from layerparity.ground.errors import Exit
 from layerparity.judge.references import SiteReference
@@ -104,11 +104,7 @@ def test_decode_steps_are_one_sample_of_a_router_that_nobody_saw(
     tmp_path: Path, off: tuple[int, ...], ended: Exit
 ) -> None:
     """Noise hardly ever turns such a tie: at one of six steps it may have, at three it has not."""
-    golden = {
-        text if not step else f"{text}@decode.{step}": value if not step else value[:1, -1:].clone()
-        for step in range(STEPS + 1)
-        for text, value in sites(step, batch=1, tokens=TOKENS).items()
-    }
+    golden = all_steps()
     candidate = rounded_steps(golden)
     for step in off:
         for local in (".mlp:out", ":out"):

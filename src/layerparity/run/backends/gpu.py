@@ -34,8 +34,10 @@ def affinity() -> Affinity:
     if "torch" in sys.modules:
         import torch
 
-        # Some builds of torch know no GPU. To ask one for its name would open a context on it.
-        names = names[: torch.cuda.device_count()]
+        # To ask a GPU for its name would open a context on it. Some builds of torch know none, and
+        # some GPUs have no driver's files.
+        count = torch.cuda.device_count()
+        names = [*names, *["a GPU"] * count][:count]
     if not names:
         return Affinity(1, "cpu", "no GPU here: device_map=cpu runs on the CPU")
     return Affinity(2, "cuda", f"{len(names)} GPU{'s' if len(names) > 1 else ''}: {names[0]}")
