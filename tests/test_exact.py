@@ -312,11 +312,18 @@ def test_projections_that_give_out_each_other_s_channels_were_fused_so() -> None
     assert found(torch.cat([q, v, k], 1)) == ["projections_exchanged"]
 
 
+PAIRED = [head + at // 2 + at % 2 * 4 for head in range(0, WIDTH, 8) for at in range(8)]
+BACK = [PAIRED.index(at) for at in range(WIDTH)]
+
+
 @pytest.mark.parametrize(
     ("order", "says"),
     [
         ([1, 0, *range(2, WIDTH)], "channel 0 holds 1, 1 holds 0"),
         ([*range(8), *range(16, 24), *range(8, 16), *range(24, 32)], "head 1 holds 2, 2 holds 1"),
+        (PAIRED, "channel 1 holds 4, 2 holds 1, 3 holds 5, 4 holds 2 and 20 more: the order of"),
+        (BACK, "the order of interleaved against half-split rotary pairs"),
+        ([*PAIRED[:8], *range(8, WIDTH)], "4 holds 2 and 2 more"),
         ([0, 0, *range(2, WIDTH)], ""),
         ([*range(WIDTH)], ""),
     ],
@@ -327,6 +334,36 @@ def test_channels_in_another_order_are_found(order: list[int], says: str) -> Non
     texts = [each.sentence for each in found if each.id == "channels_permuted" and each.shown]
     assert bool(texts) == bool(says)
     assert all(says in each for each in texts)
+    assert all(("rotary" in each) == (order in (PAIRED, BACK)) for each in texts)
+
+
+@pytest.mark.parametrize(
+    ("scores", "shares", "says"),
+    [
+        (torch.bfloat16, torch.float64, "narrower type: scores in bfloat16"),
+        (torch.float64, torch.bfloat16, "narrower type: shares in bfloat16"),
+        (torch.float16, torch.float16, "narrower type: scores, shares in float16"),
+        (torch.float64, torch.float64, ""),
+    ],
+)
+def test_attention_in_a_narrower_type_names_what_is_rounded(
+    scores: torch.dtype, shares: torch.dtype, says: str
+) -> None:
+    local, reads = "self_attn:context", ([0, 0, 1, 1], who_sees(ROWS), SIZE**-0.5)
+    made = attended(QUERY, (KEY, VALUE), *reads, in_types=(scores, shares))
+    # Another order of adding, and an error that is as large and is no rounding.
+    nearly, golden = made * (1 + 1e-7 * drawn(TOKENS, HEADS, SIZE)), attention([0, 0, 1, 1])
+    like = golden + (made - golden)[torch.randperm(TOKENS, generator=DRAW)]
+    for candidate, expected in ((nearly, says), (like, "")):
+        sites = {
+            "self_attn:q_rotated": pair(QUERY),
+            "self_attn:k_rotated": pair(KEY),
+            "self_attn.v_proj:out": pair(VALUE.flatten(1)),
+            local: pair(golden, candidate),
+        }
+        found = suspected(seen("self_attn", local, sites, part="attention core"))
+        texts = [each.sentence for each in found if each.shown and each.id == "precision"]
+        assert [expected in each for each in texts] == [True] * bool(expected)
 
 
 def test_half_of_two_heads_that_is_lost_is_not_one_head() -> None:

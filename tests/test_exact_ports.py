@@ -38,6 +38,34 @@ def test_angles_of_the_base_alone_leave_the_scaling_out() -> None:
     assert shown(rotated(turned_by(BEFORE, PLAIN), "default")) == ["rotary"]
 
 
+PAIRS = torch.arange(0, 8, 2).double() / 8
+
+
+@pytest.mark.parametrize(
+    ("candidate", "says"),
+    [
+        (BEFORE, "nothing is turned, or by position 0 alone"),
+        (turned_by(BEFORE, AT[:, None] / 1000.0**PAIRS), "rope_theta is 1000, where the model's"),
+        (1.1 * turned_by(BEFORE, AT[:, None] / 10.0**PAIRS), "rope_theta is 10, where the model's"),
+        (turned_by(BEFORE, AT[:, None] / 100.0 ** (PAIRS / 2)), "exponents over head_dim, 16"),
+        (turned_by(BEFORE, 0.25 * PLAIN), "every angle is 0.25 times the golden's"),
+        (turned_by(BEFORE, -PLAIN), "turned the other way round"),
+        (turned_by(BEFORE, PLAIN * torch.tensor([1.0, 0.7, 0.125, 0.125])), "the slowest 0.125 t"),
+        # Angles that are no rates, and rates that nobody scales like that.
+        (turned_by(BEFORE, PLAIN + 0.1), "look at rope_theta, the pairing of channels"),
+        (turned_by(BEFORE, PLAIN * torch.tensor([0.9, 1.3, 0.2, 1.0])), "look at rope_theta"),
+    ],
+)
+def test_the_angles_of_a_wrong_rotation_are_named(candidate: torch.Tensor, says: str) -> None:
+    local, good = "self_attn:k_rotated", ("self_attn.k_proj:out",)
+    sites = {good[0]: pair(BEFORE.flatten(1)), local: pair(turned_by(BEFORE, PLAIN), candidate)}
+    facts = {**FACTS, "head_dim": "16", "rotary_dim": "8", "rope_theta": "100.0"}
+    found = suspected(seen("self_attn", local, sites, good, part="rotary", facts=facts))
+    (cause,) = [each for each in found if each.id == "rotary"]
+    assert cause.shown
+    assert says in cause.sentence
+
+
 def test_a_factor_a_token_is_no_angle_with_or_without_a_rotation() -> None:
     factors = (1 + AT.double().log1p() / 4)[:, None, None]
     assert shown(rotated(SCALED / factors)) == ["one_factor_each"]

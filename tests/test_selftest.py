@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 from conftest import ROOT, Ended
+from safetensors.torch import load_file
 
 from layerparity.ground.errors import Exit
 from layerparity.mistakes.catalogue import catalogue
@@ -124,6 +125,20 @@ def test_a_model_of_any_architecture_is_made_with_every_kind_of_its_blocks(
     assert all(modules.values())
     kinds = {name.partition(".")[0] for names in modules.values() for name in names}
     assert OWN_KINDS[model] <= kinds
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3_text", "qwen3_next", "llama"])
+def test_no_norm_multiplies_all_channels_alike(name: str, tmp_path: Path) -> None:
+    """Norms that are each other's equal could be exchanged and nothing would show it."""
+    folder = make_model(name, tmp_path)
+    norms = [
+        value
+        for path, value in load_file(folder / "model.safetensors").items()
+        if "norm" in path and not path.endswith("bias")
+    ]
+    assert norms
+    assert all(float(each.float().std()) > 0.1 for each in norms)
+    assert not any(a.equal(b) for a, b in itertools.combinations(norms, 2))
 
 
 def test_a_buffer_in_float32_is_named_by_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:

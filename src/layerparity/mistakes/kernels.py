@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 
@@ -47,6 +49,19 @@ class Core:
         factor = self.scale * scale
         made = attended(self.query, (self.key, self.value), self.usual, seen, factor)
         return self.context.shows(made)
+
+    def narrowed(self, kind: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield what is rounded to ``kind``, and the context [token, head, channel] of that."""
+        own = [self.query, self.key, self.value]
+        rounded = [each.to(kind).double() for each in own]
+        sides = {"": own, "queries, keys and values": rounded}
+        for words, (query, key, value) in sides.items():
+            for scores, shares in product((torch.float64, kind), repeat=2):
+                named = [words, scores is kind and "scores", shares is kind and "shares"]
+                what = ", ".join(each for each in named if each)
+                if what:
+                    reads = (self.usual, self.seen, self.scale)
+                    yield what, attended(query, (key, value), *reads, in_types=(scores, shares))
 
     def _fits(self, head: int, group: int) -> bool:
         query = self.query[:, head : head + 1]
@@ -122,13 +137,17 @@ def attended(
     reads: list[int],
     seen: torch.Tensor,
     scale: float,
+    *,
+    in_types: tuple[torch.dtype, torch.dtype] = (torch.float64, torch.float64),
 ) -> torch.Tensor:
     """Return softmax(q k scale) v [token, head, channel] (Vaswani et al. 2017).
 
     Head h of the queries [token, head, channel] reads group ``reads[h]`` of the ``cached`` keys and
-    values, both [token, group, channel], where bool [token, token] ``seen`` says so.
+    values, both [token, group, channel], where bool [token, token] ``seen`` says so. Scores, and
+    the shares that softmax makes of them, are rounded to ``in_types``.
     """
     key, value = cached
     scores = torch.einsum("qhc,khc->hqk", query, key[:, reads]) * scale
-    shares = scores.masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num()
+    scores = scores.to(in_types[0]).double().masked_fill(~seen, -torch.inf)
+    shares = scores.softmax(-1).nan_to_num().to(in_types[1]).double()
     return torch.einsum("hqk,khc->qhc", shares, value[:, reads])

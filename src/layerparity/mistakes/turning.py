@@ -26,6 +26,18 @@ class Turning:
         """Whether the golden turns nothing: its layer has no rotary embedding."""
         return self.after.is_golden(self.before.golden)
 
+    @property
+    def units(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The golden's and the candidate's turns: complex numbers of length 1 [token, pair]."""
+        golden = _turn(self.before.golden, self.after.golden, self.dims, False)
+        candidate = _turn(self.before.candidate, self.after.candidate, self.dims, False)
+        return _unit(golden)[:, 0], _unit(candidate)[:, 0]
+
+    def by(self, angles: torch.Tensor) -> bool:
+        """Say whether ``angles`` [token, pair] and one length give the candidate's numbers."""
+        turn = torch.polar(torch.ones_like(angles), angles).unsqueeze(1)
+        return self.after.shows(self._by_angles(turn, self.dims, False))
+
     def turns(self, dims: int, neighbours: bool = False) -> bool:
         """Say whether the candidate turned its first ``dims`` channels by any one angle a pair.
 
@@ -44,8 +56,7 @@ class Turning:
 
     def _by_angles(self, turn: torch.Tensor, dims: int, neighbours: bool) -> torch.Tensor:
         """Return the candidate's heads, turned by the angles of ``turn`` and of its own length."""
-        unit = turn / turn.abs().clamp_min(1e-300)
-        made = _turned(self.before.candidate, unit, dims, neighbours)
+        made = _turned(self.before.candidate, _unit(turn), dims, neighbours)
         factor = best_factor(made[..., :dims], self.after.candidate[..., :dims])
         return torch.cat([factor * made[..., :dims], made[..., dims:]], -1)
 
@@ -80,6 +91,11 @@ def _turn(before: torch.Tensor, after: torch.Tensor, dims: int, neighbours: bool
     """Return the complex factor [token, 1, pair] that turns heads [token, head, channel] best."""
     pairs = [_pairs(each[..., :dims], neighbours) for each in (before, after)]
     return (pairs[0].conj() * pairs[1]).sum(1, True) / pairs[0].abs().square().sum(1, True)
+
+
+def _unit(turn: torch.Tensor) -> torch.Tensor:
+    """Return complex numbers, each of length 1."""
+    return turn / turn.abs().clamp_min(1e-300)
 
 
 def turned_by(before: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:

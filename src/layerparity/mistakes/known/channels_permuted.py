@@ -11,6 +11,8 @@ _ENDS = (":out", ":logits", ":context", "_rotated")
 # Fewer tokens cannot tell channels apart; of more channels, all pairs are too many.
 _TOKENS, _MOST = 8, 8192
 _NAMED = 4
+# What a rotary embedding turns, and norms on the way to it.
+_TURNED = ("q_proj:out", "k_proj:out", "q_norm:out", "k_norm:out", "q_b_proj:out", "_rotated")
 
 
 class ChannelsPermuted:
@@ -33,6 +35,8 @@ class ChannelsPermuted:
         named = [f"{at} holds {place}" for at, place in list(moved.items())[:_NAMED]]
         more = f" and {len(moved) - _NAMED} more" if len(moved) > _NAMED else ""
         text = f"{what}s stand in another order: {what} {', '.join(named)}{more}"
+        if evidence.local.endswith(_TURNED):
+            text += _pairing(places, width, evidence.fact("rotary_dim", width))
         reasons = [f"all {len(wrong)} wrong channels are other ones of the golden's, to rounding"]
         return Cause("channels_permuted", 0.95, text, reasons, grade=SHOWN)
 
@@ -65,6 +69,26 @@ def _heads(places: list[int], width: int) -> list[int] | None:
     heads = [places[start] // width for start in range(0, len(places), width)]
     whole = [head * width + at for head in heads for at in range(width)]
     return heads if whole == places else None
+
+
+def _pairing(places: list[int], width: int, turned: int) -> str:
+    """Return that the channels of each head went from neighbours to halves, or back; or nothing.
+
+    A rotary embedding turns the first ``turned`` of a head's ``width`` channels in pairs: channel i
+    with its neighbour, or with the one half of them away.
+    """
+    if not width or len(places) % width or not 4 <= turned <= width:
+        return ""
+    order = [*range(0, turned, 2), *range(1, turned, 2)]
+    back = sorted(range(turned), key=order.__getitem__)
+    rest, starts = [*range(turned, width)], range(0, len(places), width)
+    ways = ([start + at for start in starts for at in way + rest] for way in (order, back))
+    if places not in ways:
+        return ""
+    return (
+        ": the order of interleaved against half-split rotary pairs, as when a converter permutes "
+        "the rows of q_proj and k_proj once too often, or not at all"
+    )
 
 
 RULE = ChannelsPermuted()

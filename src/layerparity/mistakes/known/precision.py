@@ -9,6 +9,7 @@ import torch
 from layerparity.ground.numeral import numeral, percent
 from layerparity.mistakes.block import CHOICES, LOGITS, WEIGHTS
 from layerparity.mistakes.cause import HINTS, SHOWN, Cause, Evidence
+from layerparity.mistakes.kernels import core_of
 from layerparity.mistakes.norms import norm_check, one_factor_a_row
 from layerparity.mistakes.routers import GATES, SCORES, routing_of
 from layerparity.mistakes.shape import factor_share, spread
@@ -22,6 +23,8 @@ _NARROW = (torch.float8_e5m2, torch.float8_e4m3fn, torch.bfloat16, torch.float16
 _COARSE, _LEAST = 2.0**-6, 2.0**-12
 # Fewer numbers are no computation that was rounded.
 _VARIED = 32
+# What a hypothesis may leave of an error, where some roundings go the other way.
+_EXPLAINED = 0.1
 # Tokens beyond this many times the median are no even rounding.
 _UNEVEN = 8.0
 
@@ -36,7 +39,8 @@ class Precision:
             text = f"a part is computed in, or rounded to, a narrower type: {narrow}"
             reasons = [f"every number of the candidate is one of {narrow}, and the golden's not"]
             return Cause("precision", 0.95, text, reasons, grade=SHOWN)
-        return _coarse_norm(evidence) or _coarse_router(evidence) or _unstructured(evidence)
+        coarse = (_coarse_norm, _coarse_router, _coarse_attention, _unstructured)
+        return next(filter(None, (each(evidence) for each in coarse)), None)
 
 
 def _narrower(evidence: Evidence) -> str:
@@ -101,6 +105,34 @@ def _coarse_router(evidence: Evidence) -> Cause | None:
             reasons = [f"{name} of its own logits, divided in {kind}, gives its weights"]
             return Cause("precision", 0.9, text, reasons, grade=SHOWN)
     return None
+
+
+def _coarse_attention(evidence: Evidence) -> Cause | None:
+    """Return the cause where scores or shares that are rounded to a narrow type give the context.
+
+    A number between two neighbours of that type may go either way, so that a little is left.
+    """
+    core = core_of(evidence)
+    if core is None:
+        return None
+    apart = max(float((core.context.candidate - core.context.golden).norm()), 1e-300)
+    kinds = [each for each in _NARROW if torch.finfo(each).eps > core.context.step]
+    left = sorted(
+        (float((core.context.candidate - made).norm()) / apart, str(kind), what)
+        for kind in kinds
+        for what, made in core.narrowed(kind)
+    )
+    if not left or left[0][0] > _EXPLAINED:
+        return None
+    kind = left[0][1].removeprefix("torch.")
+    others = [each for each in left if each[1] == left[0][1] and each[0] <= 3 * _EXPLAINED]
+    what = left[0][2] if len(others) == 1 else "a part of it"
+    text = f"attention is computed in a narrower type: {what} in {kind}"
+    reasons = [
+        f"attention of its own queries, keys and values, {what} rounded to {kind}, gives its "
+        f"numbers but for {percent(left[0][0])} of the error"
+    ]
+    return Cause("precision", 0.95, text, reasons, grade=SHOWN)
 
 
 def _unstructured(evidence: Evidence) -> Cause | None:

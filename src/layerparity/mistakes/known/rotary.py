@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from layerparity.ground.numeral import numeral
+from layerparity.mistakes.angles import which_angles
 from layerparity.mistakes.cause import HINTS, SHOWN, SIGNS, Cause, Evidence
 from layerparity.mistakes.shape import median, trend
 from layerparity.mistakes.turning import same_angles, turning_of
@@ -39,6 +40,8 @@ class Rotary:
             seen.append("the golden turns nothing there, and angles give the candidate's numbers")
         elif turning.turns(turning.dims):
             seen.append("other angles in the same pairs give its numbers to rounding")
+            which = which_angles(turning, evidence.tokens.position, evidence.facts)
+            text = f"rotary embedding is wrong: {which}" if which else text
         elif turning.turns(turning.dims, neighbours=True):
             text = "rotary embedding pairs neighbouring channels, where the model pairs halves"
             seen.append("angles in pairs of neighbours give its numbers to rounding")

@@ -55,6 +55,7 @@ def foreseen_cores(draw: Random, block: nn.Module) -> Iterator[Mutation]:
         yield _core(f"loses head {head}", _head_times(head, 0.0), ("one_head",))
     yield _core("reads its cache a slot late in decoding", _late_slot, ("decode_cache",), _decodes)
     yield _core("reads no newest key in decoding", _no_newest, ("decode_cache",), _decodes)
+    yield _core("rounds what it reads to bfloat16", _rounded, ("precision",), _in_float32)
 
 
 def strange_cores(draw: Random, block: nn.Module) -> Iterator[Mutation]:
@@ -96,6 +97,10 @@ def shares_keys(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
 
 def _decodes(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
     return "" if phase == DECODE else "a prefill is right"
+
+
+def _in_float32(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
+    return "" if dtype == torch.float32 else "what it reads is of a narrow type as it is"
 
 
 def has_cap(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
@@ -140,6 +145,14 @@ def _next_values(usual: Attend) -> Attend:
     return lambda module, query, key, value, *rest, **named: usual(
         module, query, key, value.roll(1, 1), *rest, **named
     )
+
+
+def _rounded(usual: Attend) -> Attend:
+    def attend(module: Any, *args: Any, **named: Any) -> Any:
+        coarse = (each.bfloat16().to(each.dtype) for each in args[:3])
+        return usual(module, *coarse, *args[3:], **named)
+
+    return attend
 
 
 def scaled(factor: float) -> Callable[[Attend], Attend]:

@@ -1,0 +1,87 @@
+"""Which angles a rotation has: its base, its scaling, or none at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from layerparity.ground.numeral import numeral
+from layerparity.mistakes.turning import Turning
+
+# Ratios that are apart by less are one.
+_ALIKE = 1e-3
+
+
+def which_angles(turning: Turning, positions: Sequence[int], facts: Mapping[str, str]) -> str:
+    """Return what the candidate's angles are, where that gives its numbers; or nothing.
+
+    ``positions`` are those of the tokens. Angles are position times a rate a pair:
+    rate = theta^(-2 pair / dims) (Su et al., RoFormer, 2021), scaled or not.
+    """
+    at = torch.tensor(positions, dtype=torch.float64)
+    golden, own = turning.units
+    if len(at) != len(own) or len(at.unique()) < 2:
+        return ""
+    if turning.by(torch.zeros_like(own.real)):
+        return "nothing is turned, or by position 0 alone"
+    was, is_now = _rates(golden, at), _rates(own, at)
+    if was is None or is_now is None or not turning.by(at[:, None] * is_now):
+        return ""
+    factor = float((was * is_now).sum() / (was * was).sum())
+    if turning.by(at[:, None] * factor * was):
+        if abs(factor + 1) < _ALIKE:
+            return "pairs are turned the other way round: the sine's sign"
+        words = f"every angle is {numeral(factor, 4)} times the golden's"
+        return f"{words}, as positions are by a linear scaling"
+    return _base(turning, at, is_now, facts) or _by_range(is_now / was)
+
+
+def _rates(units: torch.Tensor, at: torch.Tensor) -> torch.Tensor | None:
+    """Return the angle a position of each pair, in radians, from complex units [token, pair].
+
+    None where no token follows on another.
+    """
+    next_one = at[1:] - at[:-1] == 1
+    if not bool(next_one.any()):
+        return None
+    rough = (units[1:] * units[:-1].conj())[next_one].sum(0).angle()
+    left = (units * torch.polar(torch.ones_like(units.real), -at[:, None] * rough)).angle()
+    return rough + (at[:, None] * left).sum(0) / at.square().sum()
+
+
+def _base(turning: Turning, at: torch.Tensor, rates: torch.Tensor, facts: Mapping[str, str]) -> str:
+    """Return the base that rates [pair] are made of alone; or nothing."""
+    powers = torch.arange(len(rates), dtype=torch.float64) / len(rates)
+    if not bool((rates > 0).all()):
+        return ""
+    theta = float((-(powers * rates.log()).sum() / powers.square().sum()).exp())
+    # A number that was typed, where it gives the same.
+    for base in (float(f"{theta:.{digits}g}") for digits in range(1, 6)):
+        if turning.by(at[:, None] * base**-powers):
+            break
+    else:
+        return ""
+    asked = facts.get("rope_theta", "")
+    words = f"rope_theta is {base:g}" + (
+        f", where the model's is {float(asked):g}" if asked else ""
+    )
+    head = facts.get("head_dim", "")
+    if asked and head.isdigit() and int(head) != turning.dims:
+        over = float(asked) ** (turning.dims / int(head))
+        if abs(over / base - 1) < _ALIKE:
+            words += f" (the same as exponents over head_dim, {head}, in place of {turning.dims})"
+    return words
+
+
+def _by_range(ratios: torch.Tensor) -> str:
+    """Return that the slow pairs alone are slower or faster; or nothing."""
+    falls = bool((ratios.diff() <= _ALIKE).all()) or bool((ratios.diff() >= -_ALIKE).all())
+    slow = float(ratios[-1])
+    if not falls or abs(float(ratios[0]) - 1) > _ALIKE or abs(slow - 1) <= _ALIKE:
+        return ""
+    return (
+        f"the fast pairs turn as the golden's, the slowest {numeral(slow, 4)} times as fast, "
+        "as by a rope scaling by ranges (llama3, YaRN, longrope) that the golden has not, "
+        "or has with other numbers"
+    )
