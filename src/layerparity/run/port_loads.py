@@ -103,8 +103,7 @@ def now() -> PortLoads | None:
             # What was noted when it was opened is what was read, whatever is there by now.
             if place not in _noted.loaded.files:
                 _noted.loaded.files[place] = _mark(place)
-    tops = frozenset(name.partition(".")[0] for name in sys.modules)
-    _noted.loaded.libraries.update(_libraries(tops))
+    _note_libraries()
     # A port's threads may go on.
     return PortLoads(
         **{each.name: dict(getattr(_noted.loaded, each.name)) for each in fields(PortLoads)}
@@ -261,18 +260,27 @@ def _asked(finder: Any, full: str, place: Any) -> Any:
         return finder.find_spec(full, place)
 
 
+def _note_libraries() -> None:
+    """Note the distributions of what was imported, and Python, each as `_library` says."""
+    held = _distributions(tuple(sys.path))
+    tops = {name.partition(".")[0] for name in sys.modules}
+    names = {_PYTHON}.union(*(held.get(top, ()) for top in tops))
+    # What is imported stays, whatever is installed by now.
+    for name in names - {*_noted.loaded.libraries}:
+        _noted.loaded.libraries[name] = _library(name)
+
+
 @cache
-def _libraries(tops: frozenset[str]) -> dict[str, str]:
-    """Return the distributions that hold these packages, and Python, each as `_library` says."""
-    found = {_PYTHON: _library(_PYTHON)}
-    for each in metadata.distributions():
+def _distributions(path: tuple[str, ...]) -> dict[str, set[str]]:
+    """Return the names of the distributions on a search path that hold each top-level package."""
+    held: dict[str, set[str]] = {}
+    for each in metadata.distributions(path=[*path]):
         lines = (each.read_text("RECORD") or "").splitlines()
         # What has no metadata has no name.
-        if each.name and tops & {
-            line.partition("/")[0].partition(",")[0].partition(".")[0] for line in lines
-        }:
-            found[each.name] = _library(each.name)
-    return found
+        for top in {line.split("/", 1)[0].split(",", 1)[0].split(".", 1)[0] for line in lines}:
+            if each.name:
+                held.setdefault(top, set()).add(each.name)
+    return held
 
 
 def _library(name: str) -> str:
